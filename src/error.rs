@@ -1,0 +1,135 @@
+//! The one error type of the crate.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+
+/// What a fallible call of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call failed: a stable [`ErrorKind`], a message that says what to do, and the cause.
+///
+/// No message, `Debug` output or cause ever contains a credential.
+#[derive(Clone)]
+pub struct Error {
+    kind: ErrorKind,
+    message: Box<str>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+/// The kinds of [`Error`], for code that must tell them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A name, id, duration, URL or option that is not allowed; nothing was done.
+    InvalidInput,
+    /// The URL names a backend whose Cargo feature is off.
+    FeatureDisabled,
+    /// Another live service or locker of this process contends for the same mutex under the same id.
+    DuplicateContender,
+    /// The call does not fit the present state, such as starting a running service.
+    InvalidState,
+    /// The backend cannot be reached, or the connection broke; the outcome may be unknown.
+    Unreachable,
+    /// The backend, or a peer in this process, did not answer in time; the outcome may be unknown.
+    Timeout,
+    /// The backend answers, but cannot serve now: loading, failing over, read-only, too many connections.
+    Unavailable,
+    /// The backend refuses us: wrong password, missing privilege. Waiting does not mend it.
+    Denied,
+    /// The backend is not set up for us: missing table, wrong server version. Waiting does not mend it.
+    Misconfigured,
+    /// The backend answered something we do not understand.
+    Protocol,
+    /// Somebody else holds the lock.
+    Held,
+    /// This thread already holds the lock it asks for.
+    Reentrant,
+    /// Ownership ended before the call could do its work.
+    Lost,
+    /// A semaphore has not enough free permits.
+    Exhausted,
+    /// No such mutex row, semaphore or request.
+    NotFound,
+    /// The request contradicts an earlier one with the same external id.
+    Conflict,
+    /// The factory belongs to the parent process: connect again after a `fork`.
+    Forked,
+    /// The factory, session or service was closed.
+    Closed,
+}
+
+impl Error {
+    /// An error of `kind`; for backends, which live outside the model but speak its errors.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
+        Error {
+            kind,
+            message: message.into().into_boxed_str(),
+            source: None,
+        }
+    }
+
+    /// The same error with its cause. The caller vouches that the cause shows no credential.
+    #[must_use]
+    pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Error {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// The same error, its message led by `what`, such as the mutex it is about.
+    #[must_use]
+    pub fn context(mut self, what: impl fmt::Display) -> Error {
+        self.message = format!("{what}: {}", self.message).into_boxed_str();
+        self
+    }
+
+    /// What kind of trouble this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Whether the same call may succeed later without anybody changing anything.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self.kind,
+            ErrorKind::Unreachable
+                | ErrorKind::Timeout
+                | ErrorKind::Unavailable
+                | ErrorKind::Held
+                | ErrorKind::Lost
+                | ErrorKind::Exhausted
+        )
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::InvalidInput, message)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Error");
+        out.field("kind", &self.kind)
+            .field("message", &self.message);
+        if let Some(source) = &self.source {
+            out.field("source", &source.to_string());
+        }
+        out.finish()
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source
+            .as_ref()
+            .map(|source| &**source as &(dyn StdError + 'static))
+    }
+}

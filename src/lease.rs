@@ -1,0 +1,146 @@
+//! How long an owner may believe, and how long nobody else may own.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// The two durations of every ownership.
+///
+/// `ttl` is how long an owner may believe it owns without a renewal. `transition` is the time after
+/// it in which nobody else can acquire: the owner winds its work down in it. The backend keeps the
+/// mutex for the sum of both.
+///
+/// ```
+/// use contend::Lease;
+/// use std::time::Duration;
+///
+/// let lease = Lease::new(Duration::from_secs(10), Duration::from_secs(6))?;
+/// assert_eq!(lease, Lease::default());
+/// assert_eq!(lease.total(), Duration::from_secs(16));
+/// assert!(Lease::new(Duration::ZERO, Duration::from_secs(6)).is_err());
+/// # Ok::<(), contend::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    ttl: Duration,
+    transition: Duration,
+}
+
+impl Lease {
+    /// The shortest belief in which a renewal, with its retries, has room.
+    pub const MIN_BELIEF: Duration = Duration::from_millis(20);
+
+    /// The longest sum of ttl and transition: far beyond use, and safe in every backend's arithmetic.
+    pub const MAX_TOTAL: Duration = Duration::from_secs(366 * 24 * 3600);
+
+    /// A lease of `ttl` and `transition`.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a ttl of zero or too small to renew in, and for a sum beyond
+    /// [`Lease::MAX_TOTAL`]. Backends count whole milliseconds: a finer value is refused too.
+    pub fn new(ttl: Duration, transition: Duration) -> Result<Lease> {
+        let lease = Lease { ttl, transition };
+        let total = ttl.checked_add(transition).unwrap_or(Duration::MAX);
+        if total > Lease::MAX_TOTAL {
+            return Err(Error::invalid(format!(
+                "ttl {ttl:?} + transition {transition:?} is too long; the sum may be at most 366 days"
+            )));
+        }
+        if ttl.subsec_nanos() % 1_000_000 != 0 || transition.subsec_nanos() % 1_000_000 != 0 {
+            return Err(Error::invalid(format!(
+                "ttl {ttl:?} and transition {transition:?} must be whole milliseconds"
+            )));
+        }
+        if lease.belief() < Lease::MIN_BELIEF {
+            return Err(Error::invalid(format!(
+                "ttl {ttl:?} is too small to renew in; at least {:?} must be left after the allowance \
+                 for clock drift that exceeds the transition ({:?})",
+                Lease::MIN_BELIEF,
+                lease.drift_beyond_transition(),
+            )));
+        }
+        Ok(lease)
+    }
+
+    /// How long an owner may believe without a renewal.
+    #[must_use]
+    pub fn ttl(self) -> Duration {
+        self.ttl
+    }
+
+    /// How long after the ttl nobody else can acquire.
+    #[must_use]
+    pub fn transition(self) -> Duration {
+        self.transition
+    }
+
+    /// `ttl + transition`: how long the backend keeps the mutex for its owner.
+    #[must_use]
+    pub fn total(self) -> Duration {
+        self.ttl + self.transition
+    }
+
+    /// How long after the *send* of the granting request the owner may believe: the ttl, less what
+    /// clock drift could eat beyond the transition.
+    #[must_use]
+    pub fn belief(self) -> Duration {
+        self.ttl.saturating_sub(self.drift_beyond_transition())
+    }
+
+    /// The most that one call to the backend may take, from asking for a connection to the reply:
+    /// a quarter of the ttl, so that no single call eats the lease.
+    #[must_use]
+    pub fn call_budget(self) -> Duration {
+        self.ttl / 4
+    }
+
+    /// Two clocks may drift apart by 1% of the lease and 5 ms. A transition absorbs that; a short
+    /// one absorbs only a part.
+    fn drift_beyond_transition(self) -> Duration {
+        let total = self.ttl.saturating_add(self.transition);
+        let allowance = total / 100 + Duration::from_millis(5);
+        allowance.saturating_sub(self.transition)
+    }
+}
+
+impl Default for Lease {
+    /// ttl 10 s, transition 6 s.
+    fn default() -> Lease {
+        Lease {
+            ttl: Duration::from_secs(10),
+            transition: Duration::from_secs(6),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_long_transition_absorbs_drift_and_a_short_one_does_not() {
+        assert_eq!(Lease::default().belief(), Duration::from_secs(10));
+        // 1% of 10 s + 5 ms = 105 ms of drift; without a transition the belief pays for all of it.
+        assert_eq!(Lease::new(ms(10_000), ms(0)).unwrap().belief(), ms(9_895));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused() {
+        for (ttl, transition) in [
+            (ms(0), ms(6000)),
+            (ms(19), ms(1000)),
+            (ms(20), ms(0)),
+            (Duration::MAX, ms(1)),
+            (ms(1000), Duration::MAX),
+            (Duration::from_micros(1_000_500), ms(0)),
+        ] {
+            let error = Lease::new(ttl, transition).unwrap_err();
+            assert_eq!(error.kind(), crate::ErrorKind::InvalidInput, "{ttl:?}");
+        }
+        assert!(Lease::new(ms(20), ms(100)).is_ok());
+    }
+}

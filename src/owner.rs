@@ -1,0 +1,245 @@
+//! `MutexOwner`: who owned a mutex, and until when, at the moment of looking.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::clock::Moment;
+
+/// An immutable snapshot of the ownership of one mutex.
+///
+/// All times are epoch milliseconds on the *backend's* clock. The predicates without a `now` carry
+/// that clock forward from the moment of looking with the local boot-time clock; the local wall
+/// clock is never read. Those with `_at` take the backend's time as an argument.
+///
+/// ```
+/// use contend::MutexOwner;
+///
+/// assert!(!MutexOwner::NONE.has_owner());
+///
+/// let owner = MutexOwner::new("a", 1_000, 11_000, 17_000, 42);
+/// assert!(owner.is_in_ttl_of_at("a", 10_999));
+/// assert!(!owner.is_in_ttl_at(11_000));
+/// assert!(owner.is_in_transition_at(17_000));
+/// assert!(!owner.has_owner_at(17_001));
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct MutexOwner {
+    /// `None` where nobody owns, so that `NONE` can be a constant.
+    id: Option<Arc<str>>,
+    acquired_at: u64,
+    ttl_at: u64,
+    transition_at: u64,
+    fence: u64,
+    observed: Option<Observed>,
+}
+
+/// When a snapshot was taken, on both clocks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Observed {
+    backend_ms: u64,
+    local: Moment,
+}
+
+impl MutexOwner {
+    /// Nobody.
+    pub const NONE: MutexOwner = MutexOwner {
+        id: None,
+        acquired_at: 0,
+        ttl_at: 0,
+        transition_at: 0,
+        fence: 0,
+        observed: None,
+    };
+
+    /// A snapshot. Without [`observed_at`](MutexOwner::observed_at), the predicates without a `now`
+    /// take the moment of acquisition for the present.
+    #[must_use]
+    pub fn new(
+        owner_id: impl Into<Arc<str>>,
+        acquired_at: u64,
+        ttl_at: u64,
+        transition_at: u64,
+        fence: u64,
+    ) -> MutexOwner {
+        let id: Arc<str> = owner_id.into();
+        MutexOwner {
+            id: (!id.is_empty()).then_some(id),
+            acquired_at,
+            ttl_at,
+            transition_at,
+            fence,
+            observed: None,
+        }
+    }
+
+    /// The same snapshot, taken when the backend's clock showed `backend_ms` and the local one `local`.
+    #[must_use]
+    pub fn observed_at(mut self, backend_ms: u64, local: Moment) -> MutexOwner {
+        self.observed = Some(Observed { backend_ms, local });
+        self
+    }
+
+    /// The owner's contender id; empty where nobody owns.
+    #[must_use]
+    pub fn owner_id(&self) -> &str {
+        self.id.as_deref().unwrap_or("")
+    }
+
+    /// When the mutex was acquired.
+    #[must_use]
+    pub fn acquired_at(&self) -> u64 {
+        self.acquired_at
+    }
+
+    /// When the owner's ttl ends unless it is renewed.
+    #[must_use]
+    pub fn ttl_at(&self) -> u64 {
+        self.ttl_at
+    }
+
+    /// Until when nobody else can acquire.
+    #[must_use]
+    pub fn transition_at(&self) -> u64 {
+        self.transition_at
+    }
+
+    /// The fence of this ownership: larger than that of every earlier one of the same mutex.
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// The backend's clock now: as read with this snapshot, carried forward by the local boot-time clock.
+    #[must_use]
+    pub fn backend_now(&self) -> u64 {
+        match self.observed {
+            Some(observed) => {
+                let since = (Moment::now() - observed.local).as_millis();
+                observed
+                    .backend_ms
+                    .saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
+            }
+            None => self.acquired_at,
+        }
+    }
+
+    /// The backend's clock when this snapshot was taken.
+    #[must_use]
+    pub fn observed_ms(&self) -> Option<u64> {
+        self.observed.map(|observed| observed.backend_ms)
+    }
+
+    /// Whether the ttl runs still.
+    #[must_use]
+    pub fn is_in_ttl(&self) -> bool {
+        self.is_in_ttl_at(self.backend_now())
+    }
+
+    /// Whether the ttl runs still at `now_ms`.
+    #[must_use]
+    pub fn is_in_ttl_at(&self, now_ms: u64) -> bool {
+        self.ttl_at > now_ms
+    }
+
+    /// Whether the ttl or the transition runs still.
+    #[must_use]
+    pub fn is_in_transition(&self) -> bool {
+        self.is_in_transition_at(self.backend_now())
+    }
+
+    /// Whether the ttl or the transition runs still at `now_ms`.
+    #[must_use]
+    pub fn is_in_transition_at(&self, now_ms: u64) -> bool {
+        self.id.is_some() && self.transition_at >= now_ms
+    }
+
+    /// Whether somebody owns: the transition counts as owned.
+    #[must_use]
+    pub fn has_owner(&self) -> bool {
+        self.is_in_transition()
+    }
+
+    /// Whether somebody owns at `now_ms`.
+    #[must_use]
+    pub fn has_owner_at(&self, now_ms: u64) -> bool {
+        self.is_in_transition_at(now_ms)
+    }
+
+    /// Whether `id` is named as owner, its lease run out or not.
+    #[must_use]
+    pub fn is_owner(&self, id: &str) -> bool {
+        self.id.as_deref() == Some(id)
+    }
+
+    /// Whether `id` is the owner and its ttl runs still.
+    #[must_use]
+    pub fn is_in_ttl_of(&self, id: &str) -> bool {
+        self.is_owner(id) && self.is_in_ttl()
+    }
+
+    /// Whether `id` is the owner and its ttl runs still at `now_ms`.
+    #[must_use]
+    pub fn is_in_ttl_of_at(&self, id: &str, now_ms: u64) -> bool {
+        self.is_owner(id) && self.is_in_ttl_at(now_ms)
+    }
+
+    /// Whether `id` is the owner and its ttl or transition runs still.
+    #[must_use]
+    pub fn is_in_transition_of(&self, id: &str) -> bool {
+        self.is_owner(id) && self.is_in_transition()
+    }
+
+    /// Whether `id` is the owner and its ttl or transition runs still at `now_ms`.
+    #[must_use]
+    pub fn is_in_transition_of_at(&self, id: &str, now_ms: u64) -> bool {
+        self.is_owner(id) && self.is_in_transition_at(now_ms)
+    }
+}
+
+impl Default for MutexOwner {
+    fn default() -> MutexOwner {
+        MutexOwner::NONE
+    }
+}
+
+impl fmt::Debug for MutexOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.id.is_none() {
+            return f.write_str("MutexOwner::NONE");
+        }
+        f.debug_struct("MutexOwner")
+            .field("owner_id", &self.owner_id())
+            .field("acquired_at", &self.acquired_at)
+            .field("ttl_at", &self.ttl_at)
+            .field("transition_at", &self.transition_at)
+            .field("fence", &self.fence)
+            .field("observed_ms", &self.observed_ms())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn time_goes_on_from_the_moment_of_looking_on_the_boot_clock() {
+        let looked = Moment::now() - Duration::from_secs(5);
+        let owner = MutexOwner::new("a", 0, 10_000, 16_000, 1).observed_at(6_000, looked);
+        // 6 s on the backend's clock when looked at, 5 s ago: now 11 s.
+        assert!((11_000..12_000).contains(&owner.backend_now()));
+        assert!(!owner.is_in_ttl());
+        assert!(owner.is_in_transition_of("a"));
+        assert!(!owner.is_in_transition_of("b"));
+    }
+
+    #[test]
+    fn the_edges_are_those_of_the_seeds() {
+        let owner = MutexOwner::new("a", 0, 10, 16, 1);
+        assert!(owner.is_in_ttl_at(9) && !owner.is_in_ttl_at(10));
+        assert!(owner.is_in_transition_at(16) && !owner.is_in_transition_at(17));
+        assert!(!MutexOwner::NONE.has_owner_at(0));
+        assert!(!MutexOwner::NONE.is_owner(""));
+    }
+}

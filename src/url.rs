@@ -1,0 +1,274 @@
+//! Backend URLs: `scheme://user:password@host:port,host:port/path?key=value`.
+//!
+//! Our own reader, because the common crates know neither several hosts nor how to keep a password
+//! out of their errors and `Debug` output.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::duration::parse_duration;
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+
+/// A URL taken apart. Its `Debug` and `Display` show no credential.
+#[derive(Clone)]
+pub(crate) struct Url {
+    pub(crate) scheme: String,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    /// As written: `host` or `host:port` or `[v6]:port`, one per comma.
+    pub(crate) hosts: Vec<String>,
+    /// Percent-decoded, without the leading slash.
+    pub(crate) path: String,
+    parameters: Vec<(String, String)>,
+}
+
+impl Url {
+    pub(crate) fn parse(text: &str) -> Result<Url> {
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| {
+            // A text without "://" may be anything, a password too: do not repeat it.
+            Error::invalid("a backend URL looks like scheme://host:port/path?key=value")
+        })?;
+        let (rest, query) = match rest.split_once('?') {
+            Some((rest, query)) => (rest, Some(query)),
+            None => (rest, None),
+        };
+        // The last '@' before the path: a password may contain one, a host may not.
+        let authority_end = rest
+            .find('@')
+            .map_or_else(
+                || rest.find('/'),
+                |_| {
+                    let at = rest.rfind('@').unwrap_or(0);
+                    rest[at..].find('/').map(|slash| at + slash)
+                },
+            )
+            .unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(authority_end);
+        let (credentials, hosts) = match authority.rsplit_once('@') {
+            Some((credentials, hosts)) => (Some(credentials), hosts),
+            None => (None, authority),
+        };
+        let (user, password) = match credentials {
+            None => (None, None),
+            Some(credentials) => {
+                let (user, password) = match credentials.split_once(':') {
+                    Some((user, password)) => (user, Some(decode(password)?)),
+                    None => (credentials, None),
+                };
+                (
+                    Some(decode(user)?).filter(|user| !user.is_empty()),
+                    password,
+                )
+            }
+        };
+        let parameters = query
+            .unwrap_or("")
+            .split('&')
+            .filter(|pair| !pair.is_empty())
+            .map(|pair| {
+                let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+                Ok((decode(key)?, decode(value)?))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let url = Url {
+            scheme: scheme.to_ascii_lowercase(),
+            user,
+            password,
+            hosts: hosts
+                .split(',')
+                .filter(|host| !host.is_empty())
+                .map(str::to_owned)
+                .collect(),
+            path: decode(path.strip_prefix('/').unwrap_or(path))?,
+            parameters,
+        };
+        for (index, (key, _)) in url.parameters.iter().enumerate() {
+            if url.parameters[..index]
+                .iter()
+                .any(|(other, _)| other == key)
+            {
+                return Err(Error::invalid(format!(
+                    "URL parameter {key:?} stands twice"
+                )));
+            }
+        }
+        Ok(url)
+    }
+
+    /// The hosts as (host, port), brackets of a v6 address taken off.
+    pub(crate) fn addresses(&self, default_port: u16) -> Result<Vec<(String, u16)>> {
+        self.hosts
+            .iter()
+            .map(|host| address(host, default_port))
+            .collect()
+    }
+
+    /// Refuses parameters that `known` does not list, and lists those that it does.
+    pub(crate) fn expect_parameters(&self, known: &[&str]) -> Result<()> {
+        for (key, _) in &self.parameters {
+            if !known.contains(&key.as_str()) {
+                return Err(Error::invalid(format!(
+                    "unknown parameter {key:?} in a {}:// URL; known are: {}",
+                    self.scheme,
+                    if known.is_empty() {
+                        "none".to_owned()
+                    } else {
+                        known.join(", ")
+                    },
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameter as text.
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
+        self.parameters
+            .iter()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// The parameter as a duration such as `2s`.
+    pub(crate) fn duration(&self, key: &str) -> Result<Option<Duration>> {
+        self.text(key)
+            .map(|text| {
+                parse_duration(text).map_err(|error| error.context(format!("URL parameter {key}")))
+            })
+            .transpose()
+    }
+
+    /// The lease that the parameters `ttl` and `transition` ask for.
+    pub(crate) fn lease(&self) -> Result<Lease> {
+        let default = Lease::default();
+        Lease::new(
+            self.duration("ttl")?.unwrap_or(default.ttl()),
+            self.duration("transition")?.unwrap_or(default.transition()),
+        )
+    }
+
+    /// The parameter as a number, `true` or `false`, or whatever else `T` reads.
+    pub(crate) fn value<T: FromStr>(&self, key: &str) -> Result<Option<T>> {
+        self.text(key)
+            .map(|text| {
+                text.parse().map_err(|_| {
+                    Error::invalid(format!("URL parameter {key}: {text:?} is not understood"))
+                })
+            })
+            .transpose()
+    }
+}
+
+/// Without credentials and parameters: enough to know the place by.
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme, self.hosts.join(","))?;
+        if !self.path.is_empty() {
+            write!(f, "/{}", self.path)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn address(host: &str, default_port: u16) -> Result<(String, u16)> {
+    let bad = || Error::invalid(format!("{host:?} is not a host or host:port"));
+    let (name, port) = if let Some(rest) = host.strip_prefix('[') {
+        let (name, port) = rest.split_once(']').ok_or_else(bad)?;
+        (
+            name,
+            port.strip_prefix(':').or((port.is_empty()).then_some("")),
+        )
+    } else {
+        match host.split_once(':') {
+            Some((name, port)) => (name, Some(port)),
+            None => (host, Some("")),
+        }
+    };
+    let port = match port.ok_or_else(bad)? {
+        "" => default_port,
+        port => port.parse().map_err(|_| bad())?,
+    };
+    if name.is_empty() || name.contains(char::is_whitespace) {
+        return Err(bad());
+    }
+    Ok((name.to_owned(), port))
+}
+
+fn decode(text: &str) -> Result<String> {
+    // The text may be a password: the error must not show it.
+    let bad = || Error::invalid("a % in a URL must be followed by two hex digits of UTF-8 text");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let (Some(hex), Some(tail)) = (rest.get(..2), rest.get(2..)) else {
+            return Err(bad());
+        };
+        let hex = std::str::from_utf8(hex).map_err(|_| bad())?;
+        bytes.push(u8::from_str_radix(hex, 16).map_err(|_| bad())?);
+        rest = tail;
+    }
+    String::from_utf8(bytes).map_err(|_| bad())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_found() {
+        let url = Url::parse("redis+cluster://us%40er:p%3A@ss@h1:1,h2,[::1]:3/simba/x?ttl=2s&n=7")
+            .unwrap();
+        assert_eq!(url.scheme, "redis+cluster");
+        assert_eq!(url.user.as_deref(), Some("us@er"));
+        assert_eq!(url.password.as_deref(), Some("p:@ss"));
+        assert_eq!(
+            url.addresses(9).unwrap(),
+            [("h1".into(), 1), ("h2".into(), 9), ("::1".into(), 3)]
+        );
+        assert_eq!(url.path, "simba/x");
+        assert_eq!(url.duration("ttl").unwrap(), Some(Duration::from_secs(2)));
+        assert_eq!(url.value::<u32>("n").unwrap(), Some(7));
+        assert!(url.expect_parameters(&["ttl", "n"]).is_ok());
+    }
+
+    #[test]
+    fn a_password_never_shows() {
+        let url = Url::parse("mysql://root:s3cret@db/x?ttl=2s").unwrap();
+        assert_eq!(format!("{url:?} {url}"), "mysql://db/x mysql://db/x");
+        for text in [
+            "s3cret",
+            "mysql://root:s3%ret@db/x",
+            "mysql://root:s3cret@db:port/",
+        ] {
+            let error = Url::parse(text)
+                .and_then(|url| url.addresses(1))
+                .unwrap_err();
+            assert!(!format!("{error:?}").contains("s3"), "{error}");
+        }
+    }
+
+    #[test]
+    fn unknown_and_repeated_parameters_are_errors_that_say_so() {
+        let url = Url::parse("memory://?tll=2s").unwrap();
+        assert_eq!(
+            url.expect_parameters(&["ttl", "transition"])
+                .unwrap_err()
+                .to_string(),
+            "unknown parameter \"tll\" in a memory:// URL; known are: ttl, transition"
+        );
+        assert!(Url::parse("memory://?a=1&a=2").is_err());
+    }
+}
