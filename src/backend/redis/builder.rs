@@ -32,7 +32,8 @@ const PARAMETERS: &[&str] = &[
 #[derive(Clone)]
 #[must_use]
 pub struct Builder {
-    hosts: Vec<String>,
+    /// Read at once, complained about by `build`.
+    addresses: Result<Vec<(String, u16)>>,
     cluster: bool,
     tls: bool,
     user: Option<String>,
@@ -47,9 +48,25 @@ pub struct Builder {
 
 impl Builder {
     /// One server, as `host` or `host:port`. The default port is 6379.
-    pub fn new(host: impl Into<String>) -> Builder {
+    pub fn new(host: impl AsRef<str>) -> Builder {
+        Builder::at(address(host.as_ref(), PORT).map(|address| vec![address]))
+    }
+
+    /// A cluster; the other nodes are found through those named here.
+    pub fn cluster<H: AsRef<str>>(hosts: impl IntoIterator<Item = H>) -> Builder {
+        let addresses = hosts
+            .into_iter()
+            .map(|host| address(host.as_ref(), PORT))
+            .collect();
         Builder {
-            hosts: vec![host.into()],
+            cluster: true,
+            ..Builder::at(addresses)
+        }
+    }
+
+    fn at(addresses: Result<Vec<(String, u16)>>) -> Builder {
+        Builder {
+            addresses,
             cluster: false,
             tls: false,
             user: None,
@@ -60,15 +77,6 @@ impl Builder {
             pool: 8,
             claim: Duration::from_secs(1),
             connect_timeout: Duration::from_secs(2),
-        }
-    }
-
-    /// A cluster; the other nodes are found through those named here.
-    pub fn cluster<H: Into<String>>(hosts: impl IntoIterator<Item = H>) -> Builder {
-        Builder {
-            hosts: hosts.into_iter().map(Into::into).collect(),
-            cluster: true,
-            ..Builder::new("")
         }
     }
 
@@ -136,11 +144,17 @@ impl Builder {
     /// the Cargo feature `tls`.
     pub fn build(self) -> Result<Factory> {
         self.check()?;
-        let mut addresses = self
-            .hosts
-            .iter()
-            .map(|host| address(host, PORT).map(|(host, port)| Address { host, port }))
-            .collect::<Result<Vec<_>>>()?;
+        let mut addresses: Vec<Address> = self
+            .addresses
+            .clone()?
+            .into_iter()
+            .map(|(host, port)| Address { host, port })
+            .collect();
+        if addresses.is_empty() {
+            return Err(Error::invalid(
+                "a redis URL names a host: redis://host:6379",
+            ));
+        }
         addresses.sort();
         addresses.dedup();
         let connector = Arc::new(Connector {
@@ -175,9 +189,6 @@ impl Builder {
 
     fn check(&self) -> Result<()> {
         let wrong = |message: &str| Err(Error::invalid(message));
-        if self.hosts.is_empty() {
-            return wrong("a redis URL names a host: redis://host:6379");
-        }
         if self.cluster && self.database != 0 {
             return wrong("a redis cluster has only database 0");
         }
@@ -256,7 +267,7 @@ impl Builder {
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
-            .field("hosts", &self.hosts)
+            .field("addresses", &self.addresses)
             .field("cluster", &self.cluster)
             .field("tls", &self.tls)
             .field("database", &self.database)
@@ -278,8 +289,7 @@ pub(crate) fn connect(url: &Url) -> Result<Factory> {
             "a redis:// URL names one server; for a cluster write redis+cluster://host1,host2",
         ));
     }
-    let mut builder = Builder::new("").lease(url.lease()?);
-    builder.hosts.clone_from(&url.hosts);
+    let mut builder = Builder::at(url.addresses(PORT)).lease(url.lease()?);
     builder.cluster = cluster;
     builder.tls = url.scheme == "rediss" || url.value("tls")?.unwrap_or(false);
     builder.user.clone_from(&url.user);
