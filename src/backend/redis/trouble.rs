@@ -6,6 +6,10 @@ use ::redis::{ErrorKind as Kind, RedisError, ServerErrorKind};
 
 use crate::error::{Error, ErrorKind};
 
+const RIGHTS: &str = "; the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, \
+     HELLO, TIME, GET, SET, DEL, PTTL, PEXPIRE, HMGET, HSET, ZADD, ZREM, ZRANGE and ZPOPMIN (in a cluster also \
+     CLUSTER SLOTS), and the keys and channels under the prefix";
+
 /// An error of the driver or the server. `place` is the server's address.
 pub(super) fn trouble(error: RedisError, place: &str) -> Error {
     let (kind, advice) = judge(&error);
@@ -53,11 +57,10 @@ fn judge(error: &RedisError) -> (ErrorKind, &'static str) {
         _ if says("WRONGPASS") || says("NOAUTH") || says("invalid password") => {
             (ErrorKind::Denied, "; check user and password")
         }
-        _ if says("NOPERM") || says("ACL failure") || says("can't run this command") => (
-            ErrorKind::Denied,
-            "; the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, TIME, GET, SET, DEL, \
-             PTTL, PEXPIRE, HMGET, HSET, ZADD, ZREM, ZRANGE and ZPOPMIN, and the keys and channels under the prefix",
-        ),
+        Kind::Server(ServerErrorKind::NoPerm) => (ErrorKind::Denied, RIGHTS),
+        _ if says("NOPERM") || says("ACL failure") || says("can't run this command") => {
+            (ErrorKind::Denied, RIGHTS)
+        }
         Kind::RESP3NotSupported => (
             ErrorKind::Misconfigured,
             "; Redis 6.2 or newer (or Valkey) is needed",
