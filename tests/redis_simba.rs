@@ -2,6 +2,7 @@
 //! client, takes turns with ours.
 
 #![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
 

@@ -203,8 +203,9 @@ impl Builder {
         if self.pool == 0 {
             return wrong("a redis pool needs at least one connection");
         }
-        let whole =
-            |duration: Duration| !duration.is_zero() && duration.subsec_nanos() % 1_000_000 == 0;
+        let whole = |duration: Duration| {
+            !duration.is_zero() && duration.subsec_nanos().is_multiple_of(1_000_000)
+        };
         if !whole(self.claim) || self.claim > Duration::from_secs(60) {
             return wrong("the claim time is at most 60 s, in whole milliseconds, and not zero");
         }

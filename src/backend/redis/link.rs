@@ -13,6 +13,9 @@ use super::trouble::trouble;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
+/// No call waits longer, whatever it was allowed.
+const LONGEST: Duration = Duration::from_secs(3600);
+
 /// A server's address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Address {
@@ -102,7 +105,7 @@ impl Link {
         command: &[u8],
         by: Moment,
     ) -> std::result::Result<Value, RedisError> {
-        let left = by.remaining();
+        let left = by.remaining().min(LONGEST);
         // Setting a timeout is a system call, and most calls have the same budget as the one before:
         // what is set may stay as long as it is not beyond `by` and not far below it.
         if self.timeout > left || self.timeout < left / 4 * 3 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::node::Node;
 use crate::bell::Waker;
@@ -28,6 +28,8 @@ pub(super) struct Listener {
     /// When to ring if the one before us has not claimed by then: nanoseconds of the boot-time
     /// clock, 0 for never.
     alarm: AtomicU64,
+    /// Whoever waits for the acknowledgement of its subscription waits here.
+    pub(super) settled: Condvar,
     /// Who said last that it released the mutex.
     released_by: Mutex<Option<Vec<u8>>>,
 }
@@ -37,6 +39,7 @@ impl Listener {
         Listener {
             waker: waker.clone(),
             alarm: AtomicU64::new(0),
+            settled: Condvar::new(),
             released_by: Mutex::new(None),
         }
     }

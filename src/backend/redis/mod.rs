@@ -18,6 +18,18 @@
 //! # Ok::<(), contend::Error>(())
 //! ```
 //!
+//! # Rights
+//! An ACL user needs the keys and channels under the prefix and these commands:
+//!
+//! ```text
+//! ACL SETUSER app on >secret ~simba:* &simba:* +eval +evalsha +publish +subscribe +unsubscribe +hello
+//!     +time +get +set +del +pttl +pexpire +hmget +hset +zadd +zrem +zrange +zpopmin
+//! ```
+//!
+//! and `+select` for a database other than 0, `+cluster|slots` for a cluster, `+info` to be warned of
+//! a `maxmemory-policy` that may evict locks.
+//!
+//! # What it takes
 //! A factory has two threads and at most nine connections (for each master of a cluster), however
 //! many services it serves.
 
@@ -31,8 +43,10 @@ mod pool;
 mod reply;
 mod script;
 mod seat;
+mod session;
 mod subscriber;
 mod trouble;
+mod watch;
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,7 +60,8 @@ use self::cluster::Cluster;
 use self::node::Node;
 use self::pool::{Failure, Lane};
 use self::script::{Call, Scripts};
-use self::seat::{RedisSeat, RedisWatch};
+use self::seat::RedisSeat;
+use self::watch::RedisWatch;
 use super::{Backend, Place, Seat, Watch};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};

@@ -82,7 +82,7 @@ impl Node {
             self.subscriber.not_poked();
             return Err(error);
         }
-        self.subscriber.acknowledged(channels, by)?;
+        self.subscriber.acknowledged(channels, listener, by)?;
         Ok(subscription)
     }
 
@@ -99,9 +99,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // In a forked child the pool refuses, and nothing is joined.
-        if self.subscriber.is_started() {
-            self.subscriber.close();
+        if self.subscriber.close() {
             let _ = self.pool.poke(Moment::now() + FAREWELL);
         }
     }

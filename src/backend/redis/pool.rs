@@ -240,10 +240,12 @@ impl Shared {
 
     fn open_on_demand(&self) {
         let mut pause = BACKOFF.0;
-        let mut first = true;
+        // One connection is opened before anybody asks, so that the first call finds it.
+        let mut ahead = true;
+        let mut looked = false;
         loop {
             let mut state = self.state.lock();
-            while !state.closed && !state.poke && !first && !self.wants_more(&state) {
+            while !state.closed && !state.poke && !ahead && !self.wants_more(&state) {
                 self.work.wait(&mut state);
             }
             if state.closed {
@@ -262,28 +264,28 @@ impl Shared {
             }
             state.poke = false;
             drop(state);
-            let opened = self
+            ahead = false;
+            let mut opened = self
                 .connector
                 .open(&self.address, ProtocolVersion::RESP2)
                 .map(|connection| Link::new(connection, self.connector.timeout));
+            if let Ok(link) = &mut opened
+                && !looked
+            {
+                looked = true;
+                if let Err(error) = self.look_at_policy(link) {
+                    opened = Err(trouble(error, &self.address.to_string()));
+                }
+            }
             let mut state = self.state.lock();
             match opened {
                 Ok(link) => {
-                    if std::mem::take(&mut first) {
-                        drop(state);
-                        let link = self.look_at_policy(link);
-                        state = self.state.lock();
-                        let Some(link) = link else { continue };
-                        state.idle.push(link);
-                    } else {
-                        state.idle.push(link);
-                    }
+                    state.idle.push(link);
                     state.open += 1;
                     pause = BACKOFF.0;
                     self.let_in(&state);
                 }
                 Err(error) => {
-                    first = false;
                     state.failures += 1;
                     state.failure = Some(error);
                     self.ready.notify_all();
@@ -309,28 +311,25 @@ impl Shared {
         }
     }
 
-    /// Warns of a server that may throw a lease away while it runs. `None`: the connection is bad.
-    fn look_at_policy(&self, mut link: Link) -> Option<Link> {
+    /// Warns of a server that may throw a lease away while it runs. An error: the connection is bad.
+    fn look_at_policy(&self, link: &mut Link) -> std::result::Result<(), RedisError> {
         let by = Moment::now() + self.connector.timeout;
-        match link.request(&command(&[b"INFO", b"memory"]), by) {
-            Ok(Value::BulkString(info)) => {
-                let info = String::from_utf8_lossy(&info);
-                let policy = info
-                    .lines()
-                    .find_map(|line| line.strip_prefix("maxmemory_policy:"))
-                    .unwrap_or("noeviction");
-                if policy != "noeviction" {
-                    log::warn!(
-                        "redis at {} may evict locks: its maxmemory-policy is {policy}, and should be noeviction",
-                        self.address
-                    );
-                }
-                Some(link)
+        let info = link.request(&command(&[b"INFO", b"memory"]), by)?;
+        // Where an ACL denies it, we cannot know.
+        if let Value::BulkString(info) = info {
+            let info = String::from_utf8_lossy(&info);
+            let policy = info
+                .lines()
+                .find_map(|line| line.strip_prefix("maxmemory_policy:"))
+                .unwrap_or("noeviction");
+            if policy != "noeviction" {
+                log::warn!(
+                    "redis at {} may evict locks: its maxmemory-policy is {policy}, and should be noeviction",
+                    self.address
+                );
             }
-            // Denied by an ACL: then we cannot know.
-            Ok(_) => Some(link),
-            Err(_) => None,
         }
+        Ok(())
     }
 }
 

@@ -8,21 +8,17 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ::redis::{Connection, ProtocolVersion, PushKind, RedisError, Value};
+use ::redis::ProtocolVersion;
 use parking_lot::{Condvar, Mutex};
 
 use super::link::{Address, Connector, late};
 use super::listener::{Listener, Purpose};
 use super::pool::spawn;
-use super::script::command;
-use super::trouble::{is_timeout, trouble};
+use super::session::Session;
+use super::trouble::trouble;
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::fork::Origin;
-
-/// After this much silence the connection is asked for a sign of life, and after twice as much
-/// without one it is given up.
-const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Pauses between failed attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -35,44 +31,44 @@ pub(super) struct Subscriber {
     origin: Origin,
 }
 
-struct Shared {
-    state: Mutex<State>,
-    /// A subscription was acknowledged, trouble came, or the end.
-    changed: Condvar,
-    connector: Arc<Connector>,
-    address: Address,
+pub(super) struct Shared {
+    pub(super) state: Mutex<State>,
+    /// The end has come.
+    pub(super) closing: Condvar,
+    pub(super) connector: Arc<Connector>,
+    pub(super) address: Address,
     /// The channel that wakes the reader.
-    control: String,
+    pub(super) control: String,
     /// Told of trouble: in a cluster, the node may have been replaced.
-    on_trouble: Box<dyn Fn() + Send + Sync>,
+    pub(super) on_trouble: Box<dyn Fn() + Send + Sync>,
 }
 
 #[derive(Default)]
-struct State {
-    routes: HashMap<Vec<u8>, Route>,
+pub(super) struct State {
+    pub(super) routes: HashMap<Vec<u8>, Route>,
     /// Channels to subscribe and to unsubscribe, not sent yet.
-    fresh: Vec<Vec<u8>>,
-    stale: Vec<Vec<u8>>,
+    pub(super) fresh: Vec<Vec<u8>>,
+    pub(super) stale: Vec<Vec<u8>>,
     /// Whether the reader is about to look at those by itself.
-    poked: bool,
+    pub(super) poked: bool,
     /// Whether the reader has a connection.
-    live: bool,
+    pub(super) live: bool,
     /// Somebody waited in vain for an acknowledgement: the connection is not what it seems.
-    suspect: bool,
+    pub(super) suspect: bool,
     /// How often there was trouble, and which was the last.
-    troubles: u64,
-    trouble: Option<crate::error::Error>,
-    closed: bool,
+    pub(super) troubles: u64,
+    pub(super) trouble: Option<crate::error::Error>,
+    pub(super) closed: bool,
 }
 
 /// Who listens to one channel.
-struct Route {
-    purpose: Purpose,
-    listeners: Vec<Arc<Listener>>,
+pub(super) struct Route {
+    pub(super) purpose: Purpose,
+    pub(super) listeners: Vec<Arc<Listener>>,
     /// On the present connection.
-    acknowledged: bool,
+    pub(super) acknowledged: bool,
     /// On an earlier one: messages may have been missed since.
-    interrupted: bool,
+    pub(super) interrupted: bool,
 }
 
 /// What the caller of [`Subscriber::add`] does next.
@@ -94,7 +90,7 @@ impl Subscriber {
         Subscriber {
             shared: Arc::new(Shared {
                 state: Mutex::default(),
-                changed: Condvar::new(),
+                closing: Condvar::new(),
                 connector: Arc::clone(connector),
                 address: address.clone(),
                 control,
@@ -147,6 +143,7 @@ impl Subscriber {
     pub(super) fn acknowledged(
         &self,
         channels: &[(Vec<u8>, Purpose); 2],
+        listener: &Listener,
         by: Moment,
     ) -> Result<()> {
         let mut state = self.shared.state.lock();
@@ -169,7 +166,7 @@ impl Subscriber {
                 state.suspect = true;
                 return Err(late("subscribing", &self.shared.address));
             }
-            self.shared.changed.wait_for(&mut state, left);
+            listener.settled.wait_for(&mut state, left);
         }
     }
 
@@ -203,22 +200,22 @@ impl Subscriber {
     }
 
     /// Tells the reader to end. It does so at the next message, or within a heartbeat.
-    pub(super) fn close(&self) {
+    /// Returns whether there is one to be waited for.
+    pub(super) fn close(&self) -> bool {
+        if !self.origin.is_here() {
+            return false;
+        }
         self.shared.state.lock().closed = true;
-        self.shared.changed.notify_all();
-    }
-
-    pub(super) fn is_started(&self) -> bool {
+        self.shared.closing.notify_all();
         self.reader.lock().is_some()
     }
 }
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        if !self.origin.is_here() {
+        if !self.close() {
             return;
         }
-        self.close();
         if let Some(reader) = self.reader.lock().take() {
             let _ = reader.join();
         }
@@ -238,7 +235,7 @@ impl State {
 }
 
 impl Route {
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         for listener in &self.listeners {
             listener.wake();
         }
@@ -271,7 +268,9 @@ impl Shared {
                 log::debug!("redis subscriber: {error}");
                 state.troubles += 1;
                 state.trouble = Some(error);
-                self.changed.notify_all();
+                for listener in state.routes.values().flat_map(|route| &route.listeners) {
+                    listener.settled.notify_one();
+                }
             }
             // A connection that worked is replaced at once.
             pause = if heard {
@@ -281,7 +280,7 @@ impl Shared {
             };
             let until = Moment::now() + pause;
             while !state.closed && !until.remaining().is_zero() {
-                self.changed.wait_for(&mut state, until.remaining());
+                self.closing.wait_for(&mut state, until.remaining());
             }
             drop(state);
             (self.on_trouble)();
@@ -292,156 +291,5 @@ impl Shared {
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.address)
-    }
-}
-
-/// The life of one connection.
-struct Session<'a> {
-    shared: &'a Shared,
-    connection: Connection,
-    /// Who is to be rung when, unless it came to something before.
-    alarms: Vec<(Moment, Arc<Listener>)>,
-    heard_at: Moment,
-    asked_at: Moment,
-}
-
-impl Session<'_> {
-    fn new(shared: &Shared, connection: Connection) -> Session<'_> {
-        let now = Moment::now();
-        Session {
-            shared,
-            connection,
-            alarms: Vec::new(),
-            heard_at: now,
-            asked_at: now,
-        }
-    }
-
-    /// Reads until the end of the connection or of the factory. `heard`: the server answered.
-    fn run(mut self, heard: &mut bool) -> std::result::Result<(), RedisError> {
-        {
-            let mut state = self.shared.state.lock();
-            state.live = true;
-            state.suspect = false;
-            state.stale.clear();
-            state.fresh = state.routes.keys().cloned().collect();
-        }
-        self.ask()?;
-        loop {
-            if !self.send_news()? {
-                return Ok(());
-            }
-            let wait = self.ring_alarms().max(Duration::from_millis(1));
-            self.connection.set_read_timeout(Some(wait))?;
-            match self.connection.recv_response() {
-                Ok(Value::Push { kind, data }) => {
-                    *heard = true;
-                    self.heard_at = Moment::now();
-                    self.take(&kind, &data);
-                }
-                Ok(Value::ServerError(error)) => return Err(error.into()),
-                Ok(_) => {}
-                Err(error) if is_timeout(&error) => self.listen_for_life()?,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Sends what was queued. `false`: this connection is to end.
-    fn send_news(&mut self) -> std::result::Result<bool, RedisError> {
-        let (fresh, stale) = {
-            let mut state = self.shared.state.lock();
-            if state.closed || state.suspect {
-                return Ok(false);
-            }
-            state.poked = false;
-            if state.fresh.is_empty() && state.stale.is_empty() {
-                return Ok(true);
-            }
-            let mut fresh = std::mem::take(&mut state.fresh);
-            let stale = std::mem::take(&mut state.stale);
-            // Who came and went, or went and came, before we looked.
-            fresh.retain(|channel| state.routes.contains_key(channel));
-            (fresh, stale)
-        };
-        self.send(b"UNSUBSCRIBE", &stale)?;
-        self.send(b"SUBSCRIBE", &fresh)?;
-        Ok(true)
-    }
-
-    fn send(&mut self, verb: &[u8], channels: &[Vec<u8>]) -> std::result::Result<(), RedisError> {
-        for some in channels.chunks(500) {
-            let mut arguments = vec![verb];
-            arguments.extend(some.iter().map(Vec::as_slice));
-            self.connection.send_packed_command(&command(&arguments))?;
-        }
-        Ok(())
-    }
-
-    /// Rings whose time has come, and says for how long there is nothing to do.
-    fn ring_alarms(&mut self) -> Duration {
-        let now = Moment::now();
-        let mut next = self.heard_at.max(self.asked_at) + HEARTBEAT;
-        if !self.alarms.is_empty() {
-            self.alarms.retain(|(at, listener)| {
-                let due = *at <= now;
-                if due {
-                    listener.ring_alarm(*at);
-                } else {
-                    next = next.min(*at);
-                }
-                !due
-            });
-        }
-        next - now
-    }
-
-    /// After a silence: asks for a sign of life, or gives up if one was asked for in vain.
-    fn listen_for_life(&mut self) -> std::result::Result<(), RedisError> {
-        let now = Moment::now();
-        if self.asked_at > self.heard_at {
-            if now - self.asked_at >= HEARTBEAT {
-                return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-            }
-        } else if now - self.heard_at >= HEARTBEAT {
-            self.ask()?;
-        }
-        Ok(())
-    }
-
-    /// Subscribes (again) to the control channel. Not PING: its reply is no push, and the driver
-    /// swallows replies of which it thinks that nobody waits for them any more.
-    fn ask(&mut self) -> std::result::Result<(), RedisError> {
-        self.asked_at = Moment::now();
-        let control = self.shared.control.as_bytes();
-        self.connection
-            .send_packed_command(&command(&[b"SUBSCRIBE", control]))
-    }
-
-    fn take(&mut self, kind: &PushKind, data: &[Value]) {
-        let Some(Value::BulkString(channel)) = data.first() else {
-            return;
-        };
-        let mut state = self.shared.state.lock();
-        let Some(route) = state.routes.get_mut(channel) else {
-            return;
-        };
-        match (kind, data.get(1)) {
-            (PushKind::Message, Some(Value::BulkString(payload))) => {
-                for listener in &route.listeners {
-                    if let Some(at) = listener.take(route.purpose, payload) {
-                        self.alarms.push((at, Arc::clone(listener)));
-                    }
-                }
-            }
-            (PushKind::Subscribe, _) => {
-                route.acknowledged = true;
-                if std::mem::take(&mut route.interrupted) {
-                    route.wake();
-                }
-                self.shared.changed.notify_all();
-            }
-            _ => {}
-        }
     }
 }
