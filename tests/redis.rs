@@ -1,7 +1,6 @@
 //! Redis, one server: the conformance suite.
 
 #![cfg(feature = "redis")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod conformance;
 

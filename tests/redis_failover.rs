@@ -1,7 +1,6 @@
 //! A Redis cluster whose masters change.
 
 #![cfg(feature = "redis")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod conformance;
 

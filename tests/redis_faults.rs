@@ -1,7 +1,6 @@
 //! Redis in trouble: servers killed and paused, connections cut and black-holed, processes killed.
 
 #![cfg(feature = "redis")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod conformance;
 

@@ -4,7 +4,6 @@
 //! `cargo test --release --features redis --test redis_measure -- --ignored --nocapture --test-threads 1`
 
 #![cfg(feature = "redis")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,6 @@
 //! Redis, seat by seat: what the scripts promise, without a service around them.
 
 #![cfg(feature = "redis")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};

@@ -1,7 +1,6 @@
 //! Redis: how it is set up, and what a user reads who set it up wrong.
 
 #![cfg(feature = "redis")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::{Mutex, Once};
 use std::time::Duration;

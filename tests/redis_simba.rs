@@ -2,7 +2,6 @@
 //! client, takes turns with ours.
 
 #![cfg(feature = "redis")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,6 @@
 //! Redis: threads. One test, so that nothing else runs in this process.
 
 #![cfg(feature = "redis")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
 

@@ -405,3 +405,30 @@ pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
             )
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rule 12: the threads of the parent do not exist in a child, so joining one would never end.
+    #[test]
+    fn a_child_process_is_refused_and_waits_for_nobody() {
+        let connector = Arc::new(Connector {
+            settings: ::redis::RedisConnectionInfo::default(),
+            tls: false,
+            timeout: Duration::from_secs(1),
+        });
+        let address = Address {
+            host: "127.0.0.1".into(),
+            port: 1,
+        };
+        let mut pool = Pool::new(&connector, &address, 1, "control").unwrap();
+        pool.origin = Origin::elsewhere();
+        let error = pool.poke(Moment::now()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Forked);
+        // As if another thread had held it at the moment of the fork.
+        let shared = Arc::clone(&pool.shared);
+        let _held = shared.state.lock();
+        drop(pool);
+    }
+}
