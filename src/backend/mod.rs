@@ -33,6 +33,8 @@ use crate::owner::MutexOwner;
 use crate::url::Url;
 
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 
 /// `Some(path)` where the feature is on, and `None` where the path does not exist.
 #[allow(unused_macros)]
