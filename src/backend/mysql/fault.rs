@@ -157,6 +157,11 @@ impl Fault {
         self.code == Some(1146)
     }
 
+    /// A number does not fit its column.
+    pub(crate) fn is_out_of_range(&self) -> bool {
+        self.code == Some(1264)
+    }
+
     /// The table or a column is not what the statement was made for.
     pub(crate) fn is_schema(&self) -> bool {
         matches!(self.code, Some(1054 | 1146 | 1264 | 1366 | 1406 | 1412))
