@@ -26,6 +26,8 @@ mod state;
 mod url;
 
 pub use backend::memory;
+#[cfg(feature = "mysql")]
+pub use backend::mysql;
 pub use bell::{Bell, Ring, Waker};
 pub use clock::Moment;
 pub use contender::{MutexContender, MutexRetriever};
