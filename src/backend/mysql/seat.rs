@@ -17,6 +17,9 @@ use crate::owner::MutexOwner;
 /// How long a released mutex is left to the waiter that was woken for it.
 const CLAIM: Duration = Duration::from_secs(1);
 
+/// How long a contender that is refused waits for its place in the queue.
+const ENQUEUE: Duration = Duration::from_millis(200);
+
 /// How soon to try again what was free a moment ago.
 const AGAIN: Duration = Duration::from_millis(2);
 
@@ -127,9 +130,9 @@ impl MysqlSeat {
         Attempt::Granted(Grant { owner, until: None })
     }
 
-    fn refused(&mut self, entry: Entry, row: Option<Row>) -> Attempt {
+    fn refused(&mut self, entry: Entry, row: Option<Row>, by: Moment) -> Attempt {
         if entry == Entry::Queue {
-            self.wait();
+            self.wait(by);
         }
         let (owner, retry_in) = match &row {
             Some(row) => {
@@ -147,7 +150,7 @@ impl MysqlSeat {
     }
 
     /// Has somebody look out for this seat: a lookout while there is one, else the poller.
-    fn wait(&mut self) {
+    fn wait(&mut self, by: Moment) {
         self.waiting = true;
         self.let_name_go();
         if let Some(post) = &self.post {
@@ -159,8 +162,11 @@ impl MysqlSeat {
         };
         let (hub, poller) = (&self.database.hub, &self.database.poller);
         self.post = hub.look_out(&self.place.mutex, &self.name, waker);
-        if self.post.is_some() {
+        if let Some(post) = &self.post {
             self.ticket = None;
+            // Whoever says that it waits has its place in the server's queue: those who come later
+            // come after it.
+            post.wait_posted(by.remaining().min(ENQUEUE));
         } else if self.ticket.is_none() {
             self.ticket = Some(poller.wait_free(&self.place.mutex, waker));
         }
@@ -213,8 +219,8 @@ impl Seat for MysqlSeat {
             .map_err(|error| error.context(format_args!("mutex {:?}", self.place.mutex)))?;
         Ok(match outcome {
             Outcome::Won(owner) => self.won(owner),
-            Outcome::Owned(row) => self.refused(entry, Some(row)),
-            Outcome::Reserved => self.refused(entry, None),
+            Outcome::Owned(row) => self.refused(entry, Some(row), by),
+            Outcome::Reserved => self.refused(entry, None, by),
         })
     }
 

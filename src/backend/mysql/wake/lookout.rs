@@ -109,6 +109,7 @@ impl Lookout {
                 }
                 Wait::Again => {}
                 Wait::Failed => {
+                    post.posted();
                     // The first is often the end of a connection that idled: the next one is fresh.
                     let pause = FIRST_RETURN * failures;
                     failures = (failures + 1).min(20);

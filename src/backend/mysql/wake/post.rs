@@ -28,6 +28,8 @@ pub(super) struct State {
     pub(super) owns: bool,
     /// The contender needs nothing more.
     pub(super) dismissed: bool,
+    /// The lookout has reached the server once, or failed to.
+    pub(super) posted: bool,
     /// The lookout's statement was killed.
     pub(super) killed: bool,
 }
@@ -61,10 +63,24 @@ impl Post {
                 verdict: None,
                 owns: false,
                 dismissed: false,
+                posted: false,
                 killed: false,
             }),
             changed: Condvar::new(),
         }
+    }
+
+    /// Waits until the lookout waits on the server, or has tried to in vain.
+    pub(in crate::backend::mysql) fn wait_posted(&self, limit: Duration) {
+        let mut state = self.state.lock();
+        self.changed
+            .wait_while_for(&mut state, |state| !state.posted, limit);
+    }
+
+    /// The lookout has done what it could for a place in the queue.
+    pub(super) fn posted(&self) {
+        self.state.lock().posted = true;
+        self.changed.notify_all();
     }
 
     /// Whether the lookout holds the name: nobody else who waits will try now.
@@ -103,7 +119,9 @@ impl Post {
     /// Moves on; `false` once the contender needs nothing more.
     pub(super) fn enter(&self, phase: Phase) -> bool {
         let mut state = self.state.lock();
+        state.posted |= matches!(phase, Phase::Blocked(_));
         state.phase = phase;
+        self.changed.notify_all();
         !state.dismissed
     }
 
