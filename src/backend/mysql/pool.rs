@@ -35,6 +35,7 @@ pub(crate) struct Pool {
     /// `None` only while dropping.
     inner: Option<r2d2::Pool<Manager>>,
     shared: Arc<Shared>,
+    size: u32,
     origin: Origin,
 }
 
@@ -89,8 +90,19 @@ impl Pool {
         Pool {
             inner: Some(inner),
             shared,
+            size,
             origin: Origin::here(),
         }
+    }
+
+    /// A pool like this one whose connections wait for an answer no longer than `patience`: how long
+    /// they wait is fixed when they are opened.
+    pub(crate) fn less_patient(&self, patience: Duration) -> Pool {
+        let mut options = self.shared.options.clone();
+        options.read_timeout = Some(patience);
+        options.connect_timeout = options.connect_timeout.min(patience);
+        options.lock_wait = patience;
+        Pool::new(self.shared.server.clone(), options, self.size)
     }
 
     /// A connection, with time enough left until `by` for one request on it. While the server cannot
