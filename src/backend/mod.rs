@@ -35,6 +35,8 @@ use crate::url::Url;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 
 /// `Some(path)` where the feature is on, and `None` where the path does not exist.
 #[allow(unused_macros)]
@@ -58,7 +60,7 @@ const SCHEMES: &[(&str, &str, Option<Connect>)] = &[
         "redis",
         connect_with!("redis", redis::connect),
     ),
-    ("mysql", "mysql", None),
+    ("mysql", "mysql", connect_with!("mysql", mysql::connect)),
     ("zk", "zk", None),
 ];
 
