@@ -14,6 +14,8 @@ mod state;
 mod url;
 
 pub use backend::memory;
+#[cfg(feature = "zk")]
+pub use backend::zk;
 pub use bell::{Bell, Ring, Waker};
 pub use clock::Moment;
 pub use duration::parse_duration;

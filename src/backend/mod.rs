@@ -33,6 +33,8 @@ use crate::owner::MutexOwner;
 use crate::url::Url;
 
 pub mod memory;
+#[cfg(feature = "zk")]
+pub mod zk;
 
 /// `Some(path)` where the feature is on, and `None` where the path does not exist.
 #[allow(unused_macros)]
@@ -53,7 +55,7 @@ const SCHEMES: &[(&str, &str, Option<Connect>)] = &[
     ("rediss", "redis", None),
     ("redis+cluster", "redis", None),
     ("mysql", "mysql", None),
-    ("zk", "zk", None),
+    ("zk", "zk", connect_with!("zk", zk::connect)),
 ];
 
 type Connect = fn(&Url) -> Result<Factory>;
