@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use crate::backend::Backend;
+use crate::contender::{MutexContender, MutexRetriever};
 use crate::error::Result;
 use crate::fork::Origin;
 use crate::lease::Lease;
+use crate::service::{ContendBuilder, ObserveBuilder};
 
 /// A backend and the lease that its contenders ask for. Cheap to clone; shared by any number of
 /// services, and alive for as long as one of them is.
@@ -39,8 +41,31 @@ impl Factory {
         self.lease
     }
 
-    /// The backend, or an error in a child process that inherited this factory through `fork`.
-    pub(crate) fn backend(&self) -> Result<&Arc<dyn Backend>> {
+    /// Begins a service that contends for `mutex`.
+    pub fn contend(&self, mutex: &str) -> ContendBuilder {
+        ContendBuilder::new(self.clone(), mutex)
+    }
+
+    /// Begins a service that contends as a type of one's own, which brings the mutex and the id.
+    pub fn contend_as(&self, contender: impl MutexContender + 'static) -> ContendBuilder {
+        ContendBuilder::contender(self.clone(), contender)
+    }
+
+    /// Begins a service that follows who owns `mutex`, without contending.
+    pub fn observe(&self, mutex: &str) -> ObserveBuilder {
+        ObserveBuilder::new(self.clone(), mutex)
+    }
+
+    /// Begins a service that tells a type of one's own, which brings the mutex, who owns it.
+    pub fn observe_as(&self, retriever: impl MutexRetriever + 'static) -> ObserveBuilder {
+        ObserveBuilder::retriever(self.clone(), retriever)
+    }
+
+    /// The backend, for who wraps one or drives a seat by hand.
+    ///
+    /// # Errors
+    /// `Forked` in a child process that inherited this factory.
+    pub fn backend(&self) -> Result<&Arc<dyn Backend>> {
         self.origin.check()?;
         Ok(&self.backend)
     }

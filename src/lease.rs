@@ -46,7 +46,8 @@ impl Lease {
                 "ttl {ttl:?} + transition {transition:?} is too long; the sum may be at most 366 days"
             )));
         }
-        if ttl.subsec_nanos() % 1_000_000 != 0 || transition.subsec_nanos() % 1_000_000 != 0 {
+        let whole = |d: Duration| d.subsec_nanos().is_multiple_of(1_000_000);
+        if !whole(ttl) || !whole(transition) {
             return Err(Error::invalid(format!(
                 "ttl {ttl:?} and transition {transition:?} must be whole milliseconds"
             )));

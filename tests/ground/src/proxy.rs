@@ -153,12 +153,12 @@ impl Proxy {
         self.weather.live()
     }
 
-    /// How many bytes were delivered to the server so far.
+    /// How many bytes were passed on to the server so far; one that has arrived is counted.
     pub fn bytes_to_server(&self) -> u64 {
         self.weather.counters().bytes_to_server
     }
 
-    /// How many bytes were delivered to clients so far.
+    /// How many bytes were passed on to clients so far; one that has arrived is counted.
     pub fn bytes_to_client(&self) -> u64 {
         self.weather.counters().bytes_to_client
     }

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use ground::{MariaDbServer, RedisServer, ZooKeeperServer, within};
+use ground::{MariaDbServer, RedisServer, ZooKeeperServer, cpu_load, within};
 
 /// Nobody needs a victim for longer, and one that was forgotten must not stay.
 const LIFE: Duration = Duration::from_secs(120);
@@ -22,6 +22,12 @@ fn main() {
             show(&server.expect("a server"));
         }
         "echo" => echo(),
+        // To run the tests on a busy machine: `ground-victim load 8 &`.
+        "load" => {
+            let threads = std::env::args().nth(2).and_then(|n| n.parse().ok());
+            let _load = cpu_load(threads.expect("a number of threads"));
+            thread::sleep(5 * LIFE);
+        }
         _ => panic!("`{what}` is not something to start"),
     }
 }
@@ -31,7 +37,7 @@ fn show(server: &ground::Server) {
     thread::sleep(LIFE);
 }
 
-/// Answers each line, and says so when it is asked to end.
+/// Answers each line with itself.
 fn echo() {
     for line in std::io::stdin().lines().map_while(Result::ok) {
         println!("{line}");

@@ -223,6 +223,15 @@ impl Way<'_> {
     }
 
     fn deliver(&self, bytes: &[u8]) -> io::Result<()> {
+        // Counted first: who has seen a byte arrive finds it counted.
+        let count = bytes.len() as u64;
+        self.weather.count(|counters| {
+            if self.to_server {
+                counters.bytes_to_server += count;
+            } else {
+                counters.bytes_to_client += count;
+            }
+        });
         let mut left = bytes;
         while !left.is_empty() {
             let mut to = self.to;
@@ -237,14 +246,6 @@ impl Way<'_> {
                 Err(error) => return Err(error),
             }
         }
-        let count = bytes.len() as u64;
-        self.weather.count(|counters| {
-            if self.to_server {
-                counters.bytes_to_server += count;
-            } else {
-                counters.bytes_to_client += count;
-            }
-        });
         Ok(())
     }
 }

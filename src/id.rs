@@ -1,0 +1,125 @@
+//! `ContenderIdGenerator`: names for contenders that have none.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The longest id that a generator makes: the width of `owner_id` in the seeds' MySQL table.
+const WIDTH: usize = 32;
+
+/// How to make ids that no other contender has.
+///
+/// Two live contenders of one mutex must never share an id: each would take the other's lease for its
+/// own, and both would believe that they own. The library refuses it inside one process; across
+/// processes only the ids themselves can prevent it.
+///
+/// ```
+/// use contend::ContenderIdGenerator;
+///
+/// let id = ContenderIdGenerator::Host.generate(); // like 0:4711@10.0.0.7-93c1f00d
+/// assert!(id.len() <= 32 && id != ContenderIdGenerator::Host.generate());
+/// assert_eq!(ContenderIdGenerator::Uuid.generate().len(), 32);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ContenderIdGenerator {
+    /// `{counter}:{pid}@{host address}-{hex}`: readable. The hex is drawn once per process, because
+    /// containers share pids and addresses. The default.
+    #[default]
+    Host,
+    /// 32 random hex digits.
+    Uuid,
+}
+
+impl ContenderIdGenerator {
+    /// A new id of at most 32 bytes.
+    #[must_use]
+    pub fn generate(self) -> String {
+        match self {
+            ContenderIdGenerator::Host => host_id(),
+            ContenderIdGenerator::Uuid => format!("{:032x}", rand::random::<u128>()),
+        }
+    }
+}
+
+fn host_id() -> String {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let head = format!("{counter}:{}@", std::process::id());
+    let tail = format!("-{:08x}", process_salt());
+    let address = host_address();
+    // Where all of it is too long, the first digits of the address say least.
+    let room = WIDTH.saturating_sub(head.len() + tail.len());
+    let cut = address.len().saturating_sub(room);
+    let mut id = head + &address[cut..] + &tail;
+    id.truncate(WIDTH);
+    id
+}
+
+/// Random digits of this process; drawn anew in a child, which shares the parent's memory but not its pid.
+fn process_salt() -> u32 {
+    static SALT: OnceLock<(u32, u32)> = OnceLock::new();
+    let here = std::process::id();
+    match SALT.get_or_init(|| (here, rand::random())) {
+        (pid, salt) if *pid == here => *salt,
+        (_, salt) => salt ^ here.rotate_left(16),
+    }
+}
+
+/// An address of this machine that is not a loopback one, if the system tells without a look-up.
+fn host_address() -> &'static str {
+    static ADDRESS: OnceLock<String> = OnceLock::new();
+    ADDRESS.get_or_init(|| {
+        let table = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
+        local_addresses(&table)
+            .find(|address| !address.is_loopback())
+            .unwrap_or(Ipv4Addr::LOCALHOST)
+            .to_string()
+    })
+}
+
+/// In the kernel's routing trie, the line before `/32 host LOCAL` holds an address of this machine.
+fn local_addresses(table: &str) -> impl Iterator<Item = Ipv4Addr> + '_ {
+    table
+        .lines()
+        .zip(table.lines().skip(1))
+        .filter(|(_, next)| next.trim() == "/32 host LOCAL")
+        .filter_map(|(line, _)| line.trim().strip_prefix("|-- ")?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn ids_are_valid_unique_and_fit_the_narrowest_column() {
+        let mut ids = HashSet::new();
+        for _ in 0..10_000 {
+            for generator in [ContenderIdGenerator::Host, ContenderIdGenerator::Uuid] {
+                let id = generator.generate();
+                assert!(id.len() <= WIDTH, "{id}");
+                crate::name::check_id(&id).unwrap();
+                assert!(ids.insert(id));
+            }
+        }
+    }
+
+    #[test]
+    fn a_host_id_shows_the_pid_and_ends_in_hex_of_the_process() {
+        let (one, two) = (host_id(), host_id());
+        assert!(one.contains(&format!(":{}@", std::process::id())), "{one}");
+        let hex = one.rsplit_once('-').unwrap().1;
+        assert_eq!(hex.len(), 8);
+        assert_eq!(Some(hex), two.rsplit_once('-').map(|(_, hex)| hex));
+    }
+
+    #[test]
+    fn addresses_are_found_in_the_routing_trie() {
+        let table = "Main:\n  +-- 0.0.0.0/0\n     |-- 10.1.2.0\n        /24 link UNICAST\n     \
+                     |-- 10.1.2.3\n        /32 host LOCAL\n     |-- 127.0.0.1\n        /32 host LOCAL\n";
+        let found: Vec<_> = local_addresses(table).map(|a| a.to_string()).collect();
+        assert_eq!(found, ["10.1.2.3", "127.0.0.1"]);
+    }
+}

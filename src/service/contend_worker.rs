@@ -1,0 +1,122 @@
+//! The loop around the contention machine: it does what the machine says, and tells it what came of it.
+
+use std::time::Duration;
+
+use super::outbox::CATCH_UP;
+use super::report::Report;
+use crate::backend::{Attempt, Entry, Seat};
+use crate::bell::{Bell, Ring};
+use crate::clock::Moment;
+use crate::contention::{Change, Contention, Step};
+use crate::event::EventKind;
+use crate::lease::Lease;
+
+/// The state of one run. It belongs to the worker thread alone.
+pub(super) struct Worker {
+    pub(super) seat: Box<dyn Seat>,
+    pub(super) lease: Lease,
+    pub(super) contention: Contention,
+    pub(super) report: Report,
+    /// Whether the backend rings our bell.
+    pub(super) listening: bool,
+}
+
+impl Worker {
+    pub(super) fn run(mut self, bell: &Bell) {
+        loop {
+            if bell.is_stopped() {
+                self.contention.stop();
+            }
+            match self.decide(Contention::step) {
+                Step::Announce(change) => self.announce(change),
+                Step::Acquire { entry, by } => self.acquire(bell, entry, by),
+                Step::Renew { fence, by } => self.renew(fence, by),
+                Step::Release { fence, by } => {
+                    let released = self.seat.release(fence, by);
+                    let released = self.report.outcome(released);
+                    self.decide(|contention, now| {
+                        contention.released(now, released, rand::random())
+                    });
+                }
+                Step::Withdraw { by } => {
+                    let withdrawn = self.seat.withdraw(by);
+                    self.report.outcome(withdrawn);
+                }
+                Step::Wait { until } => self.wait(bell, until),
+                Step::Stopped => break,
+            }
+        }
+        // A callback may run on for as long as the lease would have lasted, but not for ever.
+        let patience = Moment::now() + Duration::from_secs(1);
+        self.report
+            .delivery
+            .close(self.contention.gone_at().unwrap_or(patience).max(patience));
+    }
+
+    fn decide<T>(&mut self, decide: impl FnOnce(&mut Contention, Moment) -> T) -> T {
+        self.report.board.decide(&mut self.contention, decide)
+    }
+
+    fn acquire(&mut self, bell: &Bell, entry: Entry, by: Moment) {
+        // Subscribed first, no wake-up can fall between this attempt and the wait after it.
+        if !self.listening && !self.contention.is_leaving() {
+            let listening = self.seat.listen(&bell.waker(), by);
+            self.listening = self.report.outcome(listening).is_some();
+        }
+        let sent = Moment::now();
+        let attempt = self.seat.acquire(entry, by);
+        let mut attempt = self.report.outcome(attempt);
+        if let Some(Attempt::Refused(refusal)) = &mut attempt
+            && !self.listening
+        {
+            // Deaf to wake-ups, it must go by time.
+            refusal.retry_in = refusal.retry_in.min(self.lease.call_budget());
+        }
+        self.decide(|contention, now| contention.acquired(sent, now, attempt, rand::random()));
+    }
+
+    fn renew(&mut self, fence: u64, by: Moment) {
+        let sent = Moment::now();
+        let renewal = self.seat.renew(fence, by);
+        let renewal = self.report.outcome(renewal);
+        self.decide(|contention, now| contention.renewed(sent, now, renewal, rand::random()));
+        if self.contention.belief().is_some() {
+            self.report.board.refresh(self.contention.seen());
+        }
+    }
+
+    fn wait(&mut self, bell: &Bell, mut until: Moment) {
+        if self.report.delivery.is_behind() {
+            until = until.min(Moment::now() + CATCH_UP);
+        }
+        let ring = if self.contention.is_leaving() {
+            bell.wait_stopping(until)
+        } else {
+            bell.wait(until)
+        };
+        if ring == Ring::Wake {
+            self.decide(Contention::woken);
+        }
+    }
+
+    fn announce(&mut self, change: Change) {
+        match change {
+            Change::Acquired(state) => self.report.announce(EventKind::Acquired, state),
+            Change::OwnerChanged(state) => self.report.announce(EventKind::OwnerChanged, state),
+            Change::Released(state) => {
+                self.report.announce(EventKind::Released, state);
+                // On giving up on purpose the release waits for the callback, so that the next owner
+                // does not begin while the last one winds down; the end of the lease is the bound.
+                if self.contention.is_leaving()
+                    && let Some(gone_at) = self.contention.gone_at()
+                    && !self.report.delivery.settle(gone_at)
+                {
+                    log::warn!(
+                        "{}: the callback for Released outlasted the lease; somebody else may own by now",
+                        self.report.mutex
+                    );
+                }
+            }
+        }
+    }
+}
