@@ -253,10 +253,7 @@ impl Config {
     pub(super) fn lease(&self) -> Result<Lease> {
         let transition = self.session_timeout.as_millis() / 6;
         let transition = Duration::from_millis(u64::try_from(transition).unwrap_or(u64::MAX));
-        Lease::new(
-            self.session_timeout.saturating_sub(transition),
-            transition,
-        )
+        Lease::new(self.session_timeout.saturating_sub(transition), transition)
     }
 
     pub(super) fn timeout_ms(&self) -> i32 {
@@ -305,14 +302,38 @@ mod tests {
     fn what_cannot_work_is_refused_in_words_that_show_no_password() {
         for (url, what) in [
             ("zk://", "no host given; write zk://host:2181"),
-            ("zk://s3cret@a", "a zk:// URL needs both, a user and a password, or neither"),
-            ("zk://a?acl=creator_all", "acl creator_all needs a user and a password: without them there is no creator"),
-            ("zk://a?acl=x", "URL parameter acl: \"x\" is not understood; known are: open, creator_all"),
-            ("zk://u:s3cret@a?acl=x", "URL parameter acl: \"x\" is not understood; known are: open, creator_all"),
-            ("zk://a/x//y", "chroot \"/x//y\" is not a path such as /app/locks"),
-            ("zk://a/x/../y", "chroot \"/x/../y\" is not a path such as /app/locks"),
-            ("zk://a?session_timeout=1ms", "session_timeout 1ms is out of bounds; allowed are whole milliseconds from 120ms to 24 hours"),
-            ("zk://a?ttl=1s", "unknown parameter \"ttl\" in a zk:// URL; known are: session_timeout, connect_timeout, acl"),
+            (
+                "zk://s3cret@a",
+                "a zk:// URL needs both, a user and a password, or neither",
+            ),
+            (
+                "zk://a?acl=creator_all",
+                "acl creator_all needs a user and a password: without them there is no creator",
+            ),
+            (
+                "zk://a?acl=x",
+                "URL parameter acl: \"x\" is not understood; known are: open, creator_all",
+            ),
+            (
+                "zk://u:s3cret@a?acl=x",
+                "URL parameter acl: \"x\" is not understood; known are: open, creator_all",
+            ),
+            (
+                "zk://a/x//y",
+                "chroot \"/x//y\" is not a path such as /app/locks",
+            ),
+            (
+                "zk://a/x/../y",
+                "chroot \"/x/../y\" is not a path such as /app/locks",
+            ),
+            (
+                "zk://a?session_timeout=1ms",
+                "session_timeout 1ms is out of bounds; allowed are whole milliseconds from 120ms to 24 hours",
+            ),
+            (
+                "zk://a?ttl=1s",
+                "unknown parameter \"ttl\" in a zk:// URL; known are: session_timeout, connect_timeout, acl",
+            ),
         ] {
             assert_eq!(config(url).unwrap_err().to_string(), what);
         }

@@ -120,9 +120,7 @@ fn whatever_arrives_is_decoded_or_refused_within_bounds() {
 fn a_length_out_of_bounds_is_refused_before_anything_follows() {
     for length in [-1, i32::MIN, i32::MAX, MAX_FRAME as i32 + 1] {
         let mut frames = Frames::default();
-        frames
-            .fill(&mut Cursor::new(length.to_be_bytes()))
-            .unwrap();
+        frames.fill(&mut Cursor::new(length.to_be_bytes())).unwrap();
         assert!(frames.next().is_err(), "{length}");
     }
 }

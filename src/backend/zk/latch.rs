@@ -83,12 +83,7 @@ impl Latch {
         }
     }
 
-    fn try_acquire(
-        &mut self,
-        session: &Arc<Session>,
-        entry: Entry,
-        by: Moment,
-    ) -> Result<Attempt> {
+    fn try_acquire(&mut self, session: &Arc<Session>, entry: Entry, by: Moment) -> Result<Attempt> {
         let mut stale = self.forget_the_past(session);
         if self.takes_over(session) {
             return self.grant(session, None);
@@ -426,15 +421,12 @@ impl Latch {
             let granted = node.granted.as_ref();
             (granted.and_then(|granted| granted.acquired_at), node.czxid)
         });
+        // Renewals come at a third of what is left of the belief. By two thirds one has failed: then
+        // the ttl is over, and an owner that is no longer sure can be told from one that is.
         let left = until.remaining();
-        owner(
-            session,
-            &self.place.id,
-            acquired_at,
-            czxid,
-            left,
-            self.place.lease,
-        )
+        let ttl = left * 2 / 3;
+        let total = left + self.place.lease.transition();
+        owner(session, &self.place.id, acquired_at, czxid, (ttl, total))
     }
 
     /// Not first, and not willing to wait: leaves no trace, and asks who leads on the way out.
@@ -530,19 +522,14 @@ impl Latch {
         }
     }
 
-    fn leader(
-        &self,
-        session: &Session,
-        answer: Result<Reply, Code>,
-    ) -> Result<MutexOwner> {
+    fn leader(&self, session: &Session, answer: Result<Reply, Code>) -> Result<MutexOwner> {
         match answer {
             Ok(Reply::Data(id, stat)) => Ok(owner(
                 session,
                 &String::from_utf8_lossy(&id),
                 Some(stat.ctime),
                 stat.czxid,
-                self.place.lease.ttl(),
-                self.place.lease,
+                (self.place.lease.ttl(), self.place.lease.total()),
             )),
             Ok(_) => Err(unexpected()),
             // Gone by now, or not for us to read.
@@ -626,7 +613,8 @@ impl Seat for Latch {
             session.look_out(&node.path, &own);
             node.own = Some(own);
         }
-        let late = session.look(|state| !state.is_connected() || state.pulse.is_late(Moment::now()));
+        let late =
+            session.look(|state| !state.is_connected() || state.pulse.is_late(Moment::now()));
         let result = if late {
             Err(Error::new(
                 ErrorKind::Unreachable,

@@ -47,7 +47,8 @@ pub(super) fn run(shared: &Shared) {
         };
         let mut state = shared.state.lock();
         state.disconnect(&error);
-        if state.epoch != epoch {
+        let was_connected = state.epoch != epoch;
+        if was_connected {
             log::warn!("{}: connection lost: {error}", shared.config.realm);
             if Moment::now() - began >= LASTING {
                 pause = FIRST_PAUSE;
@@ -60,11 +61,15 @@ pub(super) fn run(shared: &Shared) {
             continue;
         }
         failures = 0;
-        if state.trouble.is_none() {
-            log::warn!("{}: no server can be used: {error}", shared.config.realm);
+        // A server that was there may be there again after the pause: callers wait for it, unless it
+        // has said what waiting does not mend.
+        if !was_connected || !error.is_transient() {
+            if state.trouble.is_none() {
+                log::warn!("{}: no server can be used: {error}", shared.config.realm);
+            }
+            state.trouble = Some(error);
+            shared.changed.notify_all();
         }
-        state.trouble = Some(error);
-        shared.changed.notify_all();
         // Half of it by chance, so that the clients of a server that comes back do not come at once.
         let until = Moment::now() + pause.mul_f64(rand::rng().random_range(0.5..1.0));
         while !state.closing && !until.remaining().is_zero() {

@@ -351,7 +351,10 @@ impl Code {
                 "the server does not know the request; ZooKeeper 3.5 or later is needed",
             ),
             -112 | -118 => (ErrorKind::Unreachable, "the server is rid of our session"),
-            _ => (ErrorKind::Unavailable, "the server cannot serve the request now"),
+            _ => (
+                ErrorKind::Unavailable,
+                "the server cannot serve the request now",
+            ),
         };
         Error::new(kind, format!("{path}: {what} (ZooKeeper error {})", self.0))
     }

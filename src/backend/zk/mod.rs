@@ -47,7 +47,6 @@ use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::fork::Origin;
-use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::url::Url;
 
@@ -120,14 +119,13 @@ impl Core {
     }
 }
 
-/// The times of an owner, for display: `left` is what is left of its ttl.
+/// A snapshot for display. `ttl` and `total` are what is left, as far as one can know.
 fn owner(
     session: &Session,
     id: &str,
     acquired_at: Option<i64>,
     fence: i64,
-    left: Duration,
-    lease: Lease,
+    (ttl, total): (Duration, Duration),
 ) -> MutexOwner {
     let now = Moment::now();
     let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -142,12 +140,11 @@ fn owner(
         |(leader_ms, sent)| leader_ms.saturating_add(ms(now - sent)),
     );
     let acquired_at = acquired_at.and_then(|at| u64::try_from(at).ok());
-    let ttl_at = now_ms.saturating_add(ms(left));
     MutexOwner::new(
         id,
         acquired_at.unwrap_or(now_ms),
-        ttl_at,
-        ttl_at.saturating_add(ms(lease.transition())),
+        now_ms.saturating_add(ms(ttl)),
+        now_ms.saturating_add(ms(total)),
         u64::try_from(fence).unwrap_or(0),
     )
     .observed_at(now_ms, now)

@@ -80,8 +80,7 @@ impl Observer {
                         &String::from_utf8_lossy(&id),
                         Some(stat.ctime),
                         stat.czxid,
-                        lease.ttl(),
-                        lease,
+                        (lease.ttl(), lease.total()),
                     ));
                 }
                 Ok(_) => return Err(unexpected()),

@@ -127,10 +127,7 @@ impl Session {
     #[must_use]
     pub fn alive_until(&self) -> Option<Moment> {
         let state = self.shared.state.lock();
-        state
-            .pulse
-            .alive_until()
-            .filter(|_| !state.phase.is_over())
+        state.pulse.alive_until().filter(|_| !state.phase.is_over())
     }
 
     /// Creates a node and returns its path, which ends in a number if `mode` is sequential.
@@ -380,10 +377,7 @@ impl Shared {
     }
 
     fn timeout(&self, what: &str) -> Error {
-        Error::new(
-            ErrorKind::Timeout,
-            format!("{}: {what}", self.config.realm),
-        )
+        Error::new(ErrorKind::Timeout, format!("{}: {what}", self.config.realm))
     }
 }
 

@@ -198,7 +198,10 @@ impl State {
                 To::Deleted(orphan) | To::Found(orphan) => self.orphans.push(orphan),
                 // Not confirmed: the next server is told of it with the others, and tells at once if
                 // the node is gone.
-                To::Lookout => pending.lookout.into_iter().for_each(|lookout| self.keep(lookout)),
+                To::Lookout => pending
+                    .lookout
+                    .into_iter()
+                    .for_each(|lookout| self.keep(lookout)),
                 To::Pulse | To::Nobody => {}
             }
         }
