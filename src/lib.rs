@@ -79,6 +79,8 @@ pub use backend::memory;
 pub use backend::redis;
 #[cfg(feature = "mysql")]
 pub use backend::mysql;
+#[cfg(feature = "zk")]
+pub use backend::zk;
 pub use bell::{Bell, Ring, Waker};
 pub use clock::Moment;
 pub use contender::{MutexContender, MutexRetriever};

@@ -37,9 +37,10 @@ pub mod memory;
 pub mod redis;
 #[cfg(feature = "mysql")]
 pub mod mysql;
+#[cfg(feature = "zk")]
+pub mod zk;
 
 /// `Some(path)` where the feature is on, and `None` where the path does not exist.
-#[allow(unused_macros)]
 macro_rules! connect_with {
     ($feature:tt, $path:path) => {{
         #[cfg(feature = $feature)]
@@ -61,7 +62,7 @@ const SCHEMES: &[(&str, &str, Option<Connect>)] = &[
         connect_with!("redis", redis::connect),
     ),
     ("mysql", "mysql", connect_with!("mysql", mysql::connect)),
-    ("zk", "zk", None),
+    ("zk", "zk", connect_with!("zk", zk::connect)),
 ];
 
 type Connect = fn(&Url) -> Result<Factory>;
