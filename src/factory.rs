@@ -61,8 +61,11 @@ impl Factory {
         ObserveBuilder::retriever(self.clone(), retriever)
     }
 
-    /// The backend, or an error in a child process that inherited this factory through `fork`.
-    pub(crate) fn backend(&self) -> Result<&Arc<dyn Backend>> {
+    /// The backend, for who wraps one or drives a seat by hand.
+    ///
+    /// # Errors
+    /// `Forked` in a child process that inherited this factory.
+    pub fn backend(&self) -> Result<&Arc<dyn Backend>> {
         self.origin.check()?;
         Ok(&self.backend)
     }
