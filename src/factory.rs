@@ -89,3 +89,24 @@ impl Factory {
         Ok(&self.backend)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    /// Rule 12. A real `fork` needs `unsafe`; what a child sees is another process id.
+    #[test]
+    fn a_child_process_is_refused_and_waits_for_nobody() {
+        let mut factory = crate::memory::factory("fork", Lease::default());
+        factory.origin = Origin::elsewhere();
+        for error in [
+            factory.backend().unwrap_err(),
+            factory.contend("m").build().unwrap_err(),
+            factory.observe("m").build().unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Forked);
+            assert!(error.to_string().contains("connect again"), "{error}");
+        }
+    }
+}

@@ -159,9 +159,11 @@ pub fn callbacks_run_on_the_executor_given(subject: &Subject) {
     );
 }
 
+type Log = Arc<Mutex<Vec<(EventKind, Option<u64>)>>>;
+
 struct Own {
     mutex: String,
-    log: Arc<Mutex<Vec<(EventKind, Option<u64>)>>>,
+    log: Log,
 }
 
 impl MutexContender for Own {
