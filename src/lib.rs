@@ -77,10 +77,10 @@ mod state;
 mod url;
 
 pub use backend::memory;
-#[cfg(feature = "redis")]
-pub use backend::redis;
 #[cfg(feature = "mysql")]
 pub use backend::mysql;
+#[cfg(feature = "redis")]
+pub use backend::redis;
 #[cfg(feature = "zk")]
 pub use backend::zk;
 pub use bell::{Bell, Ring, Waker};

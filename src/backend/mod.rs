@@ -33,10 +33,10 @@ use crate::owner::MutexOwner;
 use crate::url::Url;
 
 pub mod memory;
-#[cfg(feature = "redis")]
-pub mod redis;
 #[cfg(feature = "mysql")]
 pub mod mysql;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "zk")]
 pub mod zk;
 
