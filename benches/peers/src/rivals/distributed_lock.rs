@@ -1,14 +1,15 @@
 //! distributed-lock, on Redis: asynchronous, polls.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use distributed_lock::{
-    DistributedLock, LockHandle, LockProvider, RedisDistributedLock, RedisLockHandle,
-    RedisLockProvider,
-};
+use distributed_lock_core::traits::{DistributedLock, LockHandle, LockProvider};
+use distributed_lock_redis::{RedisDistributedLock, RedisLockHandle, RedisLockProvider};
 use tokio::runtime::Runtime;
 
 use super::{Contender, Rival, TTL};
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Distributed {
     pub url: String,
@@ -36,9 +37,11 @@ impl Rival for Distributed {
 
 impl Contender for One {
     fn lock(&mut self) {
-        // A lock of its own for each acquisition: its id is the lock's.
+        // A lock of its own for each acquisition: its id is the lock's. Without a limit it gives up at
+        // once (0.2.0).
         let lock: RedisDistributedLock = self.provider.create_lock(&self.mutex);
-        self.handle = Some(self.runtime.block_on(lock.acquire(None)).unwrap());
+        let acquired = lock.acquire(Some(PATIENCE));
+        self.handle = Some(self.runtime.block_on(acquired).unwrap());
     }
 
     fn unlock(&mut self) {
