@@ -2,6 +2,7 @@
 -- With an empty id it only looks: that is how an observer sees the owner.
 --
 -- ARGV  1 id, or ''  2 ttl + transition in ms  3 fence
+--       4 until when we wait for the reply, of no interest: a late renewal is harmless, it names its fence
 -- Result  sight(1, ...) if renewed, sight(0, ...) if not
 
 local id, total, fence = ARGV[1], tonumber(ARGV[2]), ARGV[3]

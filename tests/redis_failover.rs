@@ -74,6 +74,11 @@ fn a_mutex_that_moves_to_another_node_takes_its_waiters_along() {
         let first = next(&in_owner, EventKind::Acquired).fence();
         let (waiter, in_waiter) = started(&factory, "m", "b");
         wait_for_owner(&waiter, "a");
+        let observer = factory.observe("m").build().unwrap();
+        observer.start().unwrap();
+        wait_until(PATIENCE, "the observer sees the owner", || {
+            observer.state().after().is_owner("a")
+        });
         let before = cluster.master_of("simba:{m}", 0);
         let heir = cluster
             .replicas()
@@ -91,15 +96,12 @@ fn a_mutex_that_moves_to_another_node_takes_its_waiters_along() {
             cluster.masters().contains(&heir)
         });
         cluster.wait_ok();
-        let channel = "simba:{m}:b";
-        wait_until(PATIENCE, "the waiter listens on the new master", || {
-            cluster
-                .node(heir)
-                .cli(&["PUBSUB", "NUMSUB", channel])
-                .lines()
-                .last()
-                == Some("1")
-        });
+        for channel in ["simba:{m}:a", "simba:{m}:b", "simba:{m}!released"] {
+            wait_until(PATIENCE, "everybody listens on the new master", || {
+                let listeners = cluster.node(heir).cli(&["PUBSUB", "NUMSUB", channel]);
+                listeners.lines().last() == Some("1")
+            });
+        }
         assert!(owner.is_owner() && owner.fence() == first);
         let began = Instant::now();
         owner.stop().unwrap();
@@ -110,5 +112,8 @@ fn a_mutex_that_moves_to_another_node_takes_its_waiters_along() {
             began.elapsed()
         );
         assert!(second > first);
+        wait_until(PATIENCE, "the observer sees the next owner", || {
+            observer.state().after().is_owner("b")
+        });
     });
 }
