@@ -22,7 +22,7 @@ if reserved and reserved == ARGV[7] then
   -- A Simba peer that we had told: it took the mutex, which leaves no trace here, and released it.
   reserved = nil
 end
-local granted = owner == id
+local granted, waits = owner == id, true
 if not owner then
   if reserved then
     granted = reserved == id
@@ -34,14 +34,16 @@ if not owner then
       redis.call('ZADD', queue, 'NX', place, id)
     end
     reserved = hand_on(id, known[2] and known[2] ~= '' and known[2] or id, claim)
-    granted, left = not reserved, claim
+    granted, left, waits = not reserved, claim, false
   end
 end
 
 if granted then
   local fence = math.max((tonumber(known[1]) or 0) + 1, time[1] * 1000000 + time[2])
   redis.call('PUBLISH', mutex, 'acquired@@' .. id)
-  redis.call('ZREM', queue, id)
+  if waits then
+    redis.call('ZREM', queue, id)
+  end
   redis.call('SET', mutex, id, 'PX', total)
   redis.call('HSET', lease, 'fence', string.format('%.0f', fence), 'owner', id,
     'acquired', string.format('%.0f', now), 'transition', transition, 'reserved', '')

@@ -11,9 +11,8 @@ local left = owner and redis.call('PTTL', mutex) or 0
 if not owner or owner ~= id or known[2] ~= id or known[1] ~= fence then
   return sight(0, left)
 end
-if left < total then
-  redis.call('PEXPIRE', mutex, total)
-  redis.call('PEXPIRE', lease, total + MEMORY)
-  left = total
-end
+-- Written in any case: a replica, whose word is worth nothing, cannot.
+left = math.max(left, total)
+redis.call('PEXPIRE', mutex, left)
+redis.call('PEXPIRE', lease, left + MEMORY)
 return sight(1, left)
