@@ -1,0 +1,329 @@
+//! The rules, held against everything that happens. The monitor sees true time, every process and the
+//! backend at once; it uses nothing that the machine says about itself but its belief and its news.
+//!
+//! Whom it counts: a *believer* is a process, paused or not, whose machine's `belief()` lies in the
+//! future of its own clock. A crashed process believes nothing. A belief with a fence that the backend
+//! granted before it lost its memory is *exempt* from the two rules that the backend's memory carries
+//! (`TWO`, `OUTLIVES`): DESIGN 3 leaves it to the fence, which must still grow.
+
+use contend::Moment;
+use contend::contention::Change;
+
+use crate::clock::True;
+use crate::model::{Ask, Held, Id};
+use crate::world::World;
+
+/// At no true time are there two believers. Checked after every event; between two events beliefs
+/// only end, so that is everywhere.
+pub const TWO: &str = "never two believers at once";
+/// While a process believes, the backend keeps a lease of its id, with the fence believed in (or a
+/// higher one: a repeated acquire adopts), which ends no earlier than the belief, in true time.
+pub const OUTLIVES: &str = "belief ends before the lease does";
+/// Acquired and Released alternate per incarnation, Released names the fence that Acquired did, and a
+/// process that has stopped has announced its Released.
+pub const ALTERNATE: &str = "events alternate";
+/// When the machine says to announce Acquired, belief holds at that instant, and the grant's own send
+/// time plus `Lease::belief` lies in the future.
+pub const LATE: &str = "a late grant is not announced";
+/// Once belief has ended, a process that is not paused announces Released in the same instant.
+pub const OVERDUE: &str = "Released comes at the deadline";
+/// No release leaves a process that believes, or that has not announced Released.
+pub const TELL_FIRST: &str = "Released is announced before the release is sent";
+/// Every grant's fence is higher than all before it, also across a loss of memory; and so is every
+/// announced one, per process always, over all processes unless exempt.
+pub const FENCE: &str = "fences grow";
+/// A renewal or release changes no lease but the one with the fence it was issued for; an acquire
+/// changes none but its own id's; a withdrawal none at all.
+pub const TOUCH: &str = "a request touches no lease but its own";
+/// A renewal moves no end backwards.
+pub const SHORTEN: &str = "a renewal shortens nothing";
+/// A belief that has ended does not come back with the same fence or a lower one.
+pub const REVIVE: &str = "a deadline once passed never revives";
+/// `Plan::patience` after the calm has begun, somebody believes.
+pub const LIVE: &str = "somebody owns once faults have stopped";
+/// A process that was stopped in the calm has stopped within a ttl, and the backend keeps neither
+/// lease nor queue entry nor reservation for it.
+pub const TRACE: &str = "a stopped process leaves nothing behind";
+
+#[derive(Clone, Copy, Debug)]
+pub struct Belief {
+    pub fence: u64,
+    pub until: Moment,
+    /// The first true time at which it holds no more.
+    pub end: True,
+    /// Counted already as exempt.
+    counted: bool,
+}
+
+#[derive(Debug)]
+pub struct Violation {
+    pub rule: &'static str,
+    pub what: String,
+}
+
+/// What the monitor knows of the mutex as a whole.
+#[derive(Default)]
+pub struct Monitor {
+    highest_grant: u64,
+    highest_announced: u64,
+    /// The highest fence that the backend has forgotten.
+    forgotten: u64,
+    pub violation: Option<Violation>,
+}
+
+impl World {
+    pub fn violate(&mut self, rule: &'static str, what: String) {
+        self.trace(|_| format!("VIOLATION: {rule}: {what}"));
+        self.monitor
+            .violation
+            .get_or_insert(Violation { rule, what });
+    }
+
+    /// After every event.
+    pub fn check(&mut self) {
+        let mut believer = None;
+        let free_at = self
+            .model
+            .lease
+            .map(|held| (held, self.model.free_at(&held)));
+        for p in 0..self.processes.len() {
+            let process = &mut self.processes[p];
+            if process.announced.is_some() {
+                let end = process.belief.map_or(process.due, |belief| belief.end);
+                if self.now > end.max(process.paused_until) {
+                    let what = format!("P{p} was due at {end} and says nothing");
+                    return self.violate(OVERDUE, what);
+                }
+            }
+            let Some(belief) = &mut process.belief else {
+                continue;
+            };
+            if belief.end <= self.now {
+                continue;
+            }
+            if belief.fence <= self.monitor.forgotten {
+                self.tally.exempt_beliefs +=
+                    u64::from(!std::mem::replace(&mut belief.counted, true));
+                continue;
+            }
+            let belief = *belief;
+            if let Some(other) = believer.replace(p) {
+                let what = format!("P{other} and P{p} both believe");
+                return self.violate(TWO, what);
+            }
+            let id = process.id;
+            match free_at {
+                Some((held, free_at))
+                    if held.id == id && held.fence >= belief.fence && belief.end <= free_at => {}
+                other => {
+                    let what = format!("P{p} has {belief:?}, the backend {other:?}");
+                    return self.violate(OUTLIVES, what);
+                }
+            }
+        }
+    }
+
+    /// After every word with the machine of `p`.
+    pub fn note_belief(&mut self, p: usize) {
+        let now = self.now;
+        let process = &mut self.processes[p];
+        let belief = process
+            .machine
+            .as_ref()
+            .and_then(|machine| machine.belief());
+        let old = process.belief;
+        if belief == old.map(|old| (old.until, old.fence)) {
+            return;
+        }
+        let new = belief.map(|(until, fence)| Belief {
+            fence,
+            until,
+            end: process.clock.reaches_moment(until),
+            counted: false,
+        });
+        process.belief = new;
+        if let Some(old) = old {
+            let same = new.filter(|new| new.fence == old.fence);
+            if same.is_none() {
+                process.spent = process.spent.max(old.fence);
+                process.due = old.end.min(now);
+                process.timed_out = old.end <= now;
+            } else if old.end <= now && same.is_some_and(|new| now < new.end) {
+                let what = format!("P{p} goes from {old:?} to {new:?} at {now}");
+                return self.violate(REVIVE, what);
+            }
+        }
+        if let Some(new) = new
+            && new.fence <= process.spent
+        {
+            let what = format!("P{p} believes {new:?}, after {}", process.spent);
+            self.violate(REVIVE, what);
+        }
+    }
+
+    /// The machine of `p` says to tell the listeners.
+    pub fn note_announcement(&mut self, p: usize, change: &Change) {
+        let now = self.now;
+        let process = &mut self.processes[p];
+        let id = &*self.ids[process.id];
+        let believes = process.belief.filter(|belief| now < belief.end);
+        match change {
+            Change::Acquired(state) => {
+                let fence = state.after().fence();
+                self.tally.acquired += 1;
+                let again = process.announced.replace(fence);
+                if again.is_some() || !state.is_owner(id) || state.before().is_owner(id) {
+                    let what = format!("P{p} announces {state:?} after {again:?}");
+                    return self.violate(ALTERNATE, what);
+                }
+                let local = process.clock.moment(now);
+                let fresh = process.granted.is_some_and(|(sent, granted)| {
+                    granted == fence && local < sent + process.lease.belief()
+                });
+                if !fresh || believes.is_none_or(|belief| belief.fence != fence) {
+                    let what = format!("P{p} announces {state:?} with {:?}", process.belief);
+                    return self.violate(LATE, what);
+                }
+                let before = std::mem::replace(&mut process.last_announced, fence);
+                let exempt = fence <= self.monitor.forgotten;
+                if fence <= before || (!exempt && fence <= self.monitor.highest_announced) {
+                    let highest = self.monitor.highest_announced;
+                    let what = format!("P{p} announces {fence} after {before}, all: {highest}");
+                    return self.violate(FENCE, what);
+                }
+                self.monitor.highest_announced = self.monitor.highest_announced.max(fence);
+            }
+            Change::Released(state) => {
+                let fence = process.announced.take();
+                if fence != Some(state.before().fence()) || believes.is_some() {
+                    let what = format!("P{p} announces {state:?} after {fence:?}");
+                    return self.violate(ALTERNATE, what);
+                }
+                if process.timed_out {
+                    self.tally.step_downs += 1;
+                } else {
+                    self.tally.given_up += 1;
+                }
+            }
+            Change::OwnerChanged(state) => {
+                if process.announced.is_some() || state.is_owner(id) {
+                    let what = format!("P{p} announces {state:?} as owner");
+                    self.violate(ALTERNATE, what);
+                }
+            }
+        }
+    }
+
+    /// A release is about to be sent.
+    pub fn note_release(&mut self, p: usize, fence: u64) {
+        let process = &self.processes[p];
+        let believes = process.belief.is_some_and(|belief| self.now < belief.end);
+        if believes || process.announced.is_some() {
+            let what = format!("P{p} releases {fence}, announced: {:?}", process.announced);
+            self.violate(TELL_FIRST, what);
+        }
+    }
+
+    /// The machine of `p` has nothing left to do.
+    pub fn note_end(&mut self, p: usize) {
+        let process = &self.processes[p];
+        if process.announced.is_some() || process.belief.is_some() {
+            let what = format!("P{p} stopped with {:?} announced", process.announced);
+            self.violate(ALTERNATE, what);
+        }
+    }
+
+    /// The process is gone, and so is what it believed.
+    pub fn note_crash(&mut self, p: usize) {
+        let process = &mut self.processes[p];
+        if let Some(belief) = process.belief.take() {
+            process.spent = process.spent.max(belief.fence);
+        }
+        process.announced = None;
+    }
+
+    pub fn note_memory_loss(&mut self) {
+        self.monitor.forgotten = self.monitor.highest_grant;
+    }
+
+    /// The backend did what `id` asked, and its lease was `before` and is now another or the same.
+    pub fn note_execution(&mut self, id: Id, ask: Ask, before: Option<Held>) {
+        let after = self.model.lease;
+        if let (Ask::Renew(fence) | Ask::Release(fence), Some(held)) = (ask, before)
+            && held.fence != fence
+        {
+            self.tally.stale_requests += 1;
+        }
+        if let Ask::Acquire(_) = ask {
+            // Even a grant that changes nothing is one: told by its answer, not by its effect.
+        } else if before == after {
+            return;
+        }
+        let says =
+            |what: &str| format!("{what}: id {id} asked {ask:?}, {before:?} became {after:?}");
+        match ask {
+            Ask::Acquire(_) => {
+                let Some(held) = after.filter(|_| self.granted) else {
+                    if before != after {
+                        self.violate(TOUCH, says("refused"));
+                    }
+                    return;
+                };
+                self.tally.grants += 1;
+                self.tally.adoptions += u64::from(before.is_some());
+                if held.id != id || before.is_some_and(|held| held.id != id) {
+                    self.violate(TOUCH, says("stolen"));
+                } else if held.fence <= self.monitor.highest_grant {
+                    self.violate(FENCE, says("not raised"));
+                }
+                self.monitor.highest_grant = self.monitor.highest_grant.max(held.fence);
+            }
+            Ask::Renew(fence) => {
+                self.tally.renewals += 1;
+                match (before, after) {
+                    (before, Some(after)) if after.fence == fence && after.id == id => {
+                        if before.is_some_and(|before| {
+                            before.fence != fence
+                                || after.transition_at < before.transition_at
+                                || after.ttl_at < before.ttl_at
+                        }) {
+                            self.violate(SHORTEN, says("moved back"));
+                        }
+                    }
+                    _ => self.violate(TOUCH, says("renewed another")),
+                }
+            }
+            Ask::Release(fence) => {
+                if after.is_some() || before.is_none_or(|held| (held.id, held.fence) != (id, fence))
+                {
+                    self.violate(TOUCH, says("released another"));
+                }
+            }
+            Ask::Withdraw => self.violate(TOUCH, says("withdrawn")),
+        }
+    }
+
+    /// At the end of the calm.
+    pub fn check_liveness(&mut self) {
+        let now = self.now;
+        let owns = |belief: Option<Belief>| belief.is_some_and(|belief| now < belief.end);
+        if !self.processes.iter().any(|process| owns(process.belief)) {
+            let what = format!("the backend has {:?}", self.model.lease);
+            self.violate(LIVE, what);
+        }
+    }
+
+    /// At the end of all.
+    pub fn check_traces(&mut self) {
+        for p in 0..self.processes.len() {
+            let process = &self.processes[p];
+            if process.machine.is_some() || self.model.knows(process.id) {
+                let what = format!(
+                    "P{p} is {:?}, the backend has {:?}",
+                    process.doing, self.model.lease
+                );
+                return self.violate(TRACE, what);
+            }
+        }
+    }
+}

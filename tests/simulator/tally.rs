@@ -1,0 +1,52 @@
+//! What happened over all schedules: shown, and held against minimums, so that the simulator cannot
+//! stop exercising something without anybody noticing.
+
+macro_rules! tally {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        #[derive(Clone, Debug, Default)]
+        pub struct Tally { $($(#[$doc])* pub $name: u64),* }
+
+        impl Tally {
+            pub fn add(&mut self, other: &Tally) {
+                $(self.$name += other.$name;)*
+            }
+
+            pub fn rows(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+        }
+    };
+}
+
+tally! {
+    schedules,
+    events,
+    /// Leases granted by the model, adoptions included.
+    grants,
+    adoptions,
+    renewals,
+    /// Announced.
+    acquired,
+    /// Released announced because the deadline had come.
+    step_downs,
+    /// Released announced for any other reason: a stop, or a renewal that said `Lost`.
+    given_up,
+    /// Late grants released without having been announced.
+    give_backs,
+    /// Renewals and releases that named a fence which was no longer that of the lease.
+    stale_requests,
+    timeouts,
+    /// Replies to a call that was over by then.
+    ignored_replies,
+    lost_messages,
+    duplicates,
+    late_messages,
+    pauses,
+    crashes,
+    stops,
+    new_ids,
+    memory_losses,
+    /// Beliefs whose lease the backend had forgotten.
+    exempt_beliefs,
+    lost_wakes,
+}
