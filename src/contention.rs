@@ -332,6 +332,16 @@ impl Contention {
         });
         self.failures = 0;
         self.next_try = now;
+        if let Some(Change::Acquired(state)) = self.news.back() {
+            // A pause or a stop came between the grant and its announcement: too late to say that we
+            // own, while somebody else may. As if the reply itself had come too late.
+            self.seen = state.before().clone();
+            self.news.pop_back();
+            if self.leaving.is_none() {
+                self.give_back = Some(owned.fence);
+            }
+            return;
+        }
         let before = std::mem::replace(&mut self.seen, MutexOwner::NONE);
         self.news
             .push_back(Change::Released(MutexState::new(before, MutexOwner::NONE)));
