@@ -179,9 +179,12 @@ impl Model {
                 transition_at: now_ms + millis(lease.total()),
             };
             if let Some(ghost) = ours {
-                // A statement with a frozen clock must not move an end backwards here either.
-                held.ttl_at = held.ttl_at.max(ghost.ttl_at);
-                held.transition_at = held.transition_at.max(ghost.transition_at);
+                // Like a renewal, an adoption must move no end backwards: its clock may be frozen, and
+                // it may come late from a process that was set up with a shorter lease before.
+                if self.plant != Plant::ShortensOnAdoption {
+                    held.ttl_at = held.ttl_at.max(ghost.ttl_at);
+                    held.transition_at = held.transition_at.max(ghost.transition_at);
+                }
                 match self.plant {
                     Plant::KeepsFence => held.fence = ghost.fence,
                     Plant::AdoptsWithoutLease => {

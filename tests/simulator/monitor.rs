@@ -7,7 +7,7 @@
 //! (`TWO`, `OUTLIVES`): DESIGN 3 leaves it to the fence, which must still grow.
 
 use contend::Moment;
-use contend::contention::Change;
+use contend::contention::{Change, Step};
 
 use crate::clock::True;
 use crate::model::{Ask, Held, Id};
@@ -19,6 +19,11 @@ pub const TWO: &str = "never two believers at once";
 /// While a process believes, the backend keeps a lease of its id, with the fence believed in (or a
 /// higher one: a repeated acquire adopts), which ends no earlier than the belief, in true time.
 pub const OUTLIVES: &str = "belief ends before the lease does";
+/// What is left of the lease when belief ends, on the backend's clock, is the transition, less at most
+/// what the allowance lets the clocks drift apart.
+pub const WIND_DOWN: &str = "the transition is left for winding down";
+/// Every call ends within `Lease::call_budget`, and a renewal's no later than belief.
+pub const BUDGET: &str = "no call outlasts its budget or the deadline";
 /// Acquired and Released alternate per incarnation, Released names the fence that Acquired did, and a
 /// process that has stopped has announced its Released.
 pub const ALTERNATE: &str = "events alternate";
@@ -62,8 +67,9 @@ pub struct Violation {
 }
 
 /// What the monitor knows of the mutex as a whole.
-#[derive(Default)]
 pub struct Monitor {
+    /// The only rule to hold, to see how far a bug gets that others would have stopped.
+    only: Option<&'static str>,
     highest_grant: u64,
     highest_announced: u64,
     /// The highest fence that the backend has forgotten.
@@ -71,8 +77,23 @@ pub struct Monitor {
     pub violation: Option<Violation>,
 }
 
+impl Monitor {
+    pub fn new(only: Option<&'static str>) -> Monitor {
+        Monitor {
+            only,
+            highest_grant: 0,
+            highest_announced: 0,
+            forgotten: 0,
+            violation: None,
+        }
+    }
+}
+
 impl World {
     pub fn violate(&mut self, rule: &'static str, what: String) {
+        if self.monitor.only.is_some_and(|only| only != rule) {
+            return;
+        }
         self.trace(|_| format!("VIOLATION: {rule}: {what}"));
         self.monitor
             .violation
@@ -82,19 +103,16 @@ impl World {
     /// After every event.
     pub fn check(&mut self) {
         let mut believer = None;
-        let free_at = self
-            .model
-            .lease
-            .map(|held| (held, self.model.free_at(&held)));
         for p in 0..self.processes.len() {
             let process = &mut self.processes[p];
             if process.announced.is_some() {
                 let end = process.belief.map_or(process.due, |belief| belief.end);
                 if self.now > end.max(process.paused_until) {
                     let what = format!("P{p} was due at {end} and says nothing");
-                    return self.violate(OVERDUE, what);
+                    self.violate(OVERDUE, what);
                 }
             }
+            let process = &mut self.processes[p];
             let Some(belief) = &mut process.belief else {
                 continue;
             };
@@ -102,24 +120,54 @@ impl World {
                 continue;
             }
             if belief.fence <= self.monitor.forgotten {
-                self.tally.exempt_beliefs +=
-                    u64::from(!std::mem::replace(&mut belief.counted, true));
+                let counted = std::mem::replace(&mut belief.counted, true);
+                self.tally.exempt_beliefs += u64::from(!counted);
                 continue;
             }
-            let belief = *belief;
             if let Some(other) = believer.replace(p) {
-                let what = format!("P{other} and P{p} both believe");
-                return self.violate(TWO, what);
+                self.violate(TWO, format!("P{other} and P{p} both believe"));
             }
-            let id = process.id;
-            match free_at {
-                Some((held, free_at))
-                    if held.id == id && held.fence >= belief.fence && belief.end <= free_at => {}
-                other => {
-                    let what = format!("P{p} has {belief:?}, the backend {other:?}");
-                    return self.violate(OUTLIVES, what);
-                }
-            }
+            self.check_lease(p);
+        }
+        if believer.is_some() && !self.faulty {
+            self.owned_at.get_or_insert(self.now);
+        }
+    }
+
+    /// The lease behind a belief that holds.
+    fn check_lease(&mut self, p: usize) {
+        let process = &self.processes[p];
+        let (Some(belief), held) = (process.belief, self.model.lease) else {
+            return;
+        };
+        let ours = |held: &Held| held.id == process.id && held.fence >= belief.fence;
+        let Some(free_at) = held.filter(ours).map(|held| self.model.free_at(&held)) else {
+            let what = format!("P{p} has {belief:?}, the backend {held:?}");
+            return self.violate(OUTLIVES, what);
+        };
+        let server = self.model.clock;
+        if free_at < belief.end {
+            let what = format!("P{p} has {belief:?}, the backend {held:?} until {free_at}");
+            self.violate(OUTLIVES, what);
+        } else if server.shows(belief.end) + process.wind_down > server.shows(free_at) {
+            let what = format!("P{p} has {belief:?}, the backend {held:?} until {free_at}");
+            self.violate(WIND_DOWN, what);
+        }
+    }
+
+    /// The machine of `p` decided.
+    pub fn note_step(&mut self, p: usize, step: &Step, now: Moment) {
+        let process = &self.processes[p];
+        let (Step::Acquire { by, .. }
+        | Step::Renew { by, .. }
+        | Step::Release { by, .. }
+        | Step::Withdraw { by }) = *step
+        else {
+            return;
+        };
+        let deadline = process.belief.map_or(Moment::FAR, |belief| belief.until);
+        if by > deadline || by > now + process.lease.call_budget() {
+            self.violate(BUDGET, format!("P{p} at {now:?}: {step:?}"));
         }
     }
 
@@ -217,6 +265,9 @@ impl World {
     /// A release is about to be sent.
     pub fn note_release(&mut self, p: usize, fence: u64) {
         let process = &self.processes[p];
+        if !process.stop_asked {
+            self.tally.give_backs += 1;
+        }
         let believes = process.belief.is_some_and(|belief| self.now < belief.end);
         if believes || process.announced.is_some() {
             let what = format!("P{p} releases {fence}, announced: {:?}", process.announced);

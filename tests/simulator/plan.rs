@@ -6,6 +6,7 @@ use contend::Lease;
 
 use crate::clock::{Clock, MS, True, millis, nanos};
 use crate::dice::Dice;
+use crate::plant::Plant;
 
 pub struct Plan {
     /// One lease per process.
@@ -50,12 +51,18 @@ pub struct Habits {
 }
 
 impl Plan {
-    pub fn draw(dice: &mut Dice) -> Plan {
+    pub fn draw(dice: &mut Dice, plant: Plant) -> Plan {
         let processes = dice.pick(&[2, 2, 3, 3, 4]);
         let common = lease(dice);
         let mixed = dice.chance(250);
         let leases: Vec<Lease> = (0..processes)
-            .map(|_| if mixed { lease(dice) } else { common })
+            .map(|_| {
+                if mixed {
+                    lease_like(dice, common)
+                } else {
+                    common
+                }
+            })
             .collect();
         // Rates in hundreds of ppm, so that the edge is met exactly: the server within 0.5% of true
         // time, every local clock within 1% of the server's, which is what the allowance covers.
@@ -67,6 +74,7 @@ impl Plan {
         let clocks = (0..processes)
             .map(|_| {
                 let ratio = match dice.below(4) {
+                    0 | 1 if plant == Plant::DriftsTooFar => 989_000,
                     0 | 1 => 990_000,
                     2 => 1_010_000,
                     _ => dice.between(991_000, 1_009_000),
@@ -145,12 +153,14 @@ impl Plan {
 
     /// How long after the calm has begun somebody must own at the latest, with `ids` contenders that
     /// ever stood in the queue. The parts: the longest lease that a dead contender may have left, the
-    /// mutex offered in vain to every dead waiter, the longest pause after failures, and the calls.
+    /// mutex offered in vain to every dead waiter, the longest pause after failures, one call that
+    /// began before the calm and the way out of a contender that was stopping then.
     pub fn patience(&self, ids: u64) -> u64 {
-        let jitter = 50 * MS;
+        let jitter = (self.longest_ttl() / 20).min(50 * MS);
         let backoff = (self.longest_ttl() / 2).clamp(100 * MS, 5_000 * MS);
-        let claims = (ids + 1) * (self.habits.claim_ms * MS + jitter + self.shortest_ttl() / 8);
-        (self.longest_total() + claims + backoff + self.longest_ttl()) * 103 / 100
+        let calls = 2 * (self.longest_ttl() / 4);
+        let claims = ids * (self.habits.claim_ms * MS + jitter + self.shortest_ttl() / 16);
+        (self.longest_total() + claims + jitter + backoff + calls) * 103 / 100
     }
 
     pub fn is_cut(&self, process: usize, now: True) -> bool {
@@ -183,6 +193,16 @@ fn lease(dice: &mut Dice) -> Lease {
         let ms = Duration::from_millis;
         if let Ok(lease) = Lease::new(ms(ttl), ms(transition)) {
             return lease;
+        }
+    }
+}
+
+/// Another one, near enough in length for both to matter in one schedule.
+fn lease_like(dice: &mut Dice, other: Lease) -> Lease {
+    loop {
+        let drawn = lease(dice);
+        if drawn.ttl() <= other.ttl() * 3 && other.ttl() <= drawn.ttl() * 3 {
+            return drawn;
         }
     }
 }

@@ -21,6 +21,10 @@ pub enum Plant {
     RevivesDeadline,
     /// Model: adoption raises the fence and leaves the end of the lease as it was.
     AdoptsWithoutLease,
+    /// Model: adoption sets the end to what its statement's clock and lease say, earlier or not.
+    ShortensOnAdoption,
+    /// World: clocks drift a tenth of a percent further than the allowance covers.
+    DriftsTooFar,
     /// Driver: on stopping, the release goes out first and Released is announced after it.
     ReleasesBeforeTelling,
     /// Driver: a stopped contender leaves without releasing or withdrawing.

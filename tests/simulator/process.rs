@@ -1,18 +1,14 @@
-//! One process with one contender: the worker loop of the service, cut into events so that time can
-//! pass between any two of its lines.
+//! One process with one contender: what it holds in its memory, and what the monitor knows of it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use contend::backend::{Attempt, Entry, Grant, Refusal, Renewal};
 use contend::contention::{Contention, Step};
-use contend::{ContendPeriod, Lease, Moment, MutexOwner};
+use contend::{ContendPeriod, Lease, Moment};
 
-use crate::clock::{Clock, True};
-use crate::model::{Answer, Ask, Held, Id};
+use crate::clock::{Clock, True, nanos};
+use crate::dice::Dice;
+use crate::model::{Ask, Id};
 use crate::monitor::Belief;
-use crate::plant::Plant;
-use crate::world::{Event, Fault, World};
 
 pub struct Process {
     pub clock: Clock,
@@ -43,6 +39,8 @@ pub struct Process {
     pub timed_out: bool,
     /// The send time and the fence of the last grant that the driver was told of.
     pub granted: Option<(Moment, u64)>,
+    /// What must be left of the transition when belief ends, whatever the clocks do.
+    pub wind_down: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -63,301 +61,45 @@ pub struct Call {
     pub sent: Moment,
 }
 
-impl World {
-    /// A new incarnation, with the same id or another.
-    pub fn start(&mut self, p: usize) {
-        let now = self.now;
-        let process = &mut self.processes[p];
-        process.machine = Some(Contention::new(
-            Arc::clone(&self.ids[process.id]),
-            process.lease,
-            process.period,
-            process.clock.moment(now),
-        ));
-        process.doing = Doing::Ready;
-        process.woken = false;
-        process.listening = false;
-        process.stop_asked = false;
-        self.trace(|w| format!("P{p} starts as {}", w.ids[w.processes[p].id]));
-        self.drive(p);
-    }
-
-    /// The worker's loop, up to its next wait of any kind.
-    pub fn drive(&mut self, p: usize) {
-        for _ in 0..64 {
-            // Between what the last call brought and the next decision.
-            if self.pauses(p) {
-                self.processes[p].doing = Doing::Ready;
-                self.set_timer(p, self.processes[p].paused_until);
-                return;
-            }
-            self.release_before_telling(p);
-            let now = self.now;
-            let process = &mut self.processes[p];
-            let Some(machine) = &mut process.machine else {
-                return;
-            };
-            if process.stop_asked {
-                machine.stop();
-            }
-            let local = process.clock.moment(now);
-            let step = machine.step(local);
-            self.note_belief(p);
-            self.trace(|_| format!("P{p} at {local:?}: {step:?}"));
-            match step {
-                Step::Announce(change) => self.note_announcement(p, &change),
-                Step::Wait { until } => {
-                    if std::mem::take(&mut self.processes[p].woken) {
-                        self.be_woken(p);
-                        continue;
-                    }
-                    let at = self.processes[p].clock.reaches_moment(until).max(now);
-                    self.processes[p].doing = Doing::Waiting;
-                    self.set_timer(p, at);
-                    return;
-                }
-                Step::Stopped => return self.stopped(p),
-                call => {
-                    // Between the decision and the call.
-                    if self.pauses(p) {
-                        self.processes[p].doing = Doing::Decided(call);
-                        self.set_timer(p, self.processes[p].paused_until);
-                        return;
-                    }
-                    if self.call(p, &call) {
-                        return;
-                    }
-                }
-            }
-        }
-        self.violate("a process never waits", format!("P{p} spins"));
-    }
-
-    /// Begins a call. `false`: it is over already.
-    pub fn call(&mut self, p: usize, step: &Step) -> bool {
-        let (ask, by) = match *step {
-            Step::Acquire { entry, by } => (Ask::Acquire(entry), by),
-            Step::Renew { fence, by } => (Ask::Renew(fence), by),
-            Step::Release { fence, by } => (Ask::Release(fence), by),
-            Step::Withdraw { by } => (Ask::Withdraw, by),
-            _ => return false,
+impl Process {
+    pub fn new(id: Id, clock: Clock, lease: Lease, dice: &mut Dice) -> Process {
+        let mut process = Process {
+            clock,
+            id,
+            lease,
+            period: ContendPeriod::new(lease),
+            machine: None,
+            doing: Doing::Nothing,
+            calls: 0,
+            timers: 0,
+            woken: false,
+            listening: false,
+            stop_asked: false,
+            paused_until: 0,
+            belief: None,
+            spent: 0,
+            announced: None,
+            last_announced: 0,
+            due: 0,
+            timed_out: false,
+            granted: None,
+            wind_down: 0,
         };
-        if let Ask::Release(fence) = ask {
-            self.note_release(p, fence);
-        }
-        if self.plant == Plant::LeavesWithoutRelease
-            && self.processes[p].stop_asked
-            && ask != Ask::Acquire(Entry::Try)
-        {
-            self.stopped(p);
-            return true;
-        }
-        let deaf = self.faulty && self.dice.chance(100);
-        let now = self.now;
-        let process = &mut self.processes[p];
-        if matches!(ask, Ask::Acquire(Entry::Queue)) {
-            process.listening = process.listening || !deaf;
-        }
-        let sent = process.clock.moment(now);
-        process.calls += 1;
-        let call = Call {
-            number: process.calls,
-            ask,
-            sent,
-        };
-        process.doing = Doing::Calling(call);
-        let end = process.clock.reaches_moment(by);
-        if by <= sent {
-            // Time ran out between the decision and the call. A backend starts nothing then; one that
-            // sends it all the same must do no harm.
-            if self.dice.chance(500) {
-                self.send(p, &call, now);
-            }
-            self.tally.timeouts += 1;
-            self.finish(p, call, Answer::Failed);
-            return false;
-        }
-        // Between reading the clock and sending.
-        let leaves = if self.pauses(p) {
-            self.processes[p].paused_until
-        } else {
-            now
-        };
-        self.send(p, &call, leaves);
-        self.push(end, Event::Timeout(p, call.number, true));
-        true
+        process.set_lease(lease, dice);
+        process
     }
 
-    /// A call is over: tells the machine.
-    pub fn finish(&mut self, p: usize, call: Call, answer: Answer) {
-        let roll = self.dice.roll();
-        let plant = self.plant;
-        let session = self.plan.session;
-        let ids = &self.ids;
-        let process = &mut self.processes[p];
-        process.doing = Doing::Ready;
-        let now = process.clock.moment(self.now);
-        let Some(machine) = &mut process.machine else {
-            return;
-        };
-        let belief = process.lease.belief();
-        let mut sent = call.sent;
-        let owner = |held: Held, ms: u64| {
-            let id = Arc::clone(&ids[held.id]);
-            let Held {
-                acquired_at,
-                ttl_at,
-                transition_at,
-                fence,
-                ..
-            } = held;
-            MutexOwner::new(id, acquired_at, ttl_at, transition_at, fence).observed_at(ms, now)
-        };
-        let seen = |held: Option<Held>, ms| held.map_or(MutexOwner::NONE, |held| owner(held, ms));
-        match call.ask {
-            Ask::Acquire(_) => {
-                let attempt = match answer {
-                    Answer::Granted(held, ms) => {
-                        process.granted = Some((sent, held.fence));
-                        if sent + belief <= now && !process.stop_asked {
-                            self.tally.give_backs += 1;
-                        }
-                        if plant == Plant::AnnouncesLateGrant && sent + belief <= now {
-                            sent = now;
-                        }
-                        Some(Attempt::Granted(Grant {
-                            owner: owner(held, ms),
-                            until: session.then(|| sent + belief),
-                        }))
-                    }
-                    Answer::Refused(held, ms, retry_ms) => {
-                        let mut retry_in = Duration::from_millis(retry_ms);
-                        if !process.listening {
-                            // As the worker does: deaf to wake-ups, it goes by time.
-                            retry_in = retry_in.min(process.lease.call_budget());
-                        }
-                        Some(Attempt::Refused(Refusal {
-                            owner: seen(held, ms),
-                            retry_in,
-                        }))
-                    }
-                    _ => None,
-                };
-                machine.acquired(sent, now, attempt, roll);
-            }
-            Ask::Renew(_) => {
-                let renewal = match answer {
-                    Answer::Renewed(held, ms) => {
-                        if plant == Plant::RenewsFromReply {
-                            sent = now;
-                        }
-                        Some(Renewal::Renewed(Grant {
-                            owner: owner(held, ms),
-                            until: session.then(|| sent + belief),
-                        }))
-                    }
-                    Answer::Lost(held, ms) => Some(Renewal::Lost(seen(held, ms))),
-                    _ if plant == Plant::IgnoresErrors => {
-                        sent = now;
-                        Some(Renewal::Renewed(Grant {
-                            owner: machine.seen().clone(),
-                            until: None,
-                        }))
-                    }
-                    _ => None,
-                };
-                // Planted: the clock as it was when the reply came in, before the pause.
-                let read = match plant {
-                    Plant::RevivesDeadline => sent + Duration::from_nanos(1),
-                    _ => now,
-                };
-                machine.renewed(sent, read, renewal, roll);
-            }
-            Ask::Release(_) => {
-                let released = match answer {
-                    Answer::Released(released) => Some(released),
-                    _ => None,
-                };
-                machine.released(now, released, roll);
-            }
-            Ask::Withdraw => {}
+    /// With a renewal as early as by default, or anywhere up to the latest allowed.
+    pub fn set_lease(&mut self, lease: Lease, dice: &mut Dice) {
+        self.lease = lease;
+        self.period = ContendPeriod::new(lease);
+        if dice.chance(400) {
+            let latest = nanos(lease.belief() - lease.call_budget());
+            let after = Duration::from_nanos(dice.between(latest / 10, latest));
+            self.period = self.period.renew_after(after).expect("within its bounds");
         }
-        self.note_belief(p);
-        self.trace(|_| format!("P{p} at {now:?}: {:?} -> {answer:?}", call.ask));
-    }
-
-    /// The backend rang.
-    pub fn be_woken(&mut self, p: usize) {
-        let process = &mut self.processes[p];
-        let now = process.clock.moment(self.now);
-        if let Some(machine) = &mut process.machine {
-            machine.woken(now);
-        }
-        self.trace(|_| format!("P{p} is woken"));
-    }
-
-    /// Planted: the release goes out before the machine is told to stop.
-    fn release_before_telling(&mut self, p: usize) {
-        let process = &mut self.processes[p];
-        if self.plant == Plant::ReleasesBeforeTelling
-            && process.stop_asked
-            && let Some(machine) = &process.machine
-            && !machine.is_leaving()
-            && let Some((_, fence)) = machine.belief()
-        {
-            process.calls += 1;
-            let call = Call {
-                number: process.calls,
-                ask: Ask::Release(fence),
-                sent: process.clock.moment(self.now),
-            };
-            self.note_release(p, fence);
-            self.send(p, &call, self.now);
-        }
-    }
-
-    fn stopped(&mut self, p: usize) {
-        self.trace(|_| format!("P{p} has stopped"));
-        self.note_end(p);
-        self.processes[p].machine = None;
-        self.processes[p].doing = Doing::Nothing;
-        self.tally.stops += 1;
-        if !self.finale {
-            let rest = if self.faulty {
-                self.dice.below(self.plan.longest_ttl())
-            } else {
-                0
-            };
-            let at = (self.now + rest).min(self.plan.faults_end.max(self.now));
-            self.push(at, Event::Fault(Fault::Start(p)));
-        }
-    }
-
-    pub fn set_timer(&mut self, p: usize, at: True) {
-        self.processes[p].timers += 1;
-        let number = self.processes[p].timers;
-        self.push(at, Event::Timer(p, number));
-    }
-
-    /// Maybe a pause begins here. While it lasts the local clock goes on, and nothing else does.
-    fn pauses(&mut self, p: usize) -> bool {
-        if !self.faulty || !self.dice.chance(self.plan.pause) {
-            return false;
-        }
-        self.pause(p)
-    }
-
-    pub fn pause(&mut self, p: usize) -> bool {
-        let total = self.plan.longest_total();
-        let longest = self.dice.pick(&[total / 50, total / 2, total, total * 2]);
-        let until = self.now + 1 + self.dice.below(longest);
-        let until = until.min(self.plan.faults_end);
-        if until <= self.now {
-            return false;
-        }
-        self.processes[p].paused_until = self.processes[p].paused_until.max(until);
-        self.tally.pauses += 1;
-        self.trace(|w| format!("P{p} is paused until {:?}", w.processes[p].paused_until));
-        true
+        // What the lease allows two clocks to drift apart.
+        let allowance = lease.total() / 100 + Duration::from_millis(5);
+        self.wind_down = nanos(lease.transition().saturating_sub(allowance));
     }
 }

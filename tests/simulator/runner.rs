@@ -14,7 +14,11 @@ use crate::world::World;
 const BATCH: u64 = 64;
 
 /// Plays seeds 0 up to `schedules`, and returns the lowest one that breaks a rule, if any does.
-pub fn run(plant: Plant, schedules: u64) -> (Option<(u64, Violation)>, Tally) {
+pub fn run(
+    plant: Plant,
+    only: Option<&'static str>,
+    schedules: u64,
+) -> (Option<(u64, Violation)>, Tally) {
     let next = AtomicU64::new(0);
     // Seeds from here on need not be played: a lower one is broken already.
     let limit = AtomicU64::new(schedules);
@@ -27,7 +31,7 @@ pub fn run(plant: Plant, schedules: u64) -> (Option<(u64, Violation)>, Tally) {
                 break;
             }
             for seed in first..(first + BATCH).min(schedules) {
-                if let Some(violation) = play_one(seed, plant, &mut tally) {
+                if let Some(violation) = play_one(seed, plant, only, &mut tally) {
                     limit.fetch_min(seed, Ordering::Relaxed);
                     let mut total = total.lock().unwrap();
                     if total.0.as_ref().is_none_or(|(lowest, _)| seed < *lowest) {
@@ -48,9 +52,14 @@ pub fn run(plant: Plant, schedules: u64) -> (Option<(u64, Violation)>, Tally) {
     total.into_inner().unwrap()
 }
 
-fn play_one(seed: u64, plant: Plant, tally: &mut Tally) -> Option<Violation> {
+fn play_one(
+    seed: u64,
+    plant: Plant,
+    only: Option<&'static str>,
+    tally: &mut Tally,
+) -> Option<Violation> {
     let played = catch_unwind(AssertUnwindSafe(|| {
-        let mut world = World::new(seed, plant, false);
+        let mut world = World::new(seed, plant, only, false);
         let violation = world.run();
         tally.add(&world.tally);
         violation
@@ -65,7 +74,7 @@ fn play_one(seed: u64, plant: Plant, tally: &mut Tally) -> Option<Violation> {
 
 /// Plays one seed, and tells what happened in it.
 pub fn replay(seed: u64, plant: Plant) -> (Option<Violation>, Vec<String>, Tally) {
-    let mut world = World::new(seed, plant, true);
+    let mut world = World::new(seed, plant, None, true);
     let violation = world.run();
     let tally = world.tally.clone();
     (violation, world.lines(), tally)
@@ -73,18 +82,24 @@ pub fn replay(seed: u64, plant: Plant) -> (Option<Violation>, Vec<String>, Tally
 
 /// Plays with a bug planted until a rule is broken.
 pub fn hunt(plant: Plant, schedules: u64) {
-    let (found, _) = run(plant, schedules);
-    let (seed, violation) = found.unwrap_or_else(|| {
-        panic!("{plant:?} went unnoticed over {schedules} schedules");
-    });
-    println!(
-        "{plant:?}: caught by seed {seed}, {:?}: {}",
-        violation.rule, violation.what
-    );
+    let found = run(plant, None, schedules).0;
+    let (seed, Violation { rule, what }) =
+        found.unwrap_or_else(|| panic!("{plant:?} went unnoticed over {schedules} schedules"));
+    println!("{plant:?}: caught by seed {seed}, rule {rule:?}: {what}");
     let again = replay(seed, plant).0.map(|violation| violation.rule);
-    assert_eq!(again, Some(violation.rule), "the seed replays");
+    assert_eq!(again, Some(rule), "the seed replays");
+    let clean = replay(seed, Plant::None).0;
     assert!(
-        replay(seed, Plant::None).0.is_none(),
-        "without the bug, seed {seed} is clean"
+        clean.is_none(),
+        "without the bug, seed {seed} is clean: {clean:?}"
     );
+}
+
+/// Plays with a bug planted, and no rule but one, until that is broken: the damage that the bug does
+/// in the end, where nothing stops it on the way.
+pub fn hunt_damage(plant: Plant, only: &'static str, schedules: u64) {
+    let found = run(plant, Some(only), schedules).0;
+    let (seed, Violation { what, .. }) =
+        found.unwrap_or_else(|| panic!("{plant:?} did no damage over {schedules} schedules"));
+    println!("{plant:?}: damage done by seed {seed}, rule {only:?}: {what}");
 }

@@ -4,15 +4,20 @@
 macro_rules! tally {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         #[derive(Clone, Debug, Default)]
-        pub struct Tally { $($(#[$doc])* pub $name: u64),* }
+        pub struct Tally {
+            $($(#[$doc])* pub $name: u64,)*
+            /// The longest wait for an owner after the faults, in thousandths of the bound.
+            pub slowest: u64,
+        }
 
         impl Tally {
             pub fn add(&mut self, other: &Tally) {
                 $(self.$name += other.$name;)*
+                self.slowest = self.slowest.max(other.slowest);
             }
 
             pub fn rows(&self) -> Vec<(&'static str, u64)> {
-                vec![$((stringify!($name), self.$name)),*]
+                vec![$((stringify!($name), self.$name),)* ("slowest", self.slowest)]
             }
         }
     };

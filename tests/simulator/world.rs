@@ -3,10 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-use std::time::Duration;
-
-use contend::ContendPeriod;
-use contend::contention::Contention;
 
 use crate::clock::{MS, True};
 use crate::dice::Dice;
@@ -36,6 +32,8 @@ pub struct World {
     pub server_down_until: True,
     /// The request just executed was granted.
     pub granted: bool,
+    /// When somebody owned first after the faults had stopped.
+    pub owned_at: Option<True>,
     /// The longest ordinary delay.
     pub short: u64,
     queue: BinaryHeap<Reverse<Due>>,
@@ -80,6 +78,9 @@ pub enum Fault {
     End,
 }
 
+/// A fault that strikes one process.
+type Strike = fn(usize) -> Fault;
+
 struct Due {
     at: True,
     order: u64,
@@ -87,21 +88,13 @@ struct Due {
 }
 
 impl World {
-    pub fn new(seed: u64, plant: Plant, traced: bool) -> World {
+    pub fn new(seed: u64, plant: Plant, only: Option<&'static str>, traced: bool) -> World {
         let mut dice = Dice::new(seed);
-        let plan = Plan::draw(&mut dice);
+        let plan = Plan::draw(&mut dice, plant);
         let ids: Vec<Arc<str>> = (0..plan.leases.len()).map(name).collect();
         let processes = plan.leases.iter().zip(&plan.clocks).enumerate();
         let processes = processes
-            .map(|(id, (&lease, &clock))| {
-                let mut period = ContendPeriod::new(lease);
-                let latest = (lease.belief() - lease.call_budget()).as_nanos() as u64;
-                if dice.chance(400) {
-                    let after = Duration::from_nanos(dice.between(latest / 10, latest));
-                    period = period.renew_after(after).expect("within its bounds");
-                }
-                Process::new(id, lease, clock, period)
-            })
+            .map(|(id, (&lease, &clock))| Process::new(id, clock, lease, &mut dice))
             .collect();
         let mut world = World {
             now: 0,
@@ -112,12 +105,13 @@ impl World {
             dice,
             processes,
             ids,
-            monitor: Monitor::default(),
+            monitor: Monitor::new(only),
             tally: Tally::default(),
             faulty: true,
             finale: false,
             server_down_until: 0,
             granted: false,
+            owned_at: None,
             queue: BinaryHeap::with_capacity(64),
             pushed: 0,
             over: false,
@@ -168,10 +162,10 @@ impl World {
             let at = self.dice.below(self.plan.shortest_ttl());
             self.push(at, Event::Fault(Fault::Start(p)));
         }
-        let kinds: [(fn(usize) -> Fault, &[u64]); 4] = [
+        let kinds: [(Strike, &[u64]); 4] = [
             (Fault::Pause, &[0, 0, 1, 2]),
             (Fault::Crash, &[0, 0, 1, 2]),
-            (Fault::Stop, &[0, 1, 2]),
+            (Fault::Stop, &[0, 1, 2, 4]),
             (Fault::Ring, &[0, 0, 1, 3]),
         ];
         for (kind, counts) in kinds {
@@ -209,6 +203,10 @@ impl World {
         let paused_until = self.processes[p].paused_until;
         if self.now < paused_until {
             return self.push(paused_until, event);
+        }
+        if matches!(event, Event::Reply(..)) && self.pauses_on_reply(p, &event) {
+            // Between the arrival of a reply and what is done about it.
+            return self.push(self.processes[p].paused_until, event);
         }
         match (event, self.processes[p].doing.clone()) {
             (Event::Reply(_, number, answer), Doing::Calling(call)) if call.number == number => {
@@ -292,6 +290,12 @@ impl World {
             }
             Fault::Curtain => {
                 self.check_liveness();
+                let waited = self
+                    .owned_at
+                    .unwrap_or(self.now)
+                    .saturating_sub(self.plan.calm);
+                let patience = self.now - self.plan.calm;
+                self.tally.slowest = waited * 1000 / patience;
                 self.finale = true;
                 for p in 0..self.processes.len() {
                     self.ask_to_stop(p);
@@ -339,37 +343,6 @@ impl World {
         let down = self.dice.below(self.plan.longest_total());
         let at = (self.now + down).min(self.plan.faults_end);
         self.push(at, Event::Fault(Fault::Start(p)));
-    }
-}
-
-impl Process {
-    fn new(
-        id: Id,
-        lease: contend::Lease,
-        clock: crate::clock::Clock,
-        period: ContendPeriod,
-    ) -> Process {
-        Process {
-            clock,
-            id,
-            lease,
-            period,
-            machine: None::<Contention>,
-            doing: Doing::Nothing,
-            calls: 0,
-            timers: 0,
-            woken: false,
-            listening: false,
-            stop_asked: false,
-            paused_until: 0,
-            belief: None,
-            spent: 0,
-            announced: None,
-            last_announced: 0,
-            due: 0,
-            timed_out: false,
-            granted: None,
-        }
     }
 }
 
