@@ -24,7 +24,9 @@ impl Clock {
 
     /// The first true time at which this clock shows `reading` or more.
     pub fn reaches(self, reading: u64) -> True {
-        (reading.saturating_sub(self.offset) * 1_000_000).div_ceil(self.rate)
+        let shown = reading.saturating_sub(self.offset);
+        // `Moment::FAR` saturates to some hours, which no schedule lasts.
+        shown.saturating_mul(1_000_000).div_ceil(self.rate)
     }
 
     pub fn moment(self, now: True) -> Moment {

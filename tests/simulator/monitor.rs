@@ -30,6 +30,8 @@ pub const ALTERNATE: &str = "events alternate";
 /// When the machine says to announce Acquired, belief holds at that instant, and the grant's own send
 /// time plus `Lease::belief` lies in the future.
 pub const LATE: &str = "a late grant is not announced";
+/// A grant that is not announced is released at once, before any other call, unless a stop intervenes.
+pub const GIVE_BACK: &str = "a grant not announced is given back";
 /// Once belief has ended, a process that is not paused announces Released in the same instant.
 pub const OVERDUE: &str = "Released comes at the deadline";
 /// No release leaves a process that believes, or that has not announced Released.
@@ -47,7 +49,8 @@ pub const REVIVE: &str = "a deadline once passed never revives";
 /// `Plan::patience` after the calm has begun, somebody believes.
 pub const LIVE: &str = "somebody owns once faults have stopped";
 /// A process that was stopped in the calm has stopped within a ttl, and the backend keeps neither
-/// lease nor queue entry nor reservation for it.
+/// lease nor queue entry nor reservation for it, whatever trouble it had before: unless a request sent
+/// in that trouble is still under way.
 pub const TRACE: &str = "a stopped process leaves nothing behind";
 
 #[derive(Clone, Copy, Debug)]
@@ -165,6 +168,18 @@ impl World {
         else {
             return;
         };
+        if let Some(fence) = process.untold
+            && !matches!(*step, Step::Release { fence: released, .. } if released == fence)
+            && !process.stop_asked
+        {
+            let what = format!("P{p} was granted {fence}, and now: {step:?}");
+            self.violate(GIVE_BACK, what);
+        }
+        let process = &mut self.processes[p];
+        process.untold = None;
+        if matches!(step, Step::Acquire { .. }) && process.woken_at == Some(self.now) {
+            self.tally.woken += 1;
+        }
         let deadline = process.belief.map_or(Moment::FAR, |belief| belief.until);
         if by > deadline || by > now + process.lease.call_budget() {
             self.violate(BUDGET, format!("P{p} at {now:?}: {step:?}"));
@@ -220,6 +235,7 @@ impl World {
                 let fence = state.after().fence();
                 self.tally.acquired += 1;
                 let again = process.announced.replace(fence);
+                process.untold = None;
                 if again.is_some() || !state.is_owner(id) || state.before().is_owner(id) {
                     let what = format!("P{p} announces {state:?} after {again:?}");
                     return self.violate(ALTERNATE, what);
@@ -264,10 +280,10 @@ impl World {
 
     /// A release is about to be sent.
     pub fn note_release(&mut self, p: usize, fence: u64) {
-        let process = &self.processes[p];
-        if !process.stop_asked {
-            self.tally.give_backs += 1;
-        }
+        let process = &mut self.processes[p];
+        let again = process.last_release.replace(fence) == Some(fence);
+        self.tally.release_retries += u64::from(again);
+        self.tally.give_backs += u64::from(!process.stop_asked);
         let believes = process.belief.is_some_and(|belief| self.now < belief.end);
         if believes || process.announced.is_some() {
             let what = format!("P{p} releases {fence}, announced: {:?}", process.announced);
@@ -291,6 +307,7 @@ impl World {
             process.spent = process.spent.max(belief.fence);
         }
         process.announced = None;
+        process.untold = None;
     }
 
     pub fn note_memory_loss(&mut self) {
@@ -351,6 +368,21 @@ impl World {
                 }
             }
             Ask::Withdraw => self.violate(TOUCH, says("withdrawn")),
+        }
+    }
+
+    /// A process has stopped.
+    pub fn check_stop(&mut self, p: usize) {
+        let id = self.processes[p].id;
+        if self.processes[p].stop_asked_at < self.plan.faults_end || self.is_under_way(id) {
+            return;
+        }
+        self.tally.clean_stops += u64::from(!self.finale);
+        self.model.expire(self.model.clock.shows(self.now));
+        self.pass_on_wake();
+        if self.model.knows(id) {
+            let what = format!("P{p} has stopped, the backend has {:?}", self.model.lease);
+            self.violate(TRACE, what);
         }
     }
 

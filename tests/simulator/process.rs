@@ -39,6 +39,14 @@ pub struct Process {
     pub timed_out: bool,
     /// The send time and the fence of the last grant that the driver was told of.
     pub granted: Option<(Moment, u64)>,
+    /// A grant that the machine was told of, until it is announced or given back.
+    pub untold: Option<u64>,
+    /// The fence of the last renewal, if it failed.
+    pub failed_renewal: Option<u64>,
+    /// The fence of the last release.
+    pub last_release: Option<u64>,
+    pub woken_at: Option<True>,
+    pub stop_asked_at: True,
     /// What must be left of the transition when belief ends, whatever the clocks do.
     pub wind_down: u64,
 }
@@ -83,6 +91,11 @@ impl Process {
             due: 0,
             timed_out: false,
             granted: None,
+            untold: None,
+            failed_renewal: None,
+            last_release: None,
+            woken_at: None,
+            stop_asked_at: 0,
             wind_down: 0,
         };
         process.set_lease(lease, dice);

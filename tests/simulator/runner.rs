@@ -58,26 +58,28 @@ fn play_one(
     only: Option<&'static str>,
     tally: &mut Tally,
 ) -> Option<Violation> {
-    let played = catch_unwind(AssertUnwindSafe(|| {
-        let mut world = World::new(seed, plant, only, false);
-        let violation = world.run();
-        tally.add(&world.tally);
-        violation
-    }));
-    played.unwrap_or_else(|_| {
-        Some(Violation {
-            rule: "nothing panics",
-            what: format!("seed {seed} panicked, see above"),
-        })
-    })
+    let mut world = World::new(seed, plant, only, false);
+    let violation = guarded(&mut world);
+    tally.add(&world.tally);
+    violation
 }
 
 /// Plays one seed, and tells what happened in it.
 pub fn replay(seed: u64, plant: Plant) -> (Option<Violation>, Vec<String>, Tally) {
     let mut world = World::new(seed, plant, None, true);
-    let violation = world.run();
+    let violation = guarded(&mut world);
     let tally = world.tally.clone();
     (violation, world.lines(), tally)
+}
+
+/// A panic is a violation like others: its seed and what led to it are wanted.
+fn guarded(world: &mut World) -> Option<Violation> {
+    catch_unwind(AssertUnwindSafe(|| world.run())).unwrap_or_else(|_| {
+        Some(Violation {
+            rule: "nothing panics",
+            what: "see above".to_owned(),
+        })
+    })
 }
 
 /// Plays with a bug planted until a rule is broken.

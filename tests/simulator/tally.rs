@@ -30,6 +30,10 @@ tally! {
     grants,
     adoptions,
     renewals,
+    /// Renewals that succeeded after one of the same ownership had failed.
+    saved,
+    /// Attempts made in the instant of a wake-up.
+    woken,
     /// Announced.
     acquired,
     /// Released announced because the deadline had come.
@@ -49,6 +53,10 @@ tally! {
     pauses,
     crashes,
     stops,
+    /// Releases sent again on the way out.
+    release_retries,
+    /// Stops in the calm of a process that was in trouble before, checked for what they leave.
+    clean_stops,
     new_ids,
     memory_losses,
     /// Beliefs whose lease the backend had forgotten.

@@ -34,6 +34,7 @@ impl World {
         process.woken = false;
         process.listening = false;
         process.stop_asked = false;
+        process.untold = None;
         self.trace(|w| format!("P{p} starts as {}", w.ids[w.processes[p].id]));
         self.drive(p);
     }
@@ -176,6 +177,7 @@ impl World {
                 let attempt = match answer {
                     Answer::Granted(held, ms) => {
                         process.granted = Some((sent, held.fence));
+                        process.untold = Some(held.fence);
                         if plant == Plant::AnnouncesLateGrant && sent + belief <= now {
                             sent = now;
                         }
@@ -199,9 +201,13 @@ impl World {
                 };
                 machine.acquired(sent, now, attempt, roll);
             }
-            Ask::Renew(_) => {
+            Ask::Renew(fence) => {
+                let failed = matches!(answer, Answer::Failed);
+                let failed =
+                    std::mem::replace(&mut process.failed_renewal, failed.then_some(fence));
                 let renewal = match answer {
                     Answer::Renewed(held, ms) => {
+                        self.tally.saved += u64::from(failed == Some(fence));
                         if plant == Plant::RenewsFromReply {
                             sent = now;
                         }
@@ -247,6 +253,7 @@ impl World {
         if let Some(machine) = &mut process.machine {
             machine.woken(now);
         }
+        process.woken_at = Some(self.now);
         self.trace(|_| format!("P{p} is woken"));
     }
 
@@ -274,6 +281,7 @@ impl World {
         self.trace(|_| format!("P{p} has stopped"));
         self.note_end(p);
         self.processes[p].machine = None;
+        self.check_stop(p);
         self.processes[p].doing = Doing::Nothing;
         self.tally.stops += 1;
         if !self.finale {

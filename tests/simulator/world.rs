@@ -156,6 +156,14 @@ impl World {
         self.queue.push(Reverse(Due { at, order, event }));
     }
 
+    /// Whether a request of this contender may still reach the backend.
+    pub fn is_under_way(&self, id: Id) -> bool {
+        self.queue.iter().any(|due| match due.0.event {
+            Event::Arrive(request) | Event::Execute(request, _) => request.id == id,
+            _ => false,
+        })
+    }
+
     fn draw_faults(&mut self) {
         let end = self.plan.faults_end;
         for p in 0..self.processes.len() {
@@ -276,7 +284,7 @@ impl World {
                 self.model.lose_memory();
                 // Longer than a fence may run ahead of the clock, and than any statement waits.
                 let down = MS + self.dice.below(self.plan.longest_ttl());
-                self.server_down_until = self.now + down;
+                self.server_down_until = (self.now + down).min(self.plan.faults_end);
                 self.queue
                     .retain(|due| !matches!(due.0.event, Event::Execute(..)));
             }
@@ -285,6 +293,13 @@ impl World {
             }
             Fault::Heal => {
                 self.faulty = false;
+                // Some stop just when they can reach the backend again, with trouble behind them.
+                for p in 0..self.processes.len() {
+                    if self.dice.chance(300) {
+                        let at = self.now + self.dice.below(self.plan.shortest_ttl() / 2);
+                        self.push(at, Event::Fault(Fault::Stop(p)));
+                    }
+                }
                 let patience = self.plan.patience(self.ids.len() as u64);
                 self.push(self.plan.calm + patience, Event::Fault(Fault::Curtain));
             }
@@ -314,6 +329,7 @@ impl World {
         if process.machine.is_none() || std::mem::replace(&mut process.stop_asked, true) {
             return;
         }
+        process.stop_asked_at = self.now;
         // The bell ends a wait; a pause lasts.
         if matches!(process.doing, Doing::Waiting) {
             process.doing = Doing::Ready;
