@@ -7,7 +7,7 @@
 //! (`TWO`, `OUTLIVES`): DESIGN 3 leaves it to the fence, which must still grow.
 
 use contend::Moment;
-use contend::contention::{Change, Step};
+use contend::contention::{Change, Contention, Step};
 
 use crate::clock::True;
 use crate::model::{Ask, Held, Id};
@@ -49,8 +49,9 @@ pub const REVIVE: &str = "a deadline once passed never revives";
 /// `Plan::patience` after the calm has begun, somebody believes.
 pub const LIVE: &str = "somebody owns once faults have stopped";
 /// A process that was stopped in the calm has stopped within a ttl, and the backend keeps neither
-/// lease nor queue entry nor reservation for it, whatever trouble it had before: unless a request sent
-/// in that trouble is still under way.
+/// lease nor queue entry nor reservation for it, whatever trouble it had before. Left out is what it
+/// could not know of: a request still under way when it began to leave, one of an earlier incarnation,
+/// and one that took or prolonged a lease after the backend had said that there was none.
 pub const TRACE: &str = "a stopped process leaves nothing behind";
 
 #[derive(Clone, Copy, Debug)]
@@ -371,16 +372,29 @@ impl World {
         }
     }
 
+    /// The machine of `p` is about to be told to stop, if somebody asked for that.
+    pub fn note_stop(&mut self, p: usize) {
+        let process = &self.processes[p];
+        let told = |machine: &Contention| machine.is_leaving();
+        if process.stop_asked && !process.machine.as_ref().is_some_and(told) {
+            let clean = !self.faulty && !self.is_under_way(process.id);
+            self.processes[p].stops_clean = clean;
+        }
+    }
+
     /// A process has stopped.
     pub fn check_stop(&mut self, p: usize) {
-        let id = self.processes[p].id;
-        if self.processes[p].stop_asked_at < self.plan.faults_end || self.is_under_way(id) {
+        let process = &mut self.processes[p];
+        let (id, old_calls) = (process.id, process.old_calls);
+        if !std::mem::take(&mut process.stops_clean) || process.calls == old_calls {
             return;
         }
         self.tally.clean_stops += u64::from(!self.finale);
         self.model.expire(self.model.clock.shows(self.now));
         self.pass_on_wake();
-        if self.model.knows(id) {
+        let held = self.model.lease.is_some_and(|held| held.id == id);
+        let unknowable = held && (self.granted_to <= old_calls || self.processes[p].refused);
+        if self.model.knows(id) && !unknowable {
             let what = format!("P{p} has stopped, the backend has {:?}", self.model.lease);
             self.violate(TRACE, what);
         }

@@ -76,6 +76,9 @@ impl World {
         let before = self.model.lease;
         let answer = self.model.execute(id, lease, ask, reading);
         self.granted = matches!(answer, Answer::Granted(..));
+        if self.granted {
+            self.granted_to = call;
+        }
         self.note_execution(id, ask, before);
         self.trace(|w| format!("backend: {} asks {ask:?}: {answer:?}", w.ids[id]));
         if let Some(at) = self.arrival(p, self.now) {

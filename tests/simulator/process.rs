@@ -20,6 +20,8 @@ pub struct Process {
     pub doing: Doing,
     /// Counts over all incarnations, so that what belongs to an earlier one is known.
     pub calls: u32,
+    /// The calls of earlier incarnations.
+    pub old_calls: u32,
     pub timers: u32,
     pub woken: bool,
     pub listening: bool,
@@ -46,7 +48,10 @@ pub struct Process {
     /// The fence of the last release.
     pub last_release: Option<u64>,
     pub woken_at: Option<True>,
-    pub stop_asked_at: True,
+    /// The backend's last word was that this contender owns nothing.
+    pub refused: bool,
+    /// Told to stop in the calm, with nothing sent before that still under way.
+    pub stops_clean: bool,
     /// What must be left of the transition when belief ends, whatever the clocks do.
     pub wind_down: u64,
 }
@@ -79,6 +84,7 @@ impl Process {
             machine: None,
             doing: Doing::Nothing,
             calls: 0,
+            old_calls: 0,
             timers: 0,
             woken: false,
             listening: false,
@@ -95,7 +101,8 @@ impl Process {
             failed_renewal: None,
             last_release: None,
             woken_at: None,
-            stop_asked_at: 0,
+            refused: false,
+            stops_clean: false,
             wind_down: 0,
         };
         process.set_lease(lease, dice);

@@ -35,6 +35,7 @@ impl World {
         process.listening = false;
         process.stop_asked = false;
         process.untold = None;
+        process.old_calls = process.calls;
         self.trace(|w| format!("P{p} starts as {}", w.ids[w.processes[p].id]));
         self.drive(p);
     }
@@ -49,6 +50,7 @@ impl World {
                 return;
             }
             self.release_before_telling(p);
+            self.note_stop(p);
             let now = self.now;
             let process = &mut self.processes[p];
             let Some(machine) = &mut process.machine else {
@@ -172,6 +174,12 @@ impl World {
             MutexOwner::new(id, acquired_at, ttl_at, transition_at, fence).observed_at(ms, now)
         };
         let seen = |held: Option<Held>, ms| held.map_or(MutexOwner::NONE, |held| owner(held, ms));
+        match answer {
+            Answer::Refused(..) | Answer::Lost(..) => process.refused = true,
+            Answer::Granted(..) => process.refused = false,
+            Answer::Failed if matches!(call.ask, Ask::Acquire(_)) => process.refused = false,
+            _ => {}
+        }
         match call.ask {
             Ask::Acquire(_) => {
                 let attempt = match answer {

@@ -32,6 +32,8 @@ pub struct World {
     pub server_down_until: True,
     /// The request just executed was granted.
     pub granted: bool,
+    /// The call that got the present lease.
+    pub granted_to: u32,
     /// When somebody owned first after the faults had stopped.
     pub owned_at: Option<True>,
     /// The longest ordinary delay.
@@ -111,6 +113,7 @@ impl World {
             finale: false,
             server_down_until: 0,
             granted: false,
+            granted_to: 0,
             owned_at: None,
             queue: BinaryHeap::with_capacity(64),
             pushed: 0,
@@ -329,7 +332,6 @@ impl World {
         if process.machine.is_none() || std::mem::replace(&mut process.stop_asked, true) {
             return;
         }
-        process.stop_asked_at = self.now;
         // The bell ends a wait; a pause lasts.
         if matches!(process.doing, Doing::Waiting) {
             process.doing = Doing::Ready;
