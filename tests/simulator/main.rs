@@ -1,7 +1,7 @@
 //! The simulator: many small worlds, each with a few contenders, clocks that drift, a network that
 //! loses, repeats, delays and reorders, processes that pause, crash, stop and come back, and a model
 //! of a backend. The library's contention machine runs in them unchanged; `monitor.rs` holds the
-//! rules against every event. Single-threaded and deterministic per seed.
+//! rules of `rules.rs` against every event. Single-threaded and deterministic per seed.
 //!
 //! `CONTEND_SCHEDULES=n` runs seeds 0 up to n instead of the default number;
 //! `CONTEND_SEED=n cargo test --test simulator` replays one and prints what happened in it.
@@ -17,6 +17,7 @@ mod network;
 mod plan;
 mod plant;
 mod process;
+mod rules;
 mod runner;
 mod tally;
 mod worker;
@@ -24,8 +25,8 @@ mod world;
 
 use std::time::Instant;
 
-use crate::monitor::TWO;
 use crate::plant::Plant;
+use crate::rules::TWO;
 use crate::runner::{hunt, hunt_damage, replay, run};
 
 /// How many schedules a test run plays.

@@ -11,6 +11,7 @@ use crate::clock::True;
 use crate::model::{Answer, Ask, Held};
 use crate::plant::Plant;
 use crate::process::{Call, Doing};
+use crate::rules::SPIN;
 use crate::world::{Event, Fault, World};
 
 impl World {
@@ -90,7 +91,7 @@ impl World {
                 }
             }
         }
-        self.violate("a process never waits", format!("P{p} spins"));
+        self.violate(SPIN, format!("P{p} neither waits nor calls"));
     }
 
     /// Begins a call. `false`: it is over already.
