@@ -10,7 +10,7 @@
 -- One round trip, won or lost. A request that comes so late that nobody waits for it any more does
 -- nothing: it could only make an owner that does not know it.
 
-local id, total, transition, claim = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local id, total, transition, claim = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local queues, place = ARGV[5] == 'queue', ARGV[6]
 
 if is_too_late(ARGV[8]) then
@@ -44,6 +44,10 @@ if granted then
   if waits then
     redis.call('ZREM', queue, id)
   end
+  if owner then
+    -- Adopted: never to an earlier end.
+    total = math.max(total, redis.call('PTTL', mutex))
+  end
   redis.call('SET', mutex, id, 'PX', total)
   redis.call('HSET', lease, 'fence', string.format('%.0f', fence), 'owner', id,
     'acquired', string.format('%.0f', now), 'transition', transition, 'reserved', '')
@@ -65,7 +69,7 @@ if queues then
   end
   redis.call('ZADD', queue, 'NX', place, id)
   -- Whoever lives looks again when this lease ends at the latest; a queue of the dead goes away.
-  local keep = math.max(left, tonumber(total)) + 60000
+  local keep = math.max(left, total) + 60000
   if redis.call('PTTL', queue) < keep then
     redis.call('PEXPIRE', queue, keep)
   end
