@@ -7,6 +7,8 @@ use crate::contender::{MutexContender, MutexRetriever};
 use crate::error::Result;
 use crate::fork::Origin;
 use crate::lease::Lease;
+use crate::locker::{LockerBuilder, Renewer};
+use crate::scheduler::SchedulerBuilder;
 use crate::service::{ContendBuilder, ObserveBuilder};
 
 /// A backend and the lease that its contenders ask for. Cheap to clone; shared by any number of
@@ -16,6 +18,7 @@ pub struct Factory {
     backend: Arc<dyn Backend>,
     lease: Lease,
     origin: Origin,
+    renewer: Arc<Renewer>,
 }
 
 impl Factory {
@@ -26,6 +29,7 @@ impl Factory {
             backend,
             lease,
             origin: Origin::here(),
+            renewer: Arc::new(Renewer::new()),
         }
     }
 
@@ -59,6 +63,21 @@ impl Factory {
     /// Begins a service that tells a type of one's own, which brings the mutex, who owns it.
     pub fn observe_as(&self, retriever: impl MutexRetriever + 'static) -> ObserveBuilder {
         ObserveBuilder::retriever(self.clone(), retriever)
+    }
+
+    /// Begins a locker: a lock with a guard, for one at a time in a section.
+    pub fn locker(&self, mutex: &str) -> LockerBuilder {
+        LockerBuilder::new(self.clone(), mutex)
+    }
+
+    /// Begins a scheduler: work at a fixed rate or with a fixed delay, on the leader only.
+    pub fn scheduler(&self, mutex: &str) -> SchedulerBuilder {
+        SchedulerBuilder::new(self.clone(), mutex)
+    }
+
+    /// What renews the guards of this factory's lockers.
+    pub(crate) fn renewer(&self) -> &Renewer {
+        &self.renewer
     }
 
     /// The backend, for who wraps one or drives a seat by hand.

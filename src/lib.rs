@@ -61,10 +61,12 @@ mod factory;
 mod fork;
 mod id;
 mod lease;
+mod locker;
 mod name;
 pub mod observation;
 mod owner;
 mod period;
+mod scheduler;
 mod service;
 mod state;
 // Memory has neither hosts nor numbers in its URL.
@@ -75,8 +77,12 @@ mod state;
 mod url;
 
 pub use backend::memory;
+#[cfg(feature = "mysql")]
+pub use backend::mysql;
 #[cfg(feature = "redis")]
 pub use backend::redis;
+#[cfg(feature = "zk")]
+pub use backend::zk;
 pub use bell::{Bell, Ring, Waker};
 pub use clock::Moment;
 pub use contender::{MutexContender, MutexRetriever};
@@ -86,8 +92,10 @@ pub use event::{Event, EventKind};
 pub use factory::Factory;
 pub use id::ContenderIdGenerator;
 pub use lease::Lease;
+pub use locker::{Guard, Locker, LockerBuilder};
 pub use owner::MutexOwner;
 pub use period::ContendPeriod;
+pub use scheduler::{Context, ScheduleConfig, Scheduler, SchedulerBuilder};
 pub use service::{
     ContendBuilder, Executor, Job, MutexContendService, MutexRetrievalService, ObserveBuilder,
     Status,

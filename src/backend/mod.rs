@@ -33,11 +33,14 @@ use crate::owner::MutexOwner;
 use crate::url::Url;
 
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "zk")]
+pub mod zk;
 
 /// `Some(path)` where the feature is on, and `None` where the path does not exist.
-#[allow(unused_macros)]
 macro_rules! connect_with {
     ($feature:tt, $path:path) => {{
         #[cfg(feature = $feature)]
@@ -58,8 +61,8 @@ const SCHEMES: &[(&str, &str, Option<Connect>)] = &[
         "redis",
         connect_with!("redis", redis::connect),
     ),
-    ("mysql", "mysql", None),
-    ("zk", "zk", None),
+    ("mysql", "mysql", connect_with!("mysql", mysql::connect)),
+    ("zk", "zk", connect_with!("zk", zk::connect)),
 ];
 
 type Connect = fn(&Url) -> Result<Factory>;

@@ -1,0 +1,48 @@
+//! `Context`: what scheduled work is told.
+
+use std::sync::Arc;
+
+use crate::bell::Bell;
+use crate::service::Board;
+
+/// What a run of scheduled work can ask about the leadership that it runs in.
+///
+/// Long work looks at [`cancelled`](Context::cancelled) between its steps, and passes
+/// [`fence`](Context::fence) to what it writes to.
+pub struct Context {
+    pub(super) fence: u64,
+    pub(super) board: Arc<Board>,
+    pub(super) bell: Bell,
+}
+
+impl Context {
+    /// The fence of the leadership that this run began in: larger than that of every earlier leader.
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// Whether this process leads still, in the leadership that this run began in: right at the moment of
+    /// the call, and false from the end of the ttl on where the backend could not be reached. The
+    /// transition is left to stop in.
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        self.board.fence() == Some(self.fence)
+    }
+
+    /// Whether to stop: leadership is gone, or the scheduler was told to stop and waits for this run.
+    #[must_use]
+    pub fn cancelled(&self) -> bool {
+        self.bell.is_stopped() || !self.is_leader()
+    }
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("fence", &self.fence)
+            .field("is_leader", &self.is_leader())
+            .field("cancelled", &self.cancelled())
+            .finish()
+    }
+}

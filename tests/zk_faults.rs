@@ -1,0 +1,230 @@
+//! Leadership on one server under faults: never two leaders at any instant, by each one's own belief,
+//! and a leader again within a bound once the fault is over.
+//!
+//! The bound: a leader that is away is replaced when the server has expired its session (T and a tick
+//! after it last heard of it); after the server was away, contenders are back within a pause of T/6 at
+//! most. Both are given five seconds more here, for a machine that has other things to do.
+#![cfg(feature = "zk")]
+
+mod zk_support;
+
+use std::io::{BufRead, BufReader};
+use std::process::Command;
+use std::time::Duration;
+
+use contend::{Factory, Moment};
+use ground::{Direction, Output, Process, Proxy, ZooKeeperServer, wait_until, within};
+use zk_support::{HANG, PATIENCE, Rivals, factory, line, name, session};
+
+const T: Duration = Duration::from_secs(2);
+const TICK: Duration = Duration::from_millis(200);
+const SLACK: Duration = Duration::from_secs(5);
+
+fn server_with_rivals(fact: &str) -> (ZooKeeperServer, Vec<Proxy>, Rivals) {
+    let server = ZooKeeperServer::start();
+    let proxies: Vec<Proxy> = (0..3).map(|_| Proxy::to(server.addr())).collect();
+    let factories: Vec<Factory> = proxies
+        .iter()
+        .map(|proxy| factory(proxy.addr(), T))
+        .collect();
+    let rivals = Rivals::start(&factories, fact);
+    (server, proxies, rivals)
+}
+
+#[track_caller]
+fn assert_within(what: &str, took: Duration, bound: Duration) {
+    println!("{what}: {took:?} (bound {bound:?})");
+    assert!(took < bound + SLACK, "{what}: {took:?}, bound {bound:?}");
+}
+
+#[test]
+fn a_server_killed_and_restarted_at_once_has_a_leader_again() {
+    within(HANG, || {
+        let (server, _proxies, rivals) = server_with_rivals("restart");
+        for _ in 0..3 {
+            server.restart();
+            let (_, took) = rivals.wait_for_leader(|_| true);
+            assert_within("a leader after the restart", took, T / 6 + T);
+            // Settled: whoever lost its session is in line again.
+            wait_until(PATIENCE, "no service is in trouble", || {
+                rivals
+                    .services
+                    .iter()
+                    .all(|service| service.last_error().is_none())
+            });
+        }
+        rivals.judge();
+    });
+}
+
+#[test]
+fn a_server_killed_for_longer_than_the_timeout_has_no_leader_and_then_one() {
+    within(HANG, || {
+        let (server, _proxies, rivals) = server_with_rivals("outage");
+        server.kill();
+        assert_within("the leader stepped down", rivals.wait_for_none(), T);
+        std::thread::sleep(T);
+        assert_eq!(rivals.leader(), None);
+        server.start();
+        let (_, took) = rivals.wait_for_leader(|_| true);
+        assert_within("a leader after the outage", took, T / 6 + T);
+        rivals.judge();
+    });
+}
+
+#[test]
+fn a_paused_server_has_no_leader_and_then_one() {
+    within(HANG, || {
+        let (server, _proxies, rivals) = server_with_rivals("pause");
+        server.pause();
+        assert_within("the leader stepped down", rivals.wait_for_none(), T);
+        std::thread::sleep(T / 2);
+        server.resume();
+        let (_, took) = rivals.wait_for_leader(|_| true);
+        assert_within("a leader after the pause", took, T / 6 + T + TICK);
+        rivals.judge();
+    });
+}
+
+#[test]
+fn a_leader_in_a_black_hole_is_replaced_and_stands_in_line_again() {
+    within(HANG, || {
+        let (_server, proxies, rivals) = server_with_rivals("black-hole");
+        for direction in [Direction::ToServer, Direction::ToClient, Direction::Both] {
+            let leader = rivals.leader().expect("a leader");
+            proxies[leader].black_hole(direction);
+            let (next, took) = rivals.wait_for_leader(|next| next != leader);
+            assert_within(&format!("replaced ({direction:?})"), took, T + TICK);
+            assert_ne!(next, leader);
+            proxies[leader].pass();
+            wait_until(PATIENCE, "the old leader sees the new one", || {
+                let state = rivals.services[leader].state();
+                state.after().is_owner(&format!("rival-{next}"))
+            });
+        }
+        rivals.judge();
+    });
+}
+
+#[test]
+fn a_leader_whose_connection_is_cut_again_and_again_goes_on_leading() {
+    within(HANG, || {
+        let (_server, proxies, rivals) = server_with_rivals("cuts");
+        let fence = rivals.services[0].fence();
+        for _ in 0..10 {
+            proxies[0].cut();
+            wait_until(PATIENCE, "it is connected again", || {
+                proxies[0].live() > 0 && rivals.services[0].last_error().is_none()
+            });
+            assert_eq!(rivals.services[0].fence(), fence);
+        }
+        rivals.judge();
+    });
+}
+
+#[test]
+fn a_killed_client_is_replaced() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        let mutex = name("killed");
+        let victim = Victim::lead(&server, &mutex);
+        let (waiter, events) = factory(server.addr(), T).contend(&mutex).channel().unwrap();
+        waiter.start().unwrap();
+        let reader = session(server.addr(), T);
+        wait_until(PATIENCE, "both are in line", || {
+            line(&reader, &mutex).len() == 2
+        });
+        let began = Moment::now();
+        victim.process.kill();
+        wait_until(PATIENCE, "the waiter leads", || waiter.is_owner());
+        assert_within("replaced", Moment::now() - began, T + TICK);
+        drop(events);
+    });
+}
+
+/// Rule 1: belief ends on a clock that runs while the process does not.
+#[test]
+fn a_paused_client_has_stepped_down_when_it_goes_on() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        let mutex = name("paused");
+        let mut victim = Victim::lead(&server, &mutex);
+        let (waiter, _events) = factory(server.addr(), T).contend(&mutex).channel().unwrap();
+        waiter.start().unwrap();
+        let reader = session(server.addr(), T);
+        wait_until(PATIENCE, "both are in line", || {
+            line(&reader, &mutex).len() == 2
+        });
+        victim.process.pause();
+        wait_until(PATIENCE, "the waiter leads", || waiter.is_owner());
+        let leads_from = Moment::now();
+        victim.process.resume();
+        let believed_until = victim.word("down");
+        assert!(
+            u128::from(believed_until) < leads_from.since_origin().as_nanos(),
+            "it believed at {believed_until}, the other led before {leads_from:?}"
+        );
+        // Its session is over, and it stands in line again by itself.
+        wait_until(PATIENCE, "the victim is in line again", || {
+            line(&reader, &mutex).len() == 2
+        });
+        waiter.stop().unwrap();
+        victim.word("leads");
+    });
+}
+
+/// Another process that contends, and says when it leads and until when it last believed to.
+struct Victim {
+    process: Process,
+    words: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Victim {
+    fn lead(server: &ZooKeeperServer, mutex: &str) -> Victim {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "victim", "--ignored", "--nocapture", "--quiet"])
+            .env("CONTEND_VICTIM_SERVER", server.addr().to_string())
+            .env("CONTEND_VICTIM_MUTEX", mutex);
+        let process = Process::spawn(&command, &Output::Pipe).unwrap();
+        let out = process.take_stdout().unwrap();
+        let mut victim = Victim {
+            process,
+            words: BufReader::new(out).lines(),
+        };
+        victim.word("leads");
+        victim
+    }
+
+    /// Waits for the word, and returns the number with it.
+    fn word(&mut self, word: &str) -> u64 {
+        loop {
+            let line = self.words.next().expect("the victim lives").unwrap();
+            if let Some((first, number)) = line.split_once(' ')
+                && first == word
+            {
+                return number.parse().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "run by other tests, as another process"]
+fn victim() {
+    let server = std::env::var("CONTEND_VICTIM_SERVER").unwrap();
+    let mutex = std::env::var("CONTEND_VICTIM_MUTEX").unwrap();
+    let service = factory(server, T).contend(&mutex).build().unwrap();
+    service.start().unwrap();
+    let mut last = None;
+    loop {
+        let before = Moment::now().since_origin().as_nanos();
+        match (service.is_owner(), last) {
+            (true, None) => println!("\nleads {before}"),
+            (false, Some(last)) => println!("\ndown {last}"),
+            _ => {}
+        }
+        last = service.is_owner().then_some(before);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
