@@ -171,7 +171,10 @@ impl Builder {
         }
         let (shortest, longest) = (Duration::from_millis(120), Duration::from_secs(24 * 3600));
         if !(shortest..=longest).contains(&self.session_timeout)
-            || self.session_timeout.subsec_nanos() % 1_000_000 != 0
+            || !self
+                .session_timeout
+                .subsec_nanos()
+                .is_multiple_of(1_000_000)
         {
             return Err(Error::invalid(format!(
                 "session_timeout {:?} is out of bounds; allowed are whole milliseconds from \

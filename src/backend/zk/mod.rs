@@ -22,6 +22,7 @@ mod path;
 mod pulse;
 mod session;
 mod slot;
+mod spot;
 mod state;
 mod watches;
 mod wire;

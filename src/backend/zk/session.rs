@@ -55,6 +55,42 @@ pub(super) struct Shared {
     pub(super) changed: Condvar,
 }
 
+/// A request, and the watch that comes with it.
+pub(super) struct Ask {
+    request: Request,
+    lookout: Option<Lookout>,
+}
+
+impl Ask {
+    pub(super) fn new(request: Request, path: &str, sentinel: &Arc<Sentinel>) -> Ask {
+        Ask {
+            request,
+            lookout: Some(Lookout {
+                path: path.to_owned(),
+                sentinel: Arc::downgrade(sentinel),
+            }),
+        }
+    }
+
+    /// Reads a node and watches it. Not `exists`, which leaves a watch behind where there is no node.
+    pub(super) fn watch(path: &str, sentinel: &Arc<Sentinel>) -> Ask {
+        let request = Request::Data {
+            path: path.to_owned(),
+            watch: true,
+        };
+        Ask::new(request, path, sentinel)
+    }
+}
+
+impl From<Request> for Ask {
+    fn from(request: Request) -> Ask {
+        Ask {
+            request,
+            lookout: None,
+        }
+    }
+}
+
 /// The answers to a batch of requests.
 pub(super) struct Answers {
     /// The connection over which they came.
@@ -273,29 +309,21 @@ impl Session {
     }
 
     fn ask(&self, request: Request, by: Moment) -> Result<Outcome> {
-        self.call(vec![(request, None)], by)?.next()
+        self.call(vec![request.into()], by)?.next()
     }
 
     /// Sends requests together and waits for all the answers: one round trip. The server works on
     /// them in this order, so a later one sees what an earlier one did.
-    pub(super) fn call(
-        &self,
-        requests: Vec<(Request, Option<&(String, Arc<Sentinel>)>)>,
-        by: Moment,
-    ) -> Result<Answers> {
+    pub(super) fn call(&self, asks: Vec<Ask>, by: Moment) -> Result<Answers> {
         self.origin.check()?;
-        let slot = Arc::new(Slot::new(requests.len()));
+        let slot = Arc::new(Slot::new(asks.len()));
         let mut state = self.shared.connected(by)?;
         let (epoch, sent) = (state.epoch, Moment::now());
-        let to = requests.into_iter().enumerate().map(|(index, request)| {
-            let (request, lookout) = request;
-            let lookout = lookout.map(|(path, sentinel)| Lookout {
-                path: path.clone(),
-                sentinel: Arc::downgrade(sentinel),
-            });
-            (request, lookout, To::Caller(Arc::clone(&slot), index))
+        let requests = asks.into_iter().enumerate().map(|(index, ask)| {
+            let to = To::Caller(Arc::clone(&slot), index);
+            (ask.request, ask.lookout, to)
         });
-        state.send(to)?;
+        state.send(requests)?;
         drop(state);
         match slot.wait(by)? {
             Some(list) => Ok(Answers {
@@ -311,19 +339,12 @@ impl Session {
     /// if it is gone by now, too.
     pub(super) fn look_out(&self, path: &str, sentinel: &Arc<Sentinel>) {
         let mut state = self.shared.state.lock();
-        let lookout = Lookout {
-            path: path.to_owned(),
-            sentinel: Arc::downgrade(sentinel),
-        };
-        let request = Request::Data {
-            path: path.to_owned(),
-            watch: true,
-        };
+        let Ask { request, lookout } = Ask::watch(path, sentinel);
         if state.is_connected() {
             // On failure the look-out is kept, and set with the others on the next connection.
-            let _ = state.send([(request, Some(lookout), To::Lookout)]);
+            let _ = state.send([(request, lookout, To::Lookout)]);
         } else {
-            state.keep(lookout);
+            lookout.into_iter().for_each(|lookout| state.keep(lookout));
         }
     }
 
