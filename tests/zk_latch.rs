@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use contend::backend::{Attempt, Entry, Hold, Renewal};
-use contend::zk::SessionState;
+use contend::zk::{Acl, Mode, SessionState};
 use contend::{Bell, ErrorKind, EventKind, Lease, Moment, Ring};
 use ground::{Direction, Proxy, ZooKeeperServer, wait_until, within};
 use zk_support::{
@@ -477,6 +477,34 @@ fn a_url_with_everything_works_and_hides_its_password() {
         assert!(!error.is_transient());
         assert!(!format!("{factory:?}{error:?}").contains("s3cret"));
         assert!(!factory.realm().contains("me"));
+    });
+}
+
+#[test]
+fn who_may_not_create_above_may_still_contend_below() {
+    within(HANG, || {
+        let chroot = format!("/{}", name("narrow"));
+        let operator = |acl| {
+            builder(SERVER.addr(), LONG)
+                .digest("operator", "s3cret")
+                .acl(acl)
+                .session()
+                .unwrap()
+        };
+        operator(Acl::CreatorAll)
+            .create(&chroot, b"", Mode::Persistent, soon())
+            .unwrap();
+        let guest = builder(SERVER.addr(), LONG)
+            .chroot(&chroot)
+            .build()
+            .unwrap();
+        let mut seat = long_seat(&guest, "demo", "guest");
+        let error = seat.acquire(Entry::Try, soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        operator(Acl::Open)
+            .create(&format!("{chroot}/simba"), b"", Mode::Persistent, soon())
+            .unwrap();
+        granted(&mut *seat, Entry::Try);
     });
 }
 

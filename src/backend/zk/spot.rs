@@ -147,13 +147,15 @@ impl Spot {
         {
             return Err(code.error(&path));
         }
+        // A no to a parent matters only if our node finds none to be under: who may not create in the
+        // root is told so even where the node below it exists.
+        let mut refused = None;
         for path in parents {
-            match answers.next()? {
-                Ok(_) | Err(Code::NODE_EXISTS | Code::NO_NODE) => {}
-                Err(code) => {
-                    self.unsure = None;
-                    return Err(code.error(&path));
-                }
+            if let Err(code) = answers.next()?
+                && code != Code::NODE_EXISTS
+                && code != Code::NO_NODE
+            {
+                refused.get_or_insert(code.error(&path));
             }
         }
         let created = answers.next()?;
@@ -168,7 +170,7 @@ impl Spot {
             Ok(_) => Err(unexpected()),
             Err(Code::NO_NODE) => {
                 self.parents_missing = true;
-                Ok(None)
+                refused.map_or(Ok(None), Err)
             }
             Err(code) => Err(code.error(&self.mutex_path)),
         }
