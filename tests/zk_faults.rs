@@ -106,6 +106,36 @@ fn a_leader_in_a_black_hole_is_replaced_and_stands_in_line_again() {
     });
 }
 
+/// Rule 2: the whole transition is left for winding down, even where the old leader could hand over at
+/// once, because its requests get through and only the answers are lost.
+#[test]
+fn the_next_leader_waits_for_the_transition_of_one_that_stepped_down() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        let proxy = Proxy::to(server.addr());
+        let factories = [factory(proxy.addr(), T), factory(server.addr(), T)];
+        let rivals = Rivals::start(&factories, "transition");
+        proxy.black_hole(Direction::ToClient);
+        let mut down = None;
+        wait_until(PATIENCE, "the waiter leads", || {
+            if down.is_none() && !rivals.services[0].is_owner() {
+                down = Some(Moment::now());
+            }
+            rivals.services[1].is_owner()
+        });
+        let between = Moment::now() - down.expect("it stepped down first");
+        println!("the next led {between:?} after the last");
+        // It is looked at every five milliseconds.
+        let transition = factories[0].lease().transition();
+        assert!(
+            between + Duration::from_millis(50) > transition,
+            "{between:?}"
+        );
+        proxy.pass();
+        rivals.judge();
+    });
+}
+
 #[test]
 fn a_leader_whose_connection_is_cut_again_and_again_goes_on_leading() {
     within(HANG, || {

@@ -41,6 +41,12 @@ impl Latch {
     }
 
     fn try_acquire(&mut self, session: &Arc<Session>, entry: Entry, by: Moment) -> Result<Attempt> {
+        if let Some(rest) = self.winding_down(session) {
+            return Ok(Attempt::Refused(Refusal {
+                owner: MutexOwner::NONE,
+                retry_in: rest,
+            }));
+        }
         self.spot.forget_the_past(session);
         if self.takes_over(session) {
             return self.grant(session, None);
@@ -75,6 +81,16 @@ impl Latch {
         ))
     }
 
+    /// What is left of the transition after we stepped down. Until it is over our old node stays: the
+    /// next in line leads when it goes, and our owner's work may still be winding down.
+    fn winding_down(&self, session: &Arc<Session>) -> Option<Duration> {
+        let node = self.spot.node.as_ref()?;
+        let granted = node.granted.as_ref()?;
+        let deleted = node.own.as_ref().is_some_and(|own| own.is_gone());
+        let rest = (granted.until + self.place.lease.transition()).remaining();
+        (Arc::ptr_eq(&node.session, session) && !deleted && !rest.is_zero()).then_some(rest)
+    }
+
     /// Whether we lead by what we were told: the leader that we stood behind is gone, and our own
     /// node is not. Only over the same connection: after another one, the line is read anew.
     fn takes_over(&self, session: &Session) -> bool {
@@ -100,7 +116,7 @@ impl Latch {
             session.look_out(&node.path, &own);
             node.own = Some(own);
         }
-        node.granted = Some(Granted { acquired_at });
+        node.granted = Some(Granted { acquired_at, until });
         let owner = self.ours(session, until);
         if let Some(Node {
             granted: Some(granted),
@@ -306,6 +322,13 @@ impl Seat for Latch {
             self.belief(&session)
         };
         let until = self.or_ring_later(&session, result)?;
+        if let Some(Node {
+            granted: Some(granted),
+            ..
+        }) = &mut self.spot.node
+        {
+            granted.until = granted.until.max(until);
+        }
         Ok(Renewal::Renewed(Grant {
             owner: self.ours(&session, until),
             until: Some(until),

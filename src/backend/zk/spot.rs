@@ -45,6 +45,8 @@ pub(super) struct Node {
 
 pub(super) struct Granted {
     pub(super) acquired_at: Option<i64>,
+    /// The latest end of belief that we gave out.
+    pub(super) until: Moment,
 }
 
 pub(super) struct Predecessor {
