@@ -185,12 +185,14 @@ fn a_session_expires_by_the_servers_word_and_never_becomes_another() {
 #[test]
 fn a_server_restarted_after_the_timeout_resumes_the_session() {
     within(HANG, || {
+        // Once it is back it counts the timeout anew: enough of it to be found on a busy machine.
+        let timeout = Duration::from_secs(6);
         let server = ZooKeeperServer::start();
-        let session = session(server.addr(), SHORT);
+        let session = session(server.addr(), timeout);
         let id = session.id();
         server.kill();
         wait_for(&session, SessionState::Suspended);
-        std::thread::sleep(SHORT);
+        std::thread::sleep(timeout);
         server.start();
         wait_for(&session, SessionState::Connected);
         assert_eq!(session.id(), id);

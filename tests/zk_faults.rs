@@ -20,12 +20,12 @@ const T: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(200);
 const SLACK: Duration = Duration::from_secs(5);
 
-fn server_with_rivals(fact: &str) -> (ZooKeeperServer, Vec<Proxy>, Rivals) {
+fn server_with_rivals(fact: &str, timeout: Duration) -> (ZooKeeperServer, Vec<Proxy>, Rivals) {
     let server = ZooKeeperServer::start();
     let proxies: Vec<Proxy> = (0..3).map(|_| Proxy::to(server.addr())).collect();
     let factories: Vec<Factory> = proxies
         .iter()
-        .map(|proxy| factory(proxy.addr(), T))
+        .map(|proxy| factory(proxy.addr(), timeout))
         .collect();
     let rivals = Rivals::start(&factories, fact);
     (server, proxies, rivals)
@@ -40,7 +40,7 @@ fn assert_within(what: &str, took: Duration, bound: Duration) {
 #[test]
 fn a_server_killed_and_restarted_at_once_has_a_leader_again() {
     within(HANG, || {
-        let (server, _proxies, rivals) = server_with_rivals("restart");
+        let (server, _proxies, rivals) = server_with_rivals("restart", T);
         for _ in 0..3 {
             server.restart();
             let (_, took) = rivals.wait_for_leader(|_| true);
@@ -60,7 +60,7 @@ fn a_server_killed_and_restarted_at_once_has_a_leader_again() {
 #[test]
 fn a_server_killed_for_longer_than_the_timeout_has_no_leader_and_then_one() {
     within(HANG, || {
-        let (server, _proxies, rivals) = server_with_rivals("outage");
+        let (server, _proxies, rivals) = server_with_rivals("outage", T);
         server.kill();
         assert_within("the leader stepped down", rivals.wait_for_none(), T);
         std::thread::sleep(T);
@@ -75,7 +75,7 @@ fn a_server_killed_for_longer_than_the_timeout_has_no_leader_and_then_one() {
 #[test]
 fn a_paused_server_has_no_leader_and_then_one() {
     within(HANG, || {
-        let (server, _proxies, rivals) = server_with_rivals("pause");
+        let (server, _proxies, rivals) = server_with_rivals("pause", T);
         server.pause();
         assert_within("the leader stepped down", rivals.wait_for_none(), T);
         std::thread::sleep(T / 2);
@@ -89,7 +89,7 @@ fn a_paused_server_has_no_leader_and_then_one() {
 #[test]
 fn a_leader_in_a_black_hole_is_replaced_and_stands_in_line_again() {
     within(HANG, || {
-        let (_server, proxies, rivals) = server_with_rivals("black-hole");
+        let (_server, proxies, rivals) = server_with_rivals("black-hole", T);
         for direction in [Direction::ToServer, Direction::ToClient, Direction::Both] {
             let leader = rivals.leader().expect("a leader");
             proxies[leader].black_hole(direction);
@@ -139,7 +139,7 @@ fn the_next_leader_waits_for_the_transition_of_one_that_stepped_down() {
 #[test]
 fn a_leader_whose_connection_is_cut_again_and_again_goes_on_leading() {
     within(HANG, || {
-        let (_server, proxies, rivals) = server_with_rivals("cuts");
+        let (_server, proxies, rivals) = server_with_rivals("cuts", T * 4);
         let fence = rivals.services[0].fence();
         for _ in 0..10 {
             proxies[0].cut();
