@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use contend::{Factory, Moment};
 use ground::{Direction, Output, Process, Proxy, ZooKeeperServer, wait_until, within};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use zk_support::{HANG, PATIENCE, Rivals, factory, line, name, session};
 
 const T: Duration = Duration::from_secs(2);
@@ -148,6 +150,69 @@ fn a_leader_whose_connection_is_cut_again_and_again_goes_on_leading() {
             });
             assert_eq!(rivals.services[0].fence(), fence);
         }
+        rivals.judge();
+    });
+}
+
+/// Everything at once, by dice: `CONTEND_SEED` repeats a run, `CONTEND_STORM_SECONDS` makes it longer.
+#[test]
+fn a_storm_of_faults_makes_no_two_leaders_and_ends_with_one() {
+    let number = |name: &str, default: u64| {
+        std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+    };
+    let seed = number("CONTEND_SEED", rand::random());
+    let span = Duration::from_secs(number("CONTEND_STORM_SECONDS", 10));
+    println!("CONTEND_SEED={seed}");
+    within(HANG + span, || {
+        let mut dice = StdRng::seed_from_u64(seed);
+        let (server, proxies, rivals) = server_with_rivals("storm", Duration::from_millis(1_200));
+        let (over, mut paused) = (Moment::now() + span, false);
+        let mut turns = Vec::new();
+        while !over.remaining().is_zero() {
+            let proxy = &proxies[dice.random_range(0..proxies.len())];
+            match dice.random_range(0..12) {
+                0 | 1 => proxy.cut(),
+                2 => proxy.reset(),
+                3 => proxy.black_hole(Direction::ToClient),
+                4 => proxy.black_hole(Direction::ToServer),
+                5 => proxy.delay(Duration::from_millis(dice.random_range(1..150))),
+                6 => proxy.refuse(),
+                7 => proxy.lose_next_reply(),
+                8 => {
+                    paused = !paused;
+                    if paused {
+                        server.pause();
+                    } else {
+                        server.resume();
+                    }
+                }
+                _ => proxy.pass(),
+            }
+            std::thread::sleep(Duration::from_millis(dice.random_range(10..300)));
+            if let Some(leader) = rivals.leader()
+                && turns.last() != Some(&leader)
+            {
+                turns.push(leader);
+            }
+        }
+        if paused {
+            server.resume();
+        }
+        proxies.iter().for_each(Proxy::pass);
+        let (leader, took) = rivals.wait_for_leader(|_| true);
+        println!(
+            "{} turns; {leader} leads {took:?} after the storm",
+            turns.len()
+        );
+        // Nobody is left out, and no node is left over.
+        for _ in 0..rivals.services.len() {
+            let (leader, _) = rivals.wait_for_leader(|_| true);
+            rivals.services[leader].stop().unwrap();
+        }
+        let reader = session(server.addr(), T);
+        wait_until(PATIENCE, "no node is left", || {
+            line(&reader, rivals.services[0].mutex()).is_empty()
+        });
         rivals.judge();
     });
 }

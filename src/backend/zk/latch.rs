@@ -171,7 +171,9 @@ impl Latch {
         let Some(node) = self.spot.node.take() else {
             return Err(unexpected());
         };
-        let path = node.path;
+        let path = node.path.clone();
+        // Its watches go first: nobody is to be rung for what we do ourselves.
+        drop(node);
         let asks = vec![
             Request::Delete { path: path.clone() }.into(),
             self.first(line).into(),
