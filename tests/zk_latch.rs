@@ -532,6 +532,30 @@ fn a_lease_that_no_session_could_keep_is_refused() {
 }
 
 #[test]
+fn a_lease_that_ran_out_is_not_renewed_though_its_node_is_there() {
+    within(HANG, || {
+        let mutex = name("ran-out");
+        let factory = factory(SERVER.addr(), LONG);
+        let reader = session(SERVER.addr(), LONG);
+        let lease = Lease::new(Duration::from_millis(200), Duration::from_millis(100)).unwrap();
+        let mut seat = seat(&factory, &mutex, "a", lease, Hold::Long);
+        let first = granted(&mut *seat, Entry::Queue);
+        let (fence, nodes) = (first.owner.fence(), line(&reader, &mutex));
+        wait_until(PATIENCE, "the lease has run out", || {
+            Moment::now() > first.until.unwrap() + lease.transition()
+        });
+        assert!(matches!(
+            seat.renew(fence, soon()).unwrap(),
+            Renewal::Lost(_)
+        ));
+        assert_eq!(line(&reader, &mutex), nodes);
+        let again = granted(&mut *seat, Entry::Queue);
+        assert!(again.owner.fence() > fence);
+        assert_eq!(line(&reader, &mutex).len(), 1);
+    });
+}
+
+#[test]
 fn a_shorter_session_than_asked_for_shortens_belief() {
     within(HANG, || {
         let server = ZooKeeperServer::start_with(&["maxSessionTimeout=2000"], &[]);

@@ -296,10 +296,16 @@ impl Seat for Latch {
     fn renew(&mut self, fence: u64, _by: Moment) -> Result<Renewal> {
         self.core.origin.check()?;
         let lost = Ok(Renewal::Lost(MutexOwner::NONE));
+        let transition = self.place.lease.transition();
         let Some(node) = self.spot.node.as_mut().filter(|node| node.holds(fence)) else {
             return lost;
         };
         let session = Arc::clone(&node.session);
+        let granted_until = node.granted.as_ref().map(|granted| granted.until);
+        if granted_until.is_some_and(|until| until + transition <= Moment::now()) {
+            // The node may still be there, but the lease has run out: the next attempt replaces it.
+            return lost;
+        }
         if session.state().is_over() || node.own.as_ref().is_some_and(|own| own.is_gone()) {
             self.spot.node = None;
             return lost;
