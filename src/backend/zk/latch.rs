@@ -8,10 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::ask::{Ask, unexpected};
 use super::message::{Code, Reply, Request};
 use super::orphan::Orphan;
 use super::path::mutex_path;
-use super::session::{Ask, Session, unexpected};
+use super::session::Session;
 use super::spot::{Granted, Line, Node, Predecessor, Spot};
 use super::watches::Sentinel;
 use super::{Core, owner};

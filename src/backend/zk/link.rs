@@ -9,7 +9,7 @@ use rand::seq::SliceRandom;
 
 use super::message::{Request, Welcome, encode_hello};
 use super::session::Shared;
-use super::state::SessionState;
+use super::session_state::SessionState;
 use super::wire::{Encoder, Frames};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};

@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
+use super::ask::{Ask, unexpected};
 use super::message::{Code, Reply, Request};
 use super::path::{line_up, mutex_path};
-use super::session::{Ask, Session, unexpected};
+use super::session::Session;
 use super::slot::Outcome;
 use super::watches::{Alarm, Sentinel};
 use super::{Core, owner};

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::Core;
+use super::ask::{Answers, Ask, unexpected};
 use super::message::{Code, Mode, Reply, Request, Stat};
 use super::orphan::Orphan;
 use super::path::{Member, ancestry, line_up, node_path, protection};
-use super::session::{Answers, Ask, Session, unexpected};
+use super::session::Session;
 use super::watches::{Alarm, Sentinel};
 use crate::clock::Moment;
 use crate::error::Result;
