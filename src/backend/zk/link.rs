@@ -146,6 +146,13 @@ fn converse(shared: &Shared, host: &str, port: u16) -> Result<()> {
                 shared.config.session_timeout,
             );
         }
+        // Servers with different limits may grant different timeouts to one session, and a new leader
+        // goes by the first: only the shortest is certain.
+        let timeout = if state.id == 0 {
+            timeout
+        } else {
+            timeout.min(state.pulse.timeout())
+        };
         state.id = welcome.id;
         state.password = welcome.password;
         state.pulse.connected(sent, timeout, Moment::now());
