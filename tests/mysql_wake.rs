@@ -100,9 +100,7 @@ fn a_waiter_blocks_on_the_server_and_leaves_nothing_behind_when_it_stops() {
                 waiting(&mut conn, &url) == 0
             });
             b.start().unwrap();
-            wait_until(PATIENCE, "it waits again", || {
-                waiting(&mut conn, &url) == 1
-            });
+            wait_until(PATIENCE, "it waits again", || waiting(&mut conn, &url) == 1);
         }
         b.stop().unwrap();
         a.stop().unwrap();
@@ -119,9 +117,7 @@ fn a_name_that_is_stuck_costs_a_second_and_not_the_mutex() {
         let url = database();
         let mut conn = operator(&url);
         let name = wake_name(&url, "m");
-        let held: Option<i64> = conn
-            .exec_first("SELECT GET_LOCK(?, 0)", (name,))
-            .unwrap();
+        let held: Option<i64> = conn.exec_first("SELECT GET_LOCK(?, 0)", (name,)).unwrap();
         assert_eq!(held, Some(1));
         let began = Instant::now();
         let (a, events) = started(&slow(&url), "m", "a");
@@ -248,6 +244,10 @@ fn short_holds_under_contention_are_handed_on_and_exclude_each_other() {
             thread.join().unwrap();
         }
         // By the lease alone one turn would take 90 s.
-        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "{:?}",
+            began.elapsed()
+        );
     });
 }
