@@ -20,6 +20,9 @@ use mysql::prelude::Queryable;
 use mysql::{Conn, Opts};
 use mysql_ground::{HANG, ms, operator};
 
+/// How long a waiter waits before it is handed the mutex.
+const SETTLE: Duration = ms(10);
+
 const MEASURE: Duration = Duration::from_secs(900);
 
 /// A server of its own: its counters count nobody else.
@@ -145,7 +148,8 @@ fn report(what: &str, mut times: Vec<Duration>) -> Duration {
 /// connections each (row, name), prepared.
 struct Bare {
     rows: [Conn; 2],
-    names: Vec<Conn>,
+    names: [Option<Conn>; 2],
+    turn: usize,
 }
 
 impl Bare {
@@ -164,21 +168,22 @@ impl Bare {
             .unwrap();
         let mut bare = Bare {
             rows: [plain(url), plain(url)],
-            names: vec![plain(url), plain(url)],
+            names: [Some(plain(url)), Some(plain(url))],
+            turn: 0,
         };
         bare.rows[0].exec_drop(Bare::ACQUIRE, ("0",)).unwrap();
-        bare.names[0]
-            .exec_drop("DO GET_LOCK('bare', 10)", ())
-            .unwrap();
+        let name = bare.names[0].as_mut().unwrap();
+        name.exec_drop("DO GET_LOCK('bare', 10)", ()).unwrap();
         bare
     }
 
     /// Hands over `turns` times, and returns how long each took.
     fn run(&mut self, turns: usize) -> Vec<Duration> {
         let mut times = Vec::new();
-        for turn in 0..turns {
-            let (owner, waiter) = (turn % 2, (turn + 1) % 2);
-            let mut name = self.names.swap_remove(waiter);
+        for _ in 0..turns {
+            let (owner, waiter) = (self.turn % 2, (self.turn + 1) % 2);
+            self.turn += 1;
+            let mut name = self.names[waiter].take().unwrap();
             let (blocked, ready) = mpsc::channel();
             let waiting = thread::spawn(move || {
                 blocked.send(()).unwrap();
@@ -186,21 +191,21 @@ impl Bare {
                 name
             });
             ready.recv().unwrap();
-            thread::sleep(ms(3));
+            // As long as the services below: an idle server is slower at first.
+            thread::sleep(SETTLE);
             let began = Instant::now();
             self.rows[owner]
                 .exec_drop(Bare::RELEASE, (owner.to_string(),))
                 .unwrap();
-            self.names[0]
-                .exec_drop("DO RELEASE_LOCK('bare')", ())
-                .unwrap();
+            let held = self.names[owner].as_mut().unwrap();
+            held.exec_drop("DO RELEASE_LOCK('bare')", ()).unwrap();
             let name = waiting.join().unwrap();
             self.rows[waiter]
                 .exec_drop(Bare::ACQUIRE, (waiter.to_string(),))
                 .unwrap();
             assert_eq!(self.rows[waiter].affected_rows(), 1);
             times.push(began.elapsed());
-            self.names.insert(waiter.min(self.names.len()), name);
+            self.names[waiter] = Some(name);
         }
         times
     }
@@ -261,11 +266,12 @@ fn measure_hand_off() {
         let mut bare = Bare::new(&url);
         let mut woken = Pair::new(&url, "woken", "ttl=10s&transition=6s");
         bare.run(20);
-        woken.run(20, ms(10));
+        woken.run(20, SETTLE);
         let (mut bares, mut wakes) = (Vec::new(), Vec::new());
-        for _ in 0..10 {
-            bares.extend(bare.run(50));
-            wakes.extend(woken.run(50, ms(10)));
+        // Turn by turn, so that whatever else the machine does falls on both.
+        for _ in 0..500 {
+            bares.extend(bare.run(1));
+            wakes.extend(woken.run(1, SETTLE));
         }
         let bare = report("bare hand-off", bares);
         let woken = report("hand-off with wake-ups", wakes);
@@ -273,6 +279,9 @@ fn measure_hand_off() {
             "ratio of p50: {:.2}",
             woken.as_secs_f64() / bare.as_secs_f64()
         );
+        if std::env::var_os("CONTEND_MEASURE_POLLING").is_none() {
+            return;
+        }
         for interval in ["1s", "100ms"] {
             let parameters = format!("ttl=10s&transition=6s&wakeups=off&poll_interval={interval}");
             let mut polling = Pair::new(&url, &format!("polling-{interval}"), &parameters);
