@@ -110,7 +110,7 @@ impl Fault {
         ))
     }
 
-    fn poison(error: Error) -> Fault {
+    pub(super) fn poison(error: Error) -> Fault {
         Fault {
             code: None,
             poisoned: true,

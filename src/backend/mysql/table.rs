@@ -83,6 +83,16 @@ impl Table {
         &self.name
     }
 
+    /// Makes a new connection ready: all that a call needs is known and prepared. What fails here
+    /// fails again where somebody hears of it.
+    pub(super) fn prepare(&self, link: &mut Link) -> Result<()> {
+        let statements = self.statements(link, Moment::FAR)?;
+        for sql in statements.common() {
+            link.run(Moment::FAR, |conn| conn.prep(sql))?;
+        }
+        Ok(())
+    }
+
     /// What makes the table, under its name.
     pub(super) fn create(&self) -> String {
         strip(INIT_SQL).replace(DEFAULT_NAME, &self.name)
@@ -256,6 +266,17 @@ impl Statements {
             max_id: shape.max_id,
             fence_in_micros: shape.wide_version,
         }
+    }
+
+    /// Those that a contender cannot do without.
+    fn common(&self) -> [&str; 5] {
+        [
+            &self.acquire,
+            &self.acquire_politely,
+            &self.renew,
+            &self.release,
+            &self.read,
+        ]
     }
 
     /// What reads `count` rows, their names as positional parameters.
