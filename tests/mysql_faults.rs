@@ -75,9 +75,18 @@ impl Referee {
 }
 
 fn one_owns(services: &[&Arc<MutexContendService>]) {
-    wait_until(PATIENCE, "one of them owns", || {
-        services.iter().any(|service| service.is_owner())
-    });
+    let deadline = Instant::now() + PATIENCE;
+    while !services.iter().any(|service| service.is_owner()) {
+        assert!(
+            Instant::now() < deadline,
+            "nobody owns: {:?}",
+            services
+                .iter()
+                .map(|service| (service.id(), service.last_error(), service.state()))
+                .collect::<Vec<_>>()
+        );
+        thread::sleep(ms(5));
+    }
 }
 
 /// Rules 2 and 13: Released comes without the server, and the service is back when the server is.

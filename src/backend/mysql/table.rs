@@ -22,8 +22,11 @@ pub const INIT_SQL: &str = include_str!("../../../sql/init-mutex.sql");
 /// The table's name in that file.
 pub(super) const DEFAULT_NAME: &str = "simba_mutex";
 
-/// The server's clock in epoch milliseconds.
+/// The server's clock in epoch milliseconds, as it was when the statement began.
 const NOW_MS: &str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
+
+/// The same at the moment of looking, and not at the start of the statement.
+const CLOCK_MS: &str = "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)";
 
 /// The table, and what was found out about it.
 #[derive(Debug)]
@@ -247,6 +250,7 @@ impl Statements {
                 .replace("{fence_now}", fence_now)
                 .replace("{politely}", politely)
                 .replace("{now}", NOW_MS)
+                .replace("{clock}", CLOCK_MS)
         };
         Statements {
             acquire: fill(ACQUIRE, ""),
