@@ -77,6 +77,8 @@ mod state;
 mod url;
 
 pub use backend::memory;
+#[cfg(feature = "redis")]
+pub use backend::redis;
 pub use bell::{Bell, Ring, Waker};
 pub use clock::Moment;
 pub use contender::{MutexContender, MutexRetriever};

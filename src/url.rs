@@ -178,7 +178,7 @@ impl fmt::Debug for Url {
     }
 }
 
-fn address(host: &str, default_port: u16) -> Result<(String, u16)> {
+pub(crate) fn address(host: &str, default_port: u16) -> Result<(String, u16)> {
     let bad = || Error::invalid(format!("{host:?} is not a host or host:port"));
     let (name, port) = if let Some(rest) = host.strip_prefix('[') {
         let (name, port) = rest.split_once(']').ok_or_else(bad)?;

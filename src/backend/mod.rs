@@ -33,6 +33,8 @@ use crate::owner::MutexOwner;
 use crate::url::Url;
 
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 /// `Some(path)` where the feature is on, and `None` where the path does not exist.
 #[allow(unused_macros)]
@@ -49,9 +51,13 @@ macro_rules! connect_with {
 /// Every URL scheme: the Cargo feature it needs, and what connects it where that feature is on.
 const SCHEMES: &[(&str, &str, Option<Connect>)] = &[
     ("memory", "", Some(memory::connect)),
-    ("redis", "redis", None),
-    ("rediss", "redis", None),
-    ("redis+cluster", "redis", None),
+    ("redis", "redis", connect_with!("redis", redis::connect)),
+    ("rediss", "redis", connect_with!("redis", redis::connect)),
+    (
+        "redis+cluster",
+        "redis",
+        connect_with!("redis", redis::connect),
+    ),
     ("mysql", "mysql", None),
     ("zk", "zk", None),
 ];
