@@ -1,5 +1,6 @@
 //! What a locker asks of its backend, and what it makes of answers that are late, lost or wrong.
 
+#[path = "conformance/hooked.rs"]
 mod hooked;
 
 use std::fs;

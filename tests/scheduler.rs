@@ -1,5 +1,6 @@
 //! What a scheduler does with work that is slow, stuck or calls back.
 
+#[path = "conformance/hooked.rs"]
 mod hooked;
 
 use std::sync::Arc;

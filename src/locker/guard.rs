@@ -73,7 +73,8 @@ impl Guard {
 
     /// A receiver of one message, sent at the end of the ttl when renewal failed, or as soon as the
     /// backend says that the lock is somebody else's. The transition is the time to stop in: nobody else
-    /// can lock before it has ended.
+    /// can lock before it has ended. At most a quarter of it may have passed when the message comes,
+    /// where calls to the backend hang.
     ///
     /// Each call returns a receiver of its own, usable in crossbeam's `select!`. It is disconnected,
     /// without a message, when the guard was dropped before.
