@@ -91,6 +91,14 @@ impl Factory {
 }
 
 #[cfg(test)]
+impl Factory {
+    /// This factory as a child process sees it.
+    pub(crate) fn seen_from_a_child(&mut self) {
+        self.origin = Origin::elsewhere();
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
@@ -99,11 +107,12 @@ mod tests {
     #[test]
     fn a_child_process_is_refused_and_waits_for_nobody() {
         let mut factory = crate::memory::factory("fork", Lease::default());
-        factory.origin = Origin::elsewhere();
+        factory.seen_from_a_child();
         for error in [
             factory.backend().unwrap_err(),
             factory.contend("m").build().unwrap_err(),
             factory.observe("m").build().unwrap_err(),
+            factory.locker("m").build().unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Forked);
             assert!(error.to_string().contains("connect again"), "{error}");

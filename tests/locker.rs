@@ -383,6 +383,54 @@ fn work_under_a_lock_that_was_lost_is_an_error() {
     });
 }
 
+/// It may be asked for in every round of a loop, and by many.
+#[test]
+fn every_receiver_of_a_guard_is_told_that_it_is_lost() {
+    within(HANG, || {
+        let lease = Lease::new(ms(300), ms(300)).unwrap();
+        let factory = contend::memory::factory("told", lease);
+        let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
+        let guard = locker.lock().unwrap();
+        let receivers: Vec<_> = (0..100).map(|_| guard.lost()).collect();
+        while guard.lost().try_recv().is_err() {
+            thread::yield_now();
+        }
+        drop(guard);
+        for lost in receivers {
+            assert!(lost.recv_timeout(PATIENCE).is_ok());
+        }
+    });
+}
+
+#[test]
+fn a_panic_in_a_backend_costs_one_guard_and_no_turn() {
+    within(HANG, || {
+        let broken = Arc::new(AtomicBool::new(false));
+        let panics = Arc::clone(&broken);
+        let factory = hooked::around(&memory("panics"), move |_, _, place, _| {
+            if &*place.mutex == "bad" && panics.load(Ordering::SeqCst) {
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+            Ok(())
+        });
+        let quick = |mutex| {
+            let locker = factory.locker(mutex).ttl(ms(3_000)).renew_after(ms(20));
+            locker.build().unwrap()
+        };
+        let (bad, good) = (quick("bad"), quick("good"));
+        let (guard, other) = (bad.lock().unwrap(), good.lock().unwrap());
+        broken.store(true, Ordering::SeqCst);
+        guard.lost().recv_timeout(PATIENCE).unwrap();
+        let unlocked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| guard.unlock()));
+        assert!(unlocked.is_err());
+        broken.store(false, Ordering::SeqCst);
+        // Its turn was given back, and its lease is adopted.
+        drop(bad.try_lock_for(PATIENCE).unwrap());
+        thread::sleep(ms(3_200));
+        assert!(other.is_valid(), "renewal goes on");
+    });
+}
+
 #[test]
 fn bad_names_and_durations_are_refused() {
     let factory = memory("inputs");

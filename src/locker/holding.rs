@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
 use super::renewer::Renewer;
@@ -57,11 +57,17 @@ struct Cycle {
     due: Option<Due>,
 }
 
+/// One channel for all receivers of a guard, with a message for each of them: a guard may be asked for a
+/// receiver in every round of a loop.
 #[derive(Default)]
 struct Mourners {
+    channel: Option<(Sender<()>, Receiver<()>)>,
+    receivers: usize,
     over: bool,
-    senders: Vec<Sender<()>>,
 }
+
+/// More receivers than this are not alive at once.
+const MOST_RECEIVERS: usize = 1_000;
 
 impl Holding {
     pub(super) fn new(
@@ -101,13 +107,25 @@ impl Holding {
 
     /// A receiver for the end of the present ownership.
     pub(super) fn lost(&self) -> Receiver<()> {
-        let (sender, receiver) = bounded(1);
         let mut mourners = self.mourners.lock();
-        if mourners.over {
-            let _ = sender.try_send(());
+        let over = mourners.over;
+        mourners.receivers += 1;
+        let (sender, receiver) = mourners.channel.get_or_insert_with(unbounded);
+        if over {
+            let _ = sender.send(());
         }
-        mourners.senders.push(sender);
-        receiver
+        receiver.clone()
+    }
+
+    /// Tells the holder that the ownership is over.
+    pub(super) fn mourn(&self) {
+        let mut mourners = self.mourners.lock();
+        mourners.over = true;
+        if let Some((sender, _)) = &mourners.channel {
+            for _ in 0..mourners.receivers.min(MOST_RECEIVERS) {
+                let _ = sender.send(());
+            }
+        }
     }
 
     /// Becomes the owner and returns the fence: in one try without a deadline, else by waiting for it.
@@ -367,14 +385,6 @@ impl Holding {
             log::warn!("{}: {}: {error}", self.place.mutex, self.place.id);
         }
         outcome
-    }
-
-    fn mourn(&self) {
-        let mut mourners = self.mourners.lock();
-        mourners.over = true;
-        for sender in &mourners.senders {
-            let _ = sender.try_send(());
-        }
     }
 
     fn call_by(&self, by: Moment, deadline: Option<Moment>) -> Moment {

@@ -8,7 +8,8 @@ use crate::service::Board;
 /// What a run of scheduled work can ask about the leadership that it runs in.
 ///
 /// Long work looks at [`cancelled`](Context::cancelled) between its steps, and passes
-/// [`fence`](Context::fence) to what it writes to.
+/// [`fence`](Context::fence) to what it writes to. A clone may go to threads that help with the work.
+#[derive(Clone)]
 pub struct Context {
     pub(super) fence: u64,
     pub(super) board: Arc<Board>,
