@@ -80,7 +80,7 @@ impl Guard {
     /// without a message, when the guard was dropped before.
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
-        self.inner.holding.lost()
+        self.inner.holding.loss().receiver()
     }
 
     /// Releases the lock, and says whether it was still ours to release.

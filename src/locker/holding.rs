@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
+use super::loss::Loss;
 use super::renewer::Renewer;
 use super::rota::{Due, Rota};
 use crate::backend::{Attempt, Entry, Place, Seat};
@@ -32,8 +32,8 @@ pub(super) struct Holding {
     max_hold: Option<Duration>,
     /// What the guard reads: never locked across a call.
     board: Board,
-    /// Who is to be told when belief ends before the guard does.
-    mourners: Mutex<Mourners>,
+    /// How the guard is told when belief ends before it does.
+    loss: Loss,
     /// Locked across calls. The turnstile keeps other lockers away, so only the renewer and the thread
     /// that locks or unlocks meet here.
     desk: Mutex<Desk>,
@@ -57,18 +57,6 @@ struct Cycle {
     due: Option<Due>,
 }
 
-/// One channel for all receivers of a guard, with a message for each of them: a guard may be asked for a
-/// receiver in every round of a loop.
-#[derive(Default)]
-struct Mourners {
-    channel: Option<(Sender<()>, Receiver<()>)>,
-    receivers: usize,
-    over: bool,
-}
-
-/// More receivers than this are not alive at once.
-const MOST_RECEIVERS: usize = 1_000;
-
 impl Holding {
     pub(super) fn new(
         place: Place,
@@ -83,7 +71,7 @@ impl Holding {
             period,
             max_hold,
             board: Board::default(),
-            mourners: Mutex::default(),
+            loss: Loss::default(),
             desk: Mutex::new(Desk {
                 seat,
                 bell: Bell::new(),
@@ -105,27 +93,8 @@ impl Holding {
         &self.board
     }
 
-    /// A receiver for the end of the present ownership.
-    pub(super) fn lost(&self) -> Receiver<()> {
-        let mut mourners = self.mourners.lock();
-        let over = mourners.over;
-        mourners.receivers += 1;
-        let (sender, receiver) = mourners.channel.get_or_insert_with(unbounded);
-        if over {
-            let _ = sender.send(());
-        }
-        receiver.clone()
-    }
-
-    /// Tells the holder that the ownership is over.
-    pub(super) fn mourn(&self) {
-        let mut mourners = self.mourners.lock();
-        mourners.over = true;
-        if let Some((sender, _)) = &mourners.channel {
-            for _ in 0..mourners.receivers.min(MOST_RECEIVERS) {
-                let _ = sender.send(());
-            }
-        }
+    pub(super) fn loss(&self) -> &Loss {
+        &self.loss
     }
 
     /// Becomes the owner and returns the fence: in one try without a deadline, else by waiting for it.
@@ -194,8 +163,7 @@ impl Holding {
         if let Some(due) = cycle.due.take() {
             renewer.remove(self.number, due);
         }
-        // A receiver that outlives its guard hears no more from it.
-        *self.mourners.lock() = Mourners::default();
+        self.loss.reset();
         // The grant took it out of the queue.
         self.leave(&mut desk, &mut cycle.contention, false)
     }
@@ -230,7 +198,7 @@ impl Holding {
                         self.place.mutex,
                         self.place.id
                     );
-                    self.mourn();
+                    self.loss.tell();
                     return None;
                 }
                 Step::Announce(_) => {}
@@ -270,7 +238,6 @@ impl Holding {
         contention: Contention,
         fence: u64,
     ) -> Result<u64> {
-        *self.mourners.lock() = Mourners::default();
         let mut cycle = Cycle {
             contention,
             renew_until: self

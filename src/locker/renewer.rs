@@ -86,7 +86,7 @@ fn run(rota: &Mutex<Rota>, bell: &Bell) {
                 let tended = AssertUnwindSafe(|| holding.tend(rota, others));
                 if catch_unwind(tended).is_err() {
                     log::error!("{}: renewal panicked", holding.place().mutex);
-                    holding.mourn();
+                    holding.loss().tell();
                 }
             }
             None if bell.wait(until) == Ring::Stop => return,
