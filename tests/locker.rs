@@ -331,6 +331,31 @@ fn a_renewal_that_hangs_does_not_delay_the_loss_of_another_guard() {
     });
 }
 
+/// The renewer sleeps for the long one, and is woken for the short one.
+#[test]
+fn a_short_lease_is_renewed_beside_a_long_one() {
+    within(HANG, || {
+        let factory = memory("short");
+        let long = factory.locker("long").ttl(ms(600_000)).build().unwrap();
+        let short = factory.locker("short").ttl(ms(1_500)).build().unwrap();
+        let long = long.lock().unwrap();
+        thread::sleep(ms(100));
+        let short = short.lock().unwrap();
+        let until = Instant::now() + ms(3_500);
+        while Instant::now() < until {
+            assert!(short.is_valid() && long.is_valid());
+            thread::sleep(ms(10));
+        }
+        // And for one that comes when it has nothing to do.
+        assert!(long.unlock().unwrap() && short.unlock().unwrap());
+        let again = factory.locker("again").ttl(ms(1_500)).build().unwrap();
+        thread::sleep(ms(1_000));
+        let again = again.lock().unwrap();
+        thread::sleep(ms(2_500));
+        assert!(again.is_valid());
+    });
+}
+
 /// Once told that it is over, a guard is never valid again, whatever a late renewal says.
 #[test]
 fn a_passed_deadline_does_not_revive() {
