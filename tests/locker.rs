@@ -408,6 +408,21 @@ fn work_under_a_lock_that_was_lost_is_an_error() {
     });
 }
 
+/// What is free again is not what was held: it may have been somebody else's meanwhile.
+#[test]
+fn unlocking_what_was_lost_is_not_unlocking() {
+    within(HANG, || {
+        let lease = Lease::new(ms(300), ms(100)).unwrap();
+        let factory = contend::memory::factory("not-ours", lease);
+        let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
+        let guard = locker.lock().unwrap();
+        let other = factory.locker("m").build().unwrap();
+        assert!(other.try_lock_for(PATIENCE).unwrap().unlock().unwrap());
+        assert!(!guard.unlock().unwrap());
+        drop(other.try_lock().unwrap());
+    });
+}
+
 /// It may be asked for in every round of a loop, and by many.
 #[test]
 fn every_receiver_of_a_guard_is_told_that_it_is_lost() {

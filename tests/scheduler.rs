@@ -9,10 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use contend::backend::Entry;
-use contend::{ErrorKind, Lease, ScheduleConfig, Scheduler, Status};
+use contend::{Error, ErrorKind, Lease, ScheduleConfig, Scheduler, Status};
 use crossbeam_channel::{bounded, unbounded};
 use ground::{wait_until, within};
-use hooked::Call;
+use hooked::{Call, When};
 use parking_lot::Mutex;
 
 /// When a hung test is ended.
@@ -100,6 +100,58 @@ fn work_that_ends_after_stop_gave_up_still_releases() {
         drop(next.try_lock_for(PATIENCE).unwrap());
         assert!(began.elapsed() < ms(15_000), "{:?}", began.elapsed());
         scheduler.stop().unwrap();
+    });
+}
+
+/// The same after a loss: what is left of the lease is the work's time to stop in.
+#[test]
+fn a_stop_after_a_loss_releases_nothing_under_running_work() {
+    within(HANG, || {
+        let lease = Lease::new(ms(500), ms(60_000)).unwrap();
+        let memory = contend::memory::factory("loss", lease);
+        let (broken, released) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (is_broken, counted) = (Arc::clone(&broken), Arc::clone(&released));
+        let factory = hooked::around(&memory, move |when, call, _, _| {
+            if when == When::After && call == Call::Release {
+                AtomicUsize::fetch_add(&counted, 1, Ordering::SeqCst);
+            }
+            let fails = matches!(call, Call::Renew | Call::Acquire(_));
+            if fails && is_broken.load(Ordering::SeqCst) {
+                return Err(Error::new(ErrorKind::Unreachable, "on request"));
+            }
+            Ok(())
+        });
+        let (sender, begun) = unbounded();
+        let (let_go, held) = bounded::<()>(0);
+        let scheduler = factory.scheduler("m").stop_within(ms(300));
+        let scheduler = scheduler
+            .build(ScheduleConfig::rate(ms(0), ms(5)), move |_| {
+                sender.send(())?;
+                let _ = held.recv();
+                Ok(())
+            })
+            .unwrap();
+        scheduler.start().unwrap();
+        begun.recv_timeout(PATIENCE).unwrap();
+        broken.store(true, Ordering::SeqCst);
+        wait_until(PATIENCE, "leadership is lost", || !scheduler.is_leader());
+        scheduler.stop().unwrap_err();
+        thread::sleep(ms(300));
+        assert_eq!(released.load(Ordering::SeqCst), 0);
+        assert_eq!(
+            memory
+                .locker("m")
+                .build()
+                .unwrap()
+                .try_lock()
+                .unwrap_err()
+                .kind(),
+            ErrorKind::Held
+        );
+        drop(let_go);
+        scheduler.stop().unwrap();
+        assert_eq!(released.load(Ordering::SeqCst), 1);
+        drop(memory.locker("m").build().unwrap().try_lock().unwrap());
     });
 }
 

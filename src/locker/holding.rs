@@ -51,6 +51,7 @@ struct Desk {
 
 struct Cycle {
     contention: Contention,
+    fence: u64,
     /// From here on the lease is left to run out.
     renew_until: Moment,
     /// Where the renewer's list has this.
@@ -119,14 +120,12 @@ impl Holding {
         }
         let mut queued = false;
         loop {
-            if let Some((_, fence)) = contention.belief() {
-                return self.begin(renewer, &mut desk, contention, fence);
-            }
             let hopeless = outcome.as_ref().is_err_and(|error| !error.is_transient());
-            if hopeless || deadline.is_none_or(|deadline| deadline <= Moment::now()) {
+            let late = deadline.is_none_or(|deadline| deadline <= Moment::now());
+            if (hopeless || late) && contention.belief().is_none() {
                 // A trace that could not be removed goes away by itself; the caller learns why it has
                 // no lock, not that.
-                let _ = self.leave(&mut desk, &mut contention, queued);
+                let _ = self.leave(&mut desk, &mut contention, queued, None);
                 return Err(self.refusal(outcome.err(), &contention, timeout));
             }
             match self.decide(&mut contention, Contention::step) {
@@ -147,8 +146,13 @@ impl Holding {
                         self.decide(&mut contention, Contention::woken);
                     }
                 }
-                // Nobody listens to a locker's changes, and the machine renews or stops only what owns
-                // or leaves.
+                // Not before the machine says so: a pause may have come between the grant and here.
+                Step::Announce(Change::Acquired(state)) => {
+                    let fence = state.after().fence();
+                    return self.begin(renewer, &mut desk, contention, fence);
+                }
+                // Nobody listens to other changes, and the machine renews or stops only what owns or
+                // leaves.
                 Step::Announce(_) | Step::Renew { .. } | Step::Withdraw { .. } | Step::Stopped => {}
             }
         }
@@ -165,7 +169,7 @@ impl Holding {
         }
         self.loss.reset();
         // The grant took it out of the queue.
-        self.leave(&mut desk, &mut cycle.contention, false)
+        self.leave(&mut desk, &mut cycle.contention, false, Some(cycle.fence))
     }
 
     /// The renewer's visit: renews if it is time, tells the holder if belief has ended, and enters the
@@ -240,17 +244,18 @@ impl Holding {
     ) -> Result<u64> {
         let mut cycle = Cycle {
             contention,
+            fence,
             renew_until: self
                 .max_hold
                 .map_or(Moment::FAR, |max_hold| Moment::now() + max_hold),
             due: None,
         };
-        // As a rule this makes no call: nothing is due yet but the news of the grant.
+        // As a rule this makes no call: nothing is due yet.
         cycle.due = self.advance(&mut desk.seat, &mut cycle, Moment::FAR);
         if let Some(due) = cycle.due
             && let Err(error) = renewer.insert(self, due)
         {
-            let _ = self.leave(desk, &mut cycle.contention, false);
+            let _ = self.leave(desk, &mut cycle.contention, false, None);
             return Err(error.context(&self.place.mutex));
         }
         desk.cycle = Some(cycle);
@@ -258,8 +263,14 @@ impl Holding {
     }
 
     /// The way out: release what may be left, leave the queue if in it. The machine bounds it by one
-    /// call's budget.
-    fn leave(&self, desk: &mut Desk, contention: &mut Contention, queued: bool) -> Result<bool> {
+    /// call's budget. Says what became of the lease with the fence `ours`.
+    fn leave(
+        &self,
+        desk: &mut Desk,
+        contention: &mut Contention,
+        queued: bool,
+        ours: Option<u64>,
+    ) -> Result<bool> {
         contention.stop();
         let mut released = Ok(false);
         loop {
@@ -270,7 +281,8 @@ impl Holding {
                 Step::Release { fence, by } => {
                     let outcome = self.give_back(desk, contention, fence, by);
                     // After an attempt of unknown outcome, "there was none" may be that one's success.
-                    if !matches!((&released, &outcome), (Err(_), Ok(false))) {
+                    let guess = matches!((&released, &outcome), (Err(_), Ok(false)));
+                    if ours == Some(fence) && !guess {
                         released = outcome;
                     }
                 }
