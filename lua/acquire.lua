@@ -10,7 +10,7 @@
 -- One round trip, won or lost. A request that comes so late that nobody waits for it any more does
 -- nothing: it could only make an owner that does not know it.
 
-local id, total, transition, claim = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local id, total, transition, claim = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local queues, place = ARGV[5] == 'queue', ARGV[6]
 
 if is_too_late(ARGV[8]) then
@@ -22,7 +22,7 @@ if reserved and reserved == ARGV[7] then
   -- A Simba peer that we had told: it took the mutex, which leaves no trace here, and released it.
   reserved = nil
 end
-local granted = owner == id
+local granted, waits = owner == id, true
 if not owner then
   if reserved then
     granted = reserved == id
@@ -34,14 +34,20 @@ if not owner then
       redis.call('ZADD', queue, 'NX', place, id)
     end
     reserved = hand_on(id, known[2] and known[2] ~= '' and known[2] or id, claim)
-    granted, left = not reserved, claim
+    granted, left, waits = not reserved, claim, false
   end
 end
 
 if granted then
   local fence = math.max((tonumber(known[1]) or 0) + 1, time[1] * 1000000 + time[2])
   redis.call('PUBLISH', mutex, 'acquired@@' .. id)
-  redis.call('ZREM', queue, id)
+  if waits then
+    redis.call('ZREM', queue, id)
+  end
+  if owner then
+    -- Adopted: never to an earlier end.
+    total = math.max(total, redis.call('PTTL', mutex))
+  end
   redis.call('SET', mutex, id, 'PX', total)
   redis.call('HSET', lease, 'fence', string.format('%.0f', fence), 'owner', id,
     'acquired', string.format('%.0f', now), 'transition', transition, 'reserved', '')
@@ -63,7 +69,7 @@ if queues then
   end
   redis.call('ZADD', queue, 'NX', place, id)
   -- Whoever lives looks again when this lease ends at the latest; a queue of the dead goes away.
-  local keep = math.max(left, tonumber(total)) + 60000
+  local keep = math.max(left, total) + 60000
   if redis.call('PTTL', queue) < keep then
     redis.call('PEXPIRE', queue, keep)
   end

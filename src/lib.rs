@@ -19,6 +19,8 @@
 //! |---|---|
 //! | exactly one of us leads, and is told when it begins and ends | [`Factory::contend`] |
 //! | knowing who leads, without contending | [`Factory::observe`] |
+//! | one at a time in a section of code, with a guard | [`Factory::locker`] |
+//! | work at a fixed rate or with a fixed delay, on the leader only | [`Factory::scheduler`] |
 //!
 //! | Cargo feature | URL | |
 //! |---|---|---|

@@ -150,6 +150,8 @@ impl Url {
     }
 
     /// The parameter as a number, `true` or `false`, or whatever else `T` reads.
+    // ZooKeeper's are durations and a word.
+    #[cfg_attr(not(any(feature = "mysql", feature = "redis")), allow(dead_code))]
     pub(crate) fn value<T: FromStr>(&self, key: &str) -> Result<Option<T>> {
         self.text(key)
             .map(|text| {

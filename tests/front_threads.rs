@@ -1,11 +1,28 @@
 //! The threads behind the fronts. Alone in its file: it counts those of the process.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use contend::{Guard, Lease, Locker, ScheduleConfig};
 use ground::{threads, wait_until, within};
 
 const PATIENCE: Duration = Duration::from_secs(40);
+
+/// How often the thread that renews went to sleep so far.
+fn renewer_wakes() -> u64 {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let renewer = tasks
+        .map(|task| task.unwrap().path())
+        .find(|task| {
+            fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm == "lock renewal\n")
+        })
+        .expect("a thread that renews");
+    let status = fs::read_to_string(renewer.join("status")).unwrap();
+    let switches = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    switches.unwrap().trim().parse().unwrap()
+}
 
 #[test]
 fn one_thread_renews_all_guards_of_a_factory_and_nothing_is_left_behind() {
@@ -32,6 +49,15 @@ fn one_thread_renews_all_guards_of_a_factory_and_nothing_is_left_behind() {
         for guard in guards {
             assert!(guard.unlock().unwrap());
         }
+        // Cycles that are over before their first renewal do not wake it.
+        let wakes = renewer_wakes();
+        let began = Instant::now();
+        for _ in 0..20_000 {
+            drop(lockers[0].lock().unwrap());
+        }
+        let (wakes, took) = (renewer_wakes() - wakes, began.elapsed());
+        println!("20,000 cycles in {took:?}: the renewer woke {wakes} times");
+        assert!(wakes < 200, "{wakes}");
         drop(lockers);
         assert_eq!(threads(me), before + 1, "it goes with the factory");
         drop(factory);

@@ -1,5 +1,6 @@
 //! What a locker asks of its backend, and what it makes of answers that are late, lost or wrong.
 
+#[path = "conformance/hooked.rs"]
 mod hooked;
 
 use std::fs;
@@ -330,6 +331,31 @@ fn a_renewal_that_hangs_does_not_delay_the_loss_of_another_guard() {
     });
 }
 
+/// The renewer sleeps for the long one, and is woken for the short one.
+#[test]
+fn a_short_lease_is_renewed_beside_a_long_one() {
+    within(HANG, || {
+        let factory = memory("short");
+        let long = factory.locker("long").ttl(ms(600_000)).build().unwrap();
+        let short = factory.locker("short").ttl(ms(1_500)).build().unwrap();
+        let long = long.lock().unwrap();
+        thread::sleep(ms(100));
+        let short = short.lock().unwrap();
+        let until = Instant::now() + ms(3_500);
+        while Instant::now() < until {
+            assert!(short.is_valid() && long.is_valid());
+            thread::sleep(ms(10));
+        }
+        // And for one that comes when it has nothing to do.
+        assert!(long.unlock().unwrap() && short.unlock().unwrap());
+        let again = factory.locker("again").ttl(ms(1_500)).build().unwrap();
+        thread::sleep(ms(1_000));
+        let again = again.lock().unwrap();
+        thread::sleep(ms(2_500));
+        assert!(again.is_valid());
+    });
+}
+
 /// Once told that it is over, a guard is never valid again, whatever a late renewal says.
 #[test]
 fn a_passed_deadline_does_not_revive() {
@@ -379,6 +405,69 @@ fn work_under_a_lock_that_was_lost_is_an_error() {
             "{failed}"
         );
         drop(locker.try_lock_for(PATIENCE).unwrap());
+    });
+}
+
+/// What is free again is not what was held: it may have been somebody else's meanwhile.
+#[test]
+fn unlocking_what_was_lost_is_not_unlocking() {
+    within(HANG, || {
+        let lease = Lease::new(ms(300), ms(100)).unwrap();
+        let factory = contend::memory::factory("not-ours", lease);
+        let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
+        let guard = locker.lock().unwrap();
+        let other = factory.locker("m").build().unwrap();
+        assert!(other.try_lock_for(PATIENCE).unwrap().unlock().unwrap());
+        assert!(!guard.unlock().unwrap());
+        drop(other.try_lock().unwrap());
+    });
+}
+
+/// It may be asked for in every round of a loop, and by many.
+#[test]
+fn every_receiver_of_a_guard_is_told_that_it_is_lost() {
+    within(HANG, || {
+        let lease = Lease::new(ms(300), ms(300)).unwrap();
+        let factory = contend::memory::factory("told", lease);
+        let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
+        let guard = locker.lock().unwrap();
+        let receivers: Vec<_> = (0..100).map(|_| guard.lost()).collect();
+        while guard.lost().try_recv().is_err() {
+            thread::yield_now();
+        }
+        drop(guard);
+        for lost in receivers {
+            assert!(lost.recv_timeout(PATIENCE).is_ok());
+        }
+    });
+}
+
+#[test]
+fn a_panic_in_a_backend_costs_one_guard_and_no_turn() {
+    within(HANG, || {
+        let broken = Arc::new(AtomicBool::new(false));
+        let panics = Arc::clone(&broken);
+        let factory = hooked::around(&memory("panics"), move |_, _, place, _| {
+            if &*place.mutex == "bad" && panics.load(Ordering::SeqCst) {
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+            Ok(())
+        });
+        let quick = |mutex| {
+            let locker = factory.locker(mutex).ttl(ms(3_000)).renew_after(ms(20));
+            locker.build().unwrap()
+        };
+        let (bad, good) = (quick("bad"), quick("good"));
+        let (guard, other) = (bad.lock().unwrap(), good.lock().unwrap());
+        broken.store(true, Ordering::SeqCst);
+        guard.lost().recv_timeout(PATIENCE).unwrap();
+        let unlocked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| guard.unlock()));
+        assert!(unlocked.is_err());
+        broken.store(false, Ordering::SeqCst);
+        // Its turn was given back, and its lease is adopted.
+        drop(bad.try_lock_for(PATIENCE).unwrap());
+        thread::sleep(ms(3_200));
+        assert!(other.is_valid(), "renewal goes on");
     });
 }
 

@@ -56,11 +56,9 @@ fn a_clean_stop_hands_over_at_once_whatever_the_lease() {
     within(HANG, || {
         let url = database();
         let factories = [slow(&url), slow(&url)];
-        let services = [
-            started(&factories[0], "m", "a"),
-            started(&factories[1], "m", "b"),
-        ];
-        next(&services[0].1, EventKind::Acquired);
+        let first = started(&factories[0], "m", "a");
+        next(&first.1, EventKind::Acquired);
+        let services = [first, started(&factories[1], "m", "b")];
         let mut slowest = Duration::ZERO;
         for turn in 0..20 {
             let (owner, waiter) = (&services[turn % 2], &services[(turn + 1) % 2]);
@@ -181,6 +179,53 @@ fn the_same_name_on_another_database_or_table_is_another_mutex() {
             next(events, EventKind::Acquired);
         }
         assert!(services.iter().all(|(service, _)| service.is_owner()));
+    });
+}
+
+/// A contender that waits reads, and a read takes no lock and waits for none.
+#[test]
+fn waiting_locks_nothing_and_waits_for_no_lock() {
+    within(HANG, || {
+        let url = database();
+        let factory = contend::connect(&format!(
+            "{url}?ttl=2s&transition=1s&wakeups=off&poll_interval=20ms"
+        ))
+        .unwrap();
+        let mut conn = operator(&url);
+        conn.query_drop(
+            "INSERT INTO simba_mutex VALUES \
+             ('m', 1, 99999999999999, 99999999999999, 'somebody', 1)",
+        )
+        .unwrap();
+        let (service, _events) = started(&factory, "m", "a");
+        wait_for_owner(&service, "somebody");
+        conn.query_drop("BEGIN").unwrap();
+        let began = Instant::now();
+        let mut looks = operator(&url);
+        let selects = |looks: &mut mysql::Conn| -> u64 {
+            let row: Option<(String, u64)> = looks
+                .query_first("SHOW GLOBAL STATUS LIKE 'Com_select'")
+                .unwrap();
+            row.unwrap().1
+        };
+        let before = selects(&mut looks);
+        // Held while it looks: an UPDATE of the waiter would hang, and a lock of its own stop this.
+        conn.query_drop("SELECT * FROM simba_mutex WHERE mutex = 'm' FOR UPDATE")
+            .unwrap();
+        assert!(began.elapsed() < ms(1_000));
+        wait_until(PATIENCE, "it has looked many times", || {
+            selects(&mut looks) > before + 50
+        });
+        assert!(service.last_error().is_none(), "{:?}", service.last_error());
+        let database = url.rsplit('/').next().unwrap();
+        let waits: Vec<String> = looks
+            .exec(
+                "SELECT info FROM information_schema.processlist WHERE db = ? AND info LIKE 'UPDATE%'",
+                (database,),
+            )
+            .unwrap();
+        assert!(waits.is_empty(), "{waits:?}");
+        conn.query_drop("COMMIT").unwrap();
     });
 }
 

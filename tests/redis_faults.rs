@@ -249,6 +249,70 @@ fn a_call_keeps_to_its_time_whatever_the_server_does() {
     });
 }
 
+/// Rule 2: those who wait cannot use up the connections that an owner needs.
+#[test]
+fn a_crowd_that_acquires_does_not_keep_an_owner_from_renewing() {
+    use contend::Moment;
+    use contend::backend::{Attempt, Entry, Hold, Place, Renewal};
+    within(HANG, || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.addr());
+        let factory = Builder::new(proxy.addr().to_string())
+            .pool(4)
+            .build()
+            .unwrap();
+        let seat = |id: &str| {
+            let place = Place {
+                mutex: "m".into(),
+                id: id.into(),
+                lease: Lease::default(),
+                hold: Hold::Long,
+            };
+            factory.backend().unwrap().seat(&place).unwrap()
+        };
+        let by = || Moment::now() + Duration::from_secs(30);
+        let mut owner = seat("owner");
+        let Attempt::Granted(grant) = owner.acquire(Entry::Try, by()).unwrap() else {
+            panic!("refused");
+        };
+        // A round trip of 600 ms, and 30 that want one at once: 6 s for three connections.
+        proxy.delay(ms(300));
+        let crowd: Vec<_> = (0..30)
+            .map(|number| {
+                let mut seat = seat(&format!("{number}"));
+                std::thread::spawn(move || seat.acquire(Entry::Try, by()).unwrap())
+            })
+            .collect();
+        std::thread::sleep(ms(300));
+        let began = Instant::now();
+        let renewal = owner.renew(grant.owner.fence(), by()).unwrap();
+        assert!(matches!(renewal, Renewal::Renewed(_)));
+        assert!(began.elapsed() < ms(3_000), "{:?}", began.elapsed());
+        assert!(crowd.iter().any(|thread| !thread.is_finished()));
+        for thread in crowd {
+            thread.join().unwrap();
+        }
+        assert!(proxy.accepted() <= 4, "{}", proxy.accepted());
+    });
+}
+
+#[test]
+fn a_service_that_started_before_its_server_owns_when_it_comes() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        server.kill();
+        let (service, events) = started(&at(server.addr()), "m", "a");
+        wait_until(PATIENCE, "it says why it cannot", || {
+            service
+                .last_error()
+                .is_some_and(|error| error.kind() == ErrorKind::Unreachable)
+        });
+        server.start();
+        next(&events, EventKind::Acquired);
+        assert!(service.last_error().is_none());
+    });
+}
+
 const CHILD: &str = "CONTEND_TEST_REDIS_CHILD";
 
 /// Not a test: the process that the next ones kill. It contends for `m` until its end.

@@ -201,6 +201,10 @@ fn a_lost_reply_is_adopted_with_a_higher_fence_and_the_full_lease() {
         assert!(adopted > ghost, "{adopted} after {ghost}");
         let left: u64 = SERVER.cli(&["PTTL", &key]).trim().parse().unwrap();
         assert!(left > 14_000, "{left}");
+        SERVER.cli(&["PEXPIRE", &key, "30000"]);
+        let adopted = a.own();
+        let left: u64 = SERVER.cli(&["PTTL", &key]).trim().parse().unwrap();
+        assert!(left > 20_000, "an adoption ends nothing earlier: {left}");
         assert!(!a.seat.release(ghost, soon()).unwrap());
         a.release(adopted);
     });

@@ -177,3 +177,77 @@ fn whole_seconds_and_ours_stand_in_one_queue() {
         wait_until(PATIENCE, "the last owns", || last.is_owner());
     });
 }
+
+/// Simba takes whom it wakes out of the queue: that one must not have to line up again.
+#[test]
+fn who_was_woken_by_simba_owns_before_those_behind_it() {
+    within(Duration::from_secs(60), || {
+        let server = RedisServer::start();
+        let factories = [factory(&server), factory(&server)];
+        let mut simba = Simba::new(&server, "place", "simba");
+        for round in 0..5 {
+            assert!(simba.acquire(), "round {round}");
+            let waiters = [0, 1].map(|number| {
+                let id = format!("waiter-{number}");
+                let waiter = factories[number].contend("place").id(&id);
+                let (waiter, events) = waiter.channel().unwrap();
+                waiter.start().unwrap();
+                wait_until(PATIENCE, "it waits", || simba.queued(&id));
+                (waiter, events)
+            });
+            let acquired = |number: usize| {
+                while waiters[number].1.recv_timeout(PATIENCE).unwrap().kind != EventKind::Acquired
+                {
+                }
+            };
+            simba.release();
+            acquired(0);
+            assert!(!waiters[1].0.is_owner() && simba.queued("waiter-1"));
+            waiters[0].0.stop().unwrap();
+            acquired(1);
+            waiters[1].0.stop().unwrap();
+        }
+    });
+}
+
+/// Simba knows no reservations. It costs the one who was told its turn, but not its place.
+#[test]
+fn who_lost_its_turn_to_simba_keeps_its_place() {
+    use contend::backend::{Attempt, Entry, Hold, Place};
+    use contend::{Bell, Lease, Moment, Ring};
+    within(Duration::from_secs(60), || {
+        let server = RedisServer::start();
+        let factory = factory(&server);
+        let mut simba = Simba::new(&server, "barge", "simba");
+        let seat = |id: &str| {
+            let place = Place {
+                mutex: "barge".into(),
+                id: id.into(),
+                lease: Lease::default(),
+                hold: Hold::Short,
+            };
+            factory.backend().unwrap().seat(&place).unwrap()
+        };
+        let soon = || Moment::now() + Duration::from_secs(5);
+        let (mut owner, mut first, mut second) = (seat("owner"), seat("first"), seat("second"));
+        let bells = [Bell::new(), Bell::new()];
+        let Attempt::Granted(grant) = owner.acquire(Entry::Try, soon()).unwrap() else {
+            panic!("refused");
+        };
+        first.listen(&bells[0].waker(), soon()).unwrap();
+        first.acquire(Entry::Queue, soon()).unwrap();
+        second.listen(&bells[1].waker(), soon()).unwrap();
+        second.acquire(Entry::Queue, soon()).unwrap();
+        owner.release(grant.owner.fence(), soon()).unwrap();
+        assert_eq!(bells[0].wait(Moment::now() + PATIENCE), Ring::Wake);
+        assert!(simba.acquire(), "it barges in");
+        let Attempt::Refused(refusal) = first.acquire(Entry::Queue, soon()).unwrap() else {
+            panic!("two owners");
+        };
+        assert!(refusal.owner.is_owner("simba"));
+        simba.release();
+        assert_eq!(bells[0].wait(Moment::now() + PATIENCE), Ring::Wake);
+        let attempt = first.acquire(Entry::Queue, soon()).unwrap();
+        assert!(matches!(attempt, Attempt::Granted(_)), "{attempt:?}");
+    });
+}

@@ -14,7 +14,7 @@ static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start)
 conformance!(Subject {
     factory: Box::new(|| {
         contend::zk::Builder::new(SERVER.addr().to_string())
-            .session_timeout(Duration::from_secs(3))
+            .session_timeout(Duration::from_secs(4))
             .build()
             .unwrap()
     }),

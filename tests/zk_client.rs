@@ -185,12 +185,14 @@ fn a_session_expires_by_the_servers_word_and_never_becomes_another() {
 #[test]
 fn a_server_restarted_after_the_timeout_resumes_the_session() {
     within(HANG, || {
+        // Once it is back it counts the timeout anew: enough of it to be found on a busy machine.
+        let timeout = Duration::from_secs(6);
         let server = ZooKeeperServer::start();
-        let session = session(server.addr(), SHORT);
+        let session = session(server.addr(), timeout);
         let id = session.id();
         server.kill();
         wait_for(&session, SessionState::Suspended);
-        std::thread::sleep(SHORT);
+        std::thread::sleep(timeout);
         server.start();
         wait_for(&session, SessionState::Connected);
         assert_eq!(session.id(), id);
@@ -366,15 +368,19 @@ fn a_container_is_a_true_one() {
     });
 }
 
-/// Answers the handshake of every connection with the first piece, and whatever follows with the rest.
-fn impostor(pieces: Vec<Vec<u8>>) -> std::net::SocketAddr {
+/// Answers the handshake of a connection with the first piece, and whatever follows with the rest; the
+/// last conversation is repeated.
+fn impostor(conversations: Vec<Vec<Vec<u8>>>) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { return };
+        for number in 0.. {
+            let Ok((mut stream, _)) = listener.accept() else {
+                return;
+            };
+            let pieces = &conversations[number.min(conversations.len() - 1)];
             let mut request = [0; 4096];
-            for piece in &pieces {
+            for piece in pieces {
                 if !matches!(stream.read(&mut request), Ok(1..)) || stream.write_all(piece).is_err()
                 {
                     break;
@@ -390,11 +396,11 @@ fn frame(fields: &[&[u8]]) -> Vec<u8> {
     [&(body.len() as u32).to_be_bytes()[..], &body].concat()
 }
 
-fn welcome() -> Vec<u8> {
+fn welcome(id: i64) -> Vec<u8> {
     frame(&[
         &0i32.to_be_bytes(),
         &10_000i32.to_be_bytes(),
-        &7i64.to_be_bytes(),
+        &id.to_be_bytes(),
         &16i32.to_be_bytes(),
         &[1; 16],
         &[0],
@@ -417,15 +423,36 @@ fn a_server_that_is_none_is_an_error_not_a_panic() {
             vec![i32::MAX.to_be_bytes().to_vec()],
             vec![(-5i32).to_be_bytes().to_vec()],
             vec![frame(&[&[0; 3]])],
-            vec![welcome(), vec![0xff; 64]],
-            vec![welcome(), reply(999, b"")],
-            vec![welcome(), reply(1, &i32::MAX.to_be_bytes())],
-            vec![welcome(), reply(-1, &[9; 7])],
+            vec![welcome(7), vec![0xff; 64]],
+            vec![welcome(7), reply(999, b"")],
+            vec![welcome(7), reply(1, &i32::MAX.to_be_bytes())],
+            vec![welcome(7), reply(-1, &[9; 7])],
         ] {
-            let session = builder(impostor(pieces.clone()), LONG).session().unwrap();
+            let session = builder(impostor(vec![pieces.clone()]), LONG)
+                .session()
+                .unwrap();
             let error = session.get_children("/", soon()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Protocol, "{pieces:?}: {error}");
             assert!(!session.state().eq(&SessionState::Expired));
         }
+    });
+}
+
+#[test]
+fn another_session_than_ours_is_not_taken_for_it() {
+    within(HANG, || {
+        let nonsense = vec![0xff; 64];
+        let server = impostor(vec![vec![welcome(7), nonsense.clone()], vec![welcome(8)]]);
+        let session = builder(server, LONG).session().unwrap();
+        session.sync(soon()).unwrap_err();
+        wait_until(PATIENCE, "it was offered another session", || {
+            session
+                .sync(soon())
+                .unwrap_err()
+                .to_string()
+                .contains("did not give us the session we asked for")
+        });
+        assert_eq!(session.id(), 7);
+        assert_ne!(session.state(), SessionState::Connected);
     });
 }

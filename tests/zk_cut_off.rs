@@ -11,6 +11,8 @@ use std::time::Duration;
 use contend::zk::Mode;
 use contend::{Factory, Moment};
 use ground::{ZooKeeperEnsemble, wait_until, within};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use zk_support::{HANG, PATIENCE, Rivals, factory, name, session, soon};
 
 const T: Duration = Duration::from_secs(2);
@@ -124,5 +126,50 @@ fn no_session_of_a_cut_off_follower_ends_before_it_is_said_to() {
             ensemble.heal(follower);
             ensemble.wait_whole();
         }
+    });
+}
+
+/// Followers are cut off and come back by dice, each with a client that knows nobody else.
+/// `CONTEND_SEED` repeats a run, `CONTEND_STORM_SECONDS` makes it longer.
+#[test]
+fn followers_that_come_and_go_make_no_two_leaders() {
+    let number = |name: &str, default: u64| {
+        std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+    };
+    let seed = number("CONTEND_SEED", rand::random());
+    let span = Duration::from_secs(number("CONTEND_STORM_SECONDS", 8));
+    println!("CONTEND_SEED={seed}");
+    within(HANG + span, || {
+        let mut dice = StdRng::seed_from_u64(seed);
+        let ensemble = ensemble();
+        let followers = ensemble.followers();
+        let factories = [0, 1, 2].map(|index| only(&ensemble, index));
+        let rivals = Rivals::start(&factories, "come-and-go");
+        let (over, mut cut, mut turns) = (Moment::now() + span, None, Vec::new());
+        while !over.remaining().is_zero() {
+            // Never both at once: that is an ensemble without a quorum.
+            if let Some(follower) = cut.take() {
+                ensemble.heal(follower);
+            } else {
+                let follower = followers[dice.random_range(0..followers.len())];
+                ensemble.cut_off(follower);
+                cut = Some(follower);
+            }
+            std::thread::sleep(Duration::from_millis(dice.random_range(100..3_000)));
+            if let Some(leader) = rivals.leader()
+                && turns.last() != Some(&leader)
+            {
+                turns.push(leader);
+                if !followers.contains(&leader) {
+                    // Its server is never cut off: back to the end of the line.
+                    rivals.services[leader].stop().unwrap();
+                    rivals.services[leader].start().unwrap();
+                }
+            }
+        }
+        (0..3).for_each(|index| ensemble.heal(index));
+        let (leader, took) = rivals.wait_for_leader(|_| true);
+        println!("turns {turns:?}; {leader} leads {took:?} after the storm");
+        rivals.judge();
     });
 }

@@ -14,7 +14,7 @@ static ENSEMBLE: LazyLock<ZooKeeperEnsemble> = LazyLock::new(ZooKeeperEnsemble::
 conformance!(Subject {
     factory: Box::new(|| {
         contend::zk::Builder::new(ENSEMBLE.addresses().join(","))
-            .session_timeout(Duration::from_secs(4))
+            .session_timeout(Duration::from_secs(5))
             .build()
             .unwrap()
     }),

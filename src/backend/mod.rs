@@ -125,13 +125,14 @@ pub trait Seat: Send {
 
     /// Tries to become the owner. Idempotent for this id: where the backend already names it as owner
     /// (the ghost of an attempt whose reply was lost, or the rest of a lease that was not renewed),
-    /// that lease is adopted, with a higher fence and the full length.
+    /// that lease is adopted, with a higher fence and the full length, and never to an earlier end.
     ///
     /// # Errors
     /// Any; the outcome counts as unknown.
     fn acquire(&mut self, entry: Entry, by: Moment) -> Result<Attempt>;
 
-    /// Sets the lease with this `fence` anew, never to an earlier end; creates none.
+    /// Sets the lease with this `fence` anew, never to an earlier end. Creates none, and does not bring
+    /// back one that ran out.
     ///
     /// # Errors
     /// Any; the outcome counts as unknown, and belief runs on to its old end.

@@ -73,13 +73,14 @@ impl Guard {
 
     /// A receiver of one message, sent at the end of the ttl when renewal failed, or as soon as the
     /// backend says that the lock is somebody else's. The transition is the time to stop in: nobody else
-    /// can lock before it has ended.
+    /// can lock before it has ended. At most a quarter of it may have passed when the message comes,
+    /// where calls to the backend hang.
     ///
     /// Each call returns a receiver of its own, usable in crossbeam's `select!`. It is disconnected,
     /// without a message, when the guard was dropped before.
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
-        self.inner.holding.lost()
+        self.inner.holding.loss().receiver()
     }
 
     /// Releases the lock, and says whether it was still ours to release.
@@ -100,9 +101,8 @@ impl Guard {
         }
         // In a child process the lock is still the parent's.
         self.inner.factory.backend()?;
-        let released = self.inner.holding.release(self.inner.factory.renewer());
-        self.inner.turnstile.leave();
-        released
+        let _turn = self.inner.turnstile.resume();
+        self.inner.holding.release(self.inner.factory.renewer())
     }
 }
 
@@ -123,5 +123,32 @@ impl fmt::Debug for Guard {
             .field("fence", &self.fence)
             .field("valid_for", &self.valid_for())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::lease::Lease;
+    use crate::locker::Locker;
+
+    /// Rule 12: the lock is the parent's still, and the parent's threads may hold the locks in the way.
+    #[test]
+    fn a_guard_that_ends_in_a_child_process_releases_nothing() {
+        let factory = crate::memory::factory("guard-fork", Lease::default());
+        let mut guard = factory.locker("m").build().unwrap().lock().unwrap();
+        let inner = Arc::get_mut(&mut guard.inner).unwrap();
+        inner.factory.seen_from_a_child();
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Forked);
+        let other = factory.locker("m").build().unwrap();
+        assert_eq!(other.try_lock().unwrap_err().kind(), ErrorKind::Held);
+    }
+
+    #[test]
+    fn lockers_and_guards_go_between_threads() {
+        fn shared<T: Send + Sync + 'static>() {}
+        shared::<Locker>();
+        shared::<Guard>();
     }
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
+use super::loss::Loss;
 use super::renewer::Renewer;
 use super::rota::{Due, Rota};
 use crate::backend::{Attempt, Entry, Place, Seat};
@@ -32,8 +32,8 @@ pub(super) struct Holding {
     max_hold: Option<Duration>,
     /// What the guard reads: never locked across a call.
     board: Board,
-    /// Who is to be told when belief ends before the guard does.
-    mourners: Mutex<Mourners>,
+    /// How the guard is told when belief ends before it does.
+    loss: Loss,
     /// Locked across calls. The turnstile keeps other lockers away, so only the renewer and the thread
     /// that locks or unlocks meet here.
     desk: Mutex<Desk>,
@@ -51,16 +51,11 @@ struct Desk {
 
 struct Cycle {
     contention: Contention,
+    fence: u64,
     /// From here on the lease is left to run out.
     renew_until: Moment,
     /// Where the renewer's list has this.
     due: Option<Due>,
-}
-
-#[derive(Default)]
-struct Mourners {
-    over: bool,
-    senders: Vec<Sender<()>>,
 }
 
 impl Holding {
@@ -77,7 +72,7 @@ impl Holding {
             period,
             max_hold,
             board: Board::default(),
-            mourners: Mutex::default(),
+            loss: Loss::default(),
             desk: Mutex::new(Desk {
                 seat,
                 bell: Bell::new(),
@@ -99,15 +94,8 @@ impl Holding {
         &self.board
     }
 
-    /// A receiver for the end of the present ownership.
-    pub(super) fn lost(&self) -> Receiver<()> {
-        let (sender, receiver) = bounded(1);
-        let mut mourners = self.mourners.lock();
-        if mourners.over {
-            let _ = sender.try_send(());
-        }
-        mourners.senders.push(sender);
-        receiver
+    pub(super) fn loss(&self) -> &Loss {
+        &self.loss
     }
 
     /// Becomes the owner and returns the fence: in one try without a deadline, else by waiting for it.
@@ -132,14 +120,12 @@ impl Holding {
         }
         let mut queued = false;
         loop {
-            if let Some((_, fence)) = contention.belief() {
-                return self.begin(renewer, &mut desk, contention, fence);
-            }
             let hopeless = outcome.as_ref().is_err_and(|error| !error.is_transient());
-            if hopeless || deadline.is_none_or(|deadline| deadline <= Moment::now()) {
+            let late = deadline.is_none_or(|deadline| deadline <= Moment::now());
+            if (hopeless || late) && contention.belief().is_none() {
                 // A trace that could not be removed goes away by itself; the caller learns why it has
                 // no lock, not that.
-                let _ = self.leave(&mut desk, &mut contention, queued);
+                let _ = self.leave(&mut desk, &mut contention, queued, None);
                 return Err(self.refusal(outcome.err(), &contention, timeout));
             }
             match self.decide(&mut contention, Contention::step) {
@@ -160,8 +146,13 @@ impl Holding {
                         self.decide(&mut contention, Contention::woken);
                     }
                 }
-                // Nobody listens to a locker's changes, and the machine renews or stops only what owns
-                // or leaves.
+                // Not before the machine says so: a pause may have come between the grant and here.
+                Step::Announce(Change::Acquired(state)) => {
+                    let fence = state.after().fence();
+                    return self.begin(renewer, &mut desk, contention, fence);
+                }
+                // Nobody listens to other changes, and the machine renews or stops only what owns or
+                // leaves.
                 Step::Announce(_) | Step::Renew { .. } | Step::Withdraw { .. } | Step::Stopped => {}
             }
         }
@@ -176,10 +167,9 @@ impl Holding {
         if let Some(due) = cycle.due.take() {
             renewer.remove(self.number, due);
         }
-        // A receiver that outlives its guard hears no more from it.
-        *self.mourners.lock() = Mourners::default();
+        self.loss.reset();
         // The grant took it out of the queue.
-        self.leave(&mut desk, &mut cycle.contention, false)
+        self.leave(&mut desk, &mut cycle.contention, false, Some(cycle.fence))
     }
 
     /// The renewer's visit: renews if it is time, tells the holder if belief has ended, and enters the
@@ -212,7 +202,7 @@ impl Holding {
                         self.place.mutex,
                         self.place.id
                     );
-                    self.mourn();
+                    self.loss.tell();
                     return None;
                 }
                 Step::Announce(_) => {}
@@ -252,20 +242,20 @@ impl Holding {
         contention: Contention,
         fence: u64,
     ) -> Result<u64> {
-        *self.mourners.lock() = Mourners::default();
         let mut cycle = Cycle {
             contention,
+            fence,
             renew_until: self
                 .max_hold
                 .map_or(Moment::FAR, |max_hold| Moment::now() + max_hold),
             due: None,
         };
-        // As a rule this makes no call: nothing is due yet but the news of the grant.
+        // As a rule this makes no call: nothing is due yet.
         cycle.due = self.advance(&mut desk.seat, &mut cycle, Moment::FAR);
         if let Some(due) = cycle.due
             && let Err(error) = renewer.insert(self, due)
         {
-            let _ = self.leave(desk, &mut cycle.contention, false);
+            let _ = self.leave(desk, &mut cycle.contention, false, None);
             return Err(error.context(&self.place.mutex));
         }
         desk.cycle = Some(cycle);
@@ -273,8 +263,14 @@ impl Holding {
     }
 
     /// The way out: release what may be left, leave the queue if in it. The machine bounds it by one
-    /// call's budget.
-    fn leave(&self, desk: &mut Desk, contention: &mut Contention, queued: bool) -> Result<bool> {
+    /// call's budget. Says what became of the lease with the fence `ours`.
+    fn leave(
+        &self,
+        desk: &mut Desk,
+        contention: &mut Contention,
+        queued: bool,
+        ours: Option<u64>,
+    ) -> Result<bool> {
         contention.stop();
         let mut released = Ok(false);
         loop {
@@ -285,7 +281,8 @@ impl Holding {
                 Step::Release { fence, by } => {
                     let outcome = self.give_back(desk, contention, fence, by);
                     // After an attempt of unknown outcome, "there was none" may be that one's success.
-                    if !matches!((&released, &outcome), (Err(_), Ok(false))) {
+                    let guess = matches!((&released, &outcome), (Err(_), Ok(false)));
+                    if ours == Some(fence) && !guess {
                         released = outcome;
                     }
                 }
@@ -367,14 +364,6 @@ impl Holding {
             log::warn!("{}: {}: {error}", self.place.mutex, self.place.id);
         }
         outcome
-    }
-
-    fn mourn(&self) {
-        let mut mourners = self.mourners.lock();
-        mourners.over = true;
-        for sender in &mourners.senders {
-            let _ = sender.try_send(());
-        }
     }
 
     fn call_by(&self, by: Moment, deadline: Option<Moment>) -> Moment {

@@ -173,18 +173,13 @@ impl Locker {
     fn lock_by(&self, deadline: Option<Moment>, timeout: Option<Duration>) -> Result<Guard> {
         // After a fork, a lock that a thread of the parent held stays locked for ever.
         self.inner.factory.backend()?;
-        self.inner
-            .turnstile
-            .enter(deadline)
-            .map_err(|blocked| self.blocked(blocked, timeout))?;
+        let turn = self.inner.turnstile.enter(deadline);
+        let turn = turn.map_err(|blocked| self.blocked(blocked, timeout))?;
         let renewer = self.inner.factory.renewer();
-        match self.inner.holding.acquire(renewer, deadline, timeout) {
-            Ok(fence) => Ok(Guard::new(Arc::clone(&self.inner), fence)),
-            Err(error) => {
-                self.inner.turnstile.leave();
-                Err(error)
-            }
-        }
+        let fence = self.inner.holding.acquire(renewer, deadline, timeout)?;
+        // The guard's from here on.
+        turn.keep();
+        Ok(Guard::new(Arc::clone(&self.inner), fence))
     }
 
     fn blocked(&self, blocked: Blocked, timeout: Option<Duration>) -> Error {

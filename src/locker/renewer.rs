@@ -2,6 +2,7 @@
 //! factory, and sleeps through cycles that are over before their first renewal.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,7 +81,14 @@ fn run(rota: &Mutex<Rota>, bell: &Bell) {
             (due, rota.sleeps_until)
         };
         match due {
-            Some((holding, others)) => holding.tend(rota, others),
+            Some((holding, others)) => {
+                // A backend of the caller's own that panics costs its guard, not everybody's renewal.
+                let tended = AssertUnwindSafe(|| holding.tend(rota, others));
+                if catch_unwind(tended).is_err() {
+                    log::error!("{}: renewal panicked", holding.place().mutex);
+                    holding.loss().tell();
+                }
+            }
             None if bell.wait(until) == Ring::Stop => return,
             None => {}
         }

@@ -31,9 +31,36 @@ pub(super) enum Blocked {
     ByOther,
 }
 
+/// A turn; given to the next thread on drop, whatever happens.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Turn<'a>(&'a Turnstile);
+
+impl Turn<'_> {
+    /// Keeps the turn until it is [taken up](Turnstile::resume) again.
+    pub(super) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
 impl Turnstile {
     /// Waits for a turn until `deadline`; not at all without one.
-    pub(super) fn enter(&self, deadline: Option<Moment>) -> Result<(), Blocked> {
+    pub(super) fn enter(&self, deadline: Option<Moment>) -> Result<Turn<'_>, Blocked> {
+        self.pass(deadline).map(|()| Turn(self))
+    }
+
+    /// Takes up a turn that was kept, on any thread.
+    pub(super) fn resume(&self) -> Turn<'_> {
+        Turn(self)
+    }
+
+    fn pass(&self, deadline: Option<Moment>) -> Result<(), Blocked> {
         let me = thread::current().id();
         let bell = {
             let mut turns = self.turns.lock();
@@ -66,7 +93,7 @@ impl Turnstile {
     }
 
     /// Hands the turn to the next thread: nobody who comes now can get in between.
-    pub(super) fn leave(&self) {
+    fn leave(&self) {
         let mut turns = self.turns.lock();
         turns.inside = turns.waiting.pop_front().map(|(thread, waker)| {
             waker.wake();
@@ -97,23 +124,23 @@ mod tests {
     fn threads_pass_in_the_order_in_which_they_came() {
         let turnstile = Arc::new(Turnstile::default());
         let order = Arc::new(Mutex::new(Vec::new()));
-        turnstile.enter(None).unwrap();
+        let turn = turnstile.enter(None).unwrap();
         let threads: Vec<_> = (0..8)
             .map(|number| {
                 let (turnstile, order) = (Arc::clone(&turnstile), Arc::clone(&order));
                 let thread = thread::spawn({
                     let turnstile = Arc::clone(&turnstile);
                     move || {
-                        turnstile.enter(soon()).unwrap();
+                        let turn = turnstile.enter(soon()).unwrap();
                         order.lock().push(number);
-                        turnstile.leave();
+                        drop(turn);
                     }
                 });
                 waiting(&turnstile, number + 1);
                 thread
             })
             .collect();
-        turnstile.leave();
+        drop(turn);
         threads
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
@@ -124,22 +151,18 @@ mod tests {
     #[test]
     fn a_thread_that_gives_up_is_passed_over_and_one_inside_is_told() {
         let turnstile = Arc::new(Turnstile::default());
-        turnstile.enter(None).unwrap();
-        assert_eq!(turnstile.enter(soon()), Err(Blocked::BySelf));
+        turnstile.enter(None).unwrap().keep();
+        assert_eq!(turnstile.enter(soon()).unwrap_err(), Blocked::BySelf);
         let other = {
             let turnstile = Arc::clone(&turnstile);
             thread::spawn(move || {
-                let at_once = turnstile.enter(None);
-                let soon = turnstile.enter(Some(Moment::now() + Duration::from_millis(20)));
-                (at_once, soon)
+                let at_once = turnstile.enter(None).unwrap_err();
+                let soon = Some(Moment::now() + Duration::from_millis(20));
+                (at_once, turnstile.enter(soon).unwrap_err())
             })
         };
-        let (at_once, soon) = other.join().unwrap();
-        assert_eq!(
-            (at_once, soon),
-            (Err(Blocked::ByOther), Err(Blocked::ByOther))
-        );
-        turnstile.leave();
+        assert_eq!(other.join().unwrap(), (Blocked::ByOther, Blocked::ByOther));
+        drop(turnstile.resume());
         let turns = turnstile.turns.lock();
         assert!(turns.inside.is_none() && turns.waiting.is_empty());
     }

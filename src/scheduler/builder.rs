@@ -12,7 +12,25 @@ use crate::factory::Factory;
 use crate::id::ContenderIdGenerator;
 use crate::service::ContendBuilder;
 
-/// Builds a [`Scheduler`].
+/// Builds a [`Scheduler`]. Everything is checked at the end, before anything happens.
+///
+/// ```
+/// use contend::ScheduleConfig;
+/// use std::time::Duration;
+///
+/// let factory = contend::connect("memory://scheduler-builder-doc")?;
+/// let scheduler = factory
+///     .scheduler("clean-up")
+///     .ttl(Duration::from_secs(5))
+///     .transition(Duration::from_secs(20)) // what running work may need to stop
+///     .stop_within(Duration::from_secs(60))
+///     .build(
+///         ScheduleConfig::delay(Duration::ZERO, Duration::from_secs(300)),
+///         |_| Ok(()),
+///     )?;
+/// assert_eq!(scheduler.mutex(), "clean-up");
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use]
 pub struct SchedulerBuilder {

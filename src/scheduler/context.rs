@@ -8,7 +8,28 @@ use crate::service::Board;
 /// What a run of scheduled work can ask about the leadership that it runs in.
 ///
 /// Long work looks at [`cancelled`](Context::cancelled) between its steps, and passes
-/// [`fence`](Context::fence) to what it writes to.
+/// [`fence`](Context::fence) to what it writes to. A clone may go to threads that help with the work.
+///
+/// ```
+/// use contend::{Context, ScheduleConfig};
+/// use std::time::Duration;
+///
+/// fn clean_up(context: &Context) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///     for table in ["a", "b", "c"] {
+///         if context.cancelled() {
+///             break; // somebody else goes on
+///         }
+///         println!("cleaning up {table} with fence {}", context.fence());
+///     }
+///     Ok(())
+/// }
+///
+/// let factory = contend::connect("memory://context-doc")?;
+/// let hourly = ScheduleConfig::rate(Duration::ZERO, Duration::from_secs(3600));
+/// factory.scheduler("clean-up").build(hourly, clean_up)?.start()?;
+/// # Ok::<(), contend::Error>(())
+/// ```
+#[derive(Clone)]
 pub struct Context {
     pub(super) fence: u64,
     pub(super) board: Arc<Board>,

@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use contend::backend::Entry;
 use contend::{ErrorKind, EventKind, Locker};
 use ground::wait_until;
 use parking_lot::Mutex;
 
+use super::hooked::{self, Call, When};
 use super::{Faulty, PATIENCE, Subject, name, next, started};
 
 pub fn a_locked_mutex_is_held_and_an_unlocked_one_is_free(subject: &Subject) {
@@ -52,12 +54,20 @@ pub fn lockers_lock_in_the_order_in_which_they_came(subject: &Subject) {
         return;
     }
     let mutex = name("order");
-    let factory = subject.factory();
+    let queued = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&queued);
+    let factory = hooked::around(&subject.factory(), move |when, call, _, _| {
+        if (when, call) == (When::After, Call::Acquire(Entry::Queue)) {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
+    });
     let order = Arc::new(Mutex::new(Vec::new()));
     let first = factory.locker(&mutex).build().unwrap();
     let guard = first.lock().unwrap();
     let threads: Vec<_> = (0..4)
         .map(|number| {
+            let before = queued.load(Ordering::SeqCst);
             let locker = factory.locker(&mutex).build().unwrap();
             let order = Arc::clone(&order);
             let thread = thread::spawn(move || {
@@ -65,8 +75,9 @@ pub fn lockers_lock_in_the_order_in_which_they_came(subject: &Subject) {
                 order.lock().push(number);
                 drop(guard);
             });
-            // Long beside an attempt: it stands in the queue before the next one comes.
-            thread::sleep(Duration::from_millis(150));
+            wait_until(PATIENCE, "it stands in the queue", || {
+                queued.load(Ordering::SeqCst) > before
+            });
             thread
         })
         .collect();

@@ -8,6 +8,7 @@
 
 mod contending;
 mod faulty;
+pub mod hooked;
 mod inputs;
 mod listening;
 mod locker;

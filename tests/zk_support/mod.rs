@@ -31,7 +31,10 @@ pub fn name(fact: &str) -> String {
 }
 
 pub fn builder(address: impl ToString, timeout: Duration) -> zk::Builder {
-    zk::Builder::new(address.to_string()).session_timeout(timeout)
+    zk::Builder::new(address.to_string())
+        .session_timeout(timeout)
+        // A busy machine may take its time; a third of the session timeout stays the limit.
+        .connect_timeout(Duration::from_secs(10))
 }
 
 pub fn factory(address: impl ToString, timeout: Duration) -> Factory {

@@ -45,12 +45,7 @@ impl Fault {
                 Fault::poison(Error::new(kind, format!("MySQL: {error}")).with_source(error))
             }
             #[cfg(feature = "tls")]
-            mysql::Error::TlsError(error) => Fault::poison(Error::new(
-                ErrorKind::Misconfigured,
-                format!(
-                    "TLS to the MySQL server failed: {error}; see the parameters tls and tls_ca"
-                ),
-            )),
+            mysql::Error::TlsError(error) => Fault::insecure(&error),
             error => Fault::poison(Error::new(
                 ErrorKind::Protocol,
                 format!("the MySQL server answered something unexpected: {error}"),
@@ -85,6 +80,13 @@ impl Fault {
 
     /// The connection broke, or nothing came in time.
     fn unheard(error: &io::Error) -> Fault {
+        #[cfg(feature = "tls")]
+        if error
+            .get_ref()
+            .is_some_and(|inner| inner.is::<rustls::Error>())
+        {
+            return Fault::insecure(error);
+        }
         let kind = match error.kind() {
             // The own process stopped and continued: `Interrupted`, and just as unknown.
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
@@ -99,7 +101,16 @@ impl Fault {
         Fault::poison(Error::new(kind, format!("{what}: {error}")))
     }
 
-    fn poison(error: Error) -> Fault {
+    /// A certificate that nobody vouches for, or no common ground: waiting does not mend it.
+    #[cfg(feature = "tls")]
+    fn insecure(error: &dyn std::fmt::Display) -> Fault {
+        Fault::poison(Error::new(
+            ErrorKind::Misconfigured,
+            format!("TLS to the MySQL server failed: {error}; see tls, tls_ca and tls_verify"),
+        ))
+    }
+
+    pub(super) fn poison(error: Error) -> Fault {
         Fault {
             code: None,
             poisoned: true,

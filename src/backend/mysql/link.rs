@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::prelude::Queryable;
@@ -11,9 +12,10 @@ use super::clock::ServerClock;
 use super::fault::Fault;
 use super::server::Server;
 use crate::clock::Moment;
+use crate::error::Error;
 
 /// How connections are opened.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct LinkOptions {
     /// The longest wait for the TCP connection, and for the write of a request.
     pub(crate) connect_timeout: Duration,
@@ -23,6 +25,23 @@ pub(crate) struct LinkOptions {
     pub(crate) lock_wait: Duration,
     /// More statements to set the session up with, such as an isolation level.
     pub(crate) init: Vec<String>,
+    /// What else to do with a new connection before anybody waits for it, such as to prepare
+    /// statements: a call that had to do that first might not fit in its time. It may fail, as long as
+    /// the connection is fit for use.
+    pub(crate) prepare: Option<Prepare>,
+}
+
+/// Makes a new connection ready.
+pub(crate) type Prepare = Arc<dyn Fn(&mut Link) -> Result<(), Error> + Send + Sync>;
+
+impl fmt::Debug for LinkOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LinkOptions")
+            .field("connect_timeout", &self.connect_timeout)
+            .field("read_timeout", &self.read_timeout)
+            .field("lock_wait", &self.lock_wait)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A connection to a server whose session is in UTC, strict and in autocommit mode.
@@ -31,8 +50,10 @@ pub(crate) struct Link {
     /// The longest that one request can take.
     patience: Duration,
     poisoned: bool,
-    /// Which generation of connections it belongs to; see `pool.rs`.
-    pub(super) generation: u64,
+    /// When the last request was sent.
+    sent: Moment,
+    /// When the last request that the server answered was sent.
+    answered: Moment,
 }
 
 impl Link {
@@ -43,7 +64,7 @@ impl Link {
         options: &LinkOptions,
         clock: &ServerClock,
     ) -> Result<Link, Fault> {
-        caught(|| {
+        let mut link = caught(|| {
             let mut conn = server.open(options.connect_timeout, options.read_timeout)?;
             conn.query_drop(session(options))?;
             for statement in &options.init {
@@ -59,9 +80,19 @@ impl Link {
                 conn,
                 patience: options.read_timeout.unwrap_or_default(),
                 poisoned: false,
-                generation: 0,
+                sent,
+                answered: sent,
             })
-        })
+        })?;
+        if let Some(prepare) = &options.prepare {
+            let prepared = prepare(&mut link);
+            if let Err(error) = prepared
+                && link.poisoned
+            {
+                return Err(Fault::poison(error));
+            }
+        }
+        Ok(link)
     }
 
     /// One request: `work` sends one statement and reads its answer. Not sent at all where the answer
@@ -79,9 +110,11 @@ impl Link {
             return Err(Fault::too_late());
         }
         let conn = &mut self.conn;
+        self.sent = Moment::now();
         let outcome = caught(|| work(conn));
-        if let Err(fault) = &outcome {
-            self.poisoned |= fault.is_poison();
+        match &outcome {
+            Err(fault) if fault.is_poison() => self.poisoned = true,
+            _ => self.answered = self.sent,
         }
         outcome
     }
@@ -116,9 +149,9 @@ impl Link {
         }
     }
 
-    /// The server's number for this connection, for `KILL`.
-    pub(crate) fn id(&self) -> u32 {
-        self.conn.connection_id()
+    /// When the last request was sent, and the last one that was answered.
+    pub(super) fn last_heard(&self) -> (Moment, Moment) {
+        (self.sent, self.answered)
     }
 
     /// Whether it was given up.
@@ -135,7 +168,7 @@ impl Link {
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link")
-            .field("id", &self.id())
+            .field("id", &self.conn.connection_id())
             .field("poisoned", &self.poisoned)
             .finish_non_exhaustive()
     }

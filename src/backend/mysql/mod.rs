@@ -12,7 +12,7 @@
 //! A service that leads holds a lock with a name on the server (`GET_LOCK`), on a connection that all
 //! leaders of a factory share; a contender that waits blocks on that name, on a connection of its own,
 //! and is woken within a millisecond by the release or the death of the owner's process, first come,
-//! first served. A [`Locker`](crate)'s short hold takes no name: the first of those that wait for it,
+//! first served. A locker's short hold takes no name: the first of those that wait for it,
 //! of all processes, gets the name, looks at the row every 1 to 10 ms on behalf of all, and keeps the
 //! name when it wins, so that under contention the mutex is handed on and nobody polls. Beyond
 //! [`max_wake_connections`](Builder::max_wake_connections) contenders are served by one polling thread

@@ -11,7 +11,7 @@ use super::link::{Address, Connector};
 use super::node::Node;
 use super::script::Scripts;
 use super::{Core, Redis, Servers};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
 use crate::url::{Url, address};
@@ -228,7 +228,7 @@ impl Builder {
     fn check_tls(&self) -> Result<()> {
         if self.tls {
             return Err(Error::new(
-                ErrorKind::FeatureDisabled,
+                crate::error::ErrorKind::FeatureDisabled,
                 "TLS to redis needs the Cargo feature \"tls\"",
             ));
         }

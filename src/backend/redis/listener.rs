@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::Core;
 use super::node::Node;
 use crate::bell::Waker;
 use crate::clock::Moment;
+use crate::error::Result;
 
 /// What a channel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +44,6 @@ impl Listener {
             settled: Condvar::new(),
             released_by: Mutex::new(None),
         }
-    }
-
-    pub(super) fn rings(&self, waker: &Waker) -> bool {
-        self.waker.same(waker)
     }
 
     pub(super) fn wake(&self) {
@@ -100,11 +98,63 @@ impl Listener {
     }
 }
 
+/// How a seat or watch listens: its channels, and the subscription while there is one.
+pub(super) struct Ear {
+    channels: [(Vec<u8>, Purpose); 2],
+    slot: u16,
+    subscription: Option<Subscription>,
+}
+
+impl Ear {
+    pub(super) fn new(channels: [(Vec<u8>, Purpose); 2], slot: u16) -> Ear {
+        Ear {
+            channels,
+            slot,
+            subscription: None,
+        }
+    }
+
+    /// Returns once `waker` rings for every message.
+    pub(super) fn listen(&mut self, core: &Core, waker: &Waker, by: Moment) -> Result<()> {
+        if self.listener().is_some_and(|known| known.waker.same(waker)) {
+            return self.follow(core, by);
+        }
+        self.subscription = None;
+        let listener = Arc::new(Listener::new(waker));
+        let node = core.node(self.slot, by)?;
+        self.subscription = Some(node.subscribe(&self.channels, &listener, by)?);
+        Ok(())
+    }
+
+    /// Listens on the node that has the mutex now, which in a cluster may not be the one it was.
+    pub(super) fn follow(&mut self, core: &Core, by: Moment) -> Result<()> {
+        if let Some(subscription) = &self.subscription
+            && core.is_cluster()
+        {
+            let node = core.node(self.slot, by)?;
+            if !Arc::ptr_eq(&node, &subscription.node) {
+                let listener = Arc::clone(&subscription.listener);
+                self.subscription = Some(node.subscribe(&self.channels, &listener, by)?);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn listener(&self) -> Option<&Listener> {
+        let subscription = self.subscription.as_ref();
+        subscription.map(|subscription| &*subscription.listener)
+    }
+
+    pub(super) fn close(&mut self) {
+        self.subscription = None;
+    }
+}
+
 /// Channels of one listener on one node; ends with this value, without waiting.
 #[derive(Debug)]
 pub(super) struct Subscription {
-    pub(super) node: Arc<Node>,
-    pub(super) listener: Arc<Listener>,
+    node: Arc<Node>,
+    listener: Arc<Listener>,
     channels: [Vec<u8>; 2],
 }
 

@@ -29,6 +29,13 @@
 //! and `+select` for a database other than 0, `+cluster|slots` for a cluster, `+info` to be warned of
 //! a `maxmemory-policy` that may evict locks.
 //!
+//! # What it assumes
+//! That the server keeps what it acknowledged. One that is flushed, restarts empty, evicts (set
+//! `maxmemory-policy noeviction`) or fails over to a replica that missed the last write may let a second
+//! owner in, and then only a checked fence keeps the two apart. `min-replicas-to-write 1` and a small
+//! `min-replicas-max-lag` make an isolated master stop granting. Fences are the server's microseconds
+//! unless the last one was higher: they grow over a lost memory as long as its clock does.
+//!
 //! # What it takes
 //! A factory has two threads and at most nine connections (for each master of a cluster), however
 //! many services it serves.

@@ -25,6 +25,9 @@ const IDLE: Duration = Duration::from_secs(30);
 /// Pauses between failed attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
+/// How long an errand may keep the thread that others wait for to open a connection.
+const ERRAND: Duration = Duration::from_millis(250);
+
 /// Who asks for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
@@ -226,7 +229,8 @@ impl Shared {
         let others = state
             .waiting
             .min((self.size - self.kept).saturating_sub(state.lent));
-        state.open < self.size && state.waiting_owners + others > state.idle.len()
+        let wanted = state.waiting_owners + others + usize::from(state.poke);
+        state.open < self.size && wanted > state.idle.len()
     }
 
     /// Lets one in who may use the connection that was just given back or opened.
@@ -245,7 +249,8 @@ impl Shared {
         let mut looked = false;
         loop {
             let mut state = self.state.lock();
-            while !state.closed && !state.poke && !ahead && !self.wants_more(&state) {
+            let errand = |state: &State| state.poke && !state.idle.is_empty();
+            while !state.closed && !errand(&state) && !ahead && !self.wants_more(&state) {
                 self.work.wait(&mut state);
             }
             if state.closed {
@@ -262,7 +267,6 @@ impl Shared {
                 self.run_errand(link);
                 continue;
             }
-            state.poke = false;
             drop(state);
             ahead = false;
             let mut opened = self
@@ -305,7 +309,7 @@ impl Shared {
             shared: self,
             link: Some(link),
         };
-        if let Err(error) = lent.request(&self.poke, Moment::now() + self.connector.timeout) {
+        if let Err(error) = lent.request(&self.poke, Moment::now() + ERRAND) {
             // The subscriber's heartbeat does the same a little later.
             lent.discard(&error);
         }
@@ -382,7 +386,7 @@ impl Drop for Lent<'_> {
                 state.idle.push(link);
             }
         }
-        if self.shared.wants_more(&state) {
+        if state.poke || self.shared.wants_more(&state) {
             self.shared.work.notify_one();
         }
         self.shared.let_in(&state);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Core;
 use super::keys::Keys;
-use super::listener::{Listener, Purpose, Subscription};
+use super::listener::{Ear, Listener, Purpose};
 use super::pool::Lane;
 use super::reply::{Reply, is_done, ms};
 use super::script::Call;
@@ -26,8 +26,7 @@ pub(super) struct RedisSeat {
     queue_acquire: Call,
     renew: Call,
     release: Call,
-    channels: [(Vec<u8>, Purpose); 2],
-    subscription: Option<Subscription>,
+    ear: Ear,
     /// Where we stood in the queue, to stand there again if we were taken out of it.
     queued_at: Vec<u8>,
     /// Whether the server may have us in the queue.
@@ -54,14 +53,16 @@ impl RedisSeat {
             queue_acquire: acquire(b"queue"),
             renew: Call::new(&core.scripts.renew, &keys, &[id, total], 2),
             release: Call::new(&core.scripts.release, &keys, &[id, claim], 2),
-            channels: [
-                (keys.turn(&place.id), Purpose::Turn),
-                (keys.next(&place.id), Purpose::Next),
-            ],
+            ear: Ear::new(
+                [
+                    (keys.turn(&place.id), Purpose::Turn),
+                    (keys.next(&place.id), Purpose::Next),
+                ],
+                keys.slot,
+            ),
             keys,
             core: Arc::clone(core),
             place: place.clone(),
-            subscription: None,
             queued_at: Vec::new(),
             traced: false,
         }
@@ -72,9 +73,9 @@ impl RedisSeat {
             Entry::Try => &mut self.try_acquire,
             Entry::Queue => {
                 let released_by = self
-                    .subscription
-                    .as_ref()
-                    .and_then(|subscription| subscription.listener.take_released_by())
+                    .ear
+                    .listener()
+                    .and_then(Listener::take_released_by)
                     .unwrap_or_default();
                 self.traced = true;
                 self.queue_acquire.set(&[&self.queued_at, &released_by])
@@ -95,19 +96,6 @@ impl RedisSeat {
         }))
     }
 
-    /// Listens on the node that has the mutex now, which in a cluster may not be the one it was.
-    fn follow(&mut self, by: Moment) -> Result<()> {
-        let Some(subscription) = &self.subscription else {
-            return Ok(());
-        };
-        let node = self.core.node(self.keys.slot, by)?;
-        if !Arc::ptr_eq(&node, &subscription.node) {
-            let listener = Arc::clone(&subscription.listener);
-            self.subscription = Some(node.subscribe(&self.channels, &listener, by)?);
-        }
-        Ok(())
-    }
-
     fn about(&self, error: Error) -> Error {
         error.context(format_args!("mutex {:?}", self.place.mutex))
     }
@@ -115,24 +103,15 @@ impl RedisSeat {
 
 impl Seat for RedisSeat {
     fn listen(&mut self, waker: &Waker, by: Moment) -> Result<()> {
-        let known = self.subscription.as_ref();
-        if known.is_some_and(|subscription| subscription.listener.rings(waker)) {
-            return self.follow(by).map_err(|error| self.about(error));
-        }
-        self.subscription = None;
-        let listener = Arc::new(Listener::new(waker));
-        let subscribed = self
-            .core
-            .node(self.keys.slot, by)
-            .and_then(|node| node.subscribe(&self.channels, &listener, by));
-        self.subscription = Some(subscribed.map_err(|error| self.about(error))?);
-        Ok(())
+        self.ear
+            .listen(&self.core, waker, by)
+            .map_err(|error| self.about(error))
     }
 
     fn acquire(&mut self, entry: Entry, by: Moment) -> Result<Attempt> {
         let mut attempt = || {
-            if entry == Entry::Queue && self.core.is_cluster() {
-                self.follow(by)?;
+            if entry == Entry::Queue {
+                self.ear.follow(&self.core, by)?;
             }
             let mut reply = self.try_to_acquire(entry, by)?;
             if reply.outcome == 2 {
@@ -141,8 +120,8 @@ impl Seat for RedisSeat {
             }
             match reply.outcome {
                 1 => {
-                    if let Some(subscription) = &self.subscription {
-                        subscription.listener.calm();
+                    if let Some(listener) = self.ear.listener() {
+                        listener.calm();
                     }
                     self.queued_at.clear();
                     self.traced = false;
@@ -169,11 +148,12 @@ impl Seat for RedisSeat {
                 .call(self.keys.slot, &mut self.renew, Lane::Owner, by)?;
             let reply = Reply::read(value)?;
             let owner = reply.owner(self.place.lease)?;
-            Ok(if reply.outcome == 1 {
-                Renewal::Renewed(Grant { owner, until: None })
-            } else {
-                Renewal::Lost(owner)
-            })
+            if reply.outcome != 1 {
+                return Ok(Renewal::Lost(owner));
+            }
+            // An owner has no need to hear anything now: it may fail.
+            let _ = self.ear.follow(&self.core, by);
+            Ok(Renewal::Renewed(Grant { owner, until: None }))
         };
         renew().map_err(|error| self.about(error))
     }
@@ -187,7 +167,7 @@ impl Seat for RedisSeat {
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
-        self.subscription = None;
+        self.ear.close();
         self.queued_at.clear();
         if !self.traced {
             return Ok(());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Core;
 use super::keys::Keys;
-use super::listener::{Listener, Purpose, Subscription};
+use super::listener::{Ear, Purpose};
 use super::pool::Lane;
 use super::reply::Reply;
 use super::script::Call;
@@ -23,8 +23,7 @@ pub(super) struct RedisWatch {
     mutex: Arc<str>,
     slot: u16,
     look: Call,
-    channels: [(Vec<u8>, Purpose); 2],
-    subscription: Option<Subscription>,
+    ear: Ear,
 }
 
 impl RedisWatch {
@@ -37,11 +36,13 @@ impl RedisWatch {
             mutex: Arc::clone(mutex),
             slot: keys.slot,
             look,
-            channels: [
-                (keys.acquired(), Purpose::Change),
-                (keys.released(), Purpose::Change),
-            ],
-            subscription: None,
+            ear: Ear::new(
+                [
+                    (keys.acquired(), Purpose::Change),
+                    (keys.released(), Purpose::Change),
+                ],
+                keys.slot,
+            ),
         }
     }
 
@@ -52,22 +53,15 @@ impl RedisWatch {
 
 impl Watch for RedisWatch {
     fn listen(&mut self, waker: &Waker, by: Moment) -> Result<()> {
-        let node = self.core.node(self.slot, by);
-        let node = node.map_err(|error| self.about(error))?;
-        let known = self.subscription.as_ref();
-        if known.is_some_and(|known| known.listener.rings(waker) && Arc::ptr_eq(&known.node, &node))
-        {
-            return Ok(());
-        }
-        self.subscription = None;
-        let listener = Arc::new(Listener::new(waker));
-        let subscribed = node.subscribe(&self.channels, &listener, by);
-        self.subscription = Some(subscribed.map_err(|error| self.about(error))?);
-        Ok(())
+        self.ear
+            .listen(&self.core, waker, by)
+            .map_err(|error| self.about(error))
     }
 
     fn observe(&mut self, by: Moment) -> Result<Sight> {
         let mut observe = || {
+            // First, so that what changes after this look is heard.
+            self.ear.follow(&self.core, by)?;
             let value = self.core.call(self.slot, &mut self.look, Lane::Other, by)?;
             let reply = Reply::read(value)?;
             let owner = reply.owner(self.core.lease)?;

@@ -62,7 +62,8 @@ impl Builder {
 
     /// How long the ensemble keeps our nodes without hearing from us: the lease of every service of
     /// the factory, its transition included. The server may answer with another one (by default it
-    /// grants 2 to 20 of its ticks); then that one counts. Default: 10 s.
+    /// grants 2 to 20 of its ticks); then that one counts. What we call certain needs two ticks at
+    /// least: on a server whose `minSessionTimeout` allows less, do not ask for less. Default: 10 s.
     #[must_use]
     pub fn session_timeout(mut self, timeout: Duration) -> Builder {
         self.session_timeout = timeout;
@@ -171,7 +172,10 @@ impl Builder {
         }
         let (shortest, longest) = (Duration::from_millis(120), Duration::from_secs(24 * 3600));
         if !(shortest..=longest).contains(&self.session_timeout)
-            || self.session_timeout.subsec_nanos() % 1_000_000 != 0
+            || !self
+                .session_timeout
+                .subsec_nanos()
+                .is_multiple_of(1_000_000)
         {
             return Err(Error::invalid(format!(
                 "session_timeout {:?} is out of bounds; allowed are whole milliseconds from \

@@ -9,7 +9,7 @@ use rand::seq::SliceRandom;
 
 use super::message::{Request, Welcome, encode_hello};
 use super::session::Shared;
-use super::state::SessionState;
+use super::session_state::SessionState;
 use super::wire::{Encoder, Frames};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -110,17 +110,20 @@ fn converse(shared: &Shared, host: &str, port: u16) -> Result<()> {
     {
         let mut state = shared.state.lock();
         let timeout = u64::try_from(welcome.timeout_ms).unwrap_or(0);
-        if timeout == 0 || welcome.id == 0 {
-            if state.id == 0 {
-                return Err(Error::new(
-                    ErrorKind::Protocol,
-                    format!("{host}:{port}: the server opened no session"),
-                ));
-            }
+        if state.id != 0 && (timeout == 0 || welcome.id == 0) {
             log::warn!("{}: the session has expired", shared.config.realm);
-            state.end(SessionState::Expired);
+            if !state.phase.is_over() {
+                state.end(SessionState::Expired);
+            }
             shared.changed.notify_all();
             return Ok(());
+        }
+        // Another session than ours would come without our nodes, and look as if all were well.
+        if timeout == 0 || welcome.id == 0 || (state.id != 0 && welcome.id != state.id) {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                format!("{host}:{port}: the server did not give us the session we asked for"),
+            ));
         }
         if welcome.read_only {
             return Err(Error::new(
@@ -143,6 +146,13 @@ fn converse(shared: &Shared, host: &str, port: u16) -> Result<()> {
                 shared.config.session_timeout,
             );
         }
+        // Servers with different limits may grant different timeouts to one session, and a new leader
+        // goes by the first: only the shortest is certain.
+        let timeout = if state.id == 0 {
+            timeout
+        } else {
+            timeout.min(state.pulse.timeout())
+        };
         state.id = welcome.id;
         state.password = welcome.password;
         state.pulse.connected(sent, timeout, Moment::now());

@@ -337,7 +337,7 @@ impl Code {
             -101 => (ErrorKind::NotFound, "there is no such node"),
             -110 => (ErrorKind::Conflict, "the node exists already"),
             -111 => (ErrorKind::Conflict, "the node has children"),
-            -102 | -113 => (
+            -102 => (
                 ErrorKind::Denied,
                 "the node's ACL does not let us; authenticate as the user that created it, or mend the ACL",
             ),
@@ -345,7 +345,7 @@ impl Code {
                 ErrorKind::Misconfigured,
                 "the server does not take our ACL; `creator_all` needs a user and a password",
             ),
-            -115 => (ErrorKind::Denied, "the server refuses our authentication"),
+            -115 | -124 => (ErrorKind::Denied, "the server refuses our authentication"),
             -6 => (
                 ErrorKind::Misconfigured,
                 "the server does not know the request; ZooKeeper 3.5 or later is needed",

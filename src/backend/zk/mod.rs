@@ -12,6 +12,7 @@
 //!
 //! The client is our own ([`Session`]), on `std::net` and one thread.
 
+mod ask;
 mod config;
 mod latch;
 mod link;
@@ -21,7 +22,9 @@ mod orphan;
 mod path;
 mod pulse;
 mod session;
+mod session_state;
 mod slot;
+mod spot;
 mod state;
 mod watches;
 mod wire;
@@ -37,7 +40,7 @@ use parking_lot::Mutex;
 pub use self::config::Builder;
 pub use self::message::{Acl, Mode, Stat};
 pub use self::session::Session;
-pub use self::state::SessionState;
+pub use self::session_state::SessionState;
 
 use self::config::Config;
 use self::latch::Latch;

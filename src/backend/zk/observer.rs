@@ -5,9 +5,11 @@
 
 use std::sync::Arc;
 
+use super::ask::{Ask, unexpected};
 use super::message::{Code, Reply, Request};
 use super::path::{line_up, mutex_path};
-use super::session::{Session, unexpected};
+use super::session::Session;
+use super::slot::Outcome;
 use super::watches::{Alarm, Sentinel};
 use super::{Core, owner};
 use crate::backend::{Sight, Watch};
@@ -39,41 +41,47 @@ impl Observer {
 
     fn look(&mut self, session: &Session, by: Moment) -> Result<MutexOwner> {
         let lease = self.core.config.lease()?;
-        let mut watch_children = false;
+        let mutex_path = self.mutex_path.clone();
+        let mut empty = false;
         for _ in 0..ROUNDS {
-            let request = Request::Children {
-                path: self.mutex_path.clone(),
-                watch: watch_children,
+            let children = Request::Children {
+                path: mutex_path.clone(),
+                watch: empty,
             };
-            let members = match self.ask(session, &self.mutex_path.clone(), request, by)? {
+            let outcome = if empty {
+                self.watch(session, children, &mutex_path, by)?
+            } else {
+                session.call(vec![children.into()], by)?.next()?
+            };
+            let members = match outcome {
                 Ok(Reply::Children(names)) => line_up(names),
                 Ok(_) => return Err(unexpected()),
                 Err(Code::NO_NODE) => {
-                    let request = Request::Exists {
-                        path: self.mutex_path.clone(),
+                    let exists = Request::Exists {
+                        path: mutex_path.clone(),
                         watch: true,
                     };
-                    match self.ask(session, &self.mutex_path.clone(), request, by)? {
+                    match self.watch(session, exists, &mutex_path, by)? {
                         Err(Code::NO_NODE) => return Ok(MutexOwner::NONE),
-                        Err(code) => return Err(code.error(&self.mutex_path)),
+                        Err(code) => return Err(code.error(&mutex_path)),
                         Ok(_) => continue,
                     }
                 }
-                Err(code) => return Err(code.error(&self.mutex_path)),
+                Err(code) => return Err(code.error(&mutex_path)),
             };
             let Some(first) = members.first() else {
-                if watch_children {
+                if empty {
                     return Ok(MutexOwner::NONE);
                 }
-                watch_children = true;
+                empty = true;
                 continue;
             };
-            let path = format!("{}/{}", self.mutex_path, first.name);
-            let request = Request::Data {
+            let path = format!("{mutex_path}/{}", first.name);
+            let data = Request::Data {
                 path: path.clone(),
                 watch: true,
             };
-            match self.ask(session, &path, request, by)? {
+            match self.watch(session, data, &path, by)? {
                 Ok(Reply::Data(id, stat)) => {
                     return Ok(owner(
                         session,
@@ -94,28 +102,18 @@ impl Observer {
         ))
     }
 
-    /// Asks, and watches if the request says so; the watch before is forgotten then.
-    fn ask(
+    /// Asks and watches; the watch before is forgotten then.
+    fn watch(
         &mut self,
         session: &Session,
-        path: &str,
         request: Request,
+        path: &str,
         by: Moment,
-    ) -> Result<Result<Reply, Code>> {
+    ) -> Result<Outcome> {
         let sentinel = Sentinel::new(&self.alarm);
-        let lookout = (path.to_owned(), Arc::clone(&sentinel));
-        let watches = matches!(
-            request,
-            Request::Children { watch: true, .. }
-                | Request::Data { watch: true, .. }
-                | Request::Exists { watch: true, .. }
-        );
-        let outcome = session
-            .call(vec![(request, watches.then_some(&lookout))], by)?
-            .next()?;
-        if watches {
-            self.sentinel = Some(sentinel);
-        }
+        let ask = Ask::new(request, path, &sentinel);
+        let outcome = session.call(vec![ask], by)?.next()?;
+        self.sentinel = Some(sentinel);
         Ok(outcome)
     }
 }

@@ -12,12 +12,14 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::ask::{Answers, Ask, unexpected};
 use super::config::Config;
 use super::link;
 use super::message::{Code, Mode, Reply, Request, Stat};
 use super::orphan::Orphan;
+use super::session_state::SessionState;
 use super::slot::{Outcome, Slot};
-use super::state::{Lookout, SessionState, State, To};
+use super::state::{State, To};
 use super::watches::{Alarm, Sentinel};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -53,27 +55,6 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     /// The phase has changed, or the trouble, or somebody wants to end.
     pub(super) changed: Condvar,
-}
-
-/// The answers to a batch of requests.
-pub(super) struct Answers {
-    /// The connection over which they came.
-    pub(super) epoch: u64,
-    /// When the requests were sent.
-    pub(super) sent: Moment,
-    pub(super) list: std::vec::IntoIter<Outcome>,
-}
-
-impl Answers {
-    /// The next one. There are as many as requests.
-    pub(super) fn next(&mut self) -> Result<Outcome> {
-        self.list.next().ok_or_else(unexpected)
-    }
-}
-
-/// The reader has matched every reply with the shape of its request, so this does not happen.
-pub(super) fn unexpected() -> Error {
-    Error::new(ErrorKind::Protocol, "an answer of the wrong kind")
 }
 
 impl Session {
@@ -273,29 +254,21 @@ impl Session {
     }
 
     fn ask(&self, request: Request, by: Moment) -> Result<Outcome> {
-        self.call(vec![(request, None)], by)?.next()
+        self.call(vec![request.into()], by)?.next()
     }
 
     /// Sends requests together and waits for all the answers: one round trip. The server works on
     /// them in this order, so a later one sees what an earlier one did.
-    pub(super) fn call(
-        &self,
-        requests: Vec<(Request, Option<&(String, Arc<Sentinel>)>)>,
-        by: Moment,
-    ) -> Result<Answers> {
+    pub(super) fn call(&self, asks: Vec<Ask>, by: Moment) -> Result<Answers> {
         self.origin.check()?;
-        let slot = Arc::new(Slot::new(requests.len()));
+        let slot = Arc::new(Slot::new(asks.len()));
         let mut state = self.shared.connected(by)?;
         let (epoch, sent) = (state.epoch, Moment::now());
-        let to = requests.into_iter().enumerate().map(|(index, request)| {
-            let (request, lookout) = request;
-            let lookout = lookout.map(|(path, sentinel)| Lookout {
-                path: path.clone(),
-                sentinel: Arc::downgrade(sentinel),
-            });
-            (request, lookout, To::Caller(Arc::clone(&slot), index))
+        let requests = asks.into_iter().enumerate().map(|(index, ask)| {
+            let to = To::Caller(Arc::clone(&slot), index);
+            (ask.request, ask.lookout, to)
         });
-        state.send(to)?;
+        state.send(requests)?;
         drop(state);
         match slot.wait(by)? {
             Some(list) => Ok(Answers {
@@ -311,19 +284,12 @@ impl Session {
     /// if it is gone by now, too.
     pub(super) fn look_out(&self, path: &str, sentinel: &Arc<Sentinel>) {
         let mut state = self.shared.state.lock();
-        let lookout = Lookout {
-            path: path.to_owned(),
-            sentinel: Arc::downgrade(sentinel),
-        };
-        let request = Request::Data {
-            path: path.to_owned(),
-            watch: true,
-        };
+        let Ask { request, lookout } = Ask::watch(path, sentinel);
         if state.is_connected() {
             // On failure the look-out is kept, and set with the others on the next connection.
-            let _ = state.send([(request, Some(lookout), To::Lookout)]);
+            let _ = state.send([(request, lookout, To::Lookout)]);
         } else {
-            state.keep(lookout);
+            lookout.into_iter().for_each(|lookout| state.keep(lookout));
         }
     }
 

@@ -17,6 +17,7 @@ use super::message::{
 };
 use super::orphan::Orphan;
 use super::pulse::Pulse;
+use super::session_state::SessionState;
 use super::slot::Slot;
 use super::watches::{Alarm, Kind, Sentinel, Watches};
 use super::wire::{Decoder, Encoder, Malformed};
@@ -25,28 +26,6 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// The most bytes of paths in one `SetWatches`: a server takes a frame of 1 MiB by default.
 const WATCHES_BYTES: usize = 128 << 10;
-
-/// How a session stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SessionState {
-    /// Not opened yet: no server has answered so far.
-    Connecting,
-    /// A server answers.
-    Connected,
-    /// The connection is lost. The session may be alive or not; only a server can tell.
-    Suspended,
-    /// A server said so: the session is over, with all its nodes and watches. Final.
-    Expired,
-    /// Closed by its owner. Final.
-    Closed,
-}
-
-impl SessionState {
-    pub(super) fn is_over(self) -> bool {
-        matches!(self, SessionState::Expired | SessionState::Closed)
-    }
-}
 
 pub(super) struct State {
     pub(super) config: Arc<Config>,
