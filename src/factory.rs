@@ -61,9 +61,33 @@ impl Factory {
         ObserveBuilder::retriever(self.clone(), retriever)
     }
 
-    /// The backend, or an error in a child process that inherited this factory through `fork`.
-    pub(crate) fn backend(&self) -> Result<&Arc<dyn Backend>> {
+    /// The backend, for who wraps one or drives a seat by hand.
+    ///
+    /// # Errors
+    /// `Forked` in a child process that inherited this factory.
+    pub fn backend(&self) -> Result<&Arc<dyn Backend>> {
         self.origin.check()?;
         Ok(&self.backend)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    /// Rule 12. A real `fork` needs `unsafe`; what a child sees is another process id.
+    #[test]
+    fn a_child_process_is_refused_and_waits_for_nobody() {
+        let mut factory = crate::memory::factory("fork", Lease::default());
+        factory.origin = Origin::elsewhere();
+        for error in [
+            factory.backend().unwrap_err(),
+            factory.contend("m").build().unwrap_err(),
+            factory.observe("m").build().unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Forked);
+            assert!(error.to_string().contains("connect again"), "{error}");
+        }
     }
 }

@@ -16,6 +16,13 @@ impl Origin {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn elsewhere() -> Origin {
+        Origin {
+            pid: std::process::id().wrapping_add(1),
+        }
+    }
+
     /// Whether this is still that process. Where it is not, threads made there do not exist here:
     /// whoever joins one waits for ever.
     pub(crate) fn is_here(self) -> bool {

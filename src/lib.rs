@@ -1,5 +1,18 @@
 //! Distributed mutexes with ownership events.
 
+// Nothing in the library panics on what a server, a network or a caller can do.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::unreachable
+    )
+)]
+
 pub mod backend;
 mod bell;
 mod clock;

@@ -1,0 +1,386 @@
+//! Facts about owning, waiting and handing over.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use contend::{ErrorKind, EventKind, MutexContendService, Status};
+use ground::wait_until;
+use parking_lot::Mutex;
+
+use super::{Faulty, PATIENCE, Subject, name, next, started, wait_for_owner};
+
+pub fn a_started_service_owns_and_a_stopped_one_does_not(subject: &Subject) {
+    let mutex = name("start");
+    let (service, events) = subject.factory().contend(&mutex).id("a").channel().unwrap();
+    assert_eq!(service.status(), Status::Initial);
+    assert!(!service.is_owner() && service.fence().is_none() && !service.is_active());
+
+    service.start().unwrap();
+    let error = service.start().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidState);
+    let acquired = next(&events, EventKind::Acquired);
+    assert!(service.is_owner() && service.is_in_ttl() && service.running());
+    assert!(acquired.state.is_acquired("a"));
+    assert!(acquired.fence().is_some_and(|fence| fence > 0));
+    assert_eq!(service.fence(), acquired.fence());
+    assert!(service.state().is_owner("a"));
+    assert!(service.last_error().is_none());
+
+    service.stop().unwrap();
+    assert!(!service.is_owner() && !service.is_in_ttl() && service.fence().is_none());
+    assert_eq!(service.status(), Status::Initial);
+    let released = next(&events, EventKind::Released);
+    assert!(released.state.is_released("a"));
+    assert_eq!(released.fence(), acquired.fence());
+    service.stop().unwrap();
+}
+
+/// Rule 9, and the lifecycle.
+pub fn a_service_restarts_and_its_fences_grow(subject: &Subject) {
+    let mutex = name("restart");
+    let mut last = 0;
+    for round in 0..3 {
+        // A new factory each round: a process that starts again.
+        let (service, events) = subject.factory().contend(&mutex).id("a").channel().unwrap();
+        for _ in 0..3 {
+            service.start().unwrap();
+            let fence = next(&events, EventKind::Acquired).fence().unwrap();
+            assert!(fence > last, "round {round}: {fence} after {last}");
+            last = fence;
+            service.stop().unwrap();
+            next(&events, EventKind::Released);
+        }
+    }
+}
+
+pub fn an_owner_stays_owner_over_several_ttls(subject: &Subject) {
+    let factory = subject.factory();
+    let mutex = name("renew");
+    let (owner, events) = started(&factory, &mutex, "owner");
+    let fence = next(&events, EventKind::Acquired).fence();
+    let (waiter, waiting) = started(&subject.factory(), &mutex, "waiter");
+    let until = Instant::now() + factory.lease().total() * 2;
+    while Instant::now() < until {
+        assert!(
+            owner.is_owner() && owner.is_in_ttl(),
+            "{:?}",
+            owner.last_error()
+        );
+        assert_eq!(
+            owner.fence(),
+            fence,
+            "a fence is fixed during one ownership"
+        );
+        assert!(!waiter.is_owner());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(
+        events
+            .try_iter()
+            .all(|event| event.kind != EventKind::Released)
+    );
+    assert!(
+        waiting
+            .try_iter()
+            .all(|event| event.kind == EventKind::OwnerChanged)
+    );
+}
+
+/// Callbacks count the owners: Released has run before the release is sent, so the count is exact.
+pub fn ten_contenders_have_one_owner_at_a_time(subject: &Subject) {
+    const TURNS: usize = 30;
+    let mutex = name("ten");
+    let factories = [subject.factory(), subject.factory()];
+    let owners = Arc::new(AtomicI64::new(0));
+    let most = Arc::new(AtomicI64::new(0));
+    let turns = Arc::new(AtomicUsize::new(0));
+    let services: Vec<Arc<MutexContendService>> = (0..10)
+        .map(|number| {
+            let (up, down) = (Arc::clone(&owners), Arc::clone(&owners));
+            let (most, turns) = (Arc::clone(&most), Arc::clone(&turns));
+            let service = factories[number % 2]
+                .contend(&mutex)
+                .id(&format!("contender-{number}"))
+                .on_acquired(move |_| {
+                    most.fetch_max(up.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    turns.fetch_add(1, Ordering::SeqCst);
+                })
+                .on_released(move |_| {
+                    down.fetch_sub(1, Ordering::SeqCst);
+                })
+                .build()
+                .unwrap();
+            service.start().unwrap();
+            Arc::new(service)
+        })
+        .collect();
+    let deadline = Instant::now() + PATIENCE;
+    while turns.load(Ordering::SeqCst) < TURNS {
+        assert!(Instant::now() < deadline, "only {turns:?} turns");
+        match services.iter().find(|service| service.is_owner()) {
+            Some(owner) => {
+                owner.stop().unwrap();
+                owner.start().unwrap();
+            }
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    for service in &services {
+        service.stop().unwrap();
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 1, "owners at once");
+    assert_eq!(owners.load(Ordering::SeqCst), 0, "owners after the end");
+}
+
+pub fn waiters_own_in_the_order_in_which_they_came(subject: &Subject) {
+    if !subject.ordered {
+        return;
+    }
+    let mutex = name("order");
+    let factories = [subject.factory(), subject.factory()];
+    let (first, events) = started(&factories[0], &mutex, "first");
+    next(&events, EventKind::Acquired);
+    let waiters: Vec<_> = (0..5)
+        .map(|number| {
+            let waiter = started(&factories[number % 2], &mutex, &format!("waiter-{number}"));
+            wait_for_owner(&waiter.0, "first");
+            waiter
+        })
+        .collect();
+    first.stop().unwrap();
+    for (number, (waiter, events)) in waiters.iter().enumerate() {
+        next(events, EventKind::Acquired);
+        for (later, _) in &waiters[number + 1..] {
+            assert!(!later.is_owner(), "{} came before {number}", later.id());
+        }
+        waiter.stop().unwrap();
+    }
+}
+
+/// Rule 7.
+pub fn the_old_owner_is_released_before_the_new_one_acquires(subject: &Subject) {
+    let mutex = name("hand-off");
+    let log: Arc<Mutex<Vec<String>>> = Arc::default();
+    let factories = [subject.factory(), subject.factory()];
+    let services: Vec<_> = ["a", "b"]
+        .iter()
+        .zip(&factories)
+        .map(|(id, factory)| {
+            let (acquired, released) = (Arc::clone(&log), Arc::clone(&log));
+            factory
+                .contend(&mutex)
+                .id(id)
+                .on_acquired(move |_| acquired.lock().push(format!("+{id}")))
+                .on_released(move |_| released.lock().push(format!("-{id}")))
+                .build()
+                .unwrap()
+        })
+        .collect();
+    services[0].start().unwrap();
+    wait_until(PATIENCE, "a owns", || services[0].is_owner());
+    services[1].start().unwrap();
+    wait_for_owner(&services[1], "a");
+    for turn in 0..6 {
+        let (owner, waiter) = (&services[turn % 2], &services[(turn + 1) % 2]);
+        owner.stop().unwrap();
+        wait_until(PATIENCE, "the waiter owns", || waiter.is_owner());
+        owner.start().unwrap();
+        wait_for_owner(owner, waiter.id());
+    }
+    services[1].stop().unwrap();
+    services[0].stop().unwrap();
+    let log = log.lock();
+    assert!(log.len() >= 14, "{log:?}");
+    for pair in log.chunks(2) {
+        assert!(
+            pair[0].starts_with('+') && pair[1] == pair[0].replace('+', "-"),
+            "{log:?}"
+        );
+    }
+}
+
+pub fn an_observer_converges_on_the_owner(subject: &Subject) {
+    let mutex = name("observe");
+    let (observer, seen) = subject.factory().observe(&mutex).channel().unwrap();
+    observer.start().unwrap();
+    for id in ["a", "b"] {
+        let (service, events) = started(&subject.factory(), &mutex, id);
+        let fence = next(&events, EventKind::Acquired).fence();
+        wait_until(PATIENCE, "the observer sees the owner", || {
+            observer.state().after().is_owner(id) && Some(observer.state().after().fence()) == fence
+        });
+        service.stop().unwrap();
+        wait_until(PATIENCE, "the observer sees that there is none", || {
+            observer.state().after().owner_id().is_empty()
+        });
+    }
+    observer.stop().unwrap();
+    let owners: Vec<_> = seen
+        .try_iter()
+        .map(|event| event.state.after().owner_id().to_owned())
+        .collect();
+    assert_eq!(owners.first().map(String::as_str), Some("a"), "{owners:?}");
+    assert_eq!(owners.last().map(String::as_str), Some(""), "{owners:?}");
+}
+
+/// Rules 1 and 2: it is gone at the deadline without the backend, and comes back with a new fence.
+pub fn an_owner_that_cannot_renew_steps_down_and_owns_again(subject: &Subject) {
+    let mutex = name("lost");
+    let (factory, broken) = Faulty::around(&subject.factory());
+    let (service, events) = factory
+        .contend(&mutex)
+        .id("a")
+        .failures(true)
+        .channel()
+        .unwrap();
+    service.start().unwrap();
+    let first = next(&events, EventKind::Acquired);
+    let waiter = started(&subject.factory(), &mutex, "waiter").0;
+    wait_for_owner(&waiter, "a");
+
+    broken.store(true, Ordering::SeqCst);
+    let cut = Instant::now();
+    let failed = next(&events, EventKind::Failed);
+    assert_eq!(failed.error.unwrap().kind(), ErrorKind::Unreachable);
+    assert!(service.last_error().is_some());
+    let released = next(&events, EventKind::Released);
+    assert!(!service.is_owner());
+    assert!(
+        cut.elapsed() < factory.lease().total(),
+        "stepped down only after {:?}",
+        cut.elapsed()
+    );
+    assert_eq!(released.fence(), first.fence());
+    waiter.stop().unwrap();
+
+    broken.store(false, Ordering::SeqCst);
+    let again = next(&events, EventKind::Acquired);
+    assert!(again.fence() > first.fence());
+    assert!(service.last_error().is_none());
+}
+
+/// Rule 12: well before the lease would have run out.
+pub fn dropping_a_service_releases(subject: &Subject) {
+    let mutex = name("drop");
+    let (owner, events) = started(&subject.factory(), &mutex, "owner");
+    next(&events, EventKind::Acquired);
+    let (waiter, waiting) = started(&subject.factory(), &mutex, "waiter");
+    wait_for_owner(&waiter, "owner");
+    drop(owner);
+    next(&events, EventKind::Released);
+    assert!(
+        events.recv().is_err(),
+        "the channel of a dropped service is closed"
+    );
+    next(&waiting, EventKind::Acquired);
+}
+
+pub fn stopping_a_waiting_service_takes_no_time(subject: &Subject) {
+    let mutex = name("stop-waiting");
+    let factory = subject.factory();
+    let (_owner, events) = started(&factory, &mutex, "owner");
+    next(&events, EventKind::Acquired);
+    let (waiter, waiting) = started(&factory, &mutex, "waiter");
+    wait_for_owner(&waiter, "owner");
+    let began = Instant::now();
+    waiter.stop().unwrap();
+    assert!(
+        began.elapsed() < factory.lease().ttl(),
+        "{:?}",
+        began.elapsed()
+    );
+    assert!(
+        waiting
+            .try_iter()
+            .all(|event| event.kind == EventKind::OwnerChanged)
+    );
+}
+
+pub fn a_service_stops_in_the_middle_of_anything(subject: &Subject) {
+    let mutex = name("stop-any-time");
+    let factory = subject.factory();
+    let (service, events) = factory.contend(&mutex).id("a").channel().unwrap();
+    let mut expected = EventKind::Acquired;
+    for round in 0..40 {
+        service.start().unwrap();
+        if round % 4 == 3 {
+            wait_until(PATIENCE, "it owns", || service.is_owner());
+        } else {
+            std::thread::sleep(Duration::from_micros(300 * (round % 4)));
+        }
+        service.stop().unwrap();
+        for event in events.try_iter() {
+            if event.kind == EventKind::OwnerChanged {
+                continue;
+            }
+            assert_eq!(event.kind, expected, "round {round}");
+            expected = match expected {
+                EventKind::Acquired => EventKind::Released,
+                _ => EventKind::Acquired,
+            };
+        }
+        assert_eq!(
+            expected,
+            EventKind::Acquired,
+            "round {round}: a stopped service owns nothing"
+        );
+    }
+    // Nothing of all that is left in the way of the next.
+    let began = Instant::now();
+    let (_next, events) = started(&factory, &mutex, "b");
+    next(&events, EventKind::Acquired);
+    assert!(
+        began.elapsed() < factory.lease().total(),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+pub fn a_waiter_that_left_is_passed_over(subject: &Subject) {
+    let mutex = name("left");
+    let factory = subject.factory();
+    let (owner, events) = started(&factory, &mutex, "owner");
+    next(&events, EventKind::Acquired);
+    let quitter = started(&factory, &mutex, "quitter").0;
+    wait_for_owner(&quitter, "owner");
+    let (stayer, staying) = started(&factory, &mutex, "stayer");
+    wait_for_owner(&stayer, "owner");
+    quitter.stop().unwrap();
+    owner.stop().unwrap();
+    next(&staying, EventKind::Acquired);
+    assert!(stayer.is_owner());
+}
+
+pub fn two_mutexes_do_not_disturb_each_other(subject: &Subject) {
+    let factory = subject.factory();
+    let (one, two) = (name("one"), name("two"));
+    let (a, in_one) = started(&factory, &one, "a");
+    let (b, in_two) = started(&factory, &two, "a");
+    next(&in_one, EventKind::Acquired);
+    next(&in_two, EventKind::Acquired);
+    a.stop().unwrap();
+    assert!(b.is_owner());
+    let (again, events) = started(&factory, &one, "b");
+    next(&events, EventKind::Acquired);
+    assert!(again.is_owner() && b.is_owner());
+    assert!(
+        in_two
+            .try_iter()
+            .all(|event| event.kind != EventKind::Released)
+    );
+}
+
+/// Rule 7: what is in the channel when `stop` returns is all there is.
+pub fn nothing_is_delivered_after_stop(subject: &Subject) {
+    let mutex = name("silence");
+    let factory = subject.factory();
+    let (service, events) = started(&factory, &mutex, "a");
+    next(&events, EventKind::Acquired);
+    service.stop().unwrap();
+    next(&events, EventKind::Released);
+    let (other, others) = started(&factory, &mutex, "b");
+    next(&others, EventKind::Acquired);
+    other.stop().unwrap();
+    assert!(events.is_empty());
+}

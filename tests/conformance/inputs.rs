@@ -1,0 +1,103 @@
+//! Facts about names, ids and leases: rules 10 and 11.
+
+use std::time::Duration;
+
+use contend::{ErrorKind, EventKind};
+
+use super::{Subject, name, next, started};
+
+pub fn bad_names_ids_and_leases_are_refused_with_what_is_allowed(subject: &Subject) {
+    let factory = subject.factory();
+    let long = "m".repeat(67);
+    for bad in [
+        "",
+        " a",
+        "a ",
+        "\ta",
+        "a\nb",
+        "a\0b",
+        "{a}",
+        "a}",
+        long.as_str(),
+    ] {
+        for error in [
+            factory.contend(bad).build().unwrap_err(),
+            factory.observe(bad).build().unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad:?}");
+            assert!(error.to_string().contains("1 to 66 bytes"), "{error}");
+        }
+    }
+    let long = "i".repeat(129);
+    for bad in ["", " a", "a ", "a\rb", "{", "a@@b", long.as_str()] {
+        let error = factory.contend("m").id(bad).build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad:?}");
+    }
+    let ms = Duration::from_millis;
+    for (ttl, transition) in [
+        (ms(0), ms(100)),
+        (ms(5), ms(100)),
+        (Duration::MAX, Duration::MAX),
+        (ms(1000), Duration::MAX),
+    ] {
+        let error = factory
+            .contend("m")
+            .ttl(ttl)
+            .transition(transition)
+            .build()
+            .unwrap_err();
+        assert_eq!(
+            error.kind(),
+            ErrorKind::InvalidInput,
+            "{ttl:?} {transition:?}"
+        );
+        assert!(error.to_string().contains("ttl"), "{error}");
+    }
+    for renew_after in [ms(0), factory.lease().ttl(), Duration::MAX] {
+        let error = factory
+            .contend("m")
+            .renew_after(renew_after)
+            .build()
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{renew_after:?}");
+    }
+}
+
+/// Rule 11: names that look like something to some backend are just names, and not each other.
+pub fn every_allowed_name_works_and_is_no_other(subject: &Subject) {
+    let factory = subject.factory();
+    let tail = name("x");
+    let services: Vec<_> = [
+        "a/b", "a%2Fb", "a:b", "A:b", "a", "..", "/", "*", "';--", "a b", "naïve", "日本", "a.b",
+        "@@", "$1",
+    ]
+    .iter()
+    .map(|head| {
+        let mutex = format!("{head}{tail}");
+        let (service, events) = started(&factory, &mutex, "o'%/:*");
+        let acquired = next(&events, EventKind::Acquired);
+        assert!(acquired.state.is_acquired("o'%/:*"), "{mutex}");
+        service
+    })
+    .collect();
+    assert!(
+        services.iter().all(|service| service.is_owner()),
+        "one disturbed another"
+    );
+}
+
+pub fn one_id_is_one_contender(subject: &Subject) {
+    let mutex = name("twice");
+    let factory = subject.factory();
+    let first = factory.contend(&mutex).id("a").build().unwrap();
+    let error = subject
+        .factory()
+        .contend(&mutex)
+        .id("a")
+        .build()
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DuplicateContender, "{error}");
+    assert!(factory.contend(&mutex).id("b").build().is_ok());
+    drop(first);
+    assert!(factory.contend(&mutex).id("a").build().is_ok());
+}

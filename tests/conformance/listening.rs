@@ -1,0 +1,239 @@
+//! Facts about the ways to listen.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use contend::{Event, EventKind, Executor, Job, MutexContendService, MutexContender, Status};
+use ground::wait_until;
+use parking_lot::Mutex;
+
+use super::{PATIENCE, Subject, name, started, wait_for_owner};
+
+/// Rule 8.
+pub fn a_slow_callback_does_not_delay_renewal(subject: &Subject) {
+    let mutex = name("slow");
+    let factory = subject.factory();
+    let nap = factory.lease().total() + factory.lease().ttl();
+    let done = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&done);
+    let service = factory
+        .contend(&mutex)
+        .on_acquired(move |_| {
+            std::thread::sleep(nap);
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+        .build()
+        .unwrap();
+    service.start().unwrap();
+    wait_until(PATIENCE, "it owns", || service.is_owner());
+    let fence = service.fence();
+    while done.load(Ordering::SeqCst) == 0 {
+        assert_eq!(service.fence(), fence, "{:?}", service.last_error());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    service.stop().unwrap();
+}
+
+/// Rule 8.
+pub fn a_panicking_callback_does_not_stop_the_next(subject: &Subject) {
+    let mutex = name("panic");
+    let released = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&released);
+    let service = subject
+        .factory()
+        .contend(&mutex)
+        .on_acquired(|_| panic!("on purpose: a callback of a test"))
+        .on_released(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+        .build()
+        .unwrap();
+    for round in 1..=2 {
+        service.start().unwrap();
+        wait_until(PATIENCE, "it owns", || service.is_owner());
+        service.stop().unwrap();
+        assert_eq!(released.load(Ordering::SeqCst), round);
+    }
+}
+
+/// Rule 7: `stop` returns after the callback, and nobody owns before that.
+pub fn the_next_owner_waits_for_the_callback_of_the_last(subject: &Subject) {
+    let mutex = name("wind-down");
+    let factory = subject.factory();
+    let nap = factory.lease().ttl() / 4;
+    let over: Arc<Mutex<Option<Instant>>> = Arc::default();
+    let noted = Arc::clone(&over);
+    let owner = factory
+        .contend(&mutex)
+        .id("owner")
+        .on_released(move |_| {
+            std::thread::sleep(nap);
+            *noted.lock() = Some(Instant::now());
+        })
+        .build()
+        .unwrap();
+    owner.start().unwrap();
+    wait_until(PATIENCE, "the first owns", || owner.is_owner());
+    let began: Arc<Mutex<Option<Instant>>> = Arc::default();
+    let noted = Arc::clone(&began);
+    let waiter = factory
+        .contend(&mutex)
+        .id("waiter")
+        .on_acquired(move |_| *noted.lock() = Some(Instant::now()))
+        .build()
+        .unwrap();
+    waiter.start().unwrap();
+    wait_for_owner(&waiter, "owner");
+    owner.stop().unwrap();
+    let over = over.lock().expect("stop returns after the callback");
+    wait_until(PATIENCE, "the waiter owns", || began.lock().is_some());
+    assert!(began.lock().unwrap() >= over);
+}
+
+/// Rule 8: it does not wait for itself, and the service stops when the callback has returned.
+pub fn stop_from_inside_a_callback_returns(subject: &Subject) {
+    let mutex = name("inside");
+    let slot: Arc<Mutex<Option<Arc<MutexContendService>>>> = Arc::default();
+    let inside = Arc::clone(&slot);
+    let released = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&released);
+    let service = subject
+        .factory()
+        .contend(&mutex)
+        .on_acquired(move |_| {
+            wait_until(PATIENCE, "the service is there", || inside.lock().is_some());
+            let service = inside.lock().clone().unwrap();
+            service.stop().unwrap();
+        })
+        .on_released(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+        .build()
+        .unwrap();
+    let service = Arc::new(service);
+    *slot.lock() = Some(Arc::clone(&service));
+    for round in 1..=3 {
+        service.start().unwrap();
+        wait_until(PATIENCE, "it stopped itself", || {
+            service.status() == Status::Initial && released.load(Ordering::SeqCst) == round
+        });
+    }
+    // The closure holds the service that holds the closure.
+    slot.lock().take();
+}
+
+pub fn callbacks_run_on_the_executor_given(subject: &Subject) {
+    let mutex = name("executor");
+    let (jobs, queue) = crossbeam_channel::unbounded::<Job>();
+    let pool = std::thread::Builder::new()
+        .name("the pool".into())
+        .spawn(move || queue.iter().for_each(|job| job()))
+        .unwrap();
+    let executor: Executor = Arc::new(move |job| jobs.send(job).unwrap());
+    let log: Arc<Mutex<Vec<(EventKind, String)>>> = Arc::default();
+    let (acquired, released) = (Arc::clone(&log), Arc::clone(&log));
+    let here = || std::thread::current().name().unwrap_or("").to_owned();
+    let service = subject
+        .factory()
+        .contend(&mutex)
+        .on_acquired(move |event| acquired.lock().push((event.kind, here())))
+        .on_released(move |event| released.lock().push((event.kind, here())))
+        .executor(executor)
+        .build()
+        .unwrap();
+    for _ in 0..2 {
+        service.start().unwrap();
+        wait_until(PATIENCE, "it owns", || service.is_owner());
+        service.stop().unwrap();
+    }
+    drop(service);
+    pool.join().unwrap();
+    let log = log.lock();
+    let kinds: Vec<_> = log.iter().map(|(kind, _)| *kind).collect();
+    let pair = [EventKind::Acquired, EventKind::Released];
+    assert_eq!(kinds, [pair, pair].concat());
+    assert!(
+        log.iter().all(|(_, thread)| thread == "the pool"),
+        "{log:?}"
+    );
+}
+
+type Log = Arc<Mutex<Vec<(EventKind, Option<u64>)>>>;
+
+struct Own {
+    mutex: String,
+    log: Log,
+}
+
+impl MutexContender for Own {
+    fn mutex(&self) -> &str {
+        &self.mutex
+    }
+
+    fn contender_id(&self) -> &str {
+        "own"
+    }
+
+    fn on_acquired(&self, event: &Event) {
+        self.log.lock().push((EventKind::Acquired, event.fence()));
+    }
+
+    fn on_released(&self, event: &Event) {
+        self.log.lock().push((EventKind::Released, event.fence()));
+    }
+}
+
+pub fn a_type_of_ones_own_contends(subject: &Subject) {
+    let own = Own {
+        mutex: name("own"),
+        log: Arc::default(),
+    };
+    let log = Arc::clone(&own.log);
+    let service = subject.factory().contend_as(own).build().unwrap();
+    assert_eq!(service.id(), "own");
+    service.start().unwrap();
+    wait_until(PATIENCE, "it owns", || service.is_owner());
+    let fence = service.fence();
+    service.stop().unwrap();
+    assert_eq!(
+        *log.lock(),
+        [(EventKind::Acquired, fence), (EventKind::Released, fence)]
+    );
+}
+
+/// Rule 7: bounded, whole pairs go, and the next event says how many.
+pub fn a_receiver_that_does_not_read_misses_whole_pairs(subject: &Subject) {
+    let mutex = name("missed");
+    let factory = subject.factory();
+    let (service, events) = factory.contend(&mutex).event_capacity(4).channel().unwrap();
+    for _ in 0..8 {
+        service.start().unwrap();
+        wait_until(PATIENCE, "it owns", || service.is_owner());
+        service.stop().unwrap();
+    }
+    assert!(events.len() <= 4);
+    let mut seen = 0;
+    let mut expected = EventKind::Acquired;
+    for event in events.try_iter() {
+        assert_eq!(event.kind, expected);
+        expected = match expected {
+            EventKind::Acquired => EventKind::Released,
+            _ => EventKind::Acquired,
+        };
+        seen += 1 + event.missed;
+    }
+    assert_eq!(
+        expected,
+        EventKind::Acquired,
+        "an Acquired came without its Released"
+    );
+    service.start().unwrap();
+    let event = events.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(event.kind, EventKind::Acquired);
+    assert!(event.missed > 0);
+    assert_eq!(seen + event.missed, 16, "every event was seen or counted");
+    drop(service);
+    let (_other, others) = started(&factory, &mutex, "other");
+    super::next(&others, EventKind::Acquired);
+}

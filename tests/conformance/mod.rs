@@ -1,0 +1,140 @@
+//! What every backend must do, as one set of tests: each is a fact about a [`Subject`], and a backend
+//! joins by writing `conformance!(subject)` in its test file.
+//!
+//! Time: waits are for conditions, with [`PATIENCE`] as their end. Leases are long enough that a busy
+//! machine does not lose one by accident ([`lease`]), short enough to see one run out.
+
+#![allow(dead_code)]
+
+mod contending;
+mod faulty;
+mod inputs;
+mod listening;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use contend::{Event, EventKind, Factory, Lease, MutexContendService};
+use crossbeam_channel::Receiver;
+
+pub use faulty::Faulty;
+
+/// How long a condition may take to come true on a machine that has other things to do.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// When a hung test is ended.
+pub const HANG: Duration = Duration::from_secs(120);
+
+/// A backend under test.
+pub struct Subject {
+    /// A factory of its own (own pool, own session) on the server that all tests of the file share.
+    pub factory: Box<dyn Fn() -> Factory>,
+    /// Whether waiting contenders own in the order in which they came.
+    pub ordered: bool,
+}
+
+impl Subject {
+    pub fn factory(&self) -> Factory {
+        (self.factory)()
+    }
+}
+
+/// A lease for tests in which nothing goes wrong with time.
+pub fn lease() -> Lease {
+    Lease::new(Duration::from_millis(2_000), Duration::from_millis(1_000)).unwrap()
+}
+
+/// A mutex name that no other test has.
+pub fn name(fact: &str) -> String {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let salt: u32 = rand::random();
+    format!("{fact}-{number}-{salt:08x}")
+}
+
+/// A started service and its events.
+pub fn started(factory: &Factory, mutex: &str, id: &str) -> (MutexContendService, Receiver<Event>) {
+    let (service, events) = factory.contend(mutex).id(id).channel().unwrap();
+    service.start().unwrap();
+    (service, events)
+}
+
+/// The next event of this kind; others are passed over, but not one that breaks alternation.
+pub fn next(events: &Receiver<Event>, kind: EventKind) -> Event {
+    loop {
+        let event = events
+            .recv_timeout(PATIENCE)
+            .unwrap_or_else(|_| panic!("no {kind:?} within {PATIENCE:?}"));
+        if event.kind == kind {
+            return event;
+        }
+        assert!(
+            !matches!(event.kind, EventKind::Acquired | EventKind::Released),
+            "{:?} came where {kind:?} was due: {event:?}",
+            event.kind,
+        );
+    }
+}
+
+/// Waits until the service knows that `owner` owns: then its own attempt was refused, and it stands
+/// in the queue where there is one.
+pub fn wait_for_owner(service: &MutexContendService, owner: &str) {
+    ground::wait_until(
+        PATIENCE,
+        &format!("{} sees {owner} own", service.id()),
+        || service.state().after().is_owner(owner),
+    );
+}
+
+macro_rules! facts {
+    ($($module:ident: $($fact:ident),+ $(,)?;)+) => {
+        $($(
+            pub fn $fact(subject: &Subject) {
+                ground::within(HANG, || $module::$fact(subject));
+            }
+        )+)+
+
+        /// Makes a test of every fact, for the subject that the expression gives.
+        #[macro_export]
+        macro_rules! conformance {
+            ($subject:expr) => {
+                $($(
+                    #[test]
+                    fn $fact() {
+                        $crate::conformance::$fact(&$subject);
+                    }
+                )+)+
+            };
+        }
+    };
+}
+
+facts! {
+    contending:
+        a_started_service_owns_and_a_stopped_one_does_not,
+        a_service_restarts_and_its_fences_grow,
+        an_owner_stays_owner_over_several_ttls,
+        ten_contenders_have_one_owner_at_a_time,
+        waiters_own_in_the_order_in_which_they_came,
+        the_old_owner_is_released_before_the_new_one_acquires,
+        an_observer_converges_on_the_owner,
+        an_owner_that_cannot_renew_steps_down_and_owns_again,
+        dropping_a_service_releases,
+        stopping_a_waiting_service_takes_no_time,
+        a_service_stops_in_the_middle_of_anything,
+        a_waiter_that_left_is_passed_over,
+        two_mutexes_do_not_disturb_each_other,
+        nothing_is_delivered_after_stop;
+    listening:
+        a_slow_callback_does_not_delay_renewal,
+        a_panicking_callback_does_not_stop_the_next,
+        the_next_owner_waits_for_the_callback_of_the_last,
+        stop_from_inside_a_callback_returns,
+        callbacks_run_on_the_executor_given,
+        a_type_of_ones_own_contends,
+        a_receiver_that_does_not_read_misses_whole_pairs;
+    inputs:
+        bad_names_ids_and_leases_are_refused_with_what_is_allowed,
+        every_allowed_name_works_and_is_no_other,
+        one_id_is_one_contender;
+}
