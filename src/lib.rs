@@ -1,4 +1,40 @@
-//! Distributed mutexes with ownership events.
+//! Distributed mutexes with ownership events, for programs without an async runtime.
+//!
+//! ```
+//! use contend::EventKind;
+//!
+//! let factory = contend::connect("memory://")?; // or redis://..., mysql://..., zk://...
+//! let (service, events) = factory.contend("nightly-report").channel()?;
+//! service.start()?; // a thread of its own acquires, renews and tells
+//!
+//! let event = events.recv().unwrap();
+//! assert_eq!(event.kind, EventKind::Acquired);
+//! println!("leading with fence {:?}", event.fence());
+//!
+//! service.stop()?; // Released is heard before anybody else can lead
+//! # Ok::<(), contend::Error>(())
+//! ```
+//!
+//! | for | use |
+//! |---|---|
+//! | exactly one of us leads, and is told when it begins and ends | [`Factory::contend`] |
+//! | knowing who leads, without contending | [`Factory::observe`] |
+//!
+//! | Cargo feature | URL | |
+//! |---|---|---|
+//! | always there | `memory://NAME` | inside one process: tests, development, a first run |
+//! | `redis` | `redis://`, `redis+cluster://`, with `tls` also `rediss://` | hand-off by pub/sub |
+//! | `mysql` | `mysql://` | one table; MySQL 8.0+, MariaDB 10.6+ |
+//! | `zk` | `zk://a:2181,b:2181/chroot` | shares Curator's leader latch |
+//!
+//! # What is promised
+//! An owner believes that it owns until its ttl ends, counted on its own boot-time clock from before
+//! the request was sent; nobody else can own before ttl and transition have passed on the backend. So
+//! never two of them believe at once, as long as local clocks drift apart by less than 1%, the backend
+//! keeps what it acknowledged, and its clock does not jump. Where that may fail (a Redis that restarts
+//! empty, asynchronous failover, a restored snapshot, an operator who deletes the row), pass the
+//! [`fence`](MutexContendService::fence) to what you protect, and let it refuse a smaller one than it
+//! has seen: fences grow over all that.
 
 // Nothing in the library panics on what a server, a network or a caller can do.
 #![cfg_attr(
@@ -39,6 +75,8 @@ mod state;
 mod url;
 
 pub use backend::memory;
+#[cfg(feature = "mysql")]
+pub use backend::mysql;
 pub use bell::{Bell, Ring, Waker};
 pub use clock::Moment;
 pub use contender::{MutexContender, MutexRetriever};

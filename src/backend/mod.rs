@@ -54,7 +54,7 @@ const SCHEMES: &[(&str, &str, Option<Connect>)] = &[
     ("redis", "redis", None),
     ("rediss", "redis", None),
     ("redis+cluster", "redis", None),
-    ("mysql", "mysql", None),
+    ("mysql", "mysql", connect_with!("mysql", mysql::connect)),
     ("zk", "zk", None),
 ];
 

@@ -20,6 +20,16 @@ impl ServerClock {
         *self.last.lock() = Some((micros, middle));
     }
 
+    /// As [`learn`](ServerClock::learn), from a coarser reading: only where it says something new, a
+    /// clock that was set.
+    pub(crate) fn learn_millis(&self, millis: u64, sent: Moment, received: Moment) {
+        let micros = millis.saturating_mul(1_000);
+        let known = self.micros_at(sent + (received - sent) / 2);
+        if known.abs_diff(micros) > 1_000_000 {
+            self.learn(micros, sent, received);
+        }
+    }
+
     /// The server's epoch microseconds at `local`; zero before the first connection.
     pub(crate) fn micros_at(&self, local: Moment) -> u64 {
         match *self.last.lock() {

@@ -128,8 +128,9 @@ impl Fault {
     }
 
     /// Whether the server may have done what was asked, or may do it yet. `false`: surely not.
+    #[allow(dead_code)] // The counting semaphores are its users.
     pub(crate) fn is_outcome_unknown(&self) -> bool {
-        self.poisoned && self.code.is_none_or(|code| !is_read_only(code))
+        self.poisoned && !matches!(self.code, Some(1290 | 1792 | 1836))
     }
 
     /// Deadlock: the server rolled the whole transaction back.
@@ -138,6 +139,7 @@ impl Fault {
     }
 
     /// Lock wait timeout: the statement did nothing, but its transaction is still open.
+    #[allow(dead_code)] // The counting semaphores are its users.
     pub(crate) fn is_lock_wait(&self) -> bool {
         self.code == Some(1205)
     }
@@ -177,10 +179,6 @@ impl From<Fault> for Error {
     fn from(fault: Fault) -> Error {
         fault.error
     }
-}
-
-fn is_read_only(code: u16) -> bool {
-    matches!(code, 1290 | 1792 | 1836)
 }
 
 fn kind_of(code: u16) -> ErrorKind {

@@ -33,7 +33,6 @@ pub(crate) struct Link {
     poisoned: bool,
     /// Which generation of connections it belongs to; see `pool.rs`.
     pub(super) generation: u64,
-    is_mariadb: bool,
 }
 
 impl Link {
@@ -51,23 +50,16 @@ impl Link {
                 conn.query_drop(statement)?;
             }
             let sent = Moment::now();
-            let row: Option<(Value, Value)> = conn.query_first(
-                "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED), VERSION()",
-            )?;
-            let mut is_mariadb = false;
-            if let Some((micros, version)) = row {
-                if let Ok(micros) = mysql::from_value_opt::<u64>(micros) {
-                    clock.learn(micros, sent, Moment::now());
-                }
-                is_mariadb = mysql::from_value_opt::<String>(version)
-                    .is_ok_and(|version| version.contains("MariaDB"));
+            let micros: Option<Value> =
+                conn.query_first("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)")?;
+            if let Some(Ok(micros)) = micros.map(mysql::from_value_opt::<u64>) {
+                clock.learn(micros, sent, Moment::now());
             }
             Ok(Link {
                 conn,
                 patience: options.read_timeout.unwrap_or_default(),
                 poisoned: false,
                 generation: 0,
-                is_mariadb,
             })
         })
     }
@@ -97,6 +89,7 @@ impl Link {
     /// Runs `work` in a transaction: committed if it is fine, rolled back if it is not, so that the
     /// connection never goes back with one open (a lock wait timeout leaves it open; only a deadlock
     /// does not). A fault of the COMMIT itself leaves the outcome unknown and the connection given up.
+    #[allow(dead_code)] // The counting semaphores are its users.
     pub(crate) fn transaction<T, E: From<Fault>>(
         &mut self,
         by: Moment,
@@ -126,11 +119,6 @@ impl Link {
     /// The server's number for this connection, for `KILL`.
     pub(crate) fn id(&self) -> u32 {
         self.conn.connection_id()
-    }
-
-    /// MariaDB and MySQL differ in what `GET_LOCK` takes.
-    pub(crate) fn is_mariadb(&self) -> bool {
-        self.is_mariadb
     }
 
     /// Whether it was given up.

@@ -1,7 +1,131 @@
 //! Mutexes in a table of a MySQL or MariaDB server.
+//!
+//! One row per mutex (`sql/init-mutex.sql`), the same columns as Simba's, so that its contenders and
+//! ours take turns. The server's clock decides when a lease has run out; how long an owner may believe
+//! is counted locally, from before it asked.
+//!
+//! Round trips: one to acquire a free mutex (the fence comes back with the UPDATE), one to renew, one
+//! to release. A loser pays one more to learn who owns. A contender that waits reads, which locks
+//! nothing, and only if it cannot be woken.
+//!
+//! # Wake-ups
+//! A service that leads holds a lock with a name on the server (`GET_LOCK`), on a connection that all
+//! leaders of a factory share; a contender that waits blocks on that name, on a connection of its own,
+//! and is woken within a millisecond by the release or the death of the owner's process, first come,
+//! first served. A [`Locker`](crate)'s short hold takes no name: the first of those that wait for it,
+//! of all processes, gets the name, looks at the row every 1 to 10 ms on behalf of all, and keeps the
+//! name when it wins, so that under contention the mutex is handed on and nobody polls. Beyond
+//! [`max_wake_connections`](Builder::max_wake_connections) contenders are served by one polling thread
+//! per factory, with one statement for all of them.
+//!
+//! # What it does not protect from
+//! Asynchronous replication can lose an acknowledged row with its primary, and then two may believe:
+//! check the fence where it matters. On a table with Simba's `INT` version the fence counts seconds
+//! (or acquisitions, where there is more than one per second); deleting a row there may bring an old
+//! fence back.
 
+mod builder;
 mod clock;
 pub(crate) mod fault;
 pub(crate) mod link;
+mod poller;
 pub(crate) mod pool;
+mod repository;
+mod seat;
 pub(crate) mod server;
+mod store;
+mod table;
+mod wake;
+mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::builder::check_read_timeout;
+use self::poller::Poller;
+use self::seat::MysqlSeat;
+use self::store::Store;
+use self::wake::{Hub, WakeName};
+use self::watch::MysqlWatch;
+use super::{Backend, Place, Seat, Watch};
+use crate::error::Result;
+use crate::factory::Factory;
+use crate::lease::Lease;
+use crate::url::Url;
+
+pub use self::builder::Builder;
+pub use self::repository::{MutexRow, Repository};
+pub use self::server::Tls;
+pub use self::table::INIT_SQL;
+
+pub(super) fn connect(url: &Url) -> Result<Factory> {
+    Builder::from_url(url)?.build()
+}
+
+#[derive(Debug)]
+pub(crate) struct Mysql {
+    realm: String,
+    database: Arc<Database>,
+}
+
+/// What the seats of one factory share. Dropped from top to bottom: first who waits, last the pool.
+#[derive(Debug)]
+struct Database {
+    hub: Hub,
+    poller: Poller,
+    store: Arc<Store>,
+    name: String,
+}
+
+impl Database {
+    fn new(
+        store: Arc<Store>,
+        name: String,
+        lease: Lease,
+        poll_interval: Duration,
+        wake_connections: usize,
+    ) -> Database {
+        // A name outlives the lease of an owner that froze by about as long as the lease.
+        let silence = lease
+            .total()
+            .clamp(Duration::from_secs(6), Duration::from_secs(60));
+        Database {
+            hub: Hub::new(Arc::clone(&store), poll_interval, silence, wake_connections),
+            poller: Poller::new(Arc::clone(&store), poll_interval),
+            store,
+            name,
+        }
+    }
+
+    fn wake_name(&self, mutex: &str) -> WakeName {
+        WakeName::new(&self.name, self.store.table.name(), mutex)
+    }
+}
+
+impl Mysql {
+    fn new(realm: String, database: Database) -> Mysql {
+        Mysql {
+            realm,
+            database: Arc::new(database),
+        }
+    }
+}
+
+impl Backend for Mysql {
+    fn realm(&self) -> &str {
+        &self.realm
+    }
+
+    fn seat(&self, place: &Place) -> Result<Box<dyn Seat>> {
+        let store = &self.database.store;
+        check_read_timeout(store.pool.patience(), place.lease)?;
+        if let Some(statements) = store.table.known() {
+            store.check_id(&place.id, statements.max_id)?;
+        }
+        Ok(Box::new(MysqlSeat::new(&self.database, place)))
+    }
+
+    fn watch(&self, mutex: &Arc<str>) -> Result<Box<dyn Watch>> {
+        Ok(Box::new(MysqlWatch::new(&self.database, mutex)))
+    }
+}

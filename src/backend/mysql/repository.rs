@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::store::{Row, Store};
-use crate::backend::Place;
 use crate::backend::Hold;
+use crate::backend::Place;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
@@ -90,7 +90,10 @@ impl Repository {
     /// # Errors
     /// `NotFound` where there is no row.
     pub fn acquire(&self, mutex: &str, id: &str, lease: Lease) -> Result<bool> {
-        Ok(self.acquire_and_get_owner(mutex, id, lease)?.owner.is_owner(id))
+        Ok(self
+            .acquire_and_get_owner(mutex, id, lease)?
+            .owner
+            .is_owner(id))
     }
 
     /// [`acquire`](Repository::acquire), and who owns it then. One round trip for the winner, whose

@@ -1,7 +1,10 @@
 //! The statements on the table, one function each: what goes in, one round trip, what came out.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use mysql::prelude::Queryable;
-use mysql::{Params, params};
+use mysql::{Params, Value, params};
 
 use super::fault::Fault;
 use super::link::Link;
@@ -55,6 +58,11 @@ impl Row {
             self.version,
         )
         .observed_at(self.now_ms, self.local)
+    }
+
+    /// What tells this state of the row from another.
+    pub(super) fn seen(&self) -> (u64, bool) {
+        (self.version, !self.is_free())
     }
 
     /// Whether anybody may take it: the same edge as in the statement.
@@ -151,17 +159,10 @@ impl Store {
 
     /// Reads the row; locks nothing. `None`: there is no such row.
     pub(super) fn read(&self, link: &mut Link, mutex: &str, by: Moment) -> Result<Option<Row>> {
-        type Columns = (String, String, u64, u64, u64, u64, u64);
         let statements = self.table.statements(link, by)?;
-        let sent = Moment::now();
-        let row: Option<Columns> = link
-            .run(by, |conn| {
-                conn.exec_first_opt::<Columns, _, _>(&statements.read, params! { "mutex" => mutex })?
-                    .transpose()
-                    .map_err(mysql::Error::from)
-            })
-            .map_err(|fault| self.explain(fault))?;
-        let Some((name, owner_id, acquired_at, ttl_at, transition_at, version, now_ms)) = row else {
+        let params = params! { "mutex" => mutex };
+        let rows = self.select(link, &statements.read, params, by)?;
+        let Some((name, row)) = rows.into_iter().next() else {
             return Ok(None);
         };
         if name != mutex {
@@ -174,20 +175,61 @@ impl Store {
                 ),
             ));
         }
-        // Milliseconds are coarser than what an acquisition teaches, but better than a guess.
-        if !statements.fence_in_micros {
+        Ok(Some(row))
+    }
+
+    /// Reads many rows at once; locks nothing. What is not there is not in the answer.
+    pub(super) fn read_many(
+        &self,
+        link: &mut Link,
+        mutexes: &[Arc<str>],
+        by: Moment,
+    ) -> Result<HashMap<String, Row>> {
+        let Some(last) = mutexes.last() else {
+            return Ok(HashMap::new());
+        };
+        let statements = self.table.statements(link, by)?;
+        // Few lengths, so that few statements are prepared: the rest is filled with the last name.
+        let length = mutexes.len().next_power_of_two();
+        let names = mutexes.iter().chain(std::iter::repeat(last)).take(length);
+        let params: Vec<Value> = names.map(|name| Value::from(&**name)).collect();
+        let rows = self.select(link, &statements.read_many(length), params.into(), by)?;
+        Ok(rows.into_iter().collect())
+    }
+
+    fn select(
+        &self,
+        link: &mut Link,
+        sql: &str,
+        params: Params,
+        by: Moment,
+    ) -> Result<Vec<(String, Row)>> {
+        type Columns = (String, String, u64, u64, u64, u64, u64);
+        let sent = Moment::now();
+        let rows = link
+            .run(by, |conn| {
+                conn.exec_iter(sql, params)?
+                    .map(|row| Ok(mysql::from_row_opt::<Columns>(row?)?))
+                    .collect::<mysql::Result<Vec<Columns>>>()
+            })
+            .map_err(|fault| self.explain(fault))?;
+        if let Some((.., now_ms)) = rows.first() {
             let clock = self.pool.clock();
-            clock.learn(now_ms.saturating_mul(1_000), sent, Moment::now());
+            clock.learn_millis(*now_ms, sent, Moment::now());
         }
-        Ok(Some(Row {
-            owner_id,
-            acquired_at,
-            ttl_at,
-            transition_at,
-            version,
-            now_ms,
-            local: sent,
-        }))
+        let row = |(name, owner_id, acquired_at, ttl_at, transition_at, version, now_ms)| {
+            let row = Row {
+                owner_id,
+                acquired_at,
+                ttl_at,
+                transition_at,
+                version,
+                now_ms,
+                local: sent,
+            };
+            (name, row)
+        };
+        Ok(rows.into_iter().map(row).collect())
     }
 
     /// Makes the row; `false` where it is there already.
@@ -263,6 +305,7 @@ impl Store {
 
 /// ttl and the sum of ttl and transition.
 pub(super) fn millis(lease: Lease) -> (u64, u64) {
-    let ms = |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let ms =
+        |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     (ms(lease.ttl()), ms(lease.total()))
 }

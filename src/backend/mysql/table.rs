@@ -1,7 +1,7 @@
 //! The table of mutexes: its name, what its columns can hold, and the statements made for it.
 
+use mysql::Value;
 use mysql::prelude::Queryable;
-use mysql::{Value, params};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -29,6 +29,8 @@ const NOW_MS: &str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
 #[derive(Debug)]
 pub(super) struct Table {
     name: String,
+    /// Whether to make it if it is not there.
+    create_if_missing: bool,
     /// Found out once, with the first request, and again when the table turns out to be another one.
     known: Mutex<Option<Arc<Statements>>>,
 }
@@ -43,6 +45,8 @@ pub(super) struct Statements {
     pub(super) release: String,
     pub(super) release_any: String,
     pub(super) read: String,
+    /// What reads many, less the list, and what goes into that for each.
+    read_many: (String, String),
     pub(super) insert: String,
     /// The longest id that fits, in bytes.
     pub(super) max_id: usize,
@@ -61,7 +65,7 @@ struct Shape {
 }
 
 impl Table {
-    pub(super) fn new(name: &str) -> Result<Table> {
+    pub(super) fn new(name: &str, create_if_missing: bool) -> Result<Table> {
         let fits = !name.is_empty() && name.len() <= 64;
         if !fits || name.contains(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '$')) {
             return Err(Error::invalid(format!(
@@ -70,6 +74,7 @@ impl Table {
         }
         Ok(Table {
             name: name.to_owned(),
+            create_if_missing,
             known: Mutex::new(None),
         })
     }
@@ -93,19 +98,28 @@ impl Table {
         if let Some(known) = self.known() {
             return Ok(known);
         }
-        let columns: Vec<Vec<Value>> = link.run(by, |conn| {
+        let mut columns = self.columns(link, by)?;
+        if columns.is_empty() && self.create_if_missing {
+            link.run(by, |conn| conn.query_drop(self.create()))?;
+            columns = self.columns(link, by)?;
+        }
+        let statements = Arc::new(Statements::new(&self.name, &self.shape(columns)?));
+        *self.known.lock() = Some(Arc::clone(&statements));
+        Ok(statements)
+    }
+
+    fn columns(&self, link: &mut Link, by: Moment) -> Result<Vec<Vec<Value>>> {
+        let columns = link.run(by, |conn| {
             conn.exec_iter(
                 "SELECT column_name, data_type, character_maximum_length, character_set_name, \
                  collation_name FROM information_schema.columns \
-                 WHERE table_schema = DATABASE() AND table_name = :table",
-                params! { "table" => &self.name },
+                 WHERE table_schema = DATABASE() AND table_name = ?",
+                (&self.name,),
             )?
             .map(|row| row.map(mysql::Row::unwrap))
             .collect()
         })?;
-        let statements = Arc::new(Statements::new(&self.name, &self.shape(columns)?));
-        *self.known.lock() = Some(Arc::clone(&statements));
-        Ok(statements)
+        Ok(columns)
     }
 
     /// The table is not what it was: look again next time.
@@ -198,6 +212,12 @@ impl Statements {
             let is = format!("{like} AND mutex = :mutex COLLATE utf8mb4_bin");
             (like, is)
         };
+        let one_of_many = if shape.exact_mutex {
+            "?".to_owned()
+        } else {
+            let charset = shape.mutex_charset.as_deref().unwrap_or("utf8mb4");
+            format!("CONVERT(? USING {charset})")
+        };
         let owner_is = if shape.exact_owner {
             "owner_id = :id"
         } else {
@@ -228,10 +248,22 @@ impl Statements {
             release: fill(RELEASE, ""),
             release_any: fill(RELEASE_ANY, ""),
             read: fill(READ, ""),
+            read_many: (
+                fill(&READ.replace("{mutex_like}", "mutex IN "), ""),
+                one_of_many,
+            ),
             insert: fill(INSERT, ""),
             max_id: shape.max_id,
             fence_in_micros: shape.wide_version,
         }
+    }
+}
+
+impl Statements {
+    /// What reads `count` rows, their names as positional parameters.
+    pub(super) fn read_many(&self, count: usize) -> String {
+        let (select, each) = &self.read_many;
+        format!("{select}({})", vec![each.as_str(); count].join(", "))
     }
 }
 
@@ -257,10 +289,10 @@ mod tests {
     #[test]
     fn a_table_name_can_not_become_sql() {
         for bad in ["", "a b", "a`b", "a;b", "a.b", "ü", &"x".repeat(65)] {
-            let error = Table::new(bad).unwrap_err();
+            let error = Table::new(bad, false).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad}");
         }
-        assert!(Table::new("simba_mutex").is_ok());
+        assert!(Table::new("simba_mutex", false).is_ok());
     }
 
     #[test]
@@ -286,7 +318,7 @@ mod tests {
                 assert!(!sql.contains(['{', '}']) && !sql.contains("--"), "{sql}");
             }
         }
-        let create = Table::new("other").unwrap().create();
+        let create = Table::new("other", false).unwrap().create();
         assert!(create.starts_with("CREATE TABLE IF NOT EXISTS `other`"));
     }
 }

@@ -52,3 +52,20 @@ pub use wait::wait_until;
 pub use watchdog::{Watchdog, within};
 pub use zookeeper::ZooKeeperServer;
 pub use zookeeper_ensemble::ZooKeeperEnsemble;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_it_can_be_shared_through_a_static() {
+        fn shareable<T: Send + Sync + 'static>() {}
+        shareable::<MariaDbServer>();
+        shareable::<RedisServer>();
+        shareable::<RedisCluster>();
+        shareable::<ZooKeeperServer>();
+        shareable::<ZooKeeperEnsemble>();
+        shareable::<Proxy>();
+        shareable::<Process>();
+    }
+}

@@ -1,0 +1,66 @@
+//! The server that the tests of one file share: a throw-away MariaDB, or the one that
+//! `CONTEND_TEST_MYSQL_URL` names (`mysql://user:password@host:port`, a user who may create databases),
+//! so that the same tests run on MySQL proper.
+
+#![allow(dead_code)]
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use contend::Lease;
+use ground::MariaDbServer;
+use mysql::prelude::Queryable;
+use mysql::{Conn, Opts};
+
+/// When a hung test is ended.
+pub const HANG: Duration = Duration::from_secs(120);
+
+/// The shared server's URL without a database.
+pub fn server() -> &'static str {
+    static URL: OnceLock<String> = OnceLock::new();
+    static SERVER: OnceLock<MariaDbServer> = OnceLock::new();
+    URL.get_or_init(|| match std::env::var("CONTEND_TEST_MYSQL_URL") {
+        Ok(url) => url.trim_end_matches('/').to_owned(),
+        Err(_) => {
+            let server = SERVER.get_or_init(MariaDbServer::start);
+            server.url("").trim_end_matches('/').to_owned()
+        }
+    })
+}
+
+/// A plain connection, for what an operator or a peer would do.
+pub fn operator(url: &str) -> Conn {
+    Conn::new(Opts::from_url(&format!("{url}?prefer_socket=false")).unwrap()).unwrap()
+}
+
+/// A new database with our table in it; its URL.
+pub fn database() -> String {
+    let url = empty_database();
+    operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
+    url
+}
+
+/// A new database; its URL.
+pub fn empty_database() -> String {
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let name = format!("contend_{}_{number}", std::process::id());
+    let mut conn = operator(server());
+    conn.query_drop(format!("DROP DATABASE IF EXISTS {name}"))
+        .unwrap();
+    conn.query_drop(format!("CREATE DATABASE {name}")).unwrap();
+    format!("{}/{name}", server())
+}
+
+pub fn lease(ttl_ms: u64, transition_ms: u64) -> Lease {
+    Lease::new(
+        Duration::from_millis(ttl_ms),
+        Duration::from_millis(transition_ms),
+    )
+    .unwrap()
+}
+
+pub const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
