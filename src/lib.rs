@@ -19,6 +19,7 @@
 //! |---|---|
 //! | exactly one of us leads, and is told when it begins and ends | [`Factory::contend`] |
 //! | knowing who leads, without contending | [`Factory::observe`] |
+//! | at most N of us at once | `Semaphores`, with the feature `mysql` |
 //!
 //! | Cargo feature | URL | |
 //! |---|---|---|
@@ -65,6 +66,8 @@ mod name;
 pub mod observation;
 mod owner;
 mod period;
+#[cfg(feature = "mysql")]
+pub mod semaphore;
 mod service;
 mod state;
 // Memory has neither hosts nor numbers in its URL.
@@ -88,6 +91,8 @@ pub use id::ContenderIdGenerator;
 pub use lease::Lease;
 pub use owner::MutexOwner;
 pub use period::ContendPeriod;
+#[cfg(feature = "mysql")]
+pub use semaphore::{PermitRequest, Semaphores};
 pub use service::{
     ContendBuilder, Executor, Job, MutexContendService, MutexRetrievalService, ObserveBuilder,
     Status,

@@ -119,7 +119,11 @@ fn the_repository_does_what_that_of_the_seeds_does() {
         assert!(first.owner.is_in_ttl_of("a"));
         let seen = repository.acquire_and_get_owner("m", "b", lease).unwrap();
         assert_eq!(
-            (seen.version, seen.owner.ttl_at(), seen.owner.transition_at()),
+            (
+                seen.version,
+                seen.owner.ttl_at(),
+                seen.owner.transition_at()
+            ),
             (
                 first.version,
                 first.owner.ttl_at(),
