@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::answer::Acquisition;
-use super::batch::{self, Decision, Held, Setback};
+use super::batch::{self, Decision, Held, Outcome, Setback};
 use super::combine::{Job, Verdict};
 use super::core::Core;
 use super::record::Record;
@@ -37,12 +37,10 @@ impl Core {
         while setback.is_worth_a_retry() && tries < MAX_TRIES {
             tries += 1;
             pause(tries);
-            let attempt = self.store.checkout().map_err(Setback::known);
-            let attempt = attempt.and_then(|mut link| {
-                let wishes = [Arc::clone(wish)];
-                batch::run(&self.store, &mut link, &wish.names(), &[], &wishes)
-            });
-            match attempt.map(|outcome| outcome.decisions.into_iter().next()) {
+            match self
+                .attempt(wish, setback.blocked)
+                .map(|outcome| outcome.decisions.into_iter().next())
+            {
                 // Our own ghost, if there is one, had its turn before this transaction got its locks:
                 // so where it is not known by now, it is not there.
                 Ok(Some(decision)) => return self.conclude(wish, decision, unknown),
@@ -62,6 +60,25 @@ impl Core {
             return self.settle(wish, error);
         }
         Err(error)
+    }
+
+    /// One transaction for this wish alone. `blocked`: whoever is about to take the external id is waited
+    /// for first, with nothing locked, so that nobody waits for us meanwhile.
+    fn attempt(&self, wish: &Arc<Wish>, blocked: bool) -> Result<Outcome, Setback> {
+        let mut link = self.store.checkout().map_err(Setback::known)?;
+        if blocked {
+            let statement = format!(
+                "SELECT id FROM permit_request WHERE external_id = {} LOCK IN SHARE MODE",
+                quote(&wish.external_id)
+            );
+            let waited = self.store.send(&mut link, &statement);
+            waited.map_err(|fault| Setback {
+                blocked: true,
+                ..Setback::of(fault, false)
+            })?;
+        }
+        let wishes = [Arc::clone(wish)];
+        batch::run(&self.store, &mut link, &wish.names(), &[], &wishes)
     }
 
     fn conclude(&self, wish: &Wish, decision: Decision, ours: bool) -> Result<Acquisition> {

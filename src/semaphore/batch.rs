@@ -65,6 +65,8 @@ pub(super) struct Setback {
     pub(super) unknown: bool,
     /// Another transaction took one of the external ids.
     pub(super) duplicate: bool,
+    /// Another transaction is about to take one, and did not end in time.
+    pub(super) blocked: bool,
 }
 
 impl Setback {
@@ -73,13 +75,16 @@ impl Setback {
             error,
             unknown: false,
             duplicate: false,
+            blocked: false,
         }
     }
 
-    fn of(fault: Fault, writing: bool) -> Setback {
+    pub(super) fn of(fault: Fault, writing: bool) -> Setback {
         Setback {
             unknown: writing && fault.is_outcome_unknown(),
             duplicate: fault.is_duplicate(),
+            // With the semaphores locked, there is nothing else left to wait for.
+            blocked: writing && fault.is_lock_wait(),
             error: explain(fault),
         }
     }
