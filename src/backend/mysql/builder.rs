@@ -177,8 +177,9 @@ impl Builder {
     }
 
     /// The longest wait for an answer; the server does not let a statement wait longer for a lock
-    /// either (whole seconds, at least one). A fifth of the shortest ttl in use at most, so that no
-    /// call eats the lease. Default: an eighth of the ttl, at most 5 s.
+    /// either (whole seconds, at least one). At most a fifth of the ttl, so that no call eats the lease.
+    /// Default: an eighth of the ttl, at most 5 s. Services with a shorter ttl than the factory's get
+    /// connections of their own, with an eighth of theirs.
     pub fn read_timeout(mut self, timeout: Duration) -> Builder {
         self.read_timeout = Some(timeout);
         self
@@ -250,7 +251,7 @@ impl Builder {
         }
         let read_timeout = self
             .read_timeout
-            .unwrap_or_else(|| (self.lease.ttl() / 8).min(MAX_READ_TIMEOUT));
+            .unwrap_or_else(|| default_read_timeout(self.lease));
         check_read_timeout(read_timeout, self.lease)?;
         let connect_timeout = self.connect_timeout.unwrap_or(read_timeout);
         if connect_timeout.is_zero() || connect_timeout > self.lease.ttl() {
@@ -267,8 +268,14 @@ impl Builder {
             init: Vec::new(),
         };
         let pool = Pool::new(self.server, options, self.pool_size);
+        let table = Arc::new(table);
         Ok(Arc::new(Store { pool, table }))
     }
+}
+
+/// Short enough that a call may be repeated within its budget, a quarter of the ttl.
+pub(super) fn default_read_timeout(lease: Lease) -> Duration {
+    (lease.ttl() / 8).min(MAX_READ_TIMEOUT)
 }
 
 /// A call is at most a quarter of the ttl long, and an answer must be able to come within it.
@@ -278,7 +285,7 @@ pub(super) fn check_read_timeout(read_timeout: Duration, lease: Lease) -> Result
     }
     Err(Error::invalid(format!(
         "a read timeout of {read_timeout:?} does not go with a ttl of {:?}; it must be above zero and at \
-         most a fifth of the ttl: give the factory the shortest lease in use, or a read_timeout",
+         most a fifth of the ttl",
         lease.ttl()
     )))
 }

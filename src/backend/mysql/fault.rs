@@ -1,5 +1,6 @@
 //! What went wrong in one request: whether the connection survived it, and what it means for the caller.
 
+use std::error::Error as _;
 use std::io;
 
 use mysql::DriverError;
@@ -21,19 +22,15 @@ impl Fault {
     pub(super) fn of(error: mysql::Error) -> Fault {
         match error {
             mysql::Error::MySqlError(answer) => Fault::answered(answer),
-            mysql::Error::IoError(error) => {
-                let kind = match error.kind() {
-                    // The own process stopped and continued: `Interrupted`, and just as unknown.
-                    io::ErrorKind::TimedOut
-                    | io::ErrorKind::WouldBlock
-                    | io::ErrorKind::Interrupted => ErrorKind::Timeout,
-                    _ => ErrorKind::Unreachable,
-                };
-                let what = match kind {
-                    ErrorKind::Timeout => "the MySQL server did not answer in time",
-                    _ => "the connection to the MySQL server broke",
-                };
-                Fault::poison(Error::new(kind, format!("{what}: {error}")).with_source(error))
+            mysql::Error::IoError(error) => Fault::unheard(&error),
+            // Most of what goes wrong on the wire comes wrapped like this.
+            mysql::Error::CodecError(error) => {
+                match error.source().and_then(|source| source.downcast_ref()) {
+                    Some(error) => Fault::unheard(error),
+                    None => {
+                        Fault::poison(Error::new(ErrorKind::Protocol, format!("MySQL: {error}")))
+                    }
+                }
             }
             mysql::Error::DriverError(error) => {
                 let kind = match &error {
@@ -48,12 +45,7 @@ impl Fault {
                 Fault::poison(Error::new(kind, format!("MySQL: {error}")).with_source(error))
             }
             #[cfg(feature = "tls")]
-            mysql::Error::TlsError(error) => Fault::poison(Error::new(
-                ErrorKind::Misconfigured,
-                format!(
-                    "TLS to the MySQL server failed: {error}; see the parameters tls and tls_ca"
-                ),
-            )),
+            mysql::Error::TlsError(error) => Fault::insecure(&error),
             error => Fault::poison(Error::new(
                 ErrorKind::Protocol,
                 format!("the MySQL server answered something unexpected: {error}"),
@@ -84,6 +76,38 @@ impl Fault {
                 _ => error.with_source(answer),
             },
         }
+    }
+
+    /// The connection broke, or nothing came in time.
+    fn unheard(error: &io::Error) -> Fault {
+        #[cfg(feature = "tls")]
+        if error
+            .get_ref()
+            .is_some_and(|inner| inner.is::<rustls::Error>())
+        {
+            return Fault::insecure(error);
+        }
+        let kind = match error.kind() {
+            // The own process stopped and continued: `Interrupted`, and just as unknown.
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
+                ErrorKind::Timeout
+            }
+            _ => ErrorKind::Unreachable,
+        };
+        let what = match kind {
+            ErrorKind::Timeout => "the MySQL server did not answer in time",
+            _ => "the connection to the MySQL server broke",
+        };
+        Fault::poison(Error::new(kind, format!("{what}: {error}")))
+    }
+
+    /// A certificate that nobody vouches for, or no common ground: waiting does not mend it.
+    #[cfg(feature = "tls")]
+    fn insecure(error: &dyn std::fmt::Display) -> Fault {
+        Fault::poison(Error::new(
+            ErrorKind::Misconfigured,
+            format!("TLS to the MySQL server failed: {error}; see tls, tls_ca and tls_verify"),
+        ))
     }
 
     fn poison(error: Error) -> Fault {

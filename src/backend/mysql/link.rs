@@ -31,8 +31,10 @@ pub(crate) struct Link {
     /// The longest that one request can take.
     patience: Duration,
     poisoned: bool,
-    /// Which generation of connections it belongs to; see `pool.rs`.
-    pub(super) generation: u64,
+    /// When the last request was sent.
+    sent: Moment,
+    /// When the last request that the server answered was sent.
+    answered: Moment,
 }
 
 impl Link {
@@ -59,7 +61,8 @@ impl Link {
                 conn,
                 patience: options.read_timeout.unwrap_or_default(),
                 poisoned: false,
-                generation: 0,
+                sent,
+                answered: sent,
             })
         })
     }
@@ -79,9 +82,11 @@ impl Link {
             return Err(Fault::too_late());
         }
         let conn = &mut self.conn;
+        self.sent = Moment::now();
         let outcome = caught(|| work(conn));
-        if let Err(fault) = &outcome {
-            self.poisoned |= fault.is_poison();
+        match &outcome {
+            Err(fault) if fault.is_poison() => self.poisoned = true,
+            _ => self.answered = self.sent,
         }
         outcome
     }
@@ -116,9 +121,9 @@ impl Link {
         }
     }
 
-    /// The server's number for this connection, for `KILL`.
-    pub(crate) fn id(&self) -> u32 {
-        self.conn.connection_id()
+    /// When the last request was sent, and the last one that was answered.
+    pub(super) fn last_heard(&self) -> (Moment, Moment) {
+        (self.sent, self.answered)
     }
 
     /// Whether it was given up.
@@ -135,7 +140,7 @@ impl Link {
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link")
-            .field("id", &self.id())
+            .field("id", &self.conn.connection_id())
             .field("poisoned", &self.poisoned)
             .finish_non_exhaustive()
     }

@@ -12,7 +12,7 @@
 //! A service that leads holds a lock with a name on the server (`GET_LOCK`), on a connection that all
 //! leaders of a factory share; a contender that waits blocks on that name, on a connection of its own,
 //! and is woken within a millisecond by the release or the death of the owner's process, first come,
-//! first served. A [`Locker`](crate)'s short hold takes no name: the first of those that wait for it,
+//! first served. A locker's short hold takes no name: the first of those that wait for it,
 //! of all processes, gets the name, looks at the row every 1 to 10 ms on behalf of all, and keeps the
 //! name when it wins, so that under contention the mutex is handed on and nobody polls. Beyond
 //! [`max_wake_connections`](Builder::max_wake_connections) contenders are served by one polling thread
@@ -38,10 +38,13 @@ pub(crate) mod table;
 mod wake;
 mod watch;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::builder::check_read_timeout;
+use parking_lot::Mutex;
+
+use self::builder::{check_read_timeout, default_read_timeout};
 use self::poller::Poller;
 use self::seat::MysqlSeat;
 use self::store::Store;
@@ -74,6 +77,8 @@ struct Database {
     hub: Hub,
     poller: Poller,
     store: Arc<Store>,
+    /// For leases too short for the patience of that one's connections, by how patient theirs are.
+    hasty: Mutex<HashMap<Duration, Arc<Store>>>,
     name: String,
 }
 
@@ -93,8 +98,25 @@ impl Database {
             hub: Hub::new(Arc::clone(&store), poll_interval, silence, wake_connections),
             poller: Poller::new(Arc::clone(&store), poll_interval),
             store,
+            hasty: Mutex::default(),
             name,
         }
+    }
+
+    /// What a contender with this lease calls through: an answer that takes longer than a fifth of its
+    /// ttl must not be waited for.
+    fn store_for(&self, lease: Lease) -> Arc<Store> {
+        if check_read_timeout(self.store.pool.patience(), lease).is_ok() {
+            return Arc::clone(&self.store);
+        }
+        // By powers of two, so that many leases need few pools.
+        let millis = default_read_timeout(lease).as_millis().max(1).ilog2();
+        let patience = Duration::from_millis(1 << millis);
+        let mut hasty = self.hasty.lock();
+        let store = hasty
+            .entry(patience)
+            .or_insert_with(|| Arc::new(self.store.less_patient(patience)));
+        Arc::clone(store)
     }
 
     fn wake_name(&self, mutex: &str) -> WakeName {
@@ -117,12 +139,11 @@ impl Backend for Mysql {
     }
 
     fn seat(&self, place: &Place) -> Result<Box<dyn Seat>> {
-        let store = &self.database.store;
-        check_read_timeout(store.pool.patience(), place.lease)?;
+        let store = self.database.store_for(place.lease);
         if let Some(statements) = store.table.known() {
             store.check_id(&place.id, statements.max_id)?;
         }
-        Ok(Box::new(MysqlSeat::new(&self.database, place)))
+        Ok(Box::new(MysqlSeat::new(&self.database, store, place)))
     }
 
     fn watch(&self, mutex: &Arc<str>) -> Result<Box<dyn Watch>> {

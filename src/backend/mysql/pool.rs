@@ -1,9 +1,8 @@
 //! Connections shared by all of one factory. Theirs is no ping: a connection is good until a request
-//! on it fails, and then it is thrown away, with all that idled beside it.
+//! on it fails, and then it is thrown away, with those that idled beside it.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -35,6 +34,7 @@ pub(crate) struct Pool {
     /// `None` only while dropping.
     inner: Option<r2d2::Pool<Manager>>,
     shared: Arc<Shared>,
+    size: u32,
     origin: Origin,
 }
 
@@ -50,9 +50,10 @@ struct Shared {
     server: Server,
     options: LinkOptions,
     clock: ServerClock,
-    /// Raised when a connection broke: those opened before are suspect. A restarted server would
-    /// otherwise be met as many times as there were idle connections, a failed call each.
-    generation: AtomicU64,
+    /// When the last request that broke its connection was sent. Connections not heard of since then
+    /// are suspect: a restarted server would otherwise be met as many times as there were idle ones,
+    /// a failed call each. One that was heard of since is not: the trouble was not the server's.
+    suspect: Mutex<Moment>,
     /// How the last attempt to connect failed, and when.
     trouble: Mutex<Option<(Moment, Error)>>,
 }
@@ -64,7 +65,7 @@ impl Pool {
             server,
             options,
             clock: ServerClock::default(),
-            generation: AtomicU64::new(0),
+            suspect: Mutex::new(Moment::from_origin(Duration::ZERO)),
             trouble: Mutex::new(None),
         });
         let openers = ScheduledThreadPool::builder()
@@ -89,8 +90,19 @@ impl Pool {
         Pool {
             inner: Some(inner),
             shared,
+            size,
             origin: Origin::here(),
         }
+    }
+
+    /// A pool like this one whose connections wait for an answer no longer than `patience`: how long
+    /// they wait is fixed when they are opened.
+    pub(crate) fn less_patient(&self, patience: Duration) -> Pool {
+        let mut options = self.shared.options.clone();
+        options.read_timeout = Some(patience);
+        options.connect_timeout = options.connect_timeout.min(patience);
+        options.lock_wait = patience;
+        Pool::new(self.shared.server.clone(), options, self.size)
     }
 
     /// A connection, with time enough left until `by` for one request on it. While the server cannot
@@ -108,7 +120,7 @@ impl Pool {
                 return Err(self.shared.why_not(start));
             }
             if let Ok(mut link) = pool.get_timeout(left.min(LOOK)) {
-                if link.generation == self.shared.generation.load(Ordering::Acquire) {
+                if !self.shared.is_suspect(&link) {
                     return Ok(link);
                 }
                 link.poison();
@@ -178,15 +190,12 @@ impl ManageConnection for Manager {
     type Error = Error;
 
     fn connect(&self) -> Result<Link> {
-        // Read before connecting: what breaks meanwhile makes this one suspect too.
-        let generation = self.shared.generation.load(Ordering::Acquire);
         match Link::open(
             &self.shared.server,
             &self.shared.options,
             &self.shared.clock,
         ) {
-            Ok(mut link) => {
-                link.generation = generation;
+            Ok(link) => {
                 self.shared.trouble.lock().take();
                 Ok(link)
             }
@@ -205,17 +214,16 @@ impl ManageConnection for Manager {
     }
 
     fn has_broken(&self, link: &mut Link) -> bool {
-        let current = self.shared.generation.load(Ordering::Acquire);
-        if link.is_poisoned() && link.generation == current {
-            // One more thread may have been faster; once is enough.
-            let _ = self.shared.generation.compare_exchange(
-                current,
-                current + 1,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            );
+        if self.shared.is_suspect(link) {
+            return true;
         }
-        link.is_poisoned() || link.generation != current
+        if link.is_poisoned() {
+            let (sent, _) = link.last_heard();
+            let mut suspect = self.shared.suspect.lock();
+            *suspect = suspect.max(sent);
+            return true;
+        }
+        false
     }
 }
 
@@ -228,6 +236,12 @@ impl fmt::Debug for Manager {
 impl Shared {
     fn patience(&self) -> Duration {
         self.options.read_timeout.unwrap_or_default()
+    }
+
+    /// Whether a connection broke with a request sent after the last one that this one answered.
+    fn is_suspect(&self, link: &Link) -> bool {
+        let (_, answered) = link.last_heard();
+        answered < *self.suspect.lock()
     }
 
     fn trouble_since(&self, start: Moment) -> Option<Error> {

@@ -90,10 +90,7 @@ impl Repository {
     /// # Errors
     /// `NotFound` where there is no row.
     pub fn acquire(&self, mutex: &str, id: &str, lease: Lease) -> Result<bool> {
-        Ok(self
-            .acquire_and_get_owner(mutex, id, lease)?
-            .owner
-            .is_owner(id))
+        Ok(self.attempt(mutex, id, lease)?.0)
     }
 
     /// [`acquire`](Repository::acquire), and who owns it then. One round trip for the winner, whose
@@ -102,6 +99,11 @@ impl Repository {
     /// # Errors
     /// `NotFound` where there is no row.
     pub fn acquire_and_get_owner(&self, mutex: &str, id: &str, lease: Lease) -> Result<MutexRow> {
+        Ok(self.attempt(mutex, id, lease)?.1)
+    }
+
+    /// Whether it was acquired, and the row then.
+    fn attempt(&self, mutex: &str, id: &str, lease: Lease) -> Result<(bool, MutexRow)> {
         name::check_mutex(mutex)?;
         name::check_id(id)?;
         let place = Place {
@@ -114,18 +116,19 @@ impl Repository {
         let mut link = self.store.pool.checkout(by)?;
         loop {
             if let Some(owner) = self.store.acquire(&mut link, &place, None, by)? {
-                return Ok(MutexRow {
+                let row = MutexRow {
                     mutex: mutex.to_owned(),
                     version: owner.fence(),
                     current_db_at: owner.acquired_at(),
                     owner,
-                });
+                };
+                return Ok((true, row));
             }
             let row = self.store.read(&mut link, mutex, by)?;
             let row = row.ok_or_else(|| no_row(mutex))?;
             // Free now, but not a moment ago: try once more rather than report an owner of none.
             if !row.is_free() {
-                return Ok(MutexRow::new(mutex, &row));
+                return Ok((false, MutexRow::new(mutex, &row)));
             }
         }
     }

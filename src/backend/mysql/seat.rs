@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Database;
 use super::link::Link;
 use super::poller::Ticket;
-use super::store::{Row, millis};
+use super::store::{Row, Store, millis};
 use super::wake::{Post, WakeName};
 use crate::backend::{Attempt, Entry, Grant, Hold, Place, Refusal, Renewal, Seat};
 use crate::bell::Waker;
@@ -25,6 +25,7 @@ const AGAIN: Duration = Duration::from_millis(2);
 
 pub(super) struct MysqlSeat {
     database: Arc<Database>,
+    store: Arc<Store>,
     place: Place,
     name: WakeName,
     waker: Option<Waker>,
@@ -43,8 +44,9 @@ pub(super) struct MysqlSeat {
 }
 
 impl MysqlSeat {
-    pub(super) fn new(database: &Arc<Database>, place: &Place) -> MysqlSeat {
+    pub(super) fn new(database: &Arc<Database>, store: Arc<Store>, place: &Place) -> MysqlSeat {
         MysqlSeat {
+            store,
             name: database.wake_name(&place.mutex),
             database: Arc::clone(database),
             place: place.clone(),
@@ -60,7 +62,7 @@ impl MysqlSeat {
 
     /// One attempt: an UPDATE if there is hope, then, for a loser, a look at who won.
     fn attempt(&mut self, by: Moment) -> Result<Outcome> {
-        let store = &self.database.store;
+        let store = &self.store;
         let link = &mut *store.pool.checkout(by)?;
         let woken = self.post.as_ref().is_some_and(|post| post.has_name());
         // A waiting look locks nothing; an UPDATE would lock the row against its owner's renewal.
@@ -95,7 +97,7 @@ impl MysqlSeat {
     }
 
     fn look(&self, link: &mut Link, by: Moment) -> Result<Option<Row>> {
-        self.database.store.read(link, &self.place.mutex, by)
+        self.store.read(link, &self.place.mutex, by)
     }
 
     /// The name to heed: a released mutex is for the waiter that holds it. Not for ever: its process
@@ -225,7 +227,7 @@ impl Seat for MysqlSeat {
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
-        let store = &self.database.store;
+        let store = &self.store;
         let link = &mut *store.pool.checkout(by)?;
         let sent = Moment::now();
         if let Some(ttl_at) = store.renew(link, &self.place, fence, by)? {
@@ -254,7 +256,7 @@ impl Seat for MysqlSeat {
     }
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
-        let store = &self.database.store;
+        let store = &self.store;
         let Place { mutex, id, .. } = &self.place;
         let released = store
             .pool

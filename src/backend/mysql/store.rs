@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mysql::prelude::Queryable;
 use mysql::{Params, Value, params};
@@ -23,7 +24,7 @@ const CLOCK_SLACK_MICROS: u64 = 1_000_000;
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) pool: Pool,
-    pub(super) table: Table,
+    pub(super) table: Arc<Table>,
 }
 
 /// A row as it was read.
@@ -72,6 +73,14 @@ impl Row {
 }
 
 impl Store {
+    /// The same table through a pool of its own, whose connections wait at most `patience`.
+    pub(super) fn less_patient(&self, patience: Duration) -> Store {
+        Store {
+            pool: self.pool.less_patient(patience),
+            table: Arc::clone(&self.table),
+        }
+    }
+
     /// Tries to take the mutex; `None` where somebody else has it, or there is no row. With
     /// `wake_name`, leaves a released mutex to the waiter that holds that name.
     pub(super) fn acquire(

@@ -257,9 +257,7 @@ impl Statements {
             fence_in_micros: shape.wide_version,
         }
     }
-}
 
-impl Statements {
     /// What reads `count` rows, their names as positional parameters.
     pub(super) fn read_many(&self, count: usize) -> String {
         let (select, each) = &self.read_many;

@@ -253,9 +253,9 @@ impl Keeper {
                 return false;
             };
             let by = Moment::now() + pool.patience() * 2;
-            let killed = pool.run(by, |conn| {
-                conn.exec_drop("KILL QUERY IS_USED_LOCK(?)", (connection.as_str(),))
-            });
+            // As text: of hex digits, and not every server prepares a KILL.
+            let kill = format!("KILL QUERY IS_USED_LOCK('{}')", connection.as_str());
+            let killed = pool.run(by, |conn| conn.query_drop(kill));
             state.killed = true;
             if let Err(error) = killed {
                 log::debug!("a waiting connection could not be woken: {error}");
