@@ -421,7 +421,7 @@ fn an_uncontended_acquire_and_release_need_few_statements() {
             ("BEGIN", 1),
             ("COMMIT", 1),
             ("INSERT", 2),
-            ("SELECT", 2),
+            ("SELECT", 3),
             ("UPDATE", 1),
         ];
         assert_eq!(

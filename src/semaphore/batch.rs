@@ -20,6 +20,7 @@ use crate::backend::mysql::link::Link;
 use crate::error::Error;
 
 const LOCK: &str = include_str!("../../sql/semaphore-lock.sql");
+const FREE: &str = include_str!("../../sql/permit-request-free.sql");
 const GATE: &str = include_str!("../../sql/permit-release-gate.sql");
 const RELEASE: &str = include_str!("../../sql/permit-release-many.sql");
 const INSERT_REQUESTS: &str = include_str!("../../sql/permit-request-insert.sql");
@@ -65,7 +66,7 @@ pub(super) struct Setback {
     pub(super) unknown: bool,
     /// Another transaction took one of the external ids.
     pub(super) duplicate: bool,
-    /// Another transaction is about to take one, and did not end in time.
+    /// Another transaction holds what we need; perhaps it is about to take one of the external ids.
     pub(super) blocked: bool,
 }
 
@@ -83,8 +84,7 @@ impl Setback {
         Setback {
             unknown: writing && fault.is_outcome_unknown(),
             duplicate: fault.is_duplicate(),
-            // With the semaphores locked, there is nothing else left to wait for.
-            blocked: writing && fault.is_lock_wait(),
+            blocked: fault.is_lock_wait(),
             error: explain(fault),
         }
     }
@@ -132,8 +132,9 @@ fn begin(
         script = format!("{script};\n{}", fill(GATE, &[("{ids}", &ids)]));
     }
     if !wishes.is_empty() {
-        let ids = wishes.iter().map(|wish| &wish.external_id);
-        script = format!("{script};\n{}", Record::statement(ids));
+        let ids = || wishes.iter().map(|wish| &wish.external_id);
+        let free = fill(FREE, &[("{external_ids}", &quote_all(ids()))]);
+        script = format!("{script};\n{free};\n{}", Record::statement(ids()));
     }
     let answers = store
         .send(link, &script)
@@ -145,7 +146,7 @@ fn begin(
             .map_err(Setback::known)?;
     }
     if !wishes.is_empty() {
-        plan.acquire(wishes, answers.next())
+        plan.acquire(wishes, answers.nth(1))
             .map_err(Setback::known)?;
     }
     Ok(plan)
