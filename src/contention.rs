@@ -103,7 +103,7 @@ struct Owned {
     /// The end of belief.
     until: Moment,
     renew_at: Moment,
-    /// When the backend has surely let the lease go.
+    /// When the backend has let go of what it acknowledged.
     gone_at: Moment,
 }
 
@@ -147,7 +147,8 @@ impl Contention {
         &self.seen
     }
 
-    /// When the backend has surely let go of the lease that was last owned or given up.
+    /// When the backend lets go of the lease that was last owned or given up, unless a renewal of unknown
+    /// outcome has prolonged it.
     #[must_use]
     pub fn gone_at(&self) -> Option<Moment> {
         let owned = self.owned.as_ref().map(|owned| owned.gone_at);
@@ -157,6 +158,14 @@ impl Contention {
     /// Begins to leave: ownership is given up, and the queue is left.
     pub fn stop(&mut self) {
         self.leaving.get_or_insert(None);
+    }
+
+    /// Leaves what the backend may still keep for us to run out by itself: work under it has not ended,
+    /// and nobody else may begin before its time.
+    pub fn abandon(&mut self) {
+        self.leftover = None;
+        self.give_back = None;
+        self.unsure = false;
     }
 
     /// Whether [`stop`](Contention::stop) was called.
@@ -270,21 +279,24 @@ impl Contention {
 
     /// A `release` is over. `None`: it failed, its outcome is unknown.
     pub fn released(&mut self, now: Moment, released: Option<bool>, roll: f64) {
-        if self.give_back.take().is_some() {
+        let gave_back = self.give_back.take().is_some();
+        match released {
+            Some(found) => {
+                self.leftover = None;
+                // Not there, and no earlier release of ours took it: an acquire that timed out may have
+                // come in late and raised the fence. On leaving, that ghost is adopted too.
+                self.unsure |= !found && (gave_back || self.failures == 0);
+            }
             // A give-back whose outcome is unknown is tried again only on leaving: until then the next
             // acquisition finds out, by adopting what is left.
-            if released.is_some() {
-                self.leftover = None;
-            }
-            self.next_try = self.next_try.max(now);
-            return;
-        }
-        match released {
-            Some(_) => self.leftover = None,
+            None if gave_back => {}
             None => {
                 self.failures = self.failures.saturating_add(1);
                 self.next_try = now + self.period.renewal_backoff(self.failures, roll);
             }
+        }
+        if gave_back {
+            self.next_try = self.next_try.max(now);
         }
     }
 
@@ -332,6 +344,16 @@ impl Contention {
         });
         self.failures = 0;
         self.next_try = now;
+        if let Some(Change::Acquired(state)) = self.news.back() {
+            // A pause or a stop came between the grant and its announcement: too late to say that we
+            // own, while somebody else may. As if the reply itself had come too late.
+            self.seen = state.before().clone();
+            self.news.pop_back();
+            if self.leaving.is_none() {
+                self.give_back = Some(owned.fence);
+            }
+            return;
+        }
         let before = std::mem::replace(&mut self.seen, MutexOwner::NONE);
         self.news
             .push_back(Change::Released(MutexState::new(before, MutexOwner::NONE)));
@@ -365,16 +387,14 @@ impl Contention {
             return Step::Stopped;
         }
         if let Some(leftover) = &self.leftover {
-            if leftover.gone_at <= now {
-                self.leftover = None;
-            } else if self.failures > 0 && now < self.next_try {
+            if self.failures > 0 && now < self.next_try {
                 return Step::Wait {
                     until: self.next_try.min(by),
                 };
-            } else {
-                let fence = leftover.fence;
-                return Step::Release { fence, by };
             }
+            // Also where it should be gone by now: a renewal of unknown outcome may have prolonged it.
+            let fence = leftover.fence;
+            return Step::Release { fence, by };
         }
         if std::mem::take(&mut self.unsure) {
             // The ghost of a timed-out attempt would block the mutex for a whole lease: adopt it, to

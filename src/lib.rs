@@ -19,6 +19,8 @@
 //! |---|---|
 //! | exactly one of us leads, and is told when it begins and ends | [`Factory::contend`] |
 //! | knowing who leads, without contending | [`Factory::observe`] |
+//! | one at a time in a section of code, with a guard | [`Factory::locker`] |
+//! | work at a fixed rate or with a fixed delay, on the leader only | [`Factory::scheduler`] |
 //! | at most N of us at once | `Semaphores`, with the feature `mysql` |
 //!
 //! | Cargo feature | URL | |
@@ -62,10 +64,12 @@ mod factory;
 mod fork;
 mod id;
 mod lease;
+mod locker;
 mod name;
 pub mod observation;
 mod owner;
 mod period;
+mod scheduler;
 #[cfg(feature = "mysql")]
 pub mod semaphore;
 mod service;
@@ -80,6 +84,10 @@ mod url;
 pub use backend::memory;
 #[cfg(feature = "mysql")]
 pub use backend::mysql;
+#[cfg(feature = "redis")]
+pub use backend::redis;
+#[cfg(feature = "zk")]
+pub use backend::zk;
 pub use bell::{Bell, Ring, Waker};
 pub use clock::Moment;
 pub use contender::{MutexContender, MutexRetriever};
@@ -89,8 +97,10 @@ pub use event::{Event, EventKind};
 pub use factory::Factory;
 pub use id::ContenderIdGenerator;
 pub use lease::Lease;
+pub use locker::{Guard, Locker, LockerBuilder};
 pub use owner::MutexOwner;
 pub use period::ContendPeriod;
+pub use scheduler::{Context, ScheduleConfig, Scheduler, SchedulerBuilder};
 #[cfg(feature = "mysql")]
 pub use semaphore::{PermitRequest, Semaphores};
 pub use service::{

@@ -27,7 +27,10 @@ const MEASURE: Duration = Duration::from_secs(900);
 
 /// A server of its own: its counters count nobody else.
 fn own_server() -> (MariaDbServer, String) {
-    let server = MariaDbServer::start();
+    prepared(mysql_ground::start())
+}
+
+fn prepared(server: MariaDbServer) -> (MariaDbServer, String) {
     let url = server.create_database("cost");
     operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
     (server, url)
@@ -262,7 +265,7 @@ impl Pair {
 #[ignore = "a measurement"]
 fn measure_hand_off() {
     within(MEASURE, || {
-        let (_server, url) = own_server();
+        let (_server, url) = prepared(MariaDbServer::start());
         let mut bare = Bare::new(&url);
         let mut woken = Pair::new(&url, "woken", "ttl=10s&transition=6s");
         bare.run(20);

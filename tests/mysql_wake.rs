@@ -56,11 +56,9 @@ fn a_clean_stop_hands_over_at_once_whatever_the_lease() {
     within(HANG, || {
         let url = database();
         let factories = [slow(&url), slow(&url)];
-        let services = [
-            started(&factories[0], "m", "a"),
-            started(&factories[1], "m", "b"),
-        ];
-        next(&services[0].1, EventKind::Acquired);
+        let first = started(&factories[0], "m", "a");
+        next(&first.1, EventKind::Acquired);
+        let services = [first, started(&factories[1], "m", "b")];
         let mut slowest = Duration::ZERO;
         for turn in 0..20 {
             let (owner, waiter) = (&services[turn % 2], &services[(turn + 1) % 2]);

@@ -361,7 +361,8 @@ fn judge(url: &str, semaphores: &Semaphores, folder: &Path) -> usize {
             }
         }
     }
-    let rows: Vec<(String, Option<u64>, Option<u64>, Option<u32>)> = conn
+    type Row = (String, Option<u64>, Option<u64>, Option<u32>);
+    let rows: Vec<Row> = conn
         .query(
             "SELECT r.external_id, p.id, p.semaphore_id, p.count FROM permit_request r \
              LEFT JOIN permit p ON p.permit_request_id = r.id",

@@ -47,6 +47,7 @@ impl Store {
         lock_wait: Duration,
     ) -> Store {
         let options = LinkOptions {
+            prepare: None,
             connect_timeout,
             read_timeout: Some(lock_wait + ANSWER),
             lock_wait,
@@ -119,16 +120,11 @@ impl Store {
         work: impl FnOnce(&mut dyn FnMut(&str) -> Result<Vec<Answer>>) -> Result<T>,
     ) -> Result<T> {
         let mut link = self.checkout()?;
-        self.send(&mut link, "BEGIN").map_err(explain)?;
-        let outcome = work(&mut |sql| self.send(&mut link, sql).map_err(explain));
-        let outcome = outcome.and_then(|value| {
-            self.send(&mut link, "COMMIT").map_err(explain)?;
-            Ok(value)
-        });
-        if outcome.is_err() {
-            self.roll_back(&mut link);
-        }
-        outcome
+        // Room for every statement in it: each may take as long as an answer may.
+        let by = Moment::now() + self.pool.patience() * 6;
+        link.transaction(by, |link| {
+            work(&mut |sql| self.send(link, sql).map_err(explain))
+        })
     }
 
     /// Makes the tables where they are missing.

@@ -178,8 +178,8 @@ impl Builder {
 
     /// The longest wait for an answer; the server does not let a statement wait longer for a lock
     /// either (whole seconds, at least one). At most a fifth of the ttl, so that no call eats the lease.
-    /// Default: an eighth of the ttl, at most 5 s. Services with a shorter ttl than the factory's get
-    /// connections of their own, with an eighth of theirs.
+    /// Default: a sixth of the ttl, at most 5 s. Services with a shorter ttl than the factory's get
+    /// connections of their own, with about a sixth of theirs.
     pub fn read_timeout(mut self, timeout: Duration) -> Builder {
         self.read_timeout = Some(timeout);
         self
@@ -261,21 +261,24 @@ impl Builder {
                 self.lease.ttl()
             )));
         }
+        let table = Arc::new(table);
+        let prepared = Arc::clone(&table);
         let options = LinkOptions {
             connect_timeout,
             read_timeout: Some(read_timeout),
             lock_wait: read_timeout,
             init: Vec::new(),
+            prepare: Some(Arc::new(move |link| prepared.prepare(link))),
         };
         let pool = Pool::new(self.server, options, self.pool_size);
-        let table = Arc::new(table);
         Ok(Arc::new(Store { pool, table }))
     }
 }
 
-/// Short enough that a call may be repeated within its budget, a quarter of the ttl.
+/// Leaves a third of a call's budget, a quarter of the ttl, to wait for a connection in; and several
+/// renewals fit in a lease.
 pub(super) fn default_read_timeout(lease: Lease) -> Duration {
-    (lease.ttl() / 8).min(MAX_READ_TIMEOUT)
+    (lease.ttl() / 6).min(MAX_READ_TIMEOUT)
 }
 
 /// A call is at most a quarter of the ttl long, and an answer must be able to come within it.

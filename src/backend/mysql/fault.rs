@@ -110,7 +110,7 @@ impl Fault {
         ))
     }
 
-    fn poison(error: Error) -> Fault {
+    pub(super) fn poison(error: Error) -> Fault {
         Fault {
             code: None,
             poisoned: true,
@@ -152,7 +152,6 @@ impl Fault {
     }
 
     /// Whether the server may have done what was asked, or may do it yet. `false`: surely not.
-    #[allow(dead_code)] // The counting semaphores are its users.
     pub(crate) fn is_outcome_unknown(&self) -> bool {
         self.poisoned && !matches!(self.code, Some(1290 | 1792 | 1836))
     }
@@ -164,7 +163,6 @@ impl Fault {
 
     /// Lock wait timeout, or a lock that was not to be waited for: the statement did nothing, but its
     /// transaction is still open.
-    #[allow(dead_code)] // The counting semaphores are its users.
     pub(crate) fn is_lock_wait(&self) -> bool {
         matches!(self.code, Some(1205 | 3572))
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::prelude::Queryable;
@@ -11,9 +12,10 @@ use super::clock::ServerClock;
 use super::fault::Fault;
 use super::server::Server;
 use crate::clock::Moment;
+use crate::error::Error;
 
 /// How connections are opened.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct LinkOptions {
     /// The longest wait for the TCP connection, and for the write of a request.
     pub(crate) connect_timeout: Duration,
@@ -23,6 +25,23 @@ pub(crate) struct LinkOptions {
     pub(crate) lock_wait: Duration,
     /// More statements to set the session up with, such as an isolation level.
     pub(crate) init: Vec<String>,
+    /// What else to do with a new connection before anybody waits for it, such as to prepare
+    /// statements: a call that had to do that first might not fit in its time. It may fail, as long as
+    /// the connection is fit for use.
+    pub(crate) prepare: Option<Prepare>,
+}
+
+/// Makes a new connection ready.
+pub(crate) type Prepare = Arc<dyn Fn(&mut Link) -> Result<(), Error> + Send + Sync>;
+
+impl fmt::Debug for LinkOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LinkOptions")
+            .field("connect_timeout", &self.connect_timeout)
+            .field("read_timeout", &self.read_timeout)
+            .field("lock_wait", &self.lock_wait)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A connection to a server whose session is in UTC, strict and in autocommit mode.
@@ -45,7 +64,7 @@ impl Link {
         options: &LinkOptions,
         clock: &ServerClock,
     ) -> Result<Link, Fault> {
-        caught(|| {
+        let mut link = caught(|| {
             let mut conn = server.open(options.connect_timeout, options.read_timeout)?;
             conn.query_drop(session(options))?;
             for statement in &options.init {
@@ -64,7 +83,16 @@ impl Link {
                 sent,
                 answered: sent,
             })
-        })
+        })?;
+        if let Some(prepare) = &options.prepare {
+            let prepared = prepare(&mut link);
+            if let Err(error) = prepared
+                && link.poisoned
+            {
+                return Err(Fault::poison(error));
+            }
+        }
+        Ok(link)
     }
 
     /// One request: `work` sends one statement and reads its answer. Not sent at all where the answer
@@ -94,7 +122,6 @@ impl Link {
     /// Runs `work` in a transaction: committed if it is fine, rolled back if it is not, so that the
     /// connection never goes back with one open (a lock wait timeout leaves it open; only a deadlock
     /// does not). A fault of the COMMIT itself leaves the outcome unknown and the connection given up.
-    #[allow(dead_code)] // The counting semaphores are its users.
     pub(crate) fn transaction<T, E: From<Fault>>(
         &mut self,
         by: Moment,

@@ -22,8 +22,11 @@ pub const INIT_SQL: &str = include_str!("../../../sql/init-mutex.sql");
 /// The table's name in that file.
 pub(super) const DEFAULT_NAME: &str = "simba_mutex";
 
-/// The server's clock in epoch milliseconds.
+/// The server's clock in epoch milliseconds, as it was when the statement began.
 const NOW_MS: &str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
+
+/// The same at the moment of looking, and not at the start of the statement.
+const CLOCK_MS: &str = "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)";
 
 /// The table, and what was found out about it.
 #[derive(Debug)]
@@ -81,6 +84,16 @@ impl Table {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Makes a new connection ready: all that a call needs is known and prepared. What fails here
+    /// fails again where somebody hears of it.
+    pub(super) fn prepare(&self, link: &mut Link) -> Result<()> {
+        let statements = self.statements(link, Moment::FAR)?;
+        for sql in statements.common() {
+            link.run(Moment::FAR, |conn| conn.prep(sql))?;
+        }
+        Ok(())
     }
 
     /// What makes the table, under its name.
@@ -237,6 +250,7 @@ impl Statements {
                 .replace("{fence_now}", fence_now)
                 .replace("{politely}", politely)
                 .replace("{now}", NOW_MS)
+                .replace("{clock}", CLOCK_MS)
         };
         Statements {
             acquire: fill(ACQUIRE, ""),
@@ -256,6 +270,17 @@ impl Statements {
             max_id: shape.max_id,
             fence_in_micros: shape.wide_version,
         }
+    }
+
+    /// Those that a contender cannot do without.
+    fn common(&self) -> [&str; 5] {
+        [
+            &self.acquire,
+            &self.acquire_politely,
+            &self.renew,
+            &self.release,
+            &self.read,
+        ]
     }
 
     /// What reads `count` rows, their names as positional parameters.

@@ -174,6 +174,7 @@ impl Shared {
                 "SET wait_timeout = {}",
                 self.silence.as_secs().max(2)
             )],
+            prepare: None,
         }
     }
 
