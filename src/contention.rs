@@ -160,6 +160,14 @@ impl Contention {
         self.leaving.get_or_insert(None);
     }
 
+    /// Leaves what the backend may still keep for us to run out by itself: work under it has not ended,
+    /// and nobody else may begin before its time.
+    pub fn abandon(&mut self) {
+        self.leftover = None;
+        self.give_back = None;
+        self.unsure = false;
+    }
+
     /// Whether [`stop`](Contention::stop) was called.
     #[must_use]
     pub fn is_leaving(&self) -> bool {

@@ -7,6 +7,8 @@ use crate::contender::{MutexContender, MutexRetriever};
 use crate::error::Result;
 use crate::fork::Origin;
 use crate::lease::Lease;
+use crate::locker::{LockerBuilder, Renewer};
+use crate::scheduler::SchedulerBuilder;
 use crate::service::{ContendBuilder, ObserveBuilder};
 
 /// A backend and the lease that its contenders ask for. Cheap to clone; shared by any number of
@@ -16,6 +18,7 @@ pub struct Factory {
     backend: Arc<dyn Backend>,
     lease: Lease,
     origin: Origin,
+    renewer: Arc<Renewer>,
 }
 
 impl Factory {
@@ -26,6 +29,7 @@ impl Factory {
             backend,
             lease,
             origin: Origin::here(),
+            renewer: Arc::new(Renewer::new()),
         }
     }
 
@@ -61,6 +65,43 @@ impl Factory {
         ObserveBuilder::retriever(self.clone(), retriever)
     }
 
+    /// Begins a locker: a lock with a guard, for one at a time in a section.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://factory-locker-doc")?;
+    /// let locker = factory.locker("invoices").build()?;
+    /// let guard = locker.lock()?;
+    /// println!("alone, with fence {}", guard.fence());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    pub fn locker(&self, mutex: &str) -> LockerBuilder {
+        LockerBuilder::new(self.clone(), mutex)
+    }
+
+    /// Begins a scheduler: work at a fixed rate or with a fixed delay, on the leader only.
+    ///
+    /// ```
+    /// use contend::ScheduleConfig;
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://factory-scheduler-doc")?;
+    /// let every_minute = ScheduleConfig::rate(Duration::ZERO, Duration::from_secs(60));
+    /// let scheduler = factory.scheduler("clean-up").build(every_minute, |context| {
+    ///     println!("cleaning up with fence {}", context.fence());
+    ///     Ok(())
+    /// })?;
+    /// scheduler.start()?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    pub fn scheduler(&self, mutex: &str) -> SchedulerBuilder {
+        SchedulerBuilder::new(self.clone(), mutex)
+    }
+
+    /// What renews the guards of this factory's lockers.
+    pub(crate) fn renewer(&self) -> &Renewer {
+        &self.renewer
+    }
+
     /// The backend, for who wraps one or drives a seat by hand.
     ///
     /// # Errors
@@ -68,6 +109,14 @@ impl Factory {
     pub fn backend(&self) -> Result<&Arc<dyn Backend>> {
         self.origin.check()?;
         Ok(&self.backend)
+    }
+}
+
+#[cfg(test)]
+impl Factory {
+    /// This factory as a child process sees it.
+    pub(crate) fn seen_from_a_child(&mut self) {
+        self.origin = Origin::elsewhere();
     }
 }
 
@@ -80,11 +129,12 @@ mod tests {
     #[test]
     fn a_child_process_is_refused_and_waits_for_nobody() {
         let mut factory = crate::memory::factory("fork", Lease::default());
-        factory.origin = Origin::elsewhere();
+        factory.seen_from_a_child();
         for error in [
             factory.backend().unwrap_err(),
             factory.contend("m").build().unwrap_err(),
             factory.observe("m").build().unwrap_err(),
+            factory.locker("m").build().unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Forked);
             assert!(error.to_string().contains("connect again"), "{error}");

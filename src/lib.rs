@@ -19,6 +19,8 @@
 //! |---|---|
 //! | exactly one of us leads, and is told when it begins and ends | [`Factory::contend`] |
 //! | knowing who leads, without contending | [`Factory::observe`] |
+//! | one at a time in a section of code, with a guard | [`Factory::locker`] |
+//! | work at a fixed rate or with a fixed delay, on the leader only | [`Factory::scheduler`] |
 //!
 //! | Cargo feature | URL | |
 //! |---|---|---|
@@ -61,10 +63,12 @@ mod factory;
 mod fork;
 mod id;
 mod lease;
+mod locker;
 mod name;
 pub mod observation;
 mod owner;
 mod period;
+mod scheduler;
 mod service;
 mod state;
 // Memory has neither hosts nor numbers in its URL.
@@ -77,6 +81,10 @@ mod url;
 pub use backend::memory;
 #[cfg(feature = "mysql")]
 pub use backend::mysql;
+#[cfg(feature = "redis")]
+pub use backend::redis;
+#[cfg(feature = "zk")]
+pub use backend::zk;
 pub use bell::{Bell, Ring, Waker};
 pub use clock::Moment;
 pub use contender::{MutexContender, MutexRetriever};
@@ -86,8 +94,10 @@ pub use event::{Event, EventKind};
 pub use factory::Factory;
 pub use id::ContenderIdGenerator;
 pub use lease::Lease;
+pub use locker::{Guard, Locker, LockerBuilder};
 pub use owner::MutexOwner;
 pub use period::ContendPeriod;
+pub use scheduler::{Context, ScheduleConfig, Scheduler, SchedulerBuilder};
 pub use service::{
     ContendBuilder, Executor, Job, MutexContendService, MutexRetrievalService, ObserveBuilder,
     Status,

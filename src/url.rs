@@ -150,6 +150,8 @@ impl Url {
     }
 
     /// The parameter as a number, `true` or `false`, or whatever else `T` reads.
+    // ZooKeeper's are durations and a word.
+    #[cfg_attr(not(any(feature = "mysql", feature = "redis")), allow(dead_code))]
     pub(crate) fn value<T: FromStr>(&self, key: &str) -> Result<Option<T>> {
         self.text(key)
             .map(|text| {
@@ -178,7 +180,7 @@ impl fmt::Debug for Url {
     }
 }
 
-fn address(host: &str, default_port: u16) -> Result<(String, u16)> {
+pub(crate) fn address(host: &str, default_port: u16) -> Result<(String, u16)> {
     let bad = || Error::invalid(format!("{host:?} is not a host or host:port"));
     let (name, port) = if let Some(rest) = host.strip_prefix('[') {
         let (name, port) = rest.split_once(']').ok_or_else(bad)?;

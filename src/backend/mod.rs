@@ -35,9 +35,12 @@ use crate::url::Url;
 pub mod memory;
 #[cfg(feature = "mysql")]
 pub mod mysql;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "zk")]
+pub mod zk;
 
 /// `Some(path)` where the feature is on, and `None` where the path does not exist.
-#[allow(unused_macros)]
 macro_rules! connect_with {
     ($feature:tt, $path:path) => {{
         #[cfg(feature = $feature)]
@@ -51,11 +54,15 @@ macro_rules! connect_with {
 /// Every URL scheme: the Cargo feature it needs, and what connects it where that feature is on.
 const SCHEMES: &[(&str, &str, Option<Connect>)] = &[
     ("memory", "", Some(memory::connect)),
-    ("redis", "redis", None),
-    ("rediss", "redis", None),
-    ("redis+cluster", "redis", None),
+    ("redis", "redis", connect_with!("redis", redis::connect)),
+    ("rediss", "redis", connect_with!("redis", redis::connect)),
+    (
+        "redis+cluster",
+        "redis",
+        connect_with!("redis", redis::connect),
+    ),
     ("mysql", "mysql", connect_with!("mysql", mysql::connect)),
-    ("zk", "zk", None),
+    ("zk", "zk", connect_with!("zk", zk::connect)),
 ];
 
 type Connect = fn(&Url) -> Result<Factory>;

@@ -3,6 +3,8 @@
 //! The lock is held for a few instructions and never across I/O. Reader and worker read the clock
 //! *inside* it: so once a reader has seen a deadline passed, no renewal can revive it.
 
+use std::time::Duration;
+
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
@@ -45,6 +47,14 @@ impl Board {
             .belief
             .filter(|(until, _)| now < *until)
             .map(|(_, fence)| fence)
+    }
+
+    /// How long the deadline is away; zero once it has passed.
+    pub(crate) fn valid_for(&self) -> Duration {
+        let notes = self.notes.lock();
+        notes
+            .belief
+            .map_or(Duration::ZERO, |(until, _)| until.remaining())
     }
 
     pub(crate) fn state(&self) -> MutexState {

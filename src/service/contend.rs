@@ -98,11 +98,25 @@ impl MutexContendService {
     /// # Errors
     /// `Timeout` where a callback hangs beyond the lease: the thread then ends when the callback does.
     pub fn stop(&self) -> Result<()> {
-        // The running call, the callback up to the end of the lease, and the way out.
+        self.stop_by(Moment::now() + self.stop_bound())
+    }
+
+    /// How long stopping takes at most: the running call, the callback up to the end of the lease, and
+    /// the way out.
+    pub(crate) fn stop_bound(&self) -> Duration {
         let lease = self.place.lease;
-        let bound = lease.total() + lease.total() / 50 + lease.ttl() + Duration::from_secs(1);
-        self.lifecycle
-            .stop(&self.place.mutex, Moment::now() + bound)
+        lease.total() + lease.total() / 50 + lease.ttl() + Duration::from_secs(1)
+    }
+
+    /// As [`stop`](MutexContendService::stop), but waits no longer than this. What is left to do then is
+    /// done without the caller.
+    pub(crate) fn stop_by(&self, deadline: Moment) -> Result<()> {
+        self.lifecycle.stop(&self.place.mutex, deadline)
+    }
+
+    /// What everybody may read, for who must not keep the service alive by reading it.
+    pub(crate) fn board(&self) -> &Arc<Board> {
+        &self.board
     }
 
     /// The mutex contended for.

@@ -5,50 +5,32 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use super::claim::Claim;
 use super::contend::MutexContendService;
 use super::courier::Executor;
 use super::delivery::Listener;
 use super::lifecycle::Lifecycle;
 use super::listening::Listening;
-use crate::backend::{Hold, Place};
+use super::terms::{Settled, Terms};
+use crate::backend::Hold;
 use crate::contender::MutexContender;
 use crate::error::Result;
 use crate::event::{Event, EventKind};
 use crate::factory::Factory;
 use crate::id::ContenderIdGenerator;
-use crate::lease::Lease;
-use crate::name::{check_id, check_mutex};
-use crate::period::ContendPeriod;
 
 /// Builds a [`MutexContendService`]. Everything is checked at the end, before anything happens.
 #[derive(Debug)]
 #[must_use]
 pub struct ContendBuilder {
-    factory: Factory,
-    mutex: Arc<str>,
-    id: Option<Arc<str>>,
-    ids: ContenderIdGenerator,
-    ttl: Duration,
-    transition: Duration,
-    renew_after: Option<Duration>,
-    jitter: Option<Duration>,
+    terms: Terms,
     initial_delay: Duration,
     listening: Listening,
 }
 
 impl ContendBuilder {
     pub(crate) fn new(factory: Factory, mutex: &str) -> ContendBuilder {
-        let lease = factory.lease();
         ContendBuilder {
-            factory,
-            mutex: Arc::from(mutex),
-            id: None,
-            ids: ContenderIdGenerator::default(),
-            ttl: lease.ttl(),
-            transition: lease.transition(),
-            renew_after: None,
-            jitter: None,
+            terms: Terms::new(factory, mutex),
             initial_delay: Duration::ZERO,
             listening: Listening::default(),
         }
@@ -67,38 +49,38 @@ impl ContendBuilder {
     /// The id to contend under. Default: a generated one. No other contender of the mutex, in any
     /// process, may have it.
     pub fn id(mut self, id: &str) -> ContendBuilder {
-        self.id = Some(Arc::from(id));
+        self.terms.id = Some(Arc::from(id));
         self
     }
 
     /// How to generate an id. Default: [`ContenderIdGenerator::Host`].
     pub fn id_generator(mut self, ids: ContenderIdGenerator) -> ContendBuilder {
-        self.ids = ids;
+        self.terms.ids = ids;
         self
     }
 
     /// How long this contender may believe it owns without a renewal. Default: the factory's, 10 s.
     pub fn ttl(mut self, ttl: Duration) -> ContendBuilder {
-        self.ttl = ttl;
+        self.terms.ttl = ttl;
         self
     }
 
     /// How long after the ttl nobody else can own. Default: the factory's, 6 s.
     pub fn transition(mut self, transition: Duration) -> ContendBuilder {
-        self.transition = transition;
+        self.terms.transition = transition;
         self
     }
 
     /// How long after a grant the lease is renewed. Default: a third of the ttl.
     pub fn renew_after(mut self, renew_after: Duration) -> ContendBuilder {
-        self.renew_after = Some(renew_after);
+        self.terms.renew_after = Some(renew_after);
         self
     }
 
     /// Over how long contenders spread their attempts when a lease has ended. Default: a twentieth of
     /// the ttl, at most 50 ms.
     pub fn jitter(mut self, jitter: Duration) -> ContendBuilder {
-        self.jitter = Some(jitter);
+        self.terms.jitter = Some(jitter);
         self
     }
 
@@ -178,25 +160,12 @@ impl ContendBuilder {
     }
 
     fn finish(self, listener: Listener, failures: bool) -> Result<MutexContendService> {
-        let backend = Arc::clone(self.factory.backend()?);
-        check_mutex(&self.mutex)?;
-        let id = self.id.unwrap_or_else(|| Arc::from(self.ids.generate()));
-        check_id(&id)?;
-        let lease = Lease::new(self.ttl, self.transition)?;
-        let mut period = ContendPeriod::new(lease);
-        if let Some(renew_after) = self.renew_after {
-            period = period.renew_after(renew_after)?;
-        }
-        if let Some(jitter) = self.jitter {
-            period = period.jitter(jitter);
-        }
-        let place = Place {
-            mutex: self.mutex,
-            id,
-            lease,
-            hold: Hold::Long,
-        };
-        let claim = Claim::new(backend.realm(), &place.mutex, &place.id)?;
+        let Settled {
+            backend,
+            place,
+            period,
+            claim,
+        } = self.terms.settle(Hold::Long)?;
         // What this backend cannot keep is refused now, not at the start.
         backend.seat(&place)?;
         Ok(MutexContendService {

@@ -24,7 +24,12 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn run(mut self, bell: &Bell) {
         loop {
-            if bell.is_stopped() {
+            if bell.is_stopped() && !self.contention.is_leaving() {
+                // Whoever lost the mutex just now still winds down in the transition, and leaving
+                // releases what is left of the lease.
+                if self.contention.belief().is_none() {
+                    self.settle();
+                }
                 self.contention.stop();
             }
             match self.decide(Contention::step) {
@@ -106,17 +111,25 @@ impl Worker {
             Change::Released(state) => {
                 self.report.announce(EventKind::Released, state);
                 // On giving up on purpose the release waits for the callback, so that the next owner
-                // does not begin while the last one winds down; the end of the lease is the bound.
-                if self.contention.is_leaving()
-                    && let Some(gone_at) = self.contention.gone_at()
-                    && !self.report.delivery.settle(gone_at)
-                {
-                    log::warn!(
-                        "{}: the callback for Released outlasted the lease; somebody else may own by now",
-                        self.report.mutex
-                    );
+                // does not begin while the last one winds down.
+                if self.contention.is_leaving() {
+                    self.settle();
                 }
             }
+        }
+    }
+
+    /// Waits until callbacks have run for all that was delivered, up to the end of the lease. One that
+    /// runs on keeps the lease from being released: what is left of it is its time to stop in.
+    fn settle(&mut self) {
+        if let Some(gone_at) = self.contention.gone_at()
+            && !self.report.delivery.settle(gone_at)
+        {
+            log::warn!(
+                "{}: the callback for Released outlasted the lease; somebody else may own by now",
+                self.report.mutex
+            );
+            self.contention.abandon();
         }
     }
 }

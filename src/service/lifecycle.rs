@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, ThreadId};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -52,6 +52,8 @@ struct Run {
     bell: Bell,
     /// The number of the courier whose callbacks belong to this run.
     courier: u64,
+    /// The worker's thread, once it runs: known from the inside, before `start` has its handle.
+    worker: Option<ThreadId>,
 }
 
 /// Says `Initial` when the worker is over, even if it panicked.
@@ -73,6 +75,7 @@ impl Lifecycle {
                     number: 0,
                     bell: Bell::new(),
                     courier: 0,
+                    worker: None,
                 }),
                 changed: Condvar::new(),
             }),
@@ -111,6 +114,7 @@ impl Lifecycle {
             run.number += 1;
             run.bell = Bell::new();
             run.courier = 0;
+            run.worker = None;
         }
         let over = Over(Arc::clone(&self.stage));
         let (work, courier) = prepare()?;
@@ -122,6 +126,7 @@ impl Lifecycle {
         let thread = thread::Builder::new().name(name.clone()).spawn(move || {
             {
                 let mut run = over.0.run.lock();
+                run.worker = Some(thread::current().id());
                 if run.status == Status::Starting {
                     run.status = Status::Running;
                 }
@@ -142,14 +147,15 @@ impl Lifecycle {
         }
     }
 
-    /// Asks the worker to stop, and waits for it until `deadline`; not from inside one of its callbacks.
+    /// Asks the worker to stop, and waits for it until `deadline`; not from inside one of its callbacks,
+    /// nor on its own thread.
     pub(crate) fn stop(&self, name: &str, deadline: Moment) -> Result<()> {
         self.origin.check()?;
         let mut run = self.stage.run.lock();
         if run.status != Status::Initial {
             run.status = Status::Stopping;
             run.bell.stop();
-            if courier::is_inside(run.courier) {
+            if courier::is_inside(run.courier) || run.worker == Some(thread::current().id()) {
                 return Ok(());
             }
         }

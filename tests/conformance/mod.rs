@@ -8,8 +8,11 @@
 
 mod contending;
 mod faulty;
+pub mod hooked;
 mod inputs;
 mod listening;
+mod locker;
+mod scheduler;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -137,4 +140,24 @@ facts! {
         bad_names_ids_and_leases_are_refused_with_what_is_allowed,
         every_allowed_name_works_and_is_no_other,
         one_id_is_one_contender;
+    locker:
+        a_locked_mutex_is_held_and_an_unlocked_one_is_free,
+        an_unlock_lets_the_waiting_locker_in,
+        lockers_lock_in_the_order_in_which_they_came,
+        threads_lockers_and_factories_exclude_each_other,
+        a_lock_that_timed_out_leaves_no_trace_and_says_who_holds_it,
+        a_guard_is_renewed_for_as_long_as_it_lives,
+        a_guard_that_cannot_be_renewed_is_lost_at_the_end_of_its_ttl,
+        a_guard_held_too_long_is_given_up,
+        a_panic_under_the_lock_releases_it,
+        locking_what_this_thread_holds_is_an_error,
+        a_guard_may_be_dropped_by_another_thread,
+        a_locker_and_a_service_take_turns,
+        one_id_is_one_contender_over_fronts;
+    scheduler:
+        scheduled_work_runs_on_one_leader_and_fails_over,
+        stop_keeps_leading_until_running_work_has_ended,
+        a_restarted_scheduler_works_again,
+        work_that_fails_or_panics_runs_again,
+        work_is_cancelled_when_leadership_is_lost;
 }

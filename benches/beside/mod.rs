@@ -1,0 +1,193 @@
+//! Ours beside others, in turns.
+//!
+//! Criterion measures one function after the other, and on a machine that does other things too the
+//! second one meets another machine than the first. So each group is recorded first, a few operations
+//! of the one, a few of the other, and so on; then criterion is given the recordings, sample by sample,
+//! and does its statistics on them. What one side suffers from outside, the others suffer as well: the
+//! ratio holds where the times do not.
+
+#![allow(dead_code)]
+
+pub mod eight;
+pub mod hand_off;
+
+use std::cell::{Cell, OnceCell};
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkId, Criterion, SamplingMode};
+
+/// A criterion that draws nothing.
+pub fn criterion() -> Criterion {
+    Criterion::default().without_plots().configure_from_args()
+}
+
+/// How long to record.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// All sides of one group together.
+    pub time: Duration,
+    /// Only whether it works: `cargo test --benches`, `cargo bench -- --test`.
+    pub smoke: bool,
+}
+
+impl Budget {
+    /// `CONTEND_BENCH_SECONDS` for each side, by default two.
+    fn of(sides: usize) -> Budget {
+        let smoke = std::env::args().any(|argument| argument == "--test")
+            || !std::env::args().any(|argument| argument == "--bench");
+        let seconds = std::env::var("CONTEND_BENCH_SECONDS")
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(2.0);
+        let time = if smoke {
+            Duration::ZERO
+        } else {
+            Duration::from_secs_f64(seconds) * u32::try_from(sides).unwrap_or(1)
+        };
+        Budget { time, smoke }
+    }
+
+    /// Whether to go on with what began then. At least one round is made.
+    pub fn lasts(&self, began: Instant) -> bool {
+        began.elapsed() < self.time
+    }
+}
+
+/// What was recorded of one side: so many operations took so long.
+#[derive(Clone, Debug, Default)]
+pub struct Tape {
+    /// Sums up to here: operations, nanoseconds.
+    marks: Vec<(f64, f64)>,
+}
+
+impl Tape {
+    pub fn push(&mut self, operations: u64, took: Duration) {
+        let (before, nanos) = self.length();
+        self.marks
+            .push((before + operations as f64, nanos + took.as_nanos() as f64));
+    }
+
+    fn length(&self) -> (f64, f64) {
+        self.marks.last().copied().unwrap_or_default()
+    }
+
+    /// How long the operations from `start` to `end` took; from the start again after the end.
+    fn play(&self, start: u64, end: u64) -> Duration {
+        Duration::from_nanos((self.nanos_at(end) - self.nanos_at(start)).max(0.0) as u64)
+    }
+
+    fn nanos_at(&self, operation: u64) -> f64 {
+        let (operations, nanos) = self.length();
+        let rounds = (operation as f64 / operations).floor();
+        let rest = operation as f64 - rounds * operations;
+        let index = self.marks.partition_point(|(sum, _)| *sum <= rest);
+        let before = index.checked_sub(1).map_or((0.0, 0.0), |i| self.marks[i]);
+        let after = self.marks.get(index).copied().unwrap_or(before);
+        let part = (rest - before.0) / (after.0 - before.0).max(1.0);
+        rounds * nanos + before.1 + part * (after.1 - before.1)
+    }
+}
+
+/// How many samples criterion gets of a side.
+const SAMPLES: usize = 60;
+
+/// How long criterion believes that it measures; the recording takes as long as the budget says.
+const NOMINAL: Duration = Duration::from_secs(1);
+
+/// Measures `{backend}/{operation}/{side}` for each side. Nothing is recorded where a filter leaves
+/// all of them out.
+pub fn beside<const N: usize>(
+    criterion: &mut Criterion,
+    backend: &str,
+    operation: &str,
+    sides: [&str; N],
+    record: impl FnOnce(Budget) -> [Tape; N],
+) {
+    let record = Cell::new(Some(record));
+    let tapes: OnceCell<[Tape; N]> = OnceCell::new();
+    let mut group = criterion.benchmark_group(backend);
+    group.sampling_mode(SamplingMode::Flat);
+    group.sample_size(SAMPLES);
+    group.measurement_time(NOMINAL);
+    // One call.
+    group.warm_up_time(Duration::from_nanos(1));
+    for (number, side) in sides.into_iter().enumerate() {
+        let (warm, position) = (Cell::new(false), Cell::new(0));
+        group.bench_function(BenchmarkId::new(operation, side), |bencher| {
+            let tapes = tapes.get_or_init(|| {
+                let record = record.take().expect("recorded once");
+                record(Budget::of(N))
+            });
+            let tape = &tapes[number];
+            bencher.iter_custom(|iterations| {
+                if !warm.replace(true) {
+                    // From the length of this call criterion takes the number of iterations in a
+                    // sample. So long, and all samples together are the tape, once.
+                    let (operations, _) = tape.length();
+                    let began = Instant::now();
+                    while began.elapsed().as_secs_f64() < NOMINAL.as_secs_f64() / operations {
+                        std::hint::spin_loop();
+                    }
+                    return tape.play(0, iterations);
+                }
+                let start = position.get();
+                position.set(start + iterations);
+                tape.play(start, start + iterations)
+            });
+        });
+    }
+    group.finish();
+}
+
+/// A side: does one operation and says how long it took.
+pub type Side<'a> = &'a mut dyn FnMut() -> Duration;
+
+/// Records sides in turns, `block` operations each time.
+pub fn in_turns<const N: usize>(budget: Budget, block: usize, sides: [Side<'_>; N]) -> [Tape; N] {
+    let mut tapes: [Tape; N] = std::array::from_fn(|_| Tape::default());
+    let block = if budget.smoke { 1 } else { block };
+    let warm_up = Budget {
+        time: budget.time / 10,
+        ..budget
+    };
+    let began = Instant::now();
+    let mut sides = sides;
+    while warm_up.lasts(began) {
+        for side in &mut sides {
+            for _ in 0..block {
+                side();
+            }
+        }
+    }
+    let began = Instant::now();
+    loop {
+        for (side, tape) in sides.iter_mut().zip(&mut tapes) {
+            for _ in 0..block {
+                tape.push(1, side());
+            }
+        }
+        if !budget.lasts(began) {
+            return tapes;
+        }
+    }
+}
+
+/// Times one call.
+pub fn timed(work: impl FnOnce()) -> Duration {
+    let began = Instant::now();
+    work();
+    began.elapsed()
+}
+
+/// Keeps a number that is no time, for the report: `target/tmp/facts/NAME`.
+pub fn fact(name: &str, value: impl std::fmt::Display) {
+    println!("{name}: {value}");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("facts");
+    let written = fs::create_dir_all(&folder)
+        .and_then(|()| fs::write(folder.join(name), format!("{value}\n")));
+    if let Err(error) = written {
+        eprintln!("{name} was not kept: {error}");
+    }
+}

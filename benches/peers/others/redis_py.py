@@ -1,0 +1,89 @@
+"""redis-py's Lock, told what to do by `src/worker.rs`."""
+
+import sys
+import threading
+import time
+from importlib.metadata import version
+
+import redis
+
+TTL = 10
+port = int(sys.argv[2])
+
+
+def lock(mutex):
+    # A client for each contender, as in a process of its own; looks again every 0.1 s, its default.
+    return redis.Redis(host="127.0.0.1", port=port).lock("redis-py-" + mutex, timeout=TTL)
+
+
+def answer(numbers):
+    print(" ".join(str(number) for number in numbers), flush=True)
+
+
+def cycles(count):
+    alone = lock("alone")
+    took = []
+    for _ in range(count + 1):
+        began = time.perf_counter()
+        alone.acquire()
+        alone.release()
+        took.append((time.perf_counter() - began) * 1e6)
+    return took[1:]
+
+
+def hand_offs(holds):
+    owner, waiter = lock("handed-over"), lock("handed-over")
+    took = []
+    for hold in holds:
+        owner.acquire()
+        had = []
+
+        def wait():
+            waiter.acquire()
+            had.append(time.perf_counter())
+            waiter.release()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(hold / 1e6)
+        began = time.perf_counter()
+        owner.release()
+        thread.join()
+        took.append((had[0] - began) * 1e6)
+    return took
+
+
+def eight(seconds):
+    over = threading.Event()
+    start = threading.Barrier(9)
+    counts = [0] * 8
+
+    def cycle(number):
+        contender = lock("eight")
+        start.wait()
+        while not over.is_set():
+            contender.acquire()
+            if not over.is_set():
+                counts[number] += 1
+            contender.release()
+
+    threads = [threading.Thread(target=cycle, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    time.sleep(seconds)
+    over.set()
+    for thread in threads:
+        thread.join()
+    return counts
+
+
+print(version("redis"), flush=True)
+for line in sys.stdin:
+    order, *arguments = line.split()
+    if order == "cycles":
+        answer(cycles(int(arguments[0])))
+    elif order == "handoffs":
+        answer(hand_offs([int(hold) for hold in arguments]))
+    elif order == "eight":
+        answer(eight(float(arguments[0])))

@@ -1,0 +1,45 @@
+//! rslock: asynchronous, tries again after up to 200 ms.
+
+use std::sync::Arc;
+
+use rslock::{Lock, LockManager};
+use tokio::runtime::Runtime;
+
+use super::{Contender, Rival, TTL};
+
+pub struct RsLock {
+    pub url: String,
+    pub runtime: Arc<Runtime>,
+}
+
+struct One {
+    manager: LockManager,
+    mutex: String,
+    lock: Option<Lock>,
+    runtime: Arc<Runtime>,
+}
+
+impl Rival for RsLock {
+    fn contender(&self, mutex: &str) -> Box<dyn Contender> {
+        Box::new(One {
+            manager: LockManager::new(vec![self.url.as_str()]),
+            mutex: format!("rslock-{mutex}"),
+            lock: None,
+            runtime: Arc::clone(&self.runtime),
+        })
+    }
+}
+
+impl Contender for One {
+    fn lock(&mut self) {
+        let lock = self
+            .runtime
+            .block_on(self.manager.acquire_no_guard(self.mutex.as_str(), TTL));
+        self.lock = Some(lock.unwrap());
+    }
+
+    fn unlock(&mut self) {
+        let lock = self.lock.take().unwrap();
+        self.runtime.block_on(self.manager.unlock(&lock));
+    }
+}

@@ -1,0 +1,249 @@
+//! ZooKeeper, beside *bare*: the same requests in the same order on a plain socket (`zk_wire.rs`), and
+//! beside the `zookeeper` crate, an independent client that sends them one by one.
+#![allow(missing_docs)]
+
+mod beside;
+#[path = "beside/zk_wire.rs"]
+mod zk_wire;
+
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use beside::eight::contended_8;
+use beside::hand_off::{Lockers, Services, Waiter, asleep};
+use beside::{beside, in_turns, timed};
+use contend::backend::{Attempt, Entry, Hold, Place, Renewal};
+use contend::{Factory, Moment};
+use criterion::Criterion;
+use ground::ZooKeeperServer;
+use zk_wire::{EPHEMERAL_SEQUENTIAL, PERSISTENT, Wire};
+use zookeeper::{Acl, CreateMode, ZooKeeper, ZooKeeperExt};
+
+static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start);
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// What our nodes are called, less the number.
+const NODE: &str = "_c_0b6e7a2c-6c1f-4f0e-9f43-0c2f5a2d7e11-latch-";
+
+fn main() {
+    let mut criterion = beside::criterion();
+    lock_cycle(&mut criterion);
+    renew(&mut criterion);
+    hand_off(&mut criterion);
+    contended(&mut criterion);
+    criterion.final_summary();
+    SERVER.kill();
+}
+
+fn lock_cycle(criterion: &mut Criterion) {
+    let sides = ["bare", "contend", "zookeeper_crate"];
+    beside(criterion, "zk", "lock_cycle", sides, |budget| {
+        let mut bare = Bare::at("bare");
+        let factory = factory();
+        let locker = factory.locker("ours").build().unwrap();
+        let peer = Peer::at("/peer");
+        in_turns(
+            budget,
+            10,
+            [
+                &mut || timed(|| bare.cycle()),
+                &mut || timed(|| drop(locker.lock().unwrap())),
+                &mut || timed(|| peer.cycle()),
+            ],
+        )
+    });
+}
+
+/// Ours asks nothing: the session's heartbeats renew for all. *Bare* is what one of those costs.
+fn renew(criterion: &mut Criterion) {
+    beside(criterion, "zk", "renew", ["bare", "contend"], |budget| {
+        let mut bare = Wire::connect(SERVER.addr());
+        let factory = factory();
+        let place = Place {
+            mutex: "renewed".into(),
+            id: "a".into(),
+            lease: factory.lease(),
+            hold: Hold::Long,
+        };
+        let mut seat = factory.backend().unwrap().seat(&place).unwrap();
+        let Attempt::Granted(grant) = seat.acquire(Entry::Try, soon()).unwrap() else {
+            panic!("nobody else is there");
+        };
+        let fence = grant.owner.fence();
+        let tapes = in_turns(
+            budget,
+            10,
+            [
+                &mut || {
+                    timed(|| {
+                        bare.sync();
+                        bare.send();
+                        bare.receive();
+                    })
+                },
+                &mut || {
+                    timed(|| {
+                        let renewal = seat.renew(fence, soon()).unwrap();
+                        assert!(matches!(renewal, Renewal::Renewed(_)));
+                    })
+                },
+            ],
+        );
+        seat.release(fence, soon()).unwrap();
+        tapes
+    });
+}
+
+fn hand_off(criterion: &mut Criterion) {
+    let sides = ["bare", "contend", "service"];
+    beside(criterion, "zk", "handoff", sides, |budget| {
+        let factory = factory();
+        let mut bare = BareHandOff::new();
+        let mut lockers = Lockers::new(&factory, "lockers");
+        let mut services = Services::new(&factory, "services");
+        in_turns(
+            budget,
+            1,
+            [
+                &mut || bare.hand_off(),
+                // Its waiter stands in line after three round trips.
+                &mut || lockers.hand_off(|| std::thread::sleep(Duration::from_millis(8))),
+                &mut || services.hand_off(),
+            ],
+        )
+    });
+}
+
+fn contended(criterion: &mut Criterion) {
+    let sides = ["bare", "contend"];
+    beside(criterion, "zk", "contended_8", sides, |budget| {
+        let mut bare = Bare::at("bare-loop");
+        let factory = factory();
+        contended_8("zk", &factory, budget, || bare.cycle())
+    });
+}
+
+/// With its session there: what it costs to open one is no lock's price.
+fn factory() -> Factory {
+    let factory = contend::connect(&SERVER.url()).unwrap();
+    drop(factory.locker("warm-up").build().unwrap().lock().unwrap());
+    factory
+}
+
+fn soon() -> Moment {
+    Moment::now() + Duration::from_secs(10)
+}
+
+/// One contender: its node and the line in one go, and the deletion.
+struct Bare {
+    wire: Wire,
+    mutex: String,
+    node: String,
+}
+
+impl Bare {
+    fn at(mutex: &str) -> Bare {
+        let mut wire = Wire::connect(SERVER.addr());
+        let mutex = format!("/{mutex}");
+        wire.create(&mutex, b"", PERSISTENT);
+        wire.send();
+        wire.receive();
+        Bare {
+            wire,
+            node: format!("{mutex}/{NODE}"),
+            mutex,
+        }
+    }
+
+    fn cycle(&mut self) {
+        let path = self.enter();
+        self.wire.delete(&path);
+        self.wire.send();
+        self.wire.receive();
+    }
+
+    fn enter(&mut self) -> String {
+        self.wire
+            .create(&self.node, b"0:1@127.0.0.1", EPHEMERAL_SEQUENTIAL);
+        self.wire.children(&self.mutex);
+        self.wire.send();
+        let path = self.wire.created();
+        self.wire.receive();
+        path
+    }
+}
+
+/// The deletion of a node, and the watch of it on another connection: nothing more is asked there.
+struct BareHandOff {
+    owner: Bare,
+    watch: std::sync::mpsc::Sender<String>,
+    waiter: Waiter,
+    watching: std::sync::mpsc::Receiver<()>,
+}
+
+impl BareHandOff {
+    fn new() -> BareHandOff {
+        let owner = Bare::at("bare-handoff");
+        let mut wire = Wire::connect(SERVER.addr());
+        let (watch, paths) = std::sync::mpsc::channel::<String>();
+        let (watching_out, watching) = std::sync::mpsc::channel();
+        BareHandOff {
+            owner,
+            watch,
+            watching,
+            waiter: Waiter::new(move || {
+                wire.watch(&paths.recv().unwrap());
+                wire.send();
+                wire.receive();
+                watching_out.send(()).unwrap();
+                wire.receive();
+                Instant::now()
+            }),
+        }
+    }
+
+    fn hand_off(&mut self) -> Duration {
+        let path = self.owner.enter();
+        self.waiter.go();
+        self.watch.send(path.clone()).unwrap();
+        self.watching.recv().unwrap();
+        asleep();
+        let began = Instant::now();
+        self.owner.wire.delete(&path);
+        self.owner.wire.send();
+        self.owner.wire.receive();
+        self.waiter.done() - began
+    }
+}
+
+/// The same requests through the `zookeeper` crate.
+struct Peer {
+    client: ZooKeeper,
+    mutex: String,
+}
+
+impl Peer {
+    fn at(mutex: &str) -> Peer {
+        let client = ZooKeeper::connect(&SERVER.addr().to_string(), LONG, |_| {}).unwrap();
+        client.ensure_path(mutex).unwrap();
+        Peer {
+            client,
+            mutex: mutex.to_owned(),
+        }
+    }
+
+    fn cycle(&self) {
+        let node = self
+            .client
+            .create(
+                &format!("{}/{NODE}", self.mutex),
+                b"0:1@127.0.0.1".to_vec(),
+                Acl::open_unsafe().clone(),
+                CreateMode::EphemeralSequential,
+            )
+            .unwrap();
+        self.client.get_children(&self.mutex, false).unwrap();
+        self.client.delete(&node, None).unwrap();
+    }
+}

@@ -1,0 +1,361 @@
+//! What is said in the frames: requests, replies, events, and the server's error codes.
+
+use super::wire::{Decoder, Encoder, Malformed};
+use crate::error::{Error, ErrorKind};
+
+/// Reserved transaction ids.
+pub(super) const XID_EVENT: i32 = -1;
+pub(super) const XID_PING: i32 = -2;
+pub(super) const XID_AUTH: i32 = -4;
+pub(super) const XID_SET_WATCHES: i32 = -8;
+
+/// What a node is, and when it goes away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// Stays until it is deleted.
+    Persistent,
+    /// Deleted by the server some time after its last child went.
+    Container,
+    /// Ends with the session; the server appends a number that grows per parent.
+    EphemeralSequential,
+}
+
+/// Who may do what with the nodes that we make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Acl {
+    /// Everybody may do everything.
+    Open,
+    /// Only who has authenticated like us may do anything.
+    CreatorAll,
+}
+
+/// What the server keeps about a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stat {
+    /// The transaction that created the node: grows over all nodes of an ensemble.
+    pub czxid: i64,
+    /// When the node was created, in epoch milliseconds on the leader's clock.
+    pub ctime: i64,
+    /// The session with which the node ends; zero for nodes that stay.
+    pub ephemeral_owner: i64,
+    /// How many children it has.
+    pub children: i32,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    Create {
+        path: String,
+        data: Vec<u8>,
+        mode: Mode,
+        acl: Acl,
+    },
+    Delete {
+        path: String,
+    },
+    Exists {
+        path: String,
+        watch: bool,
+    },
+    Data {
+        path: String,
+        watch: bool,
+    },
+    Children {
+        path: String,
+        watch: bool,
+    },
+    Sync,
+    Close,
+}
+
+/// Which reply a request gets: all that must be kept to decode it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Created,
+    Stat,
+    Data,
+    Children,
+    Nothing,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    Created(String, Stat),
+    Stat(Stat),
+    Data(Vec<u8>, Stat),
+    Children(Vec<String>),
+    Nothing,
+}
+
+impl Request {
+    pub(super) fn encode(&self, xid: i32, out: &mut Encoder) {
+        out.begin();
+        out.int(xid);
+        match self {
+            Request::Create {
+                path,
+                data,
+                mode,
+                acl,
+            } => {
+                // create2 and createContainer bring the node's stat back, and with it the fence:
+                // plain create would cost one more read.
+                let (op, flags) = match mode {
+                    Mode::Persistent => (15, 0),
+                    Mode::Container => (19, 4),
+                    Mode::EphemeralSequential => (15, 3),
+                };
+                out.int(op);
+                out.text(path);
+                out.buffer(data);
+                let (scheme, id) = match acl {
+                    Acl::Open => ("world", "anyone"),
+                    Acl::CreatorAll => ("auth", ""),
+                };
+                out.count(1);
+                out.int(31);
+                out.text(scheme);
+                out.text(id);
+                out.int(flags);
+            }
+            Request::Delete { path } => {
+                out.int(2);
+                out.text(path);
+                out.int(-1);
+            }
+            Request::Exists { path, watch } => {
+                out.int(3);
+                out.text(path);
+                out.bool(*watch);
+            }
+            Request::Data { path, watch } => {
+                out.int(4);
+                out.text(path);
+                out.bool(*watch);
+            }
+            Request::Children { path, watch } => {
+                out.int(8);
+                out.text(path);
+                out.bool(*watch);
+            }
+            Request::Sync => {
+                out.int(9);
+                out.text("/");
+            }
+            Request::Close => out.int(-11),
+        }
+        out.end();
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        match self {
+            Request::Create { .. } => Shape::Created,
+            Request::Exists { .. } => Shape::Stat,
+            Request::Data { .. } => Shape::Data,
+            Request::Children { .. } => Shape::Children,
+            Request::Delete { .. } | Request::Sync | Request::Close => Shape::Nothing,
+        }
+    }
+}
+
+impl Shape {
+    pub(super) fn decode(self, mut body: Decoder<'_>) -> Result<Reply, Malformed> {
+        Ok(match self {
+            Shape::Created => Reply::Created(body.text()?, stat(&mut body)?),
+            Shape::Stat => Reply::Stat(stat(&mut body)?),
+            Shape::Data => Reply::Data(body.buffer()?.to_vec(), stat(&mut body)?),
+            Shape::Children => Reply::Children(body.texts()?),
+            Shape::Nothing => Reply::Nothing,
+        })
+    }
+}
+
+fn stat(body: &mut Decoder<'_>) -> Result<Stat, Malformed> {
+    let czxid = body.long()?;
+    let _mzxid = body.long()?;
+    let ctime = body.long()?;
+    let _mtime = body.long()?;
+    for _version in 0..3 {
+        body.int()?;
+    }
+    let ephemeral_owner = body.long()?;
+    let _data_length = body.int()?;
+    let children = body.int()?;
+    let _pzxid = body.long()?;
+    Ok(Stat {
+        czxid,
+        ctime,
+        ephemeral_owner,
+        children,
+    })
+}
+
+/// The head of every frame but the handshake's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) xid: i32,
+    pub(super) zxid: i64,
+    pub(super) code: Code,
+}
+
+impl Head {
+    pub(super) fn decode(frame: &mut Decoder<'_>) -> Result<Head, Malformed> {
+        Ok(Head {
+            xid: frame.int()?,
+            zxid: frame.long()?,
+            code: Code(frame.int()?),
+        })
+    }
+}
+
+/// Something happened to a watched node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) change: Change,
+    pub(super) path: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Created,
+    Deleted,
+    Data,
+    Children,
+    /// About the session, or unknown to us: the connection itself tells what matters.
+    Other,
+}
+
+impl Event {
+    pub(super) fn decode(mut body: Decoder<'_>) -> Result<Event, Malformed> {
+        let change = match body.int()? {
+            1 => Change::Created,
+            2 => Change::Deleted,
+            3 => Change::Data,
+            4 => Change::Children,
+            _ => Change::Other,
+        };
+        let _state = body.int()?;
+        let path = body.text()?;
+        Ok(Event { change, path })
+    }
+}
+
+/// The first frame of a connection: opens a session (`id` zero) or resumes one.
+pub(super) fn encode_hello(
+    out: &mut Encoder,
+    last_zxid: i64,
+    timeout_ms: i32,
+    id: i64,
+    password: &[u8],
+) {
+    out.begin();
+    out.int(0);
+    out.long(last_zxid);
+    out.int(timeout_ms);
+    out.long(id);
+    out.buffer(password);
+    // Not on a server that has lost its quorum: it could not keep a lock.
+    out.bool(false);
+    out.end();
+}
+
+/// The server's answer to the first frame.
+pub(super) struct Welcome {
+    /// Zero or less: the session has expired.
+    pub(super) timeout_ms: i32,
+    pub(super) id: i64,
+    pub(super) password: Vec<u8>,
+    pub(super) read_only: bool,
+}
+
+impl Welcome {
+    pub(super) fn decode(frame: &[u8]) -> Result<Welcome, Malformed> {
+        let mut body = Decoder::new(frame);
+        let _version = body.int()?;
+        let timeout_ms = body.int()?;
+        let id = body.long()?;
+        let password = body.buffer()?;
+        if password.len() > 64 {
+            return Err(Malformed("session password too long"));
+        }
+        Ok(Welcome {
+            timeout_ms,
+            id,
+            password: password.to_vec(),
+            // Servers before 3.4 do not send it.
+            read_only: !body.is_empty() && body.bool()?,
+        })
+    }
+}
+
+pub(super) fn encode_auth(out: &mut Encoder, scheme: &str, auth: &[u8]) {
+    out.begin();
+    out.int(XID_AUTH);
+    out.int(100);
+    out.int(0);
+    out.text(scheme);
+    out.buffer(auth);
+    out.end();
+}
+
+/// Asks a server that has not heard of our watches to keep them from now on, and to tell at once what
+/// happened to their nodes since `last_zxid`.
+pub(super) fn encode_set_watches(
+    out: &mut Encoder,
+    last_zxid: i64,
+    data: &[&str],
+    exists: &[&str],
+    children: &[&str],
+) {
+    out.begin();
+    out.int(XID_SET_WATCHES);
+    out.int(101);
+    out.long(last_zxid);
+    for paths in [data, exists, children] {
+        out.texts(paths.iter().copied());
+    }
+    out.end();
+}
+
+/// The server's word on a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Code(pub(super) i32);
+
+impl Code {
+    pub(super) const OK: Code = Code(0);
+    pub(super) const NO_NODE: Code = Code(-101);
+    pub(super) const NODE_EXISTS: Code = Code(-110);
+    pub(super) const SESSION_EXPIRED: Code = Code(-112);
+    pub(super) const SESSION_MOVED: Code = Code(-118);
+
+    pub(super) fn error(self, path: &str) -> Error {
+        let (kind, what) = match self.0 {
+            -101 => (ErrorKind::NotFound, "there is no such node"),
+            -110 => (ErrorKind::Conflict, "the node exists already"),
+            -111 => (ErrorKind::Conflict, "the node has children"),
+            -102 => (
+                ErrorKind::Denied,
+                "the node's ACL does not let us; authenticate as the user that created it, or mend the ACL",
+            ),
+            -114 => (
+                ErrorKind::Misconfigured,
+                "the server does not take our ACL; `creator_all` needs a user and a password",
+            ),
+            -115 | -124 => (ErrorKind::Denied, "the server refuses our authentication"),
+            -6 => (
+                ErrorKind::Misconfigured,
+                "the server does not know the request; ZooKeeper 3.5 or later is needed",
+            ),
+            -112 | -118 => (ErrorKind::Unreachable, "the server is rid of our session"),
+            _ => (
+                ErrorKind::Unavailable,
+                "the server cannot serve the request now",
+            ),
+        };
+        Error::new(kind, format!("{path}: {what} (ZooKeeper error {})", self.0))
+    }
+}

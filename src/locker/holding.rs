@@ -1,0 +1,411 @@
+//! One locker's seat at its mutex, and the cycle of acquiring, renewing and releasing through it.
+//!
+//! What to do next is the contention machine's decision, as in a service; here is the loop around it,
+//! which three threads take turns in: the one that locks, the renewer, and the one that unlocks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::loss::Loss;
+use super::renewer::Renewer;
+use super::rota::{Due, Rota};
+use crate::backend::{Attempt, Entry, Place, Seat};
+use crate::bell::{Bell, Ring};
+use crate::clock::Moment;
+use crate::contention::{Change, Contention, Step};
+use crate::error::{Error, ErrorKind, Result};
+use crate::period::ContendPeriod;
+use crate::service::Board;
+
+/// What a call to the backend is given even where the caller's timeout is nearer: a free lock must not be
+/// missed because a connection had to be opened first.
+const SHORTEST_CALL: Duration = Duration::from_millis(500);
+
+pub(super) struct Holding {
+    number: u64,
+    place: Place,
+    period: ContendPeriod,
+    max_hold: Option<Duration>,
+    /// What the guard reads: never locked across a call.
+    board: Board,
+    /// How the guard is told when belief ends before it does.
+    loss: Loss,
+    /// Locked across calls. The turnstile keeps other lockers away, so only the renewer and the thread
+    /// that locks or unlocks meet here.
+    desk: Mutex<Desk>,
+}
+
+struct Desk {
+    seat: Box<dyn Seat>,
+    bell: Bell,
+    /// Whether the backend rings the bell. Kept from one contended cycle to the next, so that each does
+    /// not pay for a subscription.
+    listening: bool,
+    /// The present ownership; `None` between two.
+    cycle: Option<Cycle>,
+}
+
+struct Cycle {
+    contention: Contention,
+    fence: u64,
+    /// From here on the lease is left to run out.
+    renew_until: Moment,
+    /// Where the renewer's list has this.
+    due: Option<Due>,
+}
+
+impl Holding {
+    pub(super) fn new(
+        place: Place,
+        period: ContendPeriod,
+        max_hold: Option<Duration>,
+        seat: Box<dyn Seat>,
+    ) -> Holding {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        Holding {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            place,
+            period,
+            max_hold,
+            board: Board::default(),
+            loss: Loss::default(),
+            desk: Mutex::new(Desk {
+                seat,
+                bell: Bell::new(),
+                listening: false,
+                cycle: None,
+            }),
+        }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(super) fn board(&self) -> &Board {
+        &self.board
+    }
+
+    pub(super) fn loss(&self) -> &Loss {
+        &self.loss
+    }
+
+    /// Becomes the owner and returns the fence: in one try without a deadline, else by waiting for it.
+    /// The deadline is that of the caller's `timeout`.
+    ///
+    /// The first try is one call: nothing is subscribed or queued until there is somebody to wait for.
+    pub(super) fn acquire(
+        self: &Arc<Holding>,
+        renewer: &Renewer,
+        deadline: Option<Moment>,
+        timeout: Option<Duration>,
+    ) -> Result<u64> {
+        let mut desk = self.desk.lock();
+        let start = Moment::now();
+        let id = Arc::clone(&self.place.id);
+        let mut contention = Contention::new(id, self.place.lease, self.period, start);
+        let by = self.call_by(start + self.place.lease.call_budget(), deadline);
+        let mut outcome = self.attempt(&mut desk, &mut contention, Entry::Try, by);
+        if outcome.is_ok() && contention.belief().is_none() {
+            // Refused, it stands in no queue yet: it enters now, not when the lease seen has ended.
+            contention.woken(start);
+        }
+        let mut queued = false;
+        loop {
+            let hopeless = outcome.as_ref().is_err_and(|error| !error.is_transient());
+            let late = deadline.is_none_or(|deadline| deadline <= Moment::now());
+            if (hopeless || late) && contention.belief().is_none() {
+                // A trace that could not be removed goes away by itself; the caller learns why it has
+                // no lock, not that.
+                let _ = self.leave(&mut desk, &mut contention, queued, None);
+                return Err(self.refusal(outcome.err(), &contention, timeout));
+            }
+            match self.decide(&mut contention, Contention::step) {
+                Step::Acquire { entry, by } => {
+                    let by = self.call_by(by, deadline);
+                    queued = true;
+                    self.listen(&mut desk, by);
+                    // What rang before this attempt, the attempt sees by itself.
+                    desk.bell.wait(start);
+                    outcome = self.attempt(&mut desk, &mut contention, entry, by);
+                }
+                Step::Release { fence, by } => {
+                    let _ = self.give_back(&mut desk, &mut contention, fence, by);
+                }
+                Step::Wait { until } => {
+                    let until = until.min(deadline.unwrap_or(Moment::FAR));
+                    if desk.bell.wait(until) == Ring::Wake {
+                        self.decide(&mut contention, Contention::woken);
+                    }
+                }
+                // Not before the machine says so: a pause may have come between the grant and here.
+                Step::Announce(Change::Acquired(state)) => {
+                    let fence = state.after().fence();
+                    return self.begin(renewer, &mut desk, contention, fence);
+                }
+                // Nobody listens to other changes, and the machine renews or stops only what owns or
+                // leaves.
+                Step::Announce(_) | Step::Renew { .. } | Step::Withdraw { .. } | Step::Stopped => {}
+            }
+        }
+    }
+
+    /// Ends the ownership. `Ok(true)`: the lease was still ours when the backend ended it.
+    pub(super) fn release(&self, renewer: &Renewer) -> Result<bool> {
+        let mut desk = self.desk.lock();
+        let Some(mut cycle) = desk.cycle.take() else {
+            return Ok(false);
+        };
+        if let Some(due) = cycle.due.take() {
+            renewer.remove(self.number, due);
+        }
+        self.loss.reset();
+        // The grant took it out of the queue.
+        self.leave(&mut desk, &mut cycle.contention, false, Some(cycle.fence))
+    }
+
+    /// The renewer's visit: renews if it is time, tells the holder if belief has ended, and enters the
+    /// next visit. `others`: when somebody else must be told something, so that no call lasts longer.
+    pub(super) fn tend(self: &Arc<Holding>, rota: &Mutex<Rota>, others: Moment) {
+        // A busy desk is that of a guard on its way out.
+        let Some(mut desk) = self.desk.try_lock() else {
+            return;
+        };
+        let Desk { seat, cycle, .. } = &mut *desk;
+        let Some(cycle) = cycle else {
+            return;
+        };
+        if let Some(due) = cycle.due.take() {
+            rota.lock().remove(self.number, due);
+        }
+        if let Some(due) = self.advance(seat, cycle, others) {
+            cycle.due = Some(due);
+            rota.lock().insert(self, due);
+        }
+    }
+
+    /// Drives an ownership on, by one call at most. `None`: it is over.
+    fn advance(&self, seat: &mut Box<dyn Seat>, cycle: &mut Cycle, others: Moment) -> Option<Due> {
+        loop {
+            match self.decide(&mut cycle.contention, Contention::step) {
+                Step::Announce(Change::Released(_)) => {
+                    log::warn!(
+                        "{}: {} lost the lock: not renewed in time, or taken away",
+                        self.place.mutex,
+                        self.place.id
+                    );
+                    self.loss.tell();
+                    return None;
+                }
+                Step::Announce(_) => {}
+                Step::Renew { fence, by } => {
+                    let sent = Moment::now();
+                    let (until, _) = cycle.contention.belief()?;
+                    if cycle.renew_until <= sent {
+                        return Some(self.due(until, until));
+                    }
+                    let renewal = self.note(seat.renew(fence, by.min(others)));
+                    self.decide(&mut cycle.contention, |contention, now| {
+                        contention.renewed(sent, now, renewal.ok(), rand::random());
+                    });
+                }
+                Step::Wait { until: at } => {
+                    let (until, _) = cycle.contention.belief()?;
+                    return Some(self.due(at, until));
+                }
+                // Only what does not own acquires or releases, and losing has ended this above.
+                _ => return None,
+            }
+        }
+    }
+
+    /// A quarter of the transition may pass before a holder is told: three are left to stop in.
+    fn due(&self, at: Moment, until: Moment) -> Due {
+        Due {
+            at,
+            tell_by: until + self.place.lease.transition() / 4,
+        }
+    }
+
+    fn begin(
+        self: &Arc<Holding>,
+        renewer: &Renewer,
+        desk: &mut Desk,
+        contention: Contention,
+        fence: u64,
+    ) -> Result<u64> {
+        let mut cycle = Cycle {
+            contention,
+            fence,
+            renew_until: self
+                .max_hold
+                .map_or(Moment::FAR, |max_hold| Moment::now() + max_hold),
+            due: None,
+        };
+        // As a rule this makes no call: nothing is due yet.
+        cycle.due = self.advance(&mut desk.seat, &mut cycle, Moment::FAR);
+        if let Some(due) = cycle.due
+            && let Err(error) = renewer.insert(self, due)
+        {
+            let _ = self.leave(desk, &mut cycle.contention, false, None);
+            return Err(error.context(&self.place.mutex));
+        }
+        desk.cycle = Some(cycle);
+        Ok(fence)
+    }
+
+    /// The way out: release what may be left, leave the queue if in it. The machine bounds it by one
+    /// call's budget. Says what became of the lease with the fence `ours`.
+    fn leave(
+        &self,
+        desk: &mut Desk,
+        contention: &mut Contention,
+        queued: bool,
+        ours: Option<u64>,
+    ) -> Result<bool> {
+        contention.stop();
+        let mut released = Ok(false);
+        loop {
+            match self.decide(contention, Contention::step) {
+                Step::Acquire { entry, by } => {
+                    let _ = self.attempt(desk, contention, entry, by);
+                }
+                Step::Release { fence, by } => {
+                    let outcome = self.give_back(desk, contention, fence, by);
+                    // After an attempt of unknown outcome, "there was none" may be that one's success.
+                    let guess = matches!((&released, &outcome), (Err(_), Ok(false)));
+                    if ours == Some(fence) && !guess {
+                        released = outcome;
+                    }
+                }
+                Step::Withdraw { by } if queued => {
+                    let withdrawn = desk.seat.withdraw(by);
+                    let _ = self.note(withdrawn);
+                    desk.listening = false;
+                }
+                Step::Wait { until } => {
+                    desk.bell.wait_stopping(until);
+                }
+                Step::Stopped => return released,
+                Step::Announce(_) | Step::Renew { .. } | Step::Withdraw { .. } => {}
+            }
+        }
+    }
+
+    /// `Err`: the outcome is unknown. `Ok`: the machine knows it.
+    fn attempt(
+        &self,
+        desk: &mut Desk,
+        contention: &mut Contention,
+        entry: Entry,
+        by: Moment,
+    ) -> Result<()> {
+        let sent = Moment::now();
+        let mut attempt = self.note(desk.seat.acquire(entry, by));
+        if let Ok(Attempt::Refused(refusal)) = &mut attempt
+            && !desk.listening
+        {
+            // Deaf to wake-ups, it must go by time.
+            refusal.retry_in = refusal.retry_in.min(self.place.lease.call_budget());
+        }
+        let (attempt, outcome) = match attempt {
+            Ok(attempt) => (Some(attempt), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        self.decide(contention, |contention, now| {
+            contention.acquired(sent, now, attempt, rand::random());
+        });
+        outcome
+    }
+
+    /// Subscribed first, no wake-up can fall between the next attempt and the wait after it.
+    fn listen(&self, desk: &mut Desk, by: Moment) {
+        if !desk.listening {
+            let waker = desk.bell.waker();
+            desk.listening = self.note(desk.seat.listen(&waker, by)).is_ok();
+        }
+    }
+
+    fn give_back(
+        &self,
+        desk: &mut Desk,
+        contention: &mut Contention,
+        fence: u64,
+        by: Moment,
+    ) -> Result<bool> {
+        let outcome = self.note(desk.seat.release(fence, by));
+        let released = outcome.as_ref().ok().copied();
+        self.decide(contention, |contention, now| {
+            contention.released(now, released, rand::random());
+        });
+        outcome
+    }
+
+    fn decide<T>(
+        &self,
+        contention: &mut Contention,
+        decide: impl FnOnce(&mut Contention, Moment) -> T,
+    ) -> T {
+        self.board.decide(contention, decide)
+    }
+
+    /// One log line per change of trouble.
+    fn note<T>(&self, outcome: Result<T>) -> Result<T> {
+        let changed = self.board.note(outcome.as_ref().err());
+        if let (true, Err(error)) = (changed, &outcome) {
+            log::warn!("{}: {}: {error}", self.place.mutex, self.place.id);
+        }
+        outcome
+    }
+
+    fn call_by(&self, by: Moment, deadline: Option<Moment>) -> Moment {
+        match deadline {
+            Some(deadline) => by.min(deadline.max(Moment::now() + SHORTEST_CALL)),
+            None => by,
+        }
+    }
+
+    /// Why there is no lock: the trouble, if there was some, or who holds it.
+    fn refusal(
+        &self,
+        trouble: Option<Error>,
+        contention: &Contention,
+        timeout: Option<Duration>,
+    ) -> Error {
+        let mutex = &self.place.mutex;
+        if let Some(error) = trouble {
+            return error.context(format_args!("{mutex}: not locked"));
+        }
+        let holder = match contention.seen().owner_id() {
+            "" => "kept for a contender that waits for it, or granted too late".to_owned(),
+            holder => format!("held by {holder:?}"),
+        };
+        held(mutex, &holder, timeout)
+    }
+}
+
+/// The error for a lock that somebody else has.
+pub(super) fn held(mutex: &str, holder: &str, waited: Option<Duration>) -> Error {
+    let waited = waited.map_or(String::new(), |waited| {
+        format!(", and was not free within {waited:?}")
+    });
+    Error::new(ErrorKind::Held, format!("{mutex}: {holder}{waited}"))
+}
+
+impl fmt::Debug for Holding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holding")
+            .field("mutex", &self.place.mutex)
+            .field("id", &self.place.id)
+            .field("fence", &self.board.fence())
+            .finish_non_exhaustive()
+    }
+}

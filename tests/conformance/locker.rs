@@ -1,0 +1,318 @@
+//! Facts about lockers and their guards.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use contend::backend::Entry;
+use contend::{ErrorKind, EventKind, Locker};
+use ground::wait_until;
+use parking_lot::Mutex;
+
+use super::hooked::{self, Call, When};
+use super::{Faulty, PATIENCE, Subject, name, next, started};
+
+pub fn a_locked_mutex_is_held_and_an_unlocked_one_is_free(subject: &Subject) {
+    let mutex = name("lock");
+    let (ours, theirs) = two(subject, &mutex);
+    let guard = ours.lock().unwrap();
+    assert!(guard.is_valid() && guard.fence() > 0);
+    assert!(guard.valid_for() > Duration::ZERO);
+    let error = theirs.try_lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held);
+    assert_eq!(error.to_string(), format!("{mutex}: held by \"ours\""));
+
+    let (fence, lost) = (guard.fence(), guard.lost());
+    assert!(guard.unlock().unwrap(), "it was ours to the end");
+    assert!(lost.recv().is_err(), "unlocking is not losing");
+    let guard = theirs.try_lock().unwrap();
+    assert!(guard.fence() > fence);
+    drop(guard);
+    drop(ours.try_lock().unwrap());
+}
+
+pub fn an_unlock_lets_the_waiting_locker_in(subject: &Subject) {
+    let mutex = name("hand-over");
+    let (ours, theirs) = two(subject, &mutex);
+    for _ in 0..3 {
+        let guard = ours.lock().unwrap();
+        let waiting = Waiting::start(&theirs);
+        thread::sleep(Duration::from_millis(100));
+        assert!(!waiting.is_over());
+        let unlocked = Instant::now();
+        assert!(guard.unlock().unwrap());
+        waiting.end();
+        // Far less than the lease, which ends by itself: the unlock woke it, or the poll did.
+        assert!(unlocked.elapsed() < Duration::from_millis(1_900));
+    }
+}
+
+pub fn lockers_lock_in_the_order_in_which_they_came(subject: &Subject) {
+    if !subject.ordered {
+        return;
+    }
+    let mutex = name("order");
+    let queued = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&queued);
+    let factory = hooked::around(&subject.factory(), move |when, call, _, _| {
+        if (when, call) == (When::After, Call::Acquire(Entry::Queue)) {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
+    });
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let first = factory.locker(&mutex).build().unwrap();
+    let guard = first.lock().unwrap();
+    let threads: Vec<_> = (0..4)
+        .map(|number| {
+            let before = queued.load(Ordering::SeqCst);
+            let locker = factory.locker(&mutex).build().unwrap();
+            let order = Arc::clone(&order);
+            let thread = thread::spawn(move || {
+                let guard = locker.lock().unwrap();
+                order.lock().push(number);
+                drop(guard);
+            });
+            wait_until(PATIENCE, "it stands in the queue", || {
+                queued.load(Ordering::SeqCst) > before
+            });
+            thread
+        })
+        .collect();
+    drop(guard);
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
+    assert_eq!(*order.lock(), [0, 1, 2, 3]);
+}
+
+/// Threads that share a locker, lockers that share a factory, and factories: one at a time.
+pub fn threads_lockers_and_factories_exclude_each_other(subject: &Subject) {
+    const TURNS: u64 = 15;
+    let mutex = name("exclude");
+    let lockers: Vec<Locker> = (0..2)
+        .map(|_| subject.factory())
+        .flat_map(|factory| {
+            let locker = || factory.locker(&mutex).build().unwrap();
+            [locker(), locker()]
+        })
+        .collect();
+    let (inside, counter) = (AtomicI64::new(0), AtomicU64::new(0));
+    let last_fence = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for locker in lockers.iter().chain(&lockers) {
+            scope.spawn(|| {
+                for _ in 0..TURNS {
+                    locker
+                        .with_lock(|fence| {
+                            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                            assert!(last_fence.swap(fence, Ordering::SeqCst) < fence);
+                            let seen = counter.load(Ordering::SeqCst);
+                            thread::yield_now();
+                            counter.store(seen + 1, Ordering::SeqCst);
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                        })
+                        .unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(counter.into_inner(), 8 * TURNS);
+}
+
+/// The free mutex would be kept for who left a queue entry.
+pub fn a_lock_that_timed_out_leaves_no_trace_and_says_who_holds_it(subject: &Subject) {
+    let mutex = name("timeout");
+    let (ours, theirs) = two(subject, &mutex);
+    let third = subject.factory().locker(&mutex).build().unwrap();
+    let guard = ours.lock().unwrap();
+    let began = Instant::now();
+    let error = theirs.try_lock_for(Duration::from_millis(400)).unwrap_err();
+    assert!(began.elapsed() >= Duration::from_millis(400));
+    assert_eq!(error.kind(), ErrorKind::Held);
+    assert_eq!(
+        error.to_string(),
+        format!("{mutex}: held by \"ours\", and was not free within 400ms")
+    );
+    assert!(guard.unlock().unwrap());
+    assert!(third.try_lock().unwrap().unlock().unwrap());
+    // And it can wait again.
+    drop(theirs.try_lock_for(PATIENCE).unwrap());
+}
+
+pub fn a_guard_is_renewed_for_as_long_as_it_lives(subject: &Subject) {
+    let mutex = name("renewed");
+    let (ours, theirs) = two(subject, &mutex);
+    let guard = ours.lock().unwrap();
+    let lost = guard.lost();
+    let until = Instant::now() + subject.factory().lease().total() * 2;
+    while Instant::now() < until {
+        assert!(guard.is_valid() && guard.valid_for() > Duration::ZERO);
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(theirs.try_lock().unwrap_err().kind(), ErrorKind::Held);
+    assert!(lost.is_empty());
+    assert!(guard.unlock().unwrap());
+}
+
+/// Rule 2, for a guard: the transition is left to stop in.
+pub fn a_guard_that_cannot_be_renewed_is_lost_at_the_end_of_its_ttl(subject: &Subject) {
+    let mutex = name("lost");
+    let (factory, broken) = Faulty::around(&subject.factory());
+    let ours = factory.locker(&mutex).id("ours").build().unwrap();
+    let theirs = subject
+        .factory()
+        .locker(&mutex)
+        .id("theirs")
+        .build()
+        .unwrap();
+    let guard = ours.lock().unwrap();
+    let (lost, lost_too) = (guard.lost(), guard.lost());
+    broken.store(true, Ordering::SeqCst);
+    let left = guard.valid_for();
+    let began = Instant::now();
+    lost.recv_timeout(PATIENCE).unwrap();
+    let took = began.elapsed();
+    assert!(!guard.is_valid() && guard.valid_for().is_zero());
+    assert!(
+        took + Duration::from_millis(50) >= left,
+        "{took:?} of {left:?}"
+    );
+    lost_too.recv_timeout(PATIENCE).unwrap();
+    guard.lost().recv_timeout(PATIENCE).unwrap();
+    // Nobody ended the lease: the backend keeps it through the transition. This is the time to stop in.
+    if took < left + factory.lease().transition() / 2 {
+        assert_eq!(theirs.try_lock().unwrap_err().kind(), ErrorKind::Held);
+    }
+    assert!(guard.unlock().is_err(), "its outcome is unknown");
+    broken.store(false, Ordering::SeqCst);
+    drop(theirs.try_lock_for(PATIENCE).unwrap());
+    drop(ours.try_lock_for(PATIENCE).unwrap());
+}
+
+pub fn a_guard_held_too_long_is_given_up(subject: &Subject) {
+    let mutex = name("max-hold");
+    let ours = subject.factory().locker(&mutex);
+    let max_hold = Duration::from_millis(700);
+    let ours = ours.max_hold(max_hold).build().unwrap();
+    let theirs = subject.factory().locker(&mutex).build().unwrap();
+    let began = Instant::now();
+    let guard = ours.lock().unwrap();
+    guard.lost().recv_timeout(PATIENCE).unwrap();
+    assert!(began.elapsed() >= max_hold && !guard.is_valid());
+    // It is stuck, and the world goes on.
+    let next = theirs.try_lock_for(PATIENCE).unwrap();
+    assert!(next.fence() > guard.fence());
+    assert!(!guard.unlock().unwrap(), "it is somebody else's");
+    assert!(next.is_valid() && next.unlock().unwrap());
+}
+
+pub fn a_panic_under_the_lock_releases_it(subject: &Subject) {
+    let mutex = name("panic");
+    let (ours, theirs) = two(subject, &mutex);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        ours.with_lock(|_| std::panic::resume_unwind(Box::new("on purpose")))
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(theirs.try_lock_for(PATIENCE).map(drop).ok(), Some(()));
+    assert_eq!(ours.with_lock(|_| 7).unwrap(), 7);
+}
+
+pub fn locking_what_this_thread_holds_is_an_error(subject: &Subject) {
+    let mutex = name("re-entry");
+    let locker = subject.factory().locker(&mutex).build().unwrap();
+    let guard = locker.lock().unwrap();
+    for again in [
+        locker.lock(),
+        locker.try_lock(),
+        locker.try_lock_for(PATIENCE),
+    ] {
+        let error = again.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Reentrant);
+        assert!(error.to_string().contains(&mutex), "{error}");
+    }
+    assert!(guard.is_valid() && guard.unlock().unwrap());
+    drop(locker.try_lock().unwrap());
+}
+
+pub fn a_guard_may_be_dropped_by_another_thread(subject: &Subject) {
+    let mutex = name("sent");
+    let (ours, theirs) = two(subject, &mutex);
+    let guard = ours.lock().unwrap();
+    let unlocked = thread::spawn(move || guard.unlock().unwrap()).join();
+    assert!(unlocked.unwrap());
+    drop(theirs.try_lock_for(PATIENCE).unwrap());
+    drop(ours.try_lock_for(PATIENCE).unwrap());
+}
+
+pub fn a_locker_and_a_service_take_turns(subject: &Subject) {
+    let mutex = name("turns");
+    let factory = subject.factory();
+    let (service, events) = started(&factory, &mutex, "service");
+    let led = next(&events, EventKind::Acquired).fence();
+    let locker = subject.factory().locker(&mutex).build().unwrap();
+    let error = locker.try_lock().unwrap_err();
+    assert_eq!(error.to_string(), format!("{mutex}: held by \"service\""));
+    let waiting = Waiting::start(&locker);
+    service.stop().unwrap();
+    let fence = waiting.end();
+    assert!(Some(fence) > led);
+    let guard = locker.lock().unwrap();
+    service.start().unwrap();
+    super::wait_for_owner(&service, locker.id());
+    drop(guard);
+    let leads = events
+        .iter()
+        .find(|event| event.kind == EventKind::Acquired);
+    assert!(leads.unwrap().fence() > Some(fence));
+}
+
+/// Rule 10, over services and lockers.
+pub fn one_id_is_one_contender_over_fronts(subject: &Subject) {
+    let mutex = name("one-id");
+    let factory = subject.factory();
+    let service = factory.contend(&mutex).id("a").build().unwrap();
+    let error = factory.locker(&mutex).id("a").build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DuplicateContender);
+    drop(service);
+    let locker = factory.locker(&mutex).id("a").build().unwrap();
+    let guard = locker.lock().unwrap();
+    drop(locker);
+    let error = factory.contend(&mutex).id("a").build().unwrap_err();
+    assert_eq!(
+        error.kind(),
+        ErrorKind::DuplicateContender,
+        "its guard lives"
+    );
+    drop(guard);
+    factory.contend(&mutex).id("a").build().unwrap();
+}
+
+fn two(subject: &Subject, mutex: &str) -> (Locker, Locker) {
+    let locker = |id| subject.factory().locker(mutex).id(id).build().unwrap();
+    (locker("ours"), locker("theirs"))
+}
+
+/// A thread that waits for a lock and gives it back at once.
+struct Waiting {
+    thread: thread::JoinHandle<u64>,
+}
+
+impl Waiting {
+    fn start(locker: &Locker) -> Waiting {
+        let locker = locker.clone();
+        let thread = thread::spawn(move || locker.with_lock(|fence| fence).unwrap());
+        Waiting { thread }
+    }
+
+    fn is_over(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    fn end(self) -> u64 {
+        wait_until(PATIENCE, "the waiting locker locked", || self.is_over());
+        self.thread.join().unwrap()
+    }
+}

@@ -1,0 +1,90 @@
+//! The threads behind the fronts. Alone in its file: it counts those of the process.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use contend::{Guard, Lease, Locker, ScheduleConfig};
+use ground::{threads, wait_until, within};
+
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// How often the thread that renews went to sleep so far.
+fn renewer_wakes() -> u64 {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let renewer = tasks
+        .map(|task| task.unwrap().path())
+        .find(|task| {
+            fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm == "lock renewal\n")
+        })
+        .expect("a thread that renews");
+    let status = fs::read_to_string(renewer.join("status")).unwrap();
+    let switches = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    switches.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn one_thread_renews_all_guards_of_a_factory_and_nothing_is_left_behind() {
+    within(Duration::from_secs(120), || {
+        let me = std::process::id();
+        let before = threads(me);
+        let lease = Lease::new(Duration::from_millis(1_500), Duration::from_millis(1_500)).unwrap();
+        let factory = contend::memory::factory("threads", lease);
+        let lockers: Vec<Locker> = (0..200)
+            .map(|number| factory.locker(&format!("m-{number}")).build().unwrap())
+            .collect();
+        assert_eq!(threads(me), before, "a locker has no thread");
+        let guards: Vec<Guard> = lockers
+            .iter()
+            .map(|locker| locker.lock().unwrap())
+            .collect();
+        assert_eq!(threads(me), before + 1);
+        let until = Instant::now() + lease.total();
+        while Instant::now() < until {
+            assert!(guards.iter().all(Guard::is_valid));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(threads(me), before + 1);
+        for guard in guards {
+            assert!(guard.unlock().unwrap());
+        }
+        // Cycles that are over before their first renewal do not wake it.
+        let wakes = renewer_wakes();
+        let began = Instant::now();
+        for _ in 0..20_000 {
+            drop(lockers[0].lock().unwrap());
+        }
+        let (wakes, took) = (renewer_wakes() - wakes, began.elapsed());
+        println!("20,000 cycles in {took:?}: the renewer woke {wakes} times");
+        assert!(wakes < 200, "{wakes}");
+        drop(lockers);
+        assert_eq!(threads(me), before + 1, "it goes with the factory");
+        drop(factory);
+        assert_eq!(threads(me), before);
+
+        // The last of factory, locker and guard ends it.
+        let factory = contend::memory::factory("threads", lease);
+        let locker = factory.locker("m").build().unwrap();
+        let guard = locker.lock().unwrap();
+        drop((factory, locker));
+        assert!(guard.is_valid());
+        assert_eq!(threads(me), before + 1);
+        drop(guard);
+        assert_eq!(threads(me), before);
+
+        let factory = contend::memory::factory("threads", lease);
+        let config = ScheduleConfig::rate(Duration::ZERO, Duration::from_millis(5));
+        for _ in 0..3 {
+            let scheduler = factory.scheduler("m").build(config, |_| Ok(())).unwrap();
+            scheduler.start().unwrap();
+            wait_until(PATIENCE, "it leads", || scheduler.is_leader());
+            assert_eq!(threads(me), before + 3, "service, callbacks, work");
+            scheduler.stop().unwrap();
+            assert_eq!(threads(me), before);
+            scheduler.start().unwrap();
+            drop(scheduler);
+            assert_eq!(threads(me), before);
+        }
+    });
+}

@@ -1,0 +1,438 @@
+//! Redis, seat by seat: what the scripts promise, without a service around them.
+
+#![cfg(feature = "redis")]
+
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use contend::backend::{Attempt, Entry, Grant, Hold, Place, Refusal, Renewal, Seat, Watch};
+use contend::redis::Builder;
+use contend::{Bell, Factory, Lease, Moment, Ring};
+use ground::{Proxy, RedisServer, wait_until, within};
+
+static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const HANG: Duration = Duration::from_secs(60);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn soon() -> Moment {
+    Moment::now() + Duration::from_secs(5)
+}
+
+fn builder() -> Builder {
+    Builder::new(SERVER.addr().to_string())
+}
+
+fn factory() -> Factory {
+    builder().build().unwrap()
+}
+
+fn name(fact: &str) -> String {
+    format!("{fact}-{:08x}", rand::random::<u32>())
+}
+
+/// A seat and the bell that the backend rings for it.
+struct Contender {
+    seat: Box<dyn Seat>,
+    bell: Bell,
+}
+
+impl Contender {
+    fn at(factory: &Factory, mutex: &str, id: &str) -> Contender {
+        Contender::with(factory, mutex, id, Lease::default())
+    }
+
+    fn with(factory: &Factory, mutex: &str, id: &str, lease: Lease) -> Contender {
+        let place = Place {
+            mutex: mutex.into(),
+            id: id.into(),
+            lease,
+            hold: Hold::Short,
+        };
+        Contender {
+            seat: factory.backend().unwrap().seat(&place).unwrap(),
+            bell: Bell::new(),
+        }
+    }
+
+    fn attempt(&mut self, entry: Entry) -> Attempt {
+        self.seat.acquire(entry, soon()).unwrap()
+    }
+
+    fn own(&mut self) -> u64 {
+        match self.attempt(Entry::Try) {
+            Attempt::Granted(grant) => grant.owner.fence(),
+            Attempt::Refused(refusal) => panic!("refused: {refusal:?}"),
+        }
+    }
+
+    fn refused(&mut self, entry: Entry) -> Refusal {
+        match self.attempt(entry) {
+            Attempt::Refused(refusal) => refusal,
+            Attempt::Granted(grant) => panic!("granted: {grant:?}"),
+        }
+    }
+
+    fn queue(&mut self) -> Refusal {
+        self.seat.listen(&self.bell.waker(), soon()).unwrap();
+        self.refused(Entry::Queue)
+    }
+
+    /// Waits to be rung, and owns.
+    fn take_turn(&mut self) -> Grant {
+        assert_eq!(self.bell.wait(Moment::now() + PATIENCE), Ring::Wake);
+        match self.attempt(Entry::Queue) {
+            Attempt::Granted(grant) => grant,
+            Attempt::Refused(refusal) => panic!("rung, and refused: {refusal:?}"),
+        }
+    }
+
+    fn release(&mut self, fence: u64) {
+        assert!(self.seat.release(fence, soon()).unwrap());
+    }
+}
+
+fn keys(mutex: &str) -> Vec<String> {
+    let pattern = format!("simba:{{{mutex}}}*");
+    let found = SERVER.cli(&["KEYS", &pattern]);
+    found
+        .lines()
+        .map(str::to_owned)
+        .filter(|key| !key.is_empty())
+        .collect()
+}
+
+#[test]
+fn what_lies_on_the_server_is_simbas_and_expires() {
+    within(HANG, || {
+        let mutex = name("layout");
+        let factory = factory();
+        let mut owner = Contender::at(&factory, &mutex, "0:12@10.0.0.1");
+        let fence = owner.own();
+        Contender::at(&factory, &mutex, "waiter").refused(Entry::Queue);
+        let key = format!("simba:{{{mutex}}}");
+        assert_eq!(SERVER.cli(&["GET", &key]).trim(), "0:12@10.0.0.1");
+        let left: u64 = SERVER.cli(&["PTTL", &key]).trim().parse().unwrap();
+        assert!(
+            (10_000..=16_000).contains(&left),
+            "ttl + transition: {left}"
+        );
+        let score = SERVER.cli(&["ZSCORE", &format!("{key}:contender"), "waiter"]);
+        let now: f64 = SERVER
+            .cli(&["TIME"])
+            .lines()
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
+        let waited = now - score.trim().parse::<f64>().unwrap();
+        assert!(waited.abs() < 60.0, "seconds, as Simba counts: {score}");
+        assert_eq!(keys(&mutex).len(), 3);
+        for key in keys(&mutex) {
+            let left: i64 = SERVER.cli(&["PTTL", &key]).trim().parse().unwrap();
+            assert!(left > 0, "{key} would stay for ever");
+        }
+        owner.release(fence);
+        // Nobody listened for the waiter: it is forgotten.
+        assert_eq!(keys(&mutex), [format!("{key}:lease")]);
+    });
+}
+
+/// Rule 5, and 9.
+#[test]
+fn only_the_fence_that_was_granted_renews_and_releases() {
+    within(HANG, || {
+        let mutex = name("fence");
+        let mut a = Contender::at(&factory(), &mutex, "a");
+        let fence = a.own();
+        for wrong in [0, fence - 1, fence + 1, u64::MAX] {
+            let renewal = a.seat.renew(wrong, soon()).unwrap();
+            assert!(matches!(renewal, Renewal::Lost(owner) if owner.fence() == fence));
+            assert!(!a.seat.release(wrong, soon()).unwrap());
+        }
+        assert!(matches!(
+            a.seat.renew(fence, soon()).unwrap(),
+            Renewal::Renewed(grant) if grant.owner.fence() == fence
+        ));
+        a.release(fence);
+        // Renew creates nothing.
+        let renewal = a.seat.renew(fence, soon()).unwrap();
+        assert!(matches!(renewal, Renewal::Lost(owner) if owner.owner_id().is_empty()));
+        assert!(!a.seat.release(fence, soon()).unwrap());
+        let mut last = fence;
+        for _ in 0..200 {
+            let fence = a.own();
+            assert!(fence > last);
+            last = fence;
+            a.release(fence);
+        }
+    });
+}
+
+#[test]
+fn a_lost_reply_is_adopted_with_a_higher_fence_and_the_full_lease() {
+    within(HANG, || {
+        let mutex = name("ghost");
+        let proxy = Proxy::to(SERVER.addr());
+        let through = Builder::new(proxy.addr().to_string()).build().unwrap();
+        let mut a = Contender::at(&through, &mutex, "a");
+        let fence = a.own();
+        a.release(fence);
+        proxy.lose_reply_to(b"EVALSHA");
+        assert!(a.seat.acquire(Entry::Try, soon()).is_err());
+        assert_eq!(proxy.lost_replies(), 1);
+        let key = format!("simba:{{{mutex}}}");
+        assert_eq!(
+            SERVER.cli(&["GET", &key]).trim(),
+            "a",
+            "it owns, and does not know"
+        );
+        let ghost: u64 = SERVER
+            .cli(&["HGET", &format!("{key}:lease"), "fence"])
+            .trim()
+            .parse()
+            .unwrap();
+        SERVER.cli(&["PEXPIRE", &key, "9000"]);
+        let adopted = a.own();
+        assert!(adopted > ghost, "{adopted} after {ghost}");
+        let left: u64 = SERVER.cli(&["PTTL", &key]).trim().parse().unwrap();
+        assert!(left > 14_000, "{left}");
+        SERVER.cli(&["PEXPIRE", &key, "30000"]);
+        let adopted = a.own();
+        let left: u64 = SERVER.cli(&["PTTL", &key]).trim().parse().unwrap();
+        assert!(left > 20_000, "an adoption ends nothing earlier: {left}");
+        assert!(!a.seat.release(ghost, soon()).unwrap());
+        a.release(adopted);
+    });
+}
+
+/// Rules 3 and 5: the server comes to it when nobody waits for it any more.
+#[test]
+fn a_request_that_comes_too_late_does_nothing() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factory = Builder::new(server.addr().to_string()).build().unwrap();
+        let mut a = Contender::at(&factory, "late", "a");
+        let fence = a.own();
+        a.release(fence);
+        server.pause();
+        assert!(
+            a.seat
+                .acquire(Entry::Queue, Moment::now() + ms(200))
+                .is_err()
+        );
+        // Time itself is the subject: the deadline must have passed on the server's clock, too.
+        std::thread::sleep(ms(300));
+        server.resume();
+        assert_eq!(server.cli(&["GET", "simba:{late}"]).trim(), "");
+        assert_eq!(server.cli(&["ZCARD", "simba:{late}:contender"]).trim(), "0");
+        let fence = a.own();
+        a.release(fence);
+    });
+}
+
+#[test]
+fn the_order_is_strict_also_for_a_releaser_that_comes_straight_back() {
+    within(HANG, || {
+        let mutex = name("order");
+        let factories = [factory(), factory()];
+        let mut owner = Contender::at(&factories[0], &mutex, "owner");
+        let mut fence = owner.own();
+        let mut waiters: Vec<_> = (0..4)
+            .map(|number| {
+                let mut waiter =
+                    Contender::at(&factories[number % 2], &mutex, &format!("waiter-{number}"));
+                waiter.queue();
+                waiter
+            })
+            .collect();
+        for waiter in &mut waiters {
+            owner.release(fence);
+            let refusal = owner.refused(Entry::Try);
+            assert!(
+                refusal.owner.owner_id().is_empty(),
+                "kept for the one that was told"
+            );
+            assert!(refusal.retry_in <= ms(1_001), "{refusal:?}");
+            fence = waiter.take_turn().owner.fence();
+            assert!(owner.refused(Entry::Try).owner.has_owner());
+            std::mem::swap(&mut owner, waiter);
+        }
+    });
+}
+
+/// As a process that dies: its connections are gone, its place in the queue is not.
+#[test]
+fn a_dead_waiter_is_passed_over_at_once() {
+    within(HANG, || {
+        let mutex = name("dead");
+        let factory = factory();
+        let mut owner = Contender::at(&factory, &mutex, "owner");
+        let fence = owner.own();
+        let dying = self::factory();
+        for number in 0..3 {
+            let mut waiter = Contender::at(&dying, &mutex, &format!("dying-{number}"));
+            waiter.queue();
+        }
+        drop(dying);
+        let mut next = Contender::at(&factory, &mutex, "next");
+        next.queue();
+        let queue = format!("simba:{{{mutex}}}:contender");
+        assert_eq!(SERVER.cli(&["ZCARD", &queue]).trim(), "4");
+        owner.release(fence);
+        let released = Instant::now();
+        next.take_turn();
+        assert!(released.elapsed() < ms(500), "{:?}", released.elapsed());
+        assert_eq!(SERVER.cli(&["ZCARD", &queue]).trim(), "0");
+    });
+}
+
+#[test]
+fn a_reservation_that_is_not_claimed_passes_on_and_the_next_is_told() {
+    within(HANG, || {
+        let mutex = name("unclaimed");
+        let factory = builder().claim(ms(300)).build().unwrap();
+        let mut owner = Contender::at(&factory, &mutex, "owner");
+        let fence = owner.own();
+        let mut sleeper = Contender::at(&factory, &mutex, "sleeper");
+        sleeper.queue();
+        let mut next = Contender::at(&factory, &mutex, "next");
+        assert!(next.queue().retry_in > ms(9_000));
+        owner.release(fence);
+        let released = Instant::now();
+        next.take_turn();
+        let waited = released.elapsed();
+        assert!((ms(300)..ms(2_000)).contains(&waited), "{waited:?}");
+        // It stands where it stood: next after the present owner.
+        assert!(sleeper.refused(Entry::Queue).owner.is_owner("next"));
+    });
+}
+
+#[test]
+fn a_waiter_that_withdraws_passes_its_reservation_on_and_leaves_no_trace() {
+    within(HANG, || {
+        let mutex = name("withdraw");
+        let factory = builder().claim(Duration::from_secs(30)).build().unwrap();
+        let mut owner = Contender::at(&factory, &mutex, "owner");
+        let fence = owner.own();
+        let mut first = Contender::at(&factory, &mutex, "first");
+        first.queue();
+        let mut second = Contender::at(&factory, &mutex, "second");
+        second.queue();
+        owner.release(fence);
+        assert_eq!(first.bell.wait(Moment::now() + PATIENCE), Ring::Wake);
+        first.seat.withdraw(soon()).unwrap();
+        let fence = second.take_turn().owner.fence();
+        first.queue();
+        first.seat.withdraw(soon()).unwrap();
+        second.release(fence);
+        assert_eq!(keys(&mutex), [format!("simba:{{{mutex}}}:lease")]);
+        // Nothing is reserved, nobody waits.
+        let fence = owner.own();
+        owner.release(fence);
+        wait_until(PATIENCE, "nobody listens for who withdrew", || {
+            let channel = format!("simba:{{{mutex}}}:first");
+            SERVER.cli(&["PUBSUB", "NUMSUB", &channel]).lines().last() == Some("0")
+        });
+    });
+}
+
+/// Whoever comes by first when a lease has run out: the one who waited longest owns.
+#[test]
+fn a_lease_that_runs_out_goes_to_the_longest_waiter() {
+    within(HANG, || {
+        let mutex = name("expiry");
+        let factory = factory();
+        let lease = Lease::new(ms(200), ms(100)).unwrap();
+        Contender::with(&factory, &mutex, "dead", lease).own();
+        let mut first = Contender::at(&factory, &mutex, "first");
+        first.queue();
+        let mut second = Contender::at(&factory, &mutex, "second");
+        let refusal = second.queue();
+        assert!(refusal.retry_in <= ms(301), "{refusal:?}");
+        std::thread::sleep(refusal.retry_in);
+        let mut passer_by = Contender::at(&factory, &mutex, "passer-by");
+        passer_by.refused(Entry::Try);
+        second.refused(Entry::Queue);
+        first.take_turn();
+    });
+}
+
+#[test]
+fn a_flushed_script_cache_and_a_flushed_server_are_no_obstacle() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factory = Builder::new(server.addr().to_string()).build().unwrap();
+        let mut a = Contender::at(&factory, "flush", "a");
+        let first = a.own();
+        server.cli(&["SCRIPT", "FLUSH"]);
+        assert!(matches!(
+            a.seat.renew(first, soon()).unwrap(),
+            Renewal::Renewed(_)
+        ));
+        server.cli(&["FLUSHALL"]);
+        assert!(matches!(
+            a.seat.renew(first, soon()).unwrap(),
+            Renewal::Lost(_)
+        ));
+        let second = a.own();
+        assert!(second > first, "{second} after {first}");
+    });
+}
+
+#[test]
+fn an_acquire_and_a_release_are_one_command_each() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factory = Builder::new(server.addr().to_string()).build().unwrap();
+        let mut a = Contender::at(&factory, "count", "a");
+        let fence = a.own();
+        a.release(fence);
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        for _ in 0..100 {
+            let fence = a.own();
+            a.release(fence);
+        }
+        let stats = server.cli(&["INFO", "commandstats"]);
+        let calls = |command: &str| {
+            let line = stats
+                .lines()
+                .find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+            line.map_or(0, |line| {
+                let calls = line.split(['=', ',']).nth(1).unwrap();
+                calls.parse::<u64>().unwrap()
+            })
+        };
+        assert_eq!(calls("evalsha"), 200, "{stats}");
+        for command in ["ping", "eval", "script|load", "client|setinfo", "select"] {
+            assert_eq!(calls(command), 0, "{command}: {stats}");
+        }
+    });
+}
+
+#[test]
+fn an_observer_is_rung_and_sees_what_the_owner_has() {
+    within(HANG, || {
+        let mutex = name("observe");
+        let factory = factory();
+        let shared: Arc<str> = mutex.as_str().into();
+        let mut watch: Box<dyn Watch> = factory.backend().unwrap().watch(&shared).unwrap();
+        let bell = Bell::new();
+        watch.listen(&bell.waker(), soon()).unwrap();
+        assert!(!watch.observe(soon()).unwrap().owner.has_owner());
+        let mut a = Contender::at(&self::factory(), &mutex, "a");
+        let fence = a.own();
+        assert_eq!(bell.wait(Moment::now() + PATIENCE), Ring::Wake);
+        let sight = watch.observe(soon()).unwrap();
+        assert!(sight.owner.is_in_ttl_of("a") && sight.owner.fence() == fence);
+        assert_eq!(sight.owner.transition_at() - sight.owner.ttl_at(), 6_000);
+        assert!(sight.again_in <= ms(16_001), "{sight:?}");
+        a.release(fence);
+        assert_eq!(bell.wait(Moment::now() + PATIENCE), Ring::Wake);
+        assert!(!watch.observe(soon()).unwrap().owner.has_owner());
+    });
+}

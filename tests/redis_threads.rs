@@ -1,0 +1,59 @@
+//! Redis: threads. One test, so that nothing else runs in this process.
+
+#![cfg(feature = "redis")]
+
+use std::time::{Duration, Instant};
+
+use contend::connect;
+use ground::{Proxy, RedisServer, threads, wait_until, within};
+
+/// Rule 12, with the server well, paused and gone.
+#[test]
+fn a_dropped_factory_leaves_no_thread() {
+    within(Duration::from_secs(60), || {
+        let server = RedisServer::start();
+        let own = || threads(std::process::id());
+        let before = own();
+        let used = || {
+            let factory = connect(&format!("{}?connect_timeout=500ms", server.url())).unwrap();
+            let services: Vec<_> = ["a", "b"]
+                .map(|id| {
+                    let service = factory.contend("m").id(id).build().unwrap();
+                    service.start().unwrap();
+                    service
+                })
+                .into();
+            wait_until(Duration::from_secs(20), "one owns", || {
+                services.iter().any(|service| service.is_owner())
+            });
+            (factory, services)
+        };
+        let (factory, services) = used();
+        drop(services);
+        // The opener and the reader.
+        assert_eq!(own(), before + 2);
+        drop(factory);
+        assert_eq!(own(), before);
+
+        let (factory, services) = used();
+        drop(services);
+        server.pause();
+        let began = Instant::now();
+        drop(factory);
+        assert!(
+            began.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            began.elapsed()
+        );
+        assert_eq!(own(), before);
+        server.resume();
+
+        let proxy = Proxy::to(server.addr());
+        proxy.refuse();
+        let factory = connect(&format!("redis://{}", proxy.addr())).unwrap();
+        drop(factory);
+        wait_until(Duration::from_secs(5), "the opener is gone", || {
+            own() == before
+        });
+    });
+}

@@ -1,0 +1,22 @@
+//! The ZooKeeper backend on one server: the conformance suite, and the latch under faults.
+#![cfg(feature = "zk")]
+
+mod conformance;
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use conformance::Subject;
+use ground::ZooKeeperServer;
+
+static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start);
+
+conformance!(Subject {
+    factory: Box::new(|| {
+        contend::zk::Builder::new(SERVER.addr().to_string())
+            .session_timeout(Duration::from_secs(4))
+            .build()
+            .unwrap()
+    }),
+    ordered: true,
+});

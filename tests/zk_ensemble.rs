@@ -1,0 +1,22 @@
+//! The ZooKeeper backend on an ensemble of three: the conformance suite.
+#![cfg(feature = "zk")]
+
+mod conformance;
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use conformance::Subject;
+use ground::ZooKeeperEnsemble;
+
+static ENSEMBLE: LazyLock<ZooKeeperEnsemble> = LazyLock::new(ZooKeeperEnsemble::start);
+
+conformance!(Subject {
+    factory: Box::new(|| {
+        contend::zk::Builder::new(ENSEMBLE.addresses().join(","))
+            .session_timeout(Duration::from_secs(5))
+            .build()
+            .unwrap()
+    }),
+    ordered: true,
+});

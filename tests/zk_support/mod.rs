@@ -1,0 +1,188 @@
+//! What the ZooKeeper tests share.
+
+#![allow(dead_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use contend::backend::{Attempt, Entry, Grant, Hold, Place, Seat};
+use contend::{Factory, Lease, Moment, MutexContendService, zk};
+use ground::wait_until;
+
+/// How long a condition may take to come true on a machine that has other things to do.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// When a hung test is ended.
+pub const HANG: Duration = Duration::from_secs(120);
+
+/// A deadline for calls in which nothing goes wrong.
+pub fn soon() -> Moment {
+    Moment::now() + Duration::from_secs(20)
+}
+
+/// A mutex name that no other test has.
+pub fn name(fact: &str) -> String {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let salt: u32 = rand::random();
+    format!("{fact}-{number}-{salt:08x}")
+}
+
+pub fn builder(address: impl ToString, timeout: Duration) -> zk::Builder {
+    zk::Builder::new(address.to_string())
+        .session_timeout(timeout)
+        // A busy machine may take its time; a third of the session timeout stays the limit.
+        .connect_timeout(Duration::from_secs(10))
+}
+
+pub fn factory(address: impl ToString, timeout: Duration) -> Factory {
+    builder(address, timeout).build().unwrap()
+}
+
+pub fn session(address: impl ToString, timeout: Duration) -> zk::Session {
+    let session = builder(address, timeout).session().unwrap();
+    wait_for(&session, zk::SessionState::Connected);
+    session
+}
+
+pub fn wait_for(session: &zk::Session, state: zk::SessionState) {
+    wait_until(PATIENCE, &format!("the session is {state:?}"), || {
+        session.state() == state
+    });
+}
+
+/// The names of the contenders' nodes.
+pub fn line(session: &zk::Session, mutex: &str) -> Vec<String> {
+    session
+        .get_children(&format!("/simba/{mutex}"), soon())
+        .unwrap_or_default()
+}
+
+pub fn seat(factory: &Factory, mutex: &str, id: &str, lease: Lease, hold: Hold) -> Box<dyn Seat> {
+    let place = Place {
+        mutex: mutex.into(),
+        id: id.into(),
+        lease,
+        hold,
+    };
+    factory.backend().unwrap().seat(&place).unwrap()
+}
+
+pub fn long_seat(factory: &Factory, mutex: &str, id: &str) -> Box<dyn Seat> {
+    seat(factory, mutex, id, factory.lease(), Hold::Long)
+}
+
+#[track_caller]
+pub fn granted(seat: &mut dyn Seat, entry: Entry) -> Grant {
+    match seat.acquire(entry, soon()).unwrap() {
+        Attempt::Granted(grant) => grant,
+        Attempt::Refused(refusal) => panic!("{refusal:?}"),
+    }
+}
+
+#[track_caller]
+pub fn refused(seat: &mut dyn Seat, entry: Entry) -> contend::MutexOwner {
+    match seat.acquire(entry, soon()).unwrap() {
+        Attempt::Refused(refusal) => refusal.owner,
+        Attempt::Granted(grant) => panic!("{grant:?}"),
+    }
+}
+
+/// Contenders for one mutex, each with a session of its own, and a witness that looks at their belief
+/// all the time.
+pub struct Rivals {
+    pub services: Vec<Arc<MutexContendService>>,
+    over: Arc<AtomicBool>,
+    witness: Option<JoinHandle<usize>>,
+}
+
+impl Rivals {
+    /// Starts one after the other: the first leads, the others stand in line.
+    pub fn start(factories: &[Factory], fact: &str) -> Rivals {
+        let mutex = name(fact);
+        let services: Vec<_> = factories
+            .iter()
+            .enumerate()
+            .map(|(number, factory)| {
+                let service = factory
+                    .contend(&mutex)
+                    .id(&format!("rival-{number}"))
+                    .build()
+                    .unwrap();
+                Arc::new(service)
+            })
+            .collect();
+        for (number, service) in services.iter().enumerate() {
+            service.start().unwrap();
+            wait_until(PATIENCE, "it leads or stands in line", || {
+                service.is_owner() || (number > 0 && service.state().after().is_owner("rival-0"))
+            });
+        }
+        let over = Arc::new(AtomicBool::new(false));
+        let witness = std::thread::spawn({
+            let (services, over) = (services.clone(), Arc::clone(&over));
+            move || witness(&services, &over)
+        });
+        Rivals {
+            services,
+            over,
+            witness: Some(witness),
+        }
+    }
+
+    pub fn leader(&self) -> Option<usize> {
+        self.services.iter().position(|service| service.is_owner())
+    }
+
+    /// Waits for a leader among those that `count`; returns it and how long it took.
+    pub fn wait_for_leader(&self, counts: impl Fn(usize) -> bool) -> (usize, Duration) {
+        let began = Instant::now();
+        let mut leader = None;
+        wait_until(PATIENCE, "somebody leads", || {
+            leader = self.leader().filter(|leader| counts(*leader));
+            leader.is_some()
+        });
+        (leader.unwrap(), began.elapsed())
+    }
+
+    pub fn wait_for_none(&self) -> Duration {
+        let began = Instant::now();
+        wait_until(PATIENCE, "nobody leads", || self.leader().is_none());
+        began.elapsed()
+    }
+
+    /// Ends the test: nobody ever believed beside another.
+    pub fn judge(mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        let looks = self.witness.take().unwrap().join().expect("two leaders");
+        assert!(looks > 100, "the witness looked away: {looks} looks");
+    }
+}
+
+/// Looks again and again. Two believed at the same instant if one did before and after, with the same
+/// fence, while the other did in between.
+fn witness(services: &[Arc<MutexContendService>], over: &AtomicBool) -> usize {
+    let mut looks = 0;
+    let mut highest = 0;
+    while !over.load(Ordering::SeqCst) {
+        for (number, service) in services.iter().enumerate() {
+            let Some(fence) = service.fence() else {
+                continue;
+            };
+            assert!(fence >= highest, "fence {fence} after {highest}");
+            highest = fence;
+            for (other, rival) in services.iter().enumerate().filter(|(n, _)| *n != number) {
+                let also = rival.fence();
+                assert!(
+                    also.is_none() || service.fence() != Some(fence),
+                    "{number} leads with {fence} while {other} leads with {also:?}"
+                );
+            }
+        }
+        looks += 1;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    looks
+}
