@@ -21,6 +21,7 @@
 //! | knowing who leads, without contending | [`Factory::observe`] |
 //! | one at a time in a section of code, with a guard | [`Factory::locker`] |
 //! | work at a fixed rate or with a fixed delay, on the leader only | [`Factory::scheduler`] |
+//! | at most N of us at once | `Semaphores`, with the feature `mysql` |
 //!
 //! | Cargo feature | URL | |
 //! |---|---|---|
@@ -69,6 +70,8 @@ pub mod observation;
 mod owner;
 mod period;
 mod scheduler;
+#[cfg(feature = "mysql")]
+pub mod semaphore;
 mod service;
 mod state;
 // Memory has neither hosts nor numbers in its URL.
@@ -98,6 +101,8 @@ pub use locker::{Guard, Locker, LockerBuilder};
 pub use owner::MutexOwner;
 pub use period::ContendPeriod;
 pub use scheduler::{Context, ScheduleConfig, Scheduler, SchedulerBuilder};
+#[cfg(feature = "mysql")]
+pub use semaphore::{PermitRequest, Semaphores};
 pub use service::{
     ContendBuilder, Executor, Job, MutexContendService, MutexRetrievalService, ObserveBuilder,
     Status,

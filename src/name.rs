@@ -26,25 +26,49 @@ pub(crate) fn check_id(id: &str) -> Result<()> {
     Ok(())
 }
 
+/// A text that a table keeps as it is: an external id, an owner, the name of a semaphore.
+#[cfg_attr(not(feature = "mysql"), allow(dead_code))]
+pub(crate) fn check_text(what: &str, text: &str, max: usize) -> Result<()> {
+    match fault_of(text, max) {
+        Some(wrong) => Err(refusal(what, text, wrong, max, "control characters")),
+        None => Ok(()),
+    }
+}
+
 fn check(what: &str, text: &str, max: usize) -> Result<()> {
-    let wrong = if text.is_empty() {
-        "is empty"
+    let brace = text.contains(['{', '}']).then_some("contains a brace");
+    match fault_of(text, max).or(brace) {
+        Some(wrong) => Err(refusal(
+            what,
+            text,
+            wrong,
+            max,
+            "control characters, braces,",
+        )),
+        None => Ok(()),
+    }
+}
+
+fn fault_of(text: &str, max: usize) -> Option<&'static str> {
+    if text.is_empty() {
+        Some("is empty")
     } else if text.len() > max {
-        "is too long"
+        Some("is too long")
     } else if text.chars().any(char::is_control) {
-        "contains a control character"
-    } else if text.contains(['{', '}']) {
-        "contains a brace"
+        Some("contains a control character")
     } else if text.trim() != text {
-        "begins or ends with white space"
+        Some("begins or ends with white space")
     } else {
-        return Ok(());
-    };
+        None
+    }
+}
+
+fn refusal(what: &str, text: &str, wrong: &str, max: usize, without: &str) -> Error {
     let shown: String = text.chars().take(80).collect();
-    Err(Error::invalid(format!(
-        "{what} {shown:?} {wrong}; allowed are 1 to {max} bytes of UTF-8 without control characters, \
-         braces, or white space at either end"
-    )))
+    Error::invalid(format!(
+        "{what} {shown:?} {wrong}; allowed are 1 to {max} bytes of UTF-8 without {without} or white \
+         space at either end"
+    ))
 }
 
 #[cfg(test)]

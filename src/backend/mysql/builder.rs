@@ -20,7 +20,7 @@ use crate::url::Url;
 const MAX_READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The URL parameters beside those of the server.
-const PARAMETERS: [&str; 10] = [
+pub(crate) const PARAMETERS: [&str; 10] = [
     "ttl",
     "transition",
     "table",

@@ -152,7 +152,6 @@ impl Fault {
     }
 
     /// Whether the server may have done what was asked, or may do it yet. `false`: surely not.
-    #[allow(dead_code)] // The counting semaphores are its users.
     pub(crate) fn is_outcome_unknown(&self) -> bool {
         self.poisoned && !matches!(self.code, Some(1290 | 1792 | 1836))
     }
@@ -162,10 +161,10 @@ impl Fault {
         self.code == Some(1213)
     }
 
-    /// Lock wait timeout: the statement did nothing, but its transaction is still open.
-    #[allow(dead_code)] // The counting semaphores are its users.
+    /// Lock wait timeout, or a lock that was not to be waited for: the statement did nothing, but its
+    /// transaction is still open.
     pub(crate) fn is_lock_wait(&self) -> bool {
-        self.code == Some(1205)
+        matches!(self.code, Some(1205 | 3572))
     }
 
     /// Duplicate key.
@@ -239,6 +238,7 @@ fn kind_of(code: u16) -> ErrorKind {
         | 1927
         | 1969
         | 3024
+        | 3572
         | 4031 => ErrorKind::Unavailable,
         _ => ErrorKind::Protocol,
     }

@@ -122,7 +122,6 @@ impl Link {
     /// Runs `work` in a transaction: committed if it is fine, rolled back if it is not, so that the
     /// connection never goes back with one open (a lock wait timeout leaves it open; only a deadlock
     /// does not). A fault of the COMMIT itself leaves the outcome unknown and the connection given up.
-    #[allow(dead_code)] // The counting semaphores are its users.
     pub(crate) fn transaction<T, E: From<Fault>>(
         &mut self,
         by: Moment,

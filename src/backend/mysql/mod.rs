@@ -24,7 +24,7 @@
 //! (or acquisitions, where there is more than one per second); deleting a row there may bring an old
 //! fence back.
 
-mod builder;
+pub(crate) mod builder;
 mod clock;
 pub(crate) mod fault;
 pub(crate) mod link;
@@ -34,7 +34,7 @@ mod repository;
 mod seat;
 pub(crate) mod server;
 mod store;
-mod table;
+pub(crate) mod table;
 mod wake;
 mod watch;
 

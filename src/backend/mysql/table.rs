@@ -291,7 +291,7 @@ impl Statements {
 }
 
 /// Without comments: they are for who reads the file, not for the server.
-fn strip(sql: &str) -> String {
+pub(crate) fn strip(sql: &str) -> String {
     let lines: Vec<&str> = sql
         .lines()
         .filter(|line| !line.trim_start().starts_with("--"))

@@ -1,0 +1,77 @@
+//! Semaphores on the server that the tests of one file share.
+
+#![allow(dead_code)]
+
+use std::net::SocketAddr;
+
+use contend::semaphore::{Acquisition, Exhausted, Permit, PermitRequest, Semaphores};
+use mysql::prelude::Queryable;
+
+use crate::mysql_ground::{empty_database, operator};
+
+/// A new database with the tables in it; its URL.
+pub fn database() -> String {
+    let url = empty_database();
+    Semaphores::connect(&url).unwrap().create_tables().unwrap();
+    url
+}
+
+/// Semaphores in a new database, and its URL.
+pub fn semaphores(capacities: &[(&str, u32)]) -> (Semaphores, String) {
+    let url = database();
+    let semaphores = Semaphores::connect(&url).unwrap();
+    for (name, capacity) in capacities {
+        assert!(semaphores.create(name, *capacity).unwrap());
+    }
+    (semaphores, url)
+}
+
+pub fn want(external_id: &str, semaphore: &str, count: u32) -> PermitRequest {
+    PermitRequest::new(external_id).permits(semaphore, count)
+}
+
+#[track_caller]
+pub fn acquired(answer: Acquisition) -> Vec<Permit> {
+    match answer {
+        Acquisition::Acquired(permits) => permits,
+        other => panic!("{other:?} is not Acquired"),
+    }
+}
+
+#[track_caller]
+pub fn already_acquired(answer: Acquisition) -> Vec<Permit> {
+    match answer {
+        Acquisition::AlreadyAcquired(permits) => permits,
+        other => panic!("{other:?} is not AlreadyAcquired"),
+    }
+}
+
+#[track_caller]
+pub fn exhausted(answer: Acquisition) -> Exhausted {
+    match answer {
+        Acquisition::Exhausted(exhausted) => exhausted,
+        other => panic!("{other:?} is not Exhausted"),
+    }
+}
+
+/// One number, as an operator would look it up.
+pub fn number(url: &str, sql: &str) -> i64 {
+    operator(url).query_first(sql).unwrap().unwrap()
+}
+
+/// The same URL through another address, such as a proxy's.
+pub fn through(url: &str, addr: SocketAddr) -> String {
+    let (head, rest) = url.split_once("://").unwrap();
+    let (authority, path) = rest.split_once('/').unwrap();
+    match authority.rsplit_once('@') {
+        Some((user, _)) => format!("{head}://{user}@{addr}/{path}"),
+        None => format!("{head}://{addr}/{path}"),
+    }
+}
+
+/// Where the server of a URL is.
+pub fn addr_of(url: &str) -> SocketAddr {
+    let rest = url.split_once("://").unwrap().1;
+    let authority = rest.split('/').next().unwrap();
+    authority.rsplit('@').next().unwrap().parse().unwrap()
+}
