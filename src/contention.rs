@@ -171,6 +171,13 @@ impl Contention {
         self.unsure = false;
     }
 
+    /// Whether this contender owns, and that was announced.
+    #[must_use]
+    pub fn is_announced(&self) -> bool {
+        let waiting = matches!(self.news.back(), Some(Change::Acquired(_)));
+        self.owned.is_some() && !waiting
+    }
+
     /// Whether [`stop`](Contention::stop) was called.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
