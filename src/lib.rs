@@ -40,7 +40,7 @@
 //! keeps what it acknowledged, and its clock does not jump. Where that may fail (a Redis that restarts
 //! empty, asynchronous failover, a restored snapshot, an operator who deletes the row), pass the
 //! [`fence`](MutexContendService::fence) to what you protect, and let it refuse a smaller one than it
-//! has seen: fences grow over all that.
+//! has seen.
 
 // Nothing in the library panics on what a server, a network or a caller can do.
 #![cfg_attr(
