@@ -7,13 +7,14 @@ mod beside;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use beside::eight::contended_8;
+use beside::eight::{Cycle, contended_8, lockers};
 use beside::hand_off::{Lockers, Services, Waiter, asleep};
 use beside::{beside, in_turns, timed};
 use contend::backend::{Attempt, Entry, Hold, Place, Renewal};
 use contend::{Factory, Lease, Moment};
 use criterion::Criterion;
 use ground::MariaDbServer;
+use mysql::consts::CapabilityFlags;
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts, OptsBuilder, Params, params};
 
@@ -108,11 +109,16 @@ fn hand_off(criterion: &mut Criterion) {
     });
 }
 
+/// *bare* is one contender that nobody disturbs, and that hands over to nobody.
 fn contended(criterion: &mut Criterion) {
     let sides = ["bare", "contend"];
     beside(criterion, "mysql", "contended_8", sides, |budget| {
-        let mut bare = Bare::at("bare", "a");
-        contended_8("mysql", &factory(), budget, || bare.cycle())
+        let alone = |mutex: &str, _| -> Cycle {
+            let mut bare = Bare::at(mutex, "a");
+            Box::new(move || bare.cycle())
+        };
+        let ours = lockers(factory());
+        contended_8("mysql", budget, [(1, &alone), (8, &ours)])
     });
 }
 
@@ -249,7 +255,7 @@ fn statement(sql: &str, politely: &str) -> String {
         .lines()
         .filter(|line| !line.trim_start().starts_with("--"))
         .collect();
-    lines
+    let filled = lines
         .join("\n")
         .trim()
         .replace("{table}", "`simba_mutex`")
@@ -262,11 +268,20 @@ fn statement(sql: &str, politely: &str) -> String {
         )
         .replace("{politely}", politely)
         .replace("{now}", "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
+        .replace(
+            "{clock}",
+            "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)",
+        );
+    assert!(!filled.contains('{'), "not all is filled in: {filled}");
+    filled
 }
 
 fn plain(server: &MariaDbServer) -> Conn {
     let opts = Opts::from_url(&server.url("bench")).unwrap();
-    let opts = OptsBuilder::from_opts(opts).prefer_socket(false);
+    // Rows matched, not rows changed: a renewal within the same millisecond changes nothing.
+    let opts = OptsBuilder::from_opts(opts)
+        .prefer_socket(false)
+        .additional_capabilities(CapabilityFlags::CLIENT_FOUND_ROWS);
     let mut conn = Conn::new(opts).unwrap();
     conn.query_drop("SET time_zone = '+00:00', autocommit = 1")
         .unwrap();

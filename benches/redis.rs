@@ -7,7 +7,7 @@ mod beside;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use beside::eight::contended_8;
+use beside::eight::{Cycle, contended_8, lockers};
 use beside::hand_off::{Lockers, Services, Waiter, asleep};
 use beside::{beside, in_turns, timed};
 use contend::backend::{Attempt, Entry, Hold, Place, Renewal};
@@ -100,12 +100,43 @@ fn hand_off(criterion: &mut Criterion) {
     });
 }
 
+/// *bare* is eight plain contenders with the same scripts in the same order; *alone* is one that nobody
+/// disturbs, and that hands over to nobody.
 fn contended(criterion: &mut Criterion) {
-    let sides = ["bare", "contend"];
+    let sides = ["alone", "bare", "contend"];
     beside(criterion, "redis", "contended_8", sides, |budget| {
-        let mut bare = Bare::at("bare", "a");
-        contended_8("redis", &factory(), budget, || bare.cycle())
+        let alone = |mutex: &str, _| -> Cycle {
+            let mut bare = Bare::at(mutex, "a");
+            Box::new(move || bare.cycle())
+        };
+        let ours = lockers(factory());
+        contended_8(
+            "redis",
+            budget,
+            [(1, &alone), (8, &plain_contender), (8, &ours)],
+        )
     });
+}
+
+/// Queues, waits for its message, acquires, releases.
+fn plain_contender(mutex: &str, number: usize) -> Cycle {
+    let id = format!("c{number}");
+    let mut bare = Bare::at(mutex, &id);
+    let mut messages = plain();
+    let subscribe = redis::cmd("SUBSCRIBE")
+        .arg(format!("simba:{{{mutex}}}:{id}"))
+        .get_packed_command();
+    messages.send_packed_command(&subscribe).unwrap();
+    messages.recv_response().unwrap();
+    Box::new(move || {
+        let fence = loop {
+            if let Some(fence) = bare.acquire("queue") {
+                break fence;
+            }
+            messages.recv_response().unwrap();
+        };
+        bare.release(fence);
+    })
 }
 
 fn factory() -> Factory {

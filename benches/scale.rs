@@ -25,10 +25,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [role, url, count] = &arguments[..]
+    if let [role, url, mutexes, count] = &arguments[..]
         && role == "--crew"
     {
-        crew(url, count.parse().unwrap());
+        crew(url, mutexes, count.parse().unwrap());
         return;
     }
     let smoke = !arguments.iter().any(|argument| argument == "--bench")
@@ -62,7 +62,7 @@ fn main() {
 }
 
 fn measure(server: &Server, name: &str, count: usize, idle: Duration) -> String {
-    let mut crew = Crew::start(&server.url(), count);
+    let mut crew = Crew::start(&server.url(), &format!("idle-{count}"), count);
     crew.hear("own");
     let start = crew.seconds();
     let (threads, rss) = (threads(crew.pid()), rss_kib(crew.pid()));
@@ -97,9 +97,10 @@ fn measure(server: &Server, name: &str, count: usize, idle: Duration) -> String 
 
 /// From the death of the owners' process until the last mutex has a new owner.
 fn failover(server: &Server, count: usize) -> f64 {
-    let mut owners = Crew::start(&server.url(), count);
+    let mutexes = format!("orphaned-{count}");
+    let mut owners = Crew::start(&server.url(), &mutexes, count);
     owners.hear("own");
-    let mut heirs = Crew::start(&server.url(), count);
+    let mut heirs = Crew::start(&server.url(), &mutexes, count);
     heirs.hear("wait");
     let began = Instant::now();
     owners.process.kill();
@@ -108,11 +109,11 @@ fn failover(server: &Server, count: usize) -> f64 {
 }
 
 /// The child: so many services, each for a mutex of its own. It says when all wait or own.
-fn crew(url: &str, count: usize) {
+fn crew(url: &str, mutexes: &str, count: usize) {
     let factory = contend::connect(url).unwrap();
-    let services: Vec<MutexContendService> = (0..count)
-        .map(|number| factory.contend(&format!("scale-{number}")).build().unwrap())
-        .collect();
+    let service = |number| factory.contend(&format!("{mutexes}-{number}")).build();
+    let services: Vec<MutexContendService> =
+        (0..count).map(|number| service(number).unwrap()).collect();
     let began = Instant::now();
     for service in &services {
         service.start().unwrap();
@@ -143,9 +144,9 @@ struct Crew {
 }
 
 impl Crew {
-    fn start(url: &str, count: usize) -> Crew {
+    fn start(url: &str, mutexes: &str, count: usize) -> Crew {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--crew", url, &count.to_string()]);
+        command.args(["--crew", url, mutexes, &count.to_string()]);
         let process = Process::spawn(&command, &Output::Pipe).unwrap();
         Crew {
             input: process.take_stdin().unwrap(),

@@ -11,7 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use contend::semaphore::{PermitRequest, Semaphores};
-use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
+use criterion::{
+    BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main,
+};
 use ground::MariaDbServer;
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts};
@@ -148,14 +150,11 @@ fn held(criterion: &mut Criterion) {
         .map(|held| (held, ground(&server, &format!("held_{held}"), held).0))
         .collect();
     for acquires in [true, false] {
-        let name = if acquires {
-            "semaphore/acquire"
-        } else {
-            "semaphore/release"
-        };
-        let mut group = criterion.benchmark_group(name);
+        let name = if acquires { "acquire" } else { "release" };
+        let mut group = criterion.benchmark_group("semaphore");
         for (held, semaphores) in &grounds {
-            group.bench_function(format!("held_{held}"), |bencher| {
+            let id = BenchmarkId::new(name, format!("held_{held}"));
+            group.bench_function(id, |bencher| {
                 bencher.iter_custom(|rounds| {
                     let mut spent = Duration::ZERO;
                     for _ in 0..rounds {

@@ -9,7 +9,7 @@ mod zk_wire;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use beside::eight::contended_8;
+use beside::eight::{Cycle, contended_8, lockers};
 use beside::hand_off::{Lockers, Services, Waiter, asleep};
 use beside::{beside, in_turns, timed};
 use contend::backend::{Attempt, Entry, Hold, Place, Renewal};
@@ -108,19 +108,28 @@ fn hand_off(criterion: &mut Criterion) {
             [
                 &mut || bare.hand_off(),
                 // Its waiter stands in line after three round trips.
-                &mut || lockers.hand_off(|| std::thread::sleep(Duration::from_millis(8))),
+                &mut || lockers.hand_off(|| std::thread::sleep(Duration::from_millis(15))),
                 &mut || services.hand_off(),
             ],
         )
     });
 }
 
+/// *bare* is eight plain contenders with the same requests in the same order; *alone* is one that nobody
+/// disturbs, and that hands over to nobody.
 fn contended(criterion: &mut Criterion) {
-    let sides = ["bare", "contend"];
+    let sides = ["alone", "bare", "contend"];
     beside(criterion, "zk", "contended_8", sides, |budget| {
-        let mut bare = Bare::at("bare-loop");
-        let factory = factory();
-        contended_8("zk", &factory, budget, || bare.cycle())
+        let alone = |mutex: &str, _| -> Cycle {
+            let mut bare = Bare::at(mutex);
+            Box::new(move || bare.cycle())
+        };
+        let plain = |mutex: &str, _| -> Cycle {
+            let mut bare = Bare::at(mutex);
+            Box::new(move || bare.contend())
+        };
+        let ours = lockers(factory());
+        contended_8("zk", budget, [(1, &alone), (8, &plain), (8, &ours)])
     });
 }
 
@@ -164,13 +173,44 @@ impl Bare {
     }
 
     fn enter(&mut self) -> String {
+        self.line_up().0
+    }
+
+    /// Our node, and those in line, the first one first.
+    fn line_up(&mut self) -> (String, Vec<String>) {
         self.wire
             .create(&self.node, b"0:1@127.0.0.1", EPHEMERAL_SEQUENTIAL);
         self.wire.children(&self.mutex);
         self.wire.send();
         let path = self.wire.created();
+        let mut line = self.wire.names();
+        line.sort();
+        (path, line)
+    }
+
+    /// A cycle among others: waits for the node before its own to go, and for nothing if it is first.
+    fn contend(&mut self) {
+        let (path, mut line) = self.line_up();
+        let own = |line: &[String]| line.iter().position(|name| path.ends_with(name.as_str()));
+        while let Some(place) = own(&line).filter(|place| *place > 0) {
+            let before = format!("{}/{}", self.mutex, line[place - 1]);
+            self.wire.watch(&before);
+            self.wire.send();
+            // Gone already: no event comes.
+            if !self.wire.receive().is_empty() {
+                self.wire.receive();
+            }
+            if place == 1 {
+                break;
+            }
+            self.wire.children(&self.mutex);
+            self.wire.send();
+            line = self.wire.names();
+            line.sort();
+        }
+        self.wire.delete(&path);
+        self.wire.send();
         self.wire.receive();
-        path
     }
 }
 

@@ -1,6 +1,6 @@
 //! Eight contenders that cycle one lock, each as fast as it can.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -11,35 +11,49 @@ use super::{Budget, Tape, fact};
 /// How long one side goes on before it is the other's turn.
 const TURN: Duration = Duration::from_millis(250);
 
-/// Records `contended_8`: one uncontended bare loop, then the eight, and so on. The fact
-/// `{backend}-contended_8-max-min` is the ratio of what the luckiest and the unluckiest had.
-pub fn contended_8(
+/// One cycle of one contender.
+pub type Cycle = Box<dyn FnMut() + Send>;
+
+/// Makes the contender of this number for a mutex.
+pub type Make<'a> = &'a dyn Fn(&str, usize) -> Cycle;
+
+/// Our own contenders: lockers of one factory.
+pub fn lockers(factory: Factory) -> impl Fn(&str, usize) -> Cycle {
+    move |mutex, _| {
+        let locker = factory.locker(mutex).build().unwrap();
+        Box::new(move || {
+            locker.lock().unwrap().unlock().unwrap();
+        })
+    }
+}
+
+/// Records sides of eight contenders each, or of one where a side is `alone`, in turns. The fact
+/// `{backend}-contended_8-max-min` is the ratio of what the luckiest and the unluckiest had on the last
+/// side, which is ours.
+pub fn contended_8<const N: usize>(
     backend: &str,
-    factory: &Factory,
     budget: Budget,
-    mut bare: impl FnMut(),
-) -> [Tape; 2] {
-    const COUNT: usize = 8;
-    let [mut of_bare, mut of_ours] = [Tape::default(), Tape::default()];
+    sides: [(usize, Make<'_>); N],
+) -> [Tape; N] {
+    let mut tapes: [Tape; N] = std::array::from_fn(|_| Tape::default());
     let turn = if budget.smoke {
         Duration::from_millis(20)
     } else {
         TURN
     };
-    let mut had = [0; COUNT];
+    let mut had = [0; 8];
     let began = Instant::now();
     let mut round = 0;
     loop {
-        let (mut cycles, start) = (0, Instant::now());
-        while start.elapsed() < turn {
-            bare();
-            cycles += 1;
-        }
-        of_bare.push(cycles, start.elapsed());
-        let (counts, took) = eight::<COUNT>(factory, &format!("eight-{round}"), turn);
-        of_ours.push(counts.iter().sum::<u64>().max(1), took);
-        for (all, one) in had.iter_mut().zip(counts) {
-            *all += one;
+        for (number, ((count, make), tape)) in sides.iter().zip(&mut tapes).enumerate() {
+            let mutex = format!("eight-{number}-{round}");
+            let (counts, took) = together(*count, *make, &mutex, turn);
+            tape.push(counts.iter().sum::<u64>().max(1), took);
+            if number + 1 == N {
+                for (all, one) in had.iter_mut().zip(counts) {
+                    *all += one;
+                }
+            }
         }
         round += 1;
         if !budget.lasts(began) {
@@ -53,33 +67,26 @@ pub fn contended_8(
             format_args!("{:.3}", *most as f64 / (*least).max(1) as f64),
         );
     }
-    [of_bare, of_ours]
+    tapes
 }
 
-fn eight<const COUNT: usize>(
-    factory: &Factory,
-    mutex: &str,
-    turn: Duration,
-) -> ([u64; COUNT], Duration) {
+fn together(count: usize, make: Make<'_>, mutex: &str, turn: Duration) -> (Vec<u64>, Duration) {
     let counting = Arc::new(AtomicBool::new(false));
     let over = Arc::new(AtomicBool::new(false));
-    let start = Arc::new(Barrier::new(COUNT + 1));
-    let counts: [Arc<AtomicU64>; COUNT] = std::array::from_fn(|_| Arc::default());
-    let threads: Vec<_> = (0..COUNT)
+    let start = Arc::new(Barrier::new(count + 1));
+    let threads: Vec<_> = (0..count)
         .map(|number| {
-            let locker = factory.locker(mutex).build().unwrap();
-            let count = Arc::clone(&counts[number]);
+            let mut cycle = make(mutex, number);
             let (over, start) = (Arc::clone(&over), Arc::clone(&start));
             let counting = Arc::clone(&counting);
             std::thread::spawn(move || {
+                let mut cycles = 0;
                 start.wait();
                 while !over.load(Ordering::Relaxed) {
-                    let guard = locker.lock().unwrap();
-                    if counting.load(Ordering::Relaxed) {
-                        count.fetch_add(1, Ordering::Relaxed);
-                    }
-                    guard.unlock().unwrap();
+                    cycle();
+                    cycles += u64::from(counting.load(Ordering::Relaxed));
                 }
+                cycles
             })
         })
         .collect();
@@ -92,8 +99,6 @@ fn eight<const COUNT: usize>(
     counting.store(false, Ordering::Relaxed);
     let took = began.elapsed();
     over.store(true, Ordering::Relaxed);
-    for thread in threads {
-        thread.join().unwrap();
-    }
-    (counts.map(|count| count.load(Ordering::Relaxed)), took)
+    let counts = threads.into_iter().map(|thread| thread.join().unwrap());
+    (counts.collect(), took)
 }

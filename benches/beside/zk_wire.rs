@@ -108,6 +108,25 @@ impl Wire {
         String::from_utf8(body[4..end].to_vec()).unwrap()
     }
 
+    /// The names in the reply to a question for children.
+    pub fn names(&mut self) -> Vec<String> {
+        let mut rest = self.receive();
+        let number = |rest: &mut &[u8]| {
+            let (head, tail) = rest.split_at(4);
+            *rest = tail;
+            usize::try_from(i32::from_be_bytes(head.try_into().unwrap())).unwrap()
+        };
+        let count = number(&mut rest);
+        (0..count)
+            .map(|_| {
+                let length = number(&mut rest);
+                let (name, tail) = rest.split_at(length);
+                rest = tail;
+                String::from_utf8(name.to_vec()).unwrap()
+            })
+            .collect()
+    }
+
     fn request(&mut self, op: i32) -> usize {
         let start = self.begin();
         self.int(1);

@@ -3,7 +3,7 @@
 fn main() {
     println!("cargo:rerun-if-changed=Cargo.lock");
     let lock = std::fs::read_to_string("Cargo.lock").expect("cargo has written it");
-    for name in ["contend", "rslock", "redlock", "distributed-lock"] {
+    for name in ["contend", "rslock", "redlock", "distributed-lock-redis"] {
         let version = lock
             .split("[[package]]")
             .find(|package| package.contains(&format!("\nname = \"{name}\"\n")))

@@ -101,7 +101,8 @@ impl Holding {
     /// Becomes the owner and returns the fence: in one try without a deadline, else by waiting for it.
     /// The deadline is that of the caller's `timeout`.
     ///
-    /// The first try is one call: nothing is subscribed or queued until there is somebody to wait for.
+    /// The first try is one call: nothing is subscribed or queued until there is, or has been, somebody
+    /// to wait for.
     pub(super) fn acquire(
         self: &Arc<Holding>,
         renewer: &Renewer,
@@ -112,13 +113,25 @@ impl Holding {
         let start = Moment::now();
         let id = Arc::clone(&self.place.id);
         let mut contention = Contention::new(id, self.place.lease, self.period, start);
-        let by = self.call_by(start + self.place.lease.call_budget(), deadline);
-        let mut outcome = self.attempt(&mut desk, &mut contention, Entry::Try, by);
-        if outcome.is_ok() && contention.belief().is_none() {
+        let mut by = self.call_by(start + self.place.lease.call_budget(), deadline);
+        let mut queued = false;
+        // Whoever listens from an earlier cycle has met others here. It queues at once: that saves a
+        // round trip where they still are, and costs none where they are not.
+        if desk.listening
+            && deadline.is_some()
+            && let Step::Acquire { by: latest, .. } = self.decide(&mut contention, Contention::step)
+        {
+            by = self.call_by(latest, deadline);
+            queued = true;
+            // What rang before this attempt, the attempt sees by itself.
+            desk.bell.wait(start);
+        }
+        let entry = if queued { Entry::Queue } else { Entry::Try };
+        let mut outcome = self.attempt(&mut desk, &mut contention, entry, by);
+        if !queued && outcome.is_ok() && contention.belief().is_none() {
             // Refused, it stands in no queue yet: it enters now, not when the lease seen has ended.
             contention.woken(start);
         }
-        let mut queued = false;
         loop {
             let hopeless = outcome.as_ref().is_err_and(|error| !error.is_transient());
             let late = deadline.is_none_or(|deadline| deadline <= Moment::now());

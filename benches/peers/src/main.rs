@@ -14,7 +14,7 @@ mod measure;
 mod rivals;
 mod worker;
 
-use std::fmt::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use ground::RedisServer;
@@ -60,24 +60,32 @@ fn main() {
     };
     for round in 0..rounds {
         for ((name, _, subject), outcome) in subjects.iter_mut().zip(&mut outcomes) {
+            if outcome.failed {
+                continue;
+            }
             eprintln!("round {}: {name}", round + 1);
-            outcome.cycles.extend(subject.cycles(cycles));
-            outcome.hand_offs.extend(subject.hand_offs(hand_offs));
-            let counts = subject.eight(Duration::from_secs_f64(seconds));
-            outcome.add_eight(&counts, seconds);
+            // A rival that breaks is left out; the others go on.
+            let measured = catch_unwind(AssertUnwindSafe(|| {
+                outcome.cycles.extend(subject.cycles(cycles));
+                outcome.hand_offs.extend(subject.hand_offs(hand_offs));
+                let counts = subject.eight(Duration::from_secs_f64(seconds));
+                outcome.add_eight(&counts, seconds);
+            }));
+            outcome.failed = measured.is_err();
         }
     }
-    let mut json = String::from("[\n");
-    for (index, ((name, version, _), outcome)) in subjects.iter().zip(&mut outcomes).enumerate() {
-        let comma = if index + 1 < subjects.len() { "," } else { "" };
-        writeln!(
-            json,
-            "  {{\"name\": \"{name}\", \"version\": \"{version}\", {}}}{comma}",
+    let mut lines = Vec::new();
+    for ((name, version, _), outcome) in subjects.iter().zip(&mut outcomes) {
+        if outcome.failed {
+            eprintln!("{name} broke, and is left out");
+            continue;
+        }
+        lines.push(format!(
+            "  {{\"name\": \"{name}\", \"version\": \"{version}\", {}}}",
             outcome.json()
-        )
-        .unwrap();
+        ));
     }
-    json.push_str("]\n");
+    let json = format!("[\n{}\n]\n", lines.join(",\n"));
     print!("{json}");
     std::fs::write(result, json).unwrap();
 }

@@ -26,6 +26,7 @@ pub struct Outcome {
     pub hand_offs: Vec<Duration>,
     eight: Vec<u64>,
     span: f64,
+    pub failed: bool,
 }
 
 impl Outcome {

@@ -1,14 +1,16 @@
-//! distributed-lock, on Redis: asynchronous, polls.
+//! distributed-lock, on Redis: asynchronous. On one server its `acquire` does not wait (0.2.0), whatever
+//! timeout it is given: whoever wants to wait tries again after a pause of their own, here 10 ms.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use distributed_lock::{
-    DistributedLock, LockHandle, LockProvider, RedisDistributedLock, RedisLockHandle,
-    RedisLockProvider,
-};
+use distributed_lock_core::traits::{DistributedLock, LockHandle, LockProvider};
+use distributed_lock_redis::{RedisDistributedLock, RedisLockHandle, RedisLockProvider};
 use tokio::runtime::Runtime;
 
 use super::{Contender, Rival, TTL};
+
+const PAUSE: Duration = Duration::from_millis(10);
 
 pub struct Distributed {
     pub url: String,
@@ -38,7 +40,12 @@ impl Contender for One {
     fn lock(&mut self) {
         // A lock of its own for each acquisition: its id is the lock's.
         let lock: RedisDistributedLock = self.provider.create_lock(&self.mutex);
-        self.handle = Some(self.runtime.block_on(lock.acquire(None)).unwrap());
+        while self.handle.is_none() {
+            self.handle = self.runtime.block_on(lock.try_acquire()).unwrap();
+            if self.handle.is_none() {
+                std::thread::sleep(PAUSE);
+            }
+        }
     }
 
     fn unlock(&mut self) {

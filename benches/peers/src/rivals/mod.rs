@@ -57,7 +57,7 @@ pub fn all(url: &str) -> Vec<(&'static str, String, Box<dyn Rival>)> {
         ),
         (
             "distributed-lock",
-            env!("VERSION_OF_DISTRIBUTED_LOCK").to_owned(),
+            env!("VERSION_OF_DISTRIBUTED_LOCK_REDIS").to_owned(),
             Box::new(distributed_lock::Distributed { url, runtime }),
         ),
     ]
