@@ -187,6 +187,8 @@ impl Crew {
 }
 
 /// The server of a backend, and what it says about itself.
+// One of it in a run.
+#[allow(clippy::large_enum_variant)]
 enum Server {
     Memory,
     #[cfg(feature = "redis")]

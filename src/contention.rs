@@ -81,6 +81,8 @@ pub struct Contention {
     owned: Option<Owned>,
     /// A grant that came too late and is still to be given back.
     give_back: Option<u64>,
+    /// The end of the transition of the last belief: whoever heard Released winds down until then.
+    winding_down: Moment,
     /// A lease of ours that the backend may still keep although we believe in it no more. A stop
     /// releases it; otherwise the next acquisition adopts it.
     leftover: Option<Leftover>,
@@ -123,6 +125,7 @@ impl Contention {
             period,
             owned: None,
             give_back: None,
+            winding_down: start,
             leftover: None,
             unsure: false,
             entered: false,
@@ -168,6 +171,13 @@ impl Contention {
         self.unsure = false;
     }
 
+    /// Whether this contender owns, and that was announced.
+    #[must_use]
+    pub fn is_announced(&self) -> bool {
+        let waiting = matches!(self.news.back(), Some(Change::Acquired(_)));
+        self.owned.is_some() && !waiting
+    }
+
     /// Whether [`stop`](Contention::stop) was called.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
@@ -185,6 +195,13 @@ impl Contention {
             return Step::Announce(change);
         }
         if let Some(fence) = self.give_back {
+            if self.leaving.is_none() && now < self.winding_down {
+                // It adopted the lease whose belief has ended: nobody else may own before its
+                // transition has passed, and so long this grant keeps the mutex for it.
+                return Step::Wait {
+                    until: self.winding_down,
+                };
+            }
             return Step::Release {
                 fence,
                 by: now + self.lease.call_budget(),
@@ -354,6 +371,7 @@ impl Contention {
             }
             return;
         }
+        self.winding_down = owned.until + self.lease.transition();
         let before = std::mem::replace(&mut self.seen, MutexOwner::NONE);
         self.news
             .push_back(Change::Released(MutexState::new(before, MutexOwner::NONE)));
@@ -414,4 +432,44 @@ impl Contention {
 /// From a reply at `now` on, the backend keeps the lease for at most this long, drift included.
 fn gone_at(now: Moment, lease: Lease) -> Moment {
     now + lease.total() + lease.total() / 100 + Duration::from_millis(5)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Moment {
+        Moment::from_origin(Duration::from_millis(ms))
+    }
+
+    fn granted(fence: u64) -> Option<Attempt> {
+        let owner = MutexOwner::new("a", 0, 0, 0, fence);
+        Some(Attempt::Granted(Grant { owner, until: None }))
+    }
+
+    /// Rules 2 and 3 together: the listener of the first ownership still winds down when the adoption of
+    /// its lease comes back too late.
+    #[test]
+    fn a_late_adoption_is_given_back_only_when_the_transition_is_over() {
+        let lease = Lease::new(Duration::from_millis(1000), Duration::from_millis(600)).unwrap();
+        let mut machine = Contention::new(Arc::from("a"), lease, ContendPeriod::new(lease), at(0));
+        machine.acquired(at(0), at(1), granted(7), 0.0);
+        assert!(matches!(
+            machine.step(at(1)),
+            Step::Announce(Change::Acquired(_))
+        ));
+        assert!(matches!(
+            machine.step(at(1000)),
+            Step::Announce(Change::Released(_))
+        ));
+        assert!(matches!(machine.step(at(1000)), Step::Acquire { .. }));
+        machine.acquired(at(100), at(1200), granted(8), 0.0);
+        assert!(matches!(machine.step(at(1200)), Step::Wait { until } if until == at(1600)));
+        machine.woken(at(1300));
+        assert!(matches!(machine.step(at(1300)), Step::Wait { until } if until == at(1600)));
+        assert!(matches!(
+            machine.step(at(1600)),
+            Step::Release { fence: 8, .. }
+        ));
+    }
 }

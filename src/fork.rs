@@ -9,6 +9,12 @@ pub(crate) struct Origin {
     pid: u32,
 }
 
+impl Default for Origin {
+    fn default() -> Origin {
+        Origin::here()
+    }
+}
+
 impl Origin {
     pub(crate) fn here() -> Origin {
         Origin {

@@ -19,6 +19,9 @@
 //! |---|---|
 //! | exactly one of us leads, and is told when it begins and ends | [`Factory::contend`] |
 //! | knowing who leads, without contending | [`Factory::observe`] |
+//! | one at a time in a section | [`Factory::locker`] |
+//! | a job that runs on the leader only | [`Factory::scheduler`] |
+//! | at most N at once, over several resources | `contend::Semaphores` (feature `mysql`) |
 //! | one at a time in a section of code, with a guard | [`Factory::locker`] |
 //! | work at a fixed rate or with a fixed delay, on the leader only | [`Factory::scheduler`] |
 //! | at most N of us at once | `Semaphores`, with the feature `mysql` |
@@ -37,7 +40,7 @@
 //! keeps what it acknowledged, and its clock does not jump. Where that may fail (a Redis that restarts
 //! empty, asynchronous failover, a restored snapshot, an operator who deletes the row), pass the
 //! [`fence`](MutexContendService::fence) to what you protect, and let it refuse a smaller one than it
-//! has seen: fences grow over all that.
+//! has seen.
 
 // Nothing in the library panics on what a server, a network or a caller can do.
 #![cfg_attr(
@@ -117,3 +120,8 @@ pub use state::MutexState;
 pub fn connect(url: &str) -> Result<Factory> {
     backend::connect(url)
 }
+
+/// The programs in the README compile and, where they need no server, run.
+#[cfg(all(doctest, feature = "mysql"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

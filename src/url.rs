@@ -34,6 +34,13 @@ impl Url {
             Some((rest, query)) => (rest, Some(query)),
             None => (rest, None),
         };
+        if query.is_some_and(|query| query.contains('@')) {
+            // Either a password with a bare '?', of which no part may be taken for something else and
+            // shown, or a parameter that can be written otherwise.
+            return Err(Error::invalid(
+                "a URL with an '@' after a '?': write '?' in a password as %3F, and '@' in a parameter as %40",
+            ));
+        }
         // The last '@' before the path: a password may contain one, a host may not.
         let authority_end = rest
             .find('@')
@@ -181,7 +188,8 @@ impl fmt::Debug for Url {
 }
 
 pub(crate) fn address(host: &str, default_port: u16) -> Result<(String, u16)> {
-    let bad = || Error::invalid(format!("{host:?} is not a host or host:port"));
+    // What stands here may be a password whose '@host' was forgotten: the error must not show it.
+    let bad = || Error::invalid("a host in a URL is written host, host:port or [v6 address]:port");
     let (name, port) = if let Some(rest) = host.strip_prefix('[') {
         let (name, port) = rest.split_once(']').ok_or_else(bad)?;
         (
@@ -251,6 +259,8 @@ mod tests {
         let url = Url::parse("mysql://root:s3cret@db/x?ttl=2s").unwrap();
         assert_eq!(format!("{url:?} {url}"), "mysql://db/x mysql://db/x");
         for text in [
+            "mysql://root:s3?cret@db/x",
+            "mysql://root:s3cret",
             "s3cret",
             "mysql://root:s3%ret@db/x",
             "mysql://root:s3cret@db:port/",

@@ -37,6 +37,8 @@ fn a_renewal_is_decided_without_an_allocation() {
     assert_eq!(contention.belief().map(|(_, fence)| fence), Some(7));
 
     // And the counter does count.
-    let counted = allocation_counter::measure(|| drop(std::hint::black_box(Box::new(renewals))));
-    assert_eq!(counted.count_total, 1);
+    assert!(
+        allocation_counter::measure(|| drop(std::hint::black_box(Box::new(renewals)))).count_total
+            > 0
+    );
 }

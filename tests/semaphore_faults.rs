@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use contend::semaphore::{Acquisition, PermitRequest, Release, Semaphores};
 use contend::{ErrorKind, Moment};
-use ground::{MariaDbServer, Proxy, wait_until, within};
+use ground::{Direction, MariaDbServer, Proxy, wait_until, within};
 use mysql::prelude::Queryable;
 use mysql_ground::{HANG, ms, operator};
 use semaphore_ground::{acquired, addr_of, exhausted, number, semaphores, through, want};
@@ -99,9 +99,27 @@ fn a_lost_reply_to_the_commit_and_the_retry_are_one_grant() {
         let proxy = Proxy::to(addr_of(&url));
         let client = Semaphores::connect(&through(&url, proxy.addr())).unwrap();
         client.usage("a").unwrap();
-        proxy.lose_reply_to(b"COMMIT");
-        let permits = acquired(client.acquire(&want("job", "a", 1)).unwrap());
-        assert_eq!(proxy.lost_replies(), 1);
+        // Slow enough to be caught in the act: from here on the server's answers do not arrive.
+        let mut conn = operator(&url);
+        conn.query_drop(
+            "CREATE TRIGGER slow BEFORE INSERT ON permit_request FOR EACH ROW \
+             SET NEW.owner = IF(SLEEP(0.7), NULL, NEW.owner)",
+        )
+        .unwrap();
+        let permits = thread::scope(|scope| {
+            let asking = scope.spawn(|| client.acquire(&want("job", "a", 1)));
+            wait_until(PATIENCE, "the transaction is being written", || {
+                number(&url, WRITING) > 0
+            });
+            proxy.black_hole(Direction::ToClient);
+            wait_until(PATIENCE, "it is committed", || {
+                direct.usage("a").unwrap().held == 1
+            });
+            proxy.cut();
+            proxy.pass();
+            acquired(asking.join().unwrap().unwrap())
+        });
+        conn.query_drop("DROP TRIGGER slow").unwrap();
         assert_eq!(number(&url, "SELECT COUNT(*) FROM permit"), 1);
         let fence = number(&url, "SELECT id FROM permit");
         assert_eq!(permits[0].fence, fence as u64);
@@ -109,11 +127,14 @@ fn a_lost_reply_to_the_commit_and_the_retry_are_one_grant() {
         // And the release, which is one statement.
         proxy.lose_reply_to(b"UPDATE permit_request");
         assert_eq!(client.release("job").unwrap(), Release::Released);
-        assert_eq!(proxy.lost_replies(), 2);
+        assert_eq!(proxy.lost_replies(), 1);
         assert_eq!(number(&url, "SELECT used FROM semaphore"), 0);
         assert_eq!(direct.check().unwrap(), []);
     });
 }
+
+const WRITING: &str = "SELECT COUNT(*) FROM information_schema.processlist \
+     WHERE info LIKE 'INSERT INTO permit_request%'";
 
 /// Naive: permits are inserted one by one, and the second fails: the first stays.
 /// Here: one transaction, all or nothing.
@@ -293,32 +314,36 @@ fn an_outcome_that_stays_unknown_leaks_nothing() {
         );
         let client = Semaphores::connect(&text).unwrap();
         client.usage("a").unwrap();
-        proxy.lose_reply_to(b"COMMIT");
-        thread::scope(|scope| {
+        let mut conn = operator(&url);
+        conn.query_drop(
+            "CREATE TRIGGER slow BEFORE INSERT ON permit_request FOR EACH ROW \
+             SET NEW.owner = IF(SLEEP(0.7), NULL, NEW.owner)",
+        )
+        .unwrap();
+        let error = thread::scope(|scope| {
             let asking = scope.spawn(|| client.acquire(&want("job", "a", 1)));
-            wait_until(PATIENCE, "the reply is lost", || proxy.lost_replies() == 1);
+            wait_until(PATIENCE, "the transaction is being written", || {
+                number(&url, WRITING) > 0
+            });
+            proxy.black_hole(Direction::ToClient);
             proxy.refuse();
+            wait_until(PATIENCE, "it is committed", || {
+                direct.usage("a").unwrap().held == 1
+            });
             proxy.cut();
-            let outcome = asking.join().unwrap();
-            match outcome {
-                // It came through between the loss and the refusal.
-                Ok(answer) => drop(acquired(answer)),
-                Err(error) => {
-                    assert!(error.is_transient(), "{error}");
-                    assert!(
-                        error.to_string().contains("outcome is not known"),
-                        "{error}"
-                    );
-                    assert_eq!(direct.usage("a").unwrap().held, 1);
-                    proxy.pass();
-                    wait_until(PATIENCE, "it is released", || {
-                        direct.usage("a").unwrap().held == 0
-                    });
-                    let again = client.acquire(&want("job", "a", 1)).unwrap();
-                    assert_eq!(again, Acquisition::AlreadyReleased);
-                }
-            }
+            asking.join().unwrap().unwrap_err()
         });
+        assert!(error.is_transient(), "{error}");
+        let says = error.to_string();
+        assert!(says.contains("outcome is not known"), "{error}");
+        assert_eq!(direct.usage("a").unwrap().held, 1);
+        conn.query_drop("DROP TRIGGER slow").unwrap();
+        proxy.pass();
+        wait_until(PATIENCE, "it is released", || {
+            direct.usage("a").unwrap().held == 0
+        });
+        let again = client.acquire(&want("job", "a", 1)).unwrap();
+        assert_eq!(again, Acquisition::AlreadyReleased);
         assert_eq!(direct.check().unwrap(), []);
     });
 }

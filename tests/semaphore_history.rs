@@ -257,7 +257,7 @@ fn storm(url: &str, semaphores: &Semaphores, folder: &Path, length: Duration) ->
         match rng.random_range(0..6) {
             0 => proxy.cut(),
             1 => proxy.reset(),
-            2 | 3 => proxy.lose_reply_to(b"COMMIT"),
+            2 | 3 => proxy.lose_reply_to(b"INSERT INTO permit_request"),
             4 => proxy.lose_next_reply(),
             _ => counts.swept += semaphores.sweep_expired().unwrap().len(),
         }

@@ -115,7 +115,7 @@ fn a_lease_that_no_session_could_keep_is_refused() {
 }
 
 #[test]
-fn a_lease_that_ran_out_is_not_renewed_though_its_node_is_there() {
+fn a_lease_that_ran_out_is_not_renewed() {
     within(HANG, || {
         let mutex = name("ran-out");
         let factory = factory(SERVER.addr(), LONG);
@@ -123,7 +123,7 @@ fn a_lease_that_ran_out_is_not_renewed_though_its_node_is_there() {
         let lease = Lease::new(Duration::from_millis(200), Duration::from_millis(100)).unwrap();
         let mut seat = seat(&factory, &mutex, "a", lease, Hold::Long);
         let first = granted(&mut *seat, Entry::Queue);
-        let (fence, nodes) = (first.owner.fence(), line(&reader, &mutex));
+        let fence = first.owner.fence();
         wait_until(PATIENCE, "the lease has run out", || {
             Moment::now() > first.until.unwrap() + lease.transition()
         });
@@ -131,7 +131,6 @@ fn a_lease_that_ran_out_is_not_renewed_though_its_node_is_there() {
             seat.renew(fence, soon()).unwrap(),
             Renewal::Lost(_)
         ));
-        assert_eq!(line(&reader, &mutex), nodes);
         let again = granted(&mut *seat, Entry::Queue);
         assert!(again.owner.fence() > fence);
         assert_eq!(line(&reader, &mutex).len(), 1);

@@ -1,6 +1,6 @@
 //! The contract between contend and a technology that keeps mutexes, and the list of those there are.
 //!
-//! A backend is a folder here and a line in [`SCHEMES`]. Nothing above this module names one, and no
+//! A backend is a folder here and a line in `SCHEMES`. Nothing above this module names one, and no
 //! backend names another.
 //!
 //! # What a backend may assume

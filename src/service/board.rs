@@ -10,12 +10,15 @@ use parking_lot::Mutex;
 use crate::clock::Moment;
 use crate::contention::Contention;
 use crate::error::Error;
+use crate::fork::Origin;
 use crate::owner::MutexOwner;
 use crate::state::MutexState;
 
 #[derive(Debug, Default)]
 pub(crate) struct Board {
     notes: Mutex<Notes>,
+    /// A child process inherits this memory, but not the ownership.
+    origin: Origin,
 }
 
 #[derive(Debug, Default)]
@@ -45,7 +48,7 @@ impl Board {
         let now = Moment::now();
         notes
             .belief
-            .filter(|(until, _)| now < *until)
+            .filter(|(until, _)| now < *until && self.origin.is_here())
             .map(|(_, fence)| fence)
     }
 
@@ -54,6 +57,7 @@ impl Board {
         let notes = self.notes.lock();
         notes
             .belief
+            .filter(|_| self.origin.is_here())
             .map_or(Duration::ZERO, |(until, _)| until.remaining())
     }
 

@@ -49,7 +49,7 @@ pub struct MutexContendService {
     pub(super) board: Arc<Board>,
     pub(super) lifecycle: Lifecycle,
     /// Keeps the id from being used twice for as long as the service lives.
-    pub(super) _claim: Claim,
+    pub(super) claim: Arc<Claim>,
 }
 
 impl MutexContendService {
@@ -84,6 +84,7 @@ impl MutexContendService {
                 contention,
                 report,
                 listening: false,
+                _claim: Arc::clone(&self.claim),
             };
             Ok((move |bell| worker.run(&bell), courier))
         })

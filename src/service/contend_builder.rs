@@ -177,7 +177,7 @@ impl ContendBuilder {
             listener,
             board: Arc::default(),
             lifecycle: Lifecycle::new(),
-            _claim: claim,
+            claim: Arc::new(claim),
         })
     }
 }

@@ -1,7 +1,9 @@
 //! The loop around the contention machine: it does what the machine says, and tells it what came of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::claim::Claim;
 use super::outbox::CATCH_UP;
 use super::report::Report;
 use crate::backend::{Attempt, Entry, Seat};
@@ -11,6 +13,9 @@ use crate::contention::{Change, Contention, Step};
 use crate::event::EventKind;
 use crate::lease::Lease;
 
+/// How long an executor may leave the last callbacks unstarted.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// The state of one run. It belongs to the worker thread alone.
 pub(super) struct Worker {
     pub(super) seat: Box<dyn Seat>,
@@ -19,6 +24,8 @@ pub(super) struct Worker {
     pub(super) report: Report,
     /// Whether the backend rings our bell.
     pub(super) listening: bool,
+    /// The id is taken for as long as somebody contends under it, even if the service was dropped.
+    pub(super) _claim: Arc<Claim>,
 }
 
 impl Worker {
@@ -26,8 +33,8 @@ impl Worker {
         loop {
             if bell.is_stopped() && !self.contention.is_leaving() {
                 // Whoever lost the mutex just now still winds down in the transition, and leaving
-                // releases what is left of the lease.
-                if self.contention.belief().is_none() {
+                // releases what is left of the lease, or what was granted anew but not announced yet.
+                if !self.contention.is_announced() {
                     self.settle();
                 }
                 self.contention.stop();
@@ -51,11 +58,9 @@ impl Worker {
                 Step::Stopped => break,
             }
         }
-        // A callback may run on for as long as the lease would have lasted, but not for ever.
-        let patience = Moment::now() + Duration::from_secs(1);
-        self.report
-            .delivery
-            .close(self.contention.gone_at().unwrap_or(patience).max(patience));
+        // While a callback runs on, the service is still stopping: `stop` says so in time, and no second
+        // run begins beside it.
+        self.report.delivery.close(Moment::now() + PATIENCE);
     }
 
     fn decide<T>(&mut self, decide: impl FnOnce(&mut Contention, Moment) -> T) -> T {
@@ -65,12 +70,12 @@ impl Worker {
     fn acquire(&mut self, bell: &Bell, entry: Entry, by: Moment) {
         // Subscribed first, no wake-up can fall between this attempt and the wait after it.
         if !self.listening && !self.contention.is_leaving() {
-            let listening = self.seat.listen(&bell.waker(), by);
+            let listening = self.seat.listen(&bell.waker(), half(by));
             self.listening = self.report.outcome(listening).is_some();
         }
         let sent = Moment::now();
         let attempt = self.seat.acquire(entry, by);
-        let mut attempt = self.report.outcome(attempt);
+        let mut attempt = self.report.outcome_while(self.listening, attempt);
         if let Some(Attempt::Refused(refusal)) = &mut attempt
             && !self.listening
         {
@@ -132,4 +137,9 @@ impl Worker {
             self.contention.abandon();
         }
     }
+}
+
+/// A moment half way to `by`: a subscriber that hangs leaves time for the attempt itself.
+pub(super) fn half(by: Moment) -> Moment {
+    by - by.remaining() / 2
 }

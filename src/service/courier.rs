@@ -46,6 +46,9 @@ struct Round {
 #[derive(Default)]
 struct Carried {
     count: u64,
+    /// A callback runs now.
+    running: bool,
+    /// No callback begins any more.
     over: bool,
 }
 
@@ -80,8 +83,6 @@ impl Courier {
                     for event in &round.events {
                         round.carry(&event);
                     }
-                    round.carried.lock().over = true;
-                    round.changed.notify_all();
                 })
                 .map_err(|error| {
                     Error::new(
@@ -109,7 +110,11 @@ impl Courier {
             && !self.round.scheduled.swap(true, Ordering::AcqRel)
         {
             let round = Arc::clone(&self.round);
-            executor(Box::new(move || round.drain()));
+            let job: Job = Box::new(move || round.drain());
+            if catch_unwind(AssertUnwindSafe(|| executor(job))).is_err() {
+                log::error!("an executor panicked instead of taking a callback");
+                self.round.scheduled.store(false, Ordering::Release);
+            }
         }
     }
 
@@ -118,13 +123,22 @@ impl Courier {
         self.wait(deadline, |carried| carried.count >= count)
     }
 
-    /// Waits until the last event was carried and joins the thread; the sender must be gone already.
-    /// `false`: a callback still runs at `deadline`, and the thread ends after it by itself.
-    pub(crate) fn finish(mut self, deadline: Moment) -> bool {
-        let Some(thread) = self.thread.take() else {
-            return true;
-        };
-        self.wait(deadline, |carried| carried.over) && thread.join().is_ok()
+    /// Waits until the last of `count` events was carried, however long a callback runs, and joins the
+    /// thread; the sender must be gone already. What an executor has not begun by `deadline` is dropped.
+    pub(crate) fn finish(mut self, count: u64, deadline: Moment) {
+        match self.thread.take() {
+            Some(thread) => {
+                let _ = thread.join();
+            }
+            None => {
+                self.settle(count, deadline);
+                let mut carried = self.round.carried.lock();
+                carried.over = true;
+                while carried.running {
+                    self.round.changed.wait(&mut carried);
+                }
+            }
+        }
     }
 
     fn wait(&self, deadline: Moment, done: impl Fn(&Carried) -> bool) -> bool {
@@ -147,6 +161,13 @@ pub(crate) fn is_inside(number: u64) -> bool {
 
 impl Round {
     fn carry(&self, event: &Event) {
+        {
+            let mut carried = self.carried.lock();
+            if carried.over {
+                return;
+            }
+            carried.running = true;
+        }
         let outer = INSIDE.replace(self.number);
         if catch_unwind(AssertUnwindSafe(|| (self.target)(event))).is_err() {
             log::error!(
@@ -156,7 +177,9 @@ impl Round {
             );
         }
         INSIDE.set(outer);
-        self.carried.lock().count += 1;
+        let mut carried = self.carried.lock();
+        carried.running = false;
+        carried.count += 1;
         self.changed.notify_all();
     }
 

@@ -94,11 +94,12 @@ impl Delivery {
         }
     }
 
-    /// Ends delivery: nothing comes after this, and the courier is gone unless a callback hangs.
-    pub(crate) fn close(mut self, deadline: Moment) -> bool {
-        self.outbox = None;
-        self.courier
-            .take()
-            .is_none_or(|courier| courier.finish(deadline))
+    /// Ends delivery: nothing comes after this, and the courier is gone. Waits for a callback that runs,
+    /// and until `deadline` for an executor to begin the rest.
+    pub(crate) fn close(mut self, deadline: Moment) {
+        let sent = self.outbox.take().map_or(0, |outbox| outbox.lock().sent());
+        if let Some(courier) = self.courier.take() {
+            courier.finish(sent, deadline);
+        }
     }
 }

@@ -24,6 +24,14 @@ impl Report {
         self.delivery.deliver(Event::new(kind, &self.mutex, state));
     }
 
+    /// As `outcome`; but while nobody rings us, success elsewhere does not mean that all is well.
+    pub(super) fn outcome_while<T>(&mut self, listening: bool, outcome: Result<T>) -> Option<T> {
+        match outcome {
+            Ok(value) if !listening => Some(value),
+            outcome => self.outcome(outcome),
+        }
+    }
+
     /// Takes note of what became of a call, and says so when the trouble is not the one there was.
     pub(super) fn outcome<T>(&mut self, outcome: Result<T>) -> Option<T> {
         let changed = self.board.note(outcome.as_ref().err());

@@ -1,5 +1,6 @@
 //! The loop around the observer's machine.
 
+use super::contend_worker::half;
 use super::outbox::CATCH_UP;
 use super::report::Report;
 use crate::backend::Watch;
@@ -42,11 +43,11 @@ impl Worker {
 
     fn observe(&mut self, bell: &Bell, by: Moment) {
         if !self.listening {
-            let listening = self.watch.listen(&bell.waker(), by);
+            let listening = self.watch.listen(&bell.waker(), half(by));
             self.listening = self.report.outcome(listening).is_some();
         }
         let sight = self.watch.observe(by);
-        let mut sight = self.report.outcome(sight);
+        let mut sight = self.report.outcome_while(self.listening, sight);
         if let Some(sight) = &mut sight
             && !self.listening
         {

@@ -117,6 +117,7 @@ impl Latch {
             session.look_out(&node.path, &own);
             node.own = Some(own);
         }
+        session.begin_lease(&node.path, until + self.place.lease.transition());
         node.granted = Some(Granted { acquired_at, until });
         let owner = self.ours(session, until);
         if let Some(Node {
@@ -333,9 +334,13 @@ impl Seat for Latch {
         let until = self.or_ring_later(&session, result)?;
         if let Some(Node {
             granted: Some(granted),
+            path,
             ..
         }) = &mut self.spot.node
         {
+            if !session.renew_lease(path, until + transition) {
+                return lost;
+            }
             granted.until = granted.until.max(until);
         }
         Ok(Renewal::Renewed(Grant {

@@ -176,6 +176,7 @@ fn converse(shared: &Shared, host: &str, port: u16) -> Result<()> {
             if state.pulse.next_beat() <= now && !state.closing {
                 state.beat()?;
             }
+            state.end_leases(now);
             let give_up = state.pulse.give_up_at();
             if give_up <= now {
                 return Err(Error::new(

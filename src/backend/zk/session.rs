@@ -300,6 +300,22 @@ impl Session {
         }
     }
 
+    /// The node goes at `end` unless its lease is renewed before.
+    pub(super) fn begin_lease(&self, path: &str, end: Moment) {
+        self.shared.state.lock().leases.insert(path.to_owned(), end);
+    }
+
+    /// `false`: the lease is over, and its node is gone or going.
+    pub(super) fn renew_lease(&self, path: &str, end: Moment) -> bool {
+        let mut state = self.shared.state.lock();
+        let lease = state.leases.get_mut(path);
+        lease.map(|known| *known = end.max(*known)).is_some()
+    }
+
+    pub(super) fn end_lease(&self, path: &str) {
+        self.shared.state.lock().leases.remove(path);
+    }
+
     /// Rings when there is something new to say to somebody who was told "unknown".
     pub(super) fn ring_later(&self, alarm: &Arc<Alarm>) {
         self.shared.state.lock().ring_later(alarm);

@@ -290,6 +290,7 @@ impl Spot {
         let session = Arc::clone(&node.session);
         // Its watches go first: nobody is to be rung for what we do ourselves.
         drop(node);
+        session.end_lease(&path);
         let request = Request::Delete { path: path.clone() };
         let outcome = session
             .call(vec![request.into()], by)

@@ -5,7 +5,7 @@
 //! carry the number of their request and come in order, so one that nobody waits for any more is
 //! dropped without harm: a call that timed out does not cost the others their connection.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Weak};
@@ -51,6 +51,9 @@ pub(super) struct State {
     pub(super) watches: Watches,
     /// Nodes that must go, but for which nobody waits any more.
     pub(super) orphans: Vec<Orphan>,
+    /// The nodes with which we own, and when each lease is over unless it is renewed: the session alone
+    /// would keep the node of an owner that renews no more.
+    pub(super) leases: HashMap<String, Moment>,
     /// Rung when there is something new to say to those who were told "unknown".
     hurt: Vec<Weak<Alarm>>,
 }
@@ -108,6 +111,7 @@ impl State {
             pending: VecDeque::new(),
             watches: Watches::default(),
             orphans: Vec::new(),
+            leases: HashMap::new(),
             hurt: Vec::new(),
         }
     }
@@ -253,6 +257,14 @@ impl State {
     pub(super) fn beat(&mut self) -> Result<()> {
         self.pulse.sent(Moment::now());
         self.send([(Request::Sync, None, To::Pulse)])
+    }
+
+    /// Deletes the nodes of leases that have run out.
+    pub(super) fn end_leases(&mut self, now: Moment) {
+        let over = self.leases.extract_if(|_, end| *end <= now);
+        for (path, _) in over.collect::<Vec<_>>() {
+            self.sweep(Orphan::Node(path));
+        }
     }
 
     /// Deletes a node for which nobody waits, now or as soon as a server is there.

@@ -105,6 +105,7 @@ fn server(args: &[&str]) -> Server {
         "--skip-name-resolve",
     ]);
     command.args(["--max-connections=500", REDO_LOG]);
+    command.arg(tmpdir(folder.path()));
     command.arg(format!("--port={}", port.number()));
     command.arg(format!("--datadir={}", data.display()));
     command.arg(format!(
@@ -127,18 +128,28 @@ fn template() -> MutexGuard<'static, Option<TempDir>> {
     let mut template = lock(&TEMPLATE);
     if template.is_none() {
         let folder = TempDir::new();
+        let scratch = TempDir::new();
         let mut args = vec![
             "--no-defaults".to_owned(),
             "--auth-root-authentication-method=normal".to_owned(),
             "--skip-test-db".to_owned(),
             REDO_LOG.to_owned(),
             format!("--datadir={}", folder.path().display()),
+            tmpdir(scratch.path()),
         ];
         args.extend(as_user());
         binary::run(&binary::find("mariadb-install-db", PACKAGE), args);
         *template = Some(folder);
     }
     template
+}
+
+/// A place of its own for temporary tables. A server that starts removes those that it finds: in the
+/// common folder, also those that another server is using, which then fails or crashes.
+fn tmpdir(folder: &Path) -> String {
+    let path = folder.join("tmp");
+    fs::create_dir_all(&path).unwrap_or_else(|error| panic!("cannot make {path:?}: {error}"));
+    format!("--tmpdir={}", path.display())
 }
 
 /// The server refuses to run as root unless it is told to.
