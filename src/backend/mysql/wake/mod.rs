@@ -26,6 +26,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
 
 use self::keeper::{Keeper, Order};
+use super::fault::Fault;
 use super::link::LinkOptions;
 use super::store::Store;
 use crate::bell::Waker;
@@ -98,7 +99,7 @@ impl Hub {
 
     /// Whether names mean anything here.
     pub(super) fn is_on(&self) -> bool {
-        self.shared.max_connections > 0 && !self.shared.refused.load(Ordering::Relaxed)
+        self.shared.max_connections > 0 && !self.shared.is_refused()
     }
 
     /// Opens the keeper's connection, so that a service that is about to lead need not wait for it.
@@ -140,6 +141,10 @@ impl Hub {
 
     /// Ends a lookout's duty, whatever it is doing: blocked on the server, it is woken by a `KILL`.
     pub(super) fn dismiss(&self, post: Arc<Post>) {
+        if !self.origin.is_here() {
+            // The lookout is the parent's, and may have held the lock of the post at the fork.
+            return;
+        }
         if post.dismiss() {
             self.order(Order::Wake(post));
         }
@@ -196,11 +201,17 @@ impl Shared {
         self.alive.lock().clone()
     }
 
-    /// The server answers, but not to `GET_LOCK`: from now on everybody polls.
-    fn refuse(&self, why: &dyn fmt::Display) {
-        if !self.refused.swap(true, Ordering::Relaxed) {
+    /// A server that does not know `GET_LOCK` is not asked again: from now on everybody polls. Any
+    /// other trouble passes.
+    fn heed(&self, fault: &Fault) {
+        if fault.is_unsupported() && !self.refused.swap(true, Ordering::Relaxed) {
+            let why = fault.clone().into_error();
             log::warn!("the MySQL server refuses named locks, contenders poll instead: {why}");
         }
+    }
+
+    fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// How often a connection that holds names must be heard of.
@@ -212,10 +223,12 @@ impl Shared {
 impl Drop for Hub {
     fn drop(&mut self) {
         if !self.origin.is_here() {
-            // A forked child has neither the threads nor the right to end them; nothing of theirs
-            // may be touched.
-            std::mem::forget(self.keeper.lock().take());
+            // A forked child has neither the threads nor the right to end them. Nothing of theirs may
+            // be touched: they may have held any lock at the fork, those inside the channels included.
+            std::mem::forget(std::mem::replace(&mut self.keeper, Mutex::new(None)));
             std::mem::forget(self.posts.take());
+            std::mem::forget(self.ended.clone());
+            std::mem::forget(Arc::clone(&self.shared));
             return;
         }
         self.shared.alive.lock().take();
