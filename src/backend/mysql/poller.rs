@@ -362,3 +362,34 @@ impl fmt::Debug for Ticket {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::mysql::store::unreachable;
+    use crate::bell::Bell;
+    use crate::error::ErrorKind;
+
+    /// Rule 12: in a child the thread that held the lock at the fork will never give it back.
+    #[test]
+    fn a_child_process_drops_tickets_and_their_poller_while_the_list_is_locked() {
+        let bell = Bell::new();
+        let mut poller = Poller::new(Arc::new(unreachable()), Duration::from_secs(1));
+        let mutex = Arc::from("m");
+        let mut ticket = poller.observe(&mutex, &bell.waker()).unwrap();
+        poller.origin = Origin::elsewhere();
+        ticket.origin = poller.origin;
+        let (dropped, done) = crossbeam_channel::bounded(1);
+        thread::spawn(move || {
+            std::mem::forget(poller.shared.watched.lock());
+            poller.touch(&mutex);
+            ticket.saw((1, true));
+            drop(ticket);
+            let refused = poller.wait_free(&mutex, &bell.waker());
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Forked);
+            drop(poller);
+            dropped.send(())
+        });
+        done.recv_timeout(Duration::from_secs(30)).unwrap();
+    }
+}

@@ -250,3 +250,33 @@ impl fmt::Debug for Hub {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::mysql::store::unreachable;
+    use crate::bell::Bell;
+
+    /// Rule 12: in a child the threads that held a lock at the fork will never give it back.
+    #[test]
+    fn a_child_process_drops_a_hub_whatever_was_locked_at_the_fork() {
+        let bell = Bell::new();
+        let second = Duration::from_secs(1);
+        let mut hub = Hub::new(Arc::new(unreachable()), second, second, 1);
+        let name = WakeName::new("d", "t", "m");
+        let post = Arc::new(Post::new(&"m".into(), &name, &bell.waker()));
+        hub.origin = Origin::elsewhere();
+        let (dropped, done) = crossbeam_channel::bounded(1);
+        std::thread::spawn(move || {
+            std::mem::forget(hub.keeper.lock());
+            std::mem::forget(hub.shared.alive.lock());
+            std::mem::forget(hub.shared.connections.lock());
+            std::mem::forget(post.state());
+            hub.dismiss(post);
+            hub.free(&name);
+            drop(hub);
+            dropped.send(())
+        });
+        done.recv_timeout(Duration::from_secs(30)).unwrap();
+    }
+}
