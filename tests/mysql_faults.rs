@@ -462,6 +462,68 @@ fn one_connection_carries_the_renewals_of_forty_services() {
     });
 }
 
+/// Rule 2: those who wait cannot use up the connections that owners renew on.
+#[test]
+fn waiters_that_hang_on_a_locked_row_cost_no_other_mutex_its_owner() {
+    within(HANG, || {
+        let (_server, url) = own_server();
+        let factory = connect(&url, "&pool_size=4");
+        let (leader, events) = started(&factory, "calm", "leader");
+        let fence = next(&events, EventKind::Acquired).fence();
+        let mut operator = operator(&url);
+        operator
+            .query_drop("INSERT INTO simba_mutex VALUES ('hot', 0, 0, 0, '', 0)")
+            .unwrap();
+        operator.query_drop("BEGIN").unwrap();
+        operator
+            .query_drop("SELECT * FROM simba_mutex WHERE mutex = 'hot' FOR UPDATE")
+            .unwrap();
+        let crowd: Vec<_> = (0..60)
+            .map(|number| started(&factory, "hot", &format!("c-{number}")).0)
+            .collect();
+        wait_until(PATIENCE, "the crowd is in trouble", || {
+            crowd.iter().any(|service| service.last_error().is_some())
+        });
+        // Time is the subject: three leases, all of which had to be renewed.
+        let until = Instant::now() + ms(9_000);
+        while Instant::now() < until {
+            assert!(
+                leader.is_owner() && leader.fence() == fence,
+                "{:?}",
+                leader.last_error()
+            );
+            thread::sleep(ms(10));
+        }
+        operator.query_drop("COMMIT").unwrap();
+        wait_until(PATIENCE, "one of the crowd owns", || {
+            crowd.iter().any(MutexContendService::is_owner)
+        });
+        assert!(leader.is_owner() && leader.fence() == fence);
+    });
+}
+
+/// Rule 13: a limit that the server has reached is waited out.
+#[test]
+fn a_lock_outlasts_a_server_that_prepares_no_more_statements() {
+    within(HANG, || {
+        let (_server, url) = own_server();
+        let mut root = operator(&url);
+        root.query_drop("SET GLOBAL max_prepared_stmt_count = 0")
+            .unwrap();
+        let factory = connect(&url, "");
+        let locker = factory.locker("m").id("a").build().unwrap();
+        let error = locker.try_lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        let waits = thread::spawn(move || locker.lock().map(|guard| guard.fence()));
+        // Time is the subject: it fails at least once more.
+        thread::sleep(ms(1_000));
+        assert!(!waits.is_finished());
+        root.query_drop("SET GLOBAL max_prepared_stmt_count = 16382")
+            .unwrap();
+        assert!(waits.join().unwrap().unwrap() > 0);
+    });
+}
+
 /// Rule 12.
 #[test]
 fn a_dropped_factory_leaves_no_connections() {

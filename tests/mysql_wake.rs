@@ -15,23 +15,11 @@ use contend::backend::{Attempt, Entry, Hold, Place, Seat};
 use contend::{Bell, EventKind, Factory, Moment};
 use ground::{wait_until, within};
 use mysql::prelude::Queryable;
-use mysql_ground::{HANG, database, ms, operator};
+use mysql_ground::{HANG, database, is_free, ms, operator, wake_name};
 
 /// Leases and polls so long that only a wake-up can be quick.
 fn slow(url: &str) -> Factory {
     contend::connect(&format!("{url}?ttl=60s&transition=30s&poll_interval=30s")).unwrap()
-}
-
-/// The name that goes with a mutex, as other programs may compute it: FNV-1a of 128 bits.
-fn wake_name(url: &str, mutex: &str) -> String {
-    let database = url.rsplit('/').next().unwrap();
-    let hash = format!("{database}\0simba_mutex\0{mutex}").bytes().fold(
-        0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128,
-        |hash, byte| {
-            (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
-        },
-    );
-    format!("contend:{hash:032x}")
 }
 
 /// How many connections of this database wait for a name.
@@ -44,11 +32,6 @@ fn waiting(conn: &mut mysql::Conn, url: &str) -> usize {
         )
         .unwrap();
     count.unwrap()
-}
-
-fn is_free(conn: &mut mysql::Conn, name: &str) -> bool {
-    let free: Option<i64> = conn.exec_first("SELECT IS_FREE_LOCK(?)", (name,)).unwrap();
-    free == Some(1)
 }
 
 #[test]

@@ -164,7 +164,9 @@ impl Builder {
     }
 
     /// The most connections for requests, whatever the number of services: each is in use for the
-    /// length of one request. Default: 8.
+    /// length of one request. A quarter of them, and at least one, is kept for those who own, so that
+    /// nobody loses a mutex because others wait for one; of a single connection nothing can be kept.
+    /// Default: 8.
     pub fn pool_size(mut self, size: u32) -> Builder {
         self.pool_size = size;
         self

@@ -14,6 +14,8 @@ pub(crate) struct Fault {
     code: Option<u16>,
     /// The connection must not be used again: its outcome is unknown, or it is read-only.
     poisoned: bool,
+    /// The server will never do this.
+    unsupported: bool,
     error: Error,
 }
 
@@ -65,12 +67,15 @@ impl Fault {
         let error = Error::new(kind, message);
         Fault {
             code: Some(code),
-            // Read-only: after a failover the old primary keeps old connections. The rest is the
-            // server ending the connection, or having lost a part of what we sent.
-            poisoned: matches!(
-                code,
-                1290 | 1792 | 1836 | 1053 | 1079 | 1152..=1161 | 1184 | 1927 | 4031
-            ),
+            unsupported: is_unsupported(code, &answer.message),
+            // The rest is the server, or a proxy before it, ending the connection, or having lost a
+            // part of what we sent.
+            poisoned: is_elsewhere(code)
+                || matches!(
+                    code,
+                    1053 | 1079 | 1152
+                        ..=1161 | 1184 | 1927 | 2006 | 2013 | 2055 | 3032 | 3168 | 3169 | 4031
+                ),
             error: match code {
                 1045 | 1698 => error,
                 _ => error.with_source(answer),
@@ -114,6 +119,7 @@ impl Fault {
         Fault {
             code: None,
             poisoned: true,
+            unsupported: false,
             error,
         }
     }
@@ -131,6 +137,7 @@ impl Fault {
         Fault {
             code: None,
             poisoned: false,
+            unsupported: false,
             error: Error::new(
                 ErrorKind::Timeout,
                 "not enough time was left to wait for an answer of the MySQL server",
@@ -153,12 +160,7 @@ impl Fault {
 
     /// Whether the server may have done what was asked, or may do it yet. `false`: surely not.
     pub(crate) fn is_outcome_unknown(&self) -> bool {
-        self.poisoned && !matches!(self.code, Some(1290 | 1792 | 1836))
-    }
-
-    /// Deadlock: the server rolled the whole transaction back.
-    pub(crate) fn is_deadlock(&self) -> bool {
-        self.code == Some(1213)
+        self.poisoned && !self.code.is_some_and(is_elsewhere)
     }
 
     /// Lock wait timeout, or a lock that was not to be waited for: the statement did nothing, but its
@@ -175,6 +177,11 @@ impl Fault {
     /// The statement was ended by `KILL QUERY`, or ran into a time limit.
     pub(crate) fn is_interrupted(&self) -> bool {
         matches!(self.code, Some(1317 | 1969 | 3024))
+    }
+
+    /// The server has no such function, or has it switched off: it will say the same next time.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        self.unsupported
     }
 
     /// The table is not there.
@@ -204,6 +211,23 @@ impl From<Fault> for Error {
     }
 }
 
+/// This server does not write now, but another behind the same address may: read-only, where after a
+/// failover the old primary keeps old connections; or a Galera node outside of its cluster. It surely
+/// did nothing.
+fn is_elsewhere(code: u16) -> bool {
+    matches!(code, 1047 | 1290 | 1792 | 1836)
+}
+
+/// Unknown function or syntax, not supported, disabled, not allowed to execute.
+fn is_unsupported(code: u16, message: &str) -> bool {
+    match code {
+        1064 | 1128 | 1149 | 1235 | 1289 | 1305 | 1370 | 1630 => true,
+        // "Unknown error": Percona's cluster and Vitess say in words what they do not do.
+        1105 => message.contains("prohibits") || message.contains("unsupported"),
+        _ => false,
+    }
+}
+
 fn kind_of(code: u16) -> ErrorKind {
     match code {
         1044 | 1045 | 1130 | 1142 | 1143 | 1227 | 1251 | 1370 | 1698 | 1820 | 1862 => {
@@ -214,32 +238,53 @@ fn kind_of(code: u16) -> ErrorKind {
         // Too long, wrong character set, out of range.
         1264 | 1366 | 1406 => ErrorKind::InvalidInput,
         1062 => ErrorKind::Conflict,
-        // Shutting down, killed, interrupted, full, too many connections, locked, read-only.
+        // Shutting down, killed, interrupted, full, at a limit, out of memory or threads, locked,
+        // read-only, out of its cluster.
         1021
         | 1023
         | 1030
+        | 1037
+        | 1038
         | 1040
+        | 1041
+        | 1047
         | 1053
         | 1079
         | 1114
+        | 1129
+        | 1135
         | 1152..=1161
         | 1180
         | 1184
         | 1203
         | 1205
+        | 1206
         | 1213
+        | 1223
         | 1226
         | 1290
         | 1317
         | 1412
+        | 1461
+        | 1614
+        | 1615
         | 1637
         | 1792
         | 1836
         | 1927
         | 1969
         | 3024
+        | 3032
+        | 3058
+        | 3100
+        | 3101
+        | 3168
+        | 3169
         | 3572
         | 4031 => ErrorKind::Unavailable,
+        // The client library's "cannot connect" and "gone away", as a proxy passes them on, and
+        // ProxySQL's own "no server to be had in time".
+        2002 | 2003 | 2006 | 2013 | 2055 | 9001 => ErrorKind::Unavailable,
         _ => ErrorKind::Protocol,
     }
 }
@@ -266,12 +311,42 @@ mod tests {
     }
 
     #[test]
+    fn what_passes_by_itself_is_transient() {
+        for code in [
+            1040, 1047, 1053, 1129, 1203, 1205, 1213, 1226, 1317, 1461, 1615, 2006, 2013, 3032,
+            3058, 3100, 3101, 3168, 9001,
+        ] {
+            let error = answer(code).into_error();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{code}");
+            assert!(error.is_transient(), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_connection_that_a_proxy_lost_leaves_the_outcome_unknown_and_a_node_that_waits_does_not() {
+        for code in [2006, 2013] {
+            assert!(answer(code).is_poison() && answer(code).is_outcome_unknown());
+        }
+        assert!(answer(1047).is_poison() && !answer(1047).is_outcome_unknown());
+    }
+
+    #[test]
+    fn only_what_the_server_can_never_do_is_unsupported() {
+        for code in [1128, 1235, 1305, 1370] {
+            assert!(answer(code).is_unsupported(), "{code}");
+        }
+        for code in [1040, 1047, 1105, 1205, 1290, 1317, 1461, 2013] {
+            assert!(!answer(code).is_unsupported(), "{code}");
+        }
+    }
+
+    #[test]
     fn what_the_server_answers_leaves_the_connection_alone() {
         for code in [1062, 1205, 1213, 1146, 1317] {
             assert!(!answer(code).is_poison(), "{code}");
         }
-        assert!(answer(1213).is_deadlock() && answer(1205).is_lock_wait());
-        assert!(answer(1062).is_duplicate() && answer(1317).is_interrupted());
+        assert!(answer(1205).is_lock_wait() && answer(1062).is_duplicate());
+        assert!(answer(1317).is_interrupted());
     }
 
     #[test]

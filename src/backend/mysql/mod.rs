@@ -27,6 +27,7 @@
 pub(crate) mod builder;
 mod clock;
 pub(crate) mod fault;
+mod gate;
 pub(crate) mod link;
 mod poller;
 pub(crate) mod pool;

@@ -18,6 +18,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::store::{Row, Store};
 use crate::bell::Waker;
 use crate::clock::Moment;
+use crate::error::Result;
 use crate::fork::Origin;
 
 /// The first pause between two looks at a row that changed; each is half as long again.
@@ -77,6 +78,7 @@ pub(super) struct Ticket {
     shared: Arc<Shared>,
     mutex: Arc<str>,
     number: u64,
+    origin: Origin,
 }
 
 impl Poller {
@@ -98,14 +100,14 @@ impl Poller {
     }
 
     /// Rings `waker` when the mutex is free, after those that asked before.
-    pub(super) fn wait_free(&self, mutex: &Arc<str>, waker: &Waker) -> Ticket {
+    pub(super) fn wait_free(&self, mutex: &Arc<str>, waker: &Waker) -> Result<Ticket> {
         self.join(mutex, |watch, number| {
             watch.contenders.push((number, waker.clone()));
         })
     }
 
     /// Rings `waker` when the row is not the one that was `seen`.
-    pub(super) fn observe(&self, mutex: &Arc<str>, waker: &Waker) -> Ticket {
+    pub(super) fn observe(&self, mutex: &Arc<str>, waker: &Waker) -> Result<Ticket> {
         self.join(mutex, |watch, number| {
             watch.observers.push((number, waker.clone(), (0, false)));
         })
@@ -113,6 +115,9 @@ impl Poller {
 
     /// This process changed the row: look at once.
     pub(super) fn touch(&self, mutex: &Arc<str>) {
+        if !self.origin.is_here() {
+            return;
+        }
         let mut watched = self.shared.watched.lock();
         if let Some(watch) = watched.mutexes.get_mut(mutex) {
             watch.look_soon();
@@ -120,7 +125,8 @@ impl Poller {
         }
     }
 
-    fn join(&self, mutex: &Arc<str>, enter: impl FnOnce(&mut Watch, u64)) -> Ticket {
+    fn join(&self, mutex: &Arc<str>, enter: impl FnOnce(&mut Watch, u64)) -> Result<Ticket> {
+        self.origin.check()?;
         let mut watched = self.shared.watched.lock();
         watched.next_ticket += 1;
         let number = watched.next_ticket;
@@ -132,7 +138,6 @@ impl Poller {
         watch.look_soon();
         if !watched.running
             && !watched.closed
-            && self.origin.is_here()
             && let Some(alive) = watched.alive.clone()
         {
             let shared = Arc::clone(&self.shared);
@@ -148,17 +153,21 @@ impl Poller {
             }
         }
         self.shared.changed.notify_all();
-        Ticket {
+        Ok(Ticket {
             shared: Arc::clone(&self.shared),
             mutex: Arc::clone(mutex),
             number,
-        }
+            origin: self.origin,
+        })
     }
 }
 
 impl Ticket {
     /// An observer saw the row like this: ring it for any other state.
     pub(super) fn saw(&self, seen: Seen) {
+        if !self.origin.is_here() {
+            return;
+        }
         let mut watched = self.shared.watched.lock();
         if let Some(watch) = watched.mutexes.get_mut(&self.mutex) {
             for (number, _, known) in &mut watch.observers {
@@ -172,6 +181,11 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            // Of the parent's list, whose lock the parent's thread may have held at the fork.
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
         let mut watched = self.shared.watched.lock();
         if let Some(watch) = watched.mutexes.get_mut(&self.mutex) {
             watch
@@ -223,7 +237,7 @@ impl Shared {
         let rows = self
             .store
             .pool
-            .checkout(by)
+            .checkout_as_waiter(by)
             .and_then(|mut link| self.store.read_many(&mut link, mutexes, by));
         rows.inspect_err(|error| log::debug!("polling failed: {error}"))
             .ok()
@@ -320,6 +334,7 @@ impl Watch {
 impl Drop for Poller {
     fn drop(&mut self) {
         if !self.origin.is_here() {
+            std::mem::forget(Arc::clone(&self.shared));
             return;
         }
         {
@@ -345,5 +360,36 @@ impl fmt::Debug for Ticket {
         f.debug_struct("Ticket")
             .field("mutex", &self.mutex)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::mysql::store::unreachable;
+    use crate::bell::Bell;
+    use crate::error::ErrorKind;
+
+    /// Rule 12: in a child the thread that held the lock at the fork will never give it back.
+    #[test]
+    fn a_child_process_drops_tickets_and_their_poller_while_the_list_is_locked() {
+        let bell = Bell::new();
+        let mut poller = Poller::new(Arc::new(unreachable()), Duration::from_secs(1));
+        let mutex = Arc::from("m");
+        let mut ticket = poller.observe(&mutex, &bell.waker()).unwrap();
+        poller.origin = Origin::elsewhere();
+        ticket.origin = poller.origin;
+        let (dropped, done) = crossbeam_channel::bounded(1);
+        thread::spawn(move || {
+            std::mem::forget(poller.shared.watched.lock());
+            poller.touch(&mutex);
+            ticket.saw((1, true));
+            drop(ticket);
+            let refused = poller.wait_free(&mutex, &bell.waker());
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Forked);
+            drop(poller);
+            dropped.send(())
+        });
+        done.recv_timeout(Duration::from_secs(30)).unwrap();
     }
 }

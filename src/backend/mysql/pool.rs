@@ -1,7 +1,12 @@
 //! Connections shared by all of one factory. Theirs is no ping: a connection is good until a request
 //! on it fails, and then it is thrown away, with those that idled beside it.
+//!
+//! Owners, who have something to lose, may use every connection; those who wait leave some for them. A
+//! row that an operator has locked would else hang as many waiters as there are connections, and the
+//! renewals of every other mutex with them.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +16,7 @@ use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use super::clock::ServerClock;
 use super::fault::Fault;
+use super::gate::{Gate, Pass};
 use super::link::{Link, LinkOptions};
 use super::server::Server;
 use crate::clock::Moment;
@@ -34,12 +40,21 @@ pub(crate) struct Pool {
     /// `None` only while dropping.
     inner: Option<r2d2::Pool<Manager>>,
     shared: Arc<Shared>,
+    /// What everybody but owners passes.
+    gate: Arc<Gate>,
     size: u32,
     origin: Origin,
 }
 
 /// A link on loan; goes back, or away if it was poisoned, when dropped.
 pub(crate) type Checkout = PooledConnection<Manager>;
+
+/// A link on loan to one who waits. Dropped from top to bottom: the link is back before the next one
+/// comes for it.
+pub(super) struct WaiterCheckout {
+    link: Checkout,
+    _pass: Pass,
+}
 
 /// What opens the connections of a pool.
 pub(crate) struct Manager {
@@ -90,6 +105,7 @@ impl Pool {
         Pool {
             inner: Some(inner),
             shared,
+            gate: Gate::for_pool(size),
             size,
             origin: Origin::here(),
         }
@@ -108,6 +124,32 @@ impl Pool {
     /// A connection, with time enough left until `by` for one request on it. While the server cannot
     /// be reached at all, the reason comes back as soon as it is known.
     pub(crate) fn checkout(&self, by: Moment) -> Result<Checkout> {
+        self.await_in_turn(by, |pool, limit| {
+            let mut link = pool.get_timeout(limit).ok()?;
+            if self.shared.is_suspect(&link) {
+                // Makes room for another.
+                link.poison();
+                return None;
+            }
+            Some(link)
+        })
+    }
+
+    /// The same for one who owns nothing yet, and leaves some connections for those who do.
+    pub(super) fn checkout_as_waiter(&self, by: Moment) -> Result<WaiterCheckout> {
+        let pass = self.await_in_turn(by, |_, limit| self.gate.enter(limit))?;
+        Ok(WaiterCheckout {
+            link: self.checkout(by)?,
+            _pass: pass,
+        })
+    }
+
+    /// Waits with `take`, which tries for so long, until there is a connection or no hope of one.
+    fn await_in_turn<T>(
+        &self,
+        by: Moment,
+        mut take: impl FnMut(&r2d2::Pool<Manager>, Duration) -> Option<T>,
+    ) -> Result<T> {
         self.origin.check()?;
         let Some(pool) = &self.inner else {
             return Err(Error::new(ErrorKind::Closed, "the MySQL pool is closed"));
@@ -119,12 +161,8 @@ impl Pool {
             if left.is_zero() {
                 return Err(self.shared.why_not(start));
             }
-            if let Ok(mut link) = pool.get_timeout(left.min(LOOK)) {
-                if !self.shared.is_suspect(&link) {
-                    return Ok(link);
-                }
-                link.poison();
-                continue;
+            if let Some(taken) = take(pool, left.min(LOOK)) {
+                return Ok(taken);
             }
             // With connections in use one of them will come back: wait for it. With none, how
             // connecting failed is all that there is to know.
@@ -163,6 +201,20 @@ impl Pool {
     /// How its connections are opened.
     pub(crate) fn options(&self) -> &LinkOptions {
         &self.shared.options
+    }
+}
+
+impl Deref for WaiterCheckout {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        &self.link
+    }
+}
+
+impl DerefMut for WaiterCheckout {
+    fn deref_mut(&mut self) -> &mut Link {
+        &mut self.link
     }
 }
 

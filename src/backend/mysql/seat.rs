@@ -63,7 +63,7 @@ impl MysqlSeat {
     /// One attempt: an UPDATE if there is hope, then, for a loser, a look at who won.
     fn attempt(&mut self, by: Moment) -> Result<Outcome> {
         let store = &self.store;
-        let link = &mut *store.pool.checkout(by)?;
+        let link = &mut *store.pool.checkout_as_waiter(by)?;
         let woken = self.post.as_ref().is_some_and(|post| post.has_name());
         // A waiting look locks nothing; an UPDATE would lock the row against its owner's renewal.
         if self.waiting && !woken {
@@ -170,7 +170,7 @@ impl MysqlSeat {
             // come after it.
             post.wait_posted(by.remaining().min(ENQUEUE));
         } else if self.ticket.is_none() {
-            self.ticket = Some(poller.wait_free(&self.place.mutex, waker));
+            self.ticket = poller.wait_free(&self.place.mutex, waker).ok();
         }
     }
 

@@ -318,3 +318,24 @@ pub(super) fn millis(lease: Lease) -> (u64, u64) {
         |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     (ms(lease.ttl()), ms(lease.total()))
 }
+
+/// A store whose server nobody reaches, for what needs none.
+#[cfg(test)]
+pub(super) fn unreachable() -> Store {
+    use super::link::LinkOptions;
+    use super::server::Server;
+    let second = Duration::from_secs(1);
+    let mut server = Server::new("127.0.0.1", "d");
+    server.port = 1;
+    let options = LinkOptions {
+        connect_timeout: second,
+        read_timeout: Some(second),
+        lock_wait: second,
+        init: Vec::new(),
+        prepare: None,
+    };
+    Store {
+        pool: Pool::new(server, options, 1),
+        table: Arc::new(Table::new("t", false).unwrap()),
+    }
+}

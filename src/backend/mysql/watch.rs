@@ -33,7 +33,7 @@ impl MysqlWatch {
 impl Watch for MysqlWatch {
     fn listen(&mut self, waker: &Waker, _by: Moment) -> Result<()> {
         if !matches!(&self.listening, Some((known, _)) if known.same(waker)) {
-            let ticket = self.database.poller.observe(&self.mutex, waker);
+            let ticket = self.database.poller.observe(&self.mutex, waker)?;
             self.listening = Some((waker.clone(), ticket));
         }
         Ok(())
@@ -41,7 +41,7 @@ impl Watch for MysqlWatch {
 
     fn observe(&mut self, by: Moment) -> Result<Sight> {
         let store = &self.database.store;
-        let mut link = store.pool.checkout(by)?;
+        let mut link = store.pool.checkout_as_waiter(by)?;
         let row = store.read(&mut link, &self.mutex, by)?;
         if let Some((_, ticket)) = &self.listening {
             ticket.saw(row.as_ref().map_or((0, false), |row| row.seen()));

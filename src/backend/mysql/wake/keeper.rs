@@ -20,7 +20,8 @@ use crate::clock::Moment;
 const AGAIN: Duration = Duration::from_millis(50);
 const LAST_AGAIN: Duration = Duration::from_secs(2);
 
-/// The longest pause between two attempts to connect.
+/// Half of the first pause between two attempts to connect, and the longest.
+const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// What the keeper is asked to do.
@@ -118,13 +119,10 @@ impl Keeper {
                 Some(Order::Wake(post)) => self.sleepers.push(post),
             }
             self.wake();
-            if self
-                .shared
-                .refused
-                .load(std::sync::atomic::Ordering::Relaxed)
-            {
+            if self.shared.is_refused() {
                 self.link = None;
                 self.names.clear();
+                self.connect_at = Moment::FAR;
                 continue;
             }
             self.connect();
@@ -157,16 +155,19 @@ impl Keeper {
         match self.shared.store.pool.open_apart(&options) {
             Ok(link) => {
                 self.link = Some(link);
-                self.failures = 0;
                 self.last_heard = Moment::now();
             }
             Err(fault) => {
                 log::debug!("no connection for wake-ups: {}", fault.into_error());
                 self.failures = self.failures.saturating_add(1);
-                let backoff = Duration::from_millis(50) * 2u32.pow(self.failures.min(10));
-                self.connect_at = Moment::now() + backoff.min(MAX_BACKOFF);
+                self.connect_at = Moment::now() + self.backoff();
             }
         }
+    }
+
+    /// How long to stay away after the last failure.
+    fn backoff(&self) -> Duration {
+        (FIRST_BACKOFF * 2u32.pow(self.failures.min(10))).min(MAX_BACKOFF)
     }
 
     /// Takes what is wanted and free.
@@ -223,14 +224,22 @@ impl Keeper {
         }) {
             Ok(answer) => {
                 self.last_heard = Moment::now();
+                self.failures = 0;
                 Some(answer.flatten())
             }
             Err(fault) => {
-                if !fault.is_poison() && !fault.is_interrupted() {
-                    self.shared.refuse(&fault.clone().into_error());
-                }
+                self.shared.heed(&fault);
+                log::debug!("names are held no longer: {}", fault.into_error());
                 self.link = None;
-                self.connect_at = Moment::now();
+                // One connection may break by itself: the next is opened at once. If that one is no
+                // better, it is the server that has to be given time; only an answer, not the log-in,
+                // says that it is well again.
+                let pause = match self.failures {
+                    0 => Duration::ZERO,
+                    _ => self.backoff(),
+                };
+                self.connect_at = Moment::now() + pause;
+                self.failures = self.failures.saturating_add(1);
                 for entry in self.names.values_mut() {
                     entry.held = false;
                     entry.try_at = Moment::now();
@@ -255,6 +264,7 @@ impl Keeper {
             let by = Moment::now() + pool.patience() * 2;
             // As text: of hex digits, and not every server prepares a KILL.
             let kill = format!("KILL QUERY IS_USED_LOCK('{}')", connection.as_str());
+            // As an owner would: it waits for no lock, and those who lead wait for this thread.
             let killed = pool.run(by, |conn| conn.query_drop(kill));
             state.killed = true;
             if let Err(error) = killed {

@@ -163,9 +163,7 @@ impl Lookout {
                 Wait::Failed
             }
             Err(fault) => {
-                if !fault.is_poison() && !fault.is_interrupted() && !fault.is_deadlock() {
-                    self.shared.refuse(&fault.into_error());
-                }
+                self.shared.heed(&fault);
                 self.link = None;
                 Wait::Failed
             }
@@ -283,7 +281,8 @@ impl Lookout {
     fn read(&self, post: &Post) -> Result<Option<Row>> {
         let store = &self.shared.store;
         let by = Moment::now() + store.pool.patience() * 2;
-        store.read(&mut *store.pool.checkout(by)?, &post.mutex, by)
+        let mut link = store.pool.checkout_as_waiter(by)?;
+        store.read(&mut link, &post.mutex, by)
     }
 
     fn connect(&mut self) -> bool {
@@ -315,6 +314,7 @@ impl Lookout {
                 true
             }
             Err(fault) => {
+                self.shared.heed(&fault);
                 log::debug!("no connection for a wake-up: {}", fault.into_error());
                 false
             }

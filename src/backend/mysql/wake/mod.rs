@@ -26,6 +26,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
 
 use self::keeper::{Keeper, Order};
+use super::fault::Fault;
 use super::link::LinkOptions;
 use super::store::Store;
 use crate::bell::Waker;
@@ -98,7 +99,7 @@ impl Hub {
 
     /// Whether names mean anything here.
     pub(super) fn is_on(&self) -> bool {
-        self.shared.max_connections > 0 && !self.shared.refused.load(Ordering::Relaxed)
+        self.shared.max_connections > 0 && !self.shared.is_refused()
     }
 
     /// Opens the keeper's connection, so that a service that is about to lead need not wait for it.
@@ -140,6 +141,10 @@ impl Hub {
 
     /// Ends a lookout's duty, whatever it is doing: blocked on the server, it is woken by a `KILL`.
     pub(super) fn dismiss(&self, post: Arc<Post>) {
+        if !self.origin.is_here() {
+            // The lookout is the parent's, and may have held the lock of the post at the fork.
+            return;
+        }
         if post.dismiss() {
             self.order(Order::Wake(post));
         }
@@ -196,11 +201,17 @@ impl Shared {
         self.alive.lock().clone()
     }
 
-    /// The server answers, but not to `GET_LOCK`: from now on everybody polls.
-    fn refuse(&self, why: &dyn fmt::Display) {
-        if !self.refused.swap(true, Ordering::Relaxed) {
+    /// A server that does not know `GET_LOCK` is not asked again: from now on everybody polls. Any
+    /// other trouble passes.
+    fn heed(&self, fault: &Fault) {
+        if fault.is_unsupported() && !self.refused.swap(true, Ordering::Relaxed) {
+            let why = fault.clone().into_error();
             log::warn!("the MySQL server refuses named locks, contenders poll instead: {why}");
         }
+    }
+
+    fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// How often a connection that holds names must be heard of.
@@ -212,10 +223,12 @@ impl Shared {
 impl Drop for Hub {
     fn drop(&mut self) {
         if !self.origin.is_here() {
-            // A forked child has neither the threads nor the right to end them; nothing of theirs
-            // may be touched.
-            std::mem::forget(self.keeper.lock().take());
+            // A forked child has neither the threads nor the right to end them. Nothing of theirs may
+            // be touched: they may have held any lock at the fork, those inside the channels included.
+            std::mem::forget(std::mem::replace(&mut self.keeper, Mutex::new(None)));
             std::mem::forget(self.posts.take());
+            std::mem::forget(self.ended.clone());
+            std::mem::forget(Arc::clone(&self.shared));
             return;
         }
         self.shared.alive.lock().take();
@@ -235,5 +248,35 @@ impl fmt::Debug for Hub {
         f.debug_struct("Hub")
             .field("connections", &*self.shared.connections.lock())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::mysql::store::unreachable;
+    use crate::bell::Bell;
+
+    /// Rule 12: in a child the threads that held a lock at the fork will never give it back.
+    #[test]
+    fn a_child_process_drops_a_hub_whatever_was_locked_at_the_fork() {
+        let bell = Bell::new();
+        let second = Duration::from_secs(1);
+        let mut hub = Hub::new(Arc::new(unreachable()), second, second, 1);
+        let name = WakeName::new("d", "t", "m");
+        let post = Arc::new(Post::new(&"m".into(), &name, &bell.waker()));
+        hub.origin = Origin::elsewhere();
+        let (dropped, done) = crossbeam_channel::bounded(1);
+        std::thread::spawn(move || {
+            std::mem::forget(hub.keeper.lock());
+            std::mem::forget(hub.shared.alive.lock());
+            std::mem::forget(hub.shared.connections.lock());
+            std::mem::forget(post.state());
+            hub.dismiss(post);
+            hub.free(&name);
+            drop(hub);
+            dropped.send(())
+        });
+        done.recv_timeout(Duration::from_secs(30)).unwrap();
     }
 }
