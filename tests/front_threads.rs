@@ -1,10 +1,16 @@
 //! The threads behind the fronts. Alone in its file: it counts those of the process.
 
+#[path = "conformance/hooked.rs"]
+mod hooked;
+
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use contend::{Guard, Lease, Locker, ScheduleConfig};
+use contend::{Error, ErrorKind, Guard, Lease, Locker, ScheduleConfig};
 use ground::{threads, wait_until, within};
+use hooked::{Call, When};
 
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -86,5 +92,47 @@ fn one_thread_renews_all_guards_of_a_factory_and_nothing_is_left_behind() {
             drop(scheduler);
             assert_eq!(threads(me), before);
         }
+        helpers_come_where_renewals_hang_and_go_again(before);
     });
+}
+
+fn helpers_come_where_renewals_hang_and_go_again(before: usize) {
+    let me = std::process::id();
+    let stuck = Arc::new(AtomicBool::new(true));
+    let is_stuck = Arc::clone(&stuck);
+    let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(2)).unwrap();
+    let memory = contend::memory::factory("helpers", lease);
+    let factory = hooked::around(&memory, move |when, call, _, by| {
+        if when == When::Before && call == Call::Renew && is_stuck.load(Ordering::SeqCst) {
+            std::thread::sleep(by.remaining());
+            return Err(Error::new(ErrorKind::Timeout, "on request"));
+        }
+        Ok(())
+    });
+    let lock = |number| {
+        let locker = factory.locker(&format!("m-{number}")).build().unwrap();
+        locker.lock().unwrap()
+    };
+    let guards: Vec<Guard> = (0..8).map(lock).collect();
+    assert_eq!(threads(me), before + 1);
+    let mut most = 0;
+    wait_until(PATIENCE, "all guards are lost", || {
+        most = most.max(threads(me));
+        !guards.iter().any(Guard::is_valid)
+    });
+    assert_eq!(most, before + 4, "three helpers at most");
+    stuck.store(false, Ordering::SeqCst);
+    drop(guards);
+    let guard = lock(8);
+    wait_until(PATIENCE, "the helpers have gone", || {
+        threads(me) == before + 1
+    });
+    assert!(guard.is_valid());
+
+    // Those that are still there go with the factory.
+    stuck.store(true, Ordering::SeqCst);
+    let other = lock(9);
+    wait_until(PATIENCE, "a helper has come", || threads(me) > before + 1);
+    drop((guard, other, factory, memory));
+    assert_eq!(threads(me), before);
 }

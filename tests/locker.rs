@@ -296,7 +296,7 @@ fn a_release_without_an_answer_is_repeated_and_its_outcome_not_guessed() {
     });
 }
 
-/// The renewer is one thread: a renewal that hangs must not keep it from telling others in time.
+/// A renewal that hangs must not keep the renewer from telling others in time.
 #[test]
 fn a_renewal_that_hangs_does_not_delay_the_loss_of_another_guard() {
     within(HANG, || {
@@ -327,6 +327,72 @@ fn a_renewal_that_hangs_does_not_delay_the_loss_of_another_guard() {
         println!("told {late:?} after the end of the ttl; the transition is 2s");
         assert!(late < ms(1_500), "{late:?}");
         assert!(!fast.is_valid() && slow.is_valid());
+        stuck.store(false, Ordering::SeqCst);
+    });
+}
+
+/// Rule 2: what hangs costs its own guards, not those beside them.
+#[test]
+fn renewals_that_hang_cost_no_other_guard_its_lease() {
+    within(HANG, || {
+        let lease = Lease::new(ms(2_000), ms(2_000)).unwrap();
+        let memory = contend::memory::factory("hung", lease);
+        let stuck = Arc::new(AtomicBool::new(true));
+        let is_stuck = Arc::clone(&stuck);
+        let factory = hooked::around(&memory, move |when, call, place, by| {
+            let hangs = when == When::Before
+                && call == Call::Renew
+                && place.mutex.starts_with("hung")
+                && is_stuck.load(Ordering::SeqCst);
+            if hangs {
+                thread::sleep(by.remaining());
+                return Err(error(ErrorKind::Timeout));
+            }
+            Ok(())
+        });
+        let lock = |mutex: &str| factory.locker(mutex).build().unwrap().lock().unwrap();
+        let hung: Vec<_> = (0..4).map(|n| lock(&format!("hung-{n}"))).collect();
+        let healthy = lock("healthy");
+        let (mut least, until) = (Duration::MAX, Instant::now() + lease.ttl() * 2);
+        while Instant::now() < until {
+            least = least.min(healthy.valid_for());
+            assert!(healthy.is_valid(), "lost beside guards that hang");
+            thread::sleep(ms(5));
+        }
+        println!("the healthy guard was always valid for {least:?} more");
+        assert!(hung.iter().all(|guard| !guard.is_valid()));
+        stuck.store(false, Ordering::SeqCst);
+        assert!(healthy.unlock().unwrap());
+    });
+}
+
+/// A call for the long lease may take five seconds, more than the short one lasts.
+#[test]
+fn a_long_lease_whose_renewal_hangs_costs_no_short_one() {
+    within(HANG, || {
+        let stuck = Arc::new(AtomicBool::new(true));
+        let is_stuck = Arc::clone(&stuck);
+        let factory = hooked::around(&memory("long-hung"), move |when, call, place, by| {
+            let hangs = when == When::Before && call == Call::Renew && &*place.mutex == "long";
+            if hangs && is_stuck.load(Ordering::SeqCst) {
+                thread::sleep(by.remaining());
+                return Err(error(ErrorKind::Timeout));
+            }
+            Ok(())
+        });
+        let long = factory
+            .locker("long")
+            .ttl(ms(20_000))
+            .renew_after(ms(1_000));
+        let short = factory.locker("short").ttl(ms(2_000));
+        let (long, short) = (long.build().unwrap(), short.build().unwrap());
+        let _long = long.lock().unwrap();
+        let short = short.lock().unwrap();
+        let until = Instant::now() + ms(6_000);
+        while Instant::now() < until {
+            assert!(short.is_valid(), "lost beside a guard that hangs");
+            thread::sleep(ms(5));
+        }
         stuck.store(false, Ordering::SeqCst);
     });
 }

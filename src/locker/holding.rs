@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::loss::Loss;
 use super::renewer::Renewer;
@@ -54,6 +54,8 @@ struct Cycle {
     fence: u64,
     /// From here on the lease is left to run out.
     renew_until: Moment,
+    /// Whether the last renewal failed.
+    failed: bool,
     /// Where the renewer's list has this.
     due: Option<Due>,
 }
@@ -136,9 +138,9 @@ impl Holding {
             let hopeless = outcome.as_ref().is_err_and(|error| !error.is_transient());
             let late = deadline.is_none_or(|deadline| deadline <= Moment::now());
             if (hopeless || late) && contention.belief().is_none() {
-                // A trace that could not be removed goes away by itself; the caller learns why it has
-                // no lock, not that.
-                let _ = self.leave(&mut desk, &mut contention, queued, None);
+                // The caller learns why it has no lock, not what became of its traces.
+                let traced = queued || outcome.is_err();
+                let _ = self.leave(&mut desk, &mut contention, traced, None);
                 return Err(self.refusal(outcome.err(), &contention, timeout));
             }
             match self.decide(&mut contention, Contention::step) {
@@ -162,7 +164,7 @@ impl Holding {
                 // Not before the machine says so: a pause may have come between the grant and here.
                 Step::Announce(Change::Acquired(state)) => {
                     let fence = state.after().fence();
-                    return self.begin(renewer, &mut desk, contention, fence);
+                    return self.begin(renewer, desk, contention, fence);
                 }
                 // Nobody listens to other changes, and the machine renews or stops only what owns or
                 // leaves.
@@ -188,7 +190,8 @@ impl Holding {
     /// The renewer's visit: renews if it is time, tells the holder if belief has ended, and enters the
     /// next visit. `others`: when somebody else must be told something, so that no call lasts longer.
     pub(super) fn tend(self: &Arc<Holding>, rota: &Mutex<Rota>, others: Moment) {
-        // A busy desk is that of a guard on its way out.
+        // A busy desk is that of a guard on its way out, or in, and then entered later: whoever leaves a
+        // desk to the renewer enters it when the desk is free.
         let Some(mut desk) = self.desk.try_lock() else {
             return;
         };
@@ -199,10 +202,22 @@ impl Holding {
         if let Some(due) = cycle.due.take() {
             rota.lock().remove(self.number, due);
         }
-        if let Some(due) = self.advance(seat, cycle, others) {
-            cycle.due = Some(due);
-            rota.lock().insert(self, due);
+        cycle.due = self.advance(seat, cycle, others);
+        if let Some(due) = cycle.due {
+            self.enter(rota.lock(), desk, due);
         }
+    }
+
+    /// Enters the next visit. With the list locked the desk is let go of: so nobody comes to it too early,
+    /// finds it busy and forgets it, and nobody ends the guard before its entry is there to be removed.
+    fn enter(
+        self: &Arc<Holding>,
+        mut rota: MutexGuard<'_, Rota>,
+        desk: MutexGuard<'_, Desk>,
+        due: Due,
+    ) {
+        drop(desk);
+        rota.insert(self, due);
     }
 
     /// Drives an ownership on, by one call at most. `None`: it is over.
@@ -223,16 +238,17 @@ impl Holding {
                     let sent = Moment::now();
                     let (until, _) = cycle.contention.belief()?;
                     if cycle.renew_until <= sent {
-                        return Some(self.due(until, until));
+                        return Some(self.due(until, until, false));
                     }
                     let renewal = self.note(seat.renew(fence, by.min(others)));
+                    cycle.failed = renewal.is_err();
                     self.decide(&mut cycle.contention, |contention, now| {
                         contention.renewed(sent, now, renewal.ok(), rand::random());
                     });
                 }
                 Step::Wait { until: at } => {
                     let (until, _) = cycle.contention.belief()?;
-                    return Some(self.due(at, until));
+                    return Some(self.due(at, until, cycle.failed));
                 }
                 // Only what does not own acquires or releases, and losing has ended this above.
                 _ => return None,
@@ -241,17 +257,18 @@ impl Holding {
     }
 
     /// A quarter of the transition may pass before a holder is told: three are left to stop in.
-    fn due(&self, at: Moment, until: Moment) -> Due {
+    fn due(&self, at: Moment, until: Moment, again: bool) -> Due {
         Due {
             at,
             tell_by: until + self.place.lease.transition() / 4,
+            again,
         }
     }
 
     fn begin(
         self: &Arc<Holding>,
         renewer: &Renewer,
-        desk: &mut Desk,
+        mut desk: MutexGuard<'_, Desk>,
         contention: Contention,
         fence: u64,
     ) -> Result<u64> {
@@ -261,27 +278,36 @@ impl Holding {
             renew_until: self
                 .max_hold
                 .map_or(Moment::FAR, |max_hold| Moment::now() + max_hold),
+            failed: false,
             due: None,
         };
         // As a rule this makes no call: nothing is due yet.
         cycle.due = self.advance(&mut desk.seat, &mut cycle, Moment::FAR);
-        if let Some(due) = cycle.due
-            && let Err(error) = renewer.insert(self, due)
-        {
-            let _ = self.leave(desk, &mut cycle.contention, false, None);
-            return Err(error.context(&self.place.mutex));
+        let Some(due) = cycle.due else {
+            desk.cycle = Some(cycle);
+            return Ok(fence);
+        };
+        match renewer.rota() {
+            Ok(rota) => {
+                desk.cycle = Some(cycle);
+                self.enter(rota, desk, due);
+                Ok(fence)
+            }
+            Err(error) => {
+                let _ = self.leave(&mut desk, &mut cycle.contention, false, None);
+                Err(error.context(&self.place.mutex))
+            }
         }
-        desk.cycle = Some(cycle);
-        Ok(fence)
     }
 
-    /// The way out: release what may be left, leave the queue if in it. The machine bounds it by one
-    /// call's budget. Says what became of the lease with the fence `ours`.
+    /// The way out: release what may be left, and withdraw if `traced`: in the queue, or after an attempt
+    /// of unknown outcome. The machine bounds it by one call's budget. Says what became of the lease with
+    /// the fence `ours`.
     fn leave(
         &self,
         desk: &mut Desk,
         contention: &mut Contention,
-        queued: bool,
+        mut traced: bool,
         ours: Option<u64>,
     ) -> Result<bool> {
         contention.stop();
@@ -289,7 +315,7 @@ impl Holding {
         loop {
             match self.decide(contention, Contention::step) {
                 Step::Acquire { entry, by } => {
-                    let _ = self.attempt(desk, contention, entry, by);
+                    traced |= self.attempt(desk, contention, entry, by).is_err();
                 }
                 Step::Release { fence, by } => {
                     let outcome = self.give_back(desk, contention, fence, by);
@@ -299,18 +325,31 @@ impl Holding {
                         released = outcome;
                     }
                 }
-                Step::Withdraw { by } if queued => {
-                    let withdrawn = desk.seat.withdraw(by);
-                    let _ = self.note(withdrawn);
-                    desk.listening = false;
+                Step::Withdraw { by } if traced => {
+                    self.withdraw(desk, by);
+                    traced = false;
                 }
                 Step::Wait { until } => {
                     desk.bell.wait_stopping(until);
                 }
-                Step::Stopped => return released,
+                Step::Stopped => {
+                    if traced {
+                        // No time is left to wait for it, but the seat must hear of it: where a lease
+                        // lasts as long as a session does, what an unanswered attempt has left would
+                        // block the mutex for as long as this locker lives.
+                        self.withdraw(desk, Moment::now());
+                    }
+                    return released;
+                }
                 Step::Announce(_) | Step::Renew { .. } | Step::Withdraw { .. } => {}
             }
         }
+    }
+
+    fn withdraw(&self, desk: &mut Desk, by: Moment) {
+        let withdrawn = desk.seat.withdraw(by);
+        let _ = self.note(withdrawn);
+        desk.listening = false;
     }
 
     /// `Err`: the outcome is unknown. `Ok`: the machine knows it.
@@ -420,5 +459,64 @@ impl fmt::Debug for Holding {
             .field("id", &self.place.id)
             .field("fence", &self.board.fence())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use std::thread;
+
+    use super::*;
+    use crate::backend::Hold;
+    use crate::lease::Lease;
+
+    /// The renewer here is one that comes as soon as there is an entry, due or not: often before the
+    /// thread that locked, or the visit before, is quite done with the desk.
+    #[test]
+    fn a_guard_that_is_seen_to_at_once_is_not_forgotten() {
+        let place = Place {
+            mutex: Arc::from("m"),
+            id: Arc::from("a"),
+            lease: Lease::default(),
+            hold: Hold::Short,
+        };
+        let factory = crate::memory::factory("holding-at-once", place.lease);
+        let seat = factory.backend().unwrap().seat(&place).unwrap();
+        let period = ContendPeriod::new(place.lease);
+        let holding = Arc::new(Holding::new(place, period, None, seat));
+        let renewer = Renewer::new();
+        let (visits, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let rounds = || {
+            for round in 0..60_000 {
+                holding.acquire(&renewer, None, None).unwrap();
+                let (enough, by) = (visits.load(Ordering::SeqCst) + 20, Moment::now());
+                while visits.load(Ordering::SeqCst) < enough {
+                    if by + Duration::from_secs(5) < Moment::now() {
+                        return Err(format!("forgotten in round {round}"));
+                    }
+                    thread::yield_now();
+                }
+                holding.release(&renewer).unwrap();
+            }
+            Ok(())
+        };
+        let outcome = thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::SeqCst) {
+                        let visit = renewer.rota().unwrap().pop(Moment::FAR);
+                        if let Some(visit) = visit {
+                            visit.holding.tend(renewer.list(), visit.others);
+                            visits.fetch_add(1, Ordering::SeqCst);
+                        }
+                    }
+                });
+            }
+            let outcome = rounds();
+            over.store(true, Ordering::SeqCst);
+            outcome
+        });
+        assert_eq!(outcome, Ok(()));
     }
 }
