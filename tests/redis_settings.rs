@@ -108,6 +108,7 @@ fn a_password_never_shows() {
 /// What the README lists.
 const RIGHTS: &[&str] = &[
     "~simba:*",
+    "resetchannels",
     "&simba:*",
     "+eval",
     "+evalsha",

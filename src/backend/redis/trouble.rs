@@ -41,7 +41,8 @@ fn judge(error: &RedisError) -> (ErrorKind, &'static str) {
     let text = error.to_string();
     let says = |word: &str| text.contains(word);
     match error.kind() {
-        Kind::Server(ServerErrorKind::ReadOnly) => (
+        // Redis 6.2 wraps what a script's command says into a sentence of its own: hence the words.
+        kind if kind == Kind::Server(ServerErrorKind::ReadOnly) || says("READONLY") => (
             ErrorKind::Unavailable,
             "; this server is a read-only replica: connect to the master",
         ),
