@@ -7,11 +7,12 @@ mod options;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use contend::{Error, Event, EventKind, Factory, Moment, MutexContendService};
-use crossbeam_channel::{Receiver, Select, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded, select};
 use options::Options;
 
 const USAGE: &str = "\
@@ -54,15 +55,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// One contender and its part in the summary.
-struct Candidate {
-    service: MutexContendService,
-    events: Receiver<Event>,
-    leads_since: Option<Moment>,
-    turns: u32,
-    led: Duration,
-}
-
 fn elect(options: &Options) -> Result<(), Error> {
     let url = options.text("--url").unwrap_or("memory://");
     let embedded = url.starts_with("memory:");
@@ -79,44 +71,47 @@ fn elect(options: &Options) -> Result<(), Error> {
         embedded.then_some(Duration::from_secs(10)),
     );
 
-    let mut candidates = candidates(options, &factory, mutex, embedded)?;
+    let (changed, changes) = bounded(1);
+    let show = Shared::new(Show::new(options.flag("--json"), mutex), changed);
+    let services = services(options, &factory, mutex, embedded, &show)?;
     let interrupted = interrupts();
-    let mut show = Show::new(options.flag("--json"), mutex);
-    show.headline(&factory, candidates.len());
+    show.lock().headline(&factory);
     let start = Moment::now();
     let end = length.map_or(Moment::FAR, |length| start + length);
-    for candidate in &candidates {
-        show.event("started", candidate.service.id(), "", None);
-        candidate.service.start()?;
+    for service in &services {
+        show.lock().event("started", service.id(), "", None);
+        service.start()?;
     }
 
     while Moment::now() < end {
-        let resigns = candidates
-            .iter()
-            .filter_map(|candidate| Some(candidate.leads_since? + lead?));
-        let wake = resigns.min().unwrap_or(Moment::FAR).min(end);
-        match next_event(&candidates, &interrupted, wake) {
-            Wake::Event(index, event) => candidates[index].hear(&event, &mut show),
-            Wake::Interrupted => break,
-            Wake::Time => {}
+        let resigns = lead.and_then(|lead| Some(show.lock().leads_since()?.1 + lead));
+        let patience = resigns.unwrap_or(Moment::FAR).min(end).remaining();
+        select! {
+            recv(changes) -> _ => {}
+            recv(interrupted) -> _ => break,
+            default(patience.min(Duration::from_secs(3600))) => {}
         }
-        for candidate in &mut candidates {
-            let is_due = |since: Moment| lead.is_some_and(|lead| since + lead <= Moment::now());
-            if candidate.leads_since.is_some_and(is_due) && Moment::now() < end {
-                candidate.resign(&mut show)?;
-                candidate.service.start()?;
-            }
+        let leader = show.lock().leads_since();
+        if let (Some((index, since)), Some(lead)) = (leader, lead)
+            && since + lead <= Moment::now()
+            && Moment::now() < end
+        {
+            services[index].stop()?;
+            services[index].start()?;
         }
     }
 
     // Who waits goes first, or it would lead for a moment when the leader has gone.
-    candidates.sort_by_key(|candidate| candidate.leads_since.is_some());
-    for candidate in &mut candidates {
-        candidate.resign(&mut show)?;
-        show.event("stopped", candidate.service.id(), "", None);
+    let leader = show.lock().leads_since().map(|(index, _)| index);
+    let (last, first) = services
+        .iter()
+        .enumerate()
+        .partition::<Vec<_>, _>(|(index, _)| Some(*index) == leader);
+    for (_, service) in first.into_iter().chain(last) {
+        service.stop()?;
+        show.lock().event("stopped", service.id(), "", None);
     }
-    candidates.sort_by(|a, b| a.service.id().cmp(b.service.id()));
-    show.summary(&candidates, Moment::now() - start);
+    show.lock().summary(Moment::now() - start);
     Ok(())
 }
 
@@ -128,21 +123,22 @@ fn period(options: &Options, name: &str, default: Option<Duration>) -> Option<Du
     }
 }
 
-fn candidates(
+fn services(
     options: &Options,
     factory: &Factory,
     mutex: &str,
     embedded: bool,
-) -> Result<Vec<Candidate>, Error> {
+    show: &Shared,
+) -> Result<Vec<MutexContendService>, Error> {
     let count: usize = options
         .number("--contenders")
         .unwrap_or(if embedded { 3 } else { 1 });
     if !(1..=1000).contains(&count) {
         options.fail("--contenders: 1 to 1000");
     }
-    (1..=count)
-        .map(|number| {
-            let mut builder = factory.contend(mutex).failures(true);
+    (0..count)
+        .map(|index| {
+            let mut builder = factory.contend(mutex);
             if let Some(ttl) = options
                 .duration("--ttl")
                 .or(embedded.then_some(Duration::from_secs(2)))
@@ -154,95 +150,27 @@ fn candidates(
             {
                 builder = builder.transition(transition);
             }
+            let number = index + 1;
             builder = match (options.text("--id"), embedded) {
                 (Some(id), _) if count == 1 => builder.id(id),
                 (Some(id), _) => builder.id(&format!("{id}-{number}")),
                 (None, true) if count <= 26 => {
-                    builder.id(&char::from(b'a' + number as u8 - 1).to_string())
+                    builder.id(&char::from(b'a' + index as u8).to_string())
                 }
                 (None, true) => builder.id(&format!("contender-{number}")),
                 (None, false) => builder,
             };
-            let (service, events) = builder.channel()?;
-            Ok(Candidate {
-                service,
-                events,
-                leads_since: None,
-                turns: 0,
-                led: Duration::ZERO,
-            })
+            let hear = show.ear(index);
+            let service = builder
+                .on_acquired(hear.clone())
+                .on_released(hear.clone())
+                .on_owner_changed(hear.clone())
+                .on_failure(hear)
+                .build()?;
+            show.lock().standings.push(Standing::new(service.id()));
+            Ok(service)
         })
         .collect()
-}
-
-impl Candidate {
-    fn hear(&mut self, event: &Event, show: &mut Show) {
-        let (id, owner) = (self.service.id(), event.state.after().owner_id());
-        match event.kind {
-            EventKind::Acquired => {
-                self.leads_since = Some(Moment::now());
-                self.turns += 1;
-                show.led(event.fence());
-                show.event("acquired", id, owner, event.fence());
-            }
-            EventKind::Released => {
-                let led = self
-                    .leads_since
-                    .take()
-                    .map_or(Duration::ZERO, |since| Moment::now() - since);
-                self.led += led;
-                show.vacant();
-                show.event("released", id, owner, event.fence());
-            }
-            EventKind::OwnerChanged if !owner.is_empty() => {
-                show.event("owner", id, owner, event.fence())
-            }
-            EventKind::Failed => {
-                if let Some(error) = &event.error {
-                    eprintln!("elect: {id}: {error}");
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Gives leadership up, in order: Released is heard before the next contender can lead.
-    fn resign(&mut self, show: &mut Show) -> Result<(), Error> {
-        self.service.stop()?;
-        while let Ok(event) = self.events.try_recv() {
-            self.hear(&event, show);
-        }
-        Ok(())
-    }
-}
-
-enum Wake {
-    Event(usize, Box<Event>),
-    Interrupted,
-    Time,
-}
-
-fn next_event(candidates: &[Candidate], interrupted: &Receiver<()>, until: Moment) -> Wake {
-    let mut select = Select::new();
-    for candidate in candidates {
-        select.recv(&candidate.events);
-    }
-    let last = select.recv(interrupted);
-    let patience = until.remaining().min(Duration::from_secs(3600));
-    match select.select_timeout(patience) {
-        Err(_) => Wake::Time,
-        Ok(ready) if ready.index() == last => {
-            let _ = ready.recv(interrupted);
-            Wake::Interrupted
-        }
-        Ok(ready) => {
-            let index = ready.index();
-            match ready.recv(&candidates[index].events) {
-                Ok(event) => Wake::Event(index, Box::new(event)),
-                Err(_) => Wake::Interrupted,
-            }
-        }
-    }
 }
 
 /// A message for SIGTERM and for SIGINT.
@@ -266,11 +194,64 @@ fn interrupts() -> Receiver<()> {
     receiver
 }
 
+/// The show, as the callbacks of all contenders and the main thread see it.
+///
+/// Callbacks and not a channel, so that what is printed is true of the time that is printed: a
+/// callback for Released has run before the release is sent, and nobody else can lead before that.
+#[derive(Clone)]
+struct Shared {
+    show: Arc<Mutex<Show>>,
+    changed: Sender<()>,
+}
+
+impl Shared {
+    fn new(show: Show, changed: Sender<()>) -> Shared {
+        Shared {
+            show: Arc::new(Mutex::new(show)),
+            changed,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Show> {
+        self.show.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What one contender does with its events.
+    fn ear(&self, index: usize) -> impl FnMut(&Event) + Send + Clone + 'static {
+        let shared = self.clone();
+        move |event| {
+            shared.lock().hear(index, event);
+            // Full is fine: the main thread looks at everything when it wakes up.
+            let _ = shared.changed.try_send(());
+        }
+    }
+}
+
+/// One contender's part in the show.
+struct Standing {
+    id: String,
+    leads_since: Option<Moment>,
+    turns: u32,
+    led: Duration,
+}
+
+impl Standing {
+    fn new(id: &str) -> Standing {
+        Standing {
+            id: id.to_owned(),
+            leads_since: None,
+            turns: 0,
+            led: Duration::ZERO,
+        }
+    }
+}
+
 /// What the terminal shows.
 struct Show {
     json: bool,
     mutex: String,
     start: Moment,
+    standings: Vec<Standing>,
     vacant_since: Option<Moment>,
     hand_offs: Vec<Duration>,
     fences: Vec<u64>,
@@ -282,18 +263,18 @@ impl Show {
             json,
             mutex: mutex.to_owned(),
             start: Moment::now(),
+            standings: Vec::new(),
             vacant_since: None,
             hand_offs: Vec::new(),
             fences: Vec::new(),
         }
     }
 
-    fn headline(&self, factory: &Factory, count: usize) {
+    fn headline(&self, factory: &Factory) {
         if !self.json {
-            let who = if count == 1 {
-                "1 contender".to_owned()
-            } else {
-                format!("{count} contenders")
+            let who = match self.standings.len() {
+                1 => "1 contender".to_owned(),
+                count => format!("{count} contenders"),
             };
             println!(
                 "{who} for the mutex {:?} on {}\n",
@@ -303,15 +284,41 @@ impl Show {
         }
     }
 
-    fn led(&mut self, fence: Option<u64>) {
-        self.fences.extend(fence);
-        if let Some(since) = self.vacant_since.take() {
-            self.hand_offs.push(Moment::now() - since);
-        }
+    /// Who of this process leads, and since when.
+    fn leads_since(&self) -> Option<(usize, Moment)> {
+        let mut standings = self.standings.iter().enumerate();
+        standings.find_map(|(index, standing)| Some((index, standing.leads_since?)))
     }
 
-    fn vacant(&mut self) {
-        self.vacant_since = Some(Moment::now());
+    fn hear(&mut self, index: usize, event: &Event) {
+        let now = Moment::now();
+        let standing = &mut self.standings[index];
+        let what = match event.kind {
+            EventKind::Acquired => {
+                standing.leads_since = Some(now);
+                standing.turns += 1;
+                self.fences.extend(event.fence());
+                self.hand_offs
+                    .extend(self.vacant_since.take().map(|since| now - since));
+                "acquired"
+            }
+            EventKind::Released => {
+                let since = standing.leads_since.take();
+                standing.led += since.map_or(Duration::ZERO, |since| now - since);
+                self.vacant_since = Some(now);
+                "released"
+            }
+            EventKind::OwnerChanged if !event.state.after().owner_id().is_empty() => "owner",
+            EventKind::Failed => {
+                if let Some(error) = &event.error {
+                    eprintln!("elect: {}: {error}", standing.id);
+                }
+                return;
+            }
+            _ => return,
+        };
+        let id = standing.id.clone();
+        self.event(what, &id, event.state.after().owner_id(), event.fence());
     }
 
     fn event(&mut self, event: &str, contender: &str, owner: &str, fence: Option<u64>) {
@@ -349,20 +356,20 @@ impl Show {
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 
-    fn summary(&mut self, candidates: &[Candidate], length: Duration) {
+    fn summary(&mut self, length: Duration) {
         if self.json {
             return;
         }
         println!("\ncontender    turns   led");
-        for candidate in candidates {
+        for standing in &self.standings {
             println!(
                 "{:<12} {:>5}   {:.2} s",
-                candidate.service.id(),
-                candidate.turns,
-                candidate.led.as_secs_f64()
+                standing.id,
+                standing.turns,
+                standing.led.as_secs_f64()
             );
         }
-        let led: Duration = candidates.iter().map(|candidate| candidate.led).sum();
+        let led: Duration = self.standings.iter().map(|standing| standing.led).sum();
         let share = 100.0 * led.as_secs_f64() / length.as_secs_f64().max(f64::EPSILON);
         self.hand_offs.sort_unstable();
         if let Some(median) = self.hand_offs.get(self.hand_offs.len() / 2) {

@@ -1,0 +1,99 @@
+//! `examples/elect` as operators use it: processes whose output is compared line by line.
+
+#![cfg(feature = "redis")]
+
+mod example;
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::LazyLock;
+use std::thread;
+use std::time::Duration;
+
+use ground::{Output, Process, RedisServer, within};
+
+const HANG: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+static ELECT: LazyLock<PathBuf> = LazyLock::new(|| example::path("elect"));
+
+fn elect(server: &RedisServer, id: &str, options: &[&str]) -> Process {
+    let mut command = Command::new(&*ELECT);
+    command
+        .args(["--url", &server.url(), "--mutex", "m", "--id", id, "--json"])
+        .args(options);
+    Process::spawn(&command, &Output::Pipe).unwrap()
+}
+
+/// The text or number behind `"name":` in a line of `--json`.
+fn field<'a>(line: &'a str, name: &str) -> &'a str {
+    let (_, rest) = line.split_once(&format!("\"{name}\":")).expect(name);
+    rest.split([',', '}']).next().unwrap().trim_matches('"')
+}
+
+/// Ends well, having printed this.
+fn output(process: &Process) -> Vec<String> {
+    let mut text = String::new();
+    let mut stdout = process.take_stdout().unwrap();
+    stdout.read_to_string(&mut text).unwrap();
+    let status = process.wait(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0), "{text}");
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn by_the_times_that_are_printed_nobody_leads_before_the_last_leader_was_released() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let processes =
+            ["a", "b", "c"].map(|id| elect(&server, id, &["--lead", "20ms", "--for", "4s"]));
+        // All are read at once: a full pipe would hold its contender up.
+        let outputs = processes.map(|process| thread::spawn(move || output(&process)));
+        // (when, what, who): a Released sorts before an Acquired of the same millisecond.
+        let mut changes: Vec<(u64, bool, String)> = outputs
+            .into_iter()
+            .flat_map(|output| output.join().unwrap())
+            .filter(|line| matches!(field(line, "event"), "acquired" | "released"))
+            .map(|line| {
+                let at = field(&line, "at_ms").parse().unwrap();
+                let acquired = field(&line, "event") == "acquired";
+                (at, acquired, field(&line, "contender").to_owned())
+            })
+            .collect();
+        changes.sort();
+        let mut leader = None;
+        for (at, acquired, who) in &changes {
+            if *acquired {
+                assert_eq!(leader, None, "{who} leads at {at}: {changes:?}");
+                leader = Some(who);
+            } else {
+                assert_eq!(leader, Some(who), "{who} released at {at}: {changes:?}");
+                leader = None;
+            }
+        }
+        for id in ["a", "b", "c"] {
+            assert!(changes.iter().any(|(.., who)| who == id), "{changes:?}");
+        }
+    });
+}
+
+#[test]
+fn a_leader_told_to_end_releases_first() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        // A lease that would outlast the patience of this test.
+        let forever = ["--ttl", "600s", "--transition", "1s"];
+        let first = elect(&server, "first", &forever);
+        let stdout = BufReader::new(first.take_stdout().unwrap());
+        let mut events = stdout.lines().map(|line| line.unwrap());
+        assert!(events.any(|line| field(&line, "event") == "acquired"));
+        assert_eq!(first.terminate(PATIENCE).code(), Some(0));
+        let second = elect(&server, "second", &["--ttl", "600s", "--for", "1s"]);
+        let events: Vec<String> = output(&second)
+            .iter()
+            .map(|line| field(line, "event").to_owned())
+            .collect();
+        assert_eq!(events, ["started", "acquired", "released", "stopped"]);
+    });
+}
