@@ -20,6 +20,10 @@ struct One {
 }
 
 impl Rival for RsLock {
+    fn setting(&self) -> &'static str {
+        "defaults: looks again after up to 200 ms, at random"
+    }
+
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {
         Box::new(One {
             manager: LockManager::new(vec![self.url.as_str()]),
