@@ -21,7 +21,7 @@ const client = () => new Redis(port, '127.0.0.1')
 const makers = {
   'npm redlock': {
     version: () => require('redlock/package.json').version,
-    setting: 'defaults: looks again every 200 ms, up to 100 ms sooner or later',
+    setting: 'defaults: looks again after 200 ms ± 100 ms',
     make: (mutex) => {
       const Redlock = require('redlock')
       const connection = client()

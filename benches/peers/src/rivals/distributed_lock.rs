@@ -26,7 +26,7 @@ struct One {
 
 impl Rival for Distributed {
     fn setting(&self) -> &'static str {
-        "on one server it does not wait: looks again every 10 ms, which is our choice"
+        "looks again every 10 ms (our choice); on one server it has no wait of its own"
     }
 
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {
