@@ -15,7 +15,7 @@ struct Ourselves {
 
 impl Rival for Ours {
     fn setting(&self) -> &'static str {
-        "defaults: one subscriber, woken by the release"
+        "defaults: woken by the release; one connection subscribes for all of a process"
     }
 
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {

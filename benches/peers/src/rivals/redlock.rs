@@ -17,7 +17,7 @@ struct One {
 
 impl Rival for Red {
     fn setting(&self) -> &'static str {
-        "defaults: looks again after up to 200 ms, at random; a connection for each call"
+        "defaults: looks again within 200 ms, at random; a connection for each call"
     }
 
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {

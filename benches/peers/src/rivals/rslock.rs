@@ -21,7 +21,7 @@ struct One {
 
 impl Rival for RsLock {
     fn setting(&self) -> &'static str {
-        "defaults: looks again after up to 200 ms, at random"
+        "defaults: looks again within 200 ms, at random"
     }
 
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {
