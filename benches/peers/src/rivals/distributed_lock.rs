@@ -26,7 +26,7 @@ struct One {
 
 impl Rival for Distributed {
     fn setting(&self) -> &'static str {
-        "looks again every 10 ms (our choice); on one server it has no wait of its own"
+        "looks again every 10 ms (our choice); on one server it has no wait of its own; asynchronous, called with block_on on a runtime of two threads (our choice)"
     }
 
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {

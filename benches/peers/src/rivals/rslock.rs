@@ -21,7 +21,7 @@ struct One {
 
 impl Rival for RsLock {
     fn setting(&self) -> &'static str {
-        "defaults: looks again within 200 ms, at random"
+        "defaults: looks again within 200 ms, at random; asynchronous, called with block_on on a runtime of two threads (our choice)"
     }
 
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {
