@@ -2,7 +2,7 @@
 //! connections, requests and processor time while idle, the time to start and stop all of them, and
 //! the time until all have a new owner when their process is killed.
 //!
-//! `cargo bench --all-features --bench scale [-- BACKEND...]`; the table is kept for the report.
+//! `cargo bench --all-features --bench scale [-- BACKEND...]`; the rows are kept for the report.
 //!
 //! The services run in a child process, so that its memory is theirs; a second one stands by when the
 //! first is killed.
@@ -39,11 +39,10 @@ fn main() {
         .collect();
     let sizes: &[usize] = if smoke { &[1] } else { &[1, 10, 100, 1_000] };
     let idle = Duration::from_secs(if smoke { 1 } else { 4 });
-    let mut table = String::from(
+    println!(
         "| backend | services | threads | RSS MiB | connections | requests/s idle | CPU % idle, ours | CPU % idle, server | start s | stop s | failover s |\n\
-         |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n",
+         |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     );
-    println!("{table}");
     for name in ["memory", "redis", "mysql", "zk"] {
         if !wanted.is_empty() && !wanted.iter().any(|wanted| *wanted == name) {
             continue;
@@ -51,14 +50,12 @@ fn main() {
         let Some(server) = Server::start(name) else {
             continue;
         };
-        for &count in sizes {
-            let row = measure(&server, name, count, idle);
-            println!("{row}");
-            table.push_str(&row);
-            table.push('\n');
-        }
+        let rows: Vec<String> = sizes
+            .iter()
+            .map(|&count| measure(&server, name, count, idle))
+            .collect();
+        beside::fact(&format!("scale-{name}"), rows.join("\n"));
     }
-    beside::fact("scale", table.trim_end());
 }
 
 fn measure(server: &Server, name: &str, count: usize, idle: Duration) -> String {

@@ -4,22 +4,36 @@
 //! `cargo bench --features mysql --bench semaphore`. Reported are times; of `pairs`, the time of one
 //! round in which every thread acquires and releases once.
 
+mod beside;
+
 use std::hint::black_box;
-use std::sync::Arc;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use beside::{Tape, beside, in_turns};
 use contend::semaphore::{PermitRequest, Semaphores};
-use criterion::{
-    BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main,
-};
+use criterion::Criterion;
 use ground::MariaDbServer;
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts};
 
+/// How many operations of one side before it is the other's turn.
+const BLOCK: usize = 20;
+
+/// And of many threads, about how long.
+const TURN: Duration = Duration::from_millis(250);
+
 /// Far more than is ever held.
 const CAPACITY: u32 = 100_000_000;
+
+fn main() {
+    let mut criterion = beside::criterion();
+    held(&mut criterion);
+    pairs(&mut criterion);
+    criterion.final_summary();
+}
 
 fn fresh_id() -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
@@ -143,51 +157,106 @@ fn request(id: &str) -> PermitRequest {
     PermitRequest::new(id).permits("s", 1)
 }
 
+/// Few held, more, and many, in turns.
 fn held(criterion: &mut Criterion) {
-    let server = MariaDbServer::start();
-    let grounds: Vec<(u64, Semaphores)> = [10, 1_000, 100_000]
-        .into_iter()
-        .map(|held| (held, ground(&server, &format!("held_{held}"), held).0))
-        .collect();
+    let mut database = None;
     for acquires in [true, false] {
-        let name = if acquires { "acquire" } else { "release" };
-        let mut group = criterion.benchmark_group("semaphore");
-        for (held, semaphores) in &grounds {
-            let id = BenchmarkId::new(name, format!("held_{held}"));
-            group.bench_function(id, |bencher| {
-                bencher.iter_custom(|rounds| {
-                    let mut spent = Duration::ZERO;
-                    for _ in 0..rounds {
-                        let id = fresh_id();
-                        let start = Instant::now();
-                        black_box(semaphores.acquire(&request(&id)).unwrap());
-                        let middle = Instant::now();
-                        black_box(semaphores.release(&id).unwrap());
-                        spent += if acquires {
-                            middle - start
-                        } else {
-                            middle.elapsed()
-                        };
-                    }
-                    spent
+        let operation = if acquires { "acquire" } else { "release" };
+        let sides = ["held_10", "held_1000", "held_100000"];
+        beside(criterion, "semaphore", operation, sides, |budget| {
+            let (_, [few, more, many]) = database.get_or_insert_with(|| {
+                let server = MariaDbServer::start();
+                let held = sides.map(|side| {
+                    let held: u64 = side["held_".len()..].parse().unwrap();
+                    // To see whether it works, few do.
+                    let held = if budget.smoke { held.min(10) } else { held };
+                    ground(&server, side, held).0
                 });
+                (server, held)
             });
-        }
-        group.finish();
+            let once = |semaphores: &Semaphores| {
+                let id = fresh_id();
+                let start = Instant::now();
+                black_box(semaphores.acquire(&request(&id)).unwrap());
+                let middle = Instant::now();
+                black_box(semaphores.release(&id).unwrap());
+                if acquires {
+                    middle - start
+                } else {
+                    middle.elapsed()
+                }
+            };
+            in_turns(
+                budget,
+                BLOCK,
+                [&mut || once(few), &mut || once(more), &mut || once(many)],
+            )
+        });
     }
 }
 
-/// Runs `rounds` rounds on every thread; how long it took.
-fn together<W: FnMut(u64) + Send>(rounds: u64, workers: Vec<W>) -> Duration {
-    let start = Arc::new(std::sync::Barrier::new(workers.len() + 1));
+/// The seed's statements and ours, each with as many threads, in turns.
+fn pairs(criterion: &mut Criterion) {
+    let mut server = None;
+    for threads in [1_usize, 8, 32] {
+        let sides = ["as_written", "contend"];
+        let operation = threads.to_string();
+        beside(criterion, "semaphore/pairs", &operation, sides, |budget| {
+            let server = server.get_or_insert_with(MariaDbServer::start);
+            let (_, url) = ground(server, &format!("as_written_{threads}"), 0);
+            let (semaphores, _) = ground(server, &format!("contend_{threads}"), 0);
+            let mut as_written: Vec<_> = (0..threads)
+                .map(|_| {
+                    let mut seed = AsWritten {
+                        conn: connect(&url),
+                    };
+                    move || {
+                        let id = fresh_id();
+                        black_box(seed.acquire(&id));
+                        seed.release(&id);
+                    }
+                })
+                .collect();
+            let mut ours: Vec<_> = (0..threads)
+                .map(|_| {
+                    || {
+                        let id = fresh_id();
+                        black_box(semaphores.acquire(&request(&id)).unwrap());
+                        black_box(semaphores.release(&id).unwrap());
+                    }
+                })
+                .collect();
+            let mut tapes = [Tape::default(), Tape::default()];
+            // The first turns open connections, and show how many rounds fit into one.
+            let rounds = |took: Duration| (TURN.as_nanos() / took.as_nanos().max(1)).max(1) as u64;
+            let warm_up = if budget.smoke { 1 } else { 5 };
+            together(warm_up, &mut as_written);
+            together(warm_up, &mut ours);
+            let theirs = rounds(together(warm_up, &mut as_written) / warm_up as u32);
+            let our = rounds(together(warm_up, &mut ours) / warm_up as u32);
+            let began = Instant::now();
+            loop {
+                tapes[0].push(theirs, together(theirs, &mut as_written));
+                tapes[1].push(our, together(our, &mut ours));
+                if !budget.lasts(began) {
+                    return tapes;
+                }
+            }
+        });
+    }
+}
+
+/// Every worker works so many rounds, on a thread of its own; how long it took.
+fn together(rounds: u64, workers: &mut [impl FnMut() + Send]) -> Duration {
+    let start = Barrier::new(workers.len() + 1);
     thread::scope(|scope| {
         let threads: Vec<_> = workers
-            .into_iter()
-            .map(|mut work| {
-                let start = Arc::clone(&start);
+            .iter_mut()
+            .map(|work| {
+                let start = &start;
                 scope.spawn(move || {
                     start.wait();
-                    work(rounds);
+                    (0..rounds).for_each(|_| work());
                 })
             })
             .collect();
@@ -199,57 +268,3 @@ fn together<W: FnMut(u64) + Send>(rounds: u64, workers: Vec<W>) -> Duration {
         begin.elapsed()
     })
 }
-
-fn pairs(criterion: &mut Criterion) {
-    let server = MariaDbServer::start();
-    for threads in [1usize, 8, 32] {
-        let mut group = criterion.benchmark_group(format!("semaphore/pairs/{threads}"));
-        group.sampling_mode(SamplingMode::Flat);
-        group.throughput(Throughput::Elements(threads as u64));
-        let (_, url) = ground(&server, &format!("as_written_{threads}"), 0);
-        group.bench_function("as_written", |bencher| {
-            bencher.iter_custom(|rounds| {
-                let workers = (0..threads).map(|_| {
-                    let mut seed = AsWritten {
-                        conn: connect(&url),
-                    };
-                    move |rounds| {
-                        for _ in 0..rounds {
-                            let id = fresh_id();
-                            black_box(seed.acquire(&id));
-                            seed.release(&id);
-                        }
-                    }
-                });
-                together(rounds, workers.collect())
-            });
-        });
-        let (semaphores, _) = ground(&server, &format!("contend_{threads}"), 0);
-        group.bench_function("contend", |bencher| {
-            bencher.iter_custom(|rounds| {
-                let workers = (0..threads).map(|_| {
-                    let semaphores = &semaphores;
-                    move |rounds| {
-                        for _ in 0..rounds {
-                            let id = fresh_id();
-                            black_box(semaphores.acquire(&request(&id)).unwrap());
-                            black_box(semaphores.release(&id).unwrap());
-                        }
-                    }
-                });
-                together(rounds, workers.collect())
-            });
-        });
-        group.finish();
-    }
-}
-
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(4));
-    targets = held, pairs
-}
-criterion_main!(benches);

@@ -28,14 +28,15 @@ fn a_thousand_services_start_own_and_stop_within_five_seconds() {
             service.stop().unwrap();
         }
         let all = began.elapsed();
-        let (threads_after, rss_after) = (threads(me), rss_kib(me));
+        // A thread that was joined may stand in /proc for a moment still.
+        wait_until(Duration::from_secs(30), "no thread is left", || {
+            threads(me) == threads_before
+        });
+        let rss_after = rss_kib(me);
         println!("{COUNT} services: all own after {owning:?}, stopped after {all:?}");
-        println!(
-            "threads: {threads_before} before, {threads_during} during, {threads_after} after"
-        );
+        println!("threads: {threads_before} before, {threads_during} during");
         println!("RSS KiB: {rss_before} before, {rss_during} during, {rss_after} after");
         assert!(all < Duration::from_secs(5), "{all:?}");
         assert_eq!(threads_during, threads_before + COUNT);
-        assert_eq!(threads_after, threads_before);
     });
 }

@@ -71,7 +71,7 @@ fn a_stop_while_it_acquires_again_releases_nothing_under_a_running_callback() {
         wait_until(PATIENCE, "it owns", || service.is_owner());
         broken.store(true, Ordering::SeqCst);
         wait_until(PATIENCE, "it acquires again", || {
-            acquiring.load(Ordering::SeqCst) == 2
+            acquiring.load(Ordering::SeqCst) >= 2
         });
         service.stop().unwrap();
         assert_eq!(
@@ -107,7 +107,8 @@ fn stop_says_so_when_a_callback_outlasts_the_lease_and_no_second_run_begins() {
         assert_eq!(service.status(), Status::Stopping);
         assert_eq!(service.start().unwrap_err().kind(), ErrorKind::InvalidState);
         hangs.store(false, Ordering::SeqCst);
-        service.stop().unwrap();
+        // Each `stop` waits for as long as the lease, which is short here.
+        wait_until(PATIENCE, "it stops", || service.stop().is_ok());
         service.start().unwrap();
         wait_until(PATIENCE, "it owns again", || service.is_owner());
     });
@@ -155,8 +156,11 @@ fn an_executor_runs_no_callback_after_stop() {
 #[test]
 fn a_panicking_executor_does_not_end_the_service() {
     ground::within(HANG, || {
-        let executor: Executor = Arc::new(|_| panic!("on purpose: an executor of a test"));
-        let service = memory(600, 300)
+        // Not `panic!`, which prints a backtrace first where one is asked for: seconds on a busy machine,
+        // and it is the worker that has to print it.
+        let executor: Executor =
+            Arc::new(|_| std::panic::resume_unwind(Box::new("on purpose: an executor of a test")));
+        let service = memory(3_000, 1_000)
             .contend(&name("executor-panics"))
             .on_acquired(|_| ())
             .executor(executor)
@@ -165,7 +169,7 @@ fn a_panicking_executor_does_not_end_the_service() {
         service.start().unwrap();
         wait_until(PATIENCE, "it owns", || service.is_owner());
         let fence = service.fence();
-        let until = Instant::now() + Duration::from_millis(1_500);
+        let until = Instant::now() + Duration::from_millis(4_000);
         while Instant::now() < until {
             assert_eq!(service.fence(), fence);
             std::thread::sleep(Duration::from_millis(10));
@@ -180,7 +184,7 @@ fn a_deaf_service_says_so_as_long_as_it_is() {
     ground::within(HANG, || {
         let deaf = Arc::new(AtomicBool::new(true));
         let hears = Arc::clone(&deaf);
-        let plain = memory(800, 400);
+        let plain = memory(2_000, 500);
         let mutex = name("deaf");
         let owner = plain.contend(&mutex).id("owner").build().unwrap();
         owner.start().unwrap();
@@ -203,7 +207,7 @@ fn a_deaf_service_says_so_as_long_as_it_is() {
             .unwrap();
         waiter.start().unwrap();
         wait_until(PATIENCE, "it tries by time", || {
-            attempts.load(Ordering::SeqCst) >= 4
+            attempts.load(Ordering::SeqCst) >= 3
         });
         assert!(waiter.last_error().is_some(), "it reports health");
         deaf.store(false, Ordering::SeqCst);

@@ -38,11 +38,11 @@ fn a_wall_clock_stepped_by_an_hour_changes_neither_ownership_nor_events() {
                 "--contenders",
                 "2",
                 "--ttl",
-                "800ms",
+                "2s",
                 "--transition",
-                "400ms",
+                "1s",
             ])
-            .args(["--lead", "3s", "--for", "9s"])
+            .args(["--lead", "5s", "--for", "15s"])
             .env("LD_PRELOAD", library)
             .env("FAKETIME_TIMESTAMP_FILE", &clock)
             .env("FAKETIME_NO_CACHE", "1")
@@ -86,7 +86,7 @@ fn a_wall_clock_stepped_by_an_hour_changes_neither_ownership_nor_events() {
                 Some((event, number(line, "fence")))
             })
             .collect();
-        // Three turns of three seconds, each several ttls long, and none cut short.
+        // Three turns of five seconds, each longer than two ttls, and none cut short.
         assert!(matches!(ownership.len(), 6 | 8), "{lines:#?}");
         let mut last = None;
         for pair in ownership.chunks(2) {

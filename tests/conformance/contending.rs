@@ -60,7 +60,7 @@ pub fn an_owner_stays_owner_over_several_ttls(subject: &Subject) {
     let (owner, events) = started(&factory, &mutex, "owner");
     let fence = next(&events, EventKind::Acquired).fence();
     let (waiter, waiting) = started(&subject.factory(), &mutex, "waiter");
-    let until = Instant::now() + factory.lease().total() * 2;
+    let until = Instant::now() + factory.lease().ttl() * 3;
     while Instant::now() < until {
         assert!(
             owner.is_owner() && owner.is_in_ttl(),

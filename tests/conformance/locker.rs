@@ -44,8 +44,9 @@ pub fn an_unlock_lets_the_waiting_locker_in(subject: &Subject) {
         let unlocked = Instant::now();
         assert!(guard.unlock().unwrap());
         waiting.end();
-        // Far less than the lease, which ends by itself: the unlock woke it, or the poll did.
-        assert!(unlocked.elapsed() < Duration::from_millis(1_900));
+        // Less than the lease, which ends by itself: the unlock woke it, or the poll did.
+        let took = unlocked.elapsed();
+        assert!(took < subject.factory().lease().ttl(), "{took:?}");
     }
 }
 
@@ -129,12 +130,15 @@ pub fn a_lock_that_timed_out_leaves_no_trace_and_says_who_holds_it(subject: &Sub
     let third = subject.factory().locker(&mutex).build().unwrap();
     let guard = ours.lock().unwrap();
     let began = Instant::now();
-    let error = theirs.try_lock_for(Duration::from_millis(400)).unwrap_err();
-    assert!(began.elapsed() >= Duration::from_millis(400));
+    // Time enough for a slow server to say who holds it.
+    let error = theirs
+        .try_lock_for(Duration::from_millis(1_500))
+        .unwrap_err();
+    assert!(began.elapsed() >= Duration::from_millis(1_500));
     assert_eq!(error.kind(), ErrorKind::Held);
     assert_eq!(
         error.to_string(),
-        format!("{mutex}: held by \"ours\", and was not free within 400ms")
+        format!("{mutex}: held by \"ours\", and was not free within 1.5s")
     );
     assert!(guard.unlock().unwrap());
     assert!(third.try_lock().unwrap().unlock().unwrap());
@@ -147,7 +151,7 @@ pub fn a_guard_is_renewed_for_as_long_as_it_lives(subject: &Subject) {
     let (ours, theirs) = two(subject, &mutex);
     let guard = ours.lock().unwrap();
     let lost = guard.lost();
-    let until = Instant::now() + subject.factory().lease().total() * 2;
+    let until = Instant::now() + subject.factory().lease().ttl() * 3;
     while Instant::now() < until {
         assert!(guard.is_valid() && guard.valid_for() > Duration::ZERO);
         thread::sleep(Duration::from_millis(20));
@@ -183,8 +187,9 @@ pub fn a_guard_that_cannot_be_renewed_is_lost_at_the_end_of_its_ttl(subject: &Su
     lost_too.recv_timeout(PATIENCE).unwrap();
     guard.lost().recv_timeout(PATIENCE).unwrap();
     // Nobody ended the lease: the backend keeps it through the transition. This is the time to stop in.
-    if took < left + factory.lease().transition() / 2 {
-        assert_eq!(theirs.try_lock().unwrap_err().kind(), ErrorKind::Held);
+    let theirs_now = theirs.try_lock().map(drop);
+    if began.elapsed() < left + factory.lease().transition() / 2 {
+        assert_eq!(theirs_now.unwrap_err().kind(), ErrorKind::Held);
     }
     assert!(guard.unlock().is_err(), "its outcome is unknown");
     broken.store(false, Ordering::SeqCst);

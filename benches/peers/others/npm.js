@@ -3,6 +3,14 @@
 'use strict'
 
 const readline = require('readline')
+
+const fail = (error) => {
+  console.log('error: ' + String(error.message || error).split('\n')[0])
+  process.exit(1)
+}
+process.on('uncaughtException', fail)
+process.on('unhandledRejection', fail)
+
 const Redis = require('ioredis')
 
 const TTL = 10000
@@ -13,10 +21,11 @@ const client = () => new Redis(port, '127.0.0.1')
 const makers = {
   'npm redlock': {
     version: () => require('redlock/package.json').version,
+    setting: 'defaults: looks again after 200 ms ± 100 ms',
     make: (mutex) => {
       const Redlock = require('redlock')
       const connection = client()
-      // Looks again every 200 ms and up to 100 ms more, its defaults, but without an end.
+      // Its defaults, but without an end.
       const manager = new Redlock([connection], { retryCount: -1 })
       let lock
       return {
@@ -28,10 +37,11 @@ const makers = {
   },
   'npm redis-semaphore': {
     version: () => require('redis-semaphore/package.json').version,
+    setting: 'defaults: looks again every 10 ms',
     make: (mutex) => {
       const { Mutex } = require('redis-semaphore')
       const connection = client()
-      // Looks again every 10 ms, its default, but without an end.
+      // Its defaults, but without an end.
       const lock = new Mutex(connection, 'npm-semaphore-' + mutex, { lockTimeout: TTL, acquireTimeout: 600000 })
       return {
         lock: () => lock.acquire(),
@@ -42,7 +52,7 @@ const makers = {
   }
 }
 
-const { version, make } = makers[rival]
+const { version, setting, make } = makers[rival]
 const now = () => Number(process.hrtime.bigint()) / 1e3
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
 
@@ -76,32 +86,36 @@ async function handOffs (holds) {
   return took
 }
 
-async function eight (seconds) {
+async function eight (settle, seconds) {
   const counts = new Array(8).fill(0)
-  let over = false
+  let [counting, over] = [false, false]
   const all = counts.map(async (_, number) => {
     const contender = make('eight')
     while (!over) {
       await contender.lock()
-      if (!over) counts[number]++
+      if (counting) counts[number]++
       await contender.unlock()
     }
     contender.close()
   })
+  await sleep(settle * 1e3)
+  counting = true
   await sleep(seconds * 1e3)
+  counting = false
   over = true
   await Promise.all(all)
   return counts
 }
 
 async function main () {
-  console.log(version())
+  console.log(version() + '\t' + setting)
   for await (const line of readline.createInterface({ input: process.stdin })) {
-    const [order, ...numbers] = line.split(' ')
-    const orders = { cycles: () => cycles(Number(numbers[0])), handoffs: () => handOffs(numbers.map(Number)), eight: () => eight(Number(numbers[0])) }
+    const [order, ...words] = line.split(' ')
+    const numbers = words.map(Number)
+    const orders = { cycles: () => cycles(numbers[0]), handoffs: () => handOffs(numbers), eight: () => eight(...numbers) }
     console.log((await orders[order]()).join(' '))
   }
   process.exit(0)
 }
 
-main().catch((error) => { console.error(error); process.exit(1) })
+main().catch(fail)

@@ -1,18 +1,31 @@
 """redis-py's Lock, told what to do by `src/worker.rs`."""
 
+import os
 import sys
 import threading
 import time
+
+
+def fail(error):
+    # On whatever thread: the reason is the answer.
+    print(f"error: {type(error).__name__}: {error}".splitlines()[0], flush=True)
+    os._exit(1)
+
+
+threading.excepthook = lambda arguments: fail(arguments.exc_value)
+sys.excepthook = lambda kind, error, trace: fail(error)
+
 from importlib.metadata import version
 
 import redis
 
 TTL = 10
+SETTING = "defaults: looks again every 100 ms"
 port = int(sys.argv[2])
 
 
 def lock(mutex):
-    # A client for each contender, as in a process of its own; looks again every 0.1 s, its default.
+    # A client for each contender, as in a process of its own.
     return redis.Redis(host="127.0.0.1", port=port).lock("redis-py-" + mutex, timeout=TTL)
 
 
@@ -53,8 +66,8 @@ def hand_offs(holds):
     return took
 
 
-def eight(seconds):
-    over = threading.Event()
+def eight(settle, seconds):
+    counting, over = threading.Event(), threading.Event()
     start = threading.Barrier(9)
     counts = [0] * 8
 
@@ -63,7 +76,7 @@ def eight(seconds):
         start.wait()
         while not over.is_set():
             contender.acquire()
-            if not over.is_set():
+            if counting.is_set():
                 counts[number] += 1
             contender.release()
 
@@ -71,14 +84,17 @@ def eight(seconds):
     for thread in threads:
         thread.start()
     start.wait()
+    time.sleep(settle)
+    counting.set()
     time.sleep(seconds)
+    counting.clear()
     over.set()
     for thread in threads:
         thread.join()
     return counts
 
 
-print(version("redis"), flush=True)
+print(version("redis"), SETTING, sep="\t", flush=True)
 for line in sys.stdin:
     order, *arguments = line.split()
     if order == "cycles":
@@ -86,4 +102,4 @@ for line in sys.stdin:
     elif order == "handoffs":
         answer(hand_offs([int(hold) for hold in arguments]))
     elif order == "eight":
-        answer(eight(float(arguments[0])))
+        answer(eight(*map(float, arguments)))

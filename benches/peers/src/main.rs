@@ -1,91 +1,113 @@
 //! contend beside the locks that others use on Redis: one server, one machine, in turns.
 //!
 //! ```text
-//! cargo run --release -- RESULT.json [--quick] [PYTHON NODE]
+//! peers ROUND.json NUMBER [--quick] [PYTHON NODE]    one round of everybody, and what came out of it
+//! peers --as RIVAL PORT                              one of the Rust ones, told what to do
 //! ```
 //!
-//! PYTHON and NODE are interpreters with the packages of `others/` (`benches/report` installs them);
-//! without them those rivals are left out.
+//! `benches/report` builds this, runs as many rounds as it wants and draws them. PYTHON and NODE are
+//! interpreters with the packages of `others/`.
 //!
-//! Each contender has connections of its own, as it would have in a process of its own, and the
-//! settings that its documentation begins with.
+//! Everybody is a process of its own and every contender in it has connections of its own, with the
+//! settings that its documentation begins with (each says which). Whoever does not start, breaks or
+//! does not answer in time is ended and written down with the reason.
 
 mod measure;
 mod rivals;
 mod worker;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use ground::RedisServer;
-use measure::{Outcome, Subject};
-use rivals::InProcess;
+use measure::{Outcome, Plan, Subject};
 use worker::Worker;
 
 fn main() {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [role, rival, port] = &arguments[..]
+        && role == "--as"
+    {
+        worker::serve(rival, port);
+        return;
+    }
     let quick = arguments.iter().any(|argument| argument == "--quick");
     arguments.retain(|argument| argument != "--quick");
-    let Some((result, interpreters)) = arguments.split_first() else {
-        panic!("where shall the result go?");
+    let [file, round, interpreters @ ..] = &arguments[..] else {
+        panic!("peers ROUND.json NUMBER [--quick] [PYTHON NODE]");
     };
+    let round: usize = round.parse().expect("the number of the round");
     let server = RedisServer::start();
-    let mut subjects: Vec<(String, String, Box<dyn Subject>)> = rivals::all(&server.url())
-        .into_iter()
-        .map(|(name, version, rival)| {
-            let subject: Box<dyn Subject> = Box::new(InProcess::new(rival));
-            (name.to_owned(), version, subject)
-        })
-        .collect();
-    if let [python, node] = interpreters {
-        for (interpreter, script, rivals) in [
-            (python, "redis_py.py", &["redis-py"][..]),
-            (node, "npm.js", &["npm redlock", "npm redis-semaphore"][..]),
-        ] {
-            for rival in rivals {
-                match Worker::start(interpreter, script, rival, server.port()) {
-                    Ok((version, worker)) => {
-                        subjects.push(((*rival).to_owned(), version, Box::new(worker)));
-                    }
-                    Err(error) => eprintln!("{rival} does not run: {error}"),
-                }
+    let mut outcomes = race(&server, round, Plan::new(quick), interpreters);
+    // As they are listed, whoever's turn it was first.
+    outcomes.sort_by_key(|outcome| outcome.place);
+    let lines: Vec<String> = outcomes.iter().map(Outcome::json).collect();
+    std::fs::write(file, format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
+}
+
+fn race(server: &RedisServer, round: usize, plan: Plan, interpreters: &[String]) -> Vec<Outcome> {
+    let mut subjects: Vec<(Outcome, Option<Worker>)> = Vec::new();
+    let mut join = |name: &str, started: Result<(String, String, Worker), String>| {
+        let place = subjects.len();
+        subjects.push(match started {
+            Ok((version, setting, worker)) => {
+                (Outcome::new(name, place, version, setting), Some(worker))
             }
-        }
-    }
-    let mut outcomes: Vec<Outcome> = subjects.iter().map(|_| Outcome::default()).collect();
-    let (rounds, cycles, hand_offs, seconds) = if quick {
-        (1, 20, 2, 0.5)
-    } else {
-        (6, 250, 6, 0.7)
+            Err(reason) => (Outcome::missing(name, place, reason), None),
+        });
     };
-    for round in 0..rounds {
-        for ((name, _, subject), outcome) in subjects.iter_mut().zip(&mut outcomes) {
-            if outcome.failed {
-                continue;
-            }
-            eprintln!("round {}: {name}", round + 1);
-            // A rival that breaks is left out; the others go on.
-            let measured = catch_unwind(AssertUnwindSafe(|| {
-                outcome.cycles.extend(subject.cycles(cycles));
-                outcome.hand_offs.extend(subject.hand_offs(hand_offs));
-                let counts = subject.eight(Duration::from_secs_f64(seconds));
-                outcome.add_eight(&counts, seconds);
-            }));
-            outcome.failed = measured.is_err();
+    for name in rivals::NAMES {
+        join(name, Worker::of_ours(name, server.port()));
+    }
+    for (number, script, names) in [
+        (0, "redis_py.py", &["redis-py"][..]),
+        (1, "npm.js", &["npm redlock", "npm redis-semaphore"][..]),
+    ] {
+        for name in names {
+            let started = match interpreters.get(number) {
+                Some(interpreter) => Worker::of_theirs(interpreter, script, name, server.port()),
+                None => Err("no interpreter was given".to_owned()),
+            };
+            join(name, started);
         }
     }
-    let mut lines = Vec::new();
-    for ((name, version, _), outcome) in subjects.iter().zip(&mut outcomes) {
-        if outcome.failed {
-            eprintln!("{name} broke, and is left out");
+    // Nobody is always the first, or always behind the same.
+    let first = round % subjects.len();
+    subjects.rotate_left(first);
+    eprintln!("round {round}");
+    for _ in 0..plan.turns {
+        each(&mut subjects, |outcome, subject| {
+            outcome.cycles.extend(subject.cycles(plan.cycles)?);
+            Ok(())
+        });
+    }
+    let holds: Vec<Duration> = (0..plan.hand_offs)
+        .map(|number| measure::hold(round * plan.hand_offs + number))
+        .collect();
+    each(&mut subjects, |outcome, subject| {
+        outcome.hand_offs.extend(subject.hand_offs(&holds)?);
+        Ok(())
+    });
+    each(&mut subjects, |outcome, subject| {
+        outcome.eight = subject.eight(plan.settle, plan.span)?;
+        outcome.seconds = plan.span.as_secs_f64();
+        Ok(())
+    });
+    subjects.into_iter().map(|(outcome, _)| outcome).collect()
+}
+
+fn each(
+    subjects: &mut [(Outcome, Option<Worker>)],
+    measure: impl Fn(&mut Outcome, &mut dyn Subject) -> Result<(), String>,
+) {
+    for (outcome, worker) in subjects {
+        let Some(subject) = worker else {
             continue;
+        };
+        if let Err(reason) = measure(outcome, subject) {
+            eprintln!("{}: {reason}", outcome.name);
+            outcome.failed = Some(reason);
+            // Ends it: it takes no time of the others any more.
+            *worker = None;
         }
-        lines.push(format!(
-            "  {{\"name\": \"{name}\", \"version\": \"{version}\", {}}}",
-            outcome.json()
-        ));
     }
-    let json = format!("[\n{}\n]\n", lines.join(",\n"));
-    print!("{json}");
-    std::fs::write(result, json).unwrap();
 }

@@ -1,17 +1,52 @@
 //! What is measured of everybody, and what comes out of it.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
-/// Somebody who has two or eight contenders for one lock.
+/// Somebody who has two or eight contenders for one lock. An error says why not.
 pub trait Subject {
-    /// Locks and unlocks so often, alone; the time of each.
-    fn cycles(&mut self, count: usize) -> Vec<Duration>;
+    /// Locks and unlocks so often, alone; the microseconds of each.
+    fn cycles(&mut self, count: usize) -> Result<Vec<f64>, String>;
 
-    /// Unlocks while somebody else waits, so often; the time from there to the other's lock.
-    fn hand_offs(&mut self, count: usize) -> Vec<Duration>;
+    /// For each of these times: holds so long while somebody else waits, and unlocks; the microseconds
+    /// from there to the other's lock.
+    fn hand_offs(&mut self, holds: &[Duration]) -> Result<Vec<f64>, String>;
 
-    /// Eight lock and unlock as fast as they can; how often each did.
-    fn eight(&mut self, span: Duration) -> Vec<u64>;
+    /// Eight lock and unlock as fast as they can; how often each did in `span`, after `settle`.
+    fn eight(&mut self, settle: Duration, span: Duration) -> Result<Vec<u64>, String>;
+}
+
+/// How much is measured in one round.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub turns: usize,
+    pub cycles: usize,
+    pub hand_offs: usize,
+    pub settle: Duration,
+    pub span: Duration,
+}
+
+impl Plan {
+    pub fn new(quick: bool) -> Plan {
+        let ms = Duration::from_millis;
+        if quick {
+            Plan {
+                turns: 1,
+                cycles: 20,
+                hand_offs: 2,
+                settle: ms(100),
+                span: ms(400),
+            }
+        } else {
+            Plan {
+                turns: 5,
+                cycles: 60,
+                hand_offs: 6,
+                settle: ms(250),
+                span: ms(2_000),
+            }
+        }
+    }
 }
 
 /// How long an owner holds before it hands over: no multiple of anybody's pause between two looks, so
@@ -20,43 +55,75 @@ pub fn hold(number: usize) -> Duration {
     Duration::from_micros(20_000 + 13_700 * (number as u64 % 17))
 }
 
+/// What one round has of one of them.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    pub cycles: Vec<Duration>,
-    pub hand_offs: Vec<Duration>,
-    eight: Vec<u64>,
-    span: f64,
-    pub failed: bool,
+    pub name: String,
+    pub place: usize,
+    pub failed: Option<String>,
+    pub cycles: Vec<f64>,
+    pub hand_offs: Vec<f64>,
+    pub eight: Vec<u64>,
+    pub seconds: f64,
+    version: String,
+    setting: String,
 }
 
 impl Outcome {
-    pub fn add_eight(&mut self, counts: &[u64], seconds: f64) {
-        self.eight.resize(counts.len(), 0);
-        for (all, one) in self.eight.iter_mut().zip(counts) {
-            *all += one;
+    pub fn new(name: &str, place: usize, version: String, setting: String) -> Outcome {
+        Outcome {
+            name: name.to_owned(),
+            place,
+            version,
+            setting,
+            ..Outcome::default()
         }
-        self.span += seconds;
     }
 
-    pub fn json(&mut self) -> String {
-        let sum: u64 = self.eight.iter().sum();
-        let least = self.eight.iter().min().copied().unwrap_or(0);
-        let most = self.eight.iter().max().copied().unwrap_or(0);
-        format!(
-            "\"cycle_us\": {:.1}, \"handoff_us\": {:.1}, \"handoff_p99_us\": {:.1}, \
-             \"eight_per_s\": {:.1}, \"eight_least\": {least}, \"eight_most\": {most}",
-            percentile(&mut self.cycles, 50),
-            percentile(&mut self.hand_offs, 50),
-            percentile(&mut self.hand_offs, 99),
-            sum as f64 / self.span,
-        )
+    pub fn missing(name: &str, place: usize, reason: String) -> Outcome {
+        eprintln!("{name} does not run: {reason}");
+        Outcome {
+            name: name.to_owned(),
+            place,
+            failed: Some(reason),
+            ..Outcome::default()
+        }
+    }
+
+    pub fn json(&self) -> String {
+        let mut json = format!("  {{\"name\": {}", text(&self.name));
+        let mut field = |key: &str, value: String| {
+            let _ = write!(json, ", \"{key}\": {value}");
+        };
+        if let Some(reason) = &self.failed {
+            field("failed", text(reason));
+        } else {
+            field("version", text(&self.version));
+            field("setting", text(&self.setting));
+            field("cycles_us", list(&self.cycles));
+            field("handoffs_us", list(&self.hand_offs));
+            field("eight", format!("{:?}", self.eight));
+            field("eight_s", self.seconds.to_string());
+        }
+        json.push('}');
+        json
     }
 }
 
-fn percentile(samples: &mut [Duration], part: usize) -> f64 {
-    samples.sort();
-    let index = (samples.len() * part / 100).min(samples.len().saturating_sub(1));
-    samples
-        .get(index)
-        .map_or(0.0, |sample| sample.as_secs_f64() * 1e6)
+fn list(numbers: &[f64]) -> String {
+    let numbers: Vec<String> = numbers.iter().map(|n| format!("{n:.1}")).collect();
+    format!("[{}]", numbers.join(", "))
+}
+
+fn text(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            control if control.is_control() => quoted.push(' '),
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    quoted
 }

@@ -14,6 +14,10 @@ struct Ourselves {
 }
 
 impl Rival for Ours {
+    fn setting(&self) -> &'static str {
+        "defaults: woken by the release; one connection subscribes for all of a process"
+    }
+
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {
         let factory = contend::connect(&self.url).unwrap();
         Box::new(Ourselves {

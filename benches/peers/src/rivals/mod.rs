@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use crate::measure::{Subject, hold};
+use tokio::runtime::Runtime;
 
 /// How long a lock may be held without a renewal: the same for everybody.
 const TTL: Duration = Duration::from_secs(10);
@@ -23,78 +23,73 @@ pub trait Contender: Send {
 
 /// Makes contenders for a mutex, each with connections of its own.
 pub trait Rival {
+    /// How it waits, and whose choice that is.
+    fn setting(&self) -> &'static str;
+
     fn contender(&self, mutex: &str) -> Box<dyn Contender>;
 }
 
-/// Everybody's name, version and maker.
-pub fn all(url: &str) -> Vec<(&'static str, String, Box<dyn Rival>)> {
-    let runtime = Arc::new(
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap(),
-    );
+/// Everybody, ourselves first.
+pub const NAMES: [&str; 4] = ["contend", "rslock", "redlock", "distributed-lock"];
+
+/// The one of this name.
+pub fn subject(name: &str, url: &str) -> InProcess {
     let url = url.to_owned();
-    vec![
-        (
-            "contend",
-            env!("VERSION_OF_CONTEND").to_owned(),
-            Box::new(contend::Ours { url: url.clone() }),
-        ),
-        (
-            "rslock",
-            env!("VERSION_OF_RSLOCK").to_owned(),
-            Box::new(rslock::RsLock {
-                url: url.clone(),
-                runtime: Arc::clone(&runtime),
-            }),
-        ),
-        (
-            "redlock",
-            env!("VERSION_OF_REDLOCK").to_owned(),
-            Box::new(redlock::Red { url: url.clone() }),
-        ),
-        (
-            "distributed-lock",
-            env!("VERSION_OF_DISTRIBUTED_LOCK_REDIS").to_owned(),
-            Box::new(distributed_lock::Distributed { url, runtime }),
-        ),
-    ]
+    let (version, rival): (_, Box<dyn Rival>) = match name {
+        "contend" => (env!("VERSION_OF_CONTEND"), Box::new(contend::Ours { url })),
+        "rslock" => {
+            let runtime = runtime();
+            let rival = rslock::RsLock { url, runtime };
+            (env!("VERSION_OF_RSLOCK"), Box::new(rival))
+        }
+        "redlock" => (env!("VERSION_OF_REDLOCK"), Box::new(redlock::Red { url })),
+        "distributed-lock" => {
+            let runtime = runtime();
+            let rival = distributed_lock::Distributed { url, runtime };
+            (env!("VERSION_OF_DISTRIBUTED_LOCK_REDIS"), Box::new(rival))
+        }
+        other => panic!("{other} is nobody"),
+    };
+    InProcess {
+        version,
+        setting: rival.setting(),
+        alone: rival.contender("alone"),
+        rival,
+        round: 0,
+    }
+}
+
+fn runtime() -> Arc<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    Arc::new(builder.worker_threads(2).enable_all().build().unwrap())
 }
 
 /// Contenders on threads of this process.
 pub struct InProcess {
+    pub version: &'static str,
+    pub setting: &'static str,
     rival: Box<dyn Rival>,
     alone: Box<dyn Contender>,
     round: usize,
 }
 
 impl InProcess {
-    pub fn new(rival: Box<dyn Rival>) -> InProcess {
-        InProcess {
-            alone: rival.contender("alone"),
-            rival,
-            round: 0,
-        }
-    }
-}
-
-impl Subject for InProcess {
-    fn cycles(&mut self, count: usize) -> Vec<Duration> {
+    /// Microseconds of each cycle.
+    pub fn cycles(&mut self, count: usize) -> Vec<f64> {
         let contender = &mut self.alone;
         let mut cycle = || {
             let began = Instant::now();
             contender.lock();
             contender.unlock();
-            began.elapsed()
+            micros(began.elapsed())
         };
         // The first pays for the connection.
         cycle();
         (0..count).map(|_| cycle()).collect()
     }
 
-    fn hand_offs(&mut self, count: usize) -> Vec<Duration> {
+    /// Holds for so many microseconds each time; microseconds from unlock to the other's lock.
+    pub fn hand_offs(&mut self, holds: &[f64]) -> Vec<f64> {
         let mutex = "handed-over";
         let mut owner = self.rival.contender(mutex);
         let mut waiter = self.rival.contender(mutex);
@@ -108,39 +103,42 @@ impl Subject for InProcess {
                 done_out.send(at).unwrap();
             }
         });
-        let mut hand_off = |number| {
+        let mut hand_off = |hold: f64| {
             owner.lock();
             go.send(()).unwrap();
-            std::thread::sleep(hold(number));
+            std::thread::sleep(Duration::from_secs_f64(hold / 1e6));
             let began = Instant::now();
             owner.unlock();
             let at: Instant = done.recv().unwrap();
-            at.saturating_duration_since(began)
+            micros(at.saturating_duration_since(began))
         };
         if self.round == 0 {
-            hand_off(0);
+            // And here the first pays for two.
+            hand_off(20_000.0);
         }
-        let start = self.round * count;
         self.round += 1;
-        let took = (start..start + count).map(hand_off).collect();
+        let took = holds.iter().map(|hold| hand_off(*hold)).collect();
         drop(go);
         thread.join().unwrap();
         took
     }
 
-    fn eight(&mut self, span: Duration) -> Vec<u64> {
+    /// What each of eight had in `span` seconds, `settle` seconds after all began.
+    pub fn eight(&mut self, settle: f64, span: f64) -> Vec<u64> {
+        let counting = Arc::new(AtomicBool::new(false));
         let over = Arc::new(AtomicBool::new(false));
         let start = Arc::new(Barrier::new(9));
         let threads: Vec<_> = (0..8)
             .map(|_| {
                 let mut contender = self.rival.contender("eight");
                 let (over, start) = (Arc::clone(&over), Arc::clone(&start));
+                let counting = Arc::clone(&counting);
                 std::thread::spawn(move || {
-                    let mut count = 0;
+                    let mut count = 0_u64;
                     start.wait();
                     while !over.load(Ordering::Relaxed) {
                         contender.lock();
-                        count += u64::from(!over.load(Ordering::Relaxed));
+                        count += u64::from(counting.load(Ordering::Relaxed));
                         contender.unlock();
                     }
                     count
@@ -148,11 +146,18 @@ impl Subject for InProcess {
             })
             .collect();
         start.wait();
-        std::thread::sleep(span);
+        std::thread::sleep(Duration::from_secs_f64(settle));
+        counting.store(true, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_secs_f64(span));
+        counting.store(false, Ordering::Relaxed);
         over.store(true, Ordering::Relaxed);
         threads
             .into_iter()
             .map(|thread| thread.join().unwrap())
             .collect()
     }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }

@@ -16,6 +16,10 @@ struct One {
 }
 
 impl Rival for Red {
+    fn setting(&self) -> &'static str {
+        "defaults: looks again within 200 ms, at random; a connection for each call"
+    }
+
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {
         Box::new(One {
             manager: Box::leak(Box::new(RedLock::new(vec![self.url.as_str()]))),

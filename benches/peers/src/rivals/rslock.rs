@@ -20,6 +20,10 @@ struct One {
 }
 
 impl Rival for RsLock {
+    fn setting(&self) -> &'static str {
+        "defaults: looks again within 200 ms, at random; asynchronous, called with block_on on a runtime of two threads (our choice)"
+    }
+
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {
         Box::new(One {
             manager: LockManager::new(vec![self.url.as_str()]),
