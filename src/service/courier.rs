@@ -18,7 +18,8 @@ use crate::event::Event;
 pub type Job = Box<dyn FnOnce() + Send>;
 
 /// Runs callbacks for a service instead of a thread of its own, such as a pool the caller has.
-/// It must run every job it is given, in any order and on any thread.
+/// It must run every job it is given, on any thread but the one that gives it: that is the service's
+/// worker, and a callback that runs there delays its renewals.
 pub type Executor = Arc<dyn Fn(Job) + Send + Sync>;
 
 /// Where a courier takes events to.

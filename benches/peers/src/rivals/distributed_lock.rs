@@ -1,32 +1,30 @@
 //! distributed-lock, on Redis: asynchronous. On one server its `acquire` does not wait (0.2.0), whatever
 //! timeout it is given: whoever wants to wait tries again after a pause of their own, here 10 ms.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use distributed_lock_core::traits::{DistributedLock, LockHandle, LockProvider};
 use distributed_lock_redis::{RedisDistributedLock, RedisLockHandle, RedisLockProvider};
 use tokio::runtime::Runtime;
 
-use super::{Contender, Rival, TTL};
+use super::{Contender, Rival, TTL, runtime};
 
 const PAUSE: Duration = Duration::from_millis(10);
 
 pub struct Distributed {
     pub url: String,
-    pub runtime: Arc<Runtime>,
 }
 
 struct One {
     provider: RedisLockProvider,
     mutex: String,
     handle: Option<RedisLockHandle>,
-    runtime: Arc<Runtime>,
+    runtime: Runtime,
 }
 
 impl Rival for Distributed {
     fn setting(&self) -> &'static str {
-        "looks again every 10 ms (our choice); on one server it has no wait of its own; asynchronous, called with block_on on a runtime of two threads (our choice)"
+        "looks again every 10 ms (our choice); on one server it has no wait of its own; asynchronous, called with block_on on a runtime in the thread that waits (our choice)"
     }
 
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {
@@ -36,11 +34,12 @@ impl Rival for Distributed {
             .url(&self.url)
             .expiry(TTL)
             .min_validity(TTL * 9 / 10);
+        let runtime = runtime();
         Box::new(One {
-            provider: self.runtime.block_on(provider.build()).unwrap(),
+            provider: runtime.block_on(provider.build()).unwrap(),
             mutex: mutex.to_owned(),
             handle: None,
-            runtime: Arc::clone(&self.runtime),
+            runtime,
         })
     }
 }

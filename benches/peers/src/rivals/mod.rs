@@ -37,17 +37,12 @@ pub fn subject(name: &str, url: &str) -> InProcess {
     let url = url.to_owned();
     let (version, rival): (_, Box<dyn Rival>) = match name {
         "contend" => (env!("VERSION_OF_CONTEND"), Box::new(contend::Ours { url })),
-        "rslock" => {
-            let runtime = runtime();
-            let rival = rslock::RsLock { url, runtime };
-            (env!("VERSION_OF_RSLOCK"), Box::new(rival))
-        }
+        "rslock" => (env!("VERSION_OF_RSLOCK"), Box::new(rslock::RsLock { url })),
         "redlock" => (env!("VERSION_OF_REDLOCK"), Box::new(redlock::Red { url })),
-        "distributed-lock" => {
-            let runtime = runtime();
-            let rival = distributed_lock::Distributed { url, runtime };
-            (env!("VERSION_OF_DISTRIBUTED_LOCK_REDIS"), Box::new(rival))
-        }
+        "distributed-lock" => (
+            env!("VERSION_OF_DISTRIBUTED_LOCK_REDIS"),
+            Box::new(distributed_lock::Distributed { url }),
+        ),
         other => panic!("{other} is nobody"),
     };
     InProcess {
@@ -59,9 +54,11 @@ pub fn subject(name: &str, url: &str) -> InProcess {
     }
 }
 
-fn runtime() -> Arc<Runtime> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    Arc::new(builder.worker_threads(2).enable_all().build().unwrap())
+/// For one contender of an asynchronous rival: it runs in the thread that waits for it, so that no
+/// request has to change threads on its way.
+fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
 }
 
 /// Contenders on threads of this process.

@@ -1,27 +1,24 @@
 //! rslock: asynchronous, tries again after up to 200 ms.
 
-use std::sync::Arc;
-
 use rslock::{Lock, LockManager};
 use tokio::runtime::Runtime;
 
-use super::{Contender, Rival, TTL};
+use super::{Contender, Rival, TTL, runtime};
 
 pub struct RsLock {
     pub url: String,
-    pub runtime: Arc<Runtime>,
 }
 
 struct One {
     manager: LockManager,
     mutex: String,
     lock: Option<Lock>,
-    runtime: Arc<Runtime>,
+    runtime: Runtime,
 }
 
 impl Rival for RsLock {
     fn setting(&self) -> &'static str {
-        "defaults: looks again within 200 ms, at random; asynchronous, called with block_on on a runtime of two threads (our choice)"
+        "defaults: looks again within 200 ms, at random; asynchronous, called with block_on on a runtime in the thread that waits (our choice)"
     }
 
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {
@@ -29,7 +26,7 @@ impl Rival for RsLock {
             manager: LockManager::new(vec![self.url.as_str()]),
             mutex: format!("rslock-{mutex}"),
             lock: None,
-            runtime: Arc::clone(&self.runtime),
+            runtime: runtime(),
         })
     }
 }
