@@ -247,11 +247,7 @@ struct Handshake {
 }
 
 /// Says who we are and hears who we are to the server.
-fn shake_hands(
-    shared: &Shared,
-    stream: &mut TcpStream,
-    frames: &mut Frames,
-) -> Result<Handshake> {
+fn shake_hands(shared: &Shared, stream: &mut TcpStream, frames: &mut Frames) -> Result<Handshake> {
     let sent = Moment::now();
     let mut hello = Encoder::default();
     let forgetful = {
