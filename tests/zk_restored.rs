@@ -69,10 +69,8 @@ fn a_session_ends_on_a_server_that_was_restored_to_an_older_copy() {
         let (known, _) = ours
             .create("/known-", b"", Mode::EphemeralSequential, soon())
             .unwrap();
-        server.kill();
+        // What it has acknowledged is in there.
         copy(&data(&server), &older);
-        server.start();
-        wait_for(&ours, SessionState::Connected);
         for _ in 0..50 {
             ours.create("/x", b"", Mode::Persistent, soon()).unwrap();
             ours.delete("/x", soon()).unwrap();

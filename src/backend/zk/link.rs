@@ -137,17 +137,21 @@ fn converse(shared: &Shared, host: &str, port: u16) -> Result<()> {
                 format!("{host}:{port}: the server is read-only"),
             ));
         }
+        if forgetful {
+            drop(state);
+            if setback::judge(shared, &mut stream, &mut frames)
+                .map_err(|error| error.context(format!("{host}:{port}")))?
+            {
+                return Ok(());
+            }
+            state = shared.state.lock();
+        }
         if state.phase.is_over() {
             // Closed while we were at it: without a goodbye the server would keep our nodes for T.
             let mut goodbye = Encoder::default();
             Request::Close.encode(1, &mut goodbye);
             let _ = stream.write_all(goodbye.as_bytes());
             return Ok(());
-        }
-        if forgetful {
-            drop(state);
-            return setback::judge(shared, &mut stream, &mut frames)
-                .map_err(|error| error.context(format!("{host}:{port}")));
         }
         let timeout = Duration::from_millis(timeout);
         if state.id == 0 && timeout != shared.config.session_timeout {

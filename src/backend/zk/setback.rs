@@ -28,9 +28,10 @@ pub(super) fn is_likely(state: &State, now: Moment) -> bool {
         && state.pulse.alive_until().is_none_or(|until| until <= now)
 }
 
-/// The session was taken up without what we have seen. `Ok`: it is over, by our own word. An error: the
-/// server may be asked again in the usual way.
-pub(super) fn judge(shared: &Shared, stream: &mut TcpStream, frames: &mut Frames) -> Result<()> {
+/// The session was taken up without what we have seen. `true`: there was a setback, and the session is
+/// over by our own word. `false`: there was none, and the connection is as good as any. As a rule the
+/// servers were starting then, and refused everybody.
+pub(super) fn judge(shared: &Shared, stream: &mut TcpStream, frames: &mut Frames) -> Result<bool> {
     let by = Moment::now() + shared.config.connect_timeout;
     let mut ask = |xid: i32, request: Request| {
         let mut out = Encoder::default();
@@ -44,10 +45,7 @@ pub(super) fn judge(shared: &Shared, stream: &mut TcpStream, frames: &mut Frames
     // Through the leader: one that merely lags behind has caught up with it after this.
     let (theirs, ours) = (ask(1, Request::Sync)?.zxid, shared.state.lock().last_zxid);
     if theirs >= ours {
-        return Err(Error::new(
-            ErrorKind::Unavailable,
-            "the server was not ready for the session; it is now",
-        ));
+        return Ok(false);
     }
     log::error!(
         "{}: the servers have forgotten what they once told us (they are at {theirs:#x}, we have seen \
@@ -62,5 +60,5 @@ pub(super) fn judge(shared: &Shared, stream: &mut TcpStream, frames: &mut Frames
         state.end(SessionState::Expired);
     }
     shared.changed.notify_all();
-    Ok(())
+    Ok(true)
 }
