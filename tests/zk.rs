@@ -14,7 +14,8 @@ static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start)
 conformance!(Subject {
     factory: Box::new(|| {
         contend::zk::Builder::new(SERVER.addr().to_string())
-            .session_timeout(Duration::from_secs(4))
+            // One call may take a quarter of the ttl, a fifth of this: a busy machine needs it.
+            .session_timeout(Duration::from_secs(9))
             .build()
             .unwrap()
     }),

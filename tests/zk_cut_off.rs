@@ -18,7 +18,7 @@ use zk_support::{HANG, PATIENCE, Rivals, factory, name, session, soon};
 const T: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(200);
 /// For a machine that has other things to do.
-const SLACK: Duration = Duration::from_secs(5);
+const SLACK: Duration = Duration::from_secs(15);
 
 static ENSEMBLE: LazyLock<Mutex<ZooKeeperEnsemble>> =
     LazyLock::new(|| Mutex::new(ZooKeeperEnsemble::start_proxied()));
@@ -55,7 +55,17 @@ fn a_client_of_a_follower_that_is_cut_off_steps_down_before_another_leads() {
                 &[only(&ensemble, follower), only(&ensemble, leader)],
                 "cut-off",
             );
-            assert_eq!(rivals.leader(), Some(0));
+            wait_until(PATIENCE, "the first leads", || {
+                match rivals.leader() {
+                    // A busy machine took it away.
+                    Some(1) => {
+                        rivals.services[1].stop().unwrap();
+                        rivals.services[1].start().unwrap();
+                        false
+                    }
+                    leader => leader == Some(0),
+                }
+            });
             std::thread::sleep(Duration::from_millis(age));
             ensemble.cut_off(follower);
             let (next, took) = rivals.wait_for_leader(|next| next == 1);
@@ -95,7 +105,7 @@ fn no_session_of_a_cut_off_follower_ends_before_it_is_said_to() {
                         .unwrap();
                     // Spread over a tick: how far the leader's view lags depends on it.
                     std::thread::sleep(Duration::from_millis(age / 8 + 13 * (number % 3)));
-                    (session, path, None::<Moment>)
+                    (session, path, None::<Duration>)
                 })
                 .collect();
             ensemble.cut_off(follower);
@@ -105,23 +115,21 @@ fn no_session_of_a_cut_off_follower_ends_before_it_is_said_to() {
                 let names = watcher.get_children(&root, soon()).unwrap();
                 for (session, path, gone) in &mut sessions {
                     if gone.is_none() && !names.iter().any(|name| path.ends_with(name)) {
-                        let certain = session.alive_until().unwrap();
                         // Gone by the answer at the latest: the answer must not come in its lifetime.
                         let now = Moment::now();
+                        // Without one, a server has told it: it says no more that it is alive.
+                        let certain = session.alive_until().unwrap_or(now);
                         assert!(
                             certain <= now,
                             "age {age}: gone {:?} before the end, asked {asked:?}",
                             certain - now
                         );
-                        *gone = Some(now);
+                        *gone = Some(now - certain);
                     }
                 }
                 sessions.iter().all(|(_, _, gone)| gone.is_some())
             });
-            let early: Vec<_> = sessions
-                .iter()
-                .map(|(session, _, gone)| gone.unwrap() - session.alive_until().unwrap())
-                .collect();
+            let early: Vec<_> = sessions.iter().filter_map(|(_, _, gone)| *gone).collect();
             println!("age {age} ms: gone {early:?} after the certain end");
             ensemble.heal(follower);
             ensemble.wait_whole();

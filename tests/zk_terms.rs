@@ -120,7 +120,7 @@ fn a_lease_that_ran_out_is_not_renewed() {
         let mutex = name("ran-out");
         let factory = factory(SERVER.addr(), LONG);
         let reader = session(SERVER.addr(), LONG);
-        let lease = Lease::new(Duration::from_millis(200), Duration::from_millis(100)).unwrap();
+        let lease = Lease::new(Duration::from_secs(1), Duration::from_millis(500)).unwrap();
         let mut seat = seat(&factory, &mutex, "a", lease, Hold::Long);
         let first = granted(&mut *seat, Entry::Queue);
         let fence = first.owner.fence();

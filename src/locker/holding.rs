@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::cycle::Cycle;
+use super::desk::Desk;
 use super::loss::Loss;
 use super::renewer::Renewer;
 use super::rota::{Due, Rota};
-use crate::backend::{Attempt, Entry, Place, Seat};
-use crate::bell::{Bell, Ring};
+use crate::backend::{Entry, Place, Seat};
+use crate::bell::Ring;
 use crate::clock::Moment;
 use crate::contention::{Change, Contention, Step};
 use crate::error::{Error, ErrorKind, Result};
@@ -39,27 +41,6 @@ pub(super) struct Holding {
     desk: Mutex<Desk>,
 }
 
-struct Desk {
-    seat: Box<dyn Seat>,
-    bell: Bell,
-    /// Whether the backend rings the bell. Kept from one contended cycle to the next, so that each does
-    /// not pay for a subscription.
-    listening: bool,
-    /// The present ownership; `None` between two.
-    cycle: Option<Cycle>,
-}
-
-struct Cycle {
-    contention: Contention,
-    fence: u64,
-    /// From here on the lease is left to run out.
-    renew_until: Moment,
-    /// Whether the last renewal failed.
-    failed: bool,
-    /// Where the renewer's list has this.
-    due: Option<Due>,
-}
-
 impl Holding {
     pub(super) fn new(
         place: Place,
@@ -75,12 +56,7 @@ impl Holding {
             max_hold,
             board: Board::default(),
             loss: Loss::default(),
-            desk: Mutex::new(Desk {
-                seat,
-                bell: Bell::new(),
-                listening: false,
-                cycle: None,
-            }),
+            desk: Mutex::new(Desk::new(seat)),
         }
     }
 
@@ -129,7 +105,7 @@ impl Holding {
             desk.bell.wait(start);
         }
         let entry = if queued { Entry::Queue } else { Entry::Try };
-        let mut outcome = self.attempt(&mut desk, &mut contention, entry, by);
+        let mut outcome = desk.attempt(self, &mut contention, entry, by);
         if !queued && outcome.is_ok() && contention.belief().is_none() {
             // Refused, it stands in no queue yet: it enters now, not when the lease seen has ended.
             contention.woken(start);
@@ -140,20 +116,20 @@ impl Holding {
             if (hopeless || late) && contention.belief().is_none() {
                 // The caller learns why it has no lock, not what became of its traces.
                 let traced = queued || outcome.is_err();
-                let _ = self.leave(&mut desk, &mut contention, traced, None);
+                let _ = desk.leave(self, &mut contention, traced, None);
                 return Err(self.refusal(outcome.err(), &contention, timeout));
             }
             match self.decide(&mut contention, Contention::step) {
                 Step::Acquire { entry, by } => {
                     let by = self.call_by(by, deadline);
                     queued = true;
-                    self.listen(&mut desk, by);
+                    desk.listen(self, by);
                     // What rang before this attempt, the attempt sees by itself.
                     desk.bell.wait(start);
-                    outcome = self.attempt(&mut desk, &mut contention, entry, by);
+                    outcome = desk.attempt(self, &mut contention, entry, by);
                 }
                 Step::Release { fence, by } => {
-                    let _ = self.give_back(&mut desk, &mut contention, fence, by);
+                    let _ = desk.give_back(self, &mut contention, fence, by);
                 }
                 Step::Wait { until } => {
                     let until = until.min(deadline.unwrap_or(Moment::FAR));
@@ -184,7 +160,7 @@ impl Holding {
         }
         self.loss.reset();
         // The grant took it out of the queue.
-        self.leave(&mut desk, &mut cycle.contention, false, Some(cycle.fence))
+        desk.leave(self, &mut cycle.contention, false, Some(cycle.fence))
     }
 
     /// The renewer's visit: renews if it is time, tells the holder if belief has ended, and enters the
@@ -202,7 +178,7 @@ impl Holding {
         if let Some(due) = cycle.due.take() {
             rota.lock().remove(self.number, due);
         }
-        cycle.due = self.advance(seat, cycle, others);
+        cycle.due = cycle.advance(self, seat, others);
         if let Some(due) = cycle.due {
             self.enter(rota.lock(), desk, due);
         }
@@ -220,44 +196,8 @@ impl Holding {
         rota.insert(self, due);
     }
 
-    /// Drives an ownership on, by one call at most. `None`: it is over.
-    fn advance(&self, seat: &mut Box<dyn Seat>, cycle: &mut Cycle, others: Moment) -> Option<Due> {
-        loop {
-            match self.decide(&mut cycle.contention, Contention::step) {
-                Step::Announce(Change::Released(_)) => {
-                    log::warn!(
-                        "{}: {} lost the lock: not renewed in time, or taken away",
-                        self.place.mutex,
-                        self.place.id
-                    );
-                    self.loss.tell();
-                    return None;
-                }
-                Step::Announce(_) => {}
-                Step::Renew { fence, by } => {
-                    let sent = Moment::now();
-                    let (until, _) = cycle.contention.belief()?;
-                    if cycle.renew_until <= sent {
-                        return Some(self.due(until, until, false));
-                    }
-                    let renewal = self.note(seat.renew(fence, by.min(others)));
-                    cycle.failed = renewal.is_err();
-                    self.decide(&mut cycle.contention, |contention, now| {
-                        contention.renewed(sent, now, renewal.ok(), rand::random());
-                    });
-                }
-                Step::Wait { until: at } => {
-                    let (until, _) = cycle.contention.belief()?;
-                    return Some(self.due(at, until, cycle.failed));
-                }
-                // Only what does not own acquires or releases, and losing has ended this above.
-                _ => return None,
-            }
-        }
-    }
-
     /// A quarter of the transition may pass before a holder is told: three are left to stop in.
-    fn due(&self, at: Moment, until: Moment, again: bool) -> Due {
+    pub(super) fn due(&self, at: Moment, until: Moment, again: bool) -> Due {
         Due {
             at,
             tell_by: until + self.place.lease.transition() / 4,
@@ -282,7 +222,7 @@ impl Holding {
             due: None,
         };
         // As a rule this makes no call: nothing is due yet.
-        cycle.due = self.advance(&mut desk.seat, &mut cycle, Moment::FAR);
+        cycle.due = cycle.advance(self, &mut desk.seat, Moment::FAR);
         let Some(due) = cycle.due else {
             desk.cycle = Some(cycle);
             return Ok(fence);
@@ -294,114 +234,13 @@ impl Holding {
                 Ok(fence)
             }
             Err(error) => {
-                let _ = self.leave(&mut desk, &mut cycle.contention, false, None);
+                let _ = desk.leave(self, &mut cycle.contention, false, None);
                 Err(error.context(&self.place.mutex))
             }
         }
     }
 
-    /// The way out: release what may be left, and withdraw if `traced`: in the queue, or after an attempt
-    /// of unknown outcome. The machine bounds it by one call's budget. Says what became of the lease with
-    /// the fence `ours`.
-    fn leave(
-        &self,
-        desk: &mut Desk,
-        contention: &mut Contention,
-        mut traced: bool,
-        ours: Option<u64>,
-    ) -> Result<bool> {
-        contention.stop();
-        let mut released = Ok(false);
-        loop {
-            match self.decide(contention, Contention::step) {
-                Step::Acquire { entry, by } => {
-                    traced |= self.attempt(desk, contention, entry, by).is_err();
-                }
-                Step::Release { fence, by } => {
-                    let outcome = self.give_back(desk, contention, fence, by);
-                    // After an attempt of unknown outcome, "there was none" may be that one's success.
-                    let guess = matches!((&released, &outcome), (Err(_), Ok(false)));
-                    if ours == Some(fence) && !guess {
-                        released = outcome;
-                    }
-                }
-                Step::Withdraw { by } if traced => {
-                    self.withdraw(desk, by);
-                    traced = false;
-                }
-                Step::Wait { until } => {
-                    desk.bell.wait_stopping(until);
-                }
-                Step::Stopped => {
-                    if traced {
-                        // No time is left to wait for it, but the seat must hear of it: where a lease
-                        // lasts as long as a session does, what an unanswered attempt has left would
-                        // block the mutex for as long as this locker lives.
-                        self.withdraw(desk, Moment::now());
-                    }
-                    return released;
-                }
-                Step::Announce(_) | Step::Renew { .. } | Step::Withdraw { .. } => {}
-            }
-        }
-    }
-
-    fn withdraw(&self, desk: &mut Desk, by: Moment) {
-        let withdrawn = desk.seat.withdraw(by);
-        let _ = self.note(withdrawn);
-        desk.listening = false;
-    }
-
-    /// `Err`: the outcome is unknown. `Ok`: the machine knows it.
-    fn attempt(
-        &self,
-        desk: &mut Desk,
-        contention: &mut Contention,
-        entry: Entry,
-        by: Moment,
-    ) -> Result<()> {
-        let sent = Moment::now();
-        let mut attempt = self.note(desk.seat.acquire(entry, by));
-        if let Ok(Attempt::Refused(refusal)) = &mut attempt
-            && !desk.listening
-        {
-            // Deaf to wake-ups, it must go by time.
-            refusal.retry_in = refusal.retry_in.min(self.place.lease.call_budget());
-        }
-        let (attempt, outcome) = match attempt {
-            Ok(attempt) => (Some(attempt), Ok(())),
-            Err(error) => (None, Err(error)),
-        };
-        self.decide(contention, |contention, now| {
-            contention.acquired(sent, now, attempt, rand::random());
-        });
-        outcome
-    }
-
-    /// Subscribed first, no wake-up can fall between the next attempt and the wait after it.
-    fn listen(&self, desk: &mut Desk, by: Moment) {
-        if !desk.listening {
-            let waker = desk.bell.waker();
-            desk.listening = self.note(desk.seat.listen(&waker, by)).is_ok();
-        }
-    }
-
-    fn give_back(
-        &self,
-        desk: &mut Desk,
-        contention: &mut Contention,
-        fence: u64,
-        by: Moment,
-    ) -> Result<bool> {
-        let outcome = self.note(desk.seat.release(fence, by));
-        let released = outcome.as_ref().ok().copied();
-        self.decide(contention, |contention, now| {
-            contention.released(now, released, rand::random());
-        });
-        outcome
-    }
-
-    fn decide<T>(
+    pub(super) fn decide<T>(
         &self,
         contention: &mut Contention,
         decide: impl FnOnce(&mut Contention, Moment) -> T,
@@ -410,7 +249,7 @@ impl Holding {
     }
 
     /// One log line per change of trouble.
-    fn note<T>(&self, outcome: Result<T>) -> Result<T> {
+    pub(super) fn note<T>(&self, outcome: Result<T>) -> Result<T> {
         let changed = self.board.note(outcome.as_ref().err());
         if let (true, Err(error)) = (changed, &outcome) {
             log::warn!("{}: {}: {error}", self.place.mutex, self.place.id);

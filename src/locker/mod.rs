@@ -2,12 +2,15 @@
 //!
 //! - `lock`: the front, and `builder`, which makes one.
 //! - `guard`: what a locked locker returns.
-//! - `holding`: one locker's seat at its mutex, and the cycle of acquiring, renewing and releasing.
+//! - `holding`: what a locker and its guard share, and the loop around the contention machine.
+//! - `desk`: where its calls to the backend are made, and `cycle`, one ownership.
 //! - `loss`: how a holder learns that it lost the lock.
 //! - `turnstile`: the queue of this process's threads, before the backend's.
 //! - `renewer`: the factory's thread that renews for all guards, and `rota`, its list of them.
 
 mod builder;
+mod cycle;
+mod desk;
 mod guard;
 mod holding;
 mod lock;

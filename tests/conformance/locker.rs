@@ -210,7 +210,8 @@ pub fn a_guard_held_too_long_is_given_up(subject: &Subject) {
     // It is stuck, and the world goes on.
     let next = theirs.try_lock_for(PATIENCE).unwrap();
     assert!(next.fence() > guard.fence());
-    assert!(!guard.unlock().unwrap(), "it is somebody else's");
+    // A busy server may leave it open, but never says that it was ours.
+    assert_ne!(guard.unlock().ok(), Some(true), "it is somebody else's");
     assert!(next.is_valid() && next.unlock().unwrap());
 }
 

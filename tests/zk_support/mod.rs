@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use contend::backend::{Attempt, Entry, Grant, Hold, Place, Seat};
-use contend::{Factory, Lease, Moment, MutexContendService, zk};
+use contend::{ErrorKind, Factory, Lease, Moment, MutexContendService, zk};
 use ground::wait_until;
 
 /// How long a condition may take to come true on a machine that has other things to do.
@@ -53,11 +53,18 @@ pub fn wait_for(session: &zk::Session, state: zk::SessionState) {
     });
 }
 
-/// The names of the contenders' nodes.
+/// The names of the contenders' nodes. Asked for again where the connection fails: no answer is not an
+/// empty line.
 pub fn line(session: &zk::Session, mutex: &str) -> Vec<String> {
-    session
-        .get_children(&format!("/simba/{mutex}"), soon())
-        .unwrap_or_default()
+    let mut names = Vec::new();
+    wait_until(PATIENCE, "the line can be read", || {
+        match session.get_children(&format!("/simba/{mutex}"), soon()) {
+            Ok(known) => names = known,
+            Err(error) => return error.kind() == ErrorKind::NotFound,
+        }
+        true
+    });
+    names
 }
 
 pub fn seat(factory: &Factory, mutex: &str, id: &str, lease: Lease, hold: Hold) -> Box<dyn Seat> {
@@ -117,7 +124,7 @@ impl Rivals {
         for (number, service) in services.iter().enumerate() {
             service.start().unwrap();
             wait_until(PATIENCE, "it leads or stands in line", || {
-                service.is_owner() || (number > 0 && service.state().after().is_owner("rival-0"))
+                service.is_owner() || (number > 0 && service.state().after().has_owner())
             });
         }
         let over = Arc::new(AtomicBool::new(false));
@@ -157,7 +164,7 @@ impl Rivals {
     pub fn judge(mut self) {
         self.over.store(true, Ordering::SeqCst);
         let looks = self.witness.take().unwrap().join().expect("two leaders");
-        assert!(looks > 100, "the witness looked away: {looks} looks");
+        assert!(looks > 20, "the witness looked away: {looks} looks");
     }
 }
 

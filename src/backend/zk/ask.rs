@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::message::Request;
+use super::pending::Lookout;
 use super::slot::Outcome;
-use super::state::Lookout;
 use super::watches::Sentinel;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};

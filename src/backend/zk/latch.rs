@@ -42,7 +42,7 @@ impl Latch {
     }
 
     fn try_acquire(&mut self, session: &Arc<Session>, entry: Entry, by: Moment) -> Result<Attempt> {
-        if let Some(rest) = self.winding_down(session) {
+        if let Some(rest) = self.winding_down() {
             return Ok(Attempt::Refused(Refusal {
                 owner: MutexOwner::NONE,
                 retry_in: rest,
@@ -84,12 +84,12 @@ impl Latch {
 
     /// What is left of the transition after we stepped down. Until it is over our old node stays: the
     /// next in line leads when it goes, and our owner's work may still be winding down.
-    fn winding_down(&self, session: &Arc<Session>) -> Option<Duration> {
+    fn winding_down(&self) -> Option<Duration> {
         let node = self.spot.node.as_ref()?;
         let granted = node.granted.as_ref()?;
         let deleted = node.own.as_ref().is_some_and(|own| own.is_gone());
         let rest = (granted.until + self.place.lease.transition()).remaining();
-        (Arc::ptr_eq(&node.session, session) && !deleted && !rest.is_zero()).then_some(rest)
+        (!node.session.state().is_over() && !deleted && !rest.is_zero()).then_some(rest)
     }
 
     /// Whether we lead by what we were told: the leader that we stood behind is gone, and our own
@@ -284,6 +284,7 @@ impl Latch {
 
 impl Seat for Latch {
     fn listen(&mut self, waker: &Waker, _by: Moment) -> Result<()> {
+        self.core.origin.check()?;
         // The watches are set by `acquire`, each together with the look that it guards.
         self.spot.alarm.set(Some(waker));
         Ok(())
@@ -361,6 +362,11 @@ impl Seat for Latch {
         self.core.origin.check()?;
         self.spot.alarm.set(None);
         self.spot.abandon_unsure();
+        if self.winding_down().is_some() {
+            // Not released: the owner's work has not ended. The node goes when the lease is over, or
+            // with the seat, which lives until the last callback has returned.
+            return Ok(());
+        }
         match self.spot.node.take() {
             Some(node) => Spot::delete(node, by).map(drop),
             None => Ok(()),

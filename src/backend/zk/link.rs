@@ -10,6 +10,7 @@ use rand::seq::SliceRandom;
 use super::message::{Request, Welcome, encode_hello};
 use super::session::Shared;
 use super::session_state::SessionState;
+use super::setback;
 use super::wire::{Encoder, Frames};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -105,10 +106,15 @@ fn converse(shared: &Shared, host: &str, port: u16) -> Result<()> {
         .and_then(|()| stream.try_clone())
         .map_err(|error| failed("cannot set up the connection", error))?;
     let mut frames = Frames::default();
-    let (sent, welcome) = shake_hands(shared, &mut stream, &mut frames)
+    let Handshake {
+        sent,
+        welcome,
+        forgetful,
+    } = shake_hands(shared, &mut stream, &mut frames)
         .map_err(|error| error.context(format!("{host}:{port}")))?;
     {
         let mut state = shared.state.lock();
+        state.refusals = 0;
         let timeout = u64::try_from(welcome.timeout_ms).unwrap_or(0);
         if state.id != 0 && (timeout == 0 || welcome.id == 0) {
             log::warn!("{}: the session has expired", shared.config.realm);
@@ -130,6 +136,15 @@ fn converse(shared: &Shared, host: &str, port: u16) -> Result<()> {
                 ErrorKind::Unavailable,
                 format!("{host}:{port}: the server is read-only"),
             ));
+        }
+        if forgetful {
+            drop(state);
+            if setback::judge(shared, &mut stream, &mut frames)
+                .map_err(|error| error.context(format!("{host}:{port}")))?
+            {
+                return Ok(());
+            }
+            state = shared.state.lock();
         }
         if state.phase.is_over() {
             // Closed while we were at it: without a goodbye the server would keep our nodes for T.
@@ -226,35 +241,63 @@ fn dial(shared: &Shared, host: &str, port: u16) -> std::io::Result<TcpStream> {
     Err(failure)
 }
 
-/// Says who we are and hears who we are to the server. Also returns when it was asked.
-fn shake_hands(
-    shared: &Shared,
-    stream: &mut TcpStream,
-    frames: &mut Frames,
-) -> Result<(Moment, Welcome)> {
-    let failed = |error: std::io::Error| {
-        Error::new(ErrorKind::Unreachable, format!("no handshake: {error}")).with_source(error)
-    };
-    let malformed = |what| {
-        Error::new(ErrorKind::Protocol, "not a ZooKeeper server's handshake").with_source(what)
-    };
+/// How a connection began.
+struct Handshake {
+    /// When it was asked for.
+    sent: Moment,
+    welcome: Welcome,
+    /// We kept to ourselves what we have seen.
+    forgetful: bool,
+}
+
+/// Says who we are and hears who we are to the server.
+fn shake_hands(shared: &Shared, stream: &mut TcpStream, frames: &mut Frames) -> Result<Handshake> {
+    let sent = Moment::now();
     let mut hello = Encoder::default();
-    {
+    let forgetful = {
         let state = shared.state.lock();
+        let forgetful = setback::is_likely(&state, sent);
         encode_hello(
             &mut hello,
-            state.last_zxid,
+            if forgetful { 0 } else { state.last_zxid },
             shared.config.timeout_ms(),
             state.id,
             &state.password,
         );
-    }
-    let sent = Moment::now();
-    let by = sent + shared.config.connect_timeout;
-    stream.write_all(hello.as_bytes()).map_err(failed)?;
+        forgetful
+    };
+    let frame = stream
+        .write_all(hello.as_bytes())
+        .map_err(unanswered)
+        .and_then(|()| next_frame(stream, frames, sent + shared.config.connect_timeout))
+        .inspect_err(|error| {
+            // Also how a server refuses that is behind what we have seen.
+            if error.kind() == ErrorKind::Unreachable {
+                shared.state.lock().refusals += 1;
+            }
+        })?;
+    let welcome = Welcome::decode(&frame).map_err(|what| {
+        Error::new(ErrorKind::Protocol, "not a ZooKeeper server's handshake").with_source(what)
+    })?;
+    Ok(Handshake {
+        sent,
+        welcome,
+        forgetful,
+    })
+}
+
+/// What the server says next, for who has asked something and waits for nothing else.
+pub(super) fn next_frame(
+    stream: &mut TcpStream,
+    frames: &mut Frames,
+    by: Moment,
+) -> Result<Vec<u8>> {
     loop {
-        if let Some(frame) = frames.next().map_err(malformed)? {
-            return Ok((sent, Welcome::decode(&frame).map_err(malformed)?));
+        let frame = frames.next().map_err(|what| {
+            Error::new(ErrorKind::Protocol, "the server sent no ZooKeeper frame").with_source(what)
+        })?;
+        if let Some(frame) = frame {
+            return Ok(frame);
         }
         let left = by.remaining();
         if left.is_zero() {
@@ -263,10 +306,9 @@ fn shake_hands(
                 "the server did not answer the handshake in time",
             ));
         }
-        stream.set_read_timeout(Some(left)).map_err(failed)?;
+        stream.set_read_timeout(Some(left)).map_err(unanswered)?;
         match frames.fill(stream) {
             Ok(0) => {
-                // Also how a server refuses that is behind what we have seen.
                 return Err(Error::new(
                     ErrorKind::Unreachable,
                     "the server closed the connection instead of answering the handshake",
@@ -278,7 +320,11 @@ fn shake_hands(
                     error.kind(),
                     IoErrorKind::WouldBlock | IoErrorKind::TimedOut | IoErrorKind::Interrupted
                 ) => {}
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(unanswered(error)),
         }
     }
+}
+
+pub(super) fn unanswered(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Unreachable, format!("no handshake: {error}")).with_source(error)
 }

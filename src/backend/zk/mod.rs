@@ -20,9 +20,11 @@ mod message;
 mod observer;
 mod orphan;
 mod path;
+mod pending;
 mod pulse;
 mod session;
 mod session_state;
+mod setback;
 mod slot;
 mod spot;
 mod state;
@@ -151,4 +153,63 @@ fn owner(
         u64::try_from(fence).unwrap_or(0),
     )
     .observed_at(now_ms, now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Entry, Hold};
+    use crate::bell::Bell;
+    use crate::error::ErrorKind;
+
+    /// Rule 12: in a child the thread that held a lock at the fork will never give it back.
+    #[test]
+    fn a_child_process_is_refused_and_waits_for_nobody() {
+        let builder = Builder::new("127.0.0.1:1");
+        let mut session = builder.session().unwrap();
+        let shared = session.seen_from_a_child();
+        let zk = Zk {
+            core: Arc::new(Core {
+                config: Arc::clone(&shared.config),
+                session: Mutex::new(Arc::new(session)),
+                origin: Origin::elsewhere(),
+            }),
+        };
+        let place = Place {
+            mutex: "m".into(),
+            id: "a".into(),
+            lease: shared.config.lease().unwrap(),
+            hold: Hold::Long,
+        };
+        let (dropped, done) = crossbeam_channel::bounded(1);
+        std::thread::spawn(move || {
+            let held = shared.state.lock();
+            let session = Arc::clone(&zk.core.session.lock());
+            std::mem::forget(zk.core.session.lock());
+            let (bell, by) = (Bell::new(), Moment::now() + Duration::from_secs(60));
+            let mut seat = zk.seat(&place).unwrap();
+            let mut watch = zk.watch(&place.mutex).unwrap();
+            let refusals = [
+                seat.listen(&bell.waker(), by).unwrap_err(),
+                seat.acquire(Entry::Queue, by).unwrap_err(),
+                seat.renew(1, by).unwrap_err(),
+                seat.release(1, by).unwrap_err(),
+                seat.withdraw(by).unwrap_err(),
+                watch.listen(&bell.waker(), by).unwrap_err(),
+                watch.observe(by).unwrap_err(),
+                session.sync(by).unwrap_err(),
+            ];
+            assert!(refusals.iter().all(|e| e.kind() == ErrorKind::Forked));
+            assert_eq!(session.state(), SessionState::Closed);
+            assert_eq!((session.id(), session.alive_until()), (0, None));
+            session.close();
+            drop((seat, watch, session, zk));
+            // The parent's thread is one of this process after all.
+            drop(held);
+            shared.state.lock().closing = true;
+            shared.changed.notify_all();
+            dropped.send(())
+        });
+        done.recv_timeout(Duration::from_secs(30)).unwrap();
+    }
 }

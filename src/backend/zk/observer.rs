@@ -120,6 +120,7 @@ impl Observer {
 
 impl Watch for Observer {
     fn listen(&mut self, waker: &Waker, _by: Moment) -> Result<()> {
+        self.core.origin.check()?;
         // The watch is set by `observe`, together with the look that it guards.
         self.alarm.set(Some(waker));
         Ok(())

@@ -17,9 +17,10 @@ use super::config::Config;
 use super::link;
 use super::message::{Code, Mode, Reply, Request, Stat};
 use super::orphan::Orphan;
+use super::pending::To;
 use super::session_state::SessionState;
 use super::slot::{Outcome, Slot};
-use super::state::{State, To};
+use super::state::State;
 use super::watches::{Alarm, Sentinel};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -88,27 +89,29 @@ impl Session {
     /// How the session stands.
     #[must_use]
     pub fn state(&self) -> SessionState {
-        self.shared.state.lock().phase
+        self.see(SessionState::Closed, |state| state.phase)
     }
 
     /// The session's number at the server; zero before a server has answered.
     #[must_use]
     pub fn id(&self) -> i64 {
-        self.shared.state.lock().id
+        self.see(0, |state| state.id)
     }
 
     /// The session timeout: the negotiated one, once there is one.
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        self.shared.state.lock().pulse.timeout()
+        let asked_for = self.shared.config.session_timeout;
+        self.see(asked_for, |state| state.pulse.timeout())
     }
 
     /// The moment before which the ensemble cannot have expired the session, whatever happens, on a
     /// clock that runs like the leader's. `None` before a server has answered.
     #[must_use]
     pub fn alive_until(&self) -> Option<Moment> {
-        let state = self.shared.state.lock();
-        state.pulse.alive_until().filter(|_| !state.phase.is_over())
+        self.see(None, |state| {
+            state.pulse.alive_until().filter(|_| !state.phase.is_over())
+        })
     }
 
     /// Creates a node and returns its path, which ends in a number if `mode` is sequential.
@@ -321,6 +324,16 @@ impl Session {
         self.shared.state.lock().ring_later(alarm);
     }
 
+    /// A look by somebody who may be in a child process, where the session is over and its lock may be
+    /// one that the parent's thread held.
+    fn see<T>(&self, in_a_child: T, look: impl FnOnce(&State) -> T) -> T {
+        if self.origin.is_here() {
+            self.look(look)
+        } else {
+            in_a_child
+        }
+    }
+
     /// A look under the lock, at several things at once.
     pub(super) fn look<T>(&self, look: impl FnOnce(&State) -> T) -> T {
         look(&self.shared.state.lock())
@@ -331,6 +344,15 @@ impl Session {
         if let Ok(ms) = u64::try_from(ms) {
             self.shared.state.lock().leader_clock = Some((ms, sent));
         }
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    /// As if this were a child process; what the thread of the parent still works on.
+    pub(super) fn seen_from_a_child(&mut self) -> Arc<Shared> {
+        self.origin = Origin::elsewhere();
+        Arc::clone(&self.shared)
     }
 }
 

@@ -16,10 +16,10 @@ use super::message::{
     encode_auth, encode_set_watches,
 };
 use super::orphan::Orphan;
+use super::pending::{Lookout, Pending, To};
 use super::pulse::Pulse;
 use super::session_state::SessionState;
-use super::slot::Slot;
-use super::watches::{Alarm, Kind, Sentinel, Watches};
+use super::watches::{Alarm, Kind, Watches};
 use super::wire::{Decoder, Encoder, Malformed};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -45,6 +45,8 @@ pub(super) struct State {
     /// An epoch time of the leader's clock that we were told, and when we asked.
     pub(super) leader_clock: Option<(u64, Moment)>,
     pub(super) last_zxid: i64,
+    /// How many servers in a row ended the connection instead of answering the handshake.
+    pub(super) refusals: usize,
     xid: i32,
     writer: Option<TcpStream>,
     pending: VecDeque<Pending>,
@@ -56,40 +58,6 @@ pub(super) struct State {
     pub(super) leases: HashMap<String, Moment>,
     /// Rung when there is something new to say to those who were told "unknown".
     hurt: Vec<Weak<Alarm>>,
-}
-
-/// A request without an answer.
-#[derive(Debug)]
-struct Pending {
-    xid: i32,
-    shape: Shape,
-    lookout: Option<Lookout>,
-    to: To,
-}
-
-/// A watch that counts from the reply on. Registered by the reader itself, because the event may be
-/// in the next frame.
-#[derive(Debug)]
-pub(super) struct Lookout {
-    pub(super) path: String,
-    pub(super) sentinel: Weak<Sentinel>,
-}
-
-/// What becomes of a reply.
-#[derive(Debug)]
-pub(super) enum To {
-    /// A caller waits for it, as the answer with this number.
-    Caller(Arc<Slot>, usize),
-    /// The heartbeat.
-    Pulse,
-    /// The deletion of an orphan.
-    Deleted(Orphan),
-    /// The list in which an orphan may be found.
-    Found(Orphan),
-    /// Only the watch matters: the sentinel fires if the node is gone already.
-    Lookout,
-    /// Nobody cares.
-    Nobody,
 }
 
 impl State {
@@ -106,6 +74,7 @@ impl State {
             thread_over: false,
             leader_clock: None,
             last_zxid: 0,
+            refusals: 0,
             xid: 0,
             writer: None,
             pending: VecDeque::new(),
