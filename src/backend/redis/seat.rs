@@ -170,6 +170,7 @@ impl Seat for RedisSeat {
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
         self.renew.set(&[fence.to_string().as_bytes()]);
+        let half = by - by.remaining() / 2;
         let mut renew = || {
             let value = self
                 .core
@@ -179,8 +180,11 @@ impl Seat for RedisSeat {
             if reply.outcome != 1 {
                 return Ok(Renewal::Lost(owner));
             }
-            // An owner has no need to hear anything now: it may fail.
-            let _ = self.ear.follow(&self.core, by);
+            // An owner has no need to hear anything now: it may fail, and must not use up the time in
+            // which the renewal counts.
+            if Moment::now() < half {
+                let _ = self.ear.follow(&self.core, half);
+            }
             Ok(Renewal::Renewed(Grant { owner, until: None }))
         };
         renew().map_err(|error| self.about(error))
