@@ -122,8 +122,8 @@ impl RedisSeat {
         if !self.ear.cancel() {
             return Ok(());
         }
-        // Without an answer, it is asked once more: what there is of it is adopted.
-        let attempt = self.acquire(Entry::Try, by);
+        // Without an answer in half the time, it is asked once more: what there is of it is adopted.
+        let attempt = self.acquire(Entry::Try, by - by.remaining() / 2);
         let attempt = attempt.or_else(|_| self.acquire(Entry::Try, by));
         if let Attempt::Granted(grant) = attempt? {
             self.release(grant.owner.fence(), by)?;
