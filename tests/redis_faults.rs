@@ -473,7 +473,8 @@ fn a_killed_waiter_is_passed_over() {
 #[test]
 fn a_killed_reserved_waiter_costs_the_next_one_the_claim_time() {
     within(HANG, || {
-        let claim = Duration::from_secs(1);
+        // Long enough to look at the reservation, short against the lease of 16 s that the waiter saw.
+        let claim = Duration::from_secs(5);
         let line = Line::up(claim);
         line.child.pause();
         let waited = line.release(|| {
