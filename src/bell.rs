@@ -33,6 +33,8 @@ struct Inner {
 struct Rings {
     woken: bool,
     stopped: bool,
+    /// How many sleep on it at the moment: the worker, or nobody.
+    sleepers: usize,
 }
 
 /// Why a wait on a [`Bell`] ended.
@@ -99,7 +101,9 @@ impl Bell {
             }
             // The condition variable's own arithmetic must not overflow on a far deadline.
             let left = left.min(Duration::from_secs(3600));
+            rings.sleepers += 1;
             self.inner.changed.wait_for(&mut rings, left);
+            rings.sleepers -= 1;
         }
     }
 }
@@ -107,11 +111,18 @@ impl Bell {
 impl Waker {
     /// Rings: the worker looks again as soon as it can.
     pub fn wake(&self) {
-        let mut rings = self.inner.rings.lock();
-        if !rings.woken {
-            rings.woken = true;
+        let before = std::mem::replace(&mut self.inner.rings.lock().woken, true);
+        if !before {
+            // Not with the lock held: whoever wakes up needs it first of all.
             self.inner.changed.notify_all();
         }
+    }
+
+    /// Whether somebody sleeps on the bell who was not told to stop: it would answer a ring at once.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        let rings = self.inner.rings.lock();
+        rings.sleepers > 0 && !rings.stopped
     }
 
     /// Whether both ends belong to the same bell.

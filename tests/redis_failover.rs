@@ -180,7 +180,7 @@ fn a_mutex_that_moves_to_another_node_takes_its_waiters_along() {
         owner.stop().unwrap();
         let second = next(&in_waiter, EventKind::Acquired).fence();
         assert!(
-            began.elapsed() < Duration::from_secs(5),
+            began.elapsed() < Duration::from_secs(12),
             "{:?}",
             began.elapsed()
         );

@@ -12,8 +12,12 @@ use std::time::{Duration, Instant};
 
 use conformance::{HANG, PATIENCE, lease, next, started, wait_for_owner};
 use contend::redis::Builder;
-use contend::{ErrorKind, EventKind, Factory, Lease, MutexContendService};
+use contend::{ErrorKind, Event, EventKind, Factory, Lease, MutexContendService};
+use crossbeam_channel::Receiver;
 use ground::{Direction, Output, Process, Proxy, RedisServer, wait_until, within};
+
+/// What a machine that has other things to do may add to any time.
+const SLOW: Duration = Duration::from_secs(5);
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -76,9 +80,14 @@ fn an_owner_cut_off_steps_down_before_the_next_owns(direction: Direction) {
         proxy.black_hole(direction);
         let cut = Instant::now();
         next(&in_a, EventKind::Released);
-        assert!(cut.elapsed() < lease().total(), "{:?}", cut.elapsed());
-        let error = a.last_error().expect("it says that it is in trouble");
-        assert!(error.is_transient(), "{error:?}");
+        assert!(
+            cut.elapsed() < lease().total() + SLOW,
+            "{:?}",
+            cut.elapsed()
+        );
+        wait_until(PATIENCE, "it says that it is in trouble", || {
+            a.last_error().is_some_and(|error| error.is_transient())
+        });
         let second = next(&in_b, EventKind::Acquired);
         assert!(second.fence() > first.fence());
 
@@ -87,7 +96,7 @@ fn an_owner_cut_off_steps_down_before_the_next_owns(direction: Direction) {
         b.stop().unwrap();
         let third = next(&in_a, EventKind::Acquired);
         assert!(third.fence() > second.fence());
-        assert!(a.last_error().is_none());
+        wait_until(PATIENCE, "its trouble is over", || a.last_error().is_none());
         referee.verdict();
     });
 }
@@ -107,9 +116,13 @@ fn an_owner_whose_connections_are_cut_stays_owner() {
     within(HANG, || {
         let server = RedisServer::start();
         let proxy = Proxy::to(server.addr());
-        let (a, events) = started(&at(proxy.addr()), "m", "a");
+        // Between two cuts there must be time for a renewal, and in a belief for several, also where
+        // everything is slow.
+        let lease = Lease::new(ms(5_000), ms(1_000)).unwrap();
+        let factory = Builder::new(proxy.addr().to_string()).lease(lease);
+        let (a, events) = started(&factory.build().unwrap(), "m", "a");
         let fence = next(&events, EventKind::Acquired).fence();
-        let until = Instant::now() + lease().total();
+        let until = Instant::now() + lease.total();
         let mut resets = false;
         while Instant::now() < until {
             if resets {
@@ -118,7 +131,7 @@ fn an_owner_whose_connections_are_cut_stays_owner() {
                 proxy.cut()
             }
             resets = !resets;
-            std::thread::sleep(ms(150));
+            std::thread::sleep(ms(250));
             assert!(a.is_owner(), "{:?}", a.last_error());
             assert_eq!(a.fence(), fence);
         }
@@ -144,7 +157,7 @@ fn a_waiter_whose_messages_are_cut_off_is_told_all_the_same() {
             next(&in_waiter, EventKind::Acquired);
             // Not at the end of the lease (16 s) that it saw.
             assert!(
-                began.elapsed() < Duration::from_secs(5),
+                began.elapsed() < Duration::from_secs(12),
                 "{:?}",
                 began.elapsed()
             );
@@ -184,7 +197,8 @@ fn a_server_that_is_paused_past_the_lease_finds_no_owner() {
         server.pause();
         let paused = Instant::now();
         next(&in_a, EventKind::Released);
-        assert!(paused.elapsed() < lease().total(), "{:?}", paused.elapsed());
+        let took = paused.elapsed();
+        assert!(took < lease().total() + SLOW, "{took:?}");
         wait_until(PATIENCE, "the lease is over", || {
             paused.elapsed() > lease().total() + ms(200)
         });
@@ -207,7 +221,8 @@ fn an_owner_that_was_flushed_away_notices_at_its_next_renewal() {
         let began = Instant::now();
         server.cli(&["FLUSHALL"]);
         next(&events, EventKind::Released);
-        assert!(began.elapsed() < lease().ttl(), "{:?}", began.elapsed());
+        let took = began.elapsed();
+        assert!(took < lease().ttl() + SLOW, "{took:?}");
         let second = next(&events, EventKind::Acquired).fence();
         assert!(second > first);
     });
@@ -235,7 +250,7 @@ fn a_call_keeps_to_its_time_whatever_the_server_does() {
             assert_eq!(error.kind(), ErrorKind::Timeout, "{error:?}");
             let bell = contend::Bell::new();
             assert!(seat.listen(&bell.waker(), soon()).is_err());
-            assert!(began.elapsed() < ms(1_500), "{:?}", began.elapsed());
+            assert!(began.elapsed() < ms(800) + SLOW, "{:?}", began.elapsed());
         }
         server.resume();
         server.kill();
@@ -243,7 +258,7 @@ fn a_call_keeps_to_its_time_whatever_the_server_does() {
         wait_until(PATIENCE, "it says that nobody is there", || {
             let began = Instant::now();
             let error = seat.acquire(Entry::Try, soon()).unwrap_err();
-            assert!(began.elapsed() < ms(1_500), "{:?}", began.elapsed());
+            assert!(began.elapsed() < ms(400) + SLOW, "{:?}", began.elapsed());
             error.kind() == ErrorKind::Unreachable
         });
     });
@@ -270,14 +285,14 @@ fn a_crowd_that_acquires_does_not_keep_an_owner_from_renewing() {
             };
             factory.backend().unwrap().seat(&place).unwrap()
         };
-        let by = || Moment::now() + Duration::from_secs(30);
+        let by = || Moment::now() + Duration::from_secs(60);
         let mut owner = seat("owner");
         let Attempt::Granted(grant) = owner.acquire(Entry::Try, by()).unwrap() else {
             panic!("refused");
         };
-        // A round trip of 600 ms, and 30 that want one at once: 6 s for three connections.
+        // A round trip of 600 ms, and 60 that want one at once: 12 s for three connections.
         proxy.delay(ms(300));
-        let crowd: Vec<_> = (0..30)
+        let crowd: Vec<_> = (0..60)
             .map(|number| {
                 let mut seat = seat(&format!("{number}"));
                 std::thread::spawn(move || seat.acquire(Entry::Try, by()).unwrap())
@@ -287,7 +302,7 @@ fn a_crowd_that_acquires_does_not_keep_an_owner_from_renewing() {
         let began = Instant::now();
         let renewal = owner.renew(grant.owner.fence(), by()).unwrap();
         assert!(matches!(renewal, Renewal::Renewed(_)));
-        assert!(began.elapsed() < ms(3_000), "{:?}", began.elapsed());
+        assert!(began.elapsed() < ms(8_000), "{:?}", began.elapsed());
         assert!(crowd.iter().any(|thread| !thread.is_finished()));
         for thread in crowd {
             thread.join().unwrap();
@@ -370,7 +385,7 @@ fn a_killed_owner_is_followed_when_its_lease_is_over() {
     within(HANG, || {
         for waited in take_over(3) {
             // ttl + transition are 900 ms; the rest is for a busy machine.
-            assert!(waited < ms(900) + PATIENCE / 10, "{waited:?}");
+            assert!(waited < ms(900) + SLOW, "{waited:?}");
         }
     });
 }
@@ -388,31 +403,87 @@ fn killed_50_times() {
     assert!(waited[49] < ms(900 + 250), "{:?}", waited[49]);
 }
 
-/// A process killed while it waits: the server knows by its connection.
-#[test]
-fn a_killed_waiter_is_passed_over() {
-    within(HANG, || {
+/// An owner and a waiter in this process, and in between a waiter that is a process of its own; and the
+/// server.
+struct Line {
+    server: RedisServer,
+    owner: MutexContendService,
+    child: Process,
+    /// Kept: a service whose events nobody can read is another thing.
+    _events: Receiver<Event>,
+    waiter: MutexContendService,
+    waiting: Receiver<Event>,
+}
+
+impl Line {
+    fn up(claim: Duration) -> Line {
         let server = RedisServer::start();
-        let factory = Builder::new(server.addr().to_string()).build().unwrap();
+        let factory = Builder::new(server.addr().to_string());
+        let factory = factory.claim(claim).build().unwrap();
         let (owner, events) = started(&factory, "m", "owner");
         next(&events, EventKind::Acquired);
         let child = spawn_child(&server, "child");
         wait_until(PATIENCE, "the child waits", || {
-            !server
-                .cli(&["ZSCORE", "simba:{m}:contender", "child"])
-                .trim()
-                .is_empty()
+            let place = server.cli(&["ZSCORE", "simba:{m}:contender", "child"]);
+            !place.trim().is_empty()
         });
         let (waiter, waiting) = started(&factory, "m", "waiter");
         wait_for_owner(&waiter, "owner");
-        child.kill();
-        owner.stop().unwrap();
-        let released = Instant::now();
-        next(&waiting, EventKind::Acquired);
-        println!(
-            "a waiter was killed: the next owned after {:?}",
-            released.elapsed()
-        );
-        assert!(released.elapsed() < ms(900), "{:?}", released.elapsed());
+        Line {
+            server,
+            owner,
+            child,
+            _events: events,
+            waiter,
+            waiting,
+        }
+    }
+
+    /// How long it takes from the release until the waiter owns.
+    fn release(&self, between: impl FnOnce()) -> Duration {
+        let began = Instant::now();
+        self.owner.stop().unwrap();
+        between();
+        next(&self.waiting, EventKind::Acquired);
+        let waited = began.elapsed();
+        assert!(self.waiter.is_owner());
+        waited
+    }
+}
+
+/// A process killed while it waits: the server knows by its connection.
+#[test]
+fn a_killed_waiter_is_passed_over() {
+    within(HANG, || {
+        let claim = Duration::from_secs(30);
+        let line = Line::up(claim);
+        line.child.kill();
+        wait_until(PATIENCE, "the server knows that it is gone", || {
+            let count = line.server.cli(&["PUBSUB", "NUMSUB", "simba:{m}:child"]);
+            count.lines().last() == Some("0")
+        });
+        let waited = line.release(|| {});
+        println!("a waiter was killed: the next owned after {waited:?}");
+        // Not the claim time, nor the lease of 16 s that it saw.
+        assert!(waited < claim / 3, "{waited:?}");
+    });
+}
+
+/// A process that was told that its turn has come, and is killed before it can do anything about it.
+#[test]
+fn a_killed_reserved_waiter_costs_the_next_one_the_claim_time() {
+    within(HANG, || {
+        // Long enough to look at the reservation, short against the lease of 16 s that the waiter saw.
+        let claim = Duration::from_secs(5);
+        let line = Line::up(claim);
+        line.child.pause();
+        let waited = line.release(|| {
+            let reserved = line.server.cli(&["HGET", "simba:{m}:lease", "reserved"]);
+            assert_eq!(reserved.trim(), "child");
+            line.child.kill();
+        });
+        println!("a reserved waiter was killed: the next owned after {waited:?}, claim {claim:?}");
+        assert!(waited >= claim - ms(20), "{waited:?}");
+        assert!(waited < claim + ms(100) + SLOW, "{waited:?}");
     });
 }

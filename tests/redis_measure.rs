@@ -224,6 +224,40 @@ fn bare_hand_off(
     listener.join().unwrap();
 }
 
+/// Bare hand-offs on a thread of their own, one at a time.
+struct BareHandOffs {
+    go: mpsc::Sender<()>,
+    done: mpsc::Receiver<Duration>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl BareHandOffs {
+    fn at(server: &Arc<RedisServer>) -> BareHandOffs {
+        let (go, rounds) = mpsc::channel();
+        let (results, done) = mpsc::channel();
+        let server = Arc::clone(server);
+        let thread = std::thread::spawn(move || bare_hand_off(&server, rounds, results));
+        BareHandOffs { go, done, thread }
+    }
+
+    fn hand_off(&self) -> Duration {
+        self.go.send(()).unwrap();
+        self.done.recv().unwrap()
+    }
+
+    fn end(self) {
+        drop(self.go);
+        self.thread.join().unwrap();
+    }
+}
+
+fn ratio(name: &str, ours: &mut [Duration], bare: &mut [Duration]) {
+    let ours = percentiles(&format!("{name}, ours"), ours);
+    let bare = percentiles(&format!("{name}, bare"), bare);
+    let ratio = ours.as_secs_f64() / bare.as_secs_f64();
+    println!("{name}, ratio of p50: {ratio:.3}");
+}
+
 #[test]
 #[ignore = "a measurement"]
 fn a_hand_off() {
@@ -246,12 +280,7 @@ fn a_hand_off() {
             done_out.send(at).unwrap();
         }
     });
-    let (bare_go, rounds) = mpsc::channel();
-    let (results, bare_done) = mpsc::channel();
-    let bare = {
-        let server = Arc::clone(&server);
-        std::thread::spawn(move || bare_hand_off(&server, rounds, results))
-    };
+    let bare = BareHandOffs::at(&server);
     let (mut of_ours, mut of_bare) = (Vec::new(), Vec::new());
     for _ in 0..2_000 {
         let fence = owner.attempt(Entry::Try).unwrap();
@@ -261,38 +290,83 @@ fn a_hand_off() {
         let began = Instant::now();
         owner.release(fence);
         of_ours.push(done.recv().unwrap() - began);
-        bare_go.send(()).unwrap();
-        of_bare.push(bare_done.recv().unwrap());
+        of_bare.push(bare.hand_off());
     }
-    drop((go, bare_go));
+    drop(go);
     worker.join().unwrap();
-    bare.join().unwrap();
-    let ours = percentiles("hand-off, ours (seats)", &mut of_ours);
-    let bare = percentiles("hand-off, bare", &mut of_bare);
-    println!(
-        "hand-off ratio: {:.3}",
-        ours.as_secs_f64() / bare.as_secs_f64()
-    );
+    bare.end();
+    ratio("hand-off between seats", &mut of_ours, &mut of_bare);
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn a_hand_off_between_lockers() {
+    let server = Arc::new(RedisServer::start());
+    let factory = factory(&server);
+    let owner = factory.locker("ours").id("a").build().unwrap();
+    let waiter = factory.locker("ours").id("b").build().unwrap();
+    let mut operator = plain(&server);
+    let mut queued = redis::cmd("ZSCORE");
+    queued.arg("simba:{ours}:contender").arg("b");
+    let (go, started) = mpsc::channel::<()>();
+    let (done_out, done) = mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        while started.recv().is_ok() {
+            let guard = waiter.lock().unwrap();
+            let at = Instant::now();
+            guard.unlock().unwrap();
+            done_out.send(at).unwrap();
+        }
+    });
+    let bare = BareHandOffs::at(&server);
+    let (mut of_ours, mut of_bare) = (Vec::new(), Vec::new());
+    for _ in 0..2_000 {
+        let guard = owner.lock().unwrap();
+        go.send(()).unwrap();
+        while queued
+            .query::<Option<f64>>(&mut operator)
+            .unwrap()
+            .is_none()
+        {}
+        std::thread::sleep(Duration::from_micros(300));
+        let began = Instant::now();
+        guard.unlock().unwrap();
+        of_ours.push(done.recv().unwrap() - began);
+        of_bare.push(bare.hand_off());
+    }
+    drop(go);
+    worker.join().unwrap();
+    bare.end();
+    let name = "hand-off between lockers, unlock() to lock()";
+    ratio(name, &mut of_ours, &mut of_bare);
 }
 
 #[test]
 #[ignore = "a measurement"]
 fn a_hand_off_between_services() {
-    let server = RedisServer::start();
+    let server = Arc::new(RedisServer::start());
     let factory = factory(&server);
+    let (acquired_out, acquired) = mpsc::channel();
     let services: Vec<_> = ["a", "b"]
         .iter()
-        .map(|id| factory.contend("m").id(id).channel().unwrap())
+        .map(|id| {
+            let (service, events) = factory.contend("m").id(id).channel().unwrap();
+            // A reader of its own, as the next owner is one in another process.
+            let acquired = acquired_out.clone();
+            let reader = std::thread::spawn(move || {
+                for event in events {
+                    if event.kind == EventKind::Acquired {
+                        acquired.send(Instant::now()).unwrap();
+                    }
+                }
+            });
+            (service, reader)
+        })
         .collect();
     services[0].0.start().unwrap();
-    let acquired = |index: usize| loop {
-        let event = services[index].1.recv_timeout(PATIENCE).unwrap();
-        if event.kind == EventKind::Acquired {
-            return Instant::now();
-        }
-    };
-    acquired(0);
-    let mut samples = Vec::new();
+    acquired.recv_timeout(PATIENCE).unwrap();
+    let bare = BareHandOffs::at(&server);
+    let (mut of_ours, mut of_bare) = (Vec::new(), Vec::new());
     for turn in 0..2_000 {
         let (owner, waiter) = (turn % 2, (turn + 1) % 2);
         services[waiter].0.start().unwrap();
@@ -300,14 +374,19 @@ fn a_hand_off_between_services() {
         wait_until(PATIENCE, "the waiter waits", || {
             services[waiter].0.state().after().is_owner(&id)
         });
+        std::thread::sleep(Duration::from_micros(300));
         let began = Instant::now();
         services[owner].0.stop().unwrap();
-        samples.push(acquired(waiter) - began);
+        of_ours.push(acquired.recv_timeout(PATIENCE).unwrap() - began);
+        of_bare.push(bare.hand_off());
     }
-    percentiles(
-        "hand-off between services, stop() to Acquired",
-        &mut samples,
-    );
+    bare.end();
+    let name = "hand-off between services, stop() to Acquired";
+    ratio(name, &mut of_ours, &mut of_bare);
+    for (service, reader) in services {
+        drop(service);
+        reader.join().unwrap();
+    }
 }
 
 #[test]

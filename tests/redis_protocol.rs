@@ -13,22 +13,25 @@ use ground::{Proxy, RedisServer, wait_until, within};
 static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
 
 const PATIENCE: Duration = Duration::from_secs(20);
-const HANG: Duration = Duration::from_secs(60);
+const HANG: Duration = Duration::from_secs(120);
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
 fn soon() -> Moment {
-    Moment::now() + Duration::from_secs(5)
+    Moment::now() + Duration::from_secs(20)
 }
 
 fn builder() -> Builder {
     Builder::new(SERVER.addr().to_string())
 }
 
+/// A claim time in which nobody loses its turn on a busy machine.
+const CLAIM: Duration = Duration::from_secs(30);
+
 fn factory() -> Factory {
-    builder().build().unwrap()
+    builder().claim(CLAIM).build().unwrap()
 }
 
 fn name(fact: &str) -> String {
@@ -200,7 +203,7 @@ fn a_lost_reply_is_adopted_with_a_higher_fence_and_the_full_lease() {
         let adopted = a.own();
         assert!(adopted > ghost, "{adopted} after {ghost}");
         let left: u64 = SERVER.cli(&["PTTL", &key]).trim().parse().unwrap();
-        assert!(left > 14_000, "{left}");
+        assert!(left > 9_000, "{left}");
         SERVER.cli(&["PEXPIRE", &key, "30000"]);
         let adopted = a.own();
         let left: u64 = SERVER.cli(&["PTTL", &key]).trim().parse().unwrap();
@@ -226,7 +229,7 @@ fn a_request_that_comes_too_late_does_nothing() {
                 .is_err()
         );
         // Time itself is the subject: the deadline must have passed on the server's clock, too.
-        std::thread::sleep(ms(300));
+        std::thread::sleep(ms(1_500));
         server.resume();
         assert_eq!(server.cli(&["GET", "simba:{late}"]).trim(), "");
         assert_eq!(server.cli(&["ZCARD", "simba:{late}:contender"]).trim(), "0");
@@ -257,7 +260,7 @@ fn the_order_is_strict_also_for_a_releaser_that_comes_straight_back() {
                 refusal.owner.owner_id().is_empty(),
                 "kept for the one that was told"
             );
-            assert!(refusal.retry_in <= ms(1_001), "{refusal:?}");
+            assert!(refusal.retry_in <= CLAIM + ms(1), "{refusal:?}");
             fence = waiter.take_turn().owner.fence();
             assert!(owner.refused(Entry::Try).owner.has_owner());
             std::mem::swap(&mut owner, waiter);
@@ -279,6 +282,12 @@ fn a_dead_waiter_is_passed_over_at_once() {
             waiter.queue();
         }
         drop(dying);
+        for number in 0..3 {
+            wait_until(PATIENCE, "the server knows that they are gone", || {
+                let channel = format!("simba:{{{mutex}}}:dying-{number}");
+                SERVER.cli(&["PUBSUB", "NUMSUB", &channel]).lines().last() == Some("0")
+            });
+        }
         let mut next = Contender::at(&factory, &mutex, "next");
         next.queue();
         let queue = format!("simba:{{{mutex}}}:contender");
@@ -286,7 +295,7 @@ fn a_dead_waiter_is_passed_over_at_once() {
         owner.release(fence);
         let released = Instant::now();
         next.take_turn();
-        assert!(released.elapsed() < ms(500), "{:?}", released.elapsed());
+        assert!(released.elapsed() < CLAIM / 3, "{:?}", released.elapsed());
         assert_eq!(SERVER.cli(&["ZCARD", &queue]).trim(), "0");
     });
 }
@@ -306,7 +315,8 @@ fn a_reservation_that_is_not_claimed_passes_on_and_the_next_is_told() {
         let released = Instant::now();
         next.take_turn();
         let waited = released.elapsed();
-        assert!((ms(300)..ms(2_000)).contains(&waited), "{waited:?}");
+        // Not the lease of 16 s that it saw.
+        assert!((ms(300)..ms(10_000)).contains(&waited), "{waited:?}");
         // It stands where it stood: next after the present owner.
         assert!(sleeper.refused(Entry::Queue).owner.is_owner("next"));
     });
@@ -316,7 +326,7 @@ fn a_reservation_that_is_not_claimed_passes_on_and_the_next_is_told() {
 fn a_waiter_that_withdraws_passes_its_reservation_on_and_leaves_no_trace() {
     within(HANG, || {
         let mutex = name("withdraw");
-        let factory = builder().claim(Duration::from_secs(30)).build().unwrap();
+        let factory = factory();
         let mut owner = Contender::at(&factory, &mutex, "owner");
         let fence = owner.own();
         let mut first = Contender::at(&factory, &mutex, "first");
@@ -324,7 +334,10 @@ fn a_waiter_that_withdraws_passes_its_reservation_on_and_leaves_no_trace() {
         let mut second = Contender::at(&factory, &mutex, "second");
         second.queue();
         owner.release(fence);
-        assert_eq!(first.bell.wait(Moment::now() + PATIENCE), Ring::Wake);
+        // Not asleep: its turn has come, and nothing more was done about it.
+        wait_until(PATIENCE, "the first is told", || {
+            first.bell.wait(Moment::now()) == Ring::Wake
+        });
         first.seat.withdraw(soon()).unwrap();
         let fence = second.take_turn().owner.fence();
         first.queue();
@@ -347,13 +360,13 @@ fn a_lease_that_runs_out_goes_to_the_longest_waiter() {
     within(HANG, || {
         let mutex = name("expiry");
         let factory = factory();
-        let lease = Lease::new(ms(200), ms(100)).unwrap();
+        let lease = Lease::new(ms(2_000), ms(1_000)).unwrap();
         Contender::with(&factory, &mutex, "dead", lease).own();
         let mut first = Contender::at(&factory, &mutex, "first");
         first.queue();
         let mut second = Contender::at(&factory, &mutex, "second");
         let refusal = second.queue();
-        assert!(refusal.retry_in <= ms(301), "{refusal:?}");
+        assert!(refusal.retry_in <= ms(3_001), "{refusal:?}");
         std::thread::sleep(refusal.retry_in);
         let mut passer_by = Contender::at(&factory, &mutex, "passer-by");
         passer_by.refused(Entry::Try);

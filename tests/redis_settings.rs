@@ -11,10 +11,10 @@ use contend::{Bell, Error, ErrorKind, Factory, Lease, Moment, connect};
 use ground::{RedisServer, wait_until, within};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-const HANG: Duration = Duration::from_secs(60);
+const HANG: Duration = Duration::from_secs(120);
 
 fn soon() -> Moment {
-    Moment::now() + Duration::from_secs(5)
+    Moment::now() + Duration::from_secs(20)
 }
 
 fn seat(factory: &Factory, mutex: &str) -> Box<dyn Seat> {

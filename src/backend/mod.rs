@@ -175,8 +175,9 @@ pub enum Attempt {
 pub struct Grant {
     /// The snapshot with our id.
     pub owner: MutexOwner,
-    /// `None`: the lease counts from the moment the request was sent. `Some`: the backend knows until
-    /// when it surely lasts, because something else keeps it alive (a ZooKeeper session).
+    /// `None`: the lease counts from the moment the call began. `Some`: the backend knows until when it
+    /// may be believed, because something else keeps it alive (a ZooKeeper session) or because the
+    /// request was sent before the call.
     pub until: Option<Moment>,
 }
 

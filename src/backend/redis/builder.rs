@@ -131,7 +131,8 @@ impl Builder {
     }
 
     /// How long opening a connection may take. It happens in the background: no call waits longer
-    /// than its lease allows. Default: 2 s.
+    /// than its lease allows. Dropping the factory waits for what is just being opened: up to this
+    /// long, and for the system's resolver, which has a timeout of its own. Default: 2 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Builder {
         self.connect_timeout = timeout;
         self

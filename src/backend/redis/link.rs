@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use ::redis::io::tcp::TcpSettings;
 use ::redis::{
-    Client, Connection, ConnectionAddr, ConnectionLike, IntoConnectionInfo, ProtocolVersion,
-    RedisConnectionInfo, RedisError, Value,
+    Client, Connection, ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
+    RedisError, Value,
 };
 
 use super::trouble::trouble;
@@ -97,14 +97,27 @@ impl Link {
         }
     }
 
-    /// Sends one packed command and reads its reply, both before `by`.
+    /// Sends one packed command before `by`. On a connection that owes no reply it does not even wait:
+    /// all that was sent before has arrived, so there is room for a command in the socket.
     ///
-    /// After an `Err` the connection is off by one reply, or worse: it must be thrown away.
-    pub(super) fn request(
+    /// After an `Err`, here or in [`Link::receive`], the connection is off by one reply, or worse: it
+    /// must be thrown away.
+    pub(super) fn send(
         &mut self,
         command: &[u8],
         by: Moment,
-    ) -> std::result::Result<Value, RedisError> {
+    ) -> std::result::Result<(), RedisError> {
+        self.limit(by)?;
+        self.connection.send_packed_command(command)
+    }
+
+    /// Reads the reply to what was sent, before `by`.
+    pub(super) fn receive(&mut self, by: Moment) -> std::result::Result<Value, RedisError> {
+        self.limit(by)?;
+        self.connection.recv_response()
+    }
+
+    fn limit(&mut self, by: Moment) -> std::result::Result<(), RedisError> {
         let left = by.remaining().min(LONGEST);
         // Setting a timeout is a system call, and most calls have the same budget as the one before:
         // what is set may stay as long as it is not beyond `by` and not far below it.
@@ -117,7 +130,7 @@ impl Link {
             self.connection.set_write_timeout(Some(timeout))?;
             self.timeout = timeout;
         }
-        self.connection.req_packed_command(command)
+        Ok(())
     }
 }
 

@@ -7,10 +7,13 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::Core;
+use super::head_start::{HeadStart, Order};
 use super::node::Node;
+use super::script::Call;
 use crate::bell::Waker;
 use crate::clock::Moment;
 use crate::error::Result;
+use crate::lease::Lease;
 
 /// What a channel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +37,17 @@ pub(super) struct Listener {
     pub(super) settled: Condvar,
     /// Who said last that it released the mutex.
     released_by: Mutex<Option<Vec<u8>>>,
+    start: Mutex<Start>,
+}
+
+/// What there is of a head start. Locked while it is sent: whoever wakes up by itself in that moment
+/// must find it, or it would own without knowing.
+#[derive(Debug, Default)]
+enum Start {
+    #[default]
+    None,
+    Ordered(Order),
+    Sent(HeadStart),
 }
 
 impl Listener {
@@ -43,6 +57,7 @@ impl Listener {
             alarm: AtomicU64::new(0),
             settled: Condvar::new(),
             released_by: Mutex::new(None),
+            start: Mutex::default(),
         }
     }
 
@@ -54,10 +69,12 @@ impl Listener {
     pub(super) fn take(&self, purpose: Purpose, payload: &[u8]) -> Option<Moment> {
         match purpose {
             Purpose::Turn => {
-                if let Some(id) = payload.strip_prefix(b"released@@") {
+                let released_by = payload.strip_prefix(b"released@@");
+                if let Some(id) = released_by {
                     *self.released_by.lock() = Some(id.to_vec());
                 }
                 self.calm();
+                self.start(released_by.unwrap_or_default());
                 self.wake();
                 None
             }
@@ -72,6 +89,18 @@ impl Listener {
                 self.wake();
                 None
             }
+        }
+    }
+
+    /// Sends what the waiter ordered, if it is there to come for the reply.
+    fn start(&self, released_by: &[u8]) {
+        let mut start = self.start.lock();
+        if matches!(*start, Start::Ordered(_))
+            && self.waker.is_awaited()
+            && let Start::Ordered(order) = std::mem::take(&mut *start)
+            && let Some(sent) = order.send(released_by)
+        {
+            *start = Start::Sent(sent);
         }
     }
 
@@ -138,6 +167,38 @@ impl Ear {
             }
         }
         Ok(())
+    }
+
+    /// Has the next attempt sent as soon as the turn comes.
+    pub(super) fn order(&self, call: &Call, queued_at: &[u8], lease: Lease) {
+        if let Some(subscription) = &self.subscription {
+            *subscription.listener.start.lock() = Start::Ordered(Order {
+                spare: subscription.node.spare(),
+                call: call.clone(),
+                queued_at: queued_at.to_vec(),
+                lease,
+            });
+        }
+    }
+
+    /// Cancels the order. `true`: it was sent already, and somebody must come for the reply.
+    pub(super) fn cancel(&self) -> bool {
+        let Some(listener) = self.listener() else {
+            return false;
+        };
+        let mut start = listener.start.lock();
+        if let Start::Ordered(_) = *start {
+            *start = Start::None;
+        }
+        matches!(*start, Start::Sent(_))
+    }
+
+    /// What was sent in the meantime; from now on nothing is.
+    pub(super) fn head_start(&self) -> Option<HeadStart> {
+        match std::mem::take(&mut *self.listener()?.start.lock()) {
+            Start::Sent(sent) => Some(sent),
+            Start::None | Start::Ordered(_) => None,
+        }
     }
 
     pub(super) fn listener(&self) -> Option<&Listener> {

@@ -42,7 +42,9 @@
 
 mod builder;
 mod cluster;
+mod head_start;
 mod keys;
+mod lent;
 mod link;
 mod listener;
 mod node;
@@ -64,6 +66,7 @@ use ::redis::Value;
 pub use self::builder::Builder;
 pub(super) use self::builder::connect;
 use self::cluster::Cluster;
+use self::head_start::HeadStart;
 use self::node::Node;
 use self::pool::{Failure, Lane};
 use self::script::{Call, Scripts};
@@ -137,6 +140,20 @@ impl Core {
             }
         }
         Err(moved(""))
+    }
+
+    /// What became of an attempt that was sent ahead. `None`: nothing was done there.
+    fn finish(&self, start: HeadStart, by: Moment) -> Result<Option<Value>> {
+        match start.finish(by) {
+            Ok(value) => Ok(Some(value)),
+            Err(Failure::Moved) => Ok(None),
+            Err(Failure::Other(error)) => {
+                if let Servers::Cluster(cluster) = &self.servers {
+                    cluster.suspect();
+                }
+                Err(error)
+            }
+        }
     }
 }
 

@@ -1,14 +1,13 @@
 //! One server: its connections for commands and the one for messages.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use ::redis::Value;
 
 use super::link::{Address, Connector};
 use super::listener::{Listener, Purpose, Subscription};
-use super::pool::{Failure, Lane, Pool};
+use super::pool::{Failure, Lane, Pool, Spare};
 use super::script::Call;
 use super::subscriber::{Next, Subscriber};
 use crate::clock::Moment;
@@ -24,8 +23,6 @@ pub(super) struct Node {
     // Ended in this order: the reader is woken through the pool.
     subscriber: Subscriber,
     pool: Pool,
-    /// The server's clock less ours, in milliseconds; `i64::MIN` until a reply told.
-    skew: AtomicI64,
 }
 
 impl Node {
@@ -42,28 +39,17 @@ impl Node {
             address: address.clone(),
             pool: Pool::new(connector, address, size, &control)?,
             subscriber: Subscriber::new(connector, address, control, on_trouble),
-            skew: AtomicI64::new(i64::MIN),
         })
     }
 
     /// Runs a script; the reply is waited for until `by`, and the server is told so.
     pub(super) fn call(&self, call: &mut Call, lane: Lane, by: Moment) -> Result<Value, Failure> {
-        let sent = Moment::now();
-        let skew = self.skew.load(Ordering::Relaxed);
-        let deadline = if skew == i64::MIN {
-            0
-        } else {
-            u64::try_from(local_ms(by).saturating_add(skew)).unwrap_or(0)
-        };
-        let value = self.pool.call(call.until(deadline), lane, by)?;
-        // Counted from before the request, so that the deadline errs to the later side.
-        if let Value::Array(fields) = &value
-            && let Some(Value::Int(now)) = fields.get(1)
-        {
-            self.skew
-                .store(now.saturating_sub(local_ms(sent)), Ordering::Relaxed);
-        }
-        Ok(value)
+        self.pool.call(call, lane, by)
+    }
+
+    /// The way to a connection for who does not wait for one.
+    pub(super) fn spare(&self) -> Spare {
+        self.pool.spare()
     }
 
     /// Subscribes, and returns once the server has acknowledged it.
@@ -87,9 +73,7 @@ impl Node {
     }
 
     pub(super) fn unsubscribe(&self, channels: &[Vec<u8>; 2], listener: &Arc<Listener>) {
-        if self.subscriber.remove(channels, listener) == Next::Poke {
-            self.pool.poke_soon();
-        }
+        self.subscriber.remove(channels, listener);
     }
 
     pub(super) fn wake_all(&self) {
@@ -103,8 +87,4 @@ impl Drop for Node {
             let _ = self.pool.poke(Moment::now() + FAREWELL);
         }
     }
-}
-
-fn local_ms(at: Moment) -> i64 {
-    i64::try_from(at.since_origin().as_millis()).unwrap_or(i64::MAX)
 }

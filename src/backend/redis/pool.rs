@@ -5,15 +5,17 @@
 //! thread that opens connections is joined when the pool goes.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ::redis::{ProtocolVersion, RedisError, Value};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::lent::Lent;
 use super::link::{Address, Connector, Link, late};
 use super::script::{Call, command};
-use super::trouble::{is_moved, trouble};
+use super::trouble::trouble;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::Origin;
@@ -24,9 +26,6 @@ const IDLE: Duration = Duration::from_secs(30);
 
 /// Pauses between failed attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-
-/// How long an errand may keep the thread that others wait for to open a connection.
-const ERRAND: Duration = Duration::from_millis(250);
 
 /// Who asks for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,37 +50,38 @@ pub(super) struct Pool {
     origin: Origin,
 }
 
-struct Shared {
-    state: Mutex<State>,
+/// What the pool, its thread and the connections that are lent share.
+pub(super) struct Shared {
+    pub(super) state: Mutex<State>,
     /// A connection came back, or there was an answer to the question whether there will be one.
     ready: Condvar,
     /// The same, for owners.
     ready_owner: Condvar,
     /// The opener has something to do.
-    work: Condvar,
+    pub(super) work: Condvar,
     connector: Arc<Connector>,
-    address: Address,
+    pub(super) address: Address,
     /// The most connections at a time, and how many of them are for owners only.
     size: usize,
     kept: usize,
     /// The command that wakes the subscriber.
-    poke: Vec<u8>,
+    pub(super) poke: Vec<u8>,
+    /// The server's clock less ours, in milliseconds; `i64::MIN` until a reply told.
+    pub(super) skew: AtomicI64,
 }
 
 #[derive(Default)]
-struct State {
-    idle: Vec<Link>,
+pub(super) struct State {
+    pub(super) idle: Vec<Link>,
     /// Idle and lent.
-    open: usize,
-    lent: usize,
+    pub(super) open: usize,
+    pub(super) lent: usize,
     waiting: usize,
     waiting_owners: usize,
     /// How often opening failed so far, and how the last time.
     failures: u64,
     failure: Option<Error>,
-    /// Somebody wants the subscriber woken, and cannot wait for it.
-    poke: bool,
-    closed: bool,
+    pub(super) closed: bool,
 }
 
 impl Pool {
@@ -102,6 +102,7 @@ impl Pool {
             size: size.max(1),
             kept: size / 4,
             poke: command(&[b"PUBLISH", control.as_bytes(), b""]),
+            skew: AtomicI64::new(i64::MIN),
         });
         let opener = {
             let shared = Arc::clone(&shared);
@@ -114,50 +115,56 @@ impl Pool {
         })
     }
 
-    /// Runs a script.
+    /// Runs a script; the reply is waited for until `by`, and the server is told so.
     pub(super) fn call(
         &self,
-        call: &Call,
+        call: &mut Call,
         lane: Lane,
         by: Moment,
     ) -> std::result::Result<Value, Failure> {
         let mut lent = self.checkout(lane, by).map_err(Failure::Other)?;
-        let reply = match lent.request(call.by_hash(), by) {
-            Err(error) if is_unknown_script(&error) => lent.request(&call.by_text(), by),
-            reply => reply,
-        };
-        reply.map_err(|error| {
-            if is_moved(&error) {
-                return Failure::Moved;
-            }
-            lent.discard(&error);
-            Failure::Other(trouble(error, &self.shared.address.to_string()))
-        })
+        lent.send(call, by, by)
+            .map_err(|error| lent.failure(error))?;
+        lent.receive(call, by)
     }
 
     /// Wakes the subscriber: it has something to send.
     pub(super) fn poke(&self, by: Moment) -> Result<()> {
-        let mut lent = self.checkout(Lane::Other, by)?;
-        lent.request(&self.shared.poke, by).map_err(|error| {
-            lent.discard(&error);
-            trouble(error, &self.shared.address.to_string())
-        })?;
-        Ok(())
+        self.checkout(Lane::Other, by)?.poke(by)
     }
 
-    /// As [`Pool::poke`], soon, for one who must not wait.
-    pub(super) fn poke_soon(&self) {
-        self.shared.state.lock().poke = true;
-        self.shared.work.notify_one();
+    /// A connection for one who does not wait for it: only if there is one to spare.
+    pub(super) fn spare(&self) -> Spare {
+        Spare {
+            shared: Arc::clone(&self.shared),
+            origin: self.origin,
+        }
     }
 
-    fn checkout(&self, lane: Lane, by: Moment) -> Result<Lent<'_>> {
+    fn checkout(&self, lane: Lane, by: Moment) -> Result<Lent> {
         self.origin.check()?;
         let link = self.shared.checkout(lane, by)?;
-        Ok(Lent {
-            shared: &self.shared,
-            link: Some(link),
-        })
+        Ok(Lent::new(&self.shared, link, self.origin))
+    }
+}
+
+/// The way to a connection for a thread that must not wait, and that may outlive the pool.
+#[derive(Clone, Debug)]
+pub(super) struct Spare {
+    shared: Arc<Shared>,
+    origin: Origin,
+}
+
+impl Spare {
+    /// A connection that nobody waits for, if there is one.
+    pub(super) fn take(&self) -> Option<Lent> {
+        let mut state = self.shared.state.lock();
+        if state.closed || state.waiting + state.waiting_owners > 0 {
+            return None;
+        }
+        let link = self.shared.idle(&mut state, Lane::Other)?;
+        drop(state);
+        Some(Lent::new(&self.shared, link, self.origin))
     }
 }
 
@@ -182,14 +189,8 @@ impl Shared {
             if state.closed {
                 return Err(Error::new(ErrorKind::Closed, "the factory was closed"));
             }
-            if lane == Lane::Owner || state.lent < self.size - self.kept {
-                while let Some(link) = state.idle.pop() {
-                    if Moment::now() - link.idle_since < IDLE {
-                        state.lent += 1;
-                        return Ok(link);
-                    }
-                    state.open -= 1;
-                }
+            if let Some(link) = self.idle(&mut state, lane) {
+                return Ok(link);
             }
             if state.failures != seen
                 && let Some(failure) = &state.failure
@@ -202,6 +203,20 @@ impl Shared {
             }
             self.wait(&mut state, lane, left);
         }
+    }
+
+    /// An idle connection that may be used, if there is one.
+    fn idle(&self, state: &mut State, lane: Lane) -> Option<Link> {
+        if lane == Lane::Owner || state.lent < self.size - self.kept {
+            while let Some(link) = state.idle.pop() {
+                if Moment::now() - link.idle_since < IDLE {
+                    state.lent += 1;
+                    return Some(link);
+                }
+                state.open -= 1;
+            }
+        }
+        None
     }
 
     fn wait(&self, state: &mut MutexGuard<'_, State>, lane: Lane, left: Duration) {
@@ -225,16 +240,15 @@ impl Shared {
     }
 
     /// Whether a further connection would serve somebody now.
-    fn wants_more(&self, state: &State) -> bool {
+    pub(super) fn wants_more(&self, state: &State) -> bool {
         let others = state
             .waiting
             .min((self.size - self.kept).saturating_sub(state.lent));
-        let wanted = state.waiting_owners + others + usize::from(state.poke);
-        state.open < self.size && wanted > state.idle.len()
+        state.open < self.size && state.waiting_owners + others > state.idle.len()
     }
 
     /// Lets one in who may use the connection that was just given back or opened.
-    fn let_in(&self, state: &State) {
+    pub(super) fn let_in(&self, state: &State) {
         if state.waiting_owners > 0 {
             self.ready_owner.notify_one();
         } else if state.waiting > 0 && state.lent < self.size - self.kept {
@@ -249,23 +263,13 @@ impl Shared {
         let mut looked = false;
         loop {
             let mut state = self.state.lock();
-            let errand = |state: &State| state.poke && !state.idle.is_empty();
-            while !state.closed && !errand(&state) && !ahead && !self.wants_more(&state) {
+            while !state.closed && !ahead && !self.wants_more(&state) {
                 self.work.wait(&mut state);
             }
             if state.closed {
                 // Connections that are lent are closed when they come back.
                 state.idle.clear();
                 return;
-            }
-            if state.poke
-                && let Some(link) = state.idle.pop()
-            {
-                state.poke = false;
-                state.lent += 1;
-                drop(state);
-                self.run_errand(link);
-                continue;
             }
             drop(state);
             ahead = false;
@@ -304,21 +308,11 @@ impl Shared {
         }
     }
 
-    fn run_errand(&self, link: Link) {
-        let mut lent = Lent {
-            shared: self,
-            link: Some(link),
-        };
-        if let Err(error) = lent.request(&self.poke, Moment::now() + ERRAND) {
-            // The subscriber's heartbeat does the same a little later.
-            lent.discard(&error);
-        }
-    }
-
     /// Warns of a server that may throw a lease away while it runs. An error: the connection is bad.
     fn look_at_policy(&self, link: &mut Link) -> std::result::Result<(), RedisError> {
         let by = Moment::now() + self.connector.timeout;
-        let info = link.request(&command(&[b"INFO", b"memory"]), by)?;
+        link.send(&command(&[b"INFO", b"memory"]), by)?;
+        let info = link.receive(by)?;
         // Where an ACL denies it, we cannot know.
         if let Value::BulkString(info) = info {
             let info = String::from_utf8_lossy(&info);
@@ -341,60 +335,6 @@ impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.address)
     }
-}
-
-/// A connection in use.
-struct Lent<'a> {
-    shared: &'a Shared,
-    link: Option<Link>,
-}
-
-impl Lent<'_> {
-    /// An error of the server comes back as an error, too.
-    fn request(&mut self, command: &[u8], by: Moment) -> std::result::Result<Value, RedisError> {
-        let Some(link) = &mut self.link else {
-            return Err(std::io::Error::from(std::io::ErrorKind::NotConnected).into());
-        };
-        match link.request(command, by)? {
-            Value::ServerError(error) => Err(error.into()),
-            value => Ok(value),
-        }
-    }
-
-    /// Throws the connection away: its outcome is unknown, or the server refuses us on it. Where the
-    /// connection itself broke, the idle ones broke with it more often than not.
-    fn discard(&mut self, error: &RedisError) {
-        self.link = None;
-        let mut state = self.shared.state.lock();
-        state.open -= 1;
-        if error.is_io_error() {
-            state.open -= state.idle.len();
-            state.idle.clear();
-        }
-    }
-}
-
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
-        state.lent -= 1;
-        if let Some(mut link) = self.link.take() {
-            if state.closed {
-                state.open -= 1;
-            } else {
-                link.idle_since = Moment::now();
-                state.idle.push(link);
-            }
-        }
-        if state.poke || self.shared.wants_more(&state) {
-            self.shared.work.notify_one();
-        }
-        self.shared.let_in(&state);
-    }
-}
-
-fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == ::redis::ErrorKind::Server(::redis::ServerErrorKind::NoScript)
 }
 
 /// Starts a thread, or says that there are too many.

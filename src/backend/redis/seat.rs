@@ -17,6 +17,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// The least time until the next attempt: what the scripts count is whole milliseconds.
 pub(super) const TICK: Duration = Duration::from_millis(1);
 
+/// The outcome of an attempt to which the server came when nobody waited for it any more.
+const TOO_LATE: i64 = 2;
+
 pub(super) struct RedisSeat {
     core: Arc<Core>,
     place: Place,
@@ -68,32 +71,64 @@ impl RedisSeat {
         }
     }
 
-    fn try_to_acquire(&mut self, entry: Entry, by: Moment) -> Result<Reply> {
+    /// Asks to become the owner. With the reply: until when to believe it, where that does not count from
+    /// this call.
+    fn ask(&mut self, entry: Entry, by: Moment) -> Result<(Reply, Option<Moment>)> {
+        let released_by = self.ear.listener().and_then(Listener::take_released_by);
+        if let Some(start) = self.ear.head_start() {
+            let until = start.until;
+            if let Some(value) = self.core.finish(start, by)? {
+                let reply = Reply::read(value)?;
+                if reply.outcome != TOO_LATE {
+                    return Ok((reply, Some(until)));
+                }
+            }
+        }
         let call = match entry {
             Entry::Try => &mut self.try_acquire,
             Entry::Queue => {
-                let released_by = self
-                    .ear
-                    .listener()
-                    .and_then(Listener::take_released_by)
-                    .unwrap_or_default();
+                self.ear.follow(&self.core, by)?;
                 self.traced = true;
+                let released_by = released_by.unwrap_or_default();
                 self.queue_acquire.set(&[&self.queued_at, &released_by])
             }
         };
-        let value = self.core.call(self.keys.slot, call, Lane::Other, by)?;
-        Reply::read(value)
+        let mut ask = || Reply::read(self.core.call(self.keys.slot, call, Lane::Other, by)?);
+        let mut reply = ask()?;
+        if reply.outcome == TOO_LATE {
+            // The server's clock was set: the reply told, and the next request knows.
+            reply = ask()?;
+        }
+        Ok((reply, None))
     }
 
     fn refused(&mut self, entry: Entry, reply: &mut Reply) -> Result<Attempt> {
-        if entry == Entry::Queue && self.queued_at.is_empty() {
-            self.queued_at = reply.place()?;
+        if entry == Entry::Queue {
+            if self.queued_at.is_empty() {
+                self.queued_at = reply.place()?;
+            }
+            let lease = self.place.lease;
+            self.ear.order(&self.queue_acquire, &self.queued_at, lease);
         }
         let left = reply.left()?.unwrap_or(self.place.lease.total());
         Ok(Attempt::Refused(Refusal {
             owner: reply.owner(self.place.lease)?,
             retry_in: left + TICK,
         }))
+    }
+
+    /// Whoever leaves just when its turn has come may own without knowing it.
+    fn give_up_turn(&mut self, by: Moment) -> Result<()> {
+        if !self.ear.cancel() {
+            return Ok(());
+        }
+        // Without an answer in half the time, it is asked once more: what there is of it is adopted.
+        let attempt = self.acquire(Entry::Try, by - by.remaining() / 2);
+        let attempt = attempt.or_else(|_| self.acquire(Entry::Try, by));
+        if let Attempt::Granted(grant) = attempt? {
+            self.release(grant.owner.fence(), by)?;
+        }
+        Ok(())
     }
 
     fn about(&self, error: Error) -> Error {
@@ -110,14 +145,7 @@ impl Seat for RedisSeat {
 
     fn acquire(&mut self, entry: Entry, by: Moment) -> Result<Attempt> {
         let mut attempt = || {
-            if entry == Entry::Queue {
-                self.ear.follow(&self.core, by)?;
-            }
-            let mut reply = self.try_to_acquire(entry, by)?;
-            if reply.outcome == 2 {
-                // The server's clock was set: the reply told, and the next request knows.
-                reply = self.try_to_acquire(entry, by)?;
-            }
+            let (mut reply, until) = self.ask(entry, by)?;
             match reply.outcome {
                 1 => {
                     if let Some(listener) = self.ear.listener() {
@@ -127,7 +155,7 @@ impl Seat for RedisSeat {
                     self.traced = false;
                     Ok(Attempt::Granted(Grant {
                         owner: reply.granted(&self.place.id, self.place.lease)?,
-                        until: None,
+                        until,
                     }))
                 }
                 0 => self.refused(entry, &mut reply),
@@ -142,6 +170,7 @@ impl Seat for RedisSeat {
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
         self.renew.set(&[fence.to_string().as_bytes()]);
+        let half = by - by.remaining() / 2;
         let mut renew = || {
             let value = self
                 .core
@@ -151,8 +180,11 @@ impl Seat for RedisSeat {
             if reply.outcome != 1 {
                 return Ok(Renewal::Lost(owner));
             }
-            // An owner has no need to hear anything now: it may fail.
-            let _ = self.ear.follow(&self.core, by);
+            // An owner has no need to hear anything now: it may fail, and must not use up the time in
+            // which the renewal counts.
+            if Moment::now() < half {
+                let _ = self.ear.follow(&self.core, half);
+            }
             Ok(Renewal::Renewed(Grant { owner, until: None }))
         };
         renew().map_err(|error| self.about(error))
@@ -167,10 +199,11 @@ impl Seat for RedisSeat {
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
+        let settled = self.give_up_turn(by);
         self.ear.close();
         self.queued_at.clear();
         if !self.traced {
-            return Ok(());
+            return settled;
         }
         self.release.set(&[b""]);
         self.core

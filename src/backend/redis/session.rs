@@ -156,11 +156,12 @@ impl Session<'_> {
         };
         match (kind, data.get(1)) {
             (PushKind::Message, Some(Value::BulkString(payload))) => {
-                for listener in &route.listeners {
-                    if let Some(at) = listener.take(route.purpose, payload) {
+                let (purpose, listeners) = (route.purpose, route.listeners.clone());
+                drop(state);
+                for listener in listeners {
+                    if let Some(at) = listener.take(purpose, payload) {
                         self.alarms_set += 1;
-                        let alarm = (at, self.alarms_set);
-                        self.alarms.insert(alarm, Arc::clone(listener));
+                        self.alarms.insert((at, self.alarms_set), listener);
                     }
                 }
             }

@@ -170,10 +170,11 @@ impl Subscriber {
         }
     }
 
-    /// Ends what [`Subscriber::add`] began. `Next::Poke`: the server does not know yet.
-    pub(super) fn remove(&self, channels: &[Vec<u8>; 2], listener: &Arc<Listener>) -> Next {
+    /// Ends what [`Subscriber::add`] began. The server hears of it with the next message or heartbeat:
+    /// who leaves on purpose stands in no queue, and a hand-off has better things to do at that moment.
+    pub(super) fn remove(&self, channels: &[Vec<u8>; 2], listener: &Arc<Listener>) {
         if !self.origin.is_here() {
-            return Next::Wait;
+            return;
         }
         let mut state = self.shared.state.lock();
         for channel in channels {
@@ -188,7 +189,6 @@ impl Subscriber {
                 state.stale.push(channel.clone());
             }
         }
-        state.next()
     }
 
     /// Rings everybody: look again.
@@ -224,8 +224,7 @@ impl Drop for Subscriber {
 
 impl State {
     fn next(&mut self) -> Next {
-        let news = !self.fresh.is_empty() || !self.stale.is_empty();
-        if news && self.live && !self.poked {
+        if !self.fresh.is_empty() && self.live && !self.poked {
             self.poked = true;
             Next::Poke
         } else {
