@@ -152,7 +152,7 @@ impl Bare {
             conn,
             politely: statement(
                 acquire,
-                "AND (transition_at > 0 OR IS_FREE_LOCK(:wake_name))",
+                "AND (transition_at > 0 OR (IS_FREE_LOCK(:wake_name) AND IS_FREE_LOCK(:queue_name)))",
             ),
             acquire: statement(acquire, ""),
             renew: statement(include_str!("../sql/mutex-renew.sql"), ""),
@@ -170,7 +170,7 @@ impl Bare {
     fn acquire(&mut self, politely: bool) -> Option<u64> {
         let (mutex, id) = (&self.mutex, &self.id);
         if politely {
-            let params = params! { "mutex" => mutex, "id" => id, "ttl" => 10_000, "total" => 16_000, "wake_name" => wake_name(mutex) };
+            let params = params! { "mutex" => mutex, "id" => id, "ttl" => 10_000, "total" => 16_000, "wake_name" => wake_name(mutex), "queue_name" => wake_name(mutex) + "-first" };
             update(&mut self.conn, &self.politely, params)
         } else {
             let params =

@@ -1,6 +1,7 @@
 -- Makes a contender the owner of a free mutex, or of one that is its own already.
 --
--- In:     :mutex, :id, :ttl and :total (milliseconds); with {politely}, also :wake_name.
+-- In:     :mutex, :id, :ttl and :total (milliseconds); with {politely}, also :wake_name and
+--         :queue_name.
 -- Out:    1 row matched: acquired, and the fence is the OK packet's last insert id, so that the winner
 --         reads nothing. 0 rows: somebody else owns it, or there is no such row.
 -- Keeps:  the fence grows, to the server's clock at least ({fence_now}: microseconds, or seconds where
@@ -11,8 +12,8 @@
 -- the owner renew only while transition_at > now, so that at equality nobody can; here the owner
 -- always may, which leaves no gap and contradicts no peer.
 --
--- {politely} leaves a released mutex to the waiter that was woken for it (it holds the wake name);
--- one that ran out is anybody's.
+-- {politely} leaves a released mutex to the waiter that was woken for it (it holds the wake name), or
+-- that is the first of those who wait (it holds the queue's name); one that ran out is anybody's.
 UPDATE {table}
 SET version       = LAST_INSERT_ID(GREATEST(version + 1, {fence_now})),
     acquired_at   = {now},

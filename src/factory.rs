@@ -1,6 +1,7 @@
 //! `Factory`: where services, observers and lockers on one backend come from.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::Backend;
 use crate::contender::{MutexContender, MutexRetriever};
@@ -17,6 +18,7 @@ use crate::service::{ContendBuilder, ObserveBuilder};
 pub struct Factory {
     backend: Arc<dyn Backend>,
     lease: Lease,
+    initial_delay: Duration,
     origin: Origin,
     renewer: Arc<Renewer>,
 }
@@ -28,9 +30,24 @@ impl Factory {
         Factory {
             backend,
             lease,
+            initial_delay: Duration::ZERO,
             origin: Origin::here(),
             renewer: Arc::new(Renewer::new()),
         }
+    }
+
+    /// Lets services that contend make their first attempt so long after their start, unless they are
+    /// told otherwise. Default: none.
+    #[must_use]
+    pub fn with_initial_delay(mut self, initial_delay: Duration) -> Factory {
+        self.initial_delay = initial_delay;
+        self
+    }
+
+    /// How long after its start a service of this factory makes its first attempt, unless told otherwise.
+    #[must_use]
+    pub fn initial_delay(&self) -> Duration {
+        self.initial_delay
     }
 
     /// Where the mutexes are, without credentials.

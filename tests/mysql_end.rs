@@ -33,7 +33,7 @@ fn a_dropped_factory_leaves_no_thread() {
             assert!(threads() > before + 8);
             let began = Instant::now();
             drop((observer, waiters, owner, factory));
-            assert!(began.elapsed() < Duration::from_secs(5));
+            assert!(began.elapsed() < Duration::from_secs(15));
             wait_until(PATIENCE, "its threads have ended", || threads() <= before);
         }
         // One whose server never answered.

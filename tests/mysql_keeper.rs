@@ -42,7 +42,9 @@ fn a_server_error_that_passes_neither_spins_the_keeper_nor_ends_wake_ups() {
         root.query_drop("INSERT INTO simba_mutex VALUES ('n', 0, 0, 0, '', 0)")
             .unwrap();
         let slow = format!("{url}?ttl=60s&transition=30s&poll_interval=30s");
-        let factory = contend::connect(&slow).unwrap();
+        // One connection, which has all prepared: another would be opened in its own time, maybe when
+        // nothing can be prepared any more, and then be the one that is used.
+        let factory = contend::connect(&format!("{slow}&pool_size=1")).unwrap();
         let (m, events) = started(&factory, "m", "a");
         next(&events, EventKind::Acquired);
         let names = [wake_name(&url, "m"), wake_name(&url, "n")];

@@ -261,7 +261,7 @@ fn a_waiter_gets_what_is_released_here_or_in_another_process() {
             .acquire_timeout(&want("w", "a", 1), ms(400))
             .unwrap();
         assert_eq!(exhausted(answer).held, 1);
-        assert!(start.elapsed() >= ms(400) && start.elapsed() < ms(5_000));
+        assert!(start.elapsed() >= ms(400) && start.elapsed() < ms(20_000));
     });
 }
 
@@ -280,7 +280,9 @@ fn waiters_are_served_in_the_order_in_which_they_came_and_do_not_hammer() {
         thread::scope(|scope| {
             for number in 0..8 {
                 let (semaphores, order) = (&semaphores, &order);
+                let (here, there) = std::sync::mpsc::channel();
                 scope.spawn(move || {
+                    here.send(()).unwrap();
                     let id = format!("w{number}");
                     // Every other one wants b too: it must not be overtaken by those who do not.
                     let mut request = want(&id, "a", 1);
@@ -291,7 +293,8 @@ fn waiters_are_served_in_the_order_in_which_they_came_and_do_not_hammer() {
                     order.lock().unwrap().push(number);
                     semaphores.release(&id).unwrap();
                 });
-                thread::sleep(ms(60)); // the order in which they come is the subject
+                there.recv().unwrap();
+                thread::sleep(ms(200)); // the order in which they come is the subject
             }
             let before = number(&url, READS);
             let start = Instant::now();
@@ -313,11 +316,11 @@ const READS: &str = "SELECT variable_value FROM information_schema.global_status
 fn a_guard_renews_what_it_holds_and_releases_it_on_drop() {
     within(HANG, || {
         let (semaphores, url) = semaphores(&[("a", 1)]);
-        let request = want("job", "a", 1).ttl(ms(1_500));
+        let request = want("job", "a", 1).ttl(ms(3_000));
         let guard = semaphores.guard(&request, Duration::ZERO).unwrap();
         assert_eq!(guard.fence("a"), Some(guard.permits()[0].fence));
         let start = Instant::now();
-        while start.elapsed() < ms(4_000) {
+        while start.elapsed() < ms(7_000) {
             assert_eq!(semaphores.sweep_expired().unwrap(), []);
             assert!(guard.is_held());
             thread::sleep(ms(100));

@@ -232,7 +232,8 @@ fn many_threads_on_one_semaphore_need_few_connections() {
             // Another semaphore is not held up.
             let start = Instant::now();
             acquired(client.acquire(&want("elsewhere", "other", 1)).unwrap());
-            assert!(start.elapsed() < ms(3_000), "{:?}", start.elapsed());
+            // Behind them it would wait for as long as a lock may be waited for, 5 s.
+            assert!(start.elapsed() < ms(4_500), "{:?}", start.elapsed());
             assert!(proxy.live() <= before + 2, "{} connections", proxy.live());
             blocker.query_drop("COMMIT").unwrap();
             for thread in waiting {

@@ -30,8 +30,8 @@ pub struct ContendBuilder {
 impl ContendBuilder {
     pub(crate) fn new(factory: Factory, mutex: &str) -> ContendBuilder {
         ContendBuilder {
+            initial_delay: factory.initial_delay(),
             terms: Terms::new(factory, mutex),
-            initial_delay: Duration::ZERO,
             listening: Listening::default(),
         }
     }
@@ -84,7 +84,7 @@ impl ContendBuilder {
         self
     }
 
-    /// How long after `start` the first attempt is made. Default: none.
+    /// How long after `start` the first attempt is made. Default: the factory's, none.
     pub fn initial_delay(mut self, initial_delay: Duration) -> ContendBuilder {
         self.initial_delay = initial_delay;
         self

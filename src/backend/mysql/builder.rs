@@ -20,9 +20,10 @@ use crate::url::Url;
 const MAX_READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The URL parameters beside those of the server.
-pub(crate) const PARAMETERS: [&str; 10] = [
+pub(crate) const PARAMETERS: [&str; 11] = [
     "ttl",
     "transition",
+    "initial_delay",
     "table",
     "create_table",
     "pool_size",
@@ -48,14 +49,15 @@ pub(crate) const PARAMETERS: [&str; 10] = [
 ///
 /// The same as a URL, for [`contend::connect`](crate::connect):
 /// `mysql://worker:secret@db.internal/simba_db?create_table=true`. Its parameters are `ttl`,
-/// `transition`, `table`, `create_table`, `pool_size`, `connect_timeout`, `read_timeout`, `wakeups`
-/// (`on`, `off`), `max_wake_connections`, `poll_interval`, `tls` (`off`, `required`), `tls_ca` and
-/// `tls_verify`.
+/// `transition`, `initial_delay`, `table`, `create_table`, `pool_size`, `connect_timeout`,
+/// `read_timeout`, `wakeups` (`on`, `off`), `max_wake_connections`, `poll_interval`, `tls` (`off`,
+/// `required`), `tls_ca` and `tls_verify`.
 #[derive(Clone)]
 #[must_use]
 pub struct Builder {
     server: Server,
     lease: Lease,
+    initial_delay: Duration,
     table: String,
     create_table: bool,
     pool_size: u32,
@@ -76,6 +78,9 @@ impl Builder {
         let known: Vec<&str> = PARAMETERS.into_iter().chain(Server::PARAMETERS).collect();
         url.expect_parameters(&known)?;
         let mut builder = Builder::on(Server::from_url(url)?).lease(url.lease()?);
+        if let Some(delay) = url.duration("initial_delay")? {
+            builder = builder.initial_delay(delay);
+        }
         builder.connect_timeout = url.duration("connect_timeout")?;
         builder.read_timeout = url.duration("read_timeout")?;
         if let Some(table) = url.text("table") {
@@ -109,6 +114,7 @@ impl Builder {
         Builder {
             server,
             lease: Lease::default(),
+            initial_delay: Duration::ZERO,
             table: DEFAULT_NAME.to_owned(),
             create_table: false,
             pool_size: 8,
@@ -150,6 +156,12 @@ impl Builder {
         self
     }
 
+    /// How long after its start a service makes its first attempt, unless told otherwise. Default: none.
+    pub fn initial_delay(mut self, initial_delay: Duration) -> Builder {
+        self.initial_delay = initial_delay;
+        self
+    }
+
     /// The table. Default: `simba_mutex`.
     pub fn table(mut self, table: impl Into<String>) -> Builder {
         self.table = table.into();
@@ -165,8 +177,9 @@ impl Builder {
 
     /// The most connections for requests, whatever the number of services: each is in use for the
     /// length of one request. A quarter of them, and at least one, is kept for those who own, so that
-    /// nobody loses a mutex because others wait for one; of a single connection nothing can be kept.
-    /// Default: 8.
+    /// nobody loses a mutex because others wait for one. Of a single connection nothing can be kept: it
+    /// is enough for one contender, but where several share it an attempt that hangs (on a row that an
+    /// operator has locked, say) delays a renewal by the read timeout. Default: 8.
     pub fn pool_size(mut self, size: u32) -> Builder {
         self.pool_size = size;
         self
@@ -213,8 +226,8 @@ impl Builder {
     /// # Errors
     /// `InvalidInput` for what could not work, `FeatureDisabled` for TLS without its feature.
     pub fn build(self) -> Result<Factory> {
-        let lease = self.lease;
-        Ok(Factory::new(Arc::new(self.database()?), lease))
+        let (lease, delay) = (self.lease, self.initial_delay);
+        Ok(Factory::new(Arc::new(self.database()?), lease).with_initial_delay(delay))
     }
 
     /// The operations on single rows, with a pool of their own.

@@ -10,13 +10,24 @@
 //!
 //! # Wake-ups
 //! A service that leads holds a lock with a name on the server (`GET_LOCK`), on a connection that all
-//! leaders of a factory share; a contender that waits blocks on that name, on a connection of its own,
-//! and is woken within a millisecond by the release or the death of the owner's process, first come,
-//! first served. A locker's short hold takes no name: the first of those that wait for it,
-//! of all processes, gets the name, looks at the row every 1 to 10 ms on behalf of all, and keeps the
-//! name when it wins, so that under contention the mutex is handed on and nobody polls. Beyond
+//! leaders of a factory share. Whoever waits has a connection of its own, on which it first waits to be
+//! the first of all who wait (a second name), and then for that name: so it is woken within a
+//! millisecond by the release or the death of the owner's process. Beyond
 //! [`max_wake_connections`](Builder::max_wake_connections) contenders are served by one polling thread
 //! per factory, with one statement for all of them.
+//!
+//! Lockers of one factory that wait for the same mutex stand in one line, of which only the first waits
+//! on the server. A release through the same factory rings it as soon as it is sent: that costs neither
+//! a poll nor a round trip beside the two of the row. A locker's short hold takes no name: where it is
+//! in another process, the first of those that wait gets the name, looks at the row every 1 to 10 ms on
+//! behalf of all, and keeps the name when it wins, so that under contention the mutex is handed on and
+//! nobody polls.
+//!
+//! # Order
+//! Services that have a wake connection own in the order in which they came, over all processes.
+//! Lockers do within a factory; factories that contend for the same mutex take turns in that order, of
+//! 25 ms, or of one hold where that is longer, so that none starves. Without wake-ups there is no order,
+//! and who gets in between the short holds of others is a matter of chance.
 //!
 //! # What it does not protect from
 //! Asynchronous replication can lose an acknowledged row with its primary, and then two may believe:
@@ -28,6 +39,7 @@ pub(crate) mod builder;
 mod clock;
 pub(crate) mod fault;
 mod gate;
+mod line;
 pub(crate) mod link;
 mod poller;
 pub(crate) mod pool;
@@ -46,6 +58,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use self::builder::{check_read_timeout, default_read_timeout};
+use self::line::Lines;
 use self::poller::Poller;
 use self::seat::MysqlSeat;
 use self::store::Store;
@@ -75,6 +88,7 @@ pub(crate) struct Mysql {
 /// What the seats of one factory share. Dropped from top to bottom: first who waits, last the pool.
 #[derive(Debug)]
 struct Database {
+    lines: Lines,
     hub: Hub,
     poller: Poller,
     store: Arc<Store>,
@@ -96,6 +110,7 @@ impl Database {
             .total()
             .clamp(Duration::from_secs(6), Duration::from_secs(60));
         Database {
+            lines: Lines::default(),
             hub: Hub::new(Arc::clone(&store), poll_interval, silence, wake_connections),
             poller: Poller::new(Arc::clone(&store), poll_interval),
             store,

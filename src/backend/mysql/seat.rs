@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Database;
+use super::line::{Lines, Number, Standing};
 use super::link::Link;
 use super::poller::Ticket;
 use super::store::{Row, Store, millis};
@@ -20,6 +21,9 @@ const CLAIM: Duration = Duration::from_secs(1);
 /// How long a contender that is refused waits for its place in the queue.
 const ENQUEUE: Duration = Duration::from_millis(200);
 
+/// How long one that gives up waits until nothing is left of its wait on the server.
+const WITHDRAW: Duration = Duration::from_secs(1);
+
 /// How soon to try again what was free a moment ago.
 const AGAIN: Duration = Duration::from_millis(2);
 
@@ -28,8 +32,12 @@ pub(super) struct MysqlSeat {
     store: Arc<Store>,
     place: Place,
     name: WakeName,
+    /// The name of the first place in the queue for that one.
+    queue: WakeName,
     waker: Option<Waker>,
-    /// Who looks out for this seat while it waits, and holds the name for it while it owns.
+    /// A locker's place in the line with the others of this factory.
+    number: Number,
+    /// Who looks out for a service while it waits, and holds the name for it while it owns.
     post: Option<Arc<Post>>,
     /// The same without a connection of its own: a place in the poller's list.
     ticket: Option<Ticket>,
@@ -45,12 +53,15 @@ pub(super) struct MysqlSeat {
 
 impl MysqlSeat {
     pub(super) fn new(database: &Arc<Database>, store: Arc<Store>, place: &Place) -> MysqlSeat {
+        let name = database.wake_name(&place.mutex);
         MysqlSeat {
             store,
-            name: database.wake_name(&place.mutex),
+            queue: name.queue(),
+            name,
             database: Arc::clone(database),
             place: place.clone(),
             waker: None,
+            number: Number::new(),
             post: None,
             ticket: None,
             kept: false,
@@ -64,9 +75,9 @@ impl MysqlSeat {
     fn attempt(&mut self, by: Moment) -> Result<Outcome> {
         let store = &self.store;
         let link = &mut *store.pool.checkout_as_waiter(by)?;
-        let woken = self.post.as_ref().is_some_and(|post| post.has_name());
+        let Standing { named, rung } = self.standing();
         // A waiting look locks nothing; an UPDATE would lock the row against its owner's renewal.
-        if self.waiting && !woken {
+        if self.waiting && !named && !rung {
             match store.read(link, &self.place.mutex, by)? {
                 Some(row) if !row.is_free() && row.owner_id != *self.place.id => {
                     return Ok(Outcome::Owned(row));
@@ -79,7 +90,7 @@ impl MysqlSeat {
         }
         // Two rounds: the first may find no row, and make it.
         for _ in 0..2 {
-            if let Some(owner) = store.acquire(link, &self.place, self.polite(woken), by)? {
+            if let Some(owner) = store.acquire(link, &self.place, self.polite(named), by)? {
                 return Ok(Outcome::Won(owner));
             }
             match self.look(link, by) {
@@ -96,17 +107,32 @@ impl MysqlSeat {
         Ok(Outcome::Reserved)
     }
 
+    fn standing(&self) -> Standing {
+        match self.place.hold {
+            Hold::Short => self.lines().standing(&self.place.mutex, self.number),
+            Hold::Long => Standing {
+                named: self.post.as_ref().is_some_and(|post| post.has_name()),
+                rung: false,
+            },
+        }
+    }
+
+    fn lines(&self) -> &Lines {
+        &self.database.lines
+    }
+
     fn look(&self, link: &mut Link, by: Moment) -> Result<Option<Row>> {
         self.store.read(link, &self.place.mutex, by)
     }
 
-    /// The name to heed: a released mutex is for the waiter that holds it. Not for ever: its process
-    /// may be stopped.
-    fn polite(&self, woken: bool) -> Option<&str> {
+    /// The names to heed: a released mutex is for the waiter that holds one of them. Not for ever: its
+    /// process may be stopped.
+    fn polite(&self, named: bool) -> Option<[&str; 2]> {
         let overdue = self
             .reserved_since
             .is_some_and(|since| Moment::now() - since > CLAIM);
-        (self.database.hub.is_on() && !woken && !overdue).then_some(self.name.as_str())
+        (self.database.hub.is_on() && !named && !overdue)
+            .then_some([self.name.as_str(), self.queue.as_str()])
     }
 
     fn won(&mut self, owner: MutexOwner) -> Attempt {
@@ -114,29 +140,34 @@ impl MysqlSeat {
         self.reserved_since = None;
         self.ticket = None;
         self.acquired_at = owner.acquired_at();
-        let long = self.place.hold == Hold::Long;
         match self.post.take() {
-            // It keeps the name that it has, or gets it in its turn.
-            Some(post) if long || post.has_name() => {
+            _ if self.place.hold == Hold::Short => {
+                let spare = self.lines().won(&self.place.mutex, self.number, &owner);
+                self.dismiss(spare);
+            }
+            // It keeps the name that it has.
+            Some(post) if post.has_name() => {
                 post.won();
                 self.post = Some(post);
             }
-            Some(post) => self.database.hub.dismiss(post),
-            None if long && !self.kept && self.database.hub.is_on() => {
-                self.database.hub.hold(&self.name);
-                self.kept = true;
+            spare => {
+                self.dismiss(spare);
+                if !self.kept && self.database.hub.is_on() {
+                    self.database.hub.hold(&self.name);
+                    self.kept = true;
+                }
             }
-            None => {}
         }
         self.database.poller.touch(&self.place.mutex);
         Attempt::Granted(Grant { owner, until: None })
     }
 
     fn refused(&mut self, entry: Entry, row: Option<Row>, by: Moment) -> Attempt {
-        if entry == Entry::Queue {
-            self.wait(by);
-        }
+        let placed = entry == Entry::Try || self.wait(row.as_ref(), by);
         let (owner, retry_in) = match &row {
+            // Whoever says whom it waits for has its place: those who come later come after it. A locker
+            // must be able to say so at once, for its caller may wait no longer.
+            Some(_) if !placed && self.place.hold == Hold::Long => (MutexOwner::NONE, ENQUEUE / 10),
             Some(row) => {
                 self.reserved_since = None;
                 let left = row.transition_at.saturating_sub(row.now_ms);
@@ -151,38 +182,95 @@ impl MysqlSeat {
         Attempt::Refused(Refusal { owner, retry_in })
     }
 
-    /// Has somebody look out for this seat: a lookout while there is one, else the poller.
-    fn wait(&mut self, by: Moment) {
+    /// Joins the others of this factory who wait already: they have been refused, and so would this
+    /// one be.
+    fn join_line(&mut self) -> Option<Refusal> {
+        if self.place.hold == Hold::Long || self.waiting {
+            return None;
+        }
+        let waker = self.waker.as_ref()?;
+        let owner = self
+            .lines()
+            .join_behind(&self.place.mutex, self.number, waker)?;
+        self.waiting = true;
+        let left = owner.transition_at().saturating_sub(owner.backend_now());
+        Some(Refusal {
+            owner,
+            retry_in: Duration::from_millis(left + 1).max(CLAIM),
+        })
+    }
+
+    /// Has somebody look out for this seat: a lookout while there is one, else the poller. `false`: it
+    /// has no place in the server's queue yet.
+    fn wait(&mut self, row: Option<&Row>, by: Moment) -> bool {
         self.waiting = true;
         self.let_name_go();
-        if let Some(post) = &self.post {
-            post.lost();
-            return;
-        }
         let Some(waker) = &self.waker else {
-            return;
+            return true;
         };
-        let (hub, poller) = (&self.database.hub, &self.database.poller);
-        self.post = hub.look_out(&self.place.mutex, &self.name, waker);
-        if let Some(post) = &self.post {
-            self.ticket = None;
-            // Whoever says that it waits has its place in the server's queue: those who come later
-            // come after it.
-            post.wait_posted(by.remaining().min(ENQUEUE));
-        } else if self.ticket.is_none() {
-            self.ticket = poller.wait_free(&self.place.mutex, waker).ok();
+        let limit = by.remaining().min(ENQUEUE);
+        let Database { hub, poller, .. } = &*self.database;
+        let Place { mutex, hold, .. } = &self.place;
+        let post = match (hold, &self.post) {
+            (Hold::Long, Some(post)) => {
+                post.lost();
+                return post.wait_posted(limit);
+            }
+            (Hold::Long, None) => {
+                self.post = hub.look_out(mutex, &self.name, waker);
+                self.post.clone()
+            }
+            (Hold::Short, _) => {
+                let owner = row.map(Row::owner);
+                if !self.lines().refused(mutex, self.number, waker, owner) {
+                    return true;
+                }
+                let post = hub.look_out(mutex, &self.name, waker);
+                if let Some(post) = &post
+                    && !self.lines().look_out(mutex, self.number, post)
+                {
+                    hub.dismiss(Arc::clone(post));
+                    return true;
+                }
+                post
+            }
+        };
+        match post {
+            Some(post) => {
+                self.ticket = None;
+                post.wait_posted(limit)
+            }
+            None => {
+                if self.ticket.is_none() {
+                    self.ticket = poller.wait_free(mutex, waker).ok();
+                }
+                true
+            }
         }
     }
 
     /// Neither owns nor waits any more. Leaves messages only.
     fn leave(&mut self) {
+        let spare = self.get_up();
+        self.dismiss(spare);
+    }
+
+    /// The same, but for who looked out for it, and is to be dismissed.
+    fn get_up(&mut self) -> Option<Arc<Post>> {
         self.waiting = false;
         self.reserved_since = None;
         self.ticket = None;
-        if let Some(post) = self.post.take() {
+        self.let_name_go();
+        match self.place.hold {
+            Hold::Short => self.lines().leave(&self.place.mutex, self.number),
+            Hold::Long => self.post.take(),
+        }
+    }
+
+    fn dismiss(&self, spare: Option<Arc<Post>>) {
+        if let Some(post) = spare {
             self.database.hub.dismiss(post);
         }
-        self.let_name_go();
     }
 
     fn let_name_go(&mut self) {
@@ -216,9 +304,16 @@ impl Seat for MysqlSeat {
     }
 
     fn acquire(&mut self, entry: Entry, by: Moment) -> Result<Attempt> {
-        let outcome = self
-            .attempt(by)
-            .map_err(|error| error.context(format_args!("mutex {:?}", self.place.mutex)))?;
+        if entry == Entry::Queue
+            && let Some(refusal) = self.join_line()
+        {
+            return Ok(Attempt::Refused(refusal));
+        }
+        let outcome = self.attempt(by).map_err(|error| {
+            let mutex = &self.place.mutex;
+            self.lines().failed(mutex, self.number);
+            error.context(format_args!("mutex {mutex:?}"))
+        })?;
         Ok(match outcome {
             Outcome::Won(owner) => self.won(owner),
             Outcome::Owned(row) => self.refused(entry, Some(row), by),
@@ -251,6 +346,8 @@ impl Seat for MysqlSeat {
         if let Some(post) = &self.post {
             post.lost();
         }
+        let spare = self.lines().lost(&self.place.mutex, self.number);
+        self.dismiss(spare);
         self.let_name_go();
         Ok(Renewal::Lost(owner))
     }
@@ -258,18 +355,22 @@ impl Seat for MysqlSeat {
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
         let store = &self.store;
         let Place { mutex, id, .. } = &self.place;
-        let released = store
-            .pool
-            .checkout(by)
-            .and_then(|mut link| store.release(&mut link, mutex, id, Some(fence), by));
+        let released = store.pool.checkout(by).and_then(|mut link| {
+            self.lines().releasing(mutex, self.number);
+            store.release(&mut link, mutex, id, Some(fence), by)
+        });
         // The row first, then the name: whoever is woken by it finds the mutex free.
         self.leave();
         self.database.poller.touch(&self.place.mutex);
         released
     }
 
-    fn withdraw(&mut self, _by: Moment) -> Result<()> {
-        self.leave();
+    fn withdraw(&mut self, by: Moment) -> Result<()> {
+        if let Some(post) = self.get_up() {
+            // Who comes next would leave the mutex to one that does not wait any more.
+            let limit = by.remaining().min(WITHDRAW);
+            self.database.hub.withdraw(post, limit);
+        }
         self.waker = None;
         Ok(())
     }

@@ -82,21 +82,21 @@ impl Store {
     }
 
     /// Tries to take the mutex; `None` where somebody else has it, or there is no row. With
-    /// `wake_name`, leaves a released mutex to the waiter that holds that name.
+    /// `names`, leaves a released mutex to the waiter that holds one of them.
     pub(super) fn acquire(
         &self,
         link: &mut Link,
         place: &Place,
-        wake_name: Option<&str>,
+        names: Option<[&str; 2]>,
         by: Moment,
     ) -> Result<Option<MutexOwner>> {
         let statements = self.table.statements(link, by)?;
         self.check_id(&place.id, statements.max_id)?;
         let (ttl, total) = millis(place.lease);
-        let (sql, params) = match wake_name {
-            Some(name) => (
+        let (sql, params) = match names {
+            Some([wake_name, queue_name]) => (
                 &statements.acquire_politely,
-                params! { "mutex" => &*place.mutex, "id" => &*place.id, "ttl" => ttl, "total" => total, "wake_name" => name },
+                params! { "mutex" => &*place.mutex, "id" => &*place.id, "ttl" => ttl, "total" => total, "wake_name" => wake_name, "queue_name" => queue_name },
             ),
             None => (
                 &statements.acquire,

@@ -256,7 +256,7 @@ impl Statements {
             acquire: fill(ACQUIRE, ""),
             acquire_politely: fill(
                 ACQUIRE,
-                "AND (transition_at > 0 OR IS_FREE_LOCK(:wake_name))",
+                "AND (transition_at > 0 OR (IS_FREE_LOCK(:wake_name) AND IS_FREE_LOCK(:queue_name)))",
             ),
             renew: fill(RENEW, ""),
             release: fill(RELEASE, ""),

@@ -45,7 +45,7 @@ pub(super) fn spawn(shared: &Arc<Shared>, post: &Arc<Post>) -> bool {
     }
     let mut lookout = Lookout {
         shared: Arc::clone(shared),
-        link: None,
+        berth: None,
     };
     let mut post = Arc::clone(post);
     let spawned = thread::Builder::new()
@@ -74,8 +74,16 @@ pub(super) fn spawn(shared: &Arc<Shared>, post: &Arc<Post>) -> bool {
 
 struct Lookout {
     shared: Arc<Shared>,
-    /// The connection, and the name that it is known by.
-    link: Option<(Link, WakeName)>,
+    berth: Option<Berth>,
+}
+
+/// A connection and what it holds: gone together.
+struct Berth {
+    link: Link,
+    /// The name that it is known by.
+    known_as: WakeName,
+    /// It holds the place of the first who waits.
+    first: bool,
 }
 
 /// How a wait on the server ended.
@@ -93,15 +101,19 @@ impl Lookout {
         let mut away = FIRST_RETURN;
         let mut failures = 0;
         while !post.state().dismissed {
-            match self.wait_for_name(post) {
+            match self.wait(post) {
                 Wait::Granted => {
                     failures = 0;
                     post.ring();
                     if !self.attend(post) {
                         break;
                     }
-                    // The owner is there to stay: leave it the name for a while, and look at the row.
                     self.free_name(post);
+                    if post.take_behind() {
+                        continue;
+                    }
+                    // The owner is there to stay: leave it the name for a while, and look at the row.
+                    // The place is kept: whoever came later waits for that.
                     if !self.watch_row(post, away) {
                         break;
                     }
@@ -120,14 +132,36 @@ impl Lookout {
             }
         }
         self.free_name(post);
+        self.leave_queue(post);
+        post.leave();
     }
 
-    /// Blocks on the server until the name is ours.
-    fn wait_for_name(&mut self, post: &Post) -> Wait {
+    /// Waits to be the first of those who wait, and then for the name. An owner, whose connection broke,
+    /// only wants its name back.
+    fn wait(&mut self, post: &Post) -> Wait {
+        let is_first = self.berth.as_ref().is_some_and(|berth| berth.first);
+        if !is_first && !post.state().owns {
+            match self.block(post, &post.queue) {
+                Wait::Granted => {}
+                other => return other,
+            }
+            if let Some(berth) = &mut self.berth {
+                berth.first = true;
+            }
+        }
+        let waited = self.block(post, &post.name);
+        if matches!(waited, Wait::Granted) {
+            post.state().named();
+        }
+        waited
+    }
+
+    /// Blocks on the server until `name` is ours.
+    fn block(&mut self, post: &Post, name: &WakeName) -> Wait {
         if !self.connect() {
             return Wait::Failed;
         }
-        let Some((link, known_as)) = &mut self.link else {
+        let Some(Berth { link, known_as, .. }) = &mut self.berth else {
             return Wait::Failed;
         };
         if !post.enter(Phase::Blocked(known_as.clone())) {
@@ -136,10 +170,7 @@ impl Lookout {
         }
         let answer = link.run(Moment::FAR, |conn| {
             let seconds = WAIT.as_secs();
-            conn.exec_first::<Option<i64>, _, _>(
-                "SELECT GET_LOCK(?, ?)",
-                (post.name.as_str(), seconds),
-            )
+            conn.exec_first::<Option<i64>, _, _>("SELECT GET_LOCK(?, ?)", (name.as_str(), seconds))
         });
         let mut state = post.state();
         let killed = std::mem::take(&mut state.killed);
@@ -148,10 +179,9 @@ impl Lookout {
             Ok(Some(Some(1))) => {
                 // A kill that came too late for this statement may hit the next one.
                 if killed {
-                    self.link = None;
+                    self.berth = None;
                     return Wait::Again;
                 }
-                state.phase = Phase::Named;
                 Wait::Granted
             }
             // Nobody freed it in all that time; or NULL, which is how MariaDB says killed.
@@ -159,12 +189,12 @@ impl Lookout {
             Ok(_) if killed => Wait::Again,
             Err(fault) if killed && fault.is_interrupted() => Wait::Again,
             Ok(_) => {
-                self.link = None;
+                self.berth = None;
                 Wait::Failed
             }
             Err(fault) => {
                 self.shared.heed(&fault);
-                self.link = None;
+                self.berth = None;
                 Wait::Failed
             }
         }
@@ -182,7 +212,10 @@ impl Lookout {
             match verdict {
                 Some(Verdict::Won) => return self.keep_name(post),
                 // Said nothing in time: others shall have their turn.
-                None => return true,
+                None => {
+                    self.leave_queue(post);
+                    return true;
+                }
                 Some(Verdict::Lost) => {}
             }
             // Look on its behalf until the row is free, or its owner too old.
@@ -214,6 +247,7 @@ impl Lookout {
 
     /// Holds the name until the contender owns no longer; keeps the connection from being forgotten.
     fn keep_name(&mut self, post: &Post) -> bool {
+        self.leave_queue(post);
         loop {
             if !post.wait(self.shared.heartbeat(), |state| !state.owns) {
                 return false;
@@ -222,14 +256,15 @@ impl Lookout {
                 // Lost without a release: it contends again, from the end of the queue.
                 return true;
             }
-            let Some((link, _)) = &mut self.link else {
+            let Some(berth) = &mut self.berth else {
                 return true;
             };
-            if link
+            if berth
+                .link
                 .run(Moment::FAR, |conn| conn.query_drop("DO 0"))
                 .is_err()
             {
-                self.link = None;
+                self.berth = None;
                 return post.enter(Phase::Away);
             }
         }
@@ -265,14 +300,27 @@ impl Lookout {
             state.phase = Phase::Away;
             named
         };
-        if named && let Some((link, _)) = &mut self.link {
-            let name = post.name.as_str();
+        if named {
+            self.free(&post.name);
+        }
+    }
+
+    /// The next one who waits is the first.
+    fn leave_queue(&mut self, post: &Post) {
+        let first = self.berth.as_mut().map(|berth| &mut berth.first);
+        if first.is_some_and(std::mem::take) {
+            self.free(&post.queue);
+        }
+    }
+
+    fn free(&mut self, name: &WakeName) {
+        if let Some(Berth { link, .. }) = &mut self.berth {
             let freed = link.run(Moment::FAR, |conn| {
-                conn.exec_drop("DO RELEASE_LOCK(?)", (name,))
+                conn.exec_drop("DO RELEASE_LOCK(?)", (name.as_str(),))
             });
             // Closing the connection frees it as well.
             if freed.is_err() {
-                self.link = None;
+                self.berth = None;
             }
         }
     }
@@ -287,13 +335,13 @@ impl Lookout {
 
     fn connect(&mut self) -> bool {
         if self
-            .link
+            .berth
             .as_ref()
-            .is_some_and(|(link, _)| !link.is_poisoned())
+            .is_some_and(|berth| !berth.link.is_poisoned())
         {
             return true;
         }
-        self.link = None;
+        self.berth = None;
         let grace = self.shared.store.pool.patience();
         let options = self.shared.link_options(Some(WAIT + grace));
         let known_as = WakeName::unique();
@@ -310,7 +358,11 @@ impl Lookout {
             });
         match opened {
             Ok(link) => {
-                self.link = Some((link, known_as));
+                self.berth = Some(Berth {
+                    link,
+                    known_as,
+                    first: false,
+                });
                 true
             }
             Err(fault) => {

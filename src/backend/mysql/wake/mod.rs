@@ -1,9 +1,14 @@
 //! Wake-ups: how a waiting contender learns at once that the owner is gone.
 //!
 //! Beside the row there is a *name*, a lock on the server that belongs to a connection (`GET_LOCK`).
-//! Whoever leads holds it; whoever waits blocks on it, and the server grants it first come, first
-//! served, when its holder frees it or dies. It is a hint and never more: a granted name says "look
-//! now", and the row decides.
+//! Whoever leads holds it; the first of those who wait blocks on it, and the server grants it when its
+//! holder frees it or dies. It is a hint and never more: a granted name says "look now", and the row
+//! decides.
+//!
+//! To be the first is a name as well, for which the others wait: the server grants it first come, first
+//! served. Their order does not depend on who gets the wake name when: a leader that had not taken it
+//! yet, or a locker that takes none, lets a waiter have it in vain; such a waiter gives it up for a
+//! while, but not its place.
 //!
 //! - [`keeper`] holds the names of services that lead without having waited, all on one connection.
 //! - [`lookout`] blocks on a name for one waiting contender, on a connection and a thread of its own.
@@ -147,6 +152,14 @@ impl Hub {
         }
         if post.dismiss() {
             self.order(Order::Wake(post));
+        }
+    }
+
+    /// The same, and waits for so long until nothing is left of it on the server.
+    pub(super) fn withdraw(&self, post: Arc<Post>, limit: Duration) {
+        if self.origin.is_here() {
+            self.dismiss(Arc::clone(&post));
+            post.wait_gone(limit);
         }
     }
 

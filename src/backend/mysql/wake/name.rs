@@ -15,6 +15,11 @@ impl WakeName {
         WakeName(format!("contend:{hash:032x}").into())
     }
 
+    /// The name that goes with it and that stands for being the first of those who wait.
+    pub(in crate::backend::mysql) fn queue(&self) -> WakeName {
+        WakeName(self.0.replacen("contend:", "contend-first:", 1).into())
+    }
+
     /// A name of nobody else's, to know a connection by.
     pub(super) fn unique() -> WakeName {
         WakeName(format!("contend-at:{:032x}", rand::random::<u128>()).into())
@@ -65,7 +70,9 @@ mod tests {
             name("db2", "t", "a"),
             name("db", "t2", "a"),
             name("db", "t", "A"),
+            WakeName::new("db", "t", "a").queue().as_str().to_owned(),
         ] {
+            assert!(other.len() <= 64);
             assert_ne!(one, other);
         }
     }
