@@ -206,8 +206,10 @@ impl Ear {
         subscription.map(|subscription| &*subscription.listener)
     }
 
-    pub(super) fn close(&mut self) {
-        self.subscription = None;
+    /// Ends the subscription. Returns the node that has yet to tell its server.
+    pub(super) fn close(&mut self) -> Option<Arc<Node>> {
+        let subscription = self.subscription.take()?;
+        Some(Arc::clone(&subscription.node))
     }
 }
 

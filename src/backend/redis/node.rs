@@ -76,6 +76,11 @@ impl Node {
         self.subscriber.remove(channels, listener);
     }
 
+    /// Has the server told now what [`Node::unsubscribe`] left for later. It may fail: later is soon.
+    pub(super) fn hurry(&self, by: Moment) {
+        let _ = self.pool.poke(by);
+    }
+
     pub(super) fn wake_all(&self) {
         self.subscriber.wake_all();
     }

@@ -200,7 +200,7 @@ impl Seat for RedisSeat {
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
         let settled = self.give_up_turn(by);
-        self.ear.close();
+        let node = self.ear.close();
         self.queued_at.clear();
         if !self.traced {
             return settled;
@@ -210,6 +210,10 @@ impl Seat for RedisSeat {
             .call(self.keys.slot, &mut self.release, Lane::Other, by)
             .map_err(|error| self.about(error))?;
         self.traced = false;
+        // Who waited in vain hands over to nobody, so there is time to leave no subscription either.
+        if let Some(node) = node {
+            node.hurry(by);
+        }
         Ok(())
     }
 }
