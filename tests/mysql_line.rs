@@ -14,21 +14,8 @@ use conformance::PATIENCE;
 use contend::backend::{Attempt, Entry, Hold, Place, Seat};
 use contend::{Bell, Factory, Lease, Moment};
 use ground::{wait_until, within};
-use mysql::prelude::Queryable;
-use mysql_ground::{HANG, database, is_free, lease, operator, wake_name};
+use mysql_ground::{HANG, database, is_free, lease, operator, waiting, wake_name};
 use parking_lot::Mutex;
-
-/// How many connections of this database wait for a name.
-fn waiting(conn: &mut mysql::Conn, url: &str) -> usize {
-    let database = url.rsplit('/').next().unwrap();
-    let count: Option<usize> = conn
-        .exec_first(
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND state = 'User lock'",
-            (database,),
-        )
-        .unwrap();
-    count.unwrap()
-}
 
 /// Two processes, four lockers each, that lock as fast as they can, until each has had its share.
 fn both_make_progress(factories: [Factory; 2], share: u64) {

@@ -15,23 +15,11 @@ use contend::backend::{Attempt, Entry, Hold, Place, Seat};
 use contend::{Bell, EventKind, Factory, Moment};
 use ground::{wait_until, within};
 use mysql::prelude::Queryable;
-use mysql_ground::{HANG, database, is_free, ms, operator, wake_name};
+use mysql_ground::{HANG, database, is_free, ms, operator, waiting, wake_name};
 
 /// Leases and polls so long that only a wake-up can be quick.
 fn slow(url: &str) -> Factory {
     contend::connect(&format!("{url}?ttl=60s&transition=30s&poll_interval=30s")).unwrap()
-}
-
-/// How many connections of this database wait for a name.
-fn waiting(conn: &mut mysql::Conn, url: &str) -> usize {
-    let database = url.rsplit('/').next().unwrap();
-    let count: Option<usize> = conn
-        .exec_first(
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND state = 'User lock'",
-            (database,),
-        )
-        .unwrap();
-    count.unwrap()
 }
 
 #[test]
