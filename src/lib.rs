@@ -19,12 +19,9 @@
 //! |---|---|
 //! | exactly one of us leads, and is told when it begins and ends | [`Factory::contend`] |
 //! | knowing who leads, without contending | [`Factory::observe`] |
-//! | one at a time in a section | [`Factory::locker`] |
-//! | a job that runs on the leader only | [`Factory::scheduler`] |
 //! | at most N at once, over several resources | `contend::Semaphores` (feature `mysql`) |
 //! | one at a time in a section of code, with a guard | [`Factory::locker`] |
 //! | work at a fixed rate or with a fixed delay, on the leader only | [`Factory::scheduler`] |
-//! | at most N of us at once | `Semaphores`, with the feature `mysql` |
 //!
 //! | Cargo feature | URL | |
 //! |---|---|---|

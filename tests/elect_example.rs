@@ -4,6 +4,7 @@
 
 mod example;
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::Command;
@@ -50,30 +51,29 @@ fn by_the_times_that_are_printed_nobody_leads_before_the_last_leader_was_release
             ["a", "b", "c"].map(|id| elect(&server, id, &["--lead", "20ms", "--for", "4s"]));
         // All are read at once: a full pipe would hold its contender up.
         let outputs = processes.map(|process| thread::spawn(move || output(&process)));
-        // (when, what, who): a Released sorts before an Acquired of the same millisecond.
-        let mut changes: Vec<(u64, bool, String)> = outputs
-            .into_iter()
-            .flat_map(|output| output.join().unwrap())
-            .filter(|line| matches!(field(line, "event"), "acquired" | "released"))
-            .map(|line| {
+        // By fence: a leadership may be shorter than the millisecond in which it begins and ends.
+        let mut terms: BTreeMap<u64, Vec<(String, String, u64)>> = BTreeMap::new();
+        for line in outputs.into_iter().flat_map(|lines| lines.join().unwrap()) {
+            let (who, event) = (field(&line, "contender"), field(&line, "event"));
+            if let "acquired" | "released" = event {
+                let fence = field(&line, "fence").parse().unwrap();
                 let at = field(&line, "at_ms").parse().unwrap();
-                let acquired = field(&line, "event") == "acquired";
-                (at, acquired, field(&line, "contender").to_owned())
-            })
-            .collect();
-        changes.sort();
-        let mut leader = None;
-        for (at, acquired, who) in &changes {
-            if *acquired {
-                assert_eq!(leader, None, "{who} leads at {at}: {changes:?}");
-                leader = Some(who);
-            } else {
-                assert_eq!(leader, Some(who), "{who} released at {at}: {changes:?}");
-                leader = None;
+                let term = terms.entry(fence).or_default();
+                term.push((who.to_owned(), event.to_owned(), at));
             }
         }
+        let mut free_since = 0;
+        for (fence, term) in &terms {
+            let [(first, began, since), (second, ended, until)] = &term[..] else {
+                panic!("fence {fence}: {term:?}");
+            };
+            assert_eq!((began.as_str(), ended.as_str()), ("acquired", "released"));
+            assert_eq!(first, second, "fence {fence}: {term:?}");
+            assert!(*since >= free_since, "fence {fence}: {terms:?}");
+            free_since = *until;
+        }
         for id in ["a", "b", "c"] {
-            assert!(changes.iter().any(|(.., who)| who == id), "{changes:?}");
+            assert!(terms.values().any(|term| term[0].0 == id), "{terms:?}");
         }
     });
 }

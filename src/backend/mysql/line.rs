@@ -46,8 +46,8 @@ pub(super) struct Number(u64);
 struct Line {
     /// The longest wait first.
     waiting: VecDeque<Waiter>,
-    /// Who of us owns.
-    owner: Option<Number>,
+    /// Who of us owns, and under which id.
+    owner: Option<(Number, String)>,
     /// The last owner seen, of us or not.
     seen: Option<MutexOwner>,
     /// Looks out for the first, and keeps the name for the owner.
@@ -67,6 +67,8 @@ struct Waiter {
 pub(super) struct Standing {
     /// The name is its own: nobody else who waits will try now.
     pub(super) named: bool,
+    /// It is the first of all who wait.
+    pub(super) first: bool,
     /// The mutex was released a moment ago: no look is needed before the attempt.
     pub(super) rung: bool,
 }
@@ -83,16 +85,20 @@ impl Number {
 
 impl Lines {
     /// Stands behind those who wait already, and says who owns as far as they know. `None`: nobody
-    /// waits, and whoever comes tries for itself.
+    /// waits, or it is for this one that they do, and whoever comes tries for itself.
     pub(super) fn join_behind(
         &self,
         mutex: &str,
+        id: &str,
         number: Number,
         waker: &Waker,
     ) -> Option<MutexOwner> {
         let mut lines = self.lock()?;
         let line = lines.get_mut(mutex)?;
         line.waiting.front()?;
+        if line.seen.as_ref().is_some_and(|seen| seen.is_owner(id)) {
+            return None;
+        }
         line.enter(number, waker);
         Some(line.seen.clone().unwrap_or(MutexOwner::NONE))
     }
@@ -116,7 +122,7 @@ impl Lines {
         }
         match &line.post {
             // Came before the release that it was rung for, and will be rung again.
-            Some(post) if line.owner.is_some() && post.is_kept() => false,
+            Some(post) if line.is_ours() && post.is_kept() => false,
             Some(post) => {
                 post.lost();
                 false
@@ -147,6 +153,7 @@ impl Lines {
             (first.number == number).then(|| Standing {
                 rung: std::mem::take(&mut first.rung),
                 named: line.post.as_ref().is_some_and(|post| post.has_name()),
+                first: line.post.as_ref().is_some_and(|post| post.is_first()),
             })
         });
         standing.unwrap_or_default()
@@ -157,7 +164,7 @@ impl Lines {
         let mut lines = self.lock()?;
         let line = lines.entry(Arc::clone(mutex)).or_default();
         line.waiting.retain(|waiter| waiter.number != number);
-        line.owner = Some(number);
+        line.owner = Some((number, owner.owner_id().to_owned()));
         line.seen = Some(owner.clone());
         match &line.post {
             Some(post) if post.has_name() => {
@@ -185,7 +192,7 @@ impl Lines {
     pub(super) fn releasing(&self, mutex: &str, number: Number) {
         if let Some(mut lines) = self.lock()
             && let Some(line) = lines.get_mut(mutex)
-            && line.owner == Some(number)
+            && line.is_owner(number)
             && !line
                 .post
                 .as_ref()
@@ -215,7 +222,7 @@ impl Lines {
         let rung = left_first.map(|first| first.rung);
         line.waiting.retain(|waiter| waiter.number != number);
         let spare = match rung {
-            _ if line.owner == Some(number) => {
+            _ if line.is_owner(number) => {
                 line.owner = None;
                 line.next_turn(free)
             }
@@ -244,6 +251,16 @@ impl Line {
                 rung: false,
             });
         }
+    }
+
+    fn is_owner(&self, number: Number) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.0 == number)
+    }
+
+    /// One of us owns; not only thinks so, like a guard that was held for longer than its lease.
+    fn is_ours(&self) -> bool {
+        let stranger = |id: &str| self.seen.as_ref().is_some_and(|seen| !seen.is_owner(id));
+        self.owner.as_ref().is_some_and(|(_, id)| !stranger(id))
     }
 
     fn is_first(&self, number: Number) -> bool {

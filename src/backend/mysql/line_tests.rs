@@ -35,7 +35,7 @@ fn line<const N: usize>() -> (Lines, Arc<str>, Locker, [Locker; N]) {
     let others = std::array::from_fn(|place| {
         let other = Locker::new();
         let waker = other.bell.waker();
-        let seen = lines.join_behind(&mutex, other.number, &waker);
+        let seen = lines.join_behind(&mutex, "other", other.number, &waker);
         assert_eq!(seen.is_some(), place > 0, "only behind somebody");
         if let Some(seen) = seen {
             assert_eq!(seen.owner_id(), "first");

@@ -45,6 +45,8 @@ pub(super) struct MysqlSeat {
     kept: bool,
     /// Was refused, and waits: a look comes before the next attempt, unless somebody rang.
     waiting: bool,
+    /// The last attempt or release had no answer: the row may be ours.
+    unsure: bool,
     /// Since when the mutex has been free, but somebody else's to take.
     reserved_since: Option<Moment>,
     /// When this ownership began, on the server's clock, as the grant said.
@@ -66,6 +68,7 @@ impl MysqlSeat {
             ticket: None,
             kept: false,
             waiting: false,
+            unsure: false,
             reserved_since: None,
             acquired_at: 0,
         }
@@ -75,7 +78,7 @@ impl MysqlSeat {
     fn attempt(&mut self, by: Moment) -> Result<Outcome> {
         let store = &self.store;
         let link = &mut *store.pool.checkout_as_waiter(by)?;
-        let Standing { named, rung } = self.standing();
+        let Standing { named, rung, first } = self.standing();
         // A waiting look locks nothing; an UPDATE would lock the row against its owner's renewal.
         if self.waiting && !named && !rung {
             match store.read(link, &self.place.mutex, by)? {
@@ -90,7 +93,7 @@ impl MysqlSeat {
         }
         // Two rounds: the first may find no row, and make it.
         for _ in 0..2 {
-            if let Some(owner) = store.acquire(link, &self.place, self.polite(named), by)? {
+            if let Some(owner) = store.acquire(link, &self.place, self.polite(named, first), by)? {
                 return Ok(Outcome::Won(owner));
             }
             match self.look(link, by) {
@@ -113,6 +116,7 @@ impl MysqlSeat {
             Hold::Long => Standing {
                 named: self.post.as_ref().is_some_and(|post| post.has_name()),
                 rung: false,
+                first: self.post.as_ref().is_some_and(|post| post.is_first()),
             },
         }
     }
@@ -127,12 +131,14 @@ impl MysqlSeat {
 
     /// The names to heed: a released mutex is for the waiter that holds one of them. Not for ever: its
     /// process may be stopped.
-    fn polite(&self, named: bool) -> Option<[&str; 2]> {
+    fn polite(&self, named: bool, first: bool) -> Option<[&str; 2]> {
         let overdue = self
             .reserved_since
             .is_some_and(|since| Moment::now() - since > CLAIM);
+        // Where our own lookout holds the first place, only the other name can be somebody else's.
+        let queue = if first { &self.name } else { &self.queue };
         (self.database.hub.is_on() && !named && !overdue)
-            .then_some([self.name.as_str(), self.queue.as_str()])
+            .then_some([self.name.as_str(), queue.as_str()])
     }
 
     fn won(&mut self, owner: MutexOwner) -> Attempt {
@@ -185,13 +191,12 @@ impl MysqlSeat {
     /// Joins the others of this factory who wait already: they have been refused, and so would this
     /// one be.
     fn join_line(&mut self) -> Option<Refusal> {
-        if self.place.hold == Hold::Long || self.waiting {
+        if self.place.hold == Hold::Long || self.waiting || self.unsure {
             return None;
         }
         let waker = self.waker.as_ref()?;
-        let owner = self
-            .lines()
-            .join_behind(&self.place.mutex, self.number, waker)?;
+        let Place { mutex, id, .. } = &self.place;
+        let owner = self.lines().join_behind(mutex, id, self.number, waker)?;
         self.waiting = true;
         let left = owner.transition_at().saturating_sub(owner.backend_now());
         Some(Refusal {
@@ -309,7 +314,13 @@ impl Seat for MysqlSeat {
         {
             return Ok(Attempt::Refused(refusal));
         }
-        let outcome = self.attempt(by).map_err(|error| {
+        // How long a connection waits for an answer is fixed when it is opened: for a caller with less
+        // time than that nothing could be sent at all. It has an answer a little late instead, and only
+        // where the server hangs.
+        let by = by.max(Moment::now() + self.place.lease.call_budget());
+        let outcome = self.attempt(by);
+        self.unsure = outcome.is_err();
+        let outcome = outcome.map_err(|error| {
             let mutex = &self.place.mutex;
             self.lines().failed(mutex, self.number);
             error.context(format_args!("mutex {mutex:?}"))
@@ -359,6 +370,7 @@ impl Seat for MysqlSeat {
             self.lines().releasing(mutex, self.number);
             store.release(&mut link, mutex, id, Some(fence), by)
         });
+        self.unsure = released.is_err();
         // The row first, then the name: whoever is woken by it finds the mutex free.
         self.leave();
         self.database.poller.touch(&self.place.mutex);

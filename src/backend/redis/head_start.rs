@@ -15,9 +15,9 @@ use super::script::Call;
 use crate::clock::Moment;
 use crate::lease::Lease;
 
-/// How long the server may take to come to it. Every waiter waits for a reply that long, so it never
-/// becomes an owner that nobody knows.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long the server may take to come to it. Every waiter waits for a reply longer than that, so it
+/// never becomes an owner that nobody knows.
+const PATIENCE: Duration = Duration::from_millis(350);
 
 /// What a waiter leaves with its listener: all that its next attempt takes.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Order {
         let sent = Moment::now();
         let budget = self.lease.call_budget();
         let call = self.call.set(&[&self.queued_at, released_by]);
-        match lent.send(call, sent + budget.min(PATIENCE), sent + budget) {
+        match lent.send(call, sent + PATIENCE.min(budget * 2 / 3), sent + budget) {
             Ok(()) => Some(HeadStart {
                 lent,
                 call: self.call,

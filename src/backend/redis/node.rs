@@ -17,6 +17,9 @@ use crate::error::Result;
 /// ends at its next heartbeat.
 const FAREWELL: Duration = Duration::from_millis(200);
 
+/// How long a contender that has left waits for the server to hear that it does not listen any more.
+const HURRY: Duration = Duration::from_millis(50);
+
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) address: Address,
@@ -77,8 +80,8 @@ impl Node {
     }
 
     /// Has the server told now what [`Node::unsubscribe`] left for later. It may fail: later is soon.
-    pub(super) fn hurry(&self, by: Moment) {
-        let _ = self.pool.poke(by);
+    pub(super) fn hurry(&self) {
+        let _ = self.pool.poke(Moment::now() + HURRY);
     }
 
     pub(super) fn wake_all(&self) {

@@ -212,8 +212,8 @@ impl Seat for RedisSeat {
         self.traced = false;
         // Who waited in vain hands over to nobody, so there is time to leave no subscription either.
         if let Some(node) = node {
-            node.hurry(by);
+            node.hurry();
         }
-        Ok(())
+        settled
     }
 }

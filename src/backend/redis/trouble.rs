@@ -55,7 +55,12 @@ fn judge(error: &RedisError) -> (ErrorKind, &'static str) {
             | ServerErrorKind::Ask,
         ) => (ErrorKind::Unavailable, ""),
         Kind::AuthenticationFailed => (ErrorKind::Denied, "; check user and password"),
-        _ if says("WRONGPASS") || says("NOAUTH") || says("invalid password") => {
+        // The last one: the first command of a connection without a password is too long for a stranger.
+        _ if says("WRONGPASS")
+            || says("NOAUTH")
+            || says("invalid password")
+            || says("unauthenticated") =>
+        {
             (ErrorKind::Denied, "; check user and password")
         }
         Kind::Server(ServerErrorKind::NoPerm) => (ErrorKind::Denied, RIGHTS),
@@ -65,6 +70,10 @@ fn judge(error: &RedisError) -> (ErrorKind, &'static str) {
         Kind::RESP3NotSupported => (
             ErrorKind::Misconfigured,
             "; Redis 6.2 or newer (or Valkey) is needed",
+        ),
+        _ if says("refused to switch database") => (
+            ErrorKind::Misconfigured,
+            "; there is no such database, or the user may not SELECT it",
         ),
         _ if says("cluster support disabled") => (
             ErrorKind::Misconfigured,

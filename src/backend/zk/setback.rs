@@ -12,7 +12,7 @@ use std::io::Write;
 use std::net::TcpStream;
 
 use super::link::{next_frame, unanswered};
-use super::message::{Head, Request};
+use super::message::{Code, Head, Request};
 use super::session::Shared;
 use super::session_state::SessionState;
 use super::state::State;
@@ -43,7 +43,11 @@ pub(super) fn judge(shared: &Shared, stream: &mut TcpStream, frames: &mut Frames
         })
     };
     // Through the leader: one that merely lags behind has caught up with it after this.
-    let (theirs, ours) = (ask(1, Request::Sync)?.zxid, shared.state.lock().last_zxid);
+    let sync = ask(1, Request::Sync)?;
+    if sync.code != Code::OK {
+        return Err(sync.code.error("/"));
+    }
+    let (theirs, ours) = (sync.zxid, shared.state.lock().last_zxid);
     if theirs >= ours {
         return Ok(false);
     }

@@ -42,6 +42,8 @@ pub(super) struct State {
     pub(super) posted: bool,
     /// The lookout's statement was killed.
     pub(super) killed: bool,
+    /// The lookout holds the place of the first.
+    pub(super) first: bool,
     /// The lookout has left, and holds nothing for this any more.
     gone: bool,
 }
@@ -80,6 +82,7 @@ impl Post {
                 dismissed: false,
                 posted: false,
                 killed: false,
+                first: false,
                 gone: false,
             }),
             changed: Condvar::new(),
@@ -104,6 +107,11 @@ impl Post {
     pub(in crate::backend::mysql) fn has_name(&self) -> bool {
         let state = self.state.lock();
         matches!(state.phase, Phase::Named) && !state.behind
+    }
+
+    /// Whether the lookout holds the place of the first who waits.
+    pub(in crate::backend::mysql) fn is_first(&self) -> bool {
+        self.state.lock().first
     }
 
     /// Whether the name is held for an owner.
