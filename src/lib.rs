@@ -109,7 +109,10 @@ pub use service::{
 };
 pub use state::MutexState;
 
-/// Connects to the backend that `url` names.
+/// The factory for the backend that `url` names.
+///
+/// Does no I/O: a server that cannot be reached, or refuses us, shows with the first lock, or in a
+/// service's [`last_error`](MutexContendService::last_error).
 ///
 /// # Errors
 /// `InvalidInput` for a URL that is not understood, `FeatureDisabled` for a backend whose Cargo

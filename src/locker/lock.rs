@@ -18,6 +18,9 @@ use crate::service::{Claim, Settled};
 /// in which they came, before one of them goes to the backend. Uncontended, locking costs the backend's
 /// own acquire and unlocking its release, and nothing else.
 ///
+/// A thread that locks what it holds already is told so, where it goes through the same locker or a clone
+/// of it; another locker of the same mutex is another contender, and waits.
+///
 /// A guard is renewed in the background for as long as it lives. Nothing can stop a holder whose lease
 /// ran out all the same (the server was gone, the process was paused), so whoever holds for long looks at
 /// [`Guard::is_valid`] or [`Guard::lost`], and whatever is protected checks the [fence](Guard::fence).
@@ -120,8 +123,8 @@ impl Locker {
     /// # Ok::<(), contend::Error>(())
     /// ```
     ///
-    /// A backend that does not answer may delay the return: a call is given at least half a second, and
-    /// cleaning up after one of unknown outcome up to a quarter of the ttl.
+    /// A backend that does not answer may delay the return: a call is given at least half a second (on
+    /// MySQL a quarter of the ttl), and cleaning up after one of unknown outcome up to a quarter of the ttl.
     ///
     /// # Errors
     /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; the trouble

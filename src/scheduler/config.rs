@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// use contend::ScheduleConfig;
 /// use std::time::Duration;
 ///
-/// // Every minute, on the minute of the leadership.
+/// // Every minute, counted from the start of the leadership.
 /// let rate = ScheduleConfig::rate(Duration::ZERO, Duration::from_secs(60));
 /// // A minute of rest after each run.
 /// let delay = ScheduleConfig::delay(Duration::from_secs(5), Duration::from_secs(60));

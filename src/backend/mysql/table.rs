@@ -145,8 +145,8 @@ impl Table {
         Error::new(
             ErrorKind::Misconfigured,
             format!(
-                "there is no table {} in the database, or it is not ours to see: apply \
-                 sql/init-mutex.sql, or call create_table",
+                "there is no table {} in the database, or this user may not see it: apply \
+                 sql/init-mutex.sql, or add ?create_table=true to the URL",
                 self.name
             ),
         )
