@@ -16,8 +16,13 @@ pub fn path(name: &str) -> PathBuf {
     .iter()
     .filter_map(|(feature, on)| on.then_some(*feature))
     .collect();
+    let profile = if cfg!(debug_assertions) {
+        "dev"
+    } else {
+        "release"
+    };
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--example", name])
+        .args(["build", "--quiet", "--profile", profile, "--example", name])
         .args(["--features", &features.join(",")])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()
