@@ -141,6 +141,8 @@ impl Lookout {
     /// only wants its name back.
     fn wait(&mut self, post: &Post) -> Wait {
         let is_first = self.berth.as_ref().is_some_and(|berth| berth.first);
+        // The place goes with the connection.
+        post.state().first = is_first;
         if !is_first && !post.state().owns {
             match self.block(post, &post.queue) {
                 Wait::Granted => {}
