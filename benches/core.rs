@@ -1,20 +1,23 @@
 //! The machine itself, without a backend: one decision, and one event to its receiver.
 #![allow(missing_docs)]
 
-mod beside;
+mod common;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use contend::backend::{Attempt, Backend, Entry, Grant, Place, Renewal, Seat, Watch};
-use contend::contention::{Contention, Step};
+use contend::backend::{
+    Attempt, Backend, Contender, Grant, OnRefusal, RawContender, RawObserver, Renewal,
+};
+use contend::machine::contention::{Contention, Step};
 use contend::{
-    ContendPeriod, Error, ErrorKind, EventKind, Factory, Lease, Moment, MutexOwner, Result, Waker,
+    ContendPeriod, Error, ErrorKind, EventKind, Factory, Lease, Moment, MutexOwner, Result,
+    Unparker,
 };
 use criterion::Criterion;
 
 fn main() {
-    let mut criterion = beside::criterion();
+    let mut criterion = common::criterion();
     decide(&mut criterion);
     event(&mut criterion);
     criterion.final_summary();
@@ -29,7 +32,7 @@ fn decide(criterion: &mut Criterion) {
     let owner = MutexOwner::new(id, 1_000, 11_000, 17_000, 7);
     let grant = Grant { owner, until: None };
     assert!(matches!(contention.step(now), Step::Acquire { .. }));
-    contention.acquired(now, now, Some(Attempt::Granted(grant.clone())), 0.5);
+    contention.acquired(now, now, Ok(Attempt::Granted(grant.clone())), 0.5);
     assert!(matches!(contention.step(now), Step::Announce(_)));
     criterion
         .benchmark_group("core")
@@ -42,7 +45,7 @@ fn decide(criterion: &mut Criterion) {
                 let Step::Renew { fence, .. } = contention.step(now) else {
                     panic!("it is time");
                 };
-                let renewal = Some(Renewal::Renewed(grant.clone()));
+                let renewal = Ok(Renewal::Renewed(grant.clone()));
                 contention.renewed(now, now, renewal, 0.5);
                 fence
             });
@@ -70,7 +73,7 @@ fn event(criterion: &mut Criterion) {
                 let mut took = Duration::ZERO;
                 for _ in 0..iterations {
                     // Rung, the owner looks, hears that it has lost, and acquires anew.
-                    switch.waker().wake();
+                    switch.unparker().unpark();
                     let heard = next(EventKind::Released);
                     took += heard - switch.lost_at();
                     next(EventKind::Acquired);
@@ -90,14 +93,14 @@ struct Switch {
 #[derive(Debug, Default)]
 struct Inner {
     lost_at: Option<Instant>,
-    waker: Option<Waker>,
+    unparker: Option<Unparker>,
     id: Arc<str>,
     fence: u64,
 }
 
 impl Switch {
-    fn waker(&self) -> Waker {
-        self.inner.lock().unwrap().waker.clone().unwrap()
+    fn unparker(&self) -> Unparker {
+        self.inner.lock().unwrap().unparker.clone().unwrap()
     }
 
     fn lost_at(&self) -> Instant {
@@ -110,23 +113,23 @@ impl Backend for Switch {
         "switch"
     }
 
-    fn seat(&self, place: &Place) -> Result<Box<dyn Seat>> {
+    fn contender(&self, place: &Contender) -> Result<Box<dyn RawContender>> {
         self.inner.lock().unwrap().id = Arc::clone(&place.id);
         Ok(Box::new(self.clone()))
     }
 
-    fn watch(&self, _mutex: &Arc<str>) -> Result<Box<dyn Watch>> {
+    fn observer(&self, _mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
         Err(Error::new(ErrorKind::InvalidInput, "nobody watches"))
     }
 }
 
-impl Seat for Switch {
-    fn listen(&mut self, waker: &Waker, _by: Moment) -> Result<()> {
-        self.inner.lock().unwrap().waker = Some(waker.clone());
+impl RawContender for Switch {
+    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
+        self.inner.lock().unwrap().unparker = Some(unparker.clone());
         Ok(())
     }
 
-    fn acquire(&mut self, _entry: Entry, _by: Moment) -> Result<Attempt> {
+    fn acquire(&mut self, _entry: OnRefusal, _by: Moment) -> Result<Attempt> {
         let mut inner = self.inner.lock().unwrap();
         inner.fence += 1;
         let owner = MutexOwner::new(Arc::clone(&inner.id), 1_000, 11_000, 17_000, inner.fence);
@@ -142,7 +145,7 @@ impl Seat for Switch {
         Ok(true)
     }
 
-    fn withdraw(&mut self, _by: Moment) -> Result<()> {
-        Ok(())
+    fn withdraw(&mut self, _by: Moment) -> Result<bool> {
+        Ok(true)
     }
 }

@@ -1,10 +1,10 @@
 //! The memory backend: what a lock costs where nothing but this crate costs anything.
 #![allow(missing_docs)]
 
-mod beside;
+mod common;
 
 fn main() {
-    let mut criterion = beside::criterion();
+    let mut criterion = common::criterion();
     let factory = contend::memory::factory("bench", contend::Lease::default());
     let locker = factory.locker("m").build().unwrap();
     criterion

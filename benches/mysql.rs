@@ -1,22 +1,22 @@
 //! MariaDB, beside *bare*: the very same statements (`sql/`), in the same order, on plain connections
-//! of the driver; a bare waiter blocks on the named lock as ours does.
+//! of the driver; and beside *floor*: two plain conditional UPDATEs by key.
 #![allow(missing_docs)]
 
-mod beside;
+mod common;
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use beside::eight::{Cycle, contended_8, lockers};
-use beside::hand_off::{Lockers, Services, Waiter, asleep};
-use beside::{beside, in_turns, timed};
-use contend::backend::{Attempt, Entry, Hold, Place, Renewal};
+use common::eight::{Cycle, contended_8, lockers};
+use common::hand_off::{Lockers, Services, Waiter, asleep};
+use common::{beside, in_turns, timed};
+use contend::backend::{Attempt, Contender, OnRefusal, Purpose, Renewal};
 use contend::{Factory, Lease, Moment};
 use criterion::Criterion;
-use ground::MariaDbServer;
 use mysql::consts::CapabilityFlags;
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts, OptsBuilder, Params, params};
+use testbed::MariaDbServer;
 
 static SERVER: LazyLock<MariaDbServer> = LazyLock::new(|| {
     let server = MariaDbServer::start();
@@ -26,7 +26,7 @@ static SERVER: LazyLock<MariaDbServer> = LazyLock::new(|| {
 });
 
 fn main() {
-    let mut criterion = beside::criterion();
+    let mut criterion = common::criterion();
     lock_cycle(&mut criterion);
     renew(&mut criterion);
     hand_off(&mut criterion);
@@ -36,38 +36,36 @@ fn main() {
 }
 
 fn lock_cycle(criterion: &mut Criterion) {
-    beside(
-        criterion,
-        "mysql",
-        "lock_cycle",
-        ["bare", "contend"],
-        |budget| {
-            let mut bare = Bare::at("bare", "0:1@127.0.0.1");
-            let locker = factory().locker("ours").build().unwrap();
-            in_turns(
-                budget,
-                10,
-                [&mut || timed(|| bare.cycle()), &mut || {
-                    timed(|| drop(locker.lock().unwrap()))
-                }],
-            )
-        },
-    );
+    let sides = ["bare", "contend", "floor"];
+    beside(criterion, "mysql", "lock_cycle", sides, |budget| {
+        let mut bare = Bare::at("bare", "0:1@127.0.0.1");
+        let mut floor = Bare::at("floor", "0:1@127.0.0.1");
+        let locker = factory().locker("ours").build().unwrap();
+        in_turns(
+            budget,
+            10,
+            [
+                &mut || timed(|| bare.cycle()),
+                &mut || timed(|| drop(locker.lock().unwrap())),
+                &mut || timed(|| floor.floor_cycle()),
+            ],
+        )
+    });
 }
 
 fn renew(criterion: &mut Criterion) {
     beside(criterion, "mysql", "renew", ["bare", "contend"], |budget| {
         let mut bare = Bare::at("bare", "a");
-        let fence_of_bare = bare.acquire(true).unwrap();
-        let place = Place {
+        let fence_of_bare = bare.acquire(NO_TOKEN).unwrap();
+        let place = Contender {
             mutex: "renewed".into(),
             id: "a".into(),
             lease: Lease::default(),
-            hold: Hold::Long,
+            purpose: Purpose::Lead,
         };
         let factory = factory();
-        let mut seat = factory.backend().unwrap().seat(&place).unwrap();
-        let Attempt::Granted(grant) = seat.acquire(Entry::Try, soon()).unwrap() else {
+        let mut contender = factory.backend().unwrap().contender(&place).unwrap();
+        let Attempt::Granted(grant) = contender.acquire(OnRefusal::Leave, soon()).unwrap() else {
             panic!("nobody else is there");
         };
         let fence = grant.owner.fence();
@@ -76,19 +74,18 @@ fn renew(criterion: &mut Criterion) {
             10,
             [&mut || timed(|| bare.renew(fence_of_bare)), &mut || {
                 timed(|| {
-                    let renewal = seat.renew(fence, soon()).unwrap();
+                    let renewal = contender.renew(fence, soon()).unwrap();
                     assert!(matches!(renewal, Renewal::Renewed(_)));
                 })
             }],
         );
         bare.release(fence_of_bare);
-        seat.release(fence, soon()).unwrap();
+        contender.release(fence, soon()).unwrap();
         tapes
     });
 }
 
-/// The named lock wakes the waiter of an owner that holds it: a service does (DESIGN: a locker's
-/// extra request would cost more than the lock), so here the service is *contend*.
+/// Between two processes: release, KILL, the waiter's statement ends, acquire.
 fn hand_off(criterion: &mut Criterion) {
     let sides = ["bare", "contend", "locker"];
     beside(criterion, "mysql", "handoff", sides, |budget| {
@@ -130,10 +127,13 @@ fn soon() -> Moment {
     Moment::now() + Duration::from_secs(10)
 }
 
+/// The token of one that does not wait, and that of the bare waiter.
+const NO_TOKEN: &str = "0";
+const TOKEN: &str = "123456789012345678";
+
 /// The statements as they are sent, on a plain connection.
 struct Bare {
     conn: Conn,
-    politely: String,
     acquire: String,
     renew: String,
     release: String,
@@ -145,38 +145,29 @@ impl Bare {
     fn at(mutex: &str, id: &str) -> Bare {
         let mut conn = plain(&SERVER);
         // Its row, as ours makes it on first use.
-        let insert = statement(include_str!("../sql/mutex-insert.sql"), "");
+        let insert = statement(include_str!("../sql/mutex-insert.sql"));
         let _exists_already = conn.exec_drop(insert, params! { "mutex" => mutex });
-        let acquire = include_str!("../sql/mutex-acquire.sql");
         Bare {
             conn,
-            politely: statement(
-                acquire,
-                "AND (transition_at > 0 OR (IS_FREE_LOCK(:wake_name) AND IS_FREE_LOCK(:queue_name)))",
-            ),
-            acquire: statement(acquire, ""),
-            renew: statement(include_str!("../sql/mutex-renew.sql"), ""),
-            release: statement(include_str!("../sql/mutex-release.sql"), ""),
+            acquire: statement(include_str!("../sql/mutex-acquire.sql")),
+            renew: statement(include_str!("../sql/mutex-renew.sql")),
+            release: statement(include_str!("../sql/mutex-release.sql")),
             mutex: mutex.to_owned(),
             id: id.to_owned(),
         }
     }
 
     fn cycle(&mut self) {
-        let fence = self.acquire(true).unwrap();
+        let fence = self.acquire(NO_TOKEN).unwrap();
         self.release(fence);
     }
 
-    fn acquire(&mut self, politely: bool) -> Option<u64> {
-        let (mutex, id) = (&self.mutex, &self.id);
-        if politely {
-            let params = params! { "mutex" => mutex, "id" => id, "ttl" => 10_000, "total" => 16_000, "wake_name" => wake_name(mutex), "queue_name" => wake_name(mutex) + "-first" };
-            update(&mut self.conn, &self.politely, params)
-        } else {
-            let params =
-                params! { "mutex" => mutex, "id" => id, "ttl" => 10_000, "total" => 16_000 };
-            update(&mut self.conn, &self.acquire, params)
-        }
+    fn acquire(&mut self, token: &str) -> Option<u64> {
+        let params = params! {
+            "mutex" => &self.mutex, "id" => &self.id, "ttl" => 10_000, "total" => 16_000,
+            "token" => token, "more" => false, "not_after" => u64::MAX >> 1,
+        };
+        update(&mut self.conn, &self.acquire, params)
     }
 
     fn renew(&mut self, fence: u64) {
@@ -184,9 +175,25 @@ impl Bare {
         update(&mut self.conn, &self.renew, params).unwrap();
     }
 
-    fn release(&mut self, fence: u64) {
+    /// Returns the token that the mutex was handed over to.
+    fn release(&mut self, fence: u64) -> u64 {
         let params = params! { "mutex" => &self.mutex, "id" => &self.id, "fence" => fence };
-        update(&mut self.conn, &self.release, params).unwrap();
+        update(&mut self.conn, &self.release, params).unwrap()
+    }
+
+    /// The cheapest statements that exclude at all.
+    fn floor_cycle(&mut self) {
+        let now = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
+        let acquire = format!(
+            "UPDATE simba_mutex SET owner_id = :id, transition_at = {now} + 16000 \
+             WHERE mutex = :mutex AND transition_at < {now}"
+        );
+        let release = "UPDATE simba_mutex SET owner_id = '', transition_at = 0 \
+                       WHERE mutex = :mutex AND owner_id = :id";
+        for sql in [acquire.as_str(), release] {
+            let params = params! { "mutex" => &self.mutex, "id" => &self.id };
+            update(&mut self.conn, sql, params).unwrap();
+        }
     }
 }
 
@@ -196,84 +203,96 @@ fn update(conn: &mut Conn, sql: &str, params: Params) -> Option<u64> {
     (result.affected_rows() > 0).then(|| result.last_insert_id().unwrap_or(0))
 }
 
-/// Release, `RELEASE_LOCK`; the blocked `GET_LOCK` of the waiter returns, and it acquires.
+/// Release, KILL; the statement in which the waiter waits ends, and it acquires.
 struct BareHandOff {
     owner: Bare,
-    name: String,
+    /// Holds the name that the waiter waits for.
+    _blocker: Conn,
+    register: String,
     waiter: Waiter,
 }
 
 impl BareHandOff {
     fn new(mutex: &str) -> BareHandOff {
-        let name = wake_name(mutex);
+        let mut blocker = plain(&SERVER);
+        hold(&mut blocker, &format!("contend:wait:{TOKEN}"));
+        let mut waiting = plain(&SERVER);
+        hold(&mut waiting, &format!("contend:{TOKEN}"));
         let mut next = Bare::at(mutex, "b");
-        let wait_for = name.clone();
+        let hex: String = mutex.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let wait = statement(include_str!("../sql/mutex-wait.sql"))
+            .replace("{token}", TOKEN)
+            .replace("{mutexes}", &format!("_utf8mb4 x'{hex}'"))
+            .replace("{count}", "1")
+            .replace("{seconds}", "2");
         BareHandOff {
             owner: Bare::at(mutex, "a"),
-            name,
+            _blocker: blocker,
+            register: statement(include_str!("../sql/mutex-register.sql")),
             waiter: Waiter::new(move || {
-                get_lock(&mut next.conn, &wait_for);
-                let fence = next.acquire(false).unwrap();
-                let at = Instant::now();
-                next.release(fence);
-                release_lock(&mut next.conn, &wait_for);
-                at
+                loop {
+                    let _woken = waiting.query_drop(&wait);
+                    if let Some(fence) = next.acquire(TOKEN) {
+                        let at = Instant::now();
+                        next.release(fence);
+                        return at;
+                    }
+                }
             }),
         }
     }
 
     fn hand_off(&mut self) -> Duration {
-        get_lock(&mut self.owner.conn, &self.name);
-        let fence = self.owner.acquire(false).unwrap();
+        let fence = self.owner.acquire(NO_TOKEN).unwrap();
+        let params = params! { "mutex" => &self.owner.mutex, "token" => TOKEN };
+        self.owner.conn.exec_drop(&self.register, params).unwrap();
         self.waiter.go();
         asleep();
         asleep();
         let began = Instant::now();
-        self.owner.release(fence);
-        release_lock(&mut self.owner.conn, &self.name);
+        let token = self.owner.release(fence);
+        let kill = statement(include_str!("../sql/mutex-kill.sql"));
+        let kill = kill.replace("{token}", &token.to_string());
+        let _spared = self.owner.conn.query_drop(kill);
         self.waiter.done() - began
     }
 }
 
-fn get_lock(conn: &mut Conn, name: &str) {
+fn hold(conn: &mut Conn, name: &str) {
     let got: Option<Option<i64>> = conn.exec_first("SELECT GET_LOCK(?, 60)", (name,)).unwrap();
     assert_eq!(got.flatten(), Some(1));
 }
 
-fn release_lock(conn: &mut Conn, name: &str) {
-    conn.exec_drop("DO RELEASE_LOCK(?)", (name,)).unwrap();
-}
-
-/// As long as ours, and nobody else's.
-fn wake_name(mutex: &str) -> String {
-    format!("contend:{mutex:0>32}")
-}
-
 /// A file of `sql/` for the table that `sql/init-mutex.sql` makes.
-fn statement(sql: &str, politely: &str) -> String {
+fn statement(sql: &str) -> String {
+    const QUIET: &str = "(LOCATE(':{token}', waiters) > 0 \
+        AND NOT (transition_at < {now} \
+            AND (SUBSTRING(waiters, 2, 18) = '{token}' OR transition_at + {claim} < {now})) \
+        AND NOT (owner_id LIKE '~%' AND transition_at > {clock} + {claim}))";
     let lines: Vec<&str> = sql
         .lines()
         .filter(|line| !line.trim_start().starts_with("--"))
         .collect();
-    let filled = lines
+    lines
         .join("\n")
         .trim()
-        .replace("{table}", "`simba_mutex`")
-        .replace("{mutex_is}", "mutex = :mutex")
-        .replace("{mutex_like}", "mutex = :mutex")
-        .replace("{owner_is}", "owner_id = :id")
+        .replace("{quiet}", QUIET)
         .replace(
-            "{fence_now}",
+            "{whose}",
+            "owner_id = :id AND fencing_token = :fence AND transition_at >= {clock}",
+        )
+        .replace("{table}", "`simba_mutex`")
+        .replace("{claim}", "500")
+        .replace("{room}", "3971")
+        .replace(
+            "{micros}",
             "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)",
         )
-        .replace("{politely}", politely)
         .replace("{now}", "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
         .replace(
             "{clock}",
             "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)",
-        );
-    assert!(!filled.contains('{'), "not all is filled in: {filled}");
-    filled
+        )
 }
 
 fn plain(server: &MariaDbServer) -> Conn {

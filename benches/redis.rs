@@ -1,25 +1,26 @@
 //! Redis, beside *bare*: `EVALSHA` of the very same scripts (`lua/`), in the same order, on plain
-//! connections of the driver.
+//! connections of the driver; and beside *floor*: `SET NX PX` and a compare-and-delete script, which exclude,
+//! and do nothing else.
 #![allow(missing_docs)]
 
-mod beside;
+mod common;
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use beside::eight::{Cycle, contended_8, lockers};
-use beside::hand_off::{Lockers, Services, Waiter, asleep};
-use beside::{beside, in_turns, timed};
-use contend::backend::{Attempt, Entry, Hold, Place, Renewal};
+use common::eight::{Cycle, contended_8, lockers};
+use common::hand_off::{Lockers, Services, Waiter, asleep};
+use common::{beside, in_turns, timed};
+use contend::backend::{Attempt, Contender, OnRefusal, Purpose, Renewal};
 use contend::{Factory, Lease, Moment};
 use criterion::Criterion;
-use ground::RedisServer;
 use redis::{Connection, Script, Value};
+use testbed::RedisServer;
 
 static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
 
 fn main() {
-    let mut criterion = beside::criterion();
+    let mut criterion = common::criterion();
     lock_cycle(&mut criterion);
     renew(&mut criterion);
     hand_off(&mut criterion);
@@ -33,34 +34,75 @@ fn lock_cycle(criterion: &mut Criterion) {
         criterion,
         "redis",
         "lock_cycle",
-        ["bare", "contend"],
+        ["bare", "contend", "floor"],
         |budget| {
             let mut bare = Bare::at("bare", "0:1@127.0.0.1");
+            let mut floor = Floor::new();
             let locker = factory().locker("ours").build().unwrap();
             in_turns(
                 budget,
                 20,
-                [&mut || timed(|| bare.cycle()), &mut || {
-                    timed(|| drop(locker.lock().unwrap()))
-                }],
+                [
+                    &mut || timed(|| bare.cycle()),
+                    &mut || timed(|| drop(locker.lock().unwrap())),
+                    &mut || timed(|| floor.cycle()),
+                ],
             )
         },
+    );
+    server_time();
+}
+
+/// Prints what the server itself spends on a cycle, by its own count: steady on a busy machine, too.
+fn server_time() {
+    const CYCLES: u32 = 20_000;
+    let mut operator = plain();
+    let mut evalsha = |work: &mut dyn FnMut()| {
+        redis::cmd("CONFIG")
+            .arg("RESETSTAT")
+            .exec(&mut operator)
+            .unwrap();
+        for _ in 0..CYCLES {
+            work();
+        }
+        let stats: String = (redis::cmd("INFO").arg("commandstats"))
+            .query(&mut operator)
+            .unwrap();
+        let usec = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("cmdstat_evalsha:"))
+            .and_then(|line| {
+                line.split("usec=")
+                    .nth(1)?
+                    .split(',')
+                    .next()?
+                    .parse::<f64>()
+                    .ok()
+            });
+        usec.unwrap_or_default() / f64::from(CYCLES)
+    };
+    let locker = factory().locker("server-time").build().unwrap();
+    let mut floor = Floor::new();
+    let ours = evalsha(&mut || drop(locker.lock().unwrap()));
+    let least = evalsha(&mut || floor.cycle());
+    println!(
+        "redis/server_time: EVALSHA {ours:.1} us a cycle; compare-and-delete alone {least:.1} us"
     );
 }
 
 fn renew(criterion: &mut Criterion) {
     beside(criterion, "redis", "renew", ["bare", "contend"], |budget| {
         let mut bare = Bare::at("bare", "a");
-        let fence_of_bare = bare.acquire("try").unwrap();
-        let place = Place {
+        let fence_of_bare = bare.acquire("").unwrap();
+        let place = Contender {
             mutex: "renewed".into(),
             id: "a".into(),
             lease: Lease::default(),
-            hold: Hold::Long,
+            purpose: Purpose::Lead,
         };
         let factory = factory();
-        let mut seat = factory.backend().unwrap().seat(&place).unwrap();
-        let Attempt::Granted(grant) = seat.acquire(Entry::Try, soon()).unwrap() else {
+        let mut contender = factory.backend().unwrap().contender(&place).unwrap();
+        let Attempt::Granted(grant) = contender.acquire(OnRefusal::Leave, soon()).unwrap() else {
             panic!("nobody else is there");
         };
         let fence = grant.owner.fence();
@@ -69,13 +111,13 @@ fn renew(criterion: &mut Criterion) {
             20,
             [&mut || timed(|| bare.renew(fence_of_bare)), &mut || {
                 timed(|| {
-                    let renewal = seat.renew(fence, soon()).unwrap();
+                    let renewal = contender.renew(fence, soon()).unwrap();
                     assert!(matches!(renewal, Renewal::Renewed(_)));
                 })
             }],
         );
         bare.release(fence_of_bare);
-        seat.release(fence, soon()).unwrap();
+        contender.release(fence, soon()).unwrap();
         tapes
     });
 }
@@ -130,7 +172,7 @@ fn plain_contender(mutex: &str, number: usize) -> Cycle {
     messages.recv_response().unwrap();
     Box::new(move || {
         let fence = loop {
-            if let Some(fence) = bare.acquire("queue") {
+            if let Some(fence) = bare.acquire("0") {
                 break fence;
             }
             messages.recv_response().unwrap();
@@ -153,14 +195,14 @@ struct Bare {
     acquire: Script,
     renew: Script,
     release: Script,
-    keys: [String; 3],
+    keys: [String; 4],
     id: String,
 }
 
 impl Bare {
     fn at(mutex: &str, id: &str) -> Bare {
-        const HEAD: &str = include_str!("../lua/mutex.lua");
-        let script = |text: &str| Script::new(&format!("{HEAD}\n{text}"));
+        const HAND_OVER: &str = include_str!("../lua/hand_over.lua");
+        let script = |text: &str| Script::new(&text.replace("--@hand_over\n", HAND_OVER));
         let key = format!("simba:{{{mutex}}}");
         Bare {
             connection: plain(),
@@ -169,15 +211,16 @@ impl Bare {
             release: script(include_str!("../lua/release.lua")),
             keys: [
                 key.clone(),
+                format!("{key}:token"),
+                format!("{key}:fence"),
                 format!("{key}:contender"),
-                format!("{key}:lease"),
             ],
             id: id.to_owned(),
         }
     }
 
     fn cycle(&mut self) {
-        let fence = self.acquire("try").unwrap();
+        let fence = self.acquire("").unwrap();
         self.release(fence);
     }
 
@@ -185,12 +228,12 @@ impl Bare {
         let value: Value = self
             .acquire
             .key(&self.keys)
-            .arg(&[&self.id, "16000", "6000", "1000", entry, "", "", "0"])
+            .arg(&[&self.id, "16000", "500", "3616000", "1", entry, "0"])
             .invoke(&mut self.connection)
             .unwrap();
         match value {
-            Value::Array(fields) if fields[0] == Value::Int(1) => match fields[2] {
-                Value::Int(fence) => u64::try_from(fence).ok(),
+            Value::Array(fields) => match fields[0] {
+                Value::Int(fence @ 1..) => u64::try_from(fence).ok(),
                 _ => None,
             },
             _ => None,
@@ -200,8 +243,8 @@ impl Bare {
     fn renew(&mut self, fence: u64) {
         let value: Vec<Value> = self
             .renew
-            .key(&self.keys)
-            .arg(&[&self.id, "16000", &fence.to_string(), "0"])
+            .key(&self.keys[..3])
+            .arg(&[&self.id, "16000", "3616000", &fence.to_string()])
             .invoke(&mut self.connection)
             .unwrap();
         assert_eq!(value[0], Value::Int(1));
@@ -210,11 +253,43 @@ impl Bare {
     fn release(&mut self, fence: u64) {
         let done: i64 = self
             .release
-            .key(&self.keys)
-            .arg(&[&self.id, "1000", &fence.to_string(), "0"])
+            .key(&[&self.keys[0], &self.keys[1], &self.keys[3]])
+            .arg(&[&self.id, "500", "1", "0", &fence.to_string()])
             .invoke(&mut self.connection)
             .unwrap();
         assert_eq!(done, 1);
+    }
+}
+
+/// What other libraries send: it excludes, and does nothing else.
+struct Floor {
+    connection: Connection,
+    delete: Script,
+}
+
+impl Floor {
+    fn new() -> Floor {
+        Floor {
+            connection: plain(),
+            delete: Script::new(
+                "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0",
+            ),
+        }
+    }
+
+    fn cycle(&mut self) {
+        let taken: Option<String> = redis::cmd("SET")
+            .arg(&["floor", "0:1@127.0.0.1", "NX", "PX", "16000"])
+            .query(&mut self.connection)
+            .unwrap();
+        assert!(taken.is_some());
+        let deleted: i64 = self
+            .delete
+            .key("floor")
+            .arg("0:1@127.0.0.1")
+            .invoke(&mut self.connection)
+            .unwrap();
+        assert_eq!(deleted, 1);
     }
 }
 
@@ -239,7 +314,7 @@ impl BareHandOff {
             queue: Bare::at(mutex, "b"),
             waiter: Waiter::new(move || {
                 messages.recv_response().unwrap();
-                let fence = next.acquire("queue").unwrap();
+                let fence = next.acquire("0").unwrap();
                 let at = Instant::now();
                 next.release(fence);
                 at
@@ -248,8 +323,8 @@ impl BareHandOff {
     }
 
     fn hand_off(&mut self) -> Duration {
-        let fence = self.owner.acquire("try").unwrap();
-        assert!(self.queue.acquire("queue").is_none());
+        let fence = self.owner.acquire("").unwrap();
+        assert!(self.queue.acquire("0").is_none());
         self.waiter.go();
         asleep();
         let began = Instant::now();

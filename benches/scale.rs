@@ -8,14 +8,14 @@
 //! first is killed.
 #![allow(missing_docs)]
 
-mod beside;
+mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, ChildStdout, Command};
 use std::time::{Duration, Instant};
 
 use contend::MutexContendService;
-use ground::{Output, Process, cpu_time, rss_kib, threads};
+use testbed::{Output, Process, cpu_time, rss_kib, threads};
 
 /// Short, so that a failover (ttl + transition) does not take all day. Requests while idle come at a
 /// third of the ttl.
@@ -54,7 +54,7 @@ fn main() {
             .iter()
             .map(|&count| measure(&server, name, count, idle))
             .collect();
-        beside::fact(&format!("scale-{name}"), rows.join("\n"));
+        common::fact(&format!("scale-{name}"), rows.join("\n"));
     }
 }
 
@@ -110,7 +110,7 @@ fn failover(server: &Server, count: usize) -> f64 {
 /// The child: so many services, each for a mutex of its own. It says when all wait or own.
 fn crew(url: &str, mutexes: &str, count: usize) {
     let factory = contend::connect(url).unwrap();
-    let service = |number| factory.contend(&format!("{mutexes}-{number}")).build();
+    let service = |number| factory.contend(format!("{mutexes}-{number}")).build();
     let services: Vec<MutexContendService> =
         (0..count).map(|number| service(number).unwrap()).collect();
     let began = Instant::now();
@@ -161,7 +161,7 @@ impl Crew {
 
     /// Waits until it says so.
     fn hear(&mut self, word: &str) {
-        let watchdog = ground::Watchdog::start(PATIENCE);
+        let watchdog = testbed::Watchdog::start(PATIENCE);
         loop {
             let mut line = String::new();
             let read = self.output.read_line(&mut line).unwrap();
@@ -191,11 +191,11 @@ impl Crew {
 enum Server {
     Memory,
     #[cfg(feature = "redis")]
-    Redis(ground::RedisServer),
+    Redis(testbed::RedisServer),
     #[cfg(feature = "mysql")]
-    MySql(ground::MariaDbServer),
+    MySql(testbed::MariaDbServer),
     #[cfg(feature = "zk")]
-    ZooKeeper(ground::ZooKeeperServer),
+    ZooKeeper(testbed::ZooKeeperServer),
 }
 
 impl Server {
@@ -204,16 +204,16 @@ impl Server {
         match name {
             "memory" => Some(Server::Memory),
             #[cfg(feature = "redis")]
-            "redis" => Some(Server::Redis(ground::RedisServer::start())),
+            "redis" => Some(Server::Redis(testbed::RedisServer::start())),
             #[cfg(feature = "mysql")]
             "mysql" => {
-                let server = ground::MariaDbServer::start();
+                let server = testbed::MariaDbServer::start();
                 server.create_database("scale");
                 server.sql(&format!("USE scale; {}", contend::mysql::INIT_SQL));
                 Some(Server::MySql(server))
             }
             #[cfg(feature = "zk")]
-            "zk" => Some(Server::ZooKeeper(ground::ZooKeeperServer::start())),
+            "zk" => Some(Server::ZooKeeper(testbed::ZooKeeperServer::start())),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@
 //! `cargo bench --features mysql --bench semaphore`. Reported are times; of `pairs`, the time of one
 //! round in which every thread acquires and releases once.
 
-mod beside;
+mod common;
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use beside::{Tape, beside, in_turns};
+use common::{Tape, beside, in_turns};
 use contend::semaphore::{PermitRequest, Semaphores};
 use criterion::Criterion;
-use ground::MariaDbServer;
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts};
+use testbed::MariaDbServer;
 
 /// How many operations of one side before it is the other's turn.
 const BLOCK: usize = 20;
@@ -29,9 +29,10 @@ const TURN: Duration = Duration::from_millis(250);
 const CAPACITY: u32 = 100_000_000;
 
 fn main() {
-    let mut criterion = beside::criterion();
+    let mut criterion = common::criterion();
     held(&mut criterion);
     pairs(&mut criterion);
+    waiters();
     criterion.final_summary();
 }
 
@@ -58,7 +59,7 @@ impl AsWritten {
         let conn = &mut self.conn;
         let found: Option<(u64, String)> = conn
             .exec_first(
-                "SELECT id, state FROM permit_request WHERE external_id = ?",
+                "SELECT id, state FROM contend_permit_request WHERE external_id = ?",
                 (id,),
             )
             .unwrap();
@@ -68,27 +69,27 @@ impl AsWritten {
             .unwrap();
         let (semaphore, capacity): (u64, u64) = conn
             .exec_first(
-                "SELECT id, capacity FROM semaphore WHERE name = ? FOR UPDATE",
+                "SELECT id, capacity FROM contend_semaphore WHERE name = ? FOR UPDATE",
                 ("s",),
             )
             .unwrap()
             .unwrap();
         let used: Option<u64> = conn
             .exec_first(
-                "SELECT CAST(COALESCE(SUM(count), 0) AS UNSIGNED) FROM permit \
+                "SELECT CAST(COALESCE(SUM(count), 0) AS UNSIGNED) FROM contend_permit \
                  WHERE semaphore_id = ? AND state = 'ACQUIRED'",
                 (semaphore,),
             )
             .unwrap();
         assert!(used.unwrap_or(0) < capacity);
         conn.exec_drop(
-            "INSERT INTO permit_request (external_id, state) VALUES (?, 'ACQUIRED')",
+            "INSERT INTO contend_permit_request (external_id, state) VALUES (?, 'ACQUIRED')",
             (id,),
         )
         .unwrap();
         let request = conn.last_insert_id();
         conn.exec_drop(
-            "INSERT INTO permit (semaphore_id, permit_request_id, count, state) \
+            "INSERT INTO contend_permit (semaphore_id, permit_request_id, count, state) \
              VALUES (?, ?, 1, 'ACQUIRED')",
             (semaphore, request),
         )
@@ -102,19 +103,19 @@ impl AsWritten {
         let conn = &mut self.conn;
         let (request, _): (u64, String) = conn
             .exec_first(
-                "SELECT id, state FROM permit_request WHERE external_id = ?",
+                "SELECT id, state FROM contend_permit_request WHERE external_id = ?",
                 (id,),
             )
             .unwrap()
             .unwrap();
         conn.exec_drop(
-            "UPDATE permit SET state = 'RELEASED' \
+            "UPDATE contend_permit SET state = 'RELEASED' \
              WHERE permit_request_id = ? AND state != 'RELEASED'",
             (request,),
         )
         .unwrap();
         conn.exec_drop(
-            "UPDATE permit_request SET state = 'RELEASED' WHERE id = ?",
+            "UPDATE contend_permit_request SET state = 'RELEASED' WHERE id = ?",
             (request,),
         )
         .unwrap();
@@ -139,12 +140,12 @@ fn ground(server: &MariaDbServer, name: &str, held: u64) -> (Semaphores, String)
             .map(|n| format!("(1, {n}, 1, 'ACQUIRED')"))
             .collect();
         conn.query_drop(format!(
-            "INSERT INTO permit_request (id, external_id, state) VALUES {}",
+            "INSERT INTO contend_permit_request (id, external_id, state) VALUES {}",
             requests.join(",")
         ))
         .unwrap();
         conn.query_drop(format!(
-            "INSERT INTO permit (semaphore_id, permit_request_id, count, state) VALUES {}",
+            "INSERT INTO contend_permit (semaphore_id, permit_request_id, count, state) VALUES {}",
             permits.join(",")
         ))
         .unwrap();
@@ -155,6 +156,10 @@ fn ground(server: &MariaDbServer, name: &str, held: u64) -> (Semaphores, String)
 
 fn request(id: &str) -> PermitRequest {
     PermitRequest::new(id).permits("s", 1)
+}
+
+fn guarded() -> PermitRequest {
+    PermitRequest::generated().permits("s", 1)
 }
 
 /// Few held, more, and many, in turns.
@@ -198,7 +203,7 @@ fn held(criterion: &mut Criterion) {
 /// The seed's statements and ours, each with as many threads, in turns.
 fn pairs(criterion: &mut Criterion) {
     let mut server = None;
-    for threads in [1_usize, 8, 32] {
+    for threads in [1_usize, 8, 32, 128] {
         let sides = ["as_written", "contend"];
         let operation = threads.to_string();
         beside(criterion, "semaphore/pairs", &operation, sides, |budget| {
@@ -220,9 +225,8 @@ fn pairs(criterion: &mut Criterion) {
             let mut ours: Vec<_> = (0..threads)
                 .map(|_| {
                     || {
-                        let id = fresh_id();
-                        black_box(semaphores.acquire(&request(&id)).unwrap());
-                        black_box(semaphores.release(&id).unwrap());
+                        let guard = semaphores.guard(&guarded(), Duration::from_secs(60));
+                        guard.unwrap().release().unwrap();
                     }
                 })
                 .collect();
@@ -244,6 +248,51 @@ fn pairs(criterion: &mut Criterion) {
             }
         });
     }
+}
+
+/// Many threads of one process that wait for one permit, each of which holds it once.
+fn waiters() {
+    let server = MariaDbServer::start();
+    let url = server.create_database("waiters");
+    let semaphores = Semaphores::connect(&url).unwrap();
+    semaphores.create_tables().unwrap();
+    semaphores.create("s", 1).unwrap();
+    for count in [100, 1_000] {
+        let first = semaphores.guard(&guarded(), Duration::ZERO).unwrap();
+        let before = cpu();
+        let took = thread::scope(|scope| {
+            let threads: Vec<_> = (0..count)
+                .map(|_| {
+                    let semaphores = &semaphores;
+                    scope.spawn(move || {
+                        let guard = semaphores.guard(&guarded(), Duration::from_secs(600));
+                        drop(guard.unwrap());
+                    })
+                })
+                .collect();
+            // So that all of them wait.
+            thread::sleep(Duration::from_millis(500));
+            let start = Instant::now();
+            drop(first);
+            threads
+                .into_iter()
+                .for_each(|thread| thread.join().unwrap());
+            start.elapsed()
+        });
+        println!(
+            "semaphore/waiters/{count}: {:.0} hand-offs/s, {:.2} s of CPU",
+            f64::from(count) / took.as_secs_f64(),
+            cpu() - before
+        );
+    }
+}
+
+/// Seconds of CPU that this process has used.
+fn cpu() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split(' ').collect();
+    let ticks = |at: usize| -> f64 { fields.get(at).and_then(|it| it.parse().ok()).unwrap_or(0.0) };
+    (ticks(12) + ticks(13)) / 100.0
 }
 
 /// Every worker works so many rounds, on a thread of its own; how long it took.

@@ -2,20 +2,20 @@
 //! beside the `zookeeper` crate, an independent client that sends them one by one.
 #![allow(missing_docs)]
 
-mod beside;
-#[path = "beside/zk_wire.rs"]
+mod common;
+#[path = "common/zk_wire.rs"]
 mod zk_wire;
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use beside::eight::{Cycle, contended_8, lockers};
-use beside::hand_off::{Lockers, Services, Waiter, asleep};
-use beside::{beside, in_turns, timed};
-use contend::backend::{Attempt, Entry, Hold, Place, Renewal};
+use common::eight::{Cycle, contended_8, lockers};
+use common::hand_off::{Lockers, Services, Waiter, asleep};
+use common::{beside, in_turns, timed};
+use contend::backend::{Attempt, Contender, OnRefusal, Purpose, Renewal};
 use contend::{Factory, Moment};
 use criterion::Criterion;
-use ground::ZooKeeperServer;
+use testbed::ZooKeeperServer;
 use zk_wire::{EPHEMERAL_SEQUENTIAL, PERSISTENT, Wire};
 use zookeeper::{Acl, CreateMode, ZooKeeper, ZooKeeperExt};
 
@@ -27,7 +27,7 @@ const LONG: Duration = Duration::from_secs(60);
 const NODE: &str = "_c_0b6e7a2c-6c1f-4f0e-9f43-0c2f5a2d7e11-latch-";
 
 fn main() {
-    let mut criterion = beside::criterion();
+    let mut criterion = common::criterion();
     lock_cycle(&mut criterion);
     renew(&mut criterion);
     hand_off(&mut criterion);
@@ -60,14 +60,14 @@ fn renew(criterion: &mut Criterion) {
     beside(criterion, "zk", "renew", ["bare", "contend"], |budget| {
         let mut bare = Wire::connect(SERVER.addr());
         let factory = factory();
-        let place = Place {
+        let place = Contender {
             mutex: "renewed".into(),
             id: "a".into(),
             lease: factory.lease(),
-            hold: Hold::Long,
+            purpose: Purpose::Lead,
         };
-        let mut seat = factory.backend().unwrap().seat(&place).unwrap();
-        let Attempt::Granted(grant) = seat.acquire(Entry::Try, soon()).unwrap() else {
+        let mut contender = factory.backend().unwrap().contender(&place).unwrap();
+        let Attempt::Granted(grant) = contender.acquire(OnRefusal::Leave, soon()).unwrap() else {
             panic!("nobody else is there");
         };
         let fence = grant.owner.fence();
@@ -84,13 +84,13 @@ fn renew(criterion: &mut Criterion) {
                 },
                 &mut || {
                     timed(|| {
-                        let renewal = seat.renew(fence, soon()).unwrap();
+                        let renewal = contender.renew(fence, soon()).unwrap();
                         assert!(matches!(renewal, Renewal::Renewed(_)));
                     })
                 },
             ],
         );
-        seat.release(fence, soon()).unwrap();
+        contender.release(fence, soon()).unwrap();
         tapes
     });
 }

@@ -1,47 +1,38 @@
-//! A leader-only job: run it twice against one server, end one of them, and watch the other go on.
+//! Work that runs on the leader only. Run it twice against one server, end one of them, and watch the
+//! other go on:
 //!
 //! ```text
-//! cargo run --features redis --example schedule -- --url redis://127.0.0.1
+//! cargo run --example schedule
+//! cargo run --example schedule --features redis -- --url redis://127.0.0.1
 //! ```
 
-mod options;
-
+use std::thread;
 use std::time::Duration;
 
-use contend::{Error, ScheduleConfig};
-use options::Options;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use contend::Schedule;
 
-const USAGE: &str = "\
-usage: schedule [options]
-  --url URL        where the mutex is (default memory://; redis://..., mysql://..., zk://...)
-  --mutex NAME     what the leader owns (default schedule-demo)
-  --every 1s       how often the job runs";
-
-fn main() -> Result<(), Error> {
-    let options = Options::from_args(USAGE, &["--url", "--mutex", "--every"], &[]);
-    let every = options.duration("--every");
-    let every = every.unwrap_or(Duration::from_secs(1));
-
-    let factory = contend::connect(options.text("--url").unwrap_or("memory://"))?;
+fn main() -> Result<(), contend::Error> {
+    let url = url_or("memory://");
+    let factory = contend::connect(&url)?;
+    let every_second = Schedule::every(Duration::from_secs(1));
     let scheduler = factory
-        .scheduler(options.text("--mutex").unwrap_or("schedule-demo"))
-        .build(
-            ScheduleConfig::rate(Duration::ZERO, every),
-            move |context| {
-                println!(
-                    "{} leads with fence {}",
-                    std::process::id(),
-                    context.fence()
-                );
-                Ok(())
-            },
-        )?;
-    scheduler.start()?;
-    println!("{} started; end it with Ctrl-C", std::process::id());
-    match signal_hook::iterator::Signals::new([SIGINT, SIGTERM]) {
-        Ok(mut signals) => drop(signals.forever().next()),
-        Err(error) => eprintln!("signals are not handled: {error}"),
-    }
+        .scheduler("clean-up")
+        .start(every_second, |context| {
+            // Pass the fence to whatever the work writes to.
+            println!(
+                "{} cleans up with fence {}",
+                std::process::id(),
+                context.fence()
+            );
+        })?;
+    // A service does its own work here. Without a server there is nothing to wait for.
+    let length = if url.starts_with("memory") { 5 } else { 3600 };
+    thread::sleep(Duration::from_secs(length));
     scheduler.stop()
+}
+
+/// The word after `--url`.
+fn url_or(default: &str) -> String {
+    let mut words = std::env::args().skip_while(|word| word != "--url");
+    words.nth(1).unwrap_or_else(|| default.to_owned())
 }

@@ -1,79 +1,91 @@
--- Takes the mutex if it is free and nobody comes before us, or adopts what already is in our name.
+-- Takes the mutex if it is free and nobody comes before us, or adopts what stands in our name: a
+-- hand-over, or the rest of an attempt whose reply was lost. Refused, it joins the queue if asked to.
 --
--- ARGV  1 id  2 ttl + transition in ms  3 transition in ms  4 claim time in ms
---       5 'queue' or 'try': whether to wait in the queue if refused
---       6 the place once had in the queue (a score), or ''
---       7 who told us that it released the mutex, or ''
---       8 until when we wait for the reply, in ms of this server's time; 0 if we do not know that yet
--- Result  {1, now, fence}, or sight(0, ...) and the place in the queue ('' for none), or {2, now}
+-- KEYS   1 {prefix}:{mutex}            the owner's id; expires with the lease       (Simba)
+--        2 {prefix}:{mutex}:token      the fence of this ownership, '0': handed over (Simba 4)
+--        3 {prefix}:{mutex}:fence      the last fence                               (Simba 4)
+--        4 {prefix}:{mutex}:contender  who waits, by seconds of this server's clock (Simba up to 3.1)
+-- ARGV   1 id   2 ttl + transition in ms   3 claim time in ms
+--        4 how long the last fence is kept, in ms, or '' for ever
+--        5 '1' if PUBLISH counts every receiver (no cluster)
+--        6 '' do not queue, '0' queue, or the place in the queue that we had before
+--        7 not after: ms of this server's clock, 0 if we do not know that clock yet
+-- Result {fence, now in µs}                                                  granted
+--        {0, now, owner, its fence, ms left, place}                          refused
+--          fence '0': handed over, '': none (Simba before 4); left -1: no end; left 0: look again at once
+--        {-1, now}                                                           too late, nothing was done
 --
--- One round trip, won or lost. A request that comes so late that nobody waits for it any more does
--- nothing: it could only make an owner that does not know it.
+-- Invariants: a grant raises the fence above the last one, above the token and to this server's µs;
+-- writes token before mutex, so that the token never outlives it; and leaves the id in no queue. Lua
+-- prints numbers with 14 digits, hence the format.
+local call = redis.call
+local mutex, token, queue = KEYS[1], KEYS[2], KEYS[4]
+local id, total = ARGV[1], ARGV[2]
 
-local id, total, transition, claim = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local queues, place = ARGV[5] == 'queue', ARGV[6]
-
-if is_too_late(ARGV[8]) then
-  return { 2, now }
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+if ARGV[7] ~= '0' and now > ARGV[7] * 1000 then
+  return { -1, now }
 end
 
-local reserved, left = reservation()
-if reserved and reserved == ARGV[7] then
-  -- A Simba peer that we had told: it took the mutex, which leaves no trace here, and released it.
-  reserved = nil
-end
-local granted, waits = owner == id, true
-if not owner then
-  if reserved then
-    granted = reserved == id
-  else
-    -- A lease ran out, a reservation was not claimed, or a Simba peer released: the order of the
-    -- queue holds all the same, and whoever passes by first sees to it. One that a Simba peer has
-    -- woken was taken out of the queue by it: it stands where it stood.
-    if queues and place ~= '' then
-      redis.call('ZADD', queue, 'NX', place, id)
-    end
-    reserved = hand_on(id, known[2] and known[2] ~= '' and known[2] or id, claim)
-    granted, left, waits = not reserved, claim, false
+local seen = call('MGET', mutex, token, KEYS[3])
+local owner, term = seen[1], seen[2]
+local left = 0
+if owner and owner ~= id then
+  left = call('PTTL', mutex)
+  if term == '0' and left > tonumber(ARGV[3]) then
+    owner = nil -- the clock was set back: no hand-over lies further ahead than the claim time
   end
 end
-
-if granted then
-  local fence = math.max((tonumber(known[1]) or 0) + 1, time[1] * 1000000 + time[2])
-  redis.call('PUBLISH', mutex, 'acquired@@' .. id)
-  if waits then
-    redis.call('ZREM', queue, id)
+if not owner and call('EXISTS', queue) == 1 then
+  local claim, counts_all = ARGV[3], ARGV[5]
+  if #ARGV[6] > 1 then
+    call('ZADD', queue, 'NX', ARGV[6], id) -- a Simba contender may have taken us out
   end
+  --@hand_over
+  local simba
+  owner, simba = hand_over(call('ZPOPMIN', queue), id)
   if owner then
-    -- Adopted: never to an earlier end.
-    total = math.max(total, redis.call('PTTL', mutex))
+    term, left = '0', tonumber(claim)
+    if simba then
+      owner = ''
+    end
+  elseif owner == false then
+    owner, term, left = '', '0', 0
   end
-  redis.call('SET', mutex, id, 'PX', total)
-  redis.call('HSET', lease, 'fence', string.format('%.0f', fence), 'owner', id,
-    'acquired', string.format('%.0f', now), 'transition', transition, 'reserved', '')
-  redis.call('PEXPIRE', lease, total + MEMORY)
-  return { 1, now, fence }
 end
 
-if owner then
-  left = redis.call('PTTL', mutex)
-  if reserved then
-    -- A Simba peer, which knows no reservations, came first: it is void.
-    redis.call('HSET', lease, 'reserved', '')
+if not owner or owner == id then
+  local fence = now
+  if seen[3] and seen[3] + 0 >= fence then
+    fence = seen[3] + 1
   end
+  if term and term + 0 >= fence then
+    fence = term + 1
+  end
+  local text = string.format('%.0f', fence)
+  if owner and term ~= '0' then
+    total = math.max(total, call('PTTL', mutex)) -- adopted: never to an earlier end
+  end
+  call('PUBLISH', mutex, 'acquired@@' .. id) -- first: an ACL that denies it leaves everything as it was
+  call('SET', token, text, 'PX', total)
+  call('SET', mutex, id, 'PX', total)
+  if ARGV[4] == '' then
+    call('SET', KEYS[3], text)
+  else
+    call('SET', KEYS[3], text, 'PX', ARGV[4])
+  end
+  return { fence, now }
 end
-if queues then
-  if place == '' then
-    -- Simba's whole seconds and ours sort together.
-    place = string.format('%s.%06d', time[1], time[2])
+
+local place = ARGV[6]
+if place ~= '' then
+  if place == '0' then
+    -- Sorts with Simba's whole seconds, and never is whole.
+    place = string.format('%s.%06d', time[1], math.max(time[2], 1))
   end
-  redis.call('ZADD', queue, 'NX', place, id)
-  -- Whoever lives looks again when this lease ends at the latest; a queue of the dead goes away.
-  local keep = math.max(left, total) + 60000
-  if redis.call('PTTL', queue) < keep then
-    redis.call('PEXPIRE', queue, keep)
-  end
+  call('ZADD', queue, 'NX', place, id)
+  -- Whoever lives looks again when this lease ends; a queue of the dead goes away.
+  call('PEXPIRE', queue, math.max(left, total) + 60000)
 end
-local result = sight(0, left)
-result[8] = place
-return result
+return { 0, now, owner, term or '', left, place }

@@ -1,35 +1,35 @@
--- Ends the lease of the owner that names its fence and hands the mutex on. With an empty fence, the
--- contender withdraws instead: it leaves the queue and passes on what was reserved for it.
+-- Ends the lease of the owner that names its fence, and hands the mutex to whoever is next.
 --
--- ARGV  1 id  2 claim time in ms  3 fence, or ''
---       4 until when we wait for the reply (see acquire.lua): a late withdrawal must not take us out
---         of a queue that we have entered again. A late release is harmless, it names its fence.
--- Result  1 if the lease was ended or the contender withdrew, 0 if not
+-- KEYS   1 mutex   2 token   3 queue; or 1 and 2 alone, in a slot that is on its way: frees it
+-- ARGV   1 id   2 claim time in ms   3 '1' if PUBLISH counts every receiver (no cluster)
+--        4 '1' in a mixed fleet: every 8th release is left to those that do not queue
+--        5 fence, '' for an owner that has none
+-- Result 1 done, 0 there is no such ownership (any more): nothing was done
+--
+-- Invariant: afterwards the mutex is handed over to somebody who was told, or it is free and everybody
+-- was told. Never both: that would make everybody try in vain.
+local call = redis.call
+local mutex, token, queue = KEYS[1], KEYS[2], KEYS[3]
+local id, fence = ARGV[1], ARGV[5]
 
-local id, claim, fence = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-
-if fence == '' then
-  if is_too_late(ARGV[4]) then
-    return 0
-  end
-  redis.call('ZREM', queue, id)
-  local reserved = reservation()
-  if not owner and (not reserved or reserved == id) then
-    if reserved then
-      redis.call('HSET', lease, 'reserved', '')
-    end
-    hand_on(nil, id, claim)
-  end
-  return 1
-end
-
-if owner ~= id or known[2] ~= id or known[1] ~= fence then
+local seen = call('MGET', mutex, token)
+if seen[1] ~= id or (seen[2] or '') ~= fence then
   return 0
 end
--- First, so that an ACL that denies it leaves everything as it was.
-redis.call('PUBLISH', mutex .. '!released', id)
-redis.call('DEL', mutex)
-redis.call('HSET', lease, 'owner', '', 'reserved', '')
-redis.call('ZREM', queue, id)
-hand_on(nil, id, claim)
+local from, next = id, nil
+if ARGV[4] == '1' and fence ~= '' and fence % 8 == 0 then
+  -- Simba 3.2 and later do not queue, and would find nothing while ours wait. Ours wait a moment.
+  from = '!'
+elseif queue then
+  local head = call('ZPOPMIN', queue)
+  if head[1] then
+    local claim, counts_all = ARGV[2], ARGV[3]
+    --@hand_over
+    next = hand_over(head, id)
+  end
+end
+if not next then
+  call('PUBLISH', mutex, 'released@@' .. from)
+  call('DEL', mutex, token)
+end
 return 1

@@ -1,14 +1,19 @@
 -- The table of mutexes: one row per mutex, made on first use and kept.
 --
--- The columns are those of Simba, so that its JDBC contenders and ours take turns on one table.
--- Different are the types that ran out or mixed names up there: `version` is 64 bits wide, ids may
--- have 128 bytes, and names and ids are compared byte by byte (`Lock` is not `lock`).
--- A table made by Simba's own script works as it is, within its limits: ids of at most 32 bytes, and
--- no two mutexes that its collation takes for one.
+-- The columns are those of Simba 4, so that its JDBC contenders and ours take turns on one table, and
+-- two of ours with defaults: `waiters` and `run_at`. Names and ids are compared byte by byte (`Lock` is
+-- not `lock`). A table made by Simba is brought up to this by sql/upgrade-mutex.sql.
 --
--- Invariants: `owner_id` is empty exactly if `transition_at` is 0, or names the last owner; times are
--- epoch milliseconds on this server's clock; `version` never falls while the row lives, and an
--- acquisition raises it to the server's microseconds at least, so that it grows even over a deleted row.
+-- Invariants:
+-- - Times are epoch milliseconds on this server's clock.
+-- - `owner_id` is '' (free), an id (owned, until `transition_at`), or '~' and a token: handed over to the
+--   process with that token, until `transition_at`.
+-- - `waiters` lists the tokens of the processes that wait, first come first: ':' and 18 digits each, no
+--   process twice. 3990 characters hold 210.
+-- - `fencing_token` is the fence of the present or last owner. It never falls while the row lives, and
+--   an acquisition raises it to the server's microseconds at least, so that it grows even over a row
+--   that was deleted.
+-- - `version` counts changes, for Simba, which reads it as a signed INT: it wraps below 2^31.
 
 -- Whoever needs the database too, uncomment:
 -- CREATE DATABASE IF NOT EXISTS simba_db;
@@ -20,5 +25,9 @@ CREATE TABLE IF NOT EXISTS `simba_mutex` (
     ttl_at        BIGINT UNSIGNED NOT NULL COMMENT 'until when the owner may believe',
     transition_at BIGINT UNSIGNED NOT NULL COMMENT 'until when nobody else can acquire',
     owner_id      VARCHAR(128)    NOT NULL COMMENT 'contender id of the owner',
-    version       BIGINT UNSIGNED NOT NULL COMMENT 'the fence of the present or last owner'
+    version       INT UNSIGNED    NOT NULL COMMENT 'counts changes',
+    fencing_token BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the fence of the present or last owner',
+    waiters       VARCHAR(3990) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT ''
+                  COMMENT 'tokens of the processes that wait, in order',
+    run_at        BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the last recorded run of a schedule, 0: none'
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

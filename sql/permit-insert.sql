@@ -1,7 +1,7 @@
--- Writes the permits of the requests inserted just before.
+-- Grants permits.
 --
--- In:     {rows}: (semaphore_id, permit_request_id, count, state), the second as an offset from
---         LAST_INSERT_ID(), which within one statement is what the statement before it set.
--- Out:    the first new id: the first fence.
-INSERT INTO permit (semaphore_id, permit_request_id, count, state)
+-- In:     {rows}: semaphore, request, count, state.
+-- Out:    the id of the first, its fence; the others follow at the server's step.
+
+INSERT INTO {permit} (semaphore_id, permit_request_id, count, state)
 VALUES {rows}

@@ -1,5 +1,8 @@
--- Releases requests that passed permit-release-gate.sql, in its transaction; the counters follow.
+-- Releases requests that this transaction has locked.
 --
 -- In:     {ids}.
-UPDATE permit_request SET state = 'RELEASED', expires_at = NULL, updated_at = NOW(6) WHERE id IN ({ids});
-UPDATE permit SET state = 'RELEASED' WHERE permit_request_id IN ({ids})
+
+UPDATE {request}
+SET state = 'RELEASED', expires_at = NULL, reclaim_at = NULL, updated_at = SYSDATE(6)
+WHERE id IN ({ids});
+UPDATE {permit} SET state = 'RELEASED' WHERE permit_request_id IN ({ids}) AND state = 'ACQUIRED'

@@ -1,17 +1,14 @@
--- Releases one request: its state, its permits and the counters of its semaphores in one statement,
--- which commits by itself. One round trip, and nothing that a crash could leave half done.
+-- Releases what a request holds, and lowers the counters: one statement, one transaction.
 --
--- In:     {which}, the condition that names the request, and for a sweep also the reason, so that a
---         renewal that came first wins.
--- Out:    rows matched: released. 0 rows: not acquired, or the reason is gone.
--- Keeps:  ACQUIRED -> RELEASED is the gate: a counter is lowered once for each permit.
---
--- The outer joins fix the order: the request, its permits, their semaphores, in the order in which the
--- permits were made, which is that of the names.
-UPDATE permit_request r
-LEFT JOIN permit p FORCE INDEX (request) ON p.permit_request_id = r.id AND p.state = 'ACQUIRED'
-LEFT JOIN semaphore s ON s.id = p.semaphore_id
-SET r.state = 'RELEASED', r.expires_at = NULL, r.updated_at = NOW(6),
+-- In:     {which}: a condition on r, that names the request, and its token unless it is any grant's.
+-- Out:    no row matched: it was not held, or not by that grant.
+-- Invariant: ACQUIRED to RELEASED, once: whoever makes that change lowers the counters, nobody else.
+
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+UPDATE {request} r
+LEFT JOIN {permit} p FORCE INDEX (request) ON p.permit_request_id = r.id AND p.state = 'ACQUIRED'
+LEFT JOIN {semaphore} s ON s.id = p.semaphore_id
+SET r.state = 'RELEASED', r.expires_at = NULL, r.reclaim_at = NULL, r.updated_at = SYSDATE(6),
     p.state = 'RELEASED',
     s.used = s.used - p.count
 WHERE {which}

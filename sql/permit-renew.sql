@@ -1,10 +1,12 @@
--- Renews requests: the ttl and the time after which they are stale begin anew.
+-- Lets the ttl of held requests begin anew.
 --
--- In:     {external_ids}.
--- Out:    rows matched: how many of them are held.
--- Keeps:  no end moves backwards: NOW() stands still while the statement waits for a lock.
-UPDATE permit_request
-SET updated_at = GREATEST(updated_at, NOW(6)),
-    expires_at = GREATEST(expires_at, NOW(6) + INTERVAL ttl_seconds SECOND)
-WHERE external_id IN ({external_ids})
+-- In:     {which}: a condition that names them.
+-- Invariant: SYSDATE, not NOW: a statement that waited for a lock must not set an end that lies in the
+--   past, or before one that was set meanwhile.
+
+UPDATE {request}
+SET updated_at = SYSDATE(6),
+    expires_at = SYSDATE(6) + INTERVAL ttl_seconds SECOND,
+    reclaim_at = SYSDATE(6) + INTERVAL ttl_seconds * 1.25 SECOND
+WHERE {which}
   AND state = 'ACQUIRED'

@@ -1,7 +1,7 @@
--- Writes granted requests down.
+-- Makes requests.
 --
--- In:     {rows}: (external_id, owner, state, ttl_seconds, expires_at).
--- Out:    the first new id; error 1062 where an external id is taken, after waiting for whoever is
---         taking it to commit or roll back.
-INSERT INTO permit_request (external_id, owner, state, ttl_seconds, expires_at)
+-- In:     {rows}: external id, token, owner, state, ttl, end, and when it can be taken back.
+-- Out:    the id of the first; the others follow at the server's step.
+
+INSERT INTO {request} (external_id, token, owner, state, ttl_seconds, expires_at, reclaim_at)
 VALUES {rows}

@@ -1,6 +1,7 @@
--- Uses an external id up, so that an acquire whose outcome nobody knows cannot commit any more.
+-- Uses an external id up, so that a call of unknown outcome cannot be granted any more.
 --
--- In:     {external_id}, {owner}.
--- Out:    error 1062 where the id is taken: then the outcome is known.
-INSERT INTO permit_request (external_id, owner, state)
-VALUES ({external_id}, {owner}, 'RELEASED')
+-- In:     {external_id}, {token}, {owner}.
+-- Out:    duplicate key: somebody was faster, perhaps that call.
+
+INSERT INTO {request} (external_id, token, owner, state)
+VALUES ({external_id}, {token}, {owner}, 'RELEASED')

@@ -1,7 +1,7 @@
--- Brings the counters of semaphores up to date, in the transaction that changes their permits.
+-- Changes the counters of semaphores that this transaction has locked.
 --
--- In:     {ids} and {changes}, a WHEN id THEN change for each.
--- Keeps:  used = the sum of the permits in state ACQUIRED.
-UPDATE semaphore
+-- In:     {changes}: WHEN id THEN change, {ids}.
+
+UPDATE {semaphore}
 SET used = used + CASE id {changes} ELSE 0 END
 WHERE id IN ({ids})

@@ -1,11 +1,12 @@
--- Locks semaphores and reads them as they are now.
+-- Locks semaphores, in the order of their names.
 --
 -- In:     {names}, sorted.
--- Out:    a row for each that there is; the step between ids of one INSERT in the last column.
--- Keeps:  everybody locks in the order of the names. Without FORCE INDEX a small table is scanned, and
---         locked in the order of its primary key.
+-- Out:    id, name, capacity, used, and the step between the ids of one INSERT.
+-- Invariant: everybody locks in this order, so nobody waits for each other. Without the index named, the
+--   optimiser may read, and lock, the whole table in another one.
+
 SELECT id, name, capacity, used, @@auto_increment_increment
-FROM semaphore FORCE INDEX (name)
+FROM {semaphore} FORCE INDEX (name)
 WHERE name IN ({names})
 ORDER BY name
 FOR UPDATE

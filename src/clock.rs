@@ -35,6 +35,10 @@ impl Moment {
     /// Reads the boot-time clock (the monotonic clock where there is none).
     #[must_use]
     pub fn now() -> Moment {
+        #[cfg(feature = "unstable")]
+        if let Some(time) = crate::virtual_time::current() {
+            return time.now();
+        }
         Moment {
             nanos: boot_nanos(),
         }
@@ -96,6 +100,15 @@ impl fmt::Debug for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "boot+{:?}", self.since_origin())
     }
+}
+
+/// A random number from 0 up to but not including 1.
+pub(crate) fn roll() -> f64 {
+    #[cfg(feature = "unstable")]
+    if let Some(time) = crate::virtual_time::current() {
+        return time.roll();
+    }
+    rand::random()
 }
 
 fn saturating_nanos(duration: Duration) -> u64 {

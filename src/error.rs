@@ -15,6 +15,8 @@ pub struct Error {
     kind: ErrorKind,
     message: Box<str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
+    /// Nothing was sent to the server, so nothing can have happened there.
+    asked_nothing: bool,
 }
 
 /// The kinds of [`Error`], for code that must tell them apart.
@@ -35,9 +37,9 @@ pub enum ErrorKind {
     Timeout,
     /// The backend answers, but cannot serve now: loading, failing over, read-only, too many connections.
     Unavailable,
-    /// The backend refuses us: wrong password, missing privilege. Waiting does not mend it.
+    /// The backend refuses us: wrong password, missing privilege. Retrying will not help.
     Denied,
-    /// The backend is not set up for us: missing table, wrong server version. Waiting does not mend it.
+    /// The backend is not set up for us: missing table, wrong server version. Retrying will not help.
     Misconfigured,
     /// The backend answered something we do not understand.
     Protocol,
@@ -57,6 +59,12 @@ pub enum ErrorKind {
     Forked,
     /// The factory, session or service was closed.
     Closed,
+    /// The wait was ended by a `Cancel`, or by dropping its factory.
+    Cancelled,
+    /// This backend cannot do what was asked of it.
+    Unsupported,
+    /// The backend panicked: a bug in it.
+    Panicked,
 }
 
 impl Error {
@@ -66,7 +74,21 @@ impl Error {
             kind,
             message: message.into().into_boxed_str(),
             source: None,
+            asked_nothing: false,
         }
+    }
+
+    /// Marks that nothing was sent to the server: the outcome is known, nothing happened there.
+    #[must_use]
+    pub(crate) fn before_asking(mut self) -> Error {
+        self.asked_nothing = true;
+        self
+    }
+
+    /// Returns `true` if the call failed before anything was sent to the server.
+    #[must_use]
+    pub fn asked_nothing(&self) -> bool {
+        self.asked_nothing
     }
 
     /// The same error with its cause. The caller vouches that the cause shows no credential.
@@ -100,11 +122,41 @@ impl Error {
                 | ErrorKind::Held
                 | ErrorKind::Lost
                 | ErrorKind::Exhausted
+                | ErrorKind::Panicked
         )
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::InvalidInput, message)
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    /// The kind in words, such as "misconfigured".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ErrorKind::InvalidInput => "invalid input",
+            ErrorKind::FeatureDisabled => "feature disabled",
+            ErrorKind::DuplicateContender => "duplicate contender",
+            ErrorKind::InvalidState => "invalid state",
+            ErrorKind::Unreachable => "unreachable",
+            ErrorKind::Timeout => "timeout",
+            ErrorKind::Unavailable => "unavailable",
+            ErrorKind::Denied => "denied",
+            ErrorKind::Misconfigured => "misconfigured",
+            ErrorKind::Protocol => "protocol error",
+            ErrorKind::Held => "held",
+            ErrorKind::Reentrant => "reentrant",
+            ErrorKind::Lost => "lost",
+            ErrorKind::Exhausted => "exhausted",
+            ErrorKind::NotFound => "not found",
+            ErrorKind::Conflict => "conflict",
+            ErrorKind::Forked => "forked",
+            ErrorKind::Closed => "closed",
+            ErrorKind::Cancelled => "cancelled",
+            ErrorKind::Unsupported => "unsupported",
+            ErrorKind::Panicked => "panicked",
+        })
     }
 }
 

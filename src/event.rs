@@ -1,9 +1,15 @@
-//! What a listener is told.
+//! What a listener is told: `Event`, and `Events`, where a channel's receiver gets them from.
 
-use std::sync::Arc;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+
+use crossbeam_channel::{Receiver, TryIter};
+use parking_lot::Mutex;
 
 use crate::error::Error;
-use crate::state::MutexState;
+use crate::owner::MutexState;
+use crate::parker::Unparker;
 
 /// A change of ownership, or trouble, of one service.
 ///
@@ -34,7 +40,8 @@ pub enum EventKind {
     Released,
     /// Another owner was seen, or that there is none.
     OwnerChanged,
-    /// The backend cannot be used; the service keeps trying. Only for who asked for failures.
+    /// The backend cannot be used, or another process uses this contender's id; the service keeps
+    /// trying. Only sent to those who asked for failures.
     Failed,
 }
 
@@ -49,7 +56,8 @@ impl Event {
         }
     }
 
-    /// The fence of the ownership that this event is about: that which began, ended, or was seen.
+    /// Returns the fence of the ownership that this event is about: that which began, ended, or was
+    /// seen.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         let owner = match self.kind {
@@ -57,5 +65,131 @@ impl Event {
             _ => self.state.after(),
         };
         (!owner.owner_id().is_empty()).then(|| owner.fence())
+    }
+}
+
+impl fmt::Display for EventKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            EventKind::Acquired => "acquired",
+            EventKind::Released => "released",
+            EventKind::OwnerChanged => "owner changed",
+            EventKind::Failed => "failed",
+        })
+    }
+}
+
+/// The receiving end of a service's events: a crossbeam [`Receiver`], which it dereferences to, so it
+/// has `recv`, `try_recv`, `iter` and works in `select!`.
+///
+/// While it or a clone of it lives, somebody works with the ownership. When the last one is dropped,
+/// nobody does: the service logs that and steps down for good, unless it was built to
+/// [lead without a listener](crate::ContendBuilder::lead_without_listener).
+///
+/// ```
+/// use contend::crossbeam_channel::select;
+/// use contend::EventKind;
+/// use std::time::Duration;
+///
+/// let factory = contend::connect("memory://events-doc")?;
+/// let (service, events) = factory.contend("demo").channel()?;
+/// service.start()?;
+/// select! {
+///     recv(events) -> event => assert_eq!(event.unwrap().kind, EventKind::Acquired),
+///     default(Duration::from_secs(10)) => panic!("nobody leads"),
+/// }
+/// # Ok::<(), contend::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Events {
+    receiver: Receiver<Event>,
+    _listens: Arc<Listens>,
+}
+
+/// Lives for as long as somebody may read.
+struct Listens {
+    wake: Arc<Mutex<Option<Unparker>>>,
+}
+
+/// The sender's view of an [`Events`].
+#[derive(Debug)]
+pub(crate) struct Audience {
+    listens: Weak<Listens>,
+    wake: Arc<Mutex<Option<Unparker>>>,
+}
+
+impl Events {
+    pub(crate) fn new(receiver: Receiver<Event>) -> (Events, Audience) {
+        let wake = Arc::new(Mutex::new(None));
+        let listens = Arc::new(Listens {
+            wake: Arc::clone(&wake),
+        });
+        let audience = Audience {
+            listens: Arc::downgrade(&listens),
+            wake,
+        };
+        let events = Events {
+            receiver,
+            _listens: listens,
+        };
+        (events, audience)
+    }
+}
+
+impl Audience {
+    /// Whether nobody can read any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.listens.strong_count() == 0
+    }
+
+    /// Has `unparker` woken when the last reader goes.
+    pub(crate) fn wake(&self, unparker: Unparker) {
+        *self.wake.lock() = Some(unparker);
+    }
+}
+
+impl Drop for Listens {
+    fn drop(&mut self) {
+        if let Some(unparker) = self.wake.lock().take() {
+            unparker.message();
+        }
+    }
+}
+
+impl fmt::Debug for Listens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listens")
+    }
+}
+
+impl Deref for Events {
+    type Target = Receiver<Event>;
+
+    fn deref(&self) -> &Receiver<Event> {
+        &self.receiver
+    }
+}
+
+impl<'a> IntoIterator for &'a Events {
+    type Item = Event;
+    type IntoIter = crossbeam_channel::Iter<'a, Event>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.receiver.iter()
+    }
+}
+
+impl Events {
+    /// Returns an iterator over the events that are there already.
+    pub fn try_iter(&self) -> TryIter<'_, Event> {
+        self.receiver.try_iter()
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events")
+            .field("waiting", &self.receiver.len())
+            .finish()
     }
 }

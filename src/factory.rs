@@ -1,85 +1,197 @@
-//! `Factory`: where services, observers and lockers on one backend come from.
+//! `Factory`: where services, observers, lockers and schedulers on one backend come from.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::backend::Backend;
-use crate::contender::{MutexContender, MutexRetriever};
+use parking_lot::Mutex;
+
+use crate::backend::{Backend, Participant};
+use crate::background::Background;
+use crate::cancel::Cancel;
+use crate::clock::Moment;
 use crate::error::Result;
-use crate::fork::Origin;
+use crate::health::{Health, Registry};
 use crate::lease::Lease;
-use crate::locker::{LockerBuilder, Renewer};
+use crate::locker::{LockAllBuilder, LockerBuilder};
+use crate::name::check_mutex;
+use crate::owner::MutexOwner;
+use crate::probe::{Probe, Probed};
 use crate::scheduler::SchedulerBuilder;
-use crate::service::{ContendBuilder, ObserveBuilder};
+use crate::semaphore::Semaphores;
+use crate::service::{ContendBuilder, Executor, MutexContender, MutexRetriever, ObserveBuilder};
+use crate::snapshot::Stats;
+use crate::thread::Local;
 
 /// A backend and the lease that its contenders ask for. Cheap to clone; shared by any number of
-/// services, and alive for as long as one of them is.
-#[derive(Clone, Debug)]
+/// services and lockers, which keep working when it is dropped.
+///
+/// Dropping the last clone ends the blocked calls of its lockers and semaphores that are waiting at
+/// that moment, with [`Cancelled`](crate::ErrorKind::Cancelled).
+#[derive(Clone)]
 pub struct Factory {
-    backend: Arc<dyn Backend>,
-    lease: Lease,
-    initial_delay: Duration,
-    origin: Origin,
-    renewer: Arc<Renewer>,
+    handle: Local<Arc<Handle>>,
+}
+
+/// What the clones of a factory share; what they make shares only the [`Inner`].
+struct Handle {
+    semaphores: OnceLock<Semaphores>,
+    inner: Arc<Inner>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let waiting = std::mem::take(&mut *self.inner.waits.lock());
+        waiting.cancel();
+    }
+}
+
+/// What everything that a factory makes shares. Dropped from top to bottom: first the threads that use
+/// the backend.
+pub(crate) struct Inner {
+    pub(crate) background: Background,
+    /// Ends the calls that wait at the moment.
+    waits: Mutex<Cancel>,
+    /// The services and lockers that are alive.
+    pub(crate) registry: Registry,
+    initial_delay: Mutex<Duration>,
+    executor: OnceLock<Executor>,
+    probe: OnceLock<Probed>,
+    pub(crate) lease: Lease,
+    pub(crate) backend: Arc<dyn Backend>,
+}
+
+impl Inner {
+    pub(crate) fn probe(&self) -> Probed {
+        self.probe.get().cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn executor(&self) -> Option<Executor> {
+        self.executor.get().cloned()
+    }
+
+    pub(crate) fn initial_delay(&self) -> Duration {
+        *self.initial_delay.lock()
+    }
+
+    /// What ends the calls that wait now.
+    pub(crate) fn waits(&self) -> Cancel {
+        self.waits.lock().clone()
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Factory")
+            .field("realm", &self.backend.realm())
+            .field("lease", &self.lease)
+            .field("background", &self.background)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Factory {
-    /// A factory on `backend`, for backends of one's own; those of this crate have builders.
+    /// Makes a factory on a backend of your own.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub fn new(backend: Arc<dyn Backend>, lease: Lease) -> Factory {
+        Factory::over(backend, lease)
+    }
+
+    /// Makes a factory on a backend of this crate.
+    #[cfg(not(feature = "unstable"))]
+    pub(crate) fn new(backend: Arc<dyn Backend>, lease: Lease) -> Factory {
+        Factory::over(backend, lease)
+    }
+
+    fn over(backend: Arc<dyn Backend>, lease: Lease) -> Factory {
         Factory {
-            backend,
-            lease,
-            initial_delay: Duration::ZERO,
-            origin: Origin::here(),
-            renewer: Arc::new(Renewer::new()),
+            handle: Local::new(Arc::new(Handle {
+                semaphores: OnceLock::new(),
+                inner: Arc::new(Inner {
+                    background: Background::new(),
+                    waits: Mutex::default(),
+                    registry: Registry::default(),
+                    initial_delay: Mutex::default(),
+                    executor: OnceLock::new(),
+                    probe: OnceLock::new(),
+                    lease,
+                    backend,
+                }),
+            })),
         }
     }
 
-    /// Lets services that contend make their first attempt so long after their start, unless they are
-    /// told otherwise. Default: none.
+    /// Sets the delay before a service's first attempt. Defaults to zero.
     #[must_use]
-    pub fn with_initial_delay(mut self, initial_delay: Duration) -> Factory {
-        self.initial_delay = initial_delay;
+    pub fn with_initial_delay(self, initial_delay: Duration) -> Factory {
+        if let Ok(inner) = self.inner() {
+            *inner.initial_delay.lock() = initial_delay;
+        }
         self
     }
 
-    /// How long after its start a service of this factory makes its first attempt, unless told otherwise.
+    /// Runs the callbacks of all services through `executor`. Defaults to a thread for each service.
+    /// Only the first call has an effect.
+    #[must_use]
+    pub fn with_executor(self, executor: Executor) -> Factory {
+        if let Ok(inner) = self.inner() {
+            let _ = inner.executor.set(executor);
+        }
+        self
+    }
+
+    /// Tells `probe` what this factory's services, lockers, schedulers and semaphores do. Defaults to
+    /// nobody. Give it before making any of them; only the first call has an effect.
+    #[must_use]
+    pub fn with_probe(self, probe: Arc<dyn Probe>) -> Factory {
+        if let Ok(inner) = self.inner()
+            && inner.probe.set(Probed::new(Arc::clone(&probe))).is_ok()
+        {
+            inner.backend.set_probe(probe);
+        }
+        self
+    }
+
+    /// Returns the delay before a service's first attempt.
     #[must_use]
     pub fn initial_delay(&self) -> Duration {
-        self.initial_delay
+        self.inner()
+            .map_or(Duration::ZERO, |inner| inner.initial_delay())
     }
 
-    /// Where the mutexes are, without credentials.
+    /// Returns where the mutexes are, without credentials.
     #[must_use]
     pub fn realm(&self) -> &str {
-        self.backend.realm()
+        let handle = self.handle.here();
+        handle.map_or("", |handle| handle.inner.backend.realm())
     }
 
-    /// The lease that services of this factory ask for unless told otherwise.
+    /// Returns the lease that contenders of this factory ask for unless told otherwise.
     #[must_use]
     pub fn lease(&self) -> Lease {
-        self.lease
+        self.inner()
+            .map_or_else(|_| Lease::default(), |inner| inner.lease)
     }
 
     /// Begins a service that contends for `mutex`.
-    pub fn contend(&self, mutex: &str) -> ContendBuilder {
-        ContendBuilder::new(self.clone(), mutex)
+    pub fn contend(&self, mutex: impl AsRef<str>) -> ContendBuilder {
+        ContendBuilder::new(self.inner(), mutex.as_ref().into())
     }
 
-    /// Begins a service that contends as a type of one's own, which brings the mutex and the id.
+    /// Begins a service that contends as a type of your own, which brings the mutex and the id.
     pub fn contend_as(&self, contender: impl MutexContender + 'static) -> ContendBuilder {
-        ContendBuilder::contender(self.clone(), contender)
+        ContendBuilder::contender(self.inner(), contender)
     }
 
     /// Begins a service that follows who owns `mutex`, without contending.
-    pub fn observe(&self, mutex: &str) -> ObserveBuilder {
-        ObserveBuilder::new(self.clone(), mutex)
+    pub fn observe(&self, mutex: impl AsRef<str>) -> ObserveBuilder {
+        ObserveBuilder::new(self.inner(), mutex.as_ref().into())
     }
 
-    /// Begins a service that tells a type of one's own, which brings the mutex, who owns it.
+    /// Begins a service that tells a type of your own, which brings the mutex, who owns it.
     pub fn observe_as(&self, retriever: impl MutexRetriever + 'static) -> ObserveBuilder {
-        ObserveBuilder::retriever(self.clone(), retriever)
+        ObserveBuilder::retriever(self.inner(), retriever)
     }
 
     /// Begins a locker: a lock with a guard, for one at a time in a section.
@@ -91,41 +203,193 @@ impl Factory {
     /// println!("alone, with fence {}", guard.fence());
     /// # Ok::<(), contend::Error>(())
     /// ```
-    pub fn locker(&self, mutex: &str) -> LockerBuilder {
-        LockerBuilder::new(self.clone(), mutex)
+    pub fn locker(&self, mutex: impl AsRef<str>) -> LockerBuilder {
+        LockerBuilder::new(self.inner(), mutex.as_ref().into())
     }
 
-    /// Begins a scheduler: work at a fixed rate or with a fixed delay, on the leader only.
+    /// Begins to lock several mutexes together: all of them, or none.
     ///
     /// ```
-    /// use contend::ScheduleConfig;
+    /// let factory = contend::connect("memory://factory-lock-all-doc")?;
+    /// let guard = factory.lock_all(["accounts/7", "accounts/3"]).lock()?;
+    /// println!("alone with both, fences {:?}", guard.fences());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    pub fn lock_all<N: AsRef<str>>(&self, mutexes: impl IntoIterator<Item = N>) -> LockAllBuilder {
+        LockAllBuilder::new(
+            self.inner(),
+            mutexes
+                .into_iter()
+                .map(|name| name.as_ref().into())
+                .collect(),
+        )
+    }
+
+    /// Begins a scheduler: work at its times, on the leader only.
+    ///
+    /// ```
+    /// use contend::Schedule;
     /// use std::time::Duration;
     ///
     /// let factory = contend::connect("memory://factory-scheduler-doc")?;
-    /// let every_minute = ScheduleConfig::rate(Duration::ZERO, Duration::from_secs(60));
-    /// let scheduler = factory.scheduler("clean-up").build(every_minute, |context| {
+    /// let every_minute = Schedule::every(Duration::from_secs(60));
+    /// // Runs for as long as `scheduler` lives.
+    /// let scheduler = factory.scheduler("clean-up").start(every_minute, |context| {
     ///     println!("cleaning up with fence {}", context.fence());
-    ///     Ok(())
     /// })?;
-    /// scheduler.start()?;
     /// # Ok::<(), contend::Error>(())
     /// ```
-    pub fn scheduler(&self, mutex: &str) -> SchedulerBuilder {
-        SchedulerBuilder::new(self.clone(), mutex)
+    pub fn scheduler(&self, mutex: impl AsRef<str>) -> SchedulerBuilder {
+        SchedulerBuilder::new(self, mutex.as_ref().into())
     }
 
-    /// What renews the guards of this factory's lockers.
-    pub(crate) fn renewer(&self) -> &Renewer {
-        &self.renewer
+    /// Returns the counting semaphores on this backend: at most N at once, over several resources. All
+    /// handles of a factory share one order of waiting.
+    ///
+    /// ```
+    /// use contend::PermitRequest;
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://factory-semaphores-doc")?;
+    /// let semaphores = factory.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// let request = PermitRequest::generated().permits("downloads", 1);
+    /// let guard = semaphores.guard(&request, Duration::from_secs(10))?;
+    /// println!("one of five, with fence {:?}", guard.fence("downloads"));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `Unsupported` on Redis and ZooKeeper; `Forked`.
+    pub fn semaphores(&self) -> Result<Semaphores> {
+        let handle = self.handle.get()?;
+        if let Some(semaphores) = handle.semaphores.get() {
+            return Ok(semaphores.clone());
+        }
+        let made = Semaphores::new(&handle.inner)?;
+        Ok(handle.semaphores.get_or_init(|| made).clone())
     }
 
-    /// The backend, for who wraps one or drives a seat by hand.
+    /// Asks the backend one question: fails fast where it cannot be reached or refuses us.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://ping-doc")?;
+    /// factory.ping(Duration::from_secs(1))?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Why the backend cannot be used.
+    pub fn ping(&self, timeout: Duration) -> Result<()> {
+        let by = Moment::now() + timeout;
+        let inner = self.inner()?;
+        let outcome = inner.backend.ping(by);
+        inner.registry.pinged(outcome.as_ref().copied());
+        outcome
+    }
+
+    /// Returns how the backend and the services of this factory are, as far as they have found out. Does no
+    /// I/O: what nobody has tried yet is not fine.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://factory-health-doc")?;
+    /// println!("{}", factory.health());
+    /// println!("{}", factory.health().to_json());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    #[must_use]
+    pub fn health(&self) -> Health {
+        match self.inner() {
+            Ok(inner) => inner.registry.health(&*inner.backend),
+            Err(error) => Health::unusable(error),
+        }
+    }
+
+    /// Returns what all services and lockers of this factory have done, those included that are gone.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.inner()
+            .map_or_else(|_| Stats::default(), |inner| inner.registry.stats())
+    }
+
+    /// Reads who owns `mutex`: owner, fence, since when, and how long the lease lasts.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a name that is not allowed; any trouble with the backend.
+    pub fn owner(&self, mutex: impl AsRef<str>) -> Result<MutexOwner> {
+        self.inspect(mutex, |backend, mutex, by| backend.owner(mutex, by))
+    }
+
+    /// Reads who waits for `mutex`, in order, as far as the backend knows.
+    ///
+    /// # Errors
+    /// As [`owner`](Factory::owner).
+    pub fn participants(&self, mutex: impl AsRef<str>) -> Result<Vec<Participant>> {
+        self.inspect(mutex, |backend, mutex, by| backend.participants(mutex, by))
+    }
+
+    /// Reads the names of the mutexes that have an owner or a waiter, sorted.
+    ///
+    /// # Errors
+    /// Any trouble with the backend.
+    pub fn list(&self) -> Result<Vec<Arc<str>>> {
+        let inner = self.inner()?;
+        inner.backend.list(inner.inspection_by())
+    }
+
+    /// Frees `mutex` at once if its owner has this `fence`: for an operator who must get rid of an
+    /// owner. Returns `false` if there is no such ownership.
+    ///
+    /// The owner learns of it and steps down; until it does, two may believe that they own, and only a
+    /// checked fence keeps them apart.
+    ///
+    /// # Errors
+    /// As [`owner`](Factory::owner).
+    pub fn revoke(&self, mutex: impl AsRef<str>, fence: u64) -> Result<bool> {
+        self.inspect(mutex, |backend, mutex, by| backend.revoke(mutex, fence, by))
+    }
+
+    fn inspect<T>(
+        &self,
+        mutex: impl AsRef<str>,
+        look: impl FnOnce(&dyn Backend, &Arc<str>, Moment) -> Result<T>,
+    ) -> Result<T> {
+        let inner = self.inner()?;
+        let mutex: Arc<str> = mutex.as_ref().into();
+        check_mutex(&mutex)?;
+        look(&*inner.backend, &mutex, inner.inspection_by())
+    }
+
+    /// Returns the backend, to wrap it or to drive it by hand.
     ///
     /// # Errors
     /// `Forked` in a child process that inherited this factory.
-    pub fn backend(&self) -> Result<&Arc<dyn Backend>> {
-        self.origin.check()?;
-        Ok(&self.backend)
+    #[cfg(feature = "unstable")]
+    pub fn backend(&self) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::clone(&self.inner()?.backend))
+    }
+
+    /// What everything that this factory makes shares.
+    pub(crate) fn inner(&self) -> Result<Arc<Inner>> {
+        Ok(Arc::clone(&self.handle.get()?.inner))
+    }
+}
+
+impl Inner {
+    /// When a look at the backend must be over: a call's budget, but a person's patience at least.
+    fn inspection_by(&self) -> Moment {
+        Moment::now() + self.lease.call_budget().max(Duration::from_secs(2))
+    }
+}
+
+impl fmt::Debug for Factory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.handle.here() {
+            Some(handle) => handle.inner.fmt(f),
+            None => f.write_str("Factory (of the parent process)"),
+        }
     }
 }
 
@@ -133,7 +397,7 @@ impl Factory {
 impl Factory {
     /// This factory as a child process sees it.
     pub(crate) fn seen_from_a_child(&mut self) {
-        self.origin = Origin::elsewhere();
+        self.handle.seen_from_a_child();
     }
 }
 
@@ -142,16 +406,17 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
-    /// Rule 12. A real `fork` needs `unsafe`; what a child sees is another process id.
+    /// Rule "dropping is stopping". A real `fork` needs `unsafe`; what a child sees is another pid.
     #[test]
     fn a_child_process_is_refused_and_waits_for_nobody() {
         let mut factory = crate::memory::factory("fork", Lease::default());
         factory.seen_from_a_child();
         for error in [
-            factory.backend().unwrap_err(),
-            factory.contend("m").build().unwrap_err(),
-            factory.observe("m").build().unwrap_err(),
-            factory.locker("m").build().unwrap_err(),
+            factory.inner().map(drop).unwrap_err(),
+            factory.contend("m").build().map(drop).unwrap_err(),
+            factory.observe("m").build().map(drop).unwrap_err(),
+            factory.locker("m").build().map(drop).unwrap_err(),
+            factory.ping(Duration::ZERO).unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Forked);
             assert!(error.to_string().contains("connect again"), "{error}");

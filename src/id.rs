@@ -1,9 +1,16 @@
-//! `ContenderIdGenerator`: names for contenders that have none.
+//! `ContenderIdGenerator`: names for contenders that have none; and the registry of the ids that live
+//! contenders of this process have.
 
+use std::collections::HashSet;
+use std::fmt;
 use std::fs;
 use std::net::Ipv4Addr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, ErrorKind, Result};
 
 /// The longest id that a generator makes: the width of `owner_id` in the seeds' MySQL table.
 const WIDTH: usize = 32;
@@ -21,7 +28,7 @@ const WIDTH: usize = 32;
 /// assert!(id.len() <= 32 && id != ContenderIdGenerator::Host.generate());
 /// assert_eq!(ContenderIdGenerator::Uuid.generate().len(), 32);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum ContenderIdGenerator {
     /// `{counter}:{pid}@{host address}-{hex}`: readable. The hex is drawn once per process, because
@@ -30,15 +37,83 @@ pub enum ContenderIdGenerator {
     Host,
     /// 32 random hex digits.
     Uuid,
+    /// Whatever the closure returns. It must never return the same id twice, in any process.
+    Custom(Arc<dyn Fn() -> String + Send + Sync>),
 }
 
 impl ContenderIdGenerator {
-    /// A new id of at most 32 bytes.
+    /// Makes a generator of a closure.
+    ///
+    /// ```
+    /// use contend::ContenderIdGenerator;
+    ///
+    /// let pod = "invoice-7d9f"; // unique in the fleet
+    /// let ids = ContenderIdGenerator::from_fn(move || {
+    ///     format!("{pod}/{}", ContenderIdGenerator::Uuid.generate())
+    /// });
+    /// assert!(ids.generate().starts_with("invoice-7d9f/"));
+    /// ```
+    pub fn from_fn(generate: impl Fn() -> String + Send + Sync + 'static) -> ContenderIdGenerator {
+        ContenderIdGenerator::Custom(Arc::new(generate))
+    }
+
+    /// Returns a new id: of at most 32 bytes, unless a closure makes it.
     #[must_use]
-    pub fn generate(self) -> String {
+    pub fn generate(&self) -> String {
         match self {
             ContenderIdGenerator::Host => host_id(),
             ContenderIdGenerator::Uuid => format!("{:032x}", rand::random::<u128>()),
+            ContenderIdGenerator::Custom(generate) => generate(),
+        }
+    }
+}
+
+impl fmt::Debug for ContenderIdGenerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ContenderIdGenerator::Host => "Host",
+            ContenderIdGenerator::Uuid => "Uuid",
+            ContenderIdGenerator::Custom(_) => "Custom",
+        })
+    }
+}
+
+type Key = (String, Arc<str>, Arc<str>);
+
+static LIVE: Mutex<Option<HashSet<Key>>> = Mutex::new(None);
+
+/// The right to contend for a mutex under an id: one id, one contender. Given back on drop.
+#[derive(Debug)]
+pub(crate) struct LiveId {
+    key: Key,
+}
+
+impl LiveId {
+    pub(crate) fn new(realm: &str, mutex: &Arc<str>, id: &Arc<str>) -> Result<LiveId> {
+        let key = (realm.to_owned(), Arc::clone(mutex), Arc::clone(id));
+        if LIVE.lock().get_or_insert_default().insert(key.clone()) {
+            return Ok(LiveId { key });
+        }
+        Err(Error::new(
+            ErrorKind::DuplicateContender,
+            format!(
+                "{mutex}: a live service or locker of this process contends as {id:?} already; \
+                 two contenders with one id would both believe that they own"
+            ),
+        ))
+    }
+
+    /// Whether a live contender of this process has this id.
+    pub(crate) fn is_live(realm: &str, mutex: &Arc<str>, id: &str) -> bool {
+        let key = (realm.to_owned(), Arc::clone(mutex), Arc::from(id));
+        LIVE.lock().as_ref().is_some_and(|live| live.contains(&key))
+    }
+}
+
+impl Drop for LiveId {
+    fn drop(&mut self) {
+        if let Some(live) = LIVE.lock().as_mut() {
+            live.remove(&self.key);
         }
     }
 }

@@ -1,8 +1,11 @@
 //! How long an owner may believe, and how long nobody else may own.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::url::parse_duration;
 
 /// The two durations of every ownership.
 ///
@@ -54,10 +57,8 @@ impl Lease {
         }
         if lease.belief() < Lease::MIN_BELIEF {
             return Err(Error::invalid(format!(
-                "ttl {ttl:?} is too small to renew in; at least {:?} must be left after the allowance \
-                 for clock drift that exceeds the transition ({:?})",
-                Lease::MIN_BELIEF,
-                lease.drift_beyond_transition(),
+                "ttl {ttl:?} is too short to renew in; with a transition of {transition:?} use at least {:?}",
+                Lease::MIN_BELIEF + lease.drift_beyond_transition() + Duration::from_millis(1),
             )));
         }
         Ok(lease)
@@ -89,18 +90,48 @@ impl Lease {
     }
 
     /// The most that one call to the backend may take, from asking for a connection to the reply:
-    /// a quarter of the ttl, so that no single call eats the lease.
+    /// a quarter of the ttl, so that no single call eats the lease, and 5 s at most, so that a long
+    /// lease makes nobody wait for a server that hangs.
     #[must_use]
     pub fn call_budget(self) -> Duration {
-        self.ttl / 4
+        (self.ttl / 4).min(Duration::from_secs(5))
     }
 
-    /// Two clocks may drift apart by 1% of the lease and 5 ms. A transition absorbs that; a short
-    /// one absorbs only a part.
+    /// A transition absorbs the drift; a short one absorbs only a part.
     fn drift_beyond_transition(self) -> Duration {
-        let total = self.ttl.saturating_add(self.transition);
-        let allowance = total / 100 + Duration::from_millis(5);
-        allowance.saturating_sub(self.transition)
+        self.drift_allowance().saturating_sub(self.transition)
+    }
+
+    /// What two clocks may drift apart in one lease: 1% of it and 5 ms. The only place that knows.
+    pub(crate) fn drift_allowance(self) -> Duration {
+        self.ttl.saturating_add(self.transition) / 100 + Duration::from_millis(5)
+    }
+}
+
+impl FromStr for Lease {
+    type Err = Error;
+
+    /// Reads `TTL` or `TTL+TRANSITION`, such as `10s+6s`. The transition defaults to 6 s.
+    ///
+    /// ```
+    /// let lease: contend::Lease = "5s+2500ms".parse()?;
+    /// assert_eq!(lease.total().as_millis(), 7_500);
+    /// assert_eq!(lease.to_string(), "5s+2.5s");
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    fn from_str(text: &str) -> Result<Lease> {
+        let (ttl, transition) = match text.split_once('+') {
+            Some((ttl, transition)) => (ttl, parse_duration(transition.trim())?),
+            None => (text, Lease::default().transition),
+        };
+        Lease::new(parse_duration(ttl.trim())?, transition)
+    }
+}
+
+impl fmt::Display for Lease {
+    /// Writes what [`FromStr`] reads.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}+{:?}", self.ttl, self.transition)
     }
 }
 

@@ -5,39 +5,40 @@
 //!
 //! let factory = contend::connect("memory://")?; // or redis://..., mysql://..., zk://...
 //! let (service, events) = factory.contend("nightly-report").channel()?;
-//! service.start()?; // a thread of its own acquires, renews and tells
+//! service.start()?; // acquires, renews and sends events from its own thread
 //!
 //! let event = events.recv().unwrap();
 //! assert_eq!(event.kind, EventKind::Acquired);
 //! println!("leading with fence {:?}", event.fence());
 //!
-//! service.stop()?; // Released is heard before anybody else can lead
+//! service.stop()?; // Released is delivered before anybody else can lead
 //! # Ok::<(), contend::Error>(())
 //! ```
 //!
 //! | for | use |
 //! |---|---|
-//! | exactly one of us leads, and is told when it begins and ends | [`Factory::contend`] |
+//! | exactly one process to lead, and to hear when it begins and ends | [`Factory::contend`] |
 //! | knowing who leads, without contending | [`Factory::observe`] |
-//! | at most N at once, over several resources | `contend::Semaphores` (feature `mysql`) |
-//! | one at a time in a section of code, with a guard | [`Factory::locker`] |
-//! | work at a fixed rate or with a fixed delay, on the leader only | [`Factory::scheduler`] |
+//! | at most N at once, over several resources | [`Factory::semaphores`] |
+//! | one at a time in a section of code, with a guard | [`Factory::locker`], [`Factory::lock_all`] |
+//! | work at a fixed rate, with a fixed delay or at times of day, on the leader only | [`Factory::scheduler`] |
 //!
 //! | Cargo feature | URL | |
 //! |---|---|---|
 //! | always there | `memory://NAME` | inside one process: tests, development, a first run |
-//! | `redis` | `redis://`, `redis+cluster://`, with `tls` also `rediss://` | hand-off by pub/sub |
+//! | `redis` | `redis://`, `redis+cluster://`, `redis+sentinel://`, with `tls` also `rediss://` | hand-over in the key |
 //! | `mysql` | `mysql://` | one table; MySQL 8.0+, MariaDB 10.6+ |
 //! | `zk` | `zk://a:2181,b:2181/chroot` | shares Curator's leader latch |
 //!
 //! # What is promised
 //! An owner believes that it owns until its ttl ends, counted on its own boot-time clock from before
 //! the request was sent; nobody else can own before ttl and transition have passed on the backend. So
-//! never two of them believe at once, as long as local clocks drift apart by less than 1%, the backend
+//! `is_owner()` is never true in two processes at once, as long as local clocks drift apart by less than 1%, the backend
 //! keeps what it acknowledged, and its clock does not jump. Where that may fail (a Redis that restarts
 //! empty, asynchronous failover, a restored snapshot, an operator who deletes the row), pass the
-//! [`fence`](MutexContendService::fence) to what you protect, and let it refuse a smaller one than it
-//! has seen.
+//! [`fence`](MutexContendService::fence) to what you protect, and reject there any write whose fence is
+//! lower than the highest seen. [`promises`] has every guarantee with what it assumes, [`operations`] is
+//! for those who run it, [`design`] says how it works.
 
 // Nothing in the library panics on what a server, a network or a caller can do.
 #![cfg_attr(
@@ -52,34 +53,47 @@
     )
 )]
 
+#[cfg(feature = "unstable")]
 pub mod backend;
-mod bell;
+#[cfg(not(feature = "unstable"))]
+mod backend;
+mod background;
+mod cancel;
 mod clock;
-mod contender;
-pub mod contention;
-mod duration;
 mod error;
 mod event;
 mod factory;
-mod fork;
+mod health;
 mod id;
 mod lease;
 mod locker;
+#[cfg(feature = "unstable")]
+pub mod machine;
+#[cfg(not(feature = "unstable"))]
+mod machine;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod name;
-pub mod observation;
 mod owner;
-mod period;
+mod parker;
+// Both backends come to use all of it.
+#[cfg(any(feature = "mysql", feature = "redis"))]
+#[allow(dead_code)]
+mod pool;
+mod probe;
+mod runner;
 mod scheduler;
-#[cfg(feature = "mysql")]
 pub mod semaphore;
 mod service;
-mod state;
+mod snapshot;
+mod thread;
 // Memory has neither hosts nor numbers in its URL.
 #[cfg_attr(
     not(any(feature = "mysql", feature = "redis", feature = "zk")),
     allow(dead_code)
 )]
 mod url;
+mod virtual_time;
 
 pub use backend::memory;
 #[cfg(feature = "mysql")]
@@ -88,26 +102,41 @@ pub use backend::mysql;
 pub use backend::redis;
 #[cfg(feature = "zk")]
 pub use backend::zk;
-pub use bell::{Bell, Ring, Waker};
+pub use backend::{Participant, PoolUse, Wakeups};
+pub use cancel::Cancel;
+#[cfg(feature = "unstable")]
 pub use clock::Moment;
-pub use contender::{MutexContender, MutexRetriever};
-pub use duration::parse_duration;
+/// The crate whose channels deliver events: its `select!` works on [`Events`] and on [`Guard::lost`].
+pub use crossbeam_channel;
 pub use error::{Error, ErrorKind, Result};
-pub use event::{Event, EventKind};
+pub use event::{Event, EventKind, Events};
 pub use factory::Factory;
+pub use health::{Health, ServiceHealth};
 pub use id::ContenderIdGenerator;
 pub use lease::Lease;
-pub use locker::{Guard, Locker, LockerBuilder};
-pub use owner::MutexOwner;
-pub use period::ContendPeriod;
-pub use scheduler::{Context, ScheduleConfig, Scheduler, SchedulerBuilder};
-#[cfg(feature = "mysql")]
-pub use semaphore::{PermitRequest, Semaphores};
+pub use locker::{Guard, GuardAll, LockAllBuilder, Locker, LockerBuilder, WithLockError};
+pub use machine::period::ContendPeriod;
+#[cfg(feature = "metrics")]
+pub use metrics::MetricsProbe;
+pub use owner::{MutexOwner, MutexState};
+#[cfg(feature = "unstable")]
+pub use parker::{Parker, Unparked, Unparker};
+pub use probe::{AcquireOutcome, LossReason, Probe, RenewOutcome, RunOutcomeKind};
+pub use scheduler::{
+    Context, Missed, RunReport, Schedule, Scheduler, SchedulerBuilder, Weekday, WorkResult,
+};
+pub use semaphore::{PermitGuard, PermitRequest, Semaphores};
 pub use service::{
     ContendBuilder, Executor, Job, MutexContendService, MutexRetrievalService, ObserveBuilder,
     Status,
 };
-pub use state::MutexState;
+pub use service::{MutexContender, MutexRetriever};
+pub use snapshot::{Contact, Stats};
+
+#[cfg(feature = "unstable")]
+pub use virtual_time::{VirtualTime, enter as enter_virtual_time};
+
+pub use url::parse_duration;
 
 /// The factory for the backend that `url` names.
 ///
@@ -121,7 +150,15 @@ pub fn connect(url: &str) -> Result<Factory> {
     backend::connect(url)
 }
 
+#[doc = include_str!("promises.md")]
+pub mod promises {}
+#[doc = include_str!("design.md")]
+pub mod design {}
+
+#[doc = include_str!("operations.md")]
+pub mod operations {}
+
 /// The programs in the README compile and, where they need no server, run.
-#[cfg(all(doctest, feature = "mysql"))]
+#[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -17,6 +17,13 @@ pub(crate) fn check_mutex(name: &str) -> Result<()> {
 
 pub(crate) fn check_id(id: &str) -> Result<()> {
     check("contender id", id, MAX_ID_BYTES)?;
+    if id.starts_with(['~', '!']) {
+        return Err(Error::invalid(format!(
+            "contender id {id:?} begins with {:?}, which the protocols between contenders use; begin it \
+             with a letter or digit",
+            &id[..1]
+        )));
+    }
     // `@@` separates event and id in the messages that Redis peers exchange.
     if id.contains("@@") {
         return Err(Error::invalid(format!(
@@ -102,6 +109,8 @@ mod tests {
         }
         assert!(check_mutex("a@@b").is_ok());
         assert!(check_id("a@@b").is_err());
+        assert!(check_id("~a").is_err() && check_id("!a").is_err());
+        assert!(check_mutex("~a").is_ok() && check_id("a~!").is_ok());
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::duration::parse_duration;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 
@@ -41,18 +40,18 @@ impl Url {
                 "a URL with an '@' after a '?': write '?' in a password as %3F, and '@' in a parameter as %40",
             ));
         }
-        // The last '@' before the path: a password may contain one, a host may not.
-        let authority_end = rest
-            .find('@')
-            .map_or_else(
-                || rest.find('/'),
-                |_| {
-                    let at = rest.rfind('@').unwrap_or(0);
-                    rest[at..].find('/').map(|slash| at + slash)
-                },
-            )
-            .unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(authority_end);
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        // An '@' in the path belongs to the path, unless what stands before it can be no host: then it is a
+        // password with a bare '/', of which no part may be taken for something else and shown.
+        if path.contains('@')
+            && !authority.contains('@')
+            && (authority.is_empty() || authority.split(',').any(|host| address(host, 0).is_err()))
+        {
+            return Err(Error::invalid(
+                "a URL with an '@' after a '/': write '/' in a user or a password as %2F",
+            ));
+        }
+        // The last '@': a password may contain one, a host may not.
         let (credentials, hosts) = match authority.rsplit_once('@') {
             Some((credentials, hosts)) => (Some(credentials), hosts),
             None => (None, authority),
@@ -105,6 +104,11 @@ impl Url {
     }
 
     /// The hosts as (host, port), brackets of a v6 address taken off.
+    // Only some backends have several hosts.
+    #[cfg_attr(
+        not(all(feature = "mysql", feature = "redis", feature = "zk")),
+        allow(dead_code)
+    )]
     pub(crate) fn addresses(&self, default_port: u16) -> Result<Vec<(String, u16)>> {
         self.hosts
             .iter()
@@ -233,6 +237,46 @@ fn decode(text: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| bad())
 }
 
+/// Reads a duration: a whole or decimal number and one of `ms`, `s`, `m`, `h`, `d`.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// assert_eq!(contend::parse_duration("500ms")?, Duration::from_millis(500));
+/// assert_eq!(contend::parse_duration("1.5s")?, Duration::from_millis(1_500));
+/// assert!(contend::parse_duration("10").is_err());
+/// # Ok::<(), contend::Error>(())
+/// ```
+///
+/// # Errors
+/// `InvalidInput` for anything else, with the allowed forms in the message.
+pub fn parse_duration(text: &str) -> Result<Duration> {
+    let bad = || {
+        Error::invalid(format!(
+            "{text:?} is not a duration; write a number and a unit, such as 500ms, 2s, 5m, 4h or 1d"
+        ))
+    };
+    let split = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .ok_or_else(bad)?;
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        _ => return Err(bad()),
+    };
+    let number: f64 = number.parse().map_err(|_| bad())?;
+    // Through whole microseconds, so that 0.3s is 300 ms and not a hair less.
+    let micros = (number * seconds * 1e6).round();
+    if micros > 1e18 {
+        return Err(bad());
+    }
+    Ok(Duration::from_micros(micros as u64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,12 +308,23 @@ mod tests {
             "s3cret",
             "mysql://root:s3%ret@db/x",
             "mysql://root:s3cret@db:port/",
+            "mysql://root:s3/cret@db/x",
         ] {
             let error = Url::parse(text)
                 .and_then(|url| url.addresses(1))
                 .unwrap_err();
             assert!(!format!("{error:?}").contains("s3"), "{error}");
         }
+    }
+
+    #[test]
+    fn an_at_sign_in_the_path_is_no_credential() {
+        let url = Url::parse("zk://h:2181,g/app@prod").unwrap();
+        assert_eq!((url.user, url.password), (None, None));
+        assert_eq!((url.hosts.len(), url.path.as_str()), (2, "app@prod"));
+        let url = Url::parse("zk://me:p@ss@h/app@prod").unwrap();
+        assert_eq!(url.password.as_deref(), Some("p@ss"));
+        assert_eq!(url.path, "app@prod");
     }
 
     #[test]
@@ -282,5 +337,30 @@ mod tests {
             "unknown parameter \"tll\" in a memory:// URL; known are: ttl, transition"
         );
         assert!(Url::parse("memory://?a=1&a=2").is_err());
+    }
+
+    #[test]
+    fn what_people_write_is_read_and_the_rest_refused() {
+        for (text, ms) in [
+            ("0s", 0),
+            ("0.3s", 300),
+            ("2m", 120_000),
+            ("1d", 86_400_000),
+        ] {
+            assert_eq!(parse_duration(text).unwrap(), Duration::from_millis(ms));
+        }
+        for text in [
+            "",
+            "s",
+            "-1s",
+            "1",
+            "1 s",
+            "1w",
+            "1.2.3s",
+            "1e9s",
+            "99999999999999999d",
+        ] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
     }
 }

@@ -5,8 +5,8 @@
 //!
 //! # What a backend may assume
 //! - Names, ids and leases were checked (`name.rs`, `lease.rs`).
-//! - A [`Seat`] or [`Watch`] is used by one thread at a time.
-//! - Whoever acquires through a seat calls [`Seat::listen`] before it waits, and tries once more
+//! - A [`RawContender`] or [`RawObserver`] is used by one thread at a time.
+//! - Whoever acquires through a contender calls [`RawContender::listen`] before it waits, and tries once more
 //!   between listening and waiting.
 //!
 //! # What a backend must never do
@@ -24,17 +24,21 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::bell::Waker;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
+use crate::parker::Unparker;
+use crate::probe::Probe;
 use crate::url::Url;
+
+pub use self::permit_store::PermitStore;
 
 pub mod memory;
 #[cfg(feature = "mysql")]
 pub mod mysql;
+pub mod permit_store;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "zk")]
@@ -61,75 +65,220 @@ const SCHEMES: &[(&str, &str, Option<Connect>)] = &[
         "redis",
         connect_with!("redis", redis::connect),
     ),
+    (
+        "redis+sentinel",
+        "redis",
+        connect_with!("redis", redis::connect),
+    ),
     ("mysql", "mysql", connect_with!("mysql", mysql::connect)),
     ("zk", "zk", connect_with!("zk", zk::connect)),
 ];
 
+/// How long a mutex that was released is kept for the contender it was handed to. One value for all
+/// backends and all processes: a shorter one elsewhere would void a valid hand-over.
+pub const CLAIM_TIME: Duration = Duration::from_millis(500);
+
 type Connect = fn(&Url) -> Result<Factory>;
 
-/// One technology that keeps mutexes: a pool, a session or a registry, shared by many seats.
+/// One technology that keeps mutexes: a pool, a session or a registry, shared by many contenders.
 ///
-/// Dropping the last reference closes what the backend holds and joins its threads, within a bound.
+/// Dropping the last reference closes what the backend holds and joins its threads, within a second.
 pub trait Backend: fmt::Debug + Send + Sync {
     /// Where the mutexes are: the same text for two backends exactly if they share their mutexes, as
     /// far as one process can know. Goes into messages and logs, so it never contains a credential.
     fn realm(&self) -> &str;
 
-    /// A contender's place at a mutex. Does no I/O, so it works while the server is away; refuses what
-    /// this backend can tell at once that it could not keep.
+    /// Returns a backend's side of a contender. Does no I/O, so it works while the server is away;
+    /// refuses what this backend can tell at once that it could not keep.
     ///
     /// # Errors
     /// `InvalidInput`.
-    fn seat(&self, place: &Place) -> Result<Box<dyn Seat>>;
+    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>>;
 
-    /// A place to look from. Does no I/O.
+    /// Returns a backend's side of an observer. Does no I/O.
     ///
     /// # Errors
     /// `InvalidInput`.
-    fn watch(&self, mutex: &Arc<str>) -> Result<Box<dyn Watch>>;
+    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>>;
+
+    /// Asks the server one question and waits for the answer.
+    ///
+    /// # Errors
+    /// Any; the true cause, such as "connection refused".
+    fn ping(&self, by: Moment) -> Result<()> {
+        let _ = by;
+        Err(unsupported(self.realm(), "ping"))
+    }
+
+    /// Reads who owns `mutex` now; `NONE` while it is free or only handed over.
+    ///
+    /// # Errors
+    /// Any.
+    fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
+        let _ = (mutex, by);
+        Err(unsupported(self.realm(), "owner"))
+    }
+
+    /// Reads who waits for `mutex`, in order, as far as the backend knows. The owner is not among them.
+    ///
+    /// # Errors
+    /// Any.
+    fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
+        let _ = (mutex, by);
+        Err(unsupported(self.realm(), "participants"))
+    }
+
+    /// Reads the names of the mutexes that have an owner or a waiter, sorted.
+    ///
+    /// # Errors
+    /// Any.
+    fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
+        let _ = by;
+        Err(unsupported(self.realm(), "list"))
+    }
+
+    /// Frees `mutex` at once if its owner has this `fence`, as an operator's delete does, notifies the
+    /// owner and hands the mutex on. Returns `false` if there is no such ownership.
+    ///
+    /// # Errors
+    /// Any; the outcome counts as unknown.
+    fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
+        let _ = (mutex, fence, by);
+        Err(unsupported(self.realm(), "revoke"))
+    }
+
+    /// Returns what keeps the semaphores. Does no I/O.
+    ///
+    /// # Errors
+    /// `Unsupported` where there are none.
+    fn permits(&self) -> Result<Arc<dyn PermitStore>> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{}: there are no semaphores on this backend; use mysql:// or memory://",
+                self.realm()
+            ),
+        ))
+    }
+
+    /// Returns how waiting contenders learn of a release, and how the connections are used. Does no I/O.
+    fn condition(&self) -> Condition {
+        Condition::default()
+    }
+
+    /// Takes the probe that hears of connections. Called once, before the first contender is made.
+    fn set_probe(&self, probe: Arc<dyn Probe>) {
+        let _ = probe;
+    }
 }
 
-/// Which mutex, for whom, for how long.
+/// Somebody who waits for a mutex.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Participant {
+    /// The contender's id, or what the backend keeps in its place (MySQL: a process token).
+    pub id: Arc<str>,
+    /// Since when it waits, in epoch milliseconds on the backend's clock, where the backend knows.
+    pub since: Option<u64>,
+}
+
+impl Participant {
+    /// Makes a participant.
+    pub fn new(id: impl Into<Arc<str>>, since: Option<u64>) -> Participant {
+        Participant {
+            id: id.into(),
+            since,
+        }
+    }
+}
+
+/// What a backend knows about itself without asking the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Condition {
+    /// How waiting contenders learn that a mutex was released.
+    pub wakeups: Wakeups,
+    /// The pool of connections, where there is one.
+    pub pool: Option<PoolUse>,
+    /// When the server answered last; `None` if it never did.
+    pub last_contact: Option<Moment>,
+}
+
+/// How waiting contenders learn that a mutex was released.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wakeups {
+    /// Nobody has waited yet, so it is not known whether wake-ups work.
+    #[default]
+    Untried,
+    /// A release wakes the next contender.
+    Working,
+    /// Contenders poll; the text says why.
+    Polling(Arc<str>),
+}
+
+/// How the connections of a pool are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolUse {
+    /// Connections that are open.
+    pub open: u32,
+    /// Connections that nobody uses at the moment.
+    pub idle: u32,
+    /// The most connections there may be.
+    pub size: u32,
+}
+
+impl PoolUse {
+    /// Makes a report of a pool's use.
+    #[must_use]
+    pub fn new(open: u32, idle: u32, size: u32) -> PoolUse {
+        PoolUse { open, idle, size }
+    }
+}
+
+/// Who contends for what: which mutex, under which id, for how long.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Contender {
     /// The mutex.
     pub mutex: Arc<str>,
-    /// The contender.
+    /// The contender's id.
     pub id: Arc<str>,
     /// What an acquisition and a renewal grant.
     pub lease: Lease,
     /// What the mutex is wanted for.
-    pub hold: Hold,
+    pub purpose: Purpose,
 }
 
-/// How long an ownership is meant to last: a hint for what is worth preparing.
+/// What an ownership is for: a hint for what is worth preparing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hold {
+pub enum Purpose {
     /// A service leads for as long as it can: preparing a fast hand-off pays.
-    Long,
+    Lead,
     /// A locker holds for the length of a critical section: an extra request would double its cost.
-    Short,
+    Lock,
 }
 
-/// A contender's place at one mutex. It holds no lock across calls and starts no thread of its own.
+/// A backend's side of a contender for one mutex. It holds no lock across calls and starts no thread
+/// of its own.
 ///
-/// Dropping a seat ends its subscription, and does nothing that blocks.
-pub trait Seat: Send {
-    /// From now on `waker` rings when a waiting contender should try again, and when an owner should
-    /// check (by renewing) whether it still owns; not on account of what this seat itself did.
-    /// Called again with the same waker, it does nothing. It returns once nothing can be missed.
+/// Dropping it ends its subscription, and does nothing that blocks.
+pub trait RawContender: Send {
+    /// From now on unparks `unparker` when a waiting contender should try again, and when an owner
+    /// should check (by renewing) whether it still owns; not on account of what this contender itself
+    /// did. Called again with the same unparker, it does nothing. It returns once nothing can be missed.
     ///
     /// # Errors
     /// `Unreachable` and the like; the caller tries again later and goes by time until then.
-    fn listen(&mut self, waker: &Waker, by: Moment) -> Result<()>;
+    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()>;
 
     /// Tries to become the owner. Idempotent for this id: where the backend already names it as owner
-    /// (the ghost of an attempt whose reply was lost, or the rest of a lease that was not renewed),
-    /// that lease is adopted, with a higher fence and the full length, and never to an earlier end.
+    /// (an attempt whose reply was lost, or the rest of a lease that was not renewed) or has handed the
+    /// mutex to it, that is adopted, with a higher fence and the full length, and never to an earlier end.
     ///
     /// # Errors
-    /// Any; the outcome counts as unknown.
-    fn acquire(&mut self, entry: Entry, by: Moment) -> Result<Attempt>;
+    /// Any; the outcome counts as unknown, unless the error [`asked_nothing`](Error::asked_nothing).
+    fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt>;
 
     /// Sets the lease with this `fence` anew, never to an earlier end. Creates none, and does not bring
     /// back one that ran out.
@@ -144,21 +293,47 @@ pub trait Seat: Send {
     /// Any; the outcome counts as unknown.
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool>;
 
-    /// Leaves the queue and the subscription, passing on what was reserved for this contender: no
-    /// trace is left. Owns nothing when called.
+    /// Leaves the queue and the subscription, passing on what was handed to this contender: no trace is
+    /// left. Owns nothing when called. Returns `false` if there was nothing to ask the server for.
     ///
     /// # Errors
     /// Any; what is left then goes away by itself in time.
-    fn withdraw(&mut self, by: Moment) -> Result<()>;
+    fn withdraw(&mut self, by: Moment) -> Result<bool>;
+
+    /// Reads how long ago the last recorded run of this mutex's schedule was, by the backend's clock.
+    ///
+    /// # Errors
+    /// Any.
+    fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
+        let _ = by;
+        Err(unsupported("this backend", "last_run"))
+    }
+
+    /// Records that a run is now, if the owner still has this `fence`; kept for at least `keep`.
+    /// Returns `false` if it does not.
+    ///
+    /// # Errors
+    /// Any; the outcome counts as unknown.
+    fn record_run(&mut self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
+        let _ = (fence, keep, by);
+        Err(unsupported("this backend", "record_run"))
+    }
+}
+
+fn unsupported(realm: &str, what: &str) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        format!("{realm}: {what} is not available on this backend"),
+    )
 }
 
 /// Whether a refused attempt leaves a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum OnRefusal {
     /// Take it if it is free, and leave no trace if it is not.
-    Try,
+    Leave,
     /// Take it, or stand in the queue for it.
-    Queue,
+    Enqueue,
 }
 
 /// What became of an attempt to acquire.
@@ -186,7 +361,7 @@ pub struct Grant {
 pub struct Refusal {
     /// Who owns, as far as the backend told; `NONE` while the mutex is reserved for somebody.
     pub owner: MutexOwner,
-    /// When to try again if nobody rings before: the end of the lease or reservation seen, or the
+    /// When to try again if not woken before: the end of the lease or hand-over seen, or the
     /// interval at which this backend must be polled. Never far beyond the lease.
     pub retry_in: Duration,
 }
@@ -201,34 +376,38 @@ pub enum Renewal {
 }
 
 /// An observer's place at one mutex.
-pub trait Watch: Send {
-    /// From now on `waker` rings when the owner may have changed. As [`Seat::listen`].
+pub trait RawObserver: Send {
+    /// From now on unparks `unparker` when the owner may have changed. As [`RawContender::listen`].
     ///
     /// # Errors
-    /// As [`Seat::listen`].
-    fn listen(&mut self, waker: &Waker, by: Moment) -> Result<()>;
+    /// As [`RawContender::listen`].
+    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()>;
 
     /// Who owns the mutex now. Locks nothing and leaves no trace.
     ///
     /// # Errors
     /// Any.
-    fn observe(&mut self, by: Moment) -> Result<Sight>;
+    fn observe(&mut self, by: Moment) -> Result<View>;
 }
 
 /// What an observer saw.
 #[derive(Clone, Debug)]
-pub struct Sight {
+pub struct View {
     /// The owner.
     pub owner: MutexOwner,
-    /// When to look again if nobody rings before.
-    pub again_in: Duration,
+    /// When to look again if not woken before.
+    pub look_in: Duration,
 }
 
 /// Connects by URL.
 pub(crate) fn connect(text: &str) -> Result<Factory> {
-    let url = Url::parse(text)?;
+    connect_url(&Url::parse(text)?)
+}
+
+/// Connects by a URL that was taken apart.
+pub(crate) fn connect_url(url: &Url) -> Result<Factory> {
     match SCHEMES.iter().find(|(scheme, ..)| *scheme == url.scheme) {
-        Some((_, _, Some(connect))) => connect(&url),
+        Some((_, _, Some(connect))) => connect(url),
         Some((scheme, feature, None)) => Err(Error::new(
             ErrorKind::FeatureDisabled,
             format!(

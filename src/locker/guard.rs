@@ -1,18 +1,21 @@
-//! `Guard`: a held lock.
+//! `Guard`: a held lock; and `GuardAll`, several of them.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
 
-use super::lock::Inner;
-use crate::error::Result;
+use super::locker::{Held, Inner};
+use crate::background::EntryId;
+use crate::error::{ErrorKind, Result};
+use crate::thread::Local;
 
 /// A held lock, renewed in the background; dropping it releases.
 ///
-/// It may be sent to another thread and dropped there. Whether a thread locks what it holds is judged by
-/// the thread that locked.
+/// It may be sent to another thread and dropped there. Which thread holds the lock, and must not lock
+/// it again, is judged by the thread that locked.
 ///
 /// ```
 /// use std::time::Duration;
@@ -21,96 +24,132 @@ use crate::error::Result;
 /// let locker = factory.locker("reports").build()?;
 /// let guard = locker.lock()?;
 ///
-/// let lost = guard.lost();
 /// for page in 0..3 {
-///     if lost.try_recv().is_ok() {
+///     if !guard.is_valid() {
 ///         break; // the rest of the transition is left to stop in
 ///     }
-///     // write the page; whoever stores it refuses a fence smaller than it has seen
+///     // write the page; whoever stores it rejects a fence lower than the highest seen
 ///     let _ = (page, guard.fence());
 /// }
 /// assert!(guard.valid_for() > Duration::from_secs(5));
-/// assert!(guard.unlock()?); // ours to the end
+/// guard.unlock()?; // ours to the end
 /// # Ok::<(), contend::Error>(())
 /// ```
 #[must_use = "an unused guard unlocks at once"]
 pub struct Guard {
-    inner: Arc<Inner>,
+    /// `None` once it is over.
+    held: Local<Option<Holding>>,
+    mutex: Arc<str>,
     fence: u64,
-    over: bool,
+}
+
+struct Holding {
+    inner: Arc<Inner>,
+    entry: Option<EntryId>,
+    loss: Arc<Loss>,
+    /// This thread may not lock the mutex again while it lives.
+    _held: Held,
 }
 
 impl Guard {
-    pub(super) fn new(inner: Arc<Inner>, fence: u64) -> Guard {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        fence: u64,
+        entry: Option<EntryId>,
+        loss: Arc<Loss>,
+        held: Held,
+    ) -> Guard {
         Guard {
-            inner,
+            mutex: Arc::clone(inner.mutex()),
+            held: Local::new(Some(Holding {
+                inner,
+                entry,
+                loss,
+                _held: held,
+            })),
             fence,
-            over: false,
         }
     }
 
-    /// The fence of this ownership: larger than that of every earlier one of the same mutex.
+    /// Returns the mutex that is locked.
+    #[must_use]
+    pub fn mutex(&self) -> &str {
+        &self.mutex
+    }
+
+    /// Returns the fence of this ownership: larger than that of every earlier one of the same mutex.
     ///
-    /// Pass it to whatever you protect, and let that refuse a smaller one than it has seen: then even
-    /// what this library assumes about clocks and servers need not hold.
+    /// Pass it to whatever you protect, and reject there any write whose fence is lower than the highest
+    /// seen: then even what this library assumes about clocks and servers need not hold.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.fence
     }
 
-    /// Whether the lock is surely ours: right at the moment of the call, even while renewal is blocked,
-    /// the backend is gone or the machine has slept. Once false, it stays false.
+    /// Returns `true` if the lock is surely ours: right at the moment of the call, even while renewal is
+    /// blocked, the backend is gone or the machine has slept. Once false, it stays false.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.inner.holding.board().fence() == Some(self.fence)
+        !self.valid_for().is_zero()
     }
 
-    /// How long the lock is surely ours without a further renewal; zero once it is not.
+    /// Returns how long the lock is surely ours without a further renewal; zero once it is not.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        self.inner.holding.board().valid_for()
+        self.holding().map_or(Duration::ZERO, |holding| {
+            holding.inner.snapshot().valid_for(self.fence)
+        })
     }
 
-    /// A receiver of one message, sent at the end of the ttl when renewal failed, or as soon as the
-    /// backend says that the lock is somebody else's. The transition is the time to stop in: nobody else
-    /// can lock before it has ended. At most a quarter of it may have passed when the message comes,
-    /// where calls to the backend hang.
+    /// Returns a receiver that is closed when the lock is lost: at the end of the ttl when renewal
+    /// failed, or as soon as the backend says that the lock is somebody else's. Its `recv` then returns
+    /// an error; no message is ever sent. It is closed as well when the guard is dropped.
     ///
-    /// Each call returns a receiver of its own, usable in crossbeam's `select!`. It is disconnected,
-    /// without a message, when the guard was dropped before.
+    /// The transition is the time to stop in: nobody else can lock before it has ended. At most a
+    /// quarter of it may have passed when the receiver is closed, where calls to the backend hang.
+    /// Every receiver hears of it; it is usable in crossbeam's `select!`.
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
-        self.inner.holding.loss().receiver()
+        self.holding()
+            .map_or_else(|| bounded(0).1, |holding| holding.loss.receiver())
     }
 
-    /// Releases the lock, and says whether it was still ours to release.
-    ///
-    /// `false`: the lease had ended or been taken away before, so what was done under the lock may not
-    /// have been done alone.
+    /// Releases the lock.
     ///
     /// # Errors
-    /// Trouble with the backend, such that the outcome is unknown. The lease then ends by itself; the
-    /// guard is gone either way.
-    pub fn unlock(mut self) -> Result<bool> {
+    /// `Lost` where the lease had ended or been taken away before: what was done under the lock may not
+    /// have been done alone. Trouble with the backend, such that the outcome is unknown: the lock is then
+    /// released in the background, and its lease ends by itself. The guard is gone either way.
+    pub fn unlock(mut self) -> Result<()> {
         self.end()
     }
 
-    fn end(&mut self) -> Result<bool> {
-        if std::mem::replace(&mut self.over, true) {
-            return Ok(false);
-        }
+    fn holding(&self) -> Option<&Holding> {
+        self.held.here()?.as_ref()
+    }
+
+    fn end(&mut self) -> Result<()> {
         // In a child process the lock is still the parent's.
-        self.inner.factory.backend()?;
-        let _turn = self.inner.turnstile.resume();
-        self.inner.holding.release(self.inner.factory.renewer())
+        self.held.get()?;
+        let Some(holding) = self.held.here_mut().and_then(Option::take) else {
+            return Ok(());
+        };
+        let Holding {
+            inner, entry, loss, ..
+        } = &holding;
+        let ended = inner.end(self.fence, *entry);
+        loss.close();
+        ended
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Err(error) = self.end() {
-            let mutex = &self.inner.holding.place().mutex;
-            log::warn!("{mutex}: released without an answer, the lease ends by itself: {error}");
+        if let Err(error) = self.end()
+            && error.kind() != ErrorKind::Lost
+        {
+            // A loss was logged when it came.
+            log::warn!("{error}");
         }
     }
 }
@@ -118,37 +157,136 @@ impl Drop for Guard {
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
-            .field("mutex", &self.inner.holding.place().mutex)
-            .field("id", &self.inner.holding.place().id)
+            .field("mutex", &self.mutex)
             .field("fence", &self.fence)
             .field("valid_for", &self.valid_for())
             .finish()
     }
 }
 
+/// Several held locks, of which none is held without the others; dropping it releases all.
+#[must_use = "an unused guard unlocks at once"]
+#[derive(Debug)]
+pub struct GuardAll {
+    guards: Vec<Guard>,
+    loss: Arc<Loss>,
+}
+
+impl GuardAll {
+    pub(super) fn new(guards: Vec<Guard>, loss: Arc<Loss>) -> GuardAll {
+        GuardAll { guards, loss }
+    }
+
+    /// Returns the fence of one of the mutexes; `None` if it is not among them.
+    #[must_use]
+    pub fn fence(&self, mutex: &str) -> Option<u64> {
+        let guard = self.guards.iter().find(|guard| guard.mutex() == mutex);
+        guard.map(Guard::fence)
+    }
+
+    /// Returns the mutexes in sorted order, each with its fence.
+    #[must_use]
+    pub fn fences(&self) -> Vec<(&str, u64)> {
+        let fences = self.guards.iter();
+        fences.map(|guard| (guard.mutex(), guard.fence())).collect()
+    }
+
+    /// Returns `true` if all locks are surely ours. See [`Guard::is_valid`].
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.guards.iter().all(Guard::is_valid)
+    }
+
+    /// Returns how long all locks are surely ours without a further renewal.
+    #[must_use]
+    pub fn valid_for(&self) -> Duration {
+        let left = self.guards.iter().map(Guard::valid_for).min();
+        left.unwrap_or(Duration::ZERO)
+    }
+
+    /// Returns a receiver that is closed when the first of the locks is lost. See [`Guard::lost`].
+    #[must_use]
+    pub fn lost(&self) -> Receiver<()> {
+        self.loss.receiver()
+    }
+
+    /// Releases all locks.
+    ///
+    /// # Errors
+    /// As [`Guard::unlock`], for the first lock that has one; all are released.
+    pub fn unlock(mut self) -> Result<()> {
+        let guards = std::mem::take(&mut self.guards);
+        let ended: Vec<Result<()>> = guards.into_iter().rev().map(Guard::unlock).collect();
+        ended.into_iter().collect()
+    }
+}
+
+impl Drop for GuardAll {
+    fn drop(&mut self) {
+        // In the reverse of the order in which they were locked.
+        while self.guards.pop().is_some() {}
+    }
+}
+
+/// How holders learn that they lost a lock: a closed channel tells everybody.
+#[derive(Debug)]
+pub(super) struct Loss {
+    sender: Mutex<Option<Sender<()>>>,
+    receiver: Receiver<()>,
+}
+
+impl Loss {
+    pub(super) fn new() -> Arc<Loss> {
+        let (sender, receiver) = bounded(0);
+        Arc::new(Loss {
+            sender: Mutex::new(Some(sender)),
+            receiver,
+        })
+    }
+
+    pub(super) fn close(&self) {
+        self.sender.lock().take();
+    }
+
+    fn receiver(&self) -> Receiver<()> {
+        self.receiver.clone()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
-    use crate::lease::Lease;
-    use crate::locker::Locker;
 
-    /// Rule 12: the lock is the parent's still, and the parent's threads may hold the locks in the way.
+    use crate::lease::Lease;
+
+    /// Rule "dropping is stopping": the lock is the parent's still, and the parent's threads may hold
+    /// the locks in the way.
     #[test]
     fn a_guard_that_ends_in_a_child_process_releases_nothing() {
         let factory = crate::memory::factory("guard-fork", Lease::default());
-        let mut guard = factory.locker("m").build().unwrap().lock().unwrap();
-        let inner = Arc::get_mut(&mut guard.inner).unwrap();
-        inner.factory.seen_from_a_child();
+        let locker = factory.locker("m").build().unwrap();
+        let mut guard = locker.lock().unwrap();
+        guard.held.seen_from_a_child();
+        assert!(!guard.is_valid());
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Forked);
         let other = factory.locker("m").build().unwrap();
-        assert_eq!(other.try_lock().unwrap_err().kind(), ErrorKind::Held);
+        let held = std::thread::spawn(move || other.try_lock().map(drop).unwrap_err().kind());
+        assert_eq!(held.join().unwrap(), ErrorKind::Held);
     }
 
+    /// Review core 4: receivers were clones of one channel and stole each other's message.
     #[test]
-    fn lockers_and_guards_go_between_threads() {
-        fn shared<T: Send + Sync + 'static>() {}
-        shared::<Locker>();
-        shared::<Guard>();
+    fn every_receiver_hears_of_a_loss() {
+        let loss = Loss::new();
+        let receivers: Vec<_> = (0..5).map(|_| loss.receiver()).collect();
+        assert!(
+            receivers
+                .iter()
+                .all(|it| it.try_recv().unwrap_err().is_empty())
+        );
+        loss.close();
+        for receiver in receivers.iter().chain([&loss.receiver()]) {
+            assert!(receiver.try_recv().unwrap_err().is_disconnected());
+        }
     }
 }

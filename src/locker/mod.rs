@@ -1,25 +1,9 @@
-//! The locker: a mutex of the backend as a lock with a guard.
-//!
-//! - `lock`: the front, and `builder`, which makes one.
-//! - `guard`: what a locked locker returns.
-//! - `holding`: what a locker and its guard share, and the loop around the contention machine.
-//! - `desk`: where its calls to the backend are made, and `cycle`, one ownership.
-//! - `loss`: how a holder learns that it lost the lock.
-//! - `turnstile`: the queue of this process's threads, before the backend's.
-//! - `renewer`: the factory's thread that renews for all guards, and `rota`, its list of them.
+//! The locker: a blocking lock with a guard, for one at a time in a section.
 
-mod builder;
-mod cycle;
-mod desk;
 mod guard;
-mod holding;
-mod lock;
-mod loss;
-mod renewer;
-mod rota;
-mod turnstile;
+#[allow(clippy::module_inception)]
+mod locker;
+mod thread_queue;
 
-pub use builder::LockerBuilder;
-pub use guard::Guard;
-pub use lock::Locker;
-pub(crate) use renewer::Renewer;
+pub use guard::{Guard, GuardAll};
+pub use locker::{LockAllBuilder, Locker, LockerBuilder, WithLockError};

@@ -1,18 +1,14 @@
 //! The scheduler: work that runs at its times, on the leader only.
 //!
-//! - `schedule`: the front, and `builder`, which makes one.
-//! - `config`: when the work runs.
-//! - `context`: what the work is told.
-//! - `rounds`: the loop that runs it, and `term`, what it knows of the leadership.
+//! - `scheduler`: the front, its builder and what it reports.
+//! - `schedule`: when runs are due, without clocks or threads.
+//! - `worker`: the loop that runs the work and records it, and what the work is told.
 
-mod builder;
-mod config;
-mod context;
-mod rounds;
 mod schedule;
-mod term;
+#[allow(clippy::module_inception)]
+mod scheduler;
+mod worker;
 
-pub use builder::SchedulerBuilder;
-pub use config::ScheduleConfig;
-pub use context::Context;
-pub use schedule::Scheduler;
+pub use schedule::{Missed, Schedule, Weekday};
+pub use scheduler::{RunReport, Scheduler, SchedulerBuilder, WorkResult};
+pub use worker::Context;

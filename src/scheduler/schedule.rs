@@ -1,183 +1,682 @@
-//! `Scheduler`: runs work at its times while this process leads.
+//! `Schedule`: when runs are due. Pure: clocks, the age of the last run and dice are given.
+//!
+//! [`Plan`] is a schedule at work in one leadership: it is made from the age of the last run, asked how
+//! long to wait, and told when a run began and ended.
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use parking_lot::Mutex;
-
-use super::config::ScheduleConfig;
-use super::rounds::{Rounds, Work};
-use super::term::Term;
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
-use crate::service::{Lifecycle, MutexContendService, Status};
+use crate::error::{Error, Result};
 
-/// Runs work at a fixed rate or with a fixed delay, on whichever process leads.
+/// The longest duration in a schedule: a wait beyond it is a mistake.
+const LONGEST: Duration = Duration::from_secs(366 * DAY);
+
+/// The shortest period.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// Runs of shorter periods are not recorded: the write would cost more than the run that it saves.
+const WORTH_RECORDING: Duration = Duration::from_secs(1);
+
+/// How late a run may begin without the beat moving with it.
+const KEEPS_BEAT: Duration = Duration::from_millis(50);
+
+/// How late a run may begin before [`Missed::Skip`] leaves it out: at a fixed rate, and at a time of day.
+const GRACE: Duration = Duration::from_secs(1);
+const GRACE_OF_DAY: Duration = Duration::from_secs(60);
+
+/// A run recorded less than this before a time of day was the run of that time, on a host whose clock
+/// was ahead of ours.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
+
+const DAY: u64 = 24 * 3600;
+
+/// When scheduled work runs.
 ///
-/// Run it in as many processes as you like: one of them works, and when it goes another one goes on. Work
-/// is never running in two of them at once as long as it heeds [`Context::cancelled`](super::Context::cancelled)
-/// within the transition; a fence keeps out work that does not.
+/// The times belong to the mutex, not to the process that leads: the last run is kept on the backend,
+/// and a new leader goes on from there. Runs of periods below one second are not recorded; there a new
+/// leader begins after its [`initial_delay`](Schedule::initial_delay).
 ///
 /// ```
-/// use contend::ScheduleConfig;
+/// use contend::{Missed, Schedule, Weekday};
 /// use std::time::Duration;
 ///
-/// let factory = contend::connect("memory://scheduler-doc")?;
-/// let (done, runs) = crossbeam_channel::unbounded();
-/// let scheduler = factory
-///     .scheduler("clean-up")
-///     .build(
-///         ScheduleConfig::rate(Duration::ZERO, Duration::from_millis(10)),
-///         move |context| {
-///             assert!(context.is_leader());
-///             done.send(context.fence())?;
-///             Ok(())
-///         },
-///     )?;
-/// scheduler.start()?;
-///
-/// let fence = runs.recv().unwrap();
-/// assert_eq!(runs.recv().unwrap(), fence); // the same leadership
-/// scheduler.stop()?;
-/// assert!(!scheduler.is_leader());
+/// let minute = Duration::from_secs(60);
+/// // Runs begin a minute apart.
+/// let poll = Schedule::every(minute);
+/// // A minute of rest after each run.
+/// let gently = Schedule::with_delay(minute).initial_delay(minute);
+/// // Every night; a night that was missed is not made up for in the morning.
+/// let nightly = Schedule::daily_at("02:30", "UTC")?.missed(Missed::Skip);
+/// let weekly = Schedule::weekly_at([Weekday::Saturday], "04:00", "+01:00")?;
 /// # Ok::<(), contend::Error>(())
 /// ```
-pub struct Scheduler {
-    service: Arc<MutexContendService>,
-    term: Arc<Term>,
-    config: ScheduleConfig,
-    work: Arc<Mutex<Work>>,
-    stop_within: Duration,
-    lifecycle: Lifecycle,
+///
+/// # How close, how far
+/// | | two runs are never closer than | the next run begins at the latest |
+/// |---|---|---|
+/// | [`every`](Schedule::every) | the period, less 50 ms or a tenth of it and less the jitter, from beginning to beginning | a period after the last one began, or when a new leader leads, and the jitter |
+/// | [`with_delay`](Schedule::with_delay) | the period, from end to beginning | a period after the last one ended, or when a new leader leads, and the jitter |
+/// | [`daily_at`](Schedule::daily_at), [`weekly_at`](Schedule::weekly_at) | [`at_least`](Schedule::at_least) | at its time, or when a new leader leads, and the jitter |
+///
+/// There are two exceptions. If recording a run fails, which is logged, or its leader dies in a run with
+/// a fixed delay, a new leader does not know of that run. And [`Missed::Skip`] leaves runs out.
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub struct Schedule {
+    times: Times,
+    initial_delay: Duration,
+    jitter: Duration,
+    missed: Missed,
+    at_least: Duration,
 }
 
-impl Scheduler {
-    pub(super) fn new(
-        service: MutexContendService,
-        term: Arc<Term>,
-        config: ScheduleConfig,
-        work: Work,
-        stop_within: Duration,
-    ) -> Scheduler {
-        Scheduler {
-            service: Arc::new(service),
-            term,
-            config,
-            work: Arc::new(Mutex::new(work)),
-            stop_within,
-            lifecycle: Lifecycle::new(),
+#[derive(Clone, Debug, PartialEq)]
+enum Times {
+    Every(Duration),
+    WithDelay(Duration),
+    OfDay(TimeOfDay),
+}
+
+/// What happens with runs that could not begin in time: nobody led, the last run took too long, or the
+/// machine was paused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Missed {
+    /// One run makes up for all of them, as soon as it can begin.
+    #[default]
+    Once,
+    /// They are left out, and the next run begins at its time. A run counts as missed once it is late by
+    /// more than a second or a tenth of the period, or by a minute where it has a time of day.
+    Skip,
+}
+
+impl Schedule {
+    /// Runs begin `period` apart, at a fixed rate. A run that begins more than 50 ms late, or a tenth of
+    /// the period if that is less, moves the following ones, unless missed runs are skipped.
+    pub fn every(period: Duration) -> Schedule {
+        Schedule::new(Times::Every(period))
+    }
+
+    /// A run begins `period` after the last one ended.
+    pub fn with_delay(period: Duration) -> Schedule {
+        Schedule::new(Times::WithDelay(period))
+    }
+
+    /// A run begins every day at `time`, such as `"02:30"`, in `zone`.
+    ///
+    /// `zone` is `"UTC"` or an offset such as `"+05:30"`. With the feature `timezones` it may be a name
+    /// such as `"Europe/Berlin"`, or `"local"` for the zone of the system; the default is to depend on no
+    /// time zone data.
+    ///
+    /// Where clocks are set forward over `time`, the run begins when they are; where they are set back
+    /// over it, it begins the first time and not the second. So there is one run a day. Times are those
+    /// of the wall clock of the process that leads.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a time or zone that is not understood, `FeatureDisabled` for a name without
+    /// the feature `timezones`.
+    pub fn daily_at(time: &str, zone: &str) -> Result<Schedule> {
+        Schedule::of_day(Weekday::ALL, time, zone)
+    }
+
+    /// A run begins on each of `days` at `time` in `zone`; see [`daily_at`](Schedule::daily_at).
+    ///
+    /// # Errors
+    /// As [`daily_at`](Schedule::daily_at), and `InvalidInput` without a day.
+    pub fn weekly_at(
+        days: impl IntoIterator<Item = Weekday>,
+        time: &str,
+        zone: &str,
+    ) -> Result<Schedule> {
+        Schedule::of_day(days, time, zone)
+    }
+
+    fn of_day(days: impl IntoIterator<Item = Weekday>, time: &str, zone: &str) -> Result<Schedule> {
+        let time = TimeOfDay::new(days, time, zone)?;
+        Ok(Schedule::new(Times::OfDay(time)))
+    }
+
+    fn new(times: Times) -> Schedule {
+        Schedule {
+            times,
+            initial_delay: Duration::ZERO,
+            jitter: Duration::ZERO,
+            missed: Missed::default(),
+            at_least: Duration::ZERO,
         }
     }
 
-    /// Starts to contend for the leadership. Returns at once.
-    ///
-    /// # Errors
-    /// `InvalidState` unless the status is `Initial`; `Unavailable` where the system has no thread left;
-    /// `Forked` in a child process.
-    pub fn start(&self) -> Result<()> {
-        let name = format!("schedule {}", self.mutex());
-        self.lifecycle.start(name, || {
-            self.service.start()?;
-            let rounds = Rounds {
-                service: Arc::clone(&self.service),
-                term: Arc::clone(&self.term),
-                config: self.config,
-                work: Arc::clone(&self.work),
-            };
-            Ok((move |bell| rounds.run(&bell), 0))
+    /// Sets how long after it became the leader a process begins the first run, where no run is
+    /// recorded. Defaults to zero. With times of day, the first time after it is taken.
+    pub fn initial_delay(mut self, initial_delay: Duration) -> Schedule {
+        self.initial_delay = initial_delay;
+        self
+    }
+
+    /// Sets by how much runs are put off at random, each by another time between zero and `jitter`, so
+    /// that many schedules do not begin at once. Shorter than the period. Defaults to zero.
+    pub fn jitter(mut self, jitter: Duration) -> Schedule {
+        self.jitter = jitter;
+        self
+    }
+
+    /// Sets what happens with missed runs. Defaults to [`Missed::Once`]. A fixed delay has no times that
+    /// could be missed: its next run begins as soon as it can.
+    pub fn missed(mut self, missed: Missed) -> Schedule {
+        self.missed = missed;
+        self
+    }
+
+    /// Sets the least time between two runs, whatever else is set, counted from the beginning of the
+    /// last one (with a fixed delay, from its end). Defaults to zero.
+    pub fn at_least(mut self, at_least: Duration) -> Schedule {
+        self.at_least = at_least;
+        self
+    }
+
+    /// Returns an error that says what is wrong with the schedule, if anything is.
+    pub(super) fn check(&self) -> Result<()> {
+        let period = self.period();
+        if period < SHORTEST {
+            return Err(Error::invalid(format!(
+                "a schedule with a period of {period:?} would never rest; at least {SHORTEST:?}"
+            )));
+        }
+        for (what, duration) in [
+            ("period", period),
+            ("initial_delay", self.initial_delay),
+            ("at_least", self.at_least),
+        ] {
+            if duration > LONGEST {
+                return Err(Error::invalid(format!(
+                    "{what} {duration:?} is too long; at most 366 days"
+                )));
+            }
+        }
+        if self.jitter >= period {
+            return Err(Error::invalid(format!(
+                "jitter {:?} must be less than the period of {period:?}",
+                self.jitter
+            )));
+        }
+        if self.missed == Missed::Skip && matches!(self.times, Times::WithDelay(_)) {
+            return Err(Error::invalid(
+                "a schedule with a fixed delay has no times that could be skipped; leave out \
+                 Missed::Skip",
+            ));
+        }
+        Ok(())
+    }
+
+    /// When a run is recorded.
+    pub(super) fn recorded(&self) -> Recorded {
+        match self.times {
+            _ if self.period().max(self.at_least) < WORTH_RECORDING => Recorded::Never,
+            Times::WithDelay(_) => Recorded::AtTheEnd,
+            Times::Every(_) | Times::OfDay(_) => Recorded::AtTheBeginning,
+        }
+    }
+
+    /// How long the record of a run is kept: three periods, a day at least.
+    pub(super) fn kept(&self) -> Duration {
+        let longest = self.period().max(self.at_least);
+        longest.saturating_mul(3).max(Duration::from_secs(DAY))
+    }
+
+    /// The time between two runs, give or take a change of clocks.
+    fn period(&self) -> Duration {
+        match &self.times {
+            Times::Every(period) | Times::WithDelay(period) => *period,
+            Times::OfDay(time) => time.period(),
+        }
+    }
+
+    /// How late a run may begin before it counts as missed, after its jitter.
+    fn grace(&self) -> Duration {
+        let grace = match &self.times {
+            Times::Every(period) | Times::WithDelay(period) => GRACE.min(*period / 10),
+            Times::OfDay(_) => GRACE_OF_DAY,
+        };
+        grace + self.jitter
+    }
+
+    fn random_delay(&self, dice: f64) -> Duration {
+        self.jitter.mul_f64(dice.clamp(0.0, 1.0))
+    }
+}
+
+impl fmt::Display for Schedule {
+    /// The schedule in words, such as "every 5s".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.times {
+            Times::Every(period) => write!(f, "every {period:?}"),
+            Times::WithDelay(period) => write!(f, "{period:?} after each run"),
+            Times::OfDay(time) => time.fmt(f),
+        }
+    }
+}
+
+/// When a run is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Recorded {
+    Never,
+    AtTheBeginning,
+    AtTheEnd,
+}
+
+/// What the clocks say: the boot-time clock, and the wall clock as time since the epoch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clocks {
+    pub(super) local: Moment,
+    pub(super) wall: Duration,
+}
+
+impl Clocks {
+    /// Reads both clocks.
+    pub(super) fn read() -> Clocks {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+        Clocks {
+            local: Moment::now(),
+            wall: wall.unwrap_or_default(),
+        }
+    }
+}
+
+/// A schedule at work in one leadership.
+#[derive(Debug)]
+pub(super) struct Plan {
+    schedule: Schedule,
+    due: Due,
+    /// By how much the next run is put off at random.
+    delay: Duration,
+    /// When the last run is long enough ago.
+    apart_at: Moment,
+}
+
+/// When a run is due.
+#[derive(Clone, Copy, Debug)]
+enum Due {
+    At(Moment),
+    /// Time since the epoch: the wall clock may be set while we wait for it.
+    OnTheWall(Duration),
+}
+
+impl Plan {
+    /// Begins a leadership, `age` after the last run that was recorded.
+    pub(super) fn new(schedule: &Schedule, now: Clocks, age: Option<Duration>, dice: f64) -> Plan {
+        let due = match (&schedule.times, age) {
+            (Times::Every(_) | Times::WithDelay(_), None) => {
+                Due::At(now.local + schedule.initial_delay)
+            }
+            (Times::Every(period) | Times::WithDelay(period), Some(age)) => {
+                Due::At(schedule.first_after(*period, age, now.local))
+            }
+            (Times::OfDay(time), None) => {
+                Due::OnTheWall(time.after(now.wall + schedule.initial_delay))
+            }
+            (Times::OfDay(time), Some(age)) => {
+                let last = now.wall.saturating_sub(age) + CLOCKS_DIFFER;
+                Due::OnTheWall(time.after(last))
+            }
+        };
+        let apart = age.map_or(Duration::ZERO, |age| schedule.at_least.saturating_sub(age));
+        Plan {
+            due,
+            delay: schedule.random_delay(dice),
+            apart_at: now.local + apart,
+            schedule: schedule.clone(),
+        }
+    }
+
+    /// Returns how long to wait for the next run; zero if it is to begin now. Leaves runs out that were
+    /// missed, if that is what the schedule asks for.
+    pub(super) fn wait(&mut self, now: Clocks) -> Duration {
+        if self.schedule.missed == Missed::Skip {
+            self.skip(now);
+        }
+        let wait = match self.due {
+            Due::At(due) => due + self.delay - now.local,
+            Due::OnTheWall(due) => (due + self.delay).saturating_sub(now.wall),
+        };
+        wait.max(self.apart_at - now.local)
+    }
+
+    /// Goes on to the first run that is not missed.
+    fn skip(&mut self, now: Clocks) {
+        let grace = self.schedule.grace();
+        self.due = match (&self.schedule.times, self.due) {
+            (Times::OfDay(time), Due::OnTheWall(due)) if due + grace < now.wall => {
+                Due::OnTheWall(time.after(now.wall.saturating_sub(grace)))
+            }
+            (Times::Every(period), Due::At(due)) if due + grace < now.local => {
+                Due::At(beat(now.local, now.local - due, *period, grace))
+            }
+            (_, due) => due,
+        };
+    }
+
+    /// Returns how late the next run is, if it begins now.
+    pub(super) fn late(&self, now: Clocks) -> Duration {
+        match self.due {
+            Due::At(due) => now.local - (due + self.delay),
+            Due::OnTheWall(due) => now.wall.saturating_sub(due + self.delay),
+        }
+    }
+
+    /// Returns when the next run is due, as time since the epoch.
+    pub(super) fn due(&self, now: Clocks) -> Duration {
+        match self.due {
+            Due::At(due) => now.wall.saturating_sub(now.local - due) + (due - now.local),
+            Due::OnTheWall(due) => due,
+        }
+    }
+
+    /// Goes on to the run after the one that began and ended.
+    pub(super) fn ran(&mut self, begun: Clocks, ended: Clocks, dice: f64) {
+        let late = self.late(begun);
+        let schedule = &self.schedule;
+        self.due = match (&schedule.times, self.due) {
+            (Times::Every(period), Due::At(due)) => {
+                let keeps_beat =
+                    schedule.missed == Missed::Skip || late <= KEEPS_BEAT.min(*period / 10);
+                Due::At(if keeps_beat { due } else { due + late } + *period)
+            }
+            (Times::OfDay(time), Due::OnTheWall(due)) => {
+                Due::OnTheWall(time.after(due.max(begun.wall)))
+            }
+            // A fixed delay; the clock of a due time fits its schedule.
+            _ => Due::At(ended.local + schedule.period()),
+        };
+        self.delay = schedule.random_delay(dice);
+        let last = match schedule.times {
+            Times::WithDelay(_) => ended.local,
+            Times::Every(_) | Times::OfDay(_) => begun.local,
+        };
+        self.apart_at = last + schedule.at_least;
+    }
+}
+
+impl Schedule {
+    /// The first run of a leader at `now`, the last one having been recorded `age` ago. Does not count
+    /// back by the age: the machine may have been started after the last run.
+    fn first_after(&self, period: Duration, age: Duration, now: Moment) -> Moment {
+        match self.missed {
+            _ if age < period => now + (period - age),
+            Missed::Once => now - (age - period),
+            Missed::Skip => beat(now, age, period, self.grace()),
+        }
+    }
+}
+
+/// The first beat after one that was `past` ago, by whole periods, that is not missed at `now`.
+fn beat(now: Moment, past: Duration, period: Duration, grace: Duration) -> Moment {
+    let since_beat = past.as_nanos() % period.as_nanos().max(1);
+    let since_beat = Duration::from_nanos(u64::try_from(since_beat).unwrap_or(u64::MAX));
+    if since_beat <= grace {
+        now - since_beat
+    } else {
+        now + (period - since_beat)
+    }
+}
+
+/// A day of the week.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Weekday {
+    Monday,
+    Tuesday,
+    Wednesday,
+    Thursday,
+    Friday,
+    Saturday,
+    Sunday,
+}
+
+impl Weekday {
+    /// All days, beginning with Monday.
+    pub const ALL: [Weekday; 7] = [
+        Weekday::Monday,
+        Weekday::Tuesday,
+        Weekday::Wednesday,
+        Weekday::Thursday,
+        Weekday::Friday,
+        Weekday::Saturday,
+        Weekday::Sunday,
+    ];
+
+    /// The weekday of a date, given in days since 1970-01-01, which was a Thursday.
+    fn of(day: i64) -> Weekday {
+        let index = usize::try_from((day + 3).rem_euclid(7)).unwrap_or_default();
+        Weekday::ALL[index]
+    }
+}
+
+impl FromStr for Weekday {
+    type Err = Error;
+
+    /// Parses an English name, or its first three letters, in any case.
+    fn from_str(text: &str) -> Result<Weekday> {
+        let days = Weekday::ALL.into_iter();
+        let mut days = days.filter(|day| {
+            let name = format!("{day:?}");
+            text.eq_ignore_ascii_case(&name) || text.eq_ignore_ascii_case(&name[..3])
+        });
+        days.next().ok_or_else(|| {
+            Error::invalid(format!(
+                "{text:?} is no day of the week; write one such as monday or mon"
+            ))
+        })
+    }
+}
+
+/// A time of day on some days of the week, in a time zone.
+#[derive(Clone, Debug, PartialEq)]
+struct TimeOfDay {
+    days: Vec<Weekday>,
+    /// Seconds since midnight, by the clock on the wall.
+    second: u32,
+    zone: Zone,
+}
+
+impl TimeOfDay {
+    fn new(days: impl IntoIterator<Item = Weekday>, time: &str, zone: &str) -> Result<TimeOfDay> {
+        let days: Vec<Weekday> = days.into_iter().collect();
+        if days.is_empty() {
+            return Err(Error::invalid("a weekly schedule needs a day of the week"));
+        }
+        Ok(TimeOfDay {
+            days,
+            second: parse_time(time)?,
+            zone: Zone::parse(zone)?,
         })
     }
 
-    /// Begins no more work, waits for what runs, gives the leadership back and ends the threads.
-    ///
-    /// Running work sees that it is [`cancelled`](super::Context::cancelled), and goes on as the leader
-    /// until it returns. Called from inside the work, this returns at once, and all that happens after
-    /// the work has returned. Stopping what is not started does nothing.
-    ///
-    /// # Errors
-    /// `Timeout` where the work did not end within
-    /// [`stop_within`](super::SchedulerBuilder::stop_within): from then on the lease is no longer
-    /// renewed. It is released when the work ends, or runs out before. It is never released under
-    /// running work.
-    pub fn stop(&self) -> Result<()> {
-        let by = Moment::now() + self.stop_within;
-        let stopped = self.lifecycle.stop(self.mutex(), by);
-        match &stopped {
-            Err(error) if error.kind() == ErrorKind::Timeout => {}
-            _ => return stopped,
+    fn period(&self) -> Duration {
+        let several = Weekday::ALL.iter().filter(|day| self.days.contains(day));
+        let days = if several.count() > 1 { 1 } else { 7 };
+        Duration::from_secs(days * DAY)
+    }
+
+    /// The first such time after `wall`, both as time since the epoch.
+    fn after(&self, wall: Duration) -> Duration {
+        let seconds = i64::try_from(wall.as_secs()).unwrap_or(i64::MAX / 4);
+        let today = self.zone.day(seconds);
+        // From the day before, as the zone may be ahead; to the day after the same one next week.
+        (today - 1..=today + 8)
+            .filter(|day| self.days.contains(&Weekday::of(*day)))
+            .map(|day| self.zone.instant(day, self.second))
+            .filter_map(|instant| u64::try_from(instant).ok().map(Duration::from_secs))
+            .find(|instant| *instant > wall)
+            .unwrap_or(Duration::MAX / 4)
+    }
+}
+
+impl fmt::Display for TimeOfDay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if Weekday::ALL.iter().all(|day| self.days.contains(day)) {
+            f.write_str("daily")?;
+        } else {
+            let days: Vec<String> = self.days.iter().map(|day| format!("{day:?}")).collect();
+            f.write_str(&days.join(", "))?;
         }
-        if !self.term.is_running() {
-            // The work has ended; what is left is the service's own way out, which has a bound.
-            let by = Moment::now() + self.service.stop_bound();
-            return self.lifecycle.stop(self.mutex(), by);
+        let (hour, minute, second) = (self.second / 3600, self.second / 60 % 60, self.second % 60);
+        write!(f, " at {hour:02}:{minute:02}")?;
+        if second > 0 {
+            write!(f, ":{second:02}")?;
         }
-        // Without waiting for it: renewal ends here, and the way out waits for the work by itself.
-        let _ = self.service.stop_by(Moment::now());
+        write!(f, " {}", self.zone)
+    }
+}
+
+fn parse_time(text: &str) -> Result<u32> {
+    let bad = || {
+        Error::invalid(format!(
+            "{text:?} is no time of day; write hours and minutes, such as 02:30 or 14:00:30"
+        ))
+    };
+    let parts: Vec<&str> = text.split(':').collect();
+    let limits: &[u32] = match parts.len() {
+        2 => &[24, 60],
+        3 => &[24, 60, 60],
+        _ => return Err(bad()),
+    };
+    let mut second = 0;
+    for (part, limit) in parts.iter().zip(limits) {
+        let digits =
+            (1..=2).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit());
+        let number: u32 = part.parse().map_err(|_| bad())?;
+        if !digits || number >= *limit {
+            return Err(bad());
+        }
+        second = second * 60 + number;
+    }
+    Ok(if parts.len() == 2 {
+        second * 60
+    } else {
+        second
+    })
+}
+
+/// A time zone.
+#[derive(Clone, PartialEq)]
+enum Zone {
+    /// Seconds east of UTC.
+    Fixed(i32),
+    #[cfg(feature = "timezones")]
+    Named(jiff::tz::TimeZone),
+}
+
+impl Zone {
+    fn parse(text: &str) -> Result<Zone> {
+        if text.eq_ignore_ascii_case("utc") || text == "Z" {
+            return Ok(Zone::Fixed(0));
+        }
+        let (sign, offset) = match text.split_at_checked(1) {
+            Some(("+", offset)) => (1, offset),
+            Some(("-", offset)) => (-1, offset),
+            _ => return Zone::named(text),
+        };
+        let seconds = parse_time(offset).ok().and_then(|s| i32::try_from(s).ok());
+        match seconds {
+            Some(seconds) if seconds <= 18 * 3600 => Ok(Zone::Fixed(sign * seconds)),
+            _ => Err(Error::invalid(format!(
+                "{text:?} is no offset from UTC; write hours and minutes, such as +05:30"
+            ))),
+        }
+    }
+
+    #[cfg(feature = "timezones")]
+    fn named(name: &str) -> Result<Zone> {
+        let zone = if name == "local" {
+            jiff::tz::TimeZone::try_system()
+        } else {
+            jiff::tz::TimeZone::get(name)
+        };
+        zone.map(Zone::Named).map_err(|error| {
+            Error::invalid(format!(
+                "unknown time zone {name:?}; write UTC, local, an offset such as +05:30 or a name such \
+                 as Europe/Berlin"
+            ))
+            .with_source(error)
+        })
+    }
+
+    #[cfg(not(feature = "timezones"))]
+    fn named(name: &str) -> Result<Zone> {
         Err(Error::new(
-            ErrorKind::Timeout,
+            crate::error::ErrorKind::FeatureDisabled,
             format!(
-                "{}: the scheduled work still runs {:?} after it was told to stop; leadership is not \
-                 renewed any more, and is given up when the work ends or its lease does",
-                self.mutex(),
-                self.stop_within
+                "the time zone {name:?} needs the Cargo feature \"timezones\"; without it, write UTC or \
+                 an offset such as +05:30"
             ),
         ))
     }
 
-    /// The mutex that the leader owns.
-    #[must_use]
-    pub fn mutex(&self) -> &str {
-        self.service.mutex()
+    /// The date at an instant (seconds since the epoch), in days since 1970-01-01.
+    fn day(&self, instant: i64) -> i64 {
+        match self {
+            Zone::Fixed(offset) => (instant + i64::from(*offset)).div_euclid(DAY as i64),
+            #[cfg(feature = "timezones")]
+            Zone::Named(zone) => {
+                let offset = jiff::Timestamp::from_second(instant)
+                    .map_or(0, |instant| zone.to_offset(instant).seconds());
+                (instant + i64::from(offset)).div_euclid(DAY as i64)
+            }
+        }
     }
 
-    /// The id contended under.
-    #[must_use]
-    pub fn id(&self) -> &str {
-        self.service.id()
-    }
-
-    /// Whether this process leads: right at the moment of the call.
-    #[must_use]
-    pub fn is_leader(&self) -> bool {
-        self.service.is_owner()
-    }
-
-    /// The fence of the present leadership; `None` unless this process leads.
-    #[must_use]
-    pub fn fence(&self) -> Option<u64> {
-        self.service.fence()
-    }
-
-    /// Where the scheduler is in its life.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        self.lifecycle.status()
-    }
-
-    /// The trouble that the scheduler has with its backend; `None` once that answers again.
-    #[must_use]
-    pub fn last_error(&self) -> Option<Error> {
-        self.service.last_error()
-    }
-}
-
-impl Drop for Scheduler {
-    fn drop(&mut self) {
-        if let Err(error) = self.stop() {
-            log::warn!("{}: dropped without a clean stop: {error}", self.mutex());
+    /// The instant at which the clock on the wall shows `second` on `day`: the end of the gap if it never
+    /// does, the first one if it does twice.
+    fn instant(&self, day: i64, second: u32) -> i64 {
+        let local = day * DAY as i64 + i64::from(second);
+        match self {
+            Zone::Fixed(offset) => local - i64::from(*offset),
+            #[cfg(feature = "timezones")]
+            Zone::Named(zone) => {
+                use jiff::tz::{AmbiguousOffset, Offset};
+                // A civil time is what UTC shows at that many seconds.
+                let Ok(civil) = jiff::Timestamp::from_second(local) else {
+                    return local;
+                };
+                let at = |offset: Offset| local - i64::from(offset.seconds());
+                match zone
+                    .to_ambiguous_timestamp(Offset::UTC.to_datetime(civil))
+                    .offset()
+                {
+                    AmbiguousOffset::Unambiguous { offset } => at(offset),
+                    AmbiguousOffset::Fold { before, .. } => at(before),
+                    AmbiguousOffset::Gap { before, .. } => {
+                        let after_gap = jiff::Timestamp::from_second(at(before) + 1);
+                        let change = after_gap.ok().and_then(|t| zone.preceding(t).next());
+                        change.map_or(at(before), |change| change.timestamp().as_second())
+                    }
+                }
+            }
         }
     }
 }
 
-impl fmt::Debug for Scheduler {
+impl fmt::Display for Zone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scheduler")
-            .field("mutex", &self.mutex())
-            .field("id", &self.id())
-            .field("config", &self.config)
-            .field("status", &self.status())
-            .field("fence", &self.fence())
-            .finish_non_exhaustive()
+        match self {
+            Zone::Fixed(0) => f.write_str("UTC"),
+            Zone::Fixed(seconds) => {
+                let (sign, minutes) = (if *seconds < 0 { '-' } else { '+' }, seconds.abs() / 60);
+                write!(f, "{sign}{:02}:{:02}", minutes / 60, minutes % 60)
+            }
+            #[cfg(feature = "timezones")]
+            Zone::Named(zone) => f.write_str(zone.iana_name().unwrap_or("local")),
+        }
     }
 }
+
+impl fmt::Debug for Zone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests;

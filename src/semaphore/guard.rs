@@ -1,114 +1,241 @@
-//! `PermitGuard`: permits that are given back when it goes out of scope.
+//! `PermitGuard`: permits that are renewed, and given back when it goes out of scope.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::answer::{Permit, Release};
-use super::core::Core;
-use super::keeper::Belief;
-use super::request::Wish;
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
+
+use super::outcome::held_by_another_guard;
+use super::renewals::Keep;
+use super::semaphores::Core;
+use crate::backend::permit_store::{Held, HeldPermit, Permit, PermitStore};
+use crate::background::{CleanUp, Cleaned};
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::thread::Local;
+
+/// The longest that giving permits back takes; what is left then goes on in the background.
+const GIVE_BACK: Duration = Duration::from_secs(2);
 
 /// Holds permits for as long as it lives.
 ///
-/// Permits with a ttl are renewed at a third of it, in the background. Dropping the guard releases them;
-/// if the server cannot be reached then, that is done as soon as it can, for as long as a handle on the
-/// semaphores is left.
+/// They are renewed in the background at every third of the ttl, and released when the guard is dropped.
+/// If the server cannot be reached then, that is done as soon as it can, and otherwise the ttl ends them.
+///
+/// ```
+/// use contend::semaphore::PermitRequest;
+/// use std::time::Duration;
+///
+/// let semaphores = contend::connect("memory://permit-guard-doc")?.semaphores()?;
+/// semaphores.create("downloads", 3)?;
+/// let request = PermitRequest::generated().permits("downloads", 2);
+/// let mut guard = semaphores.guard(&request, Duration::ZERO)?;
+///
+/// let lost = guard.lost();
+/// for file in 0..3 {
+///     if !guard.is_valid() {
+///         break; // a quarter of the ttl is left to stop in
+///     }
+///     // write the file; whoever stores it rejects a fence lower than the highest seen
+///     let _ = (file, guard.fence("downloads"), &lost);
+/// }
+/// guard.release_part("downloads", 1)?; // the rest needs less
+/// guard.release()?; // `Lost` if the permits were not ours to the end
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[must_use = "dropping the guard releases the permits"]
 pub struct PermitGuard {
-    core: Arc<Core>,
-    external_id: Arc<str>,
-    permits: Vec<Permit>,
-    belief: Arc<Belief>,
-    /// The keeper's number for it, if it is renewed.
-    renewal: Option<u64>,
-    released: bool,
+    core: Local<Arc<Core>>,
+    keep: Arc<Keep>,
+    /// Its number in the list of renewals.
+    number: u64,
+    since: Moment,
+    over: bool,
+    /// Keeps the external id taken.
+    _only: OnlyGuard,
 }
 
 impl PermitGuard {
-    /// A guard of permits for which we asked at `sent`.
     pub(super) fn new(
         core: &Arc<Core>,
-        wish: &Wish,
-        permits: Vec<Permit>,
-        sent: Moment,
-    ) -> Result<PermitGuard> {
-        let mut guard = PermitGuard {
-            core: Arc::clone(core),
-            external_id: Arc::clone(&wish.external_id),
-            permits,
-            belief: Arc::new(Belief::new(wish.ttl, sent)),
-            renewal: None,
-            released: false,
-        };
-        if let Some(ttl) = wish.ttl {
-            // Where there is no thread to renew, dropping the half-made guard gives the permits back.
-            let renewal = core.keeper.keep(&guard.external_id, ttl, &guard.belief)?;
-            guard.renewal = Some(renewal);
+        keep: Arc<Keep>,
+        number: u64,
+        only: OnlyGuard,
+    ) -> PermitGuard {
+        PermitGuard {
+            core: Local::new(Arc::clone(core)),
+            keep,
+            number,
+            since: Moment::now(),
+            over: false,
+            _only: only,
         }
-        Ok(guard)
     }
 
-    /// The permits, in the order of the semaphores' names.
+    /// Returns the permits, in the order of the semaphores' names.
     #[must_use]
-    pub fn permits(&self) -> &[Permit] {
-        &self.permits
+    pub fn permits(&self) -> Vec<Permit> {
+        self.keep.held().to_permits()
     }
 
-    /// The fence of a semaphore's permit.
+    /// Returns the fence of a semaphore's permit: larger than that of every earlier grant there.
     #[must_use]
     pub fn fence(&self, semaphore: &str) -> Option<u64> {
-        let permit = self.permits.iter().find(|it| &*it.semaphore == semaphore);
-        permit.map(|permit| permit.fence)
+        let held = self.keep.held();
+        let permit = held.permits.iter().find(|it| &*it.semaphore == semaphore);
+        permit.map(|permit| permit.id)
     }
 
-    /// The external id that they are held under.
+    /// Returns the external id that they are held under.
     #[must_use]
-    pub fn external_id(&self) -> &str {
-        &self.external_id
+    pub fn external_id(&self) -> Arc<str> {
+        Arc::clone(&self.keep.held().external_id)
     }
 
-    /// Whether the permits are surely still ours: renewed within the ttl, counted on the local
-    /// boot-time clock from before the request was sent, and not found released. Once `false`, it stays
-    /// so. Without a ttl there is nothing that could run out, and it stays `true`.
+    /// Returns `true` if the permits are surely ours: right at the moment of the call, even while renewal
+    /// is blocked, the server is gone or the machine has slept. Once `false`, it stays `false`.
     #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.belief.holds()
+    pub fn is_valid(&self) -> bool {
+        !self.valid_for().is_zero()
     }
 
-    /// Gives the permits back, and tells what became of it.
+    /// Returns how long the permits are surely ours without a further renewal; zero once they are not.
+    #[must_use]
+    pub fn valid_for(&self) -> Duration {
+        match self.core.here().is_some() {
+            true => self.keep.valid_for(),
+            false => Duration::ZERO,
+        }
+    }
+
+    /// Returns a receiver that is disconnected when the permits are lost: at the end of the ttl if renewal
+    /// failed, or as soon as the server says that they were released or taken over. A quarter of the ttl
+    /// is left to stop in after the first. It never receives a message; every receiver hears of the loss,
+    /// and of the end of the guard.
+    #[must_use]
+    pub fn lost(&self) -> Receiver<()> {
+        self.keep.lost()
+    }
+
+    /// Gives the permits back.
     ///
     /// # Errors
-    /// The server could not be reached: the permits are released as soon as it can be.
-    pub fn release(mut self) -> Result<Release> {
-        self.give_back()
+    /// `Lost` if they were not ours to the end, so that what was done with them may have been done by more
+    /// than the capacity allows. Otherwise the server could not be reached: the permits are released as
+    /// soon as it can be, or end with their ttl.
+    pub fn release(mut self) -> Result<()> {
+        self.end()
     }
 
-    fn give_back(&mut self) -> Result<Release> {
-        self.released = true;
-        if let Some(number) = self.renewal.take() {
-            self.core.keeper.forget(number);
+    /// Gives `count` permits of `semaphore` back, and keeps the rest.
+    ///
+    /// # Errors
+    /// `InvalidInput` for more than the guard holds, or for all that it holds; `Lost`. If the server
+    /// could not be reached, those permits are given back as soon as it can be, or with the rest.
+    pub fn release_part(&mut self, semaphore: &str, count: u32) -> Result<()> {
+        let core = Arc::clone(self.core.get()?);
+        let before = self.keep.held();
+        let part = before.permits.iter().find(|it| &*it.semaphore == semaphore);
+        let part = match part {
+            Some(part) if (1..=part.count).contains(&count) => part.clone(),
+            part => {
+                let held = part.map_or(0, |part| part.count);
+                return Err(Error::invalid(format!(
+                    "request {:?} holds {held} permits of the semaphore {semaphore:?}; {count} of them \
+                     cannot be given back",
+                    before.external_id
+                )));
+            }
+        };
+        let mut held = Held::clone(&before);
+        for own in held.permits.iter_mut().filter(|own| own.id == part.id) {
+            own.count -= count;
         }
-        let outcome = self.core.release(&self.external_id);
-        if let Err(error) = &outcome
-            && error.is_transient()
-        {
-            self.core.keeper.bury(&self.external_id);
+        held.permits.retain(|own| own.count > 0);
+        if held.permits.is_empty() {
+            return Err(Error::invalid(
+                "these are all permits that the guard holds; release it instead",
+            ));
         }
-        outcome
+        if !self.is_valid() {
+            return Err(lost(&before));
+        }
+        // The belief in a part ends before it is given back.
+        self.keep.set_held(held);
+        let by = Moment::now() + self.keep.lease.call_budget().min(GIVE_BACK);
+        let outcome = core.store.release_part(&before, &part, count, by);
+        match outcome {
+            Ok(true) => {
+                core.given_back([(semaphore, count)]);
+                Ok(())
+            }
+            Ok(false) => Err(lost(&before)),
+            Err(error) => {
+                let again = GiveBackPart {
+                    store: Arc::clone(&core.store),
+                    held: before,
+                    part,
+                    count,
+                };
+                core.clean_up(Box::new(again), self.keep.lease.ttl());
+                Err(error)
+            }
+        }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.over, true) {
+            return Ok(());
+        }
+        // In a child process the permits are still the parent's.
+        let core = self.core.get()?;
+        core.renewals.remove(self.number);
+        let was_valid = self.is_valid();
+        let held = self.keep.held();
+        self.keep.end();
+        let by = Moment::now() + self.keep.lease.call_budget().min(GIVE_BACK);
+        let outcome = core.store.release(&held, by);
+        log::debug!(
+            "released the permits of {:?}, held for {:?}",
+            held.external_id,
+            Moment::now() - self.since
+        );
+        match outcome {
+            Ok(released) => {
+                if released {
+                    let permits = held.permits.iter();
+                    core.given_back(permits.map(|it| (&*it.semaphore, it.count)));
+                }
+                match released && was_valid {
+                    true => Ok(()),
+                    false => Err(lost(&held)),
+                }
+            }
+            Err(error) => {
+                let again = GiveBack {
+                    core: Arc::downgrade(core),
+                    store: Arc::clone(&core.store),
+                    held: Arc::clone(&held),
+                };
+                core.clean_up(Box::new(again), self.keep.lease.ttl());
+                Err(error.context(format_args!(
+                    "request {:?} is released as soon as the server answers, or ends with its ttl",
+                    held.external_id
+                )))
+            }
+        }
     }
 }
 
 impl Drop for PermitGuard {
     fn drop(&mut self) {
-        if !self.released
-            && let Err(error) = self.give_back()
-        {
-            log::warn!(
-                "cannot release the permits of {:?}: {error}",
-                self.external_id
-            );
+        match self.end() {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Forked => {}
+            Err(error) => log::warn!("{error}"),
         }
     }
 }
@@ -116,9 +243,103 @@ impl Drop for PermitGuard {
 impl fmt::Debug for PermitGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PermitGuard")
-            .field("external_id", &self.external_id)
-            .field("permits", &self.permits)
-            .field("is_held", &self.is_held())
-            .finish_non_exhaustive()
+            .field("external_id", &self.external_id())
+            .field("permits", &self.permits())
+            .field("valid_for", &self.valid_for())
+            .finish()
+    }
+}
+
+fn lost(held: &Held) -> Error {
+    Error::new(
+        ErrorKind::Lost,
+        format!(
+            "the permits of {:?} were lost before they were given back",
+            held.external_id
+        ),
+    )
+}
+
+/// A release that could not be carried out yet.
+struct GiveBack {
+    core: std::sync::Weak<Core>,
+    store: Arc<dyn PermitStore>,
+    held: Arc<Held>,
+}
+
+impl CleanUp for GiveBack {
+    fn label(&self) -> String {
+        format!("release of {:?}", self.held.external_id)
+    }
+
+    fn attempt(&mut self, by: Moment) -> Cleaned {
+        match self.store.release(&self.held, by) {
+            Ok(released) => {
+                if let Some(core) = self.core.upgrade()
+                    && released
+                {
+                    let permits = self.held.permits.iter();
+                    core.given_back(permits.map(|it| (&*it.semaphore, it.count)));
+                }
+                Cleaned::Done
+            }
+            Err(error) if error.is_transient() => Cleaned::Again(RETRY),
+            Err(_) => Cleaned::Done,
+        }
+    }
+}
+
+/// A partial release that could not be carried out yet.
+struct GiveBackPart {
+    store: Arc<dyn PermitStore>,
+    held: Arc<Held>,
+    part: HeldPermit,
+    count: u32,
+}
+
+impl CleanUp for GiveBackPart {
+    fn label(&self) -> String {
+        format!("partial release of {:?}", self.held.external_id)
+    }
+
+    fn attempt(&mut self, by: Moment) -> Cleaned {
+        let outcome = self
+            .store
+            .release_part(&self.held, &self.part, self.count, by);
+        match outcome {
+            Err(error) if error.is_transient() => Cleaned::Again(RETRY),
+            _ => Cleaned::Done,
+        }
+    }
+}
+
+/// The pause between two attempts to clean up.
+pub(super) const RETRY: Duration = Duration::from_millis(250);
+
+/// The external ids with a live guard in this process, by the realm of their store.
+static LIVE: Mutex<Option<HashSet<(String, Arc<str>)>>> = Mutex::new(None);
+
+/// Keeps an external id from having a second live guard in this process.
+#[derive(Debug)]
+pub(super) struct OnlyGuard {
+    key: (String, Arc<str>),
+}
+
+impl OnlyGuard {
+    /// # Errors
+    /// `DuplicateContender` where there is one.
+    pub(super) fn new(realm: &str, external_id: &Arc<str>) -> Result<OnlyGuard> {
+        let key = (realm.to_owned(), Arc::clone(external_id));
+        let mut live = LIVE.lock();
+        if !live.get_or_insert_default().insert(key.clone()) {
+            return Err(held_by_another_guard(external_id));
+        }
+        Ok(OnlyGuard { key })
+    }
+}
+
+impl Drop for OnlyGuard {
+    fn drop(&mut self) {
+        LIVE.lock().get_or_insert_default().remove(&self.key);
     }
 }

@@ -2,29 +2,38 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::check::repair;
-use super::cleanup::{old_history, old_requests};
-use super::core::Core;
-use super::sweep::{Liveness, Swept};
-use crate::bell::{Bell, Ring};
+use super::outcome::Liveness;
+use super::semaphores::{Core, Semaphores, batches};
+use crate::backend::permit_store::{Sweep, Swept};
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::factory::Factory;
-use crate::fork::Origin;
+use crate::parker::{Parker, Unparked};
 use crate::service::MutexContendService;
+use crate::thread::{self, Local, Thread};
 
 /// The pause after a task that failed.
 const RETRY: Duration = Duration::from_secs(10);
 
+/// How long dropping waits for a task that is under way.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
 type Callback = Box<dyn FnMut(&str) -> Liveness + Send>;
 
 /// Sets maintenance up: what is done, how often, and how old things must be.
+///
+/// A crash heals without it, for whoever asks for the same semaphore: an acquire that finds it exhausted
+/// takes back what has expired. Maintenance is for permits without a ttl, for semaphores that nobody asks
+/// for, and for rows that nobody needs any more.
 #[must_use]
 pub struct MaintenanceBuilder {
-    core: Arc<Core>,
+    semaphores: Semaphores,
     mutex: String,
     plan: Plan,
 }
@@ -41,14 +50,10 @@ struct Plan {
     liveness: Option<Callback>,
 }
 
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(3600);
-const DAY: Duration = Duration::from_secs(24 * 3600);
-
 impl MaintenanceBuilder {
-    pub(super) fn new(core: &Arc<Core>) -> MaintenanceBuilder {
+    pub(super) fn new(semaphores: Semaphores) -> MaintenanceBuilder {
         MaintenanceBuilder {
-            core: Arc::clone(core),
+            semaphores,
             mutex: "contend-semaphore-maintenance".to_owned(),
             plan: Plan {
                 orphan_interval: 5 * MINUTE,
@@ -63,59 +68,60 @@ impl MaintenanceBuilder {
         }
     }
 
-    /// The mutex that decides who does it. Default: `contend-semaphore-maintenance`. Processes that
-    /// maintain the semaphores of different databases with one factory need different ones.
+    /// Sets the mutex that decides who does it. Defaults to `contend-semaphore-maintenance`. Processes
+    /// that maintain the semaphores of different databases with one factory need different ones.
     pub fn mutex(mut self, mutex: &str) -> MaintenanceBuilder {
         self.mutex = mutex.to_owned();
         self
     }
 
-    /// How often permits that expired, went stale or belong to the dead are taken back.
-    /// Default: 5 minutes.
+    /// Sets how often permits that expired, went stale or belong to the dead are taken back.
+    /// Defaults to 5 minutes.
     pub fn orphan_interval(mut self, interval: Duration) -> MaintenanceBuilder {
         self.plan.orphan_interval = interval;
         self
     }
 
-    /// How often old requests are deleted. Default: 4 hours.
+    /// Sets how often old requests are deleted. Defaults to 4 hours.
     pub fn request_interval(mut self, interval: Duration) -> MaintenanceBuilder {
         self.plan.request_interval = interval;
         self
     }
 
-    /// How often old history is deleted, and the counters are compared with the permits.
-    /// Default: 24 hours.
+    /// Sets how often old history is deleted, and the counters are compared with the permits.
+    /// Defaults to 24 hours.
     pub fn history_interval(mut self, interval: Duration) -> MaintenanceBuilder {
         self.plan.history_interval = interval;
         self
     }
 
-    /// How long after its last renewal a permit is stale, whatever its ttl. Default: 24 hours.
+    /// Sets how long after its last renewal a permit is stale, whatever its ttl. Defaults to 24 hours.
     pub fn stale_after(mut self, age: Duration) -> MaintenanceBuilder {
         self.plan.stale_after = age;
         self
     }
 
-    /// How long a released request is kept, and with it the memory of its external id.
-    /// Default: 7 days.
+    /// Sets how long a released request is kept, and with it the memory of its external id.
+    /// Defaults to 7 days.
     pub fn request_age(mut self, age: Duration) -> MaintenanceBuilder {
         self.plan.request_age = age;
         self
     }
 
-    /// How long a change of a capacity is kept. Default: 30 days.
+    /// Sets how long a change of a capacity is kept. Defaults to 30 days.
     pub fn history_age(mut self, age: Duration) -> MaintenanceBuilder {
         self.plan.history_age = age;
         self
     }
 
-    /// How many rows are deleted in one transaction. Default: 800.
+    /// Sets how many rows are deleted in one transaction. Defaults to 800.
     pub fn batch(mut self, rows: usize) -> MaintenanceBuilder {
         self.plan.batch = rows;
         self
     }
 
-    /// Asked about each owner of a held permit, on the maintenance thread. Default: nobody is asked.
+    /// Sets who is asked about each owner of a held permit, on the maintenance thread. A question that
+    /// panics leaves that owner alone. Defaults to nobody.
     pub fn liveness(
         mut self,
         liveness: impl FnMut(&str) -> Liveness + Send + 'static,
@@ -128,51 +134,41 @@ impl MaintenanceBuilder {
     ///
     /// # Errors
     /// `InvalidInput` for an interval or batch of zero, or a mutex name that is not allowed;
-    /// `Unavailable` where the system has no thread left.
+    /// `Unavailable` where the system allows no more threads.
     pub fn start(self, factory: &Factory) -> Result<Maintenance> {
         let plan = self.plan;
-        if plan.batch == 0
-            || [
-                plan.orphan_interval,
-                plan.request_interval,
-                plan.history_interval,
-            ]
-            .iter()
-            .any(Duration::is_zero)
-        {
+        let intervals = [
+            plan.orphan_interval,
+            plan.request_interval,
+            plan.history_interval,
+        ];
+        if plan.batch == 0 || intervals.iter().any(Duration::is_zero) {
             return Err(Error::invalid(
                 "an interval or a batch of zero would never rest",
             ));
         }
-        let bell = Bell::new();
-        let waker = bell.waker();
+        let core = Arc::clone(self.semaphores.core()?);
+        let parker = Parker::new();
+        let unparker = parker.unparker();
         let service = factory
             .contend(&self.mutex)
-            .on_acquired(move |_| waker.wake())
+            .on_acquired(move |_| unparker.unpark())
             .build()?;
         service.start()?;
         let service = Arc::new(service);
         let worker = Worker {
-            core: self.core,
+            core,
             service: Arc::clone(&service),
-            bell: bell.clone(),
+            parker: parker.clone(),
             plan,
         };
-        let thread = thread::Builder::new()
-            .name("contend-semaphore-maintenance".to_owned())
-            .spawn(move || worker.work())
-            .map_err(|error| {
-                Error::new(
-                    ErrorKind::Unavailable,
-                    "the system has no thread left for maintenance",
-                )
-                .with_source(error)
-            })?;
+        let thread = thread::start("contend-semaphore-maintenance", move || worker.work())?;
         Ok(Maintenance {
-            service,
-            bell,
-            thread: Some(thread),
-            origin: Origin::here(),
+            running: Local::new(Running {
+                service,
+                parker,
+                thread,
+            }),
         })
     }
 }
@@ -187,37 +183,31 @@ impl fmt::Debug for MaintenanceBuilder {
 
 /// Maintenance that goes on in the background until it is dropped.
 ///
-/// Any number of processes may run it: the leader does the work. Two that believe to lead at once would
-/// do no harm, every statement checks its reason itself.
+/// Any number of processes may run it: the leader does the work. Two that lead at once would do no harm,
+/// as every statement checks its reason itself.
+#[must_use = "dropping it ends maintenance"]
 pub struct Maintenance {
+    running: Local<Running>,
+}
+
+struct Running {
     service: Arc<MutexContendService>,
-    bell: Bell,
-    thread: Option<JoinHandle<()>>,
-    origin: Origin,
+    parker: Parker,
+    thread: Thread,
 }
 
 impl Maintenance {
-    /// Whether this process is the one that does it.
+    /// Returns `true` if this process is the one that does it.
     #[must_use]
     pub fn is_leader(&self) -> bool {
-        self.service.is_owner()
-    }
-
-    /// The service that contends for leadership.
-    #[must_use]
-    pub fn service(&self) -> &MutexContendService {
-        &self.service
+        self.running.here().is_some_and(|it| it.service.is_owner())
     }
 }
 
-impl Drop for Maintenance {
+impl Drop for Running {
     fn drop(&mut self) {
-        self.bell.stop();
-        if let Some(thread) = self.thread.take()
-            && self.origin.is_here()
-        {
-            let _ = thread.join();
-        }
+        self.parker.stop();
+        self.thread.join(Moment::now() + FAREWELL);
     }
 }
 
@@ -232,13 +222,13 @@ impl fmt::Debug for Maintenance {
 struct Worker {
     core: Arc<Core>,
     service: Arc<MutexContendService>,
-    bell: Bell,
+    parker: Parker,
     plan: Plan,
 }
 
 /// When each task is due.
 #[derive(Clone, Copy)]
-struct Due {
+struct Tasks {
     orphans: Moment,
     requests: Moment,
     history: Moment,
@@ -247,12 +237,12 @@ struct Due {
 impl Worker {
     fn work(mut self) {
         let mut led = false;
-        let mut due = Due::now();
+        let mut due = Tasks::now();
         loop {
             let leads = self.service.is_owner();
             if leads && !led {
                 // What the leader before us did, and when, is not known: all of it is due.
-                due = Due::now();
+                due = Tasks::now();
             }
             led = leads;
             if leads {
@@ -265,7 +255,7 @@ impl Worker {
             } else {
                 Moment::FAR
             };
-            if self.bell.wait(until) == Ring::Stop {
+            if self.parker.park(until) == Unparked::Stop {
                 return;
             }
         }
@@ -277,11 +267,11 @@ impl Worker {
         }
         let core = &self.core;
         let mut sweep = || -> Result<Vec<Swept>> {
-            let mut swept = core.sweep_expired()?;
+            let mut swept = core.sweep(&Sweep::Expired)?;
             if let Some(liveness) = &mut self.plan.liveness {
                 swept.extend(core.sweep_dead(liveness)?);
             }
-            swept.extend(core.sweep_stale(self.plan.stale_after)?);
+            swept.extend(core.sweep(&Sweep::Stale(self.plan.stale_after))?);
             Ok(swept)
         };
         *due = match sweep() {
@@ -303,9 +293,9 @@ impl Worker {
         if Moment::now() < *due {
             return;
         }
-        let mut go_on = || self.service.is_owner() && !self.bell.is_stopped();
-        let (age, batch) = (self.plan.request_age, self.plan.batch);
-        *due = match old_requests(&self.core.store, age, batch, &mut go_on) {
+        let go_on = || self.service.is_owner() && !self.parker.is_stopped();
+        let (age, batch, store) = (self.plan.request_age, self.plan.batch, &self.core.store);
+        *due = match batches(batch, go_on, |by| store.delete_requests(age, batch, by)) {
             Ok(deleted) => {
                 log::debug!("deleted {deleted} old requests");
                 Moment::now() + self.plan.request_interval
@@ -318,10 +308,10 @@ impl Worker {
         if Moment::now() < *due {
             return;
         }
-        let mut go_on = || self.service.is_owner() && !self.bell.is_stopped();
-        let (age, batch) = (self.plan.history_age, self.plan.batch);
-        let outcome = old_history(&self.core.store, age, batch, &mut go_on)
-            .and_then(|deleted| repair(&self.core.store).map(|_| deleted));
+        let go_on = || self.service.is_owner() && !self.parker.is_stopped();
+        let (age, batch, store) = (self.plan.history_age, self.plan.batch, &self.core.store);
+        let outcome = batches(batch, go_on, |by| store.delete_history(age, batch, by))
+            .and_then(|deleted| store.repair(Moment::now() + MINUTE).map(|_| deleted));
         *due = match outcome {
             Ok(deleted) => {
                 log::debug!("deleted {deleted} old changes of capacities");
@@ -332,10 +322,10 @@ impl Worker {
     }
 }
 
-impl Due {
-    fn now() -> Due {
+impl Tasks {
+    fn now() -> Tasks {
         let now = Moment::now();
-        Due {
+        Tasks {
             orphans: now,
             requests: now,
             history: now,

@@ -1,58 +1,55 @@
-//! Counting semaphores in the tables of a MySQL or MariaDB server: at most N at once, over any number
-//! of processes and machines.
+//! Counting semaphores: at most N at once, over any number of threads, processes and machines.
 //!
 //! A semaphore is a capacity with a name. A [`PermitRequest`] takes permits from one or more of them,
-//! all or none, under an *external id* that its caller chose, so that repeating it is safe. Where there
-//! is not enough left, the answer says so at once, or after a wait if the caller wants one.
+//! all or none. A [`PermitGuard`] holds permits, renews them in the background, and gives them back when
+//! it is dropped. They live in the tables of a MySQL or MariaDB server, or in the memory of one process
+//! for tests and development.
 //!
-//! # What keeps it right
-//! - The rows of the semaphores are locked, in the order of their names, before anything is decided.
-//! - What is held is counted in the semaphore's own row, in the transaction that changes the permits:
-//!   an acquire costs the same with ten permits held as with a hundred thousand, and a crash leaves
-//!   both or neither. [`Semaphores::check`] compares them.
-//! - A request goes from acquired to released and never back; a counter is lowered by whoever made
-//!   that change, and nobody else.
-//! - An acquire whose outcome cannot be learned leaves a tombstone under its external id.
-//! - Requests of one process for the same semaphores share a transaction, see `combine.rs`.
+//! ```
+//! use contend::semaphore::PermitRequest;
+//! use std::time::Duration;
 //!
-//! # What a ttl is, and what it is not
-//! A ttl brings the permits of a crashed process back; it does not keep a slow one from believing that
-//! it holds what was taken back. Pass the [`fence`](Permit::fence) to what you protect, and let it
-//! refuse a smaller one than it has seen.
+//! let factory = contend::connect("memory://semaphore-doc")?; // or mysql://user:password@host/database
+//! let semaphores = factory.semaphores()?;
+//! semaphores.create_tables()?;
+//! semaphores.create("backup", 2)?;
 //!
-//! # Round trips
-//! Two for an acquire and one for a release, if nobody else wants the semaphore; two for all that is
-//! combined.
+//! let request = PermitRequest::generated().permits("backup", 1);
+//! let guard = semaphores.guard(&request, Duration::from_secs(5))?; // waits up to five seconds
+//! println!("working with fence {:?}", guard.fence("backup"));
+//! drop(guard); // released
+//! # Ok::<(), contend::Error>(())
+//! ```
+//!
+//! # What is promised
+//! - Never more than the capacity is granted, whatever crashes.
+//! - A guard is valid until its ttl ends without a renewal, counted on the local boot-time clock from
+//!   before the request was sent. Its permits are granted to nobody else before the ttl and a quarter of
+//!   it have passed on the server: that quarter is the time to stop in.
+//! - A crash heals by itself: an acquire that finds a semaphore exhausted takes back what has expired.
+//! - What a guard holds is named by permit ids, which grow from grant to grant: pass the
+//!   [fence](PermitGuard::fence) to what you protect, and reject any write whose fence is lower than the
+//!   highest seen.
+//!
+//! # Waiting
+//! Requests of one factory are served in the order in which they came, each as soon as its own
+//! semaphores allow it; a request that waits for one semaphore does not keep others from another one.
+//! Between processes there is no order: they poll, every 50 ms at first and every `poll_interval` later.
 
-mod acquire;
-mod answer;
-mod batch;
-mod builder;
-mod catalogue;
-mod check;
-mod cleanup;
-mod combine;
-mod core;
 mod guard;
-mod keeper;
 mod maintenance;
-mod record;
-mod release;
+mod outcome;
+mod renewals;
 mod request;
-mod retry;
 mod semaphores;
-mod store;
-mod sweep;
 mod wait;
 
-pub use answer::{
-    Acquisition, CapacityChange, Exhausted, Permit, PermitRenewal, Release, RequestStatus, Usage,
+pub use self::guard::PermitGuard;
+pub use self::maintenance::{Maintenance, MaintenanceBuilder};
+pub use self::outcome::{Acquisition, Liveness};
+pub use self::request::{PermitRequest, Wait};
+pub use self::semaphores::Semaphores;
+pub use crate::backend::permit_store::{
+    CapacityChange, Discrepancy, Exhausted, Holder, Permit, PermitRenewal, Reason, Release,
+    RequestStatus, Swept, Usage,
 };
-pub use builder::SemaphoresBuilder;
-pub use check::Discrepancy;
-pub use guard::PermitGuard;
-pub use maintenance::{Maintenance, MaintenanceBuilder};
-pub use request::PermitRequest;
-pub use semaphores::Semaphores;
-pub use store::INIT_SQL;
-pub use sweep::{Liveness, Reason, Swept};

@@ -1,25 +1,28 @@
-//! `PermitRequest`: what a caller wants, and the checks that it must pass before anything is sent.
+//! `PermitRequest`: what a caller wants, and `Wait`: for how long.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::permit_store::Wish;
+use crate::cancel::Cancel;
+use crate::clock::Moment;
 use crate::error::{Error, Result};
+use crate::id::ContenderIdGenerator;
+use crate::lease::Lease;
 use crate::name::check_text;
 
 /// Longest name, external id and owner, in bytes.
 pub(super) const MAX_TEXT: usize = 255;
 
-/// The longest ttl: ten years, safe in every arithmetic on the server.
-const MAX_TTL: Duration = Duration::from_secs(3660 * 24 * 3600);
-
 /// More semaphores than this in one request are a mistake.
 const MAX_SEMAPHORES: usize = 64;
 
-/// A wish for permits of one or more semaphores, all of them or none.
+/// A request for permits of one or more semaphores, all of them or none.
 ///
-/// The external id is the caller's own name for the operation, such as the id of its job. Whoever
-/// repeats a request under the same external id gets the same permits and not more, so that an answer
-/// that was lost does no harm. One external id stands for one operation: it is used up by its release.
+/// The external id is the caller's own name for the operation, such as the id of its job. Repeating a
+/// request under the same external id gets the same permits and not more, so that a lost answer does no
+/// harm. One external id stands for one operation: it is used up by its release. A request that is only
+/// held by guards needs none: see [`generated`](PermitRequest::generated).
 ///
 /// ```
 /// use contend::semaphore::PermitRequest;
@@ -34,20 +37,29 @@ const MAX_SEMAPHORES: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct PermitRequest {
-    pub(super) external_id: Arc<str>,
+    /// `None`: every guard has one of its own.
+    external_id: Option<Arc<str>>,
     owner: Option<Arc<str>>,
     ttl: Option<Duration>,
     permits: Vec<(Arc<str>, u32)>,
 }
 
 impl PermitRequest {
-    /// A request under `external_id`, for nothing yet.
+    /// Makes a request under `external_id`, for nothing yet.
     pub fn new(external_id: impl Into<Arc<str>>) -> PermitRequest {
         PermitRequest {
-            external_id: external_id.into(),
+            external_id: Some(external_id.into()),
             owner: None,
             ttl: None,
             permits: Vec::new(),
+        }
+    }
+
+    /// Makes a request for guards only, each of which gets an external id of its own.
+    pub fn generated() -> PermitRequest {
+        PermitRequest {
+            external_id: None,
+            ..PermitRequest::new("")
         }
     }
 
@@ -57,38 +69,59 @@ impl PermitRequest {
         self
     }
 
-    /// Who holds the permits: what the liveness check asks about. Default: nobody that can be asked.
+    /// Sets who holds the permits: what a liveness check asks about. Defaults to nobody.
     pub fn owner(mut self, owner: impl Into<Arc<str>>) -> PermitRequest {
         self.owner = Some(owner.into());
         self
     }
 
-    /// How long the permits last without a renewal before a sweep may take them back.
-    /// Default: until they are stale.
+    /// Sets how long the permits last without a renewal. Defaults to 30 s for a guard, which renews them;
+    /// without a guard to no end, and only maintenance takes them back after a crash.
     pub fn ttl(mut self, ttl: Duration) -> PermitRequest {
         self.ttl = Some(ttl);
         self
     }
 
-    /// The request in the form in which it is carried out.
-    pub(super) fn check(&self) -> Result<Wish> {
-        check_text("external id", &self.external_id, MAX_TEXT)?;
+    /// Returns the external id; `None` if every guard gets one of its own.
+    #[must_use]
+    pub fn external_id(&self) -> Option<&str> {
+        self.external_id.as_deref()
+    }
+
+    /// The request as a guard carries it out.
+    pub(super) fn guarded(&self, default_ttl: Duration, min_ttl: Duration) -> Result<Wish> {
+        let generate = || Arc::from(ContenderIdGenerator::Host.generate());
+        let external_id = self.external_id.clone().unwrap_or_else(generate);
+        self.check(external_id, Some(self.ttl.unwrap_or(default_ttl)), min_ttl)
+    }
+
+    /// The request as it is carried out without a guard.
+    pub(super) fn plain(&self, min_ttl: Duration) -> Result<Wish> {
+        let external_id = self.external_id.clone().ok_or_else(|| {
+            Error::invalid(
+                "without a guard a request needs an external id, which its release names: \
+                 PermitRequest::new(id)",
+            )
+        })?;
+        self.check(external_id, self.ttl, min_ttl)
+    }
+
+    fn check(
+        &self,
+        external_id: Arc<str>,
+        ttl: Option<Duration>,
+        min_ttl: Duration,
+    ) -> Result<Wish> {
+        check_text("external id", &external_id, MAX_TEXT)?;
         if let Some(owner) = &self.owner {
             check_text("owner", owner, MAX_TEXT)?;
         }
-        if let Some(ttl) = self.ttl {
-            let whole = ttl.subsec_nanos().is_multiple_of(1_000_000);
-            if ttl.is_zero() || ttl > MAX_TTL || !whole {
-                return Err(Error::invalid(format!(
-                    "a ttl of {ttl:?} is not allowed; it must be whole milliseconds, above zero and at \
-                     most ten years"
-                )));
-            }
+        if let Some(ttl) = ttl {
+            check_ttl(ttl, min_ttl)?;
         }
         if self.permits.is_empty() || self.permits.len() > MAX_SEMAPHORES {
             return Err(Error::invalid(format!(
-                "request {:?} names {} semaphores; it must name 1 to {MAX_SEMAPHORES}",
-                self.external_id,
+                "request {external_id:?} names {} semaphores; it must name 1 to {MAX_SEMAPHORES}",
                 self.permits.len()
             )));
         }
@@ -96,9 +129,8 @@ impl PermitRequest {
             check_text("semaphore name", semaphore, MAX_TEXT)?;
             if *count == 0 || i32::try_from(*count).is_err() {
                 return Err(Error::invalid(format!(
-                    "request {:?} wants {count} permits of the semaphore {semaphore:?}; it must want 1 \
-                     to {}",
-                    self.external_id,
+                    "request {external_id:?} wants {count} permits of the semaphore {semaphore:?}; it \
+                     must want 1 to {}",
                     i32::MAX
                 )));
             }
@@ -108,34 +140,95 @@ impl PermitRequest {
         let neighbours = permits.iter().zip(permits.iter().skip(1));
         if let Some(((name, _), _)) = neighbours.into_iter().find(|(one, two)| one.0 == two.0) {
             return Err(Error::invalid(format!(
-                "request {:?} names the semaphore {name:?} twice; add the counts up",
-                self.external_id
+                "request {external_id:?} names the semaphore {name:?} twice; add the counts up"
             )));
         }
         Ok(Wish {
-            external_id: Arc::clone(&self.external_id),
+            external_id,
             owner: self.owner.clone(),
-            ttl: self.ttl,
+            ttl,
             permits,
         })
     }
 }
 
-/// A request that passed the checks, sorted by name.
-#[derive(Clone, Debug)]
-pub(super) struct Wish {
-    pub(super) external_id: Arc<str>,
-    pub(super) owner: Option<Arc<str>>,
-    pub(super) ttl: Option<Duration>,
-    pub(super) permits: Vec<(Arc<str>, u32)>,
+/// Refuses a ttl that could not be renewed in time, or that a server cannot count.
+pub(super) fn check_ttl(ttl: Duration, min_ttl: Duration) -> Result<()> {
+    if ttl < min_ttl {
+        return Err(Error::invalid(format!(
+            "a ttl of {ttl:?} is too short to renew in; at least {min_ttl:?} is needed here, four times \
+             the longest wait for a reply"
+        )));
+    }
+    lease_of(ttl).map(drop)
 }
 
-impl Wish {
-    pub(super) fn names(&self) -> Vec<Arc<str>> {
-        self.permits
-            .iter()
-            .map(|(name, _)| Arc::clone(name))
-            .collect()
+/// A ttl and the quarter of it in which nobody takes the permits back.
+pub(super) fn lease_of(ttl: Duration) -> Result<Lease> {
+    let quarter = Duration::from_millis(u64::try_from((ttl / 4).as_millis()).unwrap_or(u64::MAX));
+    Lease::new(ttl, quarter)
+}
+
+/// How long a request waits for permits, and what ends the wait.
+///
+/// A [`Duration`] is one, too.
+///
+/// ```
+/// use contend::Cancel;
+/// use contend::semaphore::Wait;
+/// use std::time::Duration;
+///
+/// let cancel = Cancel::new(); // given to the thread that handles SIGTERM
+/// let wait = Wait::at_most(Duration::from_secs(60)).cancel(&cancel);
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Wait {
+    /// `None`: for as long as it takes.
+    timeout: Option<Duration>,
+    cancel: Option<Cancel>,
+}
+
+impl Wait {
+    /// Waits for as long as it takes.
+    pub fn forever() -> Wait {
+        Wait {
+            timeout: None,
+            cancel: None,
+        }
+    }
+
+    /// Waits for at most `timeout`; zero does not wait.
+    pub fn at_most(timeout: Duration) -> Wait {
+        Wait {
+            timeout: Some(timeout),
+            cancel: None,
+        }
+    }
+
+    /// Ends the wait with [`ErrorKind::Cancelled`](crate::ErrorKind) when `cancel` is cancelled.
+    pub fn cancel(mut self, cancel: &Cancel) -> Wait {
+        self.cancel = Some(cancel.clone());
+        self
+    }
+
+    pub(super) fn deadline(&self) -> Moment {
+        self.timeout
+            .map_or(Moment::FAR, |timeout| Moment::now() + timeout)
+    }
+
+    pub(super) fn is_zero(&self) -> bool {
+        self.timeout.is_some_and(|timeout| timeout.is_zero())
+    }
+
+    pub(super) fn cancelled_by(&self) -> Option<&Cancel> {
+        self.cancel.as_ref()
+    }
+}
+
+impl From<Duration> for Wait {
+    fn from(timeout: Duration) -> Wait {
+        Wait::at_most(timeout)
     }
 }
 
@@ -143,6 +236,8 @@ impl Wish {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+
+    const MIN: Duration = Duration::from_millis(400);
 
     #[test]
     fn what_makes_no_sense_is_refused_before_anything_is_sent() {
@@ -159,24 +254,30 @@ mod tests {
             (PermitRequest::new("id").permits(&*long, 1), "is too long"),
             (base().permits("b", 1).permits("a", 2), "twice"),
             (base().owner(""), "owner"),
-            (base().ttl(Duration::ZERO), "ttl"),
-            (base().ttl(Duration::from_nanos(1)), "ttl"),
+            (base().ttl(Duration::ZERO), "at least 400ms"),
+            (base().ttl(Duration::from_millis(399)), "at least 400ms"),
+            (base().ttl(Duration::from_nanos(500_000_001)), "ttl"),
             (base().ttl(Duration::MAX), "ttl"),
+            (
+                PermitRequest::generated().permits("a", 1),
+                "needs an external id",
+            ),
         ] {
-            let error = request.check().unwrap_err();
+            let error = request.plain(MIN).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{request:?}");
             assert!(error.to_string().contains(says), "{error}");
         }
     }
 
     #[test]
-    fn a_wish_is_sorted_by_name() {
-        let wish = PermitRequest::new("{id}")
-            .permits("b", 2)
-            .permits("a", 1)
-            .check()
-            .unwrap();
+    fn a_wish_is_sorted_by_name_and_every_guard_has_a_ttl_and_an_id() {
+        let request = PermitRequest::generated().permits("b", 2).permits("a", 1);
+        let default = Duration::from_secs(30);
+        let wish = request.guarded(default, MIN).unwrap();
         let names: Vec<&str> = wish.permits.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["a", "b"]);
+        assert_eq!(wish.ttl, Some(default));
+        let other = request.guarded(default, MIN).unwrap();
+        assert_ne!(wish.external_id, other.external_id);
     }
 }

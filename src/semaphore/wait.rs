@@ -1,182 +1,394 @@
-//! Waiting for a permit: first come, first served among the waiters of a process.
+//! The wait list: who of one factory waits for which semaphores, in the order in which they came.
 //!
-//! A waiter is at the front if nobody who came before it wants one of the same semaphores. Only those
-//! at the front look, with a plain read that locks nothing, at an interval that grows; everybody else
-//! sleeps. A release by this process wakes them at once. So the load on the server depends on how many
-//! semaphores are waited for, and not on how many wait.
+//! Pure: it says who should do what, and wakes them; it asks no store and reads no clock.
+//!
+//! A waiting request *claims* the semaphore that it was last found short of, or all of its semaphores
+//! while it has not looked yet. It may look and try while none that came before it claims one of its
+//! semaphores. So requests for one semaphore are served in order, only the first of them polls, and one
+//! that waits for another semaphore is in nobody's way.
 
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::answer::{Acquisition, Exhausted};
-use super::core::Core;
-use super::request::Wish;
-use super::store::{columns, first, quote_all};
-use crate::bell::Bell;
-use crate::clock::Moment;
-use crate::error::Result;
+use crate::backend::permit_store::{Exhausted, Wish};
+use crate::parker::{Parker, Unparker};
 
-/// The first pause between two looks, and the longest.
-const SHORT: Duration = Duration::from_millis(10);
-const LONG: Duration = Duration::from_millis(200);
-
-/// Those of this process who wait, in the order in which they came.
+/// All waiting requests of a factory.
 #[derive(Debug, Default)]
 pub(super) struct WaitList {
-    waiters: Mutex<Vec<Arc<Waiter>>>,
+    line: Mutex<Line>,
 }
 
+#[derive(Debug, Default)]
+struct Line {
+    waiters: VecDeque<Waiter>,
+    next: u64,
+    /// Capacity and held permits of the semaphores waited for, as they were last seen.
+    seen: HashMap<Arc<str>, (u32, u64)>,
+}
+
+#[derive(Debug)]
 struct Waiter {
-    names: Vec<Arc<str>>,
-    bell: Bell,
+    number: u64,
+    permits: Vec<(Arc<str>, u32)>,
+    claim: Claim,
+    advice: Advice,
+    unparker: Unparker,
 }
 
-impl std::fmt::Debug for Waiter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiter")
-            .field("names", &self.names)
-            .finish_non_exhaustive()
-    }
+/// Which semaphores those who came later leave to a waiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Claim {
+    /// It has not looked yet.
+    All,
+    /// It was found short of this one.
+    On(Arc<str>),
+}
+
+/// What a waiter should do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Advice {
+    /// Wait: others come first.
+    Stay,
+    /// It comes first now, and looks from time to time.
+    Poll,
+    /// Look at once: something changed that may be enough.
+    Look,
+    /// Try at once: there is room for it.
+    Try,
 }
 
 impl Waiter {
-    fn overlaps(&self, names: &[Arc<str>]) -> bool {
-        self.names.iter().any(|name| names.contains(name))
+    fn wanted(&self, name: &str) -> Option<u32> {
+        let wanted = self.permits.iter().find(|(own, _)| **own == *name);
+        wanted.map(|(_, count)| *count)
+    }
+
+    fn claims(&self, name: &str) -> bool {
+        match &self.claim {
+            Claim::All => self.wanted(name).is_some(),
+            Claim::On(own) => **own == *name,
+        }
+    }
+
+    fn claimed(&self) -> impl Iterator<Item = &Arc<str>> {
+        let names = self.permits.iter().map(|(name, _)| name);
+        names.filter(|name| self.claims(name))
+    }
+
+    fn advise(&mut self, advice: Advice) {
+        if advice > self.advice {
+            self.advice = advice;
+            self.unparker.unpark();
+        }
     }
 }
 
-impl WaitList {
-    /// Something of these semaphores was given back: whoever is at the front should look.
-    pub(super) fn wake(&self, names: &[Arc<str>]) {
-        for waiter in self.waiters.lock().iter() {
-            if waiter.overlaps(names) {
-                waiter.bell.waker().wake();
+impl Line {
+    fn place(&self, number: u64) -> Option<usize> {
+        self.waiters
+            .binary_search_by_key(&number, |waiter| waiter.number)
+            .ok()
+    }
+
+    /// Tells those who wait for `names`, which `by` has let go of, and come first now that they do.
+    fn advance(&mut self, names: &[Arc<str>], by: u64) {
+        let mut claimed: HashSet<Arc<str>> = HashSet::new();
+        for waiter in &mut self.waiters {
+            let first = !waiter
+                .permits
+                .iter()
+                .any(|(name, _)| claimed.contains(name));
+            let concerned = names.iter().any(|name| waiter.wanted(name).is_some());
+            if first && concerned && waiter.number != by {
+                // One that waits for a single semaphore knows what it is short of.
+                let knows = waiter.claim != Claim::All || waiter.permits.len() == 1;
+                waiter.advise(if knows { Advice::Poll } else { Advice::Look });
+            }
+            claimed.extend(waiter.claimed().map(Arc::clone));
+            if names.iter().all(|name| claimed.contains(name)) {
+                return;
             }
         }
     }
 
-    fn is_waited_for(&self, names: &[Arc<str>]) -> bool {
-        let waiters = self.waiters.lock();
-        waiters.iter().any(|waiter| waiter.overlaps(names))
-    }
-
-    fn join(&self, names: Vec<Arc<str>>) -> Place<'_> {
-        let waiter = Arc::new(Waiter {
-            names,
-            bell: Bell::new(),
-        });
-        self.waiters.lock().push(Arc::clone(&waiter));
-        Place { list: self, waiter }
+    /// Tells those for whom there is room in `name` now, in order, and nobody else: those who come after
+    /// one that must wait for another semaphore wait with it.
+    fn room(&mut self, name: &str, mut room: u64) {
+        let mut claimed: HashSet<Arc<str>> = HashSet::new();
+        let mut first = true;
+        for waiter in &mut self.waiters {
+            let blocked = waiter.permits.iter().any(|(own, _)| claimed.contains(own));
+            if waiter.claims(name) {
+                let wanted = u64::from(waiter.wanted(name).unwrap_or(0));
+                if blocked || wanted > room {
+                    if first && !blocked {
+                        // Together with what was free before it may be enough.
+                        waiter.advise(Advice::Look);
+                    }
+                    return;
+                }
+                room -= wanted;
+                first = false;
+                waiter.advise(Advice::Try);
+                if room == 0 {
+                    return;
+                }
+            } else {
+                claimed.extend(waiter.claimed().map(Arc::clone));
+            }
+        }
     }
 }
 
-/// A place in the list; leaves it when dropped, and lets those behind move up.
-struct Place<'a> {
+impl WaitList {
+    /// Returns `true` if nobody waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.line.lock().waiters.is_empty()
+    }
+
+    /// Returns `true` if somebody waits for one of these semaphores.
+    pub(super) fn is_claimed(&self, wish: &Wish) -> bool {
+        let line = self.line.lock();
+        line.waiters
+            .iter()
+            .any(|waiter| wish.permits.iter().any(|(name, _)| waiter.claims(name)))
+    }
+
+    /// Joins the end of the list.
+    pub(super) fn join(&self, wish: &Wish, parker: &Parker) -> Place<'_> {
+        let mut line = self.line.lock();
+        let number = line.next;
+        line.next += 1;
+        line.waiters.push_back(Waiter {
+            number,
+            permits: wish.permits.clone(),
+            claim: Claim::All,
+            advice: Advice::Stay,
+            unparker: parker.unparker(),
+        });
+        drop(line);
+        Place { list: self, number }
+    }
+
+    /// Something of these semaphores was given back.
+    pub(super) fn released<'a>(&self, permits: impl IntoIterator<Item = (&'a str, u32)>) {
+        let mut line = self.line.lock();
+        if line.waiters.is_empty() {
+            return;
+        }
+        for (name, count) in permits {
+            line.room(name, u64::from(count));
+        }
+    }
+
+    /// A semaphore changed in a way that is not known here, such as its capacity.
+    pub(super) fn changed(&self, name: &str) {
+        self.line.lock().room(name, 0);
+    }
+
+    /// So much is left in these semaphores after a grant.
+    pub(super) fn left<'a>(&self, free: impl IntoIterator<Item = (&'a str, u64)>) {
+        let mut line = self.line.lock();
+        for (name, free) in free {
+            if free > 0 {
+                line.room(name, free);
+            }
+        }
+    }
+}
+
+/// A place in the list; left when it is dropped.
+#[derive(Debug)]
+pub(super) struct Place<'a> {
     list: &'a WaitList,
-    waiter: Arc<Waiter>,
+    number: u64,
 }
 
 impl Place<'_> {
-    fn is_front(&self) -> bool {
-        let waiters = self.list.waiters.lock();
-        waiters
-            .iter()
-            .take_while(|other| !Arc::ptr_eq(other, &self.waiter))
-            .all(|other| !other.overlaps(&self.waiter.names))
+    /// Takes the advice for this waiter. `Poll` or more only if nobody comes before it.
+    pub(super) fn advice(&self) -> Advice {
+        let mut line = self.list.line.lock();
+        let Some(place) = line.place(self.number) else {
+            return Advice::Stay;
+        };
+        let Some(waiter) = line.waiters.get_mut(place) else {
+            return Advice::Stay;
+        };
+        std::mem::replace(&mut waiter.advice, Advice::Stay)
+    }
+
+    /// Returns `true` if none that came before claims a semaphore of this waiter.
+    pub(super) fn is_first(&self) -> bool {
+        let line = self.list.line.lock();
+        let Some(place) = line.place(self.number) else {
+            return false;
+        };
+        let Some(own) = line.waiters.get(place) else {
+            return false;
+        };
+        let before = line.waiters.iter().take(place);
+        let in_the_way = |other: &Waiter| own.permits.iter().any(|(name, _)| other.claims(name));
+        !before.into_iter().any(in_the_way)
+    }
+
+    /// This waiter was found short of a semaphore: it claims only that one from now on.
+    pub(super) fn short_of(&self, exhausted: &Exhausted) {
+        let mut line = self.list.line.lock();
+        line.seen.insert(
+            Arc::clone(&exhausted.semaphore),
+            (exhausted.capacity, exhausted.held),
+        );
+        let Some(place) = line.place(self.number) else {
+            return;
+        };
+        let Some(waiter) = line.waiters.get_mut(place) else {
+            return;
+        };
+        let claim = Claim::On(Arc::clone(&exhausted.semaphore));
+        let freed: Vec<Arc<str>> = waiter.claimed().map(Arc::clone).collect();
+        if waiter.claim == claim {
+            return;
+        }
+        waiter.claim = claim;
+        let freed: Vec<Arc<str>> = freed
+            .into_iter()
+            .filter(|name| *name != exhausted.semaphore)
+            .collect();
+        line.advance(&freed, self.number);
+    }
+
+    /// What the semaphores were last seen short of, for one that never came first.
+    pub(super) fn seen(&self, wish: &Wish) -> Option<Exhausted> {
+        let line = self.list.line.lock();
+        wish.permits.iter().find_map(|(name, wanted)| {
+            let (capacity, held) = line.seen.get(name)?;
+            Some(Exhausted::new(Arc::clone(name), *capacity, *held, *wanted))
+        })
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut waiters = self.list.waiters.lock();
-        waiters.retain(|other| !Arc::ptr_eq(other, &self.waiter));
-        drop(waiters);
-        self.list.wake(&self.waiter.names);
+        let mut line = self.list.line.lock();
+        let Some(place) = line.place(self.number) else {
+            return;
+        };
+        let Some(waiter) = line.waiters.remove(place) else {
+            return;
+        };
+        if line.waiters.is_empty() {
+            line.seen.clear();
+            return;
+        }
+        if waiter.advice >= Advice::Look {
+            // It leaves without having done what it was told: the next one does.
+            for (name, count) in &waiter.permits {
+                if waiter.claims(name) {
+                    line.room(name, u64::from(*count));
+                }
+            }
+        }
+        let claimed: Vec<Arc<str>> = waiter.claimed().map(Arc::clone).collect();
+        line.advance(&claimed, self.number);
     }
 }
 
-impl Core {
-    /// As `acquire`, but waits up to `timeout` for what is exhausted.
-    pub(super) fn acquire_timeout(
-        &self,
-        wish: &Arc<Wish>,
-        timeout: Duration,
-    ) -> Result<Acquisition> {
-        let deadline = Moment::now() + timeout;
-        let names = wish.names();
-        let mut seen = None;
-        // Whoever waits already comes first.
-        if timeout.is_zero() || !self.waiting.is_waited_for(&names) {
-            match self.acquire(wish)? {
-                Acquisition::Exhausted(exhausted) => seen = Some(exhausted),
-                answer => return Ok(answer),
-            }
-        }
-        let place = self.waiting.join(names);
-        let mut interval = SHORT;
-        loop {
-            let front = place.is_front();
-            let now = Moment::now();
-            if now >= deadline
-                && let Some(exhausted) = seen
-            {
-                return Ok(Acquisition::Exhausted(exhausted));
-            }
-            if front || now >= deadline {
-                match self.shortage(wish) {
-                    Ok(Some(exhausted)) => seen = Some(exhausted),
-                    // It fits, or a try has to say what is wrong.
-                    Ok(None) | Err(_) => match self.acquire(wish)? {
-                        Acquisition::Exhausted(exhausted) => seen = Some(exhausted),
-                        answer => return Ok(answer),
-                    },
-                }
-                if Moment::now() >= deadline {
-                    continue;
-                }
-            }
-            let jittered = interval.mul_f64(0.75 + rand::random::<f64>() / 2.0);
-            let until = if front {
-                deadline.min(Moment::now() + jittered)
-            } else {
-                deadline
-            };
-            interval = match place.waiter.bell.wait(until) {
-                crate::bell::Ring::Silence => (interval * 2).min(LONG),
-                _ => SHORT,
-            };
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(permits: &[(&str, u32)]) -> Wish {
+        Wish {
+            external_id: Arc::from("id"),
+            owner: None,
+            ttl: None,
+            permits: permits.iter().map(|(n, c)| (Arc::from(*n), *c)).collect(),
         }
     }
 
-    /// The first semaphore with too little left for the wish, as far as a look can tell.
-    fn shortage(&self, wish: &Wish) -> Result<Option<Exhausted>> {
-        let statement = format!(
-            "SELECT name, capacity, used FROM semaphore WHERE name IN ({})",
-            quote_all(wish.names())
+    fn short(name: &str) -> Exhausted {
+        Exhausted::new(Arc::from(name), 1, 1, 1)
+    }
+
+    /// Review C11: a release wakes only whom it can serve.
+    #[test]
+    fn one_permit_given_back_wakes_one_of_a_thousand() {
+        let list = WaitList::default();
+        let parker = Parker::new();
+        let places: Vec<Place<'_>> = (0..1000)
+            .map(|_| list.join(&wish(&[("a", 1)]), &parker))
+            .collect();
+        places[0].short_of(&short("a"));
+        list.released([("a", 1)]);
+        let advice: Vec<Advice> = places.iter().map(Place::advice).collect();
+        assert_eq!(advice[0], Advice::Try);
+        assert!(advice[1..].iter().all(|advice| *advice == Advice::Stay));
+        list.released([("a", 3)]);
+        let woken = |place: &&Place<'_>| place.advice() == Advice::Try;
+        assert_eq!(places.iter().filter(woken).count(), 3);
+    }
+
+    /// Review C12: who waits for (a, b) and is short of a is not in the way of b's takers.
+    #[test]
+    fn a_waiter_claims_only_what_it_is_short_of() {
+        let list = WaitList::default();
+        let parker = Parker::new();
+        let both = list.join(&wish(&[("a", 1), ("b", 1)]), &parker);
+        let b = list.join(&wish(&[("b", 1)]), &parker);
+        let a = list.join(&wish(&[("a", 1)]), &parker);
+        assert!(both.is_first() && !b.is_first() && !a.is_first());
+        both.short_of(&short("a"));
+        assert!(b.is_first() && !a.is_first());
+        assert_eq!(b.advice(), Advice::Poll);
+        list.released([("b", 1)]);
+        assert_eq!((both.advice(), b.advice()), (Advice::Stay, Advice::Try));
+        // A release of a is for the one that came first, and then for the other.
+        list.released([("a", 1)]);
+        assert_eq!((both.advice(), a.advice()), (Advice::Try, Advice::Stay));
+        drop(both);
+        assert!(a.is_first());
+        assert_eq!(a.advice(), Advice::Poll);
+    }
+
+    #[test]
+    fn one_that_leaves_passes_on_what_it_was_told() {
+        let list = WaitList::default();
+        let parker = Parker::new();
+        let one = list.join(&wish(&[("a", 2)]), &parker);
+        let two = list.join(&wish(&[("a", 1)]), &parker);
+        list.released([("a", 2)]);
+        assert_eq!(two.advice(), Advice::Stay);
+        drop(one);
+        assert_eq!(two.advice(), Advice::Try);
+    }
+
+    #[test]
+    fn room_in_one_semaphore_is_not_offered_to_one_that_must_wait_for_another() {
+        let list = WaitList::default();
+        let parker = Parker::new();
+        let a = list.join(&wish(&[("a", 1)]), &parker);
+        let both = list.join(&wish(&[("a", 1), ("b", 1)]), &parker);
+        a.short_of(&short("a"));
+        list.released([("a", 1), ("b", 1)]);
+        assert_eq!((a.advice(), both.advice()), (Advice::Try, Advice::Stay));
+    }
+
+    #[test]
+    fn a_large_wish_is_not_overtaken_by_small_ones() {
+        let list = WaitList::default();
+        let parker = Parker::new();
+        let large = list.join(&wish(&[("a", 5)]), &parker);
+        let small = list.join(&wish(&[("a", 1)]), &parker);
+        list.released([("a", 1)]);
+        assert_eq!(
+            (large.advice(), small.advice()),
+            (Advice::Look, Advice::Stay)
         );
-        let answer = first(self.store.send_alone(&statement)?)?;
-        let mut found: Vec<(String, u32, i64)> = Vec::with_capacity(answer.rows.len());
-        for row in answer.rows {
-            found.push(columns(row)?);
-        }
-        for (name, wanted) in &wish.permits {
-            let Some((_, capacity, used)) = found.iter().find(|(other, ..)| **other == **name)
-            else {
-                // No such semaphore: the acquire says so.
-                return Ok(None);
-            };
-            // More than it can ever have: the acquire says that, too.
-            if wanted <= capacity && used + i64::from(*wanted) > i64::from(*capacity) {
-                return Ok(Some(Exhausted {
-                    semaphore: Arc::clone(name),
-                    capacity: *capacity,
-                    held: u64::try_from(*used).unwrap_or(0),
-                    wanted: *wanted,
-                }));
-            }
-        }
-        Ok(None)
+        large.short_of(&Exhausted::new(Arc::from("a"), 5, 4, 5));
+        assert_eq!(small.advice(), Advice::Stay);
+        assert_eq!(small.seen(&wish(&[("a", 1)])).unwrap().held, 4);
     }
 }

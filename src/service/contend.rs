@@ -1,26 +1,44 @@
 //! `MutexContendService`: contends for a mutex on a thread of its own for as long as it runs.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::Board;
-use super::claim::Claim;
-use super::contend_worker::Worker;
-use super::delivery::Listener;
+use crossbeam_channel::{Sender, bounded};
+use parking_lot::Mutex;
+
+use super::callbacks::MutexContender;
+use super::delivery::{CATCH_UP, Delivery, Listener, Listening, listening_setters};
 use super::lifecycle::{Lifecycle, Status};
-use super::report::Report;
-use crate::backend::{Backend, Place};
+use super::settings::{Settings, Validated, contender_setters};
+use crate::backend::{Contender, Purpose};
 use crate::clock::Moment;
-use crate::contention::Contention;
-use crate::error::{Error, Result};
-use crate::period::ContendPeriod;
-use crate::state::MutexState;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Event, EventKind, Events};
+use crate::factory;
+use crate::health::{Monitored, ServiceHealth};
+use crate::id::LiveId;
+use crate::machine::contention::Change;
+use crate::machine::period::ContendPeriod;
+use crate::owner::MutexState;
+use crate::parker::{Parker, Unparked};
+use crate::runner::{Left, Runner, Visit};
+use crate::snapshot::{Contact, Snapshot, Stats};
+use crate::thread::Local;
+use crate::virtual_time::{lock, recv_timeout};
+
+/// How long an executor may leave the last callbacks unstarted.
+const EXECUTOR_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The longest delay before a first attempt.
+const MAX_INITIAL_DELAY: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Contends for one mutex, as one contender, from `start` to `stop`.
 ///
 /// Its worker thread acquires, renews, waits and contends again after a loss. Everything here may be
-/// called from any thread, and nothing here waits for the backend but `stop` and dropping.
+/// called from any thread, and nothing here waits for the backend but `stop`, `resign` and dropping.
+/// Clones are one and the same service; it stops when the last one is dropped.
 ///
 /// ```
 /// use contend::EventKind;
@@ -39,17 +57,51 @@ use crate::state::MutexState;
 /// assert_eq!(events.recv().unwrap().kind, EventKind::Released);
 /// # Ok::<(), contend::Error>(())
 /// ```
+#[derive(Clone)]
+#[must_use = "a service does nothing until it is started, and stops when it is dropped"]
 pub struct MutexContendService {
-    pub(super) backend: Arc<dyn Backend>,
-    pub(super) place: Place,
-    pub(super) period: ContendPeriod,
-    pub(super) initial_delay: Duration,
-    pub(super) failures: bool,
-    pub(super) listener: Listener,
-    pub(super) board: Arc<Board>,
-    pub(super) lifecycle: Lifecycle,
+    inner: Local<Arc<Inner>>,
+}
+
+pub(crate) struct Inner {
+    factory: Arc<factory::Inner>,
+    contender: Contender,
+    period: ContendPeriod,
+    initial_delay: Duration,
+    /// Whether trouble is an event too.
+    failures: bool,
+    lead_without_listener: bool,
+    listener: Listener,
+    snapshot: Arc<Snapshot>,
+    lifecycle: Lifecycle,
+    inbox: Arc<Inbox>,
+    /// Counts the runs; see [`Left`].
+    runs: Arc<Mutex<u64>>,
     /// Keeps the id from being used twice for as long as the service lives.
-    pub(super) claim: Arc<Claim>,
+    live: Arc<LiveId>,
+}
+
+/// What others ask of the worker: only it may call the backend.
+#[derive(Default)]
+struct Inbox {
+    messages: Mutex<VecDeque<Message>>,
+}
+
+enum Message {
+    Resign {
+        rest: Duration,
+        done: Sender<()>,
+    },
+    LastRun {
+        by: Moment,
+        answer: Sender<Result<Option<Duration>>>,
+    },
+    RecordRun {
+        fence: u64,
+        keep: Duration,
+        by: Moment,
+        answer: Sender<Result<bool>>,
+    },
 }
 
 impl MutexContendService {
@@ -60,33 +112,34 @@ impl MutexContendService {
     /// `InvalidState` unless the status is `Initial`; `Unavailable` where the system has no thread
     /// left; `Forked` in a child process.
     pub fn start(&self) -> Result<()> {
-        let name = format!("contend {}", self.place.mutex);
-        self.lifecycle.start(name, || {
-            self.board.clear();
-            let delivery = self.listener.open(&self.place.mutex)?;
-            let courier = delivery.number();
-            let contention = Contention::new(
-                Arc::clone(&self.place.id),
-                self.place.lease,
-                self.period,
-                Moment::now() + self.initial_delay,
-            );
-            let report = Report {
-                mutex: Arc::clone(&self.place.mutex),
-                who: Arc::clone(&self.place.id),
-                board: Arc::clone(&self.board),
-                delivery,
-                failures: self.failures,
-            };
+        let inner = self.inner.get()?;
+        let name = format!("contend {}", inner.contender.mutex);
+        inner.lifecycle.start(name, || {
+            inner.snapshot.clear();
+            inner.inbox.messages.lock().clear();
+            let delivery = inner.listener.open(&inner.contender.mutex)?;
+            let carrier = delivery.number();
             let worker = Worker {
-                seat: self.backend.seat(&self.place)?,
-                lease: self.place.lease,
-                contention,
-                report,
-                listening: false,
-                _claim: Arc::clone(&self.claim),
+                runner: Runner::new(
+                    &inner.factory.backend,
+                    &inner.contender,
+                    inner.period,
+                    Moment::now() + inner.initial_delay,
+                    &inner.snapshot,
+                    &inner.factory.probe(),
+                )?,
+                snapshot: Arc::clone(&inner.snapshot),
+                delivery,
+                inbox: Arc::clone(&inner.inbox),
+                failures: inner.failures,
+                lead_without_listener: inner.lead_without_listener,
+                leaving: Leaving::No,
+                runs: Arc::clone(&inner.runs),
+                run: 0,
+                factory: Arc::clone(&inner.factory),
+                live: Arc::clone(&inner.live),
             };
-            Ok((move |bell| worker.run(&bell), courier))
+            Ok((move |parker: Parker| worker.run(&parker), carrier))
         })
     }
 
@@ -99,100 +152,241 @@ impl MutexContendService {
     /// # Errors
     /// `Timeout` where a callback hangs beyond the lease: the thread then ends when the callback does.
     pub fn stop(&self) -> Result<()> {
-        self.stop_by(Moment::now() + self.stop_bound())
+        let inner = self.inner.get()?;
+        inner.stop_by(Moment::now() + inner.stop_bound())
     }
 
-    /// How long stopping takes at most: the running call, the callback up to the end of the lease, and
-    /// the way out.
+    /// Gives the mutex up as [`stop`](MutexContendService::stop) does, but stays started: rejoins the
+    /// end of the queue at once.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://resign-doc")?;
+    /// let (a, events) = factory.contend("demo").id("a").channel()?;
+    /// a.start()?;
+    /// let first = events.recv().unwrap().fence();
+    /// a.resign()?; // nobody else waits, so it leads again, with a higher fence
+    /// events.recv().unwrap();
+    /// assert!(events.recv().unwrap().fence() > first);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidState` unless it is started; `Timeout` where a callback or the backend hangs.
+    pub fn resign(&self) -> Result<()> {
+        self.resign_for(Duration::ZERO)
+    }
+
+    /// Gives the mutex up as [`resign`](MutexContendService::resign) does, and rejoins the queue after
+    /// `rest`.
+    ///
+    /// # Errors
+    /// As [`resign`](MutexContendService::resign).
+    pub fn resign_for(&self, rest: Duration) -> Result<()> {
+        let inner = self.inner.get()?;
+        let (done, over) = bounded(1);
+        inner.send(Message::Resign { rest, done })?;
+        if inner.lifecycle.is_inside() {
+            return Ok(());
+        }
+        recv_timeout(&over, inner.stop_bound()).map_err(|_| {
+            Error::new(
+                ErrorKind::Timeout,
+                format!(
+                    "{}: still resigning; a callback or the backend hangs",
+                    inner.contender.mutex
+                ),
+            )
+        })
+    }
+
+    /// Reads how long ago the last recorded run of this mutex's schedule was. Done by the worker.
+    pub(crate) fn last_run(&self, by: Moment) -> Result<Option<Duration>> {
+        self.inner
+            .get()?
+            .ask(by, |answer| Message::LastRun { by, answer })
+    }
+
+    /// Records a run, if the owner still has this fence. Done by the worker.
+    pub(crate) fn record_run(&self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
+        self.inner.get()?.ask(by, |answer| Message::RecordRun {
+            fence,
+            keep,
+            by,
+            answer,
+        })
+    }
+
+    /// How long stopping takes at most.
     pub(crate) fn stop_bound(&self) -> Duration {
-        let lease = self.place.lease;
-        lease.total() + lease.total() / 50 + lease.ttl() + Duration::from_secs(1)
+        self.inner
+            .here()
+            .map_or(Duration::ZERO, |inner| inner.stop_bound())
     }
 
     /// As [`stop`](MutexContendService::stop), but waits no longer than this. What is left to do then is
     /// done without the caller.
     pub(crate) fn stop_by(&self, deadline: Moment) -> Result<()> {
-        self.lifecycle.stop(&self.place.mutex, deadline)
+        self.inner.get()?.stop_by(deadline)
     }
 
-    /// What everybody may read, for who must not keep the service alive by reading it.
-    pub(crate) fn board(&self) -> &Arc<Board> {
-        &self.board
+    /// What other threads may read, for one that must not keep the service alive by reading it.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.inner
+            .here()
+            .map_or_else(Arc::default, |inner| Arc::clone(&inner.snapshot))
     }
 
-    /// The mutex contended for.
+    /// Returns the mutex contended for.
     #[must_use]
     pub fn mutex(&self) -> &str {
-        &self.place.mutex
+        self.inner.here().map_or("", |inner| &inner.contender.mutex)
     }
 
-    /// The id contended under.
+    /// Returns the id contended under.
     #[must_use]
     pub fn id(&self) -> &str {
-        &self.place.id
+        self.inner.here().map_or("", |inner| &inner.contender.id)
     }
 
-    /// Whether this contender owns the mutex: right at the moment of the call, even while the worker
-    /// is blocked, the backend is gone or the machine has slept.
+    /// Returns `true` if this contender owns the mutex: right at the moment of the call, even while the
+    /// worker is blocked, the backend is gone or the machine has slept.
     #[must_use]
     pub fn is_owner(&self) -> bool {
         self.fence().is_some()
     }
 
-    /// Whether this contender owns the mutex and is sure of it: as `is_owner`, and false as soon as the
-    /// backend has not confirmed it for a ttl. They differ only where something else than the ttl keeps
-    /// an ownership alive (a ZooKeeper session).
+    /// Returns `true` if this contender owns the mutex and the backend has confirmed it within a ttl.
+    /// It differs from `is_owner` only where something else than the ttl keeps an ownership alive (a
+    /// ZooKeeper session).
     #[must_use]
     pub fn is_in_ttl(&self) -> bool {
-        self.is_owner() && self.board.state().is_in_ttl(&self.place.id)
+        self.is_owner() && self.state().is_in_ttl(self.id())
     }
 
-    /// The fence of the present ownership; `None` unless this contender owns.
+    /// Returns the fence of the present ownership; `None` unless this contender owns.
     ///
-    /// Pass it to whatever you protect, and let that refuse a smaller one than it has seen: then even
-    /// what this library assumes about clocks and servers need not hold.
+    /// Pass it to whatever you protect, and reject there any write whose fence is lower than the
+    /// highest seen: then even what this library assumes about clocks and servers need not hold.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
-        self.board.fence()
+        self.inner.here()?.snapshot.fence()
     }
 
-    /// The last change of ownership that this contender saw.
+    /// Returns how long this contender surely owns without a further renewal; zero if it does not own.
+    #[must_use]
+    pub fn valid_for(&self) -> Duration {
+        let snapshot = self.inner.here().map(|inner| &inner.snapshot);
+        snapshot.map_or(Duration::ZERO, |snapshot| {
+            let fence = snapshot.fence();
+            fence.map_or(Duration::ZERO, |fence| snapshot.valid_for(fence))
+        })
+    }
+
+    /// Returns the last change of ownership that this contender saw.
     #[must_use]
     pub fn state(&self) -> MutexState {
-        self.board.state()
+        self.inner
+            .here()
+            .map_or(MutexState::NONE, |inner| inner.snapshot.state())
     }
 
-    /// Where the service is in its life.
+    /// Returns where the service is in its life.
     #[must_use]
     pub fn status(&self) -> Status {
-        self.lifecycle.status()
+        self.inner
+            .here()
+            .map_or(Status::Initial, |inner| inner.lifecycle.status())
     }
 
-    /// Whether the status is `Starting` or `Running`.
+    /// Returns `true` if the status is `Starting` or `Running`.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.status().is_active()
     }
 
-    /// Whether the status is `Running`.
+    /// Returns `true` if the status is `Running`.
     #[must_use]
     pub fn running(&self) -> bool {
         self.status() == Status::Running
     }
 
-    /// The trouble that the service has with its backend; `None` once that answers again.
+    /// Returns the trouble that the service has with its backend; `None` once that answers again, and
+    /// before anything was asked (see [`contact`](MutexContendService::contact)).
     #[must_use]
     pub fn last_error(&self) -> Option<Error> {
-        self.board.last_error()
+        self.inner.here()?.snapshot.last_error()
+    }
+
+    /// Returns how the service gets on with its backend: it tells "not tried yet" from "fine".
+    #[must_use]
+    pub fn contact(&self) -> Contact {
+        self.inner
+            .here()
+            .map_or(Contact::Untried, |inner| inner.snapshot.contact())
+    }
+
+    /// Returns what the service has done since it was built.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.inner
+            .here()
+            .map_or_else(Stats::default, |inner| inner.snapshot.stats())
     }
 }
 
-impl Drop for MutexContendService {
+impl Monitored for Inner {
+    fn health(&self) -> Option<ServiceHealth> {
+        Some(ServiceHealth {
+            mutex: Arc::clone(&self.contender.mutex),
+            id: Some(Arc::clone(&self.contender.id)),
+            status: self.lifecycle.status(),
+            fence: self.snapshot.fence(),
+            contact: self.snapshot.contact(),
+        })
+    }
+}
+
+impl Inner {
+    fn stop_by(&self, deadline: Moment) -> Result<()> {
+        self.lifecycle.stop(&self.contender.mutex, deadline)
+    }
+
+    /// The running call, the callback up to the end of the lease, and the way out.
+    fn stop_bound(&self) -> Duration {
+        let lease = self.contender.lease;
+        lease.total() + lease.drift_allowance() + lease.ttl() + Duration::from_secs(1)
+    }
+
+    fn send(&self, message: Message) -> Result<()> {
+        let Some(unparker) = self.lifecycle.unparker() else {
+            return Err(Error::new(
+                ErrorKind::InvalidState,
+                format!("{}: the service is not started", self.contender.mutex),
+            ));
+        };
+        self.inbox.messages.lock().push_back(message);
+        unparker.message();
+        Ok(())
+    }
+
+    fn ask<T>(&self, by: Moment, message: impl FnOnce(Sender<Result<T>>) -> Message) -> Result<T> {
+        let (answer, answered) = bounded(1);
+        self.send(message(answer))?;
+        recv_timeout(&answered, by.remaining()).unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::Timeout,
+                format!("{}: no answer in time", self.contender.mutex),
+            ))
+        })
+    }
+}
+
+impl Drop for Inner {
     fn drop(&mut self) {
-        if let Err(error) = self.stop() {
+        if let Err(error) = self.stop_by(Moment::now() + self.stop_bound()) {
             log::warn!(
                 "{}: dropped without a clean stop: {error}",
-                self.place.mutex
+                self.contender.mutex
             );
         }
     }
@@ -200,12 +394,331 @@ impl Drop for MutexContendService {
 
 impl fmt::Debug for MutexContendService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let realm = self.inner.here().map(|inner| inner.factory.backend.realm());
         f.debug_struct("MutexContendService")
-            .field("realm", &self.backend.realm())
-            .field("mutex", &self.place.mutex)
-            .field("id", &self.place.id)
+            .field("realm", &realm.unwrap_or_default())
+            .field("mutex", &self.mutex())
+            .field("id", &self.id())
             .field("status", &self.status())
             .field("fence", &self.fence())
             .finish()
+    }
+}
+
+/// Builds a [`MutexContendService`]. Validates all options in the end, and does no I/O.
+#[derive(Debug)]
+#[must_use]
+pub struct ContendBuilder {
+    settings: Settings,
+    initial_delay: Option<Duration>,
+    lead_without_listener: bool,
+    listening: Listening,
+}
+
+impl ContendBuilder {
+    contender_setters!();
+    listening_setters!();
+
+    pub(crate) fn new(factory: Result<Arc<factory::Inner>>, mutex: Arc<str>) -> ContendBuilder {
+        ContendBuilder {
+            settings: Settings::new(factory, mutex),
+            initial_delay: None,
+            lead_without_listener: false,
+            listening: Listening::default(),
+        }
+    }
+
+    pub(crate) fn contender(
+        factory: Result<Arc<factory::Inner>>,
+        contender: impl MutexContender + 'static,
+    ) -> ContendBuilder {
+        let mut builder =
+            ContendBuilder::new(factory, contender.mutex().into()).id(contender.contender_id());
+        builder.listening.own = Some(Arc::new(move |event: &Event| contender.notify_owner(event)));
+        builder
+    }
+
+    /// Sets the delay before the first attempt after `start`. Defaults to the factory's, zero.
+    pub fn initial_delay(mut self, initial_delay: Duration) -> ContendBuilder {
+        self.initial_delay = Some(initial_delay);
+        self
+    }
+
+    /// Sets whether the service goes on leading when the receiver of its events was dropped. Defaults to
+    /// `false`: it then steps down for good, because nobody works.
+    pub fn lead_without_listener(mut self, lead: bool) -> ContendBuilder {
+        self.lead_without_listener = lead;
+        self
+    }
+
+    /// Calls `callback` when this contender became the owner.
+    pub fn on_acquired(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
+        self.listening.on(EventKind::Acquired, callback);
+        self
+    }
+
+    /// Calls `callback` when this contender ceased to be the owner. Nobody else begins before it
+    /// returns, as long as the lease lasts.
+    pub fn on_released(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
+        self.listening.on(EventKind::Released, callback);
+        self
+    }
+
+    /// Builds the service, with the callbacks given, if any.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id
+    /// that this process contends under already, `Forked` in a child process.
+    pub fn build(mut self) -> Result<MutexContendService> {
+        let listening = std::mem::take(&mut self.listening);
+        let failures = listening.failures;
+        let executor = self.settings.factory.as_ref().ok();
+        let executor = executor.and_then(|factory| factory.executor());
+        let listener = listening.callbacks(executor.as_ref())?;
+        self.finish(listener, failures)
+    }
+
+    /// As [`build`](ContendBuilder::build), with callbacks that may block: on a thread of their own,
+    /// whatever executor the factory has.
+    pub(crate) fn build_blocking(mut self) -> Result<MutexContendService> {
+        let listening = std::mem::take(&mut self.listening);
+        let failures = listening.failures;
+        self.finish(listening.callbacks(None)?, failures)
+    }
+
+    /// Builds the service, and returns the receiver of its events; usable in crossbeam's `select!`. The
+    /// receiver outlives restarts and is disconnected when the service is dropped.
+    ///
+    /// # Errors
+    /// As [`build`](ContendBuilder::build); and `InvalidInput` where callbacks were given too.
+    pub fn channel(mut self) -> Result<(MutexContendService, Events)> {
+        let listening = std::mem::take(&mut self.listening);
+        let failures = listening.failures;
+        let (listener, events) = listening.channel()?;
+        Ok((self.finish(listener, failures)?, events))
+    }
+
+    fn finish(self, listener: Listener, failures: bool) -> Result<MutexContendService> {
+        let Validated {
+            factory,
+            contender,
+            period,
+            live,
+        } = self.settings.validate(Purpose::Lead)?;
+        let initial_delay = self
+            .initial_delay
+            .unwrap_or_else(|| factory.initial_delay());
+        if initial_delay > MAX_INITIAL_DELAY {
+            return Err(Error::invalid(format!(
+                "initial_delay {initial_delay:?} is too long; use at most 366 days"
+            )));
+        }
+        let inner = Arc::new(Inner {
+            contender,
+            period,
+            initial_delay,
+            failures,
+            lead_without_listener: self.lead_without_listener,
+            listener,
+            snapshot: Arc::default(),
+            lifecycle: Lifecycle::new(),
+            inbox: Arc::default(),
+            runs: Arc::default(),
+            live: Arc::new(live),
+            factory,
+        });
+        inner.factory.registry.add(&inner.snapshot, &inner);
+        Ok(MutexContendService {
+            inner: Local::new(inner),
+        })
+    }
+}
+
+/// The state of one run. It belongs to the worker thread alone.
+struct Worker {
+    runner: Runner,
+    snapshot: Arc<Snapshot>,
+    delivery: Delivery,
+    inbox: Arc<Inbox>,
+    failures: bool,
+    lead_without_listener: bool,
+    leaving: Leaving,
+    runs: Arc<Mutex<u64>>,
+    run: u64,
+    factory: Arc<factory::Inner>,
+    /// The id is taken for as long as somebody contends under it, even if the service was dropped.
+    live: Arc<LiveId>,
+}
+
+enum Leaving {
+    No,
+    /// Until the machine contends again; who waits for that.
+    ToRejoin(Sender<()>),
+    ForGood,
+}
+
+impl Worker {
+    fn run(mut self, parker: &Parker) {
+        let unparker = parker.unparker();
+        self.delivery.tell_when_abandoned(unparker.clone());
+        {
+            // What the last run left is this one's from here on: its acquisition adopts it.
+            let mut runs = lock(&self.runs);
+            *runs += 1;
+            self.run = *runs;
+        }
+        loop {
+            self.read_messages();
+            self.look_whether_to_leave(parker);
+            match self.runner.visit(&unparker, Moment::FAR) {
+                Visit::Announce(change) => self.announce(change),
+                Visit::Called(_) => {}
+                Visit::Wait { until } => self.wait(parker, until),
+                Visit::Over => break,
+            }
+            self.tell_trouble();
+        }
+        if self.runner.machine().has_traces() {
+            // The backend hangs: whoever stops does not wait for it.
+            let lease = self.runner.contender().lease;
+            let until = Moment::now() + lease.total() + lease.drift_allowance();
+            let left = Left {
+                runner: self.runner,
+                run: self.run,
+                present: self.runs,
+                _live: self.live,
+            };
+            let background = &self.factory.background;
+            background.clean_up(Box::new(left), lease.call_budget(), until);
+        }
+        // While a callback runs on, the service is still stopping: `stop` says so in time, and no second
+        // run begins beside it.
+        self.delivery.close(Moment::now() + EXECUTOR_PATIENCE);
+    }
+
+    fn read_messages(&mut self) {
+        while let Some(message) = self.next_message() {
+            match message {
+                Message::Resign { rest, done } => {
+                    if let Leaving::No = self.leaving {
+                        self.wind_down();
+                        self.runner.resign(rest);
+                        self.leaving = Leaving::ToRejoin(done);
+                    }
+                }
+                Message::LastRun { by, answer } => {
+                    let by = self.within_belief(by);
+                    let _ = answer.send(self.runner.last_run(by));
+                }
+                Message::RecordRun {
+                    fence,
+                    keep,
+                    by,
+                    answer,
+                } => {
+                    let by = self.within_belief(by);
+                    let _ = answer.send(self.runner.record_run(fence, keep, by));
+                }
+            }
+        }
+    }
+
+    fn next_message(&self) -> Option<Message> {
+        self.inbox.messages.lock().pop_front()
+    }
+
+    /// No call may outlast belief, nor a single call's budget.
+    fn within_belief(&self, by: Moment) -> Moment {
+        let until = self.runner.belief().map_or(by, |(until, _)| until.min(by));
+        until.min(Moment::now() + self.runner.contender().lease.call_budget())
+    }
+
+    fn look_whether_to_leave(&mut self, parker: &Parker) {
+        if let Leaving::ForGood = self.leaving {
+            return;
+        }
+        let abandoned = !self.lead_without_listener && self.delivery.is_abandoned();
+        if abandoned && !parker.is_stopped() {
+            let Contender { mutex, id, .. } = self.runner.contender();
+            log::error!(
+                "{mutex}: {id}: the receiver of its events was dropped, so nobody works: it steps down for \
+                 good. Keep the receiver, or build with lead_without_listener(true)"
+            );
+        }
+        if abandoned || parker.is_stopped() {
+            self.wind_down();
+            self.runner.stop();
+            self.leaving = Leaving::ForGood;
+        }
+    }
+
+    /// Whoever lost the mutex just now still winds down in the transition, and leaving releases what is
+    /// left of the lease, or what was granted anew but not announced yet.
+    fn wind_down(&mut self) {
+        if !self.runner.machine().is_announced() {
+            self.settle();
+        }
+    }
+
+    fn wait(&mut self, parker: &Parker, mut until: Moment) {
+        if let Leaving::ToRejoin(done) = &self.leaving
+            && !self.runner.machine().is_leaving()
+        {
+            let _ = done.send(());
+            self.leaving = Leaving::No;
+        }
+        if self.delivery.is_behind() {
+            until = until.min(Moment::now() + CATCH_UP);
+        }
+        let unparked = match self.leaving {
+            Leaving::ForGood => parker.park_stopping(until),
+            _ => parker.park(until),
+        };
+        if unparked == Unparked::Wake {
+            self.runner.woken();
+        }
+    }
+
+    fn announce(&mut self, change: Change) {
+        let (kind, state) = match change {
+            Change::Acquired(state) => (EventKind::Acquired, state),
+            Change::OwnerChanged(state) => (EventKind::OwnerChanged, state),
+            Change::Released(state, _) => (EventKind::Released, state),
+            // Told as a failure.
+            Change::Double(_) => return,
+        };
+        self.snapshot.set_state(state.clone());
+        let mutex = Arc::clone(&self.runner.contender().mutex);
+        self.delivery.deliver(Event::new(kind, &mutex, state));
+        // On giving up on purpose the release waits for the callback, so that the next owner does not
+        // begin while the last one winds down.
+        if kind == EventKind::Released && self.runner.machine().is_leaving() {
+            self.settle();
+        }
+    }
+
+    fn tell_trouble(&mut self) {
+        if let Some(error) = self.runner.take_trouble()
+            && self.failures
+        {
+            let mutex = Arc::clone(&self.runner.contender().mutex);
+            let mut event = Event::new(EventKind::Failed, &mutex, self.snapshot.state());
+            event.error = Some(error);
+            self.delivery.deliver(event);
+        }
+    }
+
+    /// Waits until callbacks have run for all that was delivered, up to the end of the lease. One that
+    /// runs on keeps the lease from being released: what is left of it is its time to stop in.
+    fn settle(&mut self) {
+        if let Some(gone_at) = self.runner.machine().gone_at()
+            && !self.delivery.settle(gone_at)
+        {
+            log::warn!(
+                "{}: the callback for Released outlasted the lease; somebody else may own by now",
+                self.runner.contender().mutex
+            );
+            self.runner.abandon();
+        }
     }
 }

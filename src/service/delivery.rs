@@ -1,21 +1,182 @@
-//! One run's delivery of events: through the caller's channel, or by a courier to callbacks.
+//! The way of events to their listeners: a bounded queue that never blocks the worker, and a thread or
+//! an executor that takes them to callbacks.
+//!
+//! A slow or panicking callback never delays a renewal, and a receiver that does not read costs whole
+//! pairs, never half of one.
 
+use std::cell::Cell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
-use super::courier::{Courier, Executor, Target};
-use super::outbox::Outbox;
+use super::callbacks::Callbacks;
 use crate::clock::Moment;
-use crate::error::Result;
-use crate::event::Event;
+use crate::error::{Error, Result};
+use crate::event::{Audience, Event, EventKind, Events};
+use crate::owner::MutexState;
+use crate::parker::Unparker;
+use crate::thread::{self, Thread};
+use crate::virtual_time::Condvar;
+
+/// How often a worker looks whether a receiver that fell behind has made room.
+pub(crate) const CATCH_UP: Duration = Duration::from_millis(20);
+
+/// The smallest queue: a pair, and the slot that is kept free for a Released.
+const MIN_CAPACITY: usize = 2;
+
+/// The largest queue.
+const MAX_CAPACITY: usize = 1 << 20;
+
+/// A piece of work for an [`Executor`].
+pub type Job = Box<dyn FnOnce() + Send>;
+
+/// Runs callbacks for a service in place of a thread of its own, such as a pool that the caller has.
+///
+/// It should run every job it is given, on any thread but the one that gives it: that is the service's
+/// worker, and a callback that runs there delays its renewals. A job that is dropped costs nothing but
+/// time: the next one takes its events along.
+pub type Executor = Arc<dyn Fn(Job) + Send + Sync>;
+
+/// Where events are taken to.
+pub(crate) type Target = Arc<dyn Fn(&Event) + Send + Sync>;
+
+/// How a service under construction will be listened to: what the builders have in common.
+pub(crate) struct Listening {
+    pub(crate) capacity: usize,
+    pub(crate) failures: bool,
+    pub(crate) callbacks: Callbacks,
+    /// A type of the caller's own.
+    pub(crate) own: Option<Target>,
+    pub(crate) executor: Option<Executor>,
+}
+
+impl Listening {
+    pub(crate) fn on(&mut self, kind: EventKind, callback: impl FnMut(&Event) + Send + 'static) {
+        self.failures |= kind == EventKind::Failed;
+        self.callbacks.on(kind, callback);
+    }
+
+    pub(crate) fn callbacks(self, factory: Option<&Executor>) -> Result<Listener> {
+        let capacity = self.capacity()?;
+        let target: Option<Target> = match (self.own, self.callbacks.into_target()) {
+            (Some(own), Some(callbacks)) => Some(Arc::new(move |event: &Event| {
+                own(event);
+                callbacks(event);
+            })),
+            (own, callbacks) => own.or(callbacks),
+        };
+        Ok(match target {
+            Some(target) => Listener::Callbacks {
+                target,
+                executor: self.executor.or(factory.cloned()),
+                capacity,
+            },
+            None => Listener::Nobody,
+        })
+    }
+
+    pub(crate) fn channel(self) -> Result<(Listener, Events)> {
+        if self.own.is_some() || !self.callbacks.is_empty() {
+            return Err(Error::invalid(
+                "a service has either callbacks or a channel: give no callbacks, or call build()",
+            ));
+        }
+        let (queue, receiver) = EventQueue::new(self.capacity()?);
+        let (events, audience) = Events::new(receiver);
+        let listener = Listener::Channel {
+            queue: Arc::new(Mutex::new(queue)),
+            audience: Arc::new(audience),
+        };
+        Ok((listener, events))
+    }
+
+    fn capacity(&self) -> Result<usize> {
+        if self.capacity > MAX_CAPACITY {
+            return Err(Error::invalid(format!(
+                "event_capacity {} is too large; use at most {MAX_CAPACITY}",
+                self.capacity
+            )));
+        }
+        Ok(self.capacity)
+    }
+}
+
+impl Default for Listening {
+    fn default() -> Listening {
+        Listening {
+            capacity: 256,
+            failures: false,
+            callbacks: Callbacks::default(),
+            own: None,
+            executor: None,
+        }
+    }
+}
+
+impl fmt::Debug for Listening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listening")
+            .field("capacity", &self.capacity)
+            .field("failures", &self.failures)
+            .field("callbacks", &self.callbacks)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The setters of a builder whose field `listening` is a [`Listening`].
+macro_rules! listening_setters {
+    () => {
+        /// Sets how many events wait for a receiver or callback that is slow. Defaults to 256; at least
+        /// 2, at most 1048576.
+        pub fn event_capacity(mut self, capacity: usize) -> Self {
+            self.listening.capacity = capacity;
+            self
+        }
+
+        /// Sets whether trouble with the backend is an event too. Defaults to `false`.
+        pub fn failures(mut self, failures: bool) -> Self {
+            self.listening.failures = failures;
+            self
+        }
+
+        /// Calls `callback` when another owner was seen, or that there is none.
+        pub fn on_owner_changed(
+            mut self,
+            callback: impl FnMut(&$crate::Event) + Send + 'static,
+        ) -> Self {
+            self.listening.on($crate::EventKind::OwnerChanged, callback);
+            self
+        }
+
+        /// Calls `callback` when the trouble with the backend changed.
+        pub fn on_failure(mut self, callback: impl FnMut(&$crate::Event) + Send + 'static) -> Self {
+            self.listening.on($crate::EventKind::Failed, callback);
+            self
+        }
+
+        /// Runs callbacks through `executor`. Defaults to the factory's, or else to a thread of their
+        /// own.
+        pub fn executor(mut self, executor: $crate::Executor) -> Self {
+            self.listening.executor = Some(executor);
+            self
+        }
+    };
+}
+pub(crate) use listening_setters;
 
 /// Who listens to a service.
 pub(crate) enum Listener {
     /// A receiver that the caller holds; it outlives restarts.
-    Channel(Arc<Mutex<Outbox>>),
-    /// Callbacks; every run has a courier of its own.
+    Channel {
+        queue: Arc<Mutex<EventQueue>>,
+        audience: Arc<Audience>,
+    },
+    /// Callbacks; every run has a carrier of its own.
     Callbacks {
         target: Target,
         executor: Option<Executor>,
@@ -25,81 +186,508 @@ pub(crate) enum Listener {
     Nobody,
 }
 
-/// How a worker delivers.
-pub(crate) struct Delivery {
-    outbox: Option<Arc<Mutex<Outbox>>>,
-    courier: Option<Courier>,
+/// One run's delivery of events.
+#[allow(clippy::large_enum_variant)] // one for each service
+pub(crate) enum Delivery {
+    Channel {
+        queue: Arc<Mutex<EventQueue>>,
+        audience: Arc<Audience>,
+    },
+    Callbacks {
+        queue: EventQueue,
+        carrier: Carrier,
+    },
+    Nobody,
 }
 
 impl Listener {
-    pub(crate) fn channel(capacity: usize) -> (Listener, Receiver<Event>) {
-        let (outbox, receiver) = Outbox::new(capacity);
-        (Listener::Channel(Arc::new(Mutex::new(outbox))), receiver)
-    }
-
     pub(crate) fn open(&self, mutex: &str) -> Result<Delivery> {
-        let (outbox, courier) = match self {
-            Listener::Channel(outbox) => (Some(Arc::clone(outbox)), None),
+        Ok(match self {
+            Listener::Channel { queue, audience } => Delivery::Channel {
+                queue: Arc::clone(queue),
+                audience: Arc::clone(audience),
+            },
             Listener::Callbacks {
                 target,
                 executor,
                 capacity,
             } => {
-                let (outbox, events) = Outbox::new(*capacity);
-                let courier = Courier::start(mutex, events, Arc::clone(target), executor.clone())?;
-                (Some(Arc::new(Mutex::new(outbox))), Some(courier))
+                let (queue, events) = EventQueue::new(*capacity);
+                let carrier = Carrier::start(mutex, events, Arc::clone(target), executor.clone())?;
+                Delivery::Callbacks { queue, carrier }
             }
-            Listener::Nobody => (None, None),
-        };
-        Ok(Delivery { outbox, courier })
+            Listener::Nobody => Delivery::Nobody,
+        })
     }
 }
 
 impl Delivery {
-    /// The courier's number, to know a callback that calls its own service; 0 without one.
+    /// The carrier's number, to know a callback that calls its own service; 0 without one.
     pub(crate) fn number(&self) -> u64 {
-        self.courier.as_ref().map_or(0, Courier::number)
+        match self {
+            Delivery::Callbacks { carrier, .. } => carrier.round.number,
+            _ => 0,
+        }
     }
 
     pub(crate) fn deliver(&mut self, event: Event) {
-        let Some(outbox) = &self.outbox else {
-            return;
-        };
-        outbox.lock().push(event);
-        if let Some(courier) = &self.courier {
-            courier.nudge();
+        match self {
+            Delivery::Channel { queue, .. } => queue.lock().push(event),
+            Delivery::Callbacks { queue, carrier } => {
+                queue.push(event);
+                carrier.nudge();
+            }
+            Delivery::Nobody => {}
         }
     }
 
     /// Whether something is held back for want of room. Sends it if there is some now.
     pub(crate) fn is_behind(&mut self) -> bool {
-        let Some(outbox) = &self.outbox else {
-            return false;
-        };
-        let behind = !outbox.lock().catch_up();
-        if !behind && let Some(courier) = &self.courier {
-            courier.nudge();
+        match self {
+            Delivery::Channel { queue, .. } => !queue.lock().catch_up(),
+            Delivery::Callbacks { queue, carrier } => {
+                let behind = !queue.catch_up();
+                carrier.nudge();
+                behind || carrier.is_waiting()
+            }
+            Delivery::Nobody => false,
         }
-        behind
+    }
+
+    /// Whether nobody can receive any more.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        matches!(self, Delivery::Channel { audience, .. } if audience.is_gone())
+    }
+
+    /// Has `unparker` told when nobody can receive any more.
+    pub(crate) fn tell_when_abandoned(&self, unparker: Unparker) {
+        if let Delivery::Channel { audience, .. } = self {
+            audience.wake(unparker);
+        }
     }
 
     /// Waits until callbacks have run for all that was delivered, but not beyond `deadline`.
     pub(crate) fn settle(&mut self, deadline: Moment) -> bool {
-        match (&self.courier, &self.outbox) {
-            (Some(courier), Some(outbox)) => {
-                let sent = outbox.lock().sent();
-                courier.settle(sent, deadline)
-            }
+        match self {
+            Delivery::Callbacks { queue, carrier } => carrier.settle(queue.sent, deadline),
             _ => true,
         }
     }
 
-    /// Ends delivery: nothing comes after this, and the courier is gone. Waits for a callback that runs,
-    /// and until `deadline` for an executor to begin the rest.
-    pub(crate) fn close(mut self, deadline: Moment) {
-        let sent = self.outbox.take().map_or(0, |outbox| outbox.lock().sent());
-        if let Some(courier) = self.courier.take() {
-            courier.finish(sent, deadline);
+    /// Ends delivery: nothing comes after this. Waits for a callback that runs, and until `deadline` for
+    /// an executor to begin the rest.
+    pub(crate) fn close(self, deadline: Moment) {
+        if let Delivery::Callbacks { queue, carrier } = self {
+            let sent = queue.sent;
+            drop(queue);
+            carrier.finish(sent, deadline);
         }
+    }
+}
+
+/// The bounded way out of a worker: it never blocks, never breaks a pair, and counts what it drops.
+///
+/// A crossbeam channel cannot be edited from its sending side without racing the receiver, so what is
+/// dropped is dropped *before* it enters: an Acquired goes in only where there is room for its Released
+/// too. For a receiver that does not read, whole pairs are left out until there is room again, and the
+/// next event says how many were missed.
+#[derive(Debug)]
+pub(crate) struct EventQueue {
+    sender: Sender<Event>,
+    /// The newest event that found no room: an Acquired whose Released has not come, or what the
+    /// owner changed to.
+    held_back: Option<Event>,
+    missed: u64,
+    /// How many events went into the channel.
+    sent: u64,
+}
+
+impl EventQueue {
+    fn new(capacity: usize) -> (EventQueue, Receiver<Event>) {
+        let (sender, receiver) = bounded(capacity.max(MIN_CAPACITY));
+        let queue = EventQueue {
+            sender,
+            held_back: None,
+            missed: 0,
+            sent: 0,
+        };
+        (queue, receiver)
+    }
+
+    fn push(&mut self, event: Event) {
+        self.catch_up();
+        let held_back = self.held_back.as_ref().map(|held_back| held_back.kind);
+        match (event.kind, held_back) {
+            // Its Acquired never went out: the pair goes.
+            (EventKind::Released, Some(EventKind::Acquired)) => {
+                self.held_back = None;
+                self.missed += 2;
+            }
+            // Its slot was kept free when the Acquired went in.
+            (EventKind::Released, _) => {
+                self.drop_held_back();
+                self.send(event);
+            }
+            (_, None) if self.has_room() => self.send(event),
+            (EventKind::Failed, _) => self.missed += 1,
+            (EventKind::OwnerChanged, Some(EventKind::OwnerChanged)) => self.merge(event),
+            _ => {
+                self.drop_held_back();
+                self.held_back = Some(event);
+            }
+        }
+    }
+
+    /// Sends what was held back if there is room now. `true`: nothing is held back any more.
+    fn catch_up(&mut self) -> bool {
+        if self.held_back.is_some()
+            && self.has_room()
+            && let Some(event) = self.held_back.take()
+        {
+            self.send(event);
+        }
+        self.held_back.is_none()
+    }
+
+    /// Whether an event fits and leaves a slot for a Released. Only this side adds, so room stays.
+    fn has_room(&self) -> bool {
+        let capacity = self.sender.capacity().unwrap_or(usize::MAX);
+        self.sender.len() + MIN_CAPACITY <= capacity
+    }
+
+    fn send(&mut self, mut event: Event) {
+        event.missed = std::mem::take(&mut self.missed);
+        // Fails only where the receiver is gone: then nobody wants to know.
+        let _ = self.sender.try_send(event);
+        self.sent += 1;
+    }
+
+    fn drop_held_back(&mut self) {
+        if self.held_back.take().is_some() {
+            self.missed += 1;
+        }
+    }
+
+    /// Two changes of somebody else's ownership that nobody read become one.
+    fn merge(&mut self, mut event: Event) {
+        if let Some(earlier) = self.held_back.take() {
+            let before = earlier.state.before().clone();
+            event.state = MutexState::new(before, event.state.after().clone());
+            self.missed += 1;
+        }
+        self.held_back = Some(event);
+    }
+}
+
+/// Takes the events of one run to callbacks, off the worker.
+pub(crate) struct Carrier {
+    round: Arc<Round>,
+    by: By,
+}
+
+/// What callbacks run on.
+enum By {
+    Thread(Thread),
+    Executor(Executor),
+}
+
+struct Round {
+    /// Tells this run from others, to know a callback that calls its own service.
+    number: u64,
+    events: Receiver<Event>,
+    target: Target,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// How many events were taken to the callbacks.
+    count: u64,
+    /// A callback runs now.
+    running: bool,
+    /// No callback begins any more.
+    over: bool,
+    /// A job for the executor is on its way.
+    scheduled: bool,
+}
+
+thread_local! {
+    /// The run whose callback this thread is in.
+    static INSIDE: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Whether the calling thread runs a callback of the run with this number.
+pub(crate) fn is_inside(number: u64) -> bool {
+    number != 0 && INSIDE.get() == number
+}
+
+/// A job on its way: one that the executor drops makes way for the next.
+struct Scheduled(Arc<Round>);
+
+impl Drop for Scheduled {
+    fn drop(&mut self) {
+        self.0.progress.lock().scheduled = false;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Carrier {
+    fn start(
+        mutex: &str,
+        events: Receiver<Event>,
+        target: Target,
+        executor: Option<Executor>,
+    ) -> Result<Carrier> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let round = Arc::new(Round {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            events,
+            target,
+            progress: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let by = match executor {
+            Some(executor) => By::Executor(executor),
+            None => {
+                let round = Arc::clone(&round);
+                By::Thread(thread::start(format!("callbacks of {mutex}"), move || {
+                    // Ends when the worker drops its end of the channel.
+                    for event in &round.events {
+                        round.carry(&event);
+                    }
+                })?)
+            }
+        };
+        Ok(Carrier { round, by })
+    }
+
+    /// Sees to it that the events in the channel are taken to the callbacks.
+    fn nudge(&self) {
+        let By::Executor(executor) = &self.by else {
+            return;
+        };
+        {
+            // Looked at and set under one lock: `drain` lets go of it only with an empty channel.
+            let mut progress = self.round.progress.lock();
+            if progress.scheduled || self.round.events.is_empty() {
+                return;
+            }
+            progress.scheduled = true;
+        }
+        let scheduled = Scheduled(Arc::clone(&self.round));
+        let job: Job = Box::new(move || scheduled.0.drain());
+        if catch_unwind(AssertUnwindSafe(|| executor(job))).is_err() {
+            log::error!("an executor panicked instead of taking a callback");
+        }
+    }
+
+    /// Whether events wait for an executor that has not taken them, or has dropped them.
+    fn is_waiting(&self) -> bool {
+        matches!(self.by, By::Executor(_)) && !self.round.events.is_empty()
+    }
+
+    /// Waits until `count` events were taken to the callbacks. `false`: not by `deadline`.
+    fn settle(&self, count: u64, deadline: Moment) -> bool {
+        loop {
+            self.nudge();
+            let mut progress = self.round.progress.lock();
+            if progress.count >= count {
+                return true;
+            }
+            let left = deadline.remaining();
+            if left.is_zero() {
+                return false;
+            }
+            // A job that the executor dropped is given again.
+            self.round
+                .changed
+                .wait_for(&mut progress, left.min(CATCH_UP));
+        }
+    }
+
+    /// Waits until the last of `count` events was taken to the callbacks, however long one runs; the
+    /// sender must be gone already. What an executor has not begun by `deadline`, or as long after the last
+    /// callback, is dropped.
+    fn finish(mut self, count: u64, deadline: Moment) {
+        if let By::Thread(thread) = &mut self.by {
+            thread.join(Moment::FAR);
+            return;
+        }
+        let patience = deadline.remaining();
+        let mut deadline = deadline;
+        let mut done = 0;
+        while !self.settle(count, deadline) {
+            let mut progress = self.round.progress.lock();
+            if !progress.running && progress.count == done {
+                // The executor has begun none of what is left.
+                progress.over = true;
+                return;
+            }
+            // One that runs keeps the rest waiting: that is not the executor's fault, and Released must
+            // not be left out for it.
+            while progress.running {
+                self.round.changed.wait(&mut progress);
+            }
+            done = progress.count;
+            deadline = Moment::now() + patience;
+        }
+    }
+}
+
+impl Round {
+    fn carry(&self, event: &Event) {
+        {
+            let mut progress = self.progress.lock();
+            if progress.over {
+                return;
+            }
+            progress.running = true;
+        }
+        let outer = INSIDE.replace(self.number);
+        if catch_unwind(AssertUnwindSafe(|| (self.target)(event))).is_err() {
+            log::error!(
+                "{}: a callback panicked at {}; the next event still comes",
+                event.mutex,
+                event.kind
+            );
+        }
+        INSIDE.set(outer);
+        let mut progress = self.progress.lock();
+        progress.running = false;
+        progress.count += 1;
+        self.changed.notify_all();
+    }
+
+    fn drain(&self) {
+        loop {
+            for event in self.events.try_iter() {
+                self.carry(&event);
+            }
+            // An event that comes after this look finds nothing scheduled.
+            let mut progress = self.progress.lock();
+            if self.events.is_empty() {
+                progress.scheduled = false;
+                return;
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Carrier({})", self.round.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owner::MutexOwner;
+    use rand::rngs::SmallRng;
+    use rand::{RngExt, SeedableRng};
+    use std::sync::Arc;
+
+    fn event(kind: EventKind, fence: u64) -> Event {
+        let owner = MutexOwner::new(format!("{fence}"), 0, 0, 0, fence);
+        let state = match kind {
+            EventKind::Released => MutexState::new(owner, MutexOwner::NONE),
+            _ => MutexState::new(MutexOwner::NONE, owner),
+        };
+        Event::new(kind, &Arc::from("m"), state)
+    }
+
+    /// Whatever the receiver does, it sees pairs that alternate, every event is seen or counted as
+    /// missed, and the sender never blocks.
+    #[test]
+    fn pairs_stay_whole_and_every_loss_is_counted_for_any_reader() {
+        for seed in 0..2_000 {
+            let mut dice = SmallRng::seed_from_u64(seed);
+            let (mut queue, receiver) = EventQueue::new(dice.random_range(0..9));
+            let (mut sent, mut seen, mut owned) = (0, 0, None);
+            let mut expected = None;
+            let mut check = |event: Event| {
+                seen += 1 + event.missed;
+                match event.kind {
+                    EventKind::Acquired => {
+                        assert_eq!(expected, None, "seed {seed}");
+                        expected = event.fence();
+                    }
+                    EventKind::Released => {
+                        assert_eq!(expected, event.fence(), "seed {seed}");
+                        expected = None;
+                    }
+                    _ => {}
+                }
+            };
+            for fence in 1..200 {
+                let kind = match owned {
+                    Some(_) if dice.random_bool(0.2) => EventKind::Failed,
+                    Some(_) => EventKind::Released,
+                    None if dice.random_bool(0.3) => EventKind::OwnerChanged,
+                    None => EventKind::Acquired,
+                };
+                let fence = owned.unwrap_or(fence);
+                match kind {
+                    EventKind::Acquired => owned = Some(fence),
+                    EventKind::Released => owned = None,
+                    _ => {}
+                }
+                queue.push(event(kind, fence));
+                sent += 1;
+                if dice.random_bool(0.3) {
+                    for _ in 0..dice.random_range(0..6) {
+                        receiver.try_recv().into_iter().for_each(&mut check);
+                    }
+                }
+            }
+            loop {
+                receiver.try_iter().for_each(&mut check);
+                if queue.catch_up() && receiver.is_empty() {
+                    break;
+                }
+            }
+            assert_eq!(seen + queue.missed, sent, "seed {seed}");
+        }
+    }
+
+    /// Review core 2 and 5: an executor that drops jobs, or takes them at any time, costs no event.
+    #[test]
+    fn no_event_is_lost_whatever_the_executor_does_with_its_jobs() {
+        use std::sync::atomic::AtomicUsize;
+        let (jobs, to_run) = crossbeam_channel::unbounded::<Job>();
+        let runs = std::thread::spawn(move || to_run.iter().for_each(|job| job()));
+        let given = AtomicUsize::new(0);
+        let executor: Executor = Arc::new(move |job| {
+            if given.fetch_add(1, Ordering::Relaxed) % 3 == 1 {
+                drop(job);
+            } else {
+                let _ = jobs.send(job);
+            }
+        });
+        let seen = Arc::new(AtomicUsize::new(0));
+        let target: Target = {
+            let seen = Arc::clone(&seen);
+            Arc::new(move |_: &Event| {
+                seen.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let (mut queue, events) = EventQueue::new(1 << 10);
+        let carrier = Carrier::start("m", events, target, Some(executor)).unwrap();
+        for fence in 0..200_000 {
+            queue.push(event(EventKind::Acquired, fence));
+            carrier.nudge();
+            queue.push(event(EventKind::Released, fence));
+            carrier.nudge();
+            if fence % 100 == 0 {
+                let by = Moment::now() + Duration::from_secs(60);
+                assert!(carrier.settle(queue.sent, by), "lost at {fence}");
+            }
+        }
+        let sent = queue.sent;
+        drop(queue);
+        carrier.finish(sent, Moment::now() + Duration::from_secs(60));
+        assert_eq!(seen.load(Ordering::Relaxed) as u64, sent);
+        drop(runs);
     }
 }

@@ -2,15 +2,16 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle, ThreadId};
+use std::thread::ThreadId;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-use super::courier;
-use crate::bell::Bell;
+use super::delivery;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fork::Origin;
+use crate::parker::{Parker, Unparker};
+use crate::thread::{self, Thread};
+use crate::virtual_time::Condvar;
 
 /// Where a service is in its life: `Initial -> Starting -> Running -> Stopping -> Initial`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,8 +37,7 @@ impl Status {
 
 pub(crate) struct Lifecycle {
     stage: Arc<Stage>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    origin: Origin,
+    thread: Mutex<Option<Thread>>,
 }
 
 struct Stage {
@@ -49,9 +49,9 @@ struct Run {
     status: Status,
     /// Counts the starts, so that who waits for the end of one run is not held up by the next.
     number: u64,
-    bell: Bell,
-    /// The number of the courier whose callbacks belong to this run.
-    courier: u64,
+    parker: Parker,
+    /// The number of the carrier whose callbacks belong to this run.
+    carrier: u64,
     /// The worker's thread, once it runs: known from the inside, before `start` has its handle.
     worker: Option<ThreadId>,
 }
@@ -73,14 +73,13 @@ impl Lifecycle {
                 run: Mutex::new(Run {
                     status: Status::Initial,
                     number: 0,
-                    bell: Bell::new(),
-                    courier: 0,
+                    parker: Parker::new(),
+                    carrier: 0,
                     worker: None,
                 }),
                 changed: Condvar::new(),
             }),
             thread: Mutex::new(None),
-            origin: Origin::here(),
         }
     }
 
@@ -88,7 +87,7 @@ impl Lifecycle {
         self.stage.run.lock().status
     }
 
-    /// Runs what `prepare` returns on a thread called `name`. `courier` is the number of the courier
+    /// Runs what `prepare` returns on a thread called `name`. `carrier` is the number of the carrier
     /// that the run's callbacks come from.
     pub(crate) fn start<W>(
         &self,
@@ -96,9 +95,8 @@ impl Lifecycle {
         prepare: impl FnOnce() -> Result<(W, u64)>,
     ) -> Result<()>
     where
-        W: FnOnce(Bell) + Send + 'static,
+        W: FnOnce(Parker) + Send + 'static,
     {
-        self.origin.check()?;
         {
             let mut run = self.stage.run.lock();
             if run.status != Status::Initial {
@@ -112,50 +110,53 @@ impl Lifecycle {
             }
             run.status = Status::Starting;
             run.number += 1;
-            run.bell = Bell::new();
-            run.courier = 0;
+            run.parker = Parker::new();
+            run.carrier = 0;
             run.worker = None;
         }
         let over = Over(Arc::clone(&self.stage));
-        let (work, courier) = prepare()?;
-        let bell = {
+        let (work, carrier) = prepare()?;
+        let parker = {
             let mut run = self.stage.run.lock();
-            run.courier = courier;
-            run.bell.clone()
+            run.carrier = carrier;
+            run.parker.clone()
         };
-        let thread = thread::Builder::new().name(name.clone()).spawn(move || {
+        let thread = thread::start(name, move || {
             {
                 let mut run = over.0.run.lock();
-                run.worker = Some(thread::current().id());
+                run.worker = Some(std::thread::current().id());
                 if run.status == Status::Starting {
                     run.status = Status::Running;
                 }
             }
-            work(bell);
-        });
-        match thread {
-            Ok(thread) => {
-                // The last run's thread is over, or about to be: it has said `Initial`.
-                *self.thread.lock() = Some(thread);
-                Ok(())
-            }
-            Err(error) => Err(Error::new(
-                ErrorKind::Unavailable,
-                format!("{name}: cannot start a thread; the system allows no more of them"),
-            )
-            .with_source(error)),
-        }
+            work(parker);
+        })?;
+        // The last run's thread is over, or about to be: it has said `Initial`.
+        *self.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// The present worker's parker, to send it a message; `None` where there is none, or it is stopping.
+    pub(crate) fn unparker(&self) -> Option<Unparker> {
+        let run = self.stage.run.lock();
+        run.status.is_active().then(|| run.parker.unparker())
+    }
+
+    /// Whether the calling thread is the worker, or runs one of its callbacks.
+    pub(crate) fn is_inside(&self) -> bool {
+        let run = self.stage.run.lock();
+        delivery::is_inside(run.carrier) || run.worker == Some(std::thread::current().id())
     }
 
     /// Asks the worker to stop, and waits for it until `deadline`; not from inside one of its callbacks,
     /// nor on its own thread.
     pub(crate) fn stop(&self, name: &str, deadline: Moment) -> Result<()> {
-        self.origin.check()?;
+        let inside = self.is_inside();
         let mut run = self.stage.run.lock();
         if run.status != Status::Initial {
             run.status = Status::Stopping;
-            run.bell.stop();
-            if courier::is_inside(run.courier) || run.worker == Some(thread::current().id()) {
+            run.parker.stop();
+            if inside {
                 return Ok(());
             }
         }
@@ -176,13 +177,22 @@ impl Lifecycle {
             // No start can come in between: the handle is that of a worker that is over.
             let thread = self.thread.lock().take();
             drop(run);
-            if let Some(thread) = thread
-                && thread.thread().id() != thread::current().id()
-            {
-                let _ = thread.join();
+            if let Some(mut thread) = thread {
+                thread.join(deadline);
             }
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Status::Initial => "initial",
+            Status::Starting => "starting",
+            Status::Running => "running",
+            Status::Stopping => "stopping",
+        })
     }
 }
 

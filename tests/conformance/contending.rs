@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use contend::{ErrorKind, EventKind, MutexContendService, Status};
-use ground::wait_until;
 use parking_lot::Mutex;
+use testbed::wait_until;
 
 use super::{Faulty, PATIENCE, Subject, name, next, started, wait_for_owner};
 
@@ -101,7 +101,7 @@ pub fn ten_contenders_have_one_owner_at_a_time(subject: &Subject) {
             let (most, turns) = (Arc::clone(&most), Arc::clone(&turns));
             let service = factories[number % 2]
                 .contend(&mutex)
-                .id(&format!("contender-{number}"))
+                .id(format!("contender-{number}"))
                 .on_acquired(move |_| {
                     most.fetch_max(up.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     turns.fetch_add(1, Ordering::SeqCst);
@@ -204,6 +204,9 @@ pub fn an_observer_converges_on_the_owner(subject: &Subject) {
     let mutex = name("observe");
     let (observer, seen) = subject.factory().observe(&mutex).channel().unwrap();
     observer.start().unwrap();
+    // "Free" does not look like "unknown".
+    let first = next(&seen, EventKind::OwnerChanged);
+    assert_eq!(first.state.after().owner_id(), "");
     for id in ["a", "b"] {
         let (service, events) = started(&subject.factory(), &mutex, id);
         let fence = next(&events, EventKind::Acquired).fence();
@@ -236,7 +239,7 @@ pub fn an_owner_that_cannot_renew_steps_down_and_owns_again(subject: &Subject) {
         .unwrap();
     service.start().unwrap();
     let first = next(&events, EventKind::Acquired);
-    let waiter = started(&subject.factory(), &mutex, "waiter").0;
+    let (waiter, _waiting) = started(&subject.factory(), &mutex, "waiter");
     wait_for_owner(&waiter, "a");
 
     broken.store(true, Ordering::SeqCst);
@@ -342,7 +345,7 @@ pub fn a_waiter_that_left_is_passed_over(subject: &Subject) {
     let factory = subject.factory();
     let (owner, events) = started(&factory, &mutex, "owner");
     next(&events, EventKind::Acquired);
-    let quitter = started(&factory, &mutex, "quitter").0;
+    let (quitter, _quitting) = started(&factory, &mutex, "quitter");
     wait_for_owner(&quitter, "owner");
     let (stayer, staying) = started(&factory, &mutex, "stayer");
     wait_for_owner(&stayer, "owner");

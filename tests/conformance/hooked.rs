@@ -4,19 +4,25 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use contend::backend::{Attempt, Backend, Entry, Place, Renewal, Seat, Watch};
-use contend::{Factory, Moment, Result, Waker};
+use contend::backend::{
+    Attempt, Backend, Condition, Contender, OnRefusal, Participant, RawContender, RawObserver,
+    Renewal,
+};
+use contend::{Factory, Lease, Moment, MutexOwner, Probe, Result, Unparker};
 use parking_lot::Mutex;
 
-/// One call to a seat.
+/// One call to a contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     Listen,
-    Acquire(Entry),
+    Acquire(OnRefusal),
     Renew,
     Release,
     Withdraw,
+    LastRun,
+    RecordRun,
 }
 
 /// When a hook is asked.
@@ -28,18 +34,33 @@ pub enum When {
     After,
 }
 
-type Hook = Arc<dyn Fn(When, Call, &Place, Moment) -> Result<()> + Send + Sync>;
+type Hook = Arc<dyn Fn(When, Call, &Contender, Moment) -> Result<()> + Send + Sync>;
 
-/// The same factory, whose seats ask `hook` before and after every call.
+/// The same factory, whose contenders ask `hook` before and after every call.
 pub fn around(
     factory: &Factory,
-    hook: impl Fn(When, Call, &Place, Moment) -> Result<()> + Send + Sync + 'static,
+    hook: impl Fn(When, Call, &Contender, Moment) -> Result<()> + Send + Sync + 'static,
 ) -> Factory {
-    let hooked = Hooked {
-        inner: Arc::clone(factory.backend().unwrap()),
-        hook: Arc::new(hook),
-    };
-    Factory::new(Arc::new(hooked), factory.lease())
+    let backend = factory.backend().unwrap();
+    let realm = backend.realm().to_owned();
+    over(backend, realm, factory.lease(), Arc::new(hook))
+}
+
+/// The same mutexes as another process sees them: what this process knows of ids and threads does not
+/// hold there.
+pub fn as_another_process(factory: &Factory) -> Factory {
+    let backend = factory.backend().unwrap();
+    let realm = format!("{} of another process", backend.realm());
+    over(
+        backend,
+        realm,
+        factory.lease(),
+        Arc::new(|_, _, _, _| Ok(())),
+    )
+}
+
+fn over(inner: Arc<dyn Backend>, realm: String, lease: Lease, hook: Hook) -> Factory {
+    Factory::new(Arc::new(Hooked { inner, realm, hook }), lease)
 }
 
 /// The same factory, and the list of all calls that are made through it.
@@ -57,6 +78,7 @@ pub fn counting(factory: &Factory) -> (Factory, Arc<Mutex<Vec<Call>>>) {
 
 struct Hooked {
     inner: Arc<dyn Backend>,
+    realm: String,
     hook: Hook,
 }
 
@@ -68,34 +90,66 @@ impl fmt::Debug for Hooked {
 
 impl Backend for Hooked {
     fn realm(&self) -> &str {
-        self.inner.realm()
+        &self.realm
     }
 
-    fn seat(&self, place: &Place) -> Result<Box<dyn Seat>> {
-        Ok(Box::new(HookedSeat {
-            inner: self.inner.seat(place)?,
+    fn contender(&self, place: &Contender) -> Result<Box<dyn RawContender>> {
+        Ok(Box::new(HookedContender {
+            inner: self.inner.contender(place)?,
             place: place.clone(),
             hook: Arc::clone(&self.hook),
         }))
     }
 
-    fn watch(&self, mutex: &Arc<str>) -> Result<Box<dyn Watch>> {
-        self.inner.watch(mutex)
+    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+        self.inner.observer(mutex)
+    }
+
+    fn ping(&self, by: Moment) -> Result<()> {
+        self.inner.ping(by)
+    }
+
+    fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
+        self.inner.owner(mutex, by)
+    }
+
+    fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
+        self.inner.participants(mutex, by)
+    }
+
+    fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
+        self.inner.list(by)
+    }
+
+    fn permits(&self) -> Result<Arc<dyn contend::backend::PermitStore>> {
+        self.inner.permits()
+    }
+
+    fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
+        self.inner.revoke(mutex, fence, by)
+    }
+
+    fn condition(&self) -> Condition {
+        self.inner.condition()
+    }
+
+    fn set_probe(&self, probe: Arc<dyn Probe>) {
+        self.inner.set_probe(probe);
     }
 }
 
-struct HookedSeat {
-    inner: Box<dyn Seat>,
-    place: Place,
+struct HookedContender {
+    inner: Box<dyn RawContender>,
+    place: Contender,
     hook: Hook,
 }
 
-impl HookedSeat {
+impl HookedContender {
     fn call<T>(
         &mut self,
         call: Call,
         by: Moment,
-        make: impl FnOnce(&mut dyn Seat) -> Result<T>,
+        make: impl FnOnce(&mut dyn RawContender) -> Result<T>,
     ) -> Result<T> {
         (self.hook)(When::Before, call, &self.place, by)?;
         let outcome = make(&mut *self.inner)?;
@@ -104,24 +158,36 @@ impl HookedSeat {
     }
 }
 
-impl Seat for HookedSeat {
-    fn listen(&mut self, waker: &Waker, by: Moment) -> Result<()> {
-        self.call(Call::Listen, by, |seat| seat.listen(waker, by))
+impl RawContender for HookedContender {
+    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
+        self.call(Call::Listen, by, |contender| contender.listen(unparker, by))
     }
 
-    fn acquire(&mut self, entry: Entry, by: Moment) -> Result<Attempt> {
-        self.call(Call::Acquire(entry), by, |seat| seat.acquire(entry, by))
+    fn acquire(&mut self, entry: OnRefusal, by: Moment) -> Result<Attempt> {
+        self.call(Call::Acquire(entry), by, |contender| {
+            contender.acquire(entry, by)
+        })
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
-        self.call(Call::Renew, by, |seat| seat.renew(fence, by))
+        self.call(Call::Renew, by, |contender| contender.renew(fence, by))
     }
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
-        self.call(Call::Release, by, |seat| seat.release(fence, by))
+        self.call(Call::Release, by, |contender| contender.release(fence, by))
     }
 
-    fn withdraw(&mut self, by: Moment) -> Result<()> {
-        self.call(Call::Withdraw, by, |seat| seat.withdraw(by))
+    fn withdraw(&mut self, by: Moment) -> Result<bool> {
+        self.call(Call::Withdraw, by, |contender| contender.withdraw(by))
+    }
+
+    fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
+        self.call(Call::LastRun, by, |contender| contender.last_run(by))
+    }
+
+    fn record_run(&mut self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
+        self.call(Call::RecordRun, by, |contender| {
+            contender.record_run(fence, keep, by)
+        })
     }
 }

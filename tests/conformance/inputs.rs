@@ -68,8 +68,8 @@ pub fn every_allowed_name_works_and_is_no_other(subject: &Subject) {
     let factory = subject.factory();
     let tail = name("x");
     let services: Vec<_> = [
-        "a/b", "a%2Fb", "a:b", "A:b", "a", "..", "/", "*", "';--", "a b", "naïve", "日本", "a.b",
-        "@@", "$1",
+        "a/b", "a%2Fb", "a:b", "A:b", "a", "..", "*", "';--", "a b", "naïve", "日本", "a.b", "@@",
+        "$1",
     ]
     .iter()
     .map(|head| {
@@ -77,11 +77,11 @@ pub fn every_allowed_name_works_and_is_no_other(subject: &Subject) {
         let (service, events) = started(&factory, &mutex, "o'%/:*");
         let acquired = next(&events, EventKind::Acquired);
         assert!(acquired.state.is_acquired("o'%/:*"), "{mutex}");
-        service
+        (service, events)
     })
     .collect();
     assert!(
-        services.iter().all(|service| service.is_owner()),
+        services.iter().all(|(service, _)| service.is_owner()),
         "one disturbed another"
     );
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use contend::{Event, EventKind, Executor, Job, MutexContendService, MutexContender, Status};
-use ground::wait_until;
 use parking_lot::Mutex;
+use testbed::wait_until;
 
 use super::{PATIENCE, Subject, name, started, wait_for_owner};
 

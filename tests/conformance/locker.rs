@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use contend::backend::Entry;
-use contend::{ErrorKind, EventKind, Locker};
-use ground::wait_until;
+use contend::backend::OnRefusal;
+use contend::crossbeam_channel::TryRecvError;
+use contend::{Cancel, ErrorKind, EventKind, Locker};
 use parking_lot::Mutex;
+use testbed::wait_until;
 
 use super::hooked::{self, Call, When};
-use super::{Faulty, PATIENCE, Subject, name, next, started};
+use super::{Faulty, PATIENCE, Subject, closed, elsewhere, name, next, started};
 
 pub fn a_locked_mutex_is_held_and_an_unlocked_one_is_free(subject: &Subject) {
     let mutex = name("lock");
@@ -20,13 +21,16 @@ pub fn a_locked_mutex_is_held_and_an_unlocked_one_is_free(subject: &Subject) {
     let guard = ours.lock().unwrap();
     assert!(guard.is_valid() && guard.fence() > 0);
     assert!(guard.valid_for() > Duration::ZERO);
-    let error = theirs.try_lock().unwrap_err();
+    let error = elsewhere(|| theirs.try_lock().map(drop)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held);
-    assert_eq!(error.to_string(), format!("{mutex}: held by \"ours\""));
+    assert_eq!(
+        error.to_string(),
+        format!("{mutex}: held by \"ours\", of this process")
+    );
 
     let (fence, lost) = (guard.fence(), guard.lost());
-    assert!(guard.unlock().unwrap(), "it was ours to the end");
-    assert!(lost.recv().is_err(), "unlocking is not losing");
+    guard.unlock().expect("it was ours to the end");
+    assert!(lost.recv().is_err(), "the guard is over");
     let guard = theirs.try_lock().unwrap();
     assert!(guard.fence() > fence);
     drop(guard);
@@ -42,7 +46,7 @@ pub fn an_unlock_lets_the_waiting_locker_in(subject: &Subject) {
         thread::sleep(Duration::from_millis(100));
         assert!(!waiting.is_over());
         let unlocked = Instant::now();
-        assert!(guard.unlock().unwrap());
+        guard.unlock().unwrap();
         waiting.end();
         // Less than the lease, which ends by itself: the unlock woke it, or the poll did.
         let took = unlocked.elapsed();
@@ -58,7 +62,7 @@ pub fn lockers_lock_in_the_order_in_which_they_came(subject: &Subject) {
     let queued = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&queued);
     let factory = hooked::around(&subject.factory(), move |when, call, _, _| {
-        if (when, call) == (When::After, Call::Acquire(Entry::Queue)) {
+        if (when, call) == (When::After, Call::Acquire(OnRefusal::Enqueue)) {
             counted.fetch_add(1, Ordering::SeqCst);
         }
         Ok(())
@@ -107,7 +111,8 @@ pub fn threads_lockers_and_factories_exclude_each_other(subject: &Subject) {
             scope.spawn(|| {
                 for _ in 0..TURNS {
                     locker
-                        .with_lock(|fence| {
+                        .with_lock(|guard| {
+                            let fence = guard.fence();
                             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                             assert!(last_fence.swap(fence, Ordering::SeqCst) < fence);
                             let seen = counter.load(Ordering::SeqCst);
@@ -131,17 +136,18 @@ pub fn a_lock_that_timed_out_leaves_no_trace_and_says_who_holds_it(subject: &Sub
     let guard = ours.lock().unwrap();
     let began = Instant::now();
     // Time enough for a slow server to say who holds it.
-    let error = theirs
-        .try_lock_for(Duration::from_millis(1_500))
-        .unwrap_err();
+    let error = elsewhere(|| {
+        let timeout = Duration::from_millis(1_500);
+        theirs.try_lock_for(timeout).map(drop).unwrap_err()
+    });
     assert!(began.elapsed() >= Duration::from_millis(1_500));
     assert_eq!(error.kind(), ErrorKind::Held);
     assert_eq!(
         error.to_string(),
-        format!("{mutex}: held by \"ours\", and was not free within 1.5s")
+        format!("{mutex}: held by \"ours\", of this process, and was not free within 1.5s")
     );
-    assert!(guard.unlock().unwrap());
-    assert!(third.try_lock().unwrap().unlock().unwrap());
+    guard.unlock().unwrap();
+    third.try_lock().unwrap().unlock().unwrap();
     // And it can wait again.
     drop(theirs.try_lock_for(PATIENCE).unwrap());
 }
@@ -156,9 +162,10 @@ pub fn a_guard_is_renewed_for_as_long_as_it_lives(subject: &Subject) {
         assert!(guard.is_valid() && guard.valid_for() > Duration::ZERO);
         thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(theirs.try_lock().unwrap_err().kind(), ErrorKind::Held);
-    assert!(lost.is_empty());
-    assert!(guard.unlock().unwrap());
+    let error = elsewhere(|| theirs.try_lock().map(drop)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held);
+    assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
+    guard.unlock().unwrap();
 }
 
 /// Rule 2, for a guard: the transition is left to stop in.
@@ -177,21 +184,21 @@ pub fn a_guard_that_cannot_be_renewed_is_lost_at_the_end_of_its_ttl(subject: &Su
     broken.store(true, Ordering::SeqCst);
     let left = guard.valid_for();
     let began = Instant::now();
-    lost.recv_timeout(PATIENCE).unwrap();
+    closed(&lost);
     let took = began.elapsed();
     assert!(!guard.is_valid() && guard.valid_for().is_zero());
     assert!(
         took + Duration::from_millis(50) >= left,
         "{took:?} of {left:?}"
     );
-    lost_too.recv_timeout(PATIENCE).unwrap();
-    guard.lost().recv_timeout(PATIENCE).unwrap();
+    closed(&lost_too);
+    closed(&guard.lost());
     // Nobody ended the lease: the backend keeps it through the transition. This is the time to stop in.
-    let theirs_now = theirs.try_lock().map(drop);
+    let theirs_now = elsewhere(|| theirs.try_lock().map(drop));
     if began.elapsed() < left + factory.lease().transition() / 2 {
         assert_eq!(theirs_now.unwrap_err().kind(), ErrorKind::Held);
     }
-    assert!(guard.unlock().is_err(), "its outcome is unknown");
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
     broken.store(false, Ordering::SeqCst);
     drop(theirs.try_lock_for(PATIENCE).unwrap());
     drop(ours.try_lock_for(PATIENCE).unwrap());
@@ -205,14 +212,15 @@ pub fn a_guard_held_too_long_is_given_up(subject: &Subject) {
     let theirs = subject.factory().locker(&mutex).build().unwrap();
     let began = Instant::now();
     let guard = ours.lock().unwrap();
-    guard.lost().recv_timeout(PATIENCE).unwrap();
+    closed(&guard.lost());
     assert!(began.elapsed() >= max_hold && !guard.is_valid());
     // It is stuck, and the world goes on.
-    let next = theirs.try_lock_for(PATIENCE).unwrap();
+    let next = elsewhere(|| theirs.try_lock_for(PATIENCE).unwrap());
     assert!(next.fence() > guard.fence());
-    // A busy server may leave it open, but never says that it was ours.
-    assert_ne!(guard.unlock().ok(), Some(true), "it is somebody else's");
-    assert!(next.is_valid() && next.unlock().unwrap());
+    // It never says that it was ours: it is somebody else's.
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
+    assert!(next.is_valid());
+    next.unlock().unwrap();
 }
 
 pub fn a_panic_under_the_lock_releases_it(subject: &Subject) {
@@ -239,16 +247,100 @@ pub fn locking_what_this_thread_holds_is_an_error(subject: &Subject) {
         assert_eq!(error.kind(), ErrorKind::Reentrant);
         assert!(error.to_string().contains(&mutex), "{error}");
     }
-    assert!(guard.is_valid() && guard.unlock().unwrap());
+    // Also through another locker, and another factory.
+    let other = subject.factory().locker(&mutex).build().unwrap();
+    assert_eq!(other.lock().unwrap_err().kind(), ErrorKind::Reentrant);
+    assert!(guard.is_valid());
+    guard.unlock().unwrap();
+    drop(other.lock().unwrap());
     drop(locker.try_lock().unwrap());
+}
+
+/// All or none, in sorted order, each once, with a fence for each.
+pub fn several_mutexes_are_locked_together_or_not_at_all(subject: &Subject) {
+    let names = [name("all-b"), name("all-a"), name("all-c")];
+    let factory = subject.factory();
+    let all = || factory.lock_all(names.iter().chain(&names[..1]));
+    let guard = all().lock().unwrap();
+    let mut sorted: Vec<&str> = names.iter().map(String::as_str).collect();
+    sorted.sort_unstable();
+    let fences = guard.fences();
+    assert_eq!(fences.iter().map(|it| it.0).collect::<Vec<_>>(), sorted);
+    assert!(guard.is_valid() && fences.iter().all(|it| guard.fence(it.0) == Some(it.1)));
+    let error = elsewhere(|| all().try_lock().map(drop)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held);
+    guard.unlock().unwrap();
+
+    // One of them is held: none of the others stays locked.
+    let last = sorted.last().unwrap();
+    let held = factory.locker(last).build().unwrap();
+    let held = elsewhere(|| held.lock().unwrap());
+    let timeout = Duration::from_millis(1_000);
+    let error = all().try_lock_for(timeout).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held);
+    for mutex in &sorted[..2] {
+        let locker = factory.locker(mutex).build().unwrap();
+        drop(locker.try_lock_for(PATIENCE).unwrap());
+    }
+    drop(held);
+    all().try_lock_for(PATIENCE).unwrap().unlock().unwrap();
+}
+
+/// A blocked `lock()` ends when it is cancelled, leaves nothing and keeps nothing.
+pub fn a_cancelled_wait_ends_and_leaves_no_trace(subject: &Subject) {
+    let mutex = name("cancel");
+    let (ours, theirs) = two(subject, &mutex);
+    let guard = ours.lock().unwrap();
+    let cancel = Cancel::new();
+    let waits = thread::spawn({
+        let (theirs, cancel) = (theirs.clone(), cancel.clone());
+        move || theirs.lock_until_cancelled(&cancel).map(drop)
+    });
+    wait_until(PATIENCE, "it waits", || {
+        waits.is_finished() || theirs_waits(subject, &mutex)
+    });
+    cancel.cancel();
+    let error = waits.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    guard.unlock().unwrap();
+    // The free mutex would be kept for who left a queue entry.
+    let third = subject.factory().locker(&mutex).build().unwrap();
+    drop(third.try_lock_for(PATIENCE).unwrap());
+    drop(theirs.try_lock_for(PATIENCE).unwrap());
+}
+
+fn theirs_waits(subject: &Subject, mutex: &str) -> bool {
+    if !subject.ordered {
+        // Whoever polls leaves no trace that could be seen.
+        thread::sleep(Duration::from_millis(300));
+        return true;
+    }
+    let participants = subject.factory().participants(mutex);
+    participants.is_ok_and(|waiting| !waiting.is_empty())
+}
+
+/// Dropping the last handle of a factory ends the waits of its lockers.
+pub fn dropping_the_factory_ends_its_waits(subject: &Subject) {
+    let mutex = name("drop-waits");
+    let guard = subject.factory().locker(&mutex).build().unwrap().lock();
+    let factory = subject.factory();
+    let locker = factory.locker(&mutex).build().unwrap();
+    let waits = thread::spawn(move || locker.lock().map(drop));
+    wait_until(PATIENCE, "it waits", || {
+        waits.is_finished() || theirs_waits(subject, &mutex)
+    });
+    drop(factory);
+    let error = waits.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    drop(guard.unwrap());
 }
 
 pub fn a_guard_may_be_dropped_by_another_thread(subject: &Subject) {
     let mutex = name("sent");
     let (ours, theirs) = two(subject, &mutex);
     let guard = ours.lock().unwrap();
-    let unlocked = thread::spawn(move || guard.unlock().unwrap()).join();
-    assert!(unlocked.unwrap());
+    let unlocked = thread::spawn(move || guard.unlock()).join();
+    unlocked.unwrap().unwrap();
     drop(theirs.try_lock_for(PATIENCE).unwrap());
     drop(ours.try_lock_for(PATIENCE).unwrap());
 }
@@ -260,7 +352,10 @@ pub fn a_locker_and_a_service_take_turns(subject: &Subject) {
     let led = next(&events, EventKind::Acquired).fence();
     let locker = subject.factory().locker(&mutex).build().unwrap();
     let error = locker.try_lock().unwrap_err();
-    assert_eq!(error.to_string(), format!("{mutex}: held by \"service\""));
+    assert_eq!(
+        error.to_string(),
+        format!("{mutex}: held by \"service\", of this process")
+    );
     let waiting = Waiting::start(&locker);
     service.stop().unwrap();
     let fence = waiting.end();
@@ -286,14 +381,19 @@ pub fn one_id_is_one_contender_over_fronts(subject: &Subject) {
     let locker = factory.locker(&mutex).id("a").build().unwrap();
     let guard = locker.lock().unwrap();
     drop(locker);
-    let error = factory.contend(&mutex).id("a").build().unwrap_err();
+    let error = factory
+        .contend(&mutex)
+        .id("a")
+        .build()
+        .map(drop)
+        .unwrap_err();
     assert_eq!(
         error.kind(),
         ErrorKind::DuplicateContender,
         "its guard lives"
     );
     drop(guard);
-    factory.contend(&mutex).id("a").build().unwrap();
+    drop(factory.contend(&mutex).id("a").build().unwrap());
 }
 
 fn two(subject: &Subject, mutex: &str) -> (Locker, Locker) {
@@ -309,7 +409,7 @@ struct Waiting {
 impl Waiting {
     fn start(locker: &Locker) -> Waiting {
         let locker = locker.clone();
-        let thread = thread::spawn(move || locker.with_lock(|fence| fence).unwrap());
+        let thread = thread::spawn(move || locker.with_lock(|guard| guard.fence()).unwrap());
         Waiting { thread }
     }
 

@@ -7,6 +7,7 @@
 #![allow(dead_code)]
 
 mod contending;
+mod contract;
 mod faulty;
 pub mod hooked;
 mod inputs;
@@ -17,8 +18,8 @@ mod scheduler;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use contend::{Event, EventKind, Factory, Lease, MutexContendService};
-use crossbeam_channel::Receiver;
+use contend::crossbeam_channel::{Receiver, RecvTimeoutError};
+use contend::{Event, EventKind, Events, Factory, Lease, MutexContendService};
 
 pub use faulty::Faulty;
 
@@ -40,6 +41,26 @@ impl Subject {
     pub fn factory(&self) -> Factory {
         (self.factory)()
     }
+
+    /// Returns `true` if an ownership lasts as long as a session, whatever the lease.
+    pub fn is_kept_by_a_session(&self) -> bool {
+        self.is_on("zk")
+    }
+
+    /// Returns `true` if a revoked owner is woken. Owning needs no connection on MySQL, so there an
+    /// owner learns of it with its next renewal.
+    pub fn notifies_owners(&self) -> bool {
+        !self.is_on("mysql")
+    }
+
+    /// Returns `true` if the backend knows who waits by id. MySQL knows processes.
+    pub fn queues_by_id(&self) -> bool {
+        self.ordered && !self.is_on("mysql")
+    }
+
+    fn is_on(&self, scheme: &str) -> bool {
+        self.factory().realm().starts_with(scheme)
+    }
 }
 
 /// A lease for tests in which nothing goes wrong with time.
@@ -56,14 +77,27 @@ pub fn name(fact: &str) -> String {
 }
 
 /// A started service and its events.
-pub fn started(factory: &Factory, mutex: &str, id: &str) -> (MutexContendService, Receiver<Event>) {
+pub fn started(factory: &Factory, mutex: &str, id: &str) -> (MutexContendService, Events) {
     let (service, events) = factory.contend(mutex).id(id).channel().unwrap();
     service.start().unwrap();
     (service, events)
 }
 
+/// Runs `work` on another thread: one thread must not lock a mutex twice.
+pub fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| scope.spawn(work).join().unwrap())
+}
+
+/// Waits until the receiver of a guard's loss is closed.
+pub fn closed(lost: &Receiver<()>) {
+    assert_eq!(
+        lost.recv_timeout(PATIENCE),
+        Err(RecvTimeoutError::Disconnected)
+    );
+}
+
 /// The next event of this kind; others are passed over, but not one that breaks alternation.
-pub fn next(events: &Receiver<Event>, kind: EventKind) -> Event {
+pub fn next(events: &Events, kind: EventKind) -> Event {
     loop {
         let event = events
             .recv_timeout(PATIENCE)
@@ -82,7 +116,7 @@ pub fn next(events: &Receiver<Event>, kind: EventKind) -> Event {
 /// Waits until the service knows that `owner` owns: then its own attempt was refused, and it stands
 /// in the queue where there is one.
 pub fn wait_for_owner(service: &MutexContendService, owner: &str) {
-    ground::wait_until(
+    testbed::wait_until(
         PATIENCE,
         &format!("{} sees {owner} own", service.id()),
         || service.state().after().is_owner(owner),
@@ -93,7 +127,7 @@ macro_rules! facts {
     ($($module:ident: $($fact:ident),+ $(,)?;)+) => {
         $($(
             pub fn $fact(subject: &Subject) {
-                ground::within(HANG, || $module::$fact(subject));
+                testbed::within(HANG, || $module::$fact(subject));
             }
         )+)+
 
@@ -128,6 +162,16 @@ facts! {
         a_waiter_that_left_is_passed_over,
         two_mutexes_do_not_disturb_each_other,
         nothing_is_delivered_after_stop;
+    contract:
+        a_stale_fence_renews_and_releases_nothing,
+        a_lease_that_ran_out_cannot_be_renewed,
+        nobody_barges_past_a_hand_over,
+        a_waiter_that_withdraws_hands_on,
+        an_adoption_raises_the_fence,
+        a_run_is_recorded_by_the_owner_only,
+        the_last_run_tells_its_age,
+        a_revoked_owner_has_lost_and_the_next_owns,
+        inspection_shows_the_owner_and_who_waits_in_order;
     listening:
         a_slow_callback_does_not_delay_renewal,
         a_panicking_callback_does_not_stop_the_next,
@@ -151,6 +195,9 @@ facts! {
         a_guard_held_too_long_is_given_up,
         a_panic_under_the_lock_releases_it,
         locking_what_this_thread_holds_is_an_error,
+        several_mutexes_are_locked_together_or_not_at_all,
+        a_cancelled_wait_ends_and_leaves_no_trace,
+        dropping_the_factory_ends_its_waits,
         a_guard_may_be_dropped_by_another_thread,
         a_locker_and_a_service_take_turns,
         one_id_is_one_contender_over_fronts;
@@ -159,5 +206,9 @@ facts! {
         stop_keeps_leading_until_running_work_has_ended,
         a_restarted_scheduler_works_again,
         work_that_fails_or_panics_runs_again,
-        work_is_cancelled_when_leadership_is_lost;
+        work_is_cancelled_when_leadership_is_lost,
+        a_new_leader_goes_on_where_the_last_one_was,
+        a_new_leader_rests_after_the_last_ones_run,
+        work_of_a_lost_leadership_does_not_go_on_in_the_next,
+        a_new_leader_skips_what_was_missed;
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::thread;
 use std::time::{Duration, Instant};
 
-use contend::{Context, ErrorKind, Factory, ScheduleConfig, Scheduler, Status};
+use contend::{Context, ErrorKind, Factory, Missed, RunOutcomeKind, Schedule, Scheduler, Status};
 use crossbeam_channel::{Receiver, unbounded};
-use ground::wait_until;
+use testbed::wait_until;
 
 use super::{Faulty, PATIENCE, Subject, name};
 
@@ -71,7 +71,7 @@ pub fn stop_keeps_leading_until_running_work_has_ended(subject: &Subject) {
         often(&subject.factory(), &mutex, move |context| {
             inside.fetch_add(1, Ordering::SeqCst);
             sender.send(()).unwrap();
-            wait_until(PATIENCE, "it is told to stop", || context.cancelled());
+            wait_until(PATIENCE, "it is told to stop", || context.is_cancelled());
             // It takes longer than a lease to stop, and leads on meanwhile.
             let until = Instant::now() + lease.total() + lease.ttl();
             while Instant::now() < until {
@@ -121,18 +121,17 @@ pub fn work_that_fails_or_panics_runs_again(subject: &Subject) {
     let mutex = name("fails");
     let runs = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&runs);
-    let config = ScheduleConfig::delay(Duration::ZERO, Duration::from_millis(5));
+    let schedule = Schedule::with_delay(Duration::from_millis(5));
     let scheduler = subject.factory().scheduler(&mutex);
     let scheduler = scheduler
-        .build(config, move |_| {
+        .start(schedule, move |_| {
             match counted.fetch_add(1, Ordering::SeqCst) % 3 {
-                0 => Err("on purpose".into()),
+                0 => Err("on purpose"),
                 1 => std::panic::resume_unwind(Box::new("on purpose")),
                 _ => Ok(()),
             }
         })
         .unwrap();
-    scheduler.start().unwrap();
     wait_until(PATIENCE, "seven runs", || runs.load(Ordering::SeqCst) >= 7);
     scheduler.stop().unwrap();
 }
@@ -151,7 +150,7 @@ pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
             runs.fetch_add(1, Ordering::SeqCst);
             if long.swap(false, Ordering::SeqCst) {
                 sender.send(context.fence()).unwrap();
-                wait_until(PATIENCE, "it is cancelled", || context.cancelled());
+                wait_until(PATIENCE, "it is cancelled", || context.is_cancelled());
                 told.send(context.is_leader()).unwrap();
             }
         })
@@ -182,17 +181,138 @@ pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
     scheduler.stop().unwrap();
 }
 
+/// DESIGN section 6: the schedule belongs to the mutex. Three processes, rolled over within a period.
+pub fn a_new_leader_goes_on_where_the_last_one_was(subject: &Subject) {
+    let mutex = name("goes-on");
+    let period = Duration::from_secs(2);
+    let (sender, runs) = unbounded();
+    let (first, last) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+    while first.elapsed() < period * 4 {
+        let (sender, last) = (sender.clone(), Arc::clone(&last));
+        // A factory of its own each: a process that was started.
+        let factory = subject.factory();
+        let scheduler = factory
+            .scheduler(&mutex)
+            .start(Schedule::every(period), move |context| {
+                assert!(last.swap(context.fence(), Ordering::SeqCst) <= context.fence());
+                sender.send(Instant::now())
+            })
+            .unwrap();
+        wait_until(PATIENCE, "it leads", || scheduler.is_leader());
+        thread::sleep(Duration::from_millis(300));
+        scheduler.stop().unwrap();
+    }
+    let runs: Vec<Instant> = runs.try_iter().collect();
+    let gaps: Vec<Duration> = runs.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    println!("{mutex}: {} runs, {gaps:?} apart", runs.len());
+    assert!(runs.len() >= 2);
+    assert!(
+        gaps.iter().all(|gap| *gap >= period - NEARLY),
+        "{gaps:?} with a period of {period:?}"
+    );
+}
+
+/// The same with a fixed delay: counted from the end of the last leader's run.
+pub fn a_new_leader_rests_after_the_last_ones_run(subject: &Subject) {
+    let mutex = name("rests");
+    let delay = Duration::from_millis(1_500);
+    let (sender, ends) = unbounded();
+    let first = subject.factory();
+    let first = first
+        .scheduler(&mutex)
+        .start(Schedule::with_delay(delay), move |_| {
+            thread::sleep(Duration::from_millis(700));
+            sender.send(Instant::now())
+        })
+        .unwrap();
+    let ended = ends.recv_timeout(PATIENCE).unwrap();
+    first.stop().unwrap();
+    let (sender, begins) = unbounded();
+    let second = subject.factory();
+    let second = second
+        .scheduler(&mutex)
+        .start(Schedule::with_delay(delay), move |_| {
+            sender.send(Instant::now())
+        })
+        .unwrap();
+    let begun = begins.recv_timeout(PATIENCE).unwrap();
+    assert!(begun - ended >= delay - NEARLY, "{:?}", begun - ended);
+    second.stop().unwrap();
+}
+
+/// A run's leadership is its own: an earlier run neither sees the next one nor goes on in it, and what
+/// begins in it has its fence.
+pub fn work_of_a_lost_leadership_does_not_go_on_in_the_next(subject: &Subject) {
+    let mutex = name("later");
+    let factory = subject.factory();
+    let (sender, contexts) = unbounded();
+    let (let_go, held) = crossbeam_channel::bounded::<()>(0);
+    let (tell, outcomes) = unbounded();
+    let scheduler = factory
+        .scheduler(&mutex)
+        .on_outcome(move |report| tell.send((report.fence, report.kind)).unwrap())
+        .start(Schedule::every(Duration::from_millis(5)), move |context| {
+            sender.send(context.clone()).unwrap();
+            // Waits on both: the test, and being told.
+            crossbeam_channel::select! {
+                recv(held) -> _ => {}
+                recv(context.cancelled()) -> _ => {}
+            }
+        })
+        .unwrap();
+    let first: Context = contexts.recv_timeout(PATIENCE).unwrap();
+    assert!(first.is_leader() && !first.is_cancelled());
+    assert!(first.deadline() > Instant::now());
+    assert!(factory.revoke(&mutex, first.fence()).unwrap());
+    // Told at once, or with its next renewal where an owner is not notified.
+    let (fence, kind) = outcomes.recv_timeout(PATIENCE).unwrap();
+    assert_eq!((fence, kind), (first.fence(), RunOutcomeKind::Lost));
+    let second: Context = contexts.recv_timeout(PATIENCE).unwrap();
+    assert!(second.fence() > first.fence());
+    assert!(second.is_leader() && !second.is_cancelled());
+    assert!(!first.is_leader() && first.is_cancelled());
+    assert!(first.deadline() <= Instant::now());
+    drop(let_go);
+    scheduler.stop().unwrap();
+}
+
+/// What [`Missed::Skip`] leaves out, a new leader leaves out too.
+pub fn a_new_leader_skips_what_was_missed(subject: &Subject) {
+    let mutex = name("skips");
+    let period = Duration::from_secs(3);
+    let schedule = Schedule::every(period).missed(Missed::Skip);
+    let start = || {
+        let (sender, runs) = unbounded();
+        let scheduler = subject
+            .factory()
+            .scheduler(&mutex)
+            .start(schedule.clone(), move |_| sender.send(Instant::now()))
+            .unwrap();
+        (scheduler, runs)
+    };
+    let (first, runs) = start();
+    let begun = runs.recv_timeout(PATIENCE).unwrap();
+    first.stop().unwrap();
+    // Half a period too late: more than the second that is forgiven.
+    thread::sleep((begun + period + period / 2).saturating_duration_since(Instant::now()));
+    let (second, runs) = start();
+    let again = runs.recv_timeout(PATIENCE).unwrap();
+    assert!(again - begun >= period * 2 - NEARLY, "{:?}", again - begun);
+    second.stop().unwrap();
+}
+
+/// How much closer than the period two runs may come.
+const NEARLY: Duration = Duration::from_millis(50);
+
 fn often(
     factory: &Factory,
     mutex: &str,
     mut work: impl FnMut(&Context) + Send + 'static,
 ) -> Scheduler {
-    let config = ScheduleConfig::rate(Duration::ZERO, Duration::from_millis(5));
     let scheduler = factory.scheduler(mutex);
     scheduler
-        .build(config, move |context| {
-            work(context);
-            Ok(())
+        .build(Schedule::every(Duration::from_millis(5)), move |context| {
+            work(context)
         })
         .unwrap()
 }

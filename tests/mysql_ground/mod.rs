@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use contend::Lease;
-use ground::MariaDbServer;
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts};
+use testbed::MariaDbServer;
 
 /// When a hung test is ended.
 pub const HANG: Duration = Duration::from_secs(120);
@@ -81,22 +81,4 @@ pub fn lease(ttl_ms: u64, transition_ms: u64) -> Lease {
 
 pub const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
-}
-
-/// The name that goes with a mutex, as other programs may compute it: FNV-1a of 128 bits.
-pub fn wake_name(url: &str, mutex: &str) -> String {
-    let database = url.rsplit('/').next().unwrap();
-    let hash = format!("{database}\0simba_mutex\0{mutex}").bytes().fold(
-        0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128,
-        |hash, byte| {
-            (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
-        },
-    );
-    format!("contend:{hash:032x}")
-}
-
-/// Whether nobody holds that name.
-pub fn is_free(conn: &mut mysql::Conn, name: &str) -> bool {
-    let free: Option<i64> = conn.exec_first("SELECT IS_FREE_LOCK(?)", (name,)).unwrap();
-    free == Some(1)
 }

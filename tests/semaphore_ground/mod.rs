@@ -3,11 +3,18 @@
 #![allow(dead_code)]
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use contend::semaphore::{Acquisition, Exhausted, Permit, PermitRequest, Semaphores};
 use mysql::prelude::Queryable;
 
 use crate::mysql_ground::{empty_database, operator};
+
+/// An answer may take longer than a wait for a lock, which ends after a second.
+pub const OPTIONS: &str = "ttl=7s&read_timeout=1300ms";
+
+/// The shortest ttl with [`OPTIONS`].
+pub const SHORT: Duration = Duration::from_millis(5_200);
 
 /// A new database with the tables in it; its URL.
 pub fn database() -> String {
@@ -16,10 +23,16 @@ pub fn database() -> String {
     url
 }
 
+/// A factory of its own, as another process has.
+pub fn connect(url: &str) -> Semaphores {
+    let separator = if url.contains('?') { '&' } else { '?' };
+    Semaphores::connect(&format!("{url}{separator}{OPTIONS}")).unwrap()
+}
+
 /// Semaphores in a new database, and its URL.
 pub fn semaphores(capacities: &[(&str, u32)]) -> (Semaphores, String) {
     let url = database();
-    let semaphores = Semaphores::connect(&url).unwrap();
+    let semaphores = connect(&url);
     for (name, capacity) in capacities {
         assert!(semaphores.create(name, *capacity).unwrap());
     }
@@ -41,7 +54,7 @@ pub fn acquired(answer: Acquisition) -> Vec<Permit> {
 #[track_caller]
 pub fn already_acquired(answer: Acquisition) -> Vec<Permit> {
     match answer {
-        Acquisition::AlreadyAcquired(permits) => permits,
+        Acquisition::AlreadyAcquired { permits, .. } => permits,
         other => panic!("{other:?} is not AlreadyAcquired"),
     }
 }
@@ -74,4 +87,16 @@ pub fn addr_of(url: &str) -> SocketAddr {
     let rest = url.split_once("://").unwrap().1;
     let authority = rest.split('/').next().unwrap();
     authority.rsplit('@').next().unwrap().parse().unwrap()
+}
+
+/// The same semaphores as two processes would see them, on memory and on MySQL.
+pub fn pair(name: &str, capacities: &[(&str, u32)]) -> [(Semaphores, Semaphores); 2] {
+    let memory = || contend::memory::factory(name, contend::Lease::default());
+    let memory = [memory(), memory()].map(|factory| factory.semaphores().unwrap());
+    for (name, capacity) in capacities {
+        assert!(memory[0].create(name, *capacity).unwrap());
+    }
+    let (mysql, url) = semaphores(capacities);
+    let [here, elsewhere] = memory;
+    [(here, elsewhere), (mysql, connect(&url))]
 }

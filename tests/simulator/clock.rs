@@ -9,24 +9,26 @@ pub type True = u64;
 
 pub const MS: u64 = 1_000_000;
 
-/// Shows `offset + rate * true time`, in whole nanoseconds.
+/// Shows `offset` at the true time `from`, and goes on at its rate, in whole nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     pub offset: u64,
     /// Nanoseconds shown per million true ones.
     pub rate: u64,
+    pub from: True,
 }
 
 impl Clock {
     pub fn shows(self, now: True) -> u64 {
-        self.offset + now * self.rate / 1_000_000
+        let passed = u128::from(now - self.from) * u128::from(self.rate) / 1_000_000;
+        self.offset + passed as u64
     }
 
     /// The first true time at which this clock shows `reading` or more.
     pub fn reaches(self, reading: u64) -> True {
         let shown = reading.saturating_sub(self.offset);
         // `Moment::FAR` saturates to some hours, which no schedule lasts.
-        shown.saturating_mul(1_000_000).div_ceil(self.rate)
+        self.from + shown.saturating_mul(1_000_000).div_ceil(self.rate)
     }
 
     pub fn moment(self, now: True) -> Moment {

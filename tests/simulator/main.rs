@@ -1,7 +1,10 @@
 //! The simulator: many small worlds, each with a few contenders, clocks that drift, a network that
 //! loses, repeats, delays and reorders, processes that pause, crash, stop and come back, and a model
-//! of a backend. The library's contention machine runs in them unchanged; `monitor.rs` holds the
-//! rules of `rules.rs` against every event. Single-threaded and deterministic per seed.
+//! of a backend. Deterministic per seed.
+//!
+//! `loops` runs the real services, lockers and observers, with all their threads, in virtual time. The
+//! rest runs the contention machine alone, step by step, against stricter rules, with bugs planted in the
+//! model of the backend.
 //!
 //! `CONTEND_SCHEDULES=n` runs seeds 0 up to n instead of the default number;
 //! `CONTEND_SEED=n cargo test --test simulator` replays one and prints what happened in it.
@@ -11,6 +14,7 @@
 
 mod clock;
 mod dice;
+mod loops;
 mod model;
 mod monitor;
 mod network;
@@ -105,7 +109,7 @@ fn no_schedule_breaks_a_rule() {
 }
 
 #[test]
-fn a_schedule_is_the_same_every_time() {
+fn a_schedule_of_the_machine_is_the_same_every_time() {
     for seed in 0..50 {
         assert_eq!(
             replay(seed, Plant::None).1,
@@ -154,5 +158,43 @@ fn the_planted_bugs_make_two_believe_at_once() {
         Plant::ShortensOnAdoption,
     ] {
         hunt_damage(plant, TWO, DAMAGE);
+    }
+}
+
+/// How many schedules of the real loops a test run plays.
+const LOOPS: u64 = 100_000;
+
+#[test]
+fn no_schedule_of_the_real_loops_breaks_a_rule() {
+    if let Some(seed) = variable("CONTEND_SEED") {
+        let (violation, lines, tally) = loops::replay(seed);
+        println!("{}", lines.join("\n"));
+        println!("seed {seed}: {violation:?}, {} events", tally.events);
+        assert!(violation.is_none(), "seed {seed}: {violation:?}");
+        return;
+    }
+    let first = variable("CONTEND_FIRST").unwrap_or(0);
+    let schedules = variable("CONTEND_SCHEDULES").unwrap_or(LOOPS);
+    let began = Instant::now();
+    let (found, tally) = loops::run(first, first + schedules);
+    for (name, count) in tally.rows() {
+        println!("{name:>16} {count:>12}");
+    }
+    println!("{:>16} {:>12.1?}", "wall time", began.elapsed());
+    if let Some((seed, violation)) = found {
+        panic!("seed {seed}: {violation:?}; replay with CONTEND_SEED={seed}");
+    }
+    // A simulator in which something never happens proves nothing about it.
+    if schedules >= 1_000 {
+        for (name, count) in tally.rows() {
+            assert!(count > schedules / 1_000, "{name}: {count}");
+        }
+    }
+}
+
+#[test]
+fn a_schedule_of_the_real_loops_is_the_same_every_time() {
+    for seed in 0..50 {
+        assert_eq!(loops::replay(seed).1, loops::replay(seed).1, "seed {seed}");
     }
 }

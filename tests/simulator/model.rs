@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use contend::Lease;
-use contend::backend::Entry;
+use contend::backend::OnRefusal;
 
 use crate::clock::{Clock, MS, True, millis};
 use crate::plan::Habits;
@@ -16,10 +16,11 @@ pub type Id = usize;
 /// What a contender asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    Acquire(Entry),
+    Acquire(OnRefusal),
     Renew(u64),
     Release(u64),
     Withdraw,
+    Observe,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,7 @@ pub enum Answer {
     Lost(Option<Held>, u64),
     Released(bool),
     Withdrawn,
+    Seen(Option<Held>, u64),
     /// The call failed; whether the backend did it is another question.
     Failed,
 }
@@ -121,7 +123,7 @@ impl Model {
     pub fn execute(&mut self, id: Id, lease: Lease, ask: Ask, now_ns: u64) -> Answer {
         let now_ms = now_ns / MS;
         match ask {
-            Ask::Acquire(entry) => self.acquire(id, lease, entry, now_ns),
+            Ask::Acquire(on_refusal) => self.acquire(id, lease, on_refusal, now_ns),
             Ask::Renew(fence) => {
                 if self.lease.is_none()
                     && self
@@ -161,10 +163,11 @@ impl Model {
                 self.expire(now_ns);
                 Answer::Withdrawn
             }
+            Ask::Observe => Answer::Seen(self.lease, now_ms),
         }
     }
 
-    fn acquire(&mut self, id: Id, lease: Lease, entry: Entry, now_ns: u64) -> Answer {
+    fn acquire(&mut self, id: Id, lease: Lease, on_refusal: OnRefusal, now_ns: u64) -> Answer {
         let now_ms = now_ns / MS;
         let ours = self.lease.filter(|held| held.id == id);
         let next = self.reserved.is_none_or(|(first, _)| first == id);
@@ -198,7 +201,7 @@ impl Model {
             self.lease = Some(held);
             return Answer::Granted(held, now_ms);
         }
-        if entry == Entry::Queue && !self.queue.contains(&id) {
+        if on_refusal == OnRefusal::Enqueue && !self.queue.contains(&id) {
             self.queue.push_back(id);
         }
         let free_at = match (self.lease, self.reserved) {

@@ -2,7 +2,7 @@
 //! backend at once; it uses nothing that the machine says about itself but its belief and its news.
 
 use contend::Moment;
-use contend::contention::{Change, Contention, Step};
+use contend::machine::contention::{Change, Contention, Step};
 
 use crate::clock::True;
 use crate::model::{Ask, Held, Id};
@@ -216,7 +216,7 @@ impl World {
                 }
                 self.monitor.highest_announced = self.monitor.highest_announced.max(fence);
             }
-            Change::Released(state) => {
+            Change::Released(state, _) => {
                 let fence = process.announced.take();
                 if fence != Some(state.before().fence()) || believes.is_some() {
                     let what = format!("P{p} announces {state:?} after {fence:?}");
@@ -228,6 +228,7 @@ impl World {
                     self.tally.given_up += 1;
                 }
             }
+            Change::Double(_) => {}
             Change::OwnerChanged(state) => {
                 if process.announced.is_some() || state.is_owner(id) {
                     let what = format!("P{p} announces {state:?} as owner");
@@ -326,7 +327,7 @@ impl World {
                     self.violate(TOUCH, says("released another"));
                 }
             }
-            Ask::Withdraw => self.violate(TOUCH, says("withdrawn")),
+            Ask::Withdraw | Ask::Observe => self.violate(TOUCH, says("withdrawn")),
         }
     }
 

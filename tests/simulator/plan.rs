@@ -70,6 +70,7 @@ impl Plan {
         let server = Clock {
             offset: 1_700_000_000_000 * MS + dice.below(1_000 * MS),
             rate: dice.pick(&[995_000, 1_000_000, 1_005_000, inside]),
+            from: 0,
         };
         let clocks = (0..processes)
             .map(|_| {
@@ -82,6 +83,7 @@ impl Plan {
                 Clock {
                     offset: dice.between(1, 1_000_000) * MS + dice.below(MS),
                     rate: server.rate * ratio / 1_000_000,
+                    from: 0,
                 }
             })
             .collect();

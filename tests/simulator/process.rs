@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use contend::contention::{Contention, Step};
+use contend::machine::contention::{Contention, Step};
 use contend::{ContendPeriod, Lease, Moment};
 
 use crate::clock::{Clock, True, nanos};

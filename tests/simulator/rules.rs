@@ -41,7 +41,7 @@ pub const REVIVE: &str = "a deadline once passed never revives";
 /// `Plan::patience` after the calm has begun, somebody believes.
 pub const LIVE: &str = "somebody owns once faults have stopped";
 /// A process that was stopped in the calm has stopped within a ttl, and the backend keeps neither
-/// lease nor queue entry nor reservation for it, whatever trouble it had before. Left out is what it
+/// lease nor queue on_refusal nor reservation for it, whatever trouble it had before. Left out is what it
 /// could not know of: a request still under way when it began to leave, one of an earlier incarnation,
 /// and one that took or prolonged a lease after the backend had said that there was none.
 pub const TRACE: &str = "a stopped process leaves nothing behind";

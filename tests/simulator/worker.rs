@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contend::MutexOwner;
-use contend::backend::{Attempt, Entry, Grant, Refusal, Renewal};
-use contend::contention::{Contention, Step};
+use contend::backend::{Attempt, Grant, OnRefusal, Refusal, Renewal, View};
+use contend::machine::contention::{Contention, Failure, Step};
 
 use crate::clock::True;
 use crate::model::{Answer, Ask, Held};
@@ -77,7 +77,20 @@ impl World {
                     self.set_timer(p, at);
                     return;
                 }
-                Step::Stopped => return self.stopped(p),
+                Step::Over => return self.stopped(p),
+                // A repeated request that came very late is taken for a double. A look is answered at once.
+                Step::Observe { .. } => {
+                    self.model.expire(self.model.clock.shows(now));
+                    let owner = self.model.lease.map_or(MutexOwner::NONE, |held| {
+                        let id = Arc::clone(&self.ids[held.id]);
+                        MutexOwner::new(id, held.acquired_at, 0, 0, held.fence)
+                    });
+                    let look_in = Duration::ZERO;
+                    let roll = self.dice.roll();
+                    if let Some(machine) = &mut self.processes[p].machine {
+                        machine.observed(local, Ok(View { owner, look_in }), roll);
+                    }
+                }
                 call => {
                     // Between the decision and the call.
                     if self.pauses(p) {
@@ -97,7 +110,7 @@ impl World {
     /// Begins a call. `false`: it is over already.
     pub fn call(&mut self, p: usize, step: &Step) -> bool {
         let (ask, by) = match *step {
-            Step::Acquire { entry, by } => (Ask::Acquire(entry), by),
+            Step::Acquire { on_refusal, by } => (Ask::Acquire(on_refusal), by),
             Step::Renew { fence, by } => (Ask::Renew(fence), by),
             Step::Release { fence, by } => (Ask::Release(fence), by),
             Step::Withdraw { by } => (Ask::Withdraw, by),
@@ -108,7 +121,7 @@ impl World {
         }
         if self.plant == Plant::LeavesWithoutRelease
             && self.processes[p].stop_asked
-            && ask != Ask::Acquire(Entry::Try)
+            && ask != Ask::Acquire(OnRefusal::Leave)
         {
             self.stopped(p);
             return true;
@@ -116,8 +129,11 @@ impl World {
         let deaf = self.faulty && self.dice.chance(100);
         let now = self.now;
         let process = &mut self.processes[p];
-        if matches!(ask, Ask::Acquire(Entry::Queue)) {
+        if matches!(ask, Ask::Acquire(OnRefusal::Enqueue)) {
             process.listening = process.listening || !deaf;
+        }
+        if let (Ask::Acquire(on_refusal), Some(machine)) = (ask, &mut process.machine) {
+            machine.acquiring(on_refusal);
         }
         let sent = process.clock.moment(now);
         process.calls += 1;
@@ -190,7 +206,7 @@ impl World {
                         if plant == Plant::AnnouncesLateGrant && sent + belief <= now {
                             sent = now;
                         }
-                        Some(Attempt::Granted(Grant {
+                        Ok(Attempt::Granted(Grant {
                             owner: owner(held, ms),
                             until: session.then(|| sent + belief),
                         }))
@@ -201,12 +217,12 @@ impl World {
                             // As the worker does: deaf to wake-ups, it goes by time.
                             retry_in = retry_in.min(process.lease.call_budget());
                         }
-                        Some(Attempt::Refused(Refusal {
+                        Ok(Attempt::Refused(Refusal {
                             owner: seen(held, ms),
                             retry_in,
                         }))
                     }
-                    _ => None,
+                    _ => Err(Failure::Unknown),
                 };
                 machine.acquired(sent, now, attempt, roll);
             }
@@ -220,20 +236,20 @@ impl World {
                         if plant == Plant::RenewsFromReply {
                             sent = now;
                         }
-                        Some(Renewal::Renewed(Grant {
+                        Ok(Renewal::Renewed(Grant {
                             owner: owner(held, ms),
                             until: session.then(|| sent + belief),
                         }))
                     }
-                    Answer::Lost(held, ms) => Some(Renewal::Lost(seen(held, ms))),
+                    Answer::Lost(held, ms) => Ok(Renewal::Lost(seen(held, ms))),
                     _ if plant == Plant::IgnoresErrors => {
                         sent = now;
-                        Some(Renewal::Renewed(Grant {
+                        Ok(Renewal::Renewed(Grant {
                             owner: machine.seen().clone(),
                             until: None,
                         }))
                     }
-                    _ => None,
+                    _ => Err(Failure::Unknown),
                 };
                 // Planted: the clock as it was when the reply came in, before the pause.
                 let read = match plant {
@@ -244,12 +260,18 @@ impl World {
             }
             Ask::Release(_) => {
                 let released = match answer {
-                    Answer::Released(released) => Some(released),
-                    _ => None,
+                    Answer::Released(released) => Ok(released),
+                    _ => Err(Failure::Unknown),
                 };
                 machine.released(now, released, roll);
             }
-            Ask::Withdraw => {}
+            Ask::Withdraw | Ask::Observe => {
+                let withdrawn = match answer {
+                    Answer::Failed => Err(Failure::Unknown),
+                    _ => Ok(true),
+                };
+                machine.withdrawn(now, withdrawn, roll);
+            }
         }
         self.note_belief(p);
         self.trace(|_| format!("P{p} at {now:?}: {:?} -> {answer:?}", call.ask));

@@ -67,7 +67,7 @@ pub enum Fault {
     Pause(usize),
     Crash(usize),
     /// A ring for no reason.
-    Ring(usize),
+    Unparked(usize),
     /// The backend restarts empty.
     LoseMemory,
     /// The backend's clock is corrected by what the allowance has left: 5 ms, less the millisecond
@@ -177,7 +177,7 @@ impl World {
             (Fault::Pause, &[0, 0, 1, 2]),
             (Fault::Crash, &[0, 0, 1, 2]),
             (Fault::Stop, &[0, 1, 2, 4]),
-            (Fault::Ring, &[0, 0, 1, 3]),
+            (Fault::Unparked, &[0, 0, 1, 3]),
         ];
         for (kind, counts) in kinds {
             for _ in 0..self.dice.pick(counts) {
@@ -280,7 +280,7 @@ impl World {
                 self.pause(p);
             }
             Fault::Crash(p) => self.crash(p),
-            Fault::Ring(p) => self.wake(self.processes[p].id),
+            Fault::Unparked(p) => self.wake(self.processes[p].id),
             Fault::LoseMemory => {
                 self.tally.memory_losses += 1;
                 self.note_memory_loss();
@@ -332,7 +332,7 @@ impl World {
         if process.machine.is_none() || std::mem::replace(&mut process.stop_asked, true) {
             return;
         }
-        // The bell ends a wait; a pause lasts.
+        // The parker ends a wait; a pause lasts.
         if matches!(process.doing, Doing::Waiting) {
             process.doing = Doing::Ready;
             let at = self.now.max(process.paused_until);

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use contend::backend::{Attempt, Entry, Grant, Hold, Place, Seat};
+use contend::backend::{Attempt, Contender, Grant, OnRefusal, Purpose, RawContender};
 use contend::{ErrorKind, Factory, Lease, Moment, MutexContendService, zk};
-use ground::wait_until;
+use testbed::wait_until;
 
 /// How long a condition may take to come true on a machine that has other things to do.
 pub const PATIENCE: Duration = Duration::from_secs(40);
@@ -28,6 +28,24 @@ pub fn name(fact: &str) -> String {
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
     let salt: u32 = rand::random();
     format!("{fact}-{number}-{salt:08x}")
+}
+
+/// A number from the environment.
+pub fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// How many requests the server has received; pings and questions like this one are among them.
+pub fn packets(server: &testbed::ZooKeeperServer) -> u64 {
+    let answer = server.four_letter("srvr").unwrap();
+    let line = answer
+        .lines()
+        .find_map(|line| line.strip_prefix("Received: "));
+    line.unwrap().trim().parse().unwrap()
+}
+
+pub fn wait_leads(service: &MutexContendService) {
+    wait_until(PATIENCE, "it leads", || service.is_owner());
 }
 
 pub fn builder(address: impl ToString, timeout: Duration) -> zk::Builder {
@@ -67,31 +85,37 @@ pub fn line(session: &zk::Session, mutex: &str) -> Vec<String> {
     names
 }
 
-pub fn seat(factory: &Factory, mutex: &str, id: &str, lease: Lease, hold: Hold) -> Box<dyn Seat> {
-    let place = Place {
+pub fn contender(
+    factory: &Factory,
+    mutex: &str,
+    id: &str,
+    lease: Lease,
+    purpose: Purpose,
+) -> Box<dyn RawContender> {
+    let place = Contender {
         mutex: mutex.into(),
         id: id.into(),
         lease,
-        hold,
+        purpose,
     };
-    factory.backend().unwrap().seat(&place).unwrap()
+    factory.backend().unwrap().contender(&place).unwrap()
 }
 
-pub fn long_seat(factory: &Factory, mutex: &str, id: &str) -> Box<dyn Seat> {
-    seat(factory, mutex, id, factory.lease(), Hold::Long)
+pub fn long_seat(factory: &Factory, mutex: &str, id: &str) -> Box<dyn RawContender> {
+    contender(factory, mutex, id, factory.lease(), Purpose::Lead)
 }
 
 #[track_caller]
-pub fn granted(seat: &mut dyn Seat, entry: Entry) -> Grant {
-    match seat.acquire(entry, soon()).unwrap() {
+pub fn granted(contender: &mut dyn RawContender, entry: OnRefusal) -> Grant {
+    match contender.acquire(entry, soon()).unwrap() {
         Attempt::Granted(grant) => grant,
         Attempt::Refused(refusal) => panic!("{refusal:?}"),
     }
 }
 
 #[track_caller]
-pub fn refused(seat: &mut dyn Seat, entry: Entry) -> contend::MutexOwner {
-    match seat.acquire(entry, soon()).unwrap() {
+pub fn refused(contender: &mut dyn RawContender, entry: OnRefusal) -> contend::MutexOwner {
+    match contender.acquire(entry, soon()).unwrap() {
         Attempt::Refused(refusal) => refusal.owner,
         Attempt::Granted(grant) => panic!("{grant:?}"),
     }
@@ -115,7 +139,7 @@ impl Rivals {
             .map(|(number, factory)| {
                 let service = factory
                     .contend(&mutex)
-                    .id(&format!("rival-{number}"))
+                    .id(format!("rival-{number}"))
                     .build()
                     .unwrap();
                 Arc::new(service)

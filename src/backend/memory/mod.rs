@@ -1,28 +1,57 @@
 //! Mutexes in the memory of one process: the embedded default, for tests, development and a first run.
 //!
 //! `memory://` is one registry for the whole process, `memory://name` another one. A registry lives
-//! as long as a factory, service or locker uses it.
+//! as long as a factory, service, locker or [`Handle`] uses it.
+//!
+//! # In tests of your own
+//! A [`Handle`] takes a lock away from its owner, or makes the registry unreachable, so that a test can
+//! see what your code does then:
+//!
+//! ```
+//! use contend::{EventKind, Lease, memory};
+//!
+//! let factory = memory::factory("handle-doc", Lease::default());
+//! let (service, events) = factory.contend("demo").channel()?;
+//! service.start()?;
+//! assert_eq!(events.recv().unwrap().kind, EventKind::Acquired);
+//!
+//! let handle = memory::handle("handle-doc");
+//! assert!(handle.revoke("demo")); // as an operator does
+//! assert_eq!(events.recv().unwrap().kind, EventKind::Released);
+//! assert_eq!(events.recv().unwrap().kind, EventKind::Acquired); // it contends again
+//!
+//! handle.set_unreachable(true); // from here on every call fails
+//! assert!(factory.locker("other").build()?.try_lock().is_err());
+//! # Ok::<(), contend::Error>(())
+//! ```
 
-mod registry;
+mod mutexes;
+mod permits;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use self::registry::Registry;
-use super::{Attempt, Backend, Entry, Place, Renewal, Seat, Sight, Watch};
-use crate::bell::Waker;
+use self::mutexes::Registry;
+use self::permits::MemoryPermits;
+use super::{
+    Attempt, Backend, Condition, Contender, OnRefusal, Participant, PermitStore, RawContender,
+    RawObserver, Renewal, View, Wakeups,
+};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
+use crate::owner::MutexOwner;
+use crate::parker::Unparker;
 use crate::url::Url;
 
 /// The registries in use, by name.
 static REGISTRIES: Mutex<Option<HashMap<String, Weak<Registry>>>> = Mutex::new(None);
 
-/// A factory on the registry called `name` (the empty name is that of `memory://`).
+/// Returns a factory on the registry called `name` (the empty name is that of `memory://`).
 ///
 /// ```
 /// use contend::{Lease, memory};
@@ -33,7 +62,50 @@ static REGISTRIES: Mutex<Option<HashMap<String, Weak<Registry>>>> = Mutex::new(N
 /// ```
 #[must_use]
 pub fn factory(name: &str, lease: Lease) -> Factory {
-    Factory::new(Arc::new(Memory::named(name)), lease)
+    let backend = Memory {
+        realm: format!("memory://{name}"),
+        registry: registry(name),
+    };
+    Factory::new(Arc::new(backend), lease)
+}
+
+/// Returns a handle on the registry called `name`, for tests.
+#[must_use]
+pub fn handle(name: &str) -> Handle {
+    Handle {
+        registry: registry(name),
+    }
+}
+
+/// Makes a registry misbehave on request, for tests; see the [module](self).
+#[derive(Clone, Debug)]
+pub struct Handle {
+    registry: Arc<Registry>,
+}
+
+impl Handle {
+    /// Takes `mutex` away from whoever owns it, as an operator's revoke does: the owner is notified and
+    /// steps down, the next waiter owns. Returns `false` if nobody owns it.
+    #[must_use]
+    pub fn revoke(&self, mutex: &str) -> bool {
+        let mutex = Arc::from(mutex);
+        self.registry
+            .owner(&mutex)
+            .and_then(|owner| self.registry.revoke(&mutex, owner.fence()))
+            .unwrap_or(false)
+    }
+
+    /// Makes every call to the registry fail as [`Unreachable`](crate::ErrorKind::Unreachable), or lets
+    /// them work again. Leases run on meanwhile, as on a server that cannot be reached.
+    pub fn set_unreachable(&self, unreachable: bool) {
+        self.registry.set_unreachable(unreachable);
+    }
+
+    /// Returns `true` if calls fail because of [`set_unreachable`](Handle::set_unreachable).
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        self.registry.unreachable_since().is_some()
+    }
 }
 
 pub(super) fn connect(url: &Url) -> Result<Factory> {
@@ -47,27 +119,22 @@ pub(super) fn connect(url: &Url) -> Result<Factory> {
     Ok(factory(name, url.lease()?))
 }
 
+fn registry(name: &str) -> Arc<Registry> {
+    let mut registries = REGISTRIES.lock();
+    let registries = registries.get_or_insert_default();
+    registries.retain(|_, registry| registry.strong_count() > 0);
+    let registry = registries
+        .get(name)
+        .and_then(Weak::upgrade)
+        .unwrap_or_default();
+    registries.insert(name.to_owned(), Arc::downgrade(&registry));
+    registry
+}
+
 #[derive(Debug)]
 struct Memory {
     realm: String,
     registry: Arc<Registry>,
-}
-
-impl Memory {
-    fn named(name: &str) -> Memory {
-        let mut registries = REGISTRIES.lock();
-        let registries = registries.get_or_insert_default();
-        registries.retain(|_, registry| registry.strong_count() > 0);
-        let registry = registries
-            .get(name)
-            .and_then(Weak::upgrade)
-            .unwrap_or_default();
-        registries.insert(name.to_owned(), Arc::downgrade(&registry));
-        Memory {
-            realm: format!("memory://{name}"),
-            registry,
-        }
-    }
 }
 
 impl Backend for Memory {
@@ -75,91 +142,142 @@ impl Backend for Memory {
         &self.realm
     }
 
-    fn seat(&self, place: &Place) -> Result<Box<dyn Seat>> {
-        Ok(Box::new(MemorySeat {
+    fn permits(&self) -> Result<Arc<dyn PermitStore>> {
+        let realm = self.realm.clone();
+        let registry = Arc::clone(&self.registry);
+        Ok(Arc::new(MemoryPermits::new(realm, registry)))
+    }
+
+    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
+        Ok(Box::new(MemoryContender {
             registry: Arc::clone(&self.registry),
-            place: place.clone(),
-            waker: None,
+            contender: contender.clone(),
+            unparker: None,
         }))
     }
 
-    fn watch(&self, mutex: &Arc<str>) -> Result<Box<dyn Watch>> {
-        Ok(Box::new(MemoryWatch {
+    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+        Ok(Box::new(MemoryObserver {
             registry: Arc::clone(&self.registry),
             mutex: Arc::clone(mutex),
-            waker: None,
+            unparker: None,
         }))
+    }
+
+    fn ping(&self, _by: Moment) -> Result<()> {
+        self.registry.ping()
+    }
+
+    fn owner(&self, mutex: &Arc<str>, _by: Moment) -> Result<MutexOwner> {
+        self.registry.owner(mutex)
+    }
+
+    fn participants(&self, mutex: &Arc<str>, _by: Moment) -> Result<Vec<Participant>> {
+        self.registry.participants(mutex)
+    }
+
+    fn list(&self, _by: Moment) -> Result<Vec<Arc<str>>> {
+        self.registry.list()
+    }
+
+    fn revoke(&self, mutex: &Arc<str>, fence: u64, _by: Moment) -> Result<bool> {
+        self.registry.revoke(mutex, fence)
+    }
+
+    fn condition(&self) -> Condition {
+        let unreachable_since = self.registry.unreachable_since();
+        Condition {
+            wakeups: Wakeups::Working,
+            pool: None,
+            last_contact: Some(unreachable_since.unwrap_or_else(Moment::now)),
+        }
     }
 }
 
-struct MemorySeat {
+struct MemoryContender {
     registry: Arc<Registry>,
-    place: Place,
-    waker: Option<Waker>,
+    contender: Contender,
+    unparker: Option<Unparker>,
 }
 
-impl Seat for MemorySeat {
-    fn listen(&mut self, waker: &Waker, _by: Moment) -> Result<()> {
-        self.waker = Some(waker.clone());
+impl RawContender for MemoryContender {
+    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
+        if !is_known(self.unparker.as_ref(), unparker) {
+            self.registry.listen(&self.contender, unparker)?;
+            self.unparker = Some(unparker.clone());
+        }
         Ok(())
     }
 
-    fn acquire(&mut self, entry: Entry, _by: Moment) -> Result<Attempt> {
-        let queue = (entry == Entry::Queue).then_some(self.waker.as_ref());
-        Ok(self.registry.acquire(&self.place, queue))
+    fn acquire(&mut self, on_refusal: OnRefusal, _by: Moment) -> Result<Attempt> {
+        self.registry
+            .acquire(&self.contender, on_refusal, self.unparker.as_ref())
     }
 
     fn renew(&mut self, fence: u64, _by: Moment) -> Result<Renewal> {
-        Ok(self.registry.renew(&self.place, fence))
+        self.registry.renew(&self.contender, fence)
     }
 
     fn release(&mut self, fence: u64, _by: Moment) -> Result<bool> {
-        Ok(self.registry.release(&self.place, fence))
+        self.registry.release(&self.contender, fence)
     }
 
-    fn withdraw(&mut self, _by: Moment) -> Result<()> {
-        self.registry.withdraw(&self.place);
-        Ok(())
+    fn withdraw(&mut self, _by: Moment) -> Result<bool> {
+        self.unparker = None;
+        self.registry.withdraw(&self.contender)?;
+        Ok(true)
+    }
+
+    fn last_run(&mut self, _by: Moment) -> Result<Option<Duration>> {
+        self.registry.last_run(&self.contender.mutex)
+    }
+
+    fn record_run(&mut self, fence: u64, keep: Duration, _by: Moment) -> Result<bool> {
+        self.registry.record_run(&self.contender, fence, keep)
     }
 }
 
-impl Drop for MemorySeat {
+impl Drop for MemoryContender {
     fn drop(&mut self) {
-        self.registry.withdraw(&self.place);
+        self.registry.disconnect(&self.contender);
     }
 }
 
-struct MemoryWatch {
+struct MemoryObserver {
     registry: Arc<Registry>,
     mutex: Arc<str>,
-    waker: Option<Waker>,
+    unparker: Option<Unparker>,
 }
 
-impl Watch for MemoryWatch {
-    fn listen(&mut self, waker: &Waker, _by: Moment) -> Result<()> {
-        if self.waker.as_ref().is_none_or(|known| !known.same(waker)) {
+impl RawObserver for MemoryObserver {
+    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
+        if !is_known(self.unparker.as_ref(), unparker) {
             self.ignore();
-            self.registry.watch(&self.mutex, waker);
-            self.waker = Some(waker.clone());
+            self.registry.watch(&self.mutex, unparker)?;
+            self.unparker = Some(unparker.clone());
         }
         Ok(())
     }
 
-    fn observe(&mut self, _by: Moment) -> Result<Sight> {
-        Ok(self.registry.observe(&self.mutex))
+    fn observe(&mut self, _by: Moment) -> Result<View> {
+        self.registry.observe(&self.mutex)
     }
 }
 
-impl MemoryWatch {
+impl MemoryObserver {
     fn ignore(&mut self) {
-        if let Some(waker) = self.waker.take() {
-            self.registry.ignore(&self.mutex, &waker);
+        if let Some(unparker) = self.unparker.take() {
+            self.registry.ignore(&self.mutex, &unparker);
         }
     }
 }
 
-impl Drop for MemoryWatch {
+impl Drop for MemoryObserver {
     fn drop(&mut self) {
         self.ignore();
     }
+}
+
+fn is_known(known: Option<&Unparker>, unparker: &Unparker) -> bool {
+    known.is_some_and(|known| known.same(unparker))
 }

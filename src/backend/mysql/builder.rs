@@ -1,23 +1,27 @@
 //! How a factory on MySQL is set up: by hand, or by URL.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Database;
-use super::link::LinkOptions;
-use super::pool::Pool;
+use super::connection::{ConnectionOptions, Connector};
+use super::permits::{DEFAULT_PREFIX, PermitSettings};
 use super::repository::Repository;
-use super::server::{Server, Tls};
-use super::store::Store;
+use super::server::{Address, Credentials, Server, flag};
 use super::table::{DEFAULT_NAME, Table};
+use super::{Database, Mysql};
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
 use crate::url::Url;
 
-/// The longest read timeout that is chosen by itself, however long the lease.
-const MAX_READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest read timeout that is chosen by itself, however long the lease: who unlocks does not wait
+/// for longer than this for a server that hangs.
+const MAX_READ_TIMEOUT: Duration = Duration::from_millis(750);
+
+/// The shortest and the longest poll interval.
+const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(60));
 
 /// The URL parameters beside those of the server.
 pub(crate) const PARAMETERS: [&str; 11] = [
@@ -26,11 +30,11 @@ pub(crate) const PARAMETERS: [&str; 11] = [
     "initial_delay",
     "table",
     "create_table",
+    "table_prefix",
     "pool_size",
     "connect_timeout",
     "read_timeout",
     "wakeups",
-    "max_wake_connections",
     "poll_interval",
 ];
 
@@ -48,10 +52,9 @@ pub(crate) const PARAMETERS: [&str; 11] = [
 /// ```
 ///
 /// The same as a URL, for [`contend::connect`](crate::connect):
-/// `mysql://worker:secret@db.internal/simba_db?create_table=true`. Its parameters are `ttl`,
-/// `transition`, `initial_delay`, `table`, `create_table`, `pool_size`, `connect_timeout`,
-/// `read_timeout`, `wakeups` (`on`, `off`), `max_wake_connections`, `poll_interval`, `tls` (`off`,
-/// `required`), `tls_ca` and `tls_verify`.
+/// `mysql://worker:secret@db.internal/simba_db?create_table=true`. Its parameters are called as the
+/// setters here; those that are on or off take `true`, `on`, `yes`, `false`, `off` and `no`, and
+/// durations are written `500ms` or `2s`.
 #[derive(Clone)]
 #[must_use]
 pub struct Builder {
@@ -64,12 +67,12 @@ pub struct Builder {
     connect_timeout: Option<Duration>,
     read_timeout: Option<Duration>,
     wakeups: bool,
-    max_wake_connections: usize,
     poll_interval: Duration,
+    table_prefix: String,
 }
 
 impl Builder {
-    /// The database `database` on the server `host`.
+    /// Begins with the database `database` on the server `host`.
     pub fn new(host: &str, database: &str) -> Builder {
         Builder::on(Server::new(host, database))
     }
@@ -78,31 +81,25 @@ impl Builder {
         let known: Vec<&str> = PARAMETERS.into_iter().chain(Server::PARAMETERS).collect();
         url.expect_parameters(&known)?;
         let mut builder = Builder::on(Server::from_url(url)?).lease(url.lease()?);
+        builder.connect_timeout = url.duration("connect_timeout")?;
+        builder.read_timeout = url.duration("read_timeout")?;
         if let Some(delay) = url.duration("initial_delay")? {
             builder = builder.initial_delay(delay);
         }
-        builder.connect_timeout = url.duration("connect_timeout")?;
-        builder.read_timeout = url.duration("read_timeout")?;
         if let Some(table) = url.text("table") {
             builder = builder.table(table);
         }
-        if let Some(create) = url.value("create_table")? {
+        if let Some(create) = flag(url, "create_table")? {
             builder = builder.create_table(create);
+        }
+        if let Some(prefix) = url.text("table_prefix") {
+            builder = builder.table_prefix(prefix);
         }
         if let Some(size) = url.value("pool_size")? {
             builder = builder.pool_size(size);
         }
-        match url.text("wakeups") {
-            None | Some("on") => {}
-            Some("off") => builder = builder.wakeups(false),
-            Some(other) => {
-                return Err(Error::invalid(format!(
-                    "URL parameter wakeups: {other:?} is neither on nor off"
-                )));
-            }
-        }
-        if let Some(max) = url.value("max_wake_connections")? {
-            builder = builder.max_wake_connections(max);
+        if let Some(wakeups) = flag(url, "wakeups")? {
+            builder = builder.wakeups(wakeups);
         }
         if let Some(interval) = url.duration("poll_interval")? {
             builder = builder.poll_interval(interval);
@@ -121,146 +118,173 @@ impl Builder {
             connect_timeout: None,
             read_timeout: None,
             wakeups: true,
-            max_wake_connections: 16,
             poll_interval: Duration::from_secs(1),
+            table_prefix: DEFAULT_PREFIX.to_owned(),
         }
     }
 
-    /// The server's port. Default: 3306.
+    /// Sets the server's port. Defaults to 3306.
     pub fn port(mut self, port: u16) -> Builder {
-        self.server.port = port;
+        if let Address::Tcp(_, known) = &mut self.server.address {
+            *known = port;
+        }
         self
     }
 
-    /// The user to log in as. Default: none.
+    /// Sets the path of the server's unix socket, in the place of host and port. Defaults to none.
+    pub fn socket(mut self, path: impl Into<String>) -> Builder {
+        self.server.address = Address::Socket(path.into());
+        self
+    }
+
+    /// Sets the user to log in as. Defaults to none.
     pub fn user(mut self, user: impl Into<String>) -> Builder {
-        self.server.user = Some(user.into());
+        self.server.set_user(user.into());
         self
     }
 
-    /// The user's password. Default: none.
+    /// Sets the user's password. Defaults to none.
     pub fn password(mut self, password: impl Into<String>) -> Builder {
-        self.server.password = Some(password.into());
+        self.server.set_password(password.into());
         self
     }
 
-    /// Encryption; needs the Cargo feature `tls`. Default: [`Tls::Off`].
-    pub fn tls(mut self, tls: Tls) -> Builder {
-        self.server.tls = tls;
+    /// Sets what is asked for user and password whenever a connection is opened, for passwords that
+    /// rotate. Called by threads of the factory. Defaults to the fixed user and password.
+    pub fn credentials(
+        mut self,
+        ask: impl Fn() -> (String, String) + Send + Sync + 'static,
+    ) -> Builder {
+        self.server.credentials = Credentials::Asked(Arc::new(ask));
         self
     }
 
-    /// The lease that services ask for unless told otherwise. Default: ttl 10 s, transition 6 s.
+    /// Sets whether connections must be encrypted; needs the Cargo feature `tls`. Defaults to `false`.
+    pub fn tls(mut self, tls: bool) -> Builder {
+        self.server.tls.required = tls;
+        self
+    }
+
+    /// Sets a PEM file of certificates to trust beside the public ones. Defaults to none.
+    pub fn tls_ca(mut self, file: impl Into<PathBuf>) -> Builder {
+        self.server.tls.ca = Some(file.into());
+        self
+    }
+
+    /// Sets a PEM file with the client's certificate chain. Defaults to none.
+    pub fn tls_cert(mut self, file: impl Into<PathBuf>) -> Builder {
+        self.server.tls.cert = Some(file.into());
+        self
+    }
+
+    /// Sets a PEM file with the key of the client's certificate. Defaults to none.
+    pub fn tls_key(mut self, file: impl Into<PathBuf>) -> Builder {
+        self.server.tls.key = Some(file.into());
+        self
+    }
+
+    /// Sets the lease that contenders ask for. Defaults to a ttl of 10 s and a transition of 6 s.
     pub fn lease(mut self, lease: Lease) -> Builder {
         self.lease = lease;
         self
     }
 
-    /// How long after its start a service makes its first attempt, unless told otherwise. Default: none.
+    /// Sets the delay before a service's first attempt. Defaults to zero.
     pub fn initial_delay(mut self, initial_delay: Duration) -> Builder {
         self.initial_delay = initial_delay;
         self
     }
 
-    /// The table. Default: `simba_mutex`.
+    /// Sets the name of the table. Defaults to `simba_mutex`.
     pub fn table(mut self, table: impl Into<String>) -> Builder {
         self.table = table.into();
         self
     }
 
-    /// Whether the first request makes the table if it is not there. Default: `false`: apply
-    /// `sql/init-mutex.sql`.
+    /// Sets whether the first request makes the table if it is not there, and adds or changes the columns
+    /// of a table made by Simba. Defaults to `false`: apply `sql/init-mutex.sql` or
+    /// `sql/upgrade-mutex.sql`.
     pub fn create_table(mut self, create: bool) -> Builder {
         self.create_table = create;
         self
     }
 
-    /// The most connections for requests, whatever the number of services: each is in use for the
-    /// length of one request. A quarter of them, and at least one, is kept for those who own, so that
-    /// nobody loses a mutex because others wait for one. Of a single connection nothing can be kept: it
-    /// is enough for one contender, but where several share it an attempt that hangs (on a row that an
-    /// operator has locked, say) delays a renewal by the read timeout. Default: 8.
+    /// Sets what the names of the semaphores' tables begin with. Defaults to `contend_`.
+    pub fn table_prefix(mut self, prefix: impl Into<String>) -> Builder {
+        self.table_prefix = prefix.into();
+        self
+    }
+
+    /// Sets the most connections for requests, whatever the number of contenders: each is in use for the
+    /// length of one request. A quarter of them, and at least one, is kept for owners, so that nobody
+    /// loses a mutex because others wait for one. Two more are used while contenders wait. Defaults to 8.
     pub fn pool_size(mut self, size: u32) -> Builder {
         self.pool_size = size;
         self
     }
 
-    /// The longest wait for a TCP connection. Default: the read timeout.
+    /// Sets the longest wait for a TCP connection. Defaults to the read timeout.
     pub fn connect_timeout(mut self, timeout: Duration) -> Builder {
         self.connect_timeout = Some(timeout);
         self
     }
 
-    /// The longest wait for an answer; the server does not let a statement wait longer for a lock
+    /// Sets the longest wait for an answer; the server does not let a statement wait longer for a lock
     /// either (whole seconds, at least one). At most a fifth of the ttl, so that no call eats the lease.
-    /// Default: a sixth of the ttl, at most 5 s. Services with a shorter ttl than the factory's get
-    /// connections of their own, with about a sixth of theirs.
+    /// Defaults to a sixth of the ttl, at most 750 ms. Contenders with a shorter ttl than the factory's get
+    /// connections of their own, with a sixth of theirs.
     pub fn read_timeout(mut self, timeout: Duration) -> Builder {
         self.read_timeout = Some(timeout);
         self
     }
 
-    /// Whether waiting contenders are woken by the server (`GET_LOCK`), or poll. Default: `true`.
+    /// Sets whether waiting contenders are woken, or poll. Defaults to `true`.
     pub fn wakeups(mut self, wakeups: bool) -> Builder {
         self.wakeups = wakeups;
         self
     }
 
-    /// The most connections for wake-ups: one for all services that lead, one for each that waits.
-    /// Contenders beyond that number poll. Default: 16.
-    pub fn max_wake_connections(mut self, max: usize) -> Builder {
-        self.max_wake_connections = max;
-        self
-    }
-
-    /// The longest pause between two looks at a mutex that cannot be waited for. A row that changed
-    /// lately is looked at more often; one statement looks for all contenders of the factory.
-    /// Default: 1 s.
+    /// Sets how often a contender that cannot be woken looks, and an observer; and after how long a lost
+    /// wake-up is made up for, then in whole seconds, at most 2. From 20 ms to 60 s. Defaults to 1 s.
     pub fn poll_interval(mut self, interval: Duration) -> Builder {
         self.poll_interval = interval;
         self
     }
 
-    /// The factory. Connects in the background: the server may be away.
+    /// Makes the factory. Connects in the background: the server may be away.
     ///
     /// # Errors
     /// `InvalidInput` for what could not work, `FeatureDisabled` for TLS without its feature.
     pub fn build(self) -> Result<Factory> {
         let (lease, delay) = (self.lease, self.initial_delay);
-        Ok(Factory::new(Arc::new(self.database()?), lease).with_initial_delay(delay))
+        let realm = format!("{}?table={}", self.server, self.table);
+        let permits = PermitSettings {
+            prefix: self.table_prefix.clone(),
+            poll_interval: self.poll_interval,
+        };
+        permits.check()?;
+        let backend = Mysql::new(realm, self.database()?, permits);
+        Ok(Factory::new(Arc::new(backend), lease).with_initial_delay(delay))
     }
 
-    /// The operations on single rows, with a pool of their own.
+    /// Makes the operations on single rows, with a pool of their own.
     ///
     /// # Errors
     /// As [`build`](Builder::build).
     pub fn repository(self) -> Result<Repository> {
         let lease = self.lease;
-        Ok(Repository::new(self.store()?, lease))
+        Ok(Repository::new(Arc::new(self.database()?), lease))
     }
 
-    fn database(self) -> Result<super::Mysql> {
-        if self.poll_interval.is_zero() {
-            return Err(Error::invalid("a poll interval of zero would never rest"));
-        }
-        let realm = format!("{}?table={}", self.server, self.table);
-        let wake_connections = if self.wakeups {
-            self.max_wake_connections
-        } else {
-            0
-        };
-        let database = self.server.database.clone();
-        let (interval, lease) = (self.poll_interval, self.lease);
-        let store = self.store()?;
-        Ok(super::Mysql::new(
-            realm,
-            Database::new(store, database, lease, interval, wake_connections),
-        ))
-    }
-
-    fn store(self) -> Result<Arc<Store>> {
+    fn database(self) -> Result<Database> {
         self.server.check()?;
-        let table = Table::new(&self.table, self.create_table)?;
+        let (shortest, longest) = POLL_INTERVALS;
+        if !(shortest..=longest).contains(&self.poll_interval) {
+            return Err(Error::invalid(format!(
+                "a poll interval of {:?} is not possible; it must be from {shortest:?} to {longest:?}",
+                self.poll_interval
+            )));
+        }
         if self.pool_size == 0 {
             return Err(Error::invalid("a pool of no connections cannot work"));
         }
@@ -276,21 +300,30 @@ impl Builder {
                 self.lease.ttl()
             )));
         }
-        let table = Arc::new(table);
+        let table = Arc::new(Table::new(&self.table, self.create_table)?);
         let prepared = Arc::clone(&table);
-        let options = LinkOptions {
-            connect_timeout,
-            read_timeout: Some(read_timeout),
-            lock_wait: read_timeout,
-            init: Vec::new(),
-            prepare: Some(Arc::new(move |link| prepared.prepare(link))),
+        let connector = Connector {
+            server: self.server,
+            options: ConnectionOptions {
+                connect_timeout,
+                read_timeout,
+                lock_wait: read_timeout,
+                init: Vec::new(),
+                prepare: Some(Arc::new(move |connection| prepared.prepare(connection))),
+            },
+            clock: Arc::default(),
         };
-        let pool = Pool::new(self.server, options, self.pool_size);
-        Ok(Arc::new(Store { pool, table }))
+        Database::new(
+            connector,
+            table,
+            self.pool_size,
+            self.poll_interval,
+            self.wakeups,
+        )
     }
 }
 
-/// Leaves a third of a call's budget, a quarter of the ttl, to wait for a connection in; and several
+/// Leaves the rest of a call's budget, a quarter of the ttl, to wait for a connection in; and several
 /// renewals fit in a lease.
 pub(super) fn default_read_timeout(lease: Lease) -> Duration {
     (lease.ttl() / 6).min(MAX_READ_TIMEOUT)

@@ -1,150 +1,173 @@
 //! Mutexes in a table of a MySQL or MariaDB server.
 //!
-//! One row per mutex (`sql/init-mutex.sql`), the same columns as Simba's, so that its contenders and
-//! ours take turns. The server's clock decides when a lease has run out; how long an owner may believe
-//! is counted locally, from before it asked.
+//! One row per mutex (`sql/init-mutex.sql`), with the columns of Simba 4, so that its contenders and ours
+//! take turns. The server's clock decides when a lease has run out; how long an owner may believe is
+//! counted locally, from before it asked. Each statement is a file in `sql/`, with the invariant that it
+//! keeps in its head.
 //!
 //! Round trips: one to acquire a free mutex (the fence comes back with the UPDATE), one to renew, one
-//! to release. A loser pays one more to learn who owns. A contender that waits reads, which locks
-//! nothing, and only if it cannot be woken.
+//! to release. A loser pays one more to learn who owns.
 //!
-//! # Wake-ups
-//! A service that leads holds a lock with a name on the server (`GET_LOCK`), on a connection that all
-//! leaders of a factory share. Whoever waits has a connection of its own, on which it first waits to be
-//! the first of all who wait (a second name), and then for that name: so it is woken within a
-//! millisecond by the release or the death of the owner's process. Beyond
-//! [`max_wake_connections`](Builder::max_wake_connections) contenders are served by one polling thread
-//! per factory, with one statement for all of them.
-//!
-//! Lockers of one factory that wait for the same mutex stand in one line, of which only the first waits
-//! on the server. A release through the same factory rings it as soon as it is sent: that costs neither
-//! a poll nor a round trip beside the two of the row. A locker's short hold takes no name: where it is
-//! in another process, the first of those that wait gets the name, looks at the row every 1 to 10 ms on
-//! behalf of all, and keeps the name when it wins, so that under contention the mutex is handed on and
-//! nobody polls.
+//! # Waiting
+//! The queue stands in the row: `waiters` lists the processes that wait, each by a token and each once.
+//! Whoever releases hands the mutex over to the first of them, for the claim time of 500 ms, and wakes it
+//! with `KILL QUERY`; the contenders of one process for one mutex stand in a queue of their own, of which
+//! only the head talks to the server. Two connections per factory wait for any number of mutexes. Where
+//! nobody can be woken (a Galera cluster, multi-primary replication, a proxy that shares connections, a
+//! server that refuses `GET_LOCK` or `KILL`, `wakeups=off`) contenders poll; the log says so once, and
+//! `Factory::health` why.
 //!
 //! # Order
-//! Services that have a wake connection own in the order in which they came, over all processes.
-//! Lockers do within a factory; factories that contend for the same mutex take turns in that order, of
-//! 25 ms, or of one hold where that is longer, so that none starves. Without wake-ups there is no order,
-//! and who gets in between the short holds of others is a matter of chance.
+//! First come, first served within a process; processes take turns. Without wake-ups there is no order
+//! between processes.
 //!
 //! # What it does not protect from
 //! Asynchronous replication can lose an acknowledged row with its primary, and then two may believe:
-//! check the fence where it matters. On a table with Simba's `INT` version the fence counts seconds
-//! (or acquisitions, where there is more than one per second); deleting a row there may bring an old
-//! fence back.
+//! check the fence where it matters. All processes that share a mutex use one MySQL account: those of
+//! another account cannot be woken, and poll.
 
 pub(crate) mod builder;
-mod clock;
-pub(crate) mod fault;
-mod gate;
-mod line;
-pub(crate) mod link;
-mod poller;
-pub(crate) mod pool;
+pub(crate) mod connection;
+mod contender;
+pub(crate) mod error;
+mod observer;
+mod permits;
+mod queue;
 mod repository;
-mod seat;
+mod rows;
 pub(crate) mod server;
-mod store;
 pub(crate) mod table;
-mod wake;
-mod watch;
+mod waiter;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use self::builder::{check_read_timeout, default_read_timeout};
-use self::line::Lines;
-use self::poller::Poller;
-use self::seat::MysqlSeat;
-use self::store::Store;
-use self::wake::{Hub, WakeName};
-use self::watch::MysqlWatch;
-use super::{Backend, Place, Seat, Watch};
-use crate::error::Result;
+use self::connection::{Connector, MysqlPool};
+use self::contender::MysqlContender;
+use self::observer::MysqlObserver;
+use self::permits::{MysqlPermits, PermitSettings};
+use self::rows::{Borrowed, Rows, Whose};
+use self::waiter::{Waiter, WaiterThread};
+use super::{Backend, Condition, Contender, Participant, PermitStore, RawContender, RawObserver};
+use crate::clock::Moment;
+use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
+use crate::owner::MutexOwner;
+use crate::pool::{Lane, PoolSettings};
+use crate::probe::{Probe, Probed};
 use crate::url::Url;
 
 pub use self::builder::Builder;
 pub use self::repository::{MutexRow, Repository};
-pub use self::server::Tls;
-pub use self::table::INIT_SQL;
+pub use self::table::{INIT_SQL, UPGRADE_SQL};
+
+/// An idle connection is closed after this long.
+const IDLE: Duration = Duration::from_secs(600);
 
 pub(super) fn connect(url: &Url) -> Result<Factory> {
     Builder::from_url(url)?.build()
 }
 
+/// The mutexes of one table.
 #[derive(Debug)]
 pub(crate) struct Mysql {
     realm: String,
     database: Arc<Database>,
+    permits: PermitSettings,
 }
 
-/// What the seats of one factory share. Dropped from top to bottom: first who waits, last the pool.
+/// What the contenders of one factory share. Dropped from top to bottom: first who waits, last the pools.
 #[derive(Debug)]
 struct Database {
-    lines: Lines,
-    hub: Hub,
-    poller: Poller,
-    store: Arc<Store>,
-    /// For leases too short for the patience of that one's connections, by how patient theirs are.
-    hasty: Mutex<HashMap<Duration, Arc<Store>>>,
-    name: String,
+    waiter: WaiterThread,
+    rows: Arc<Rows>,
+    /// For leases too short for the read timeout of those connections, by the read timeout of theirs.
+    hasty: Mutex<HashMap<Duration, Arc<Rows>>>,
+    pool_size: u32,
+    probe: Arc<LateProbe>,
 }
+
+/// A probe that is set after the pool was made.
+#[derive(Default)]
+struct LateProbe(OnceLock<Arc<dyn Probe>>);
 
 impl Database {
     fn new(
-        store: Arc<Store>,
-        name: String,
-        lease: Lease,
+        connector: Connector,
+        table: Arc<table::Table>,
+        pool_size: u32,
         poll_interval: Duration,
-        wake_connections: usize,
-    ) -> Database {
-        // A name outlives the lease of an owner that froze by about as long as the lease.
-        let silence = lease
-            .total()
-            .clamp(Duration::from_secs(6), Duration::from_secs(60));
-        Database {
-            lines: Lines::default(),
-            hub: Hub::new(Arc::clone(&store), poll_interval, silence, wake_connections),
-            poller: Poller::new(Arc::clone(&store), poll_interval),
-            store,
+        wakeups: bool,
+    ) -> Result<Database> {
+        let probe = Arc::new(LateProbe::default());
+        let rows = Arc::new(Rows {
+            clock: Arc::clone(&connector.clock),
+            pool: pool(connector, pool_size, &probe)?,
+            table,
+        });
+        let waiter = Waiter::new(Arc::clone(&rows), poll_interval, wakeups);
+        Ok(Database {
+            waiter: WaiterThread::new(waiter),
+            rows,
             hasty: Mutex::default(),
-            name,
-        }
+            pool_size,
+            probe,
+        })
     }
 
     /// What a contender with this lease calls through: an answer that takes longer than a fifth of its
-    /// ttl must not be waited for.
-    fn store_for(&self, lease: Lease) -> Arc<Store> {
-        if check_read_timeout(self.store.pool.patience(), lease).is_ok() {
-            return Arc::clone(&self.store);
+    /// ttl must not be waited for, and how long a connection waits is fixed when it is opened.
+    fn rows_for(&self, lease: Lease) -> Result<Arc<Rows>> {
+        if check_read_timeout(self.rows.patience(), lease).is_ok() {
+            return Ok(Arc::clone(&self.rows));
         }
-        // By powers of two, so that many leases need few pools.
-        let millis = default_read_timeout(lease).as_millis().max(1).ilog2();
-        let patience = Duration::from_millis(1 << millis);
+        let read_timeout = default_read_timeout(lease);
         let mut hasty = self.hasty.lock();
-        let store = hasty
-            .entry(patience)
-            .or_insert_with(|| Arc::new(self.store.less_patient(patience)));
-        Arc::clone(store)
+        if let Some(rows) = hasty.get(&read_timeout) {
+            return Ok(Arc::clone(rows));
+        }
+        let mut connector = self.rows.pool.connector().clone();
+        connector.options.read_timeout = read_timeout;
+        connector.options.lock_wait = read_timeout;
+        connector.options.connect_timeout = connector.options.connect_timeout.min(read_timeout);
+        let rows = Arc::new(Rows {
+            clock: Arc::clone(&self.rows.clock),
+            pool: pool(connector, self.pool_size, &self.probe)?,
+            table: Arc::clone(&self.rows.table),
+        });
+        hasty.insert(read_timeout, Arc::clone(&rows));
+        Ok(rows)
     }
 
-    fn wake_name(&self, mutex: &str) -> WakeName {
-        WakeName::new(&self.name, self.store.table.name(), mutex)
+    /// A connection for an operator's question.
+    fn connection(&self, by: Moment) -> Result<(Borrowed, Moment)> {
+        self.rows.checkout_late(Lane::Other, by)
     }
 }
 
+fn pool(connector: Connector, size: u32, probe: &Arc<LateProbe>) -> Result<MysqlPool> {
+    MysqlPool::new(
+        connector,
+        PoolSettings {
+            name: "contend-mysql",
+            size,
+            idle_timeout: IDLE,
+            probe: Probed::new(Arc::clone(probe) as Arc<dyn Probe>),
+        },
+    )
+}
+
 impl Mysql {
-    fn new(realm: String, database: Database) -> Mysql {
+    fn new(realm: String, database: Database, permits: PermitSettings) -> Mysql {
         Mysql {
             realm,
             database: Arc::new(database),
+            permits,
         }
     }
 }
@@ -154,15 +177,90 @@ impl Backend for Mysql {
         &self.realm
     }
 
-    fn seat(&self, place: &Place) -> Result<Box<dyn Seat>> {
-        let store = self.database.store_for(place.lease);
-        if let Some(statements) = store.table.known() {
-            store.check_id(&place.id, statements.max_id)?;
-        }
-        Ok(Box::new(MysqlSeat::new(&self.database, store, place)))
+    /// The permits use the connections of the mutexes.
+    fn permits(&self) -> Result<Arc<dyn PermitStore>> {
+        let store = MysqlPermits::new(&self.permits, &self.database.rows)?;
+        Ok(Arc::new(store))
     }
 
-    fn watch(&self, mutex: &Arc<str>) -> Result<Box<dyn Watch>> {
-        Ok(Box::new(MysqlWatch::new(&self.database, mutex)))
+    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
+        Ok(Box::new(MysqlContender::new(&self.database, contender)?))
+    }
+
+    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+        Ok(Box::new(MysqlObserver::new(&self.database, mutex)))
+    }
+
+    fn ping(&self, by: Moment) -> Result<()> {
+        let (mut connection, by) = self.database.connection(by)?;
+        self.database.rows.ping(&mut connection, by)
+    }
+
+    fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
+        let (mut connection, by) = self.database.connection(by)?;
+        let row = self.database.rows.look(&mut connection, mutex, by)?;
+        Ok(row.map_or(MutexOwner::NONE, |row| row.owner()))
+    }
+
+    /// The tokens of the processes that wait; first the one that the mutex is handed over to.
+    fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
+        let (mut connection, by) = self.database.connection(by)?;
+        let row = self.database.rows.look(&mut connection, mutex, by)?;
+        let Some(row) = row else {
+            return Ok(Vec::new());
+        };
+        let handed = row.handed_to().filter(|_| !row.is_over());
+        let tokens = handed.into_iter().chain(row.tokens());
+        Ok(tokens.map(|token| Participant::new(token, None)).collect())
+    }
+
+    fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
+        let (mut connection, by) = self.database.connection(by)?;
+        self.database.rows.list(&mut connection, by)
+    }
+
+    /// The owner learns of it with its next renewal: owning needs no connection that could be woken.
+    fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
+        let (mut connection, by) = self.database.connection(by)?;
+        let rows = &self.database.rows;
+        let Some(token) = rows.release(&mut connection, mutex, Whose::Fence(fence), by)? else {
+            return Ok(false);
+        };
+        let waiter = self.database.waiter.waiter();
+        waiter.hand_on(rows, &mut connection, mutex, token, by);
+        Ok(true)
+    }
+
+    fn condition(&self) -> Condition {
+        let pool = &self.database.rows.pool;
+        Condition {
+            wakeups: self.database.waiter.waiter().queues.wakeups(),
+            pool: Some(pool.usage()),
+            last_contact: pool.last_contact(),
+        }
+    }
+
+    fn set_probe(&self, probe: Arc<dyn Probe>) {
+        let _ = self.database.probe.0.set(probe);
+    }
+}
+
+impl Probe for LateProbe {
+    fn connected(&self) {
+        if let Some(probe) = self.0.get() {
+            probe.connected();
+        }
+    }
+
+    fn disconnected(&self, error: &Error) {
+        if let Some(probe) = self.0.get() {
+            probe.disconnected(error);
+        }
+    }
+}
+
+impl std::fmt::Debug for LateProbe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LateProbe")
     }
 }

@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use super::store::{Row, Store};
-use crate::backend::Hold;
-use crate::backend::Place;
+use super::Database;
+use super::rows::{Borrowed, Row, Whose};
+use crate::backend::{Contender, Purpose};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::name;
 use crate::owner::MutexOwner;
+use crate::pool::Lane;
 
 /// A mutex row by row: no waiting, no renewing, no events. Each call is bounded by a quarter of the
-/// factory's ttl, and none holds a connection beyond its end.
-///
-/// Made by [`Builder::repository`](super::Builder::repository).
+/// ttl, and none holds a connection beyond its end. Made by
+/// [`Builder::repository`](super::Builder::repository).
 #[derive(Clone, Debug)]
 pub struct Repository {
-    store: Arc<Store>,
+    database: Arc<Database>,
     lease: Lease,
 }
 
@@ -29,15 +29,15 @@ pub struct MutexRow {
     pub mutex: String,
     /// The owner it names, its lease run out or not; `NONE` in a row that was released.
     pub owner: MutexOwner,
-    /// The fence of that owner, or of the release after it.
+    /// How often the row has changed; wraps below 2^31.
     pub version: u64,
     /// The server's clock when the row was read, in epoch milliseconds.
     pub current_db_at: u64,
 }
 
 impl Repository {
-    pub(super) fn new(store: Arc<Store>, lease: Lease) -> Repository {
-        Repository { store, lease }
+    pub(super) fn new(database: Arc<Database>, lease: Lease) -> Repository {
+        Repository { database, lease }
     }
 
     /// Makes the table if it is not there: applies `sql/init-mutex.sql`.
@@ -45,7 +45,8 @@ impl Repository {
     /// # Errors
     /// `Denied` without the privilege to create tables, and those of every request.
     pub fn create_table(&self) -> Result<()> {
-        self.store.create_table(self.by())
+        let (mut connection, by) = self.connection()?;
+        self.database.rows.create_table(&mut connection, by)
     }
 
     /// Makes the row of a mutex.
@@ -54,9 +55,8 @@ impl Repository {
     /// `Conflict` where it is there already.
     pub fn init_mutex(&self, mutex: &str) -> Result<()> {
         name::check_mutex(mutex)?;
-        let by = self.by();
-        let mut link = self.store.pool.checkout(by)?;
-        if self.store.insert(&mut link, mutex, by)? {
+        let (mut connection, by) = self.connection()?;
+        if self.database.rows.insert(&mut connection, mutex, by)? {
             return Ok(());
         }
         Err(Error::new(
@@ -65,7 +65,7 @@ impl Repository {
         ))
     }
 
-    /// Makes the row of a mutex; `false` on any error.
+    /// Makes the row of a mutex. Returns `false` on any error.
     #[must_use]
     pub fn try_init_mutex(&self, mutex: &str) -> bool {
         self.init_mutex(mutex).is_ok()
@@ -77,72 +77,67 @@ impl Repository {
     /// `NotFound` where there is no row.
     pub fn get_owner(&self, mutex: &str) -> Result<MutexRow> {
         name::check_mutex(mutex)?;
-        let by = self.by();
-        let mut link = self.store.pool.checkout(by)?;
-        self.store
-            .read(&mut link, mutex, by)?
-            .map(|row| MutexRow::new(mutex, &row))
+        let (mut connection, by) = self.connection()?;
+        self.read(&mut connection, mutex, by)?
             .ok_or_else(|| no_row(mutex))
     }
 
-    /// Takes the mutex for `id`, or takes it anew where `id` has it. `false`: somebody else has it.
+    /// Takes the mutex for `id`, or takes it anew where `id` has it. Returns `false` if somebody else has
+    /// it, or waits for it and comes first.
     ///
     /// # Errors
     /// `NotFound` where there is no row.
     pub fn acquire(&self, mutex: &str, id: &str, lease: Lease) -> Result<bool> {
-        Ok(self.attempt(mutex, id, lease)?.0)
+        let row = self.acquire_and_get_owner(mutex, id, lease)?;
+        Ok(row.owner.is_owner(id))
     }
 
-    /// [`acquire`](Repository::acquire), and who owns it then. One round trip for the winner, whose
-    /// row comes back with the UPDATE itself; a loser pays a second one to read it.
+    /// [`acquire`](Repository::acquire), and the row after it.
     ///
     /// # Errors
     /// `NotFound` where there is no row.
     pub fn acquire_and_get_owner(&self, mutex: &str, id: &str, lease: Lease) -> Result<MutexRow> {
-        Ok(self.attempt(mutex, id, lease)?.1)
-    }
-
-    /// Whether it was acquired, and the row then.
-    fn attempt(&self, mutex: &str, id: &str, lease: Lease) -> Result<(bool, MutexRow)> {
         name::check_mutex(mutex)?;
         name::check_id(id)?;
-        let place = Place {
+        let contender = Contender {
             mutex: mutex.into(),
             id: id.into(),
             lease,
-            hold: Hold::Short,
+            purpose: Purpose::Lock,
         };
-        let by = self.by();
-        let mut link = self.store.pool.checkout(by)?;
-        loop {
-            if let Some(owner) = self.store.acquire(&mut link, &place, None, by)? {
-                let row = MutexRow {
-                    mutex: mutex.to_owned(),
-                    version: owner.fence(),
-                    current_db_at: owner.acquired_at(),
-                    owner,
-                };
-                return Ok((true, row));
-            }
-            let row = self.store.read(&mut link, mutex, by)?;
-            let row = row.ok_or_else(|| no_row(mutex))?;
-            // Free now, but not a moment ago: try once more rather than report an owner of none.
-            if !row.is_free() {
-                return Ok((false, MutexRow::new(mutex, &row)));
+        let (mut connection, by) = self.connection()?;
+        let rows = &self.database.rows;
+        let mut row = None;
+        // Twice: the server's clock may have been set since it was last read.
+        for _ in 0..2 {
+            let granted = rows.acquire(&mut connection, &contender, "0", false, by, by)?;
+            row = Some(
+                rows.look(&mut connection, mutex, by)?
+                    .ok_or_else(|| no_row(mutex))?,
+            );
+            if granted.is_some() || row.as_ref().is_some_and(|row| !row.is_for(id, "0")) {
+                break;
             }
         }
+        row.map(|row| MutexRow::new(mutex, &row))
+            .ok_or_else(|| no_row(mutex))
     }
 
-    /// Gives the mutex up for `id`, whatever its fence. `false`: it was not its.
+    /// Gives the mutex up for `id`, whatever its fence. Returns `false` if it was not its.
     ///
     /// # Errors
     /// Those of every request.
     pub fn release(&self, mutex: &str, id: &str) -> Result<bool> {
         name::check_mutex(mutex)?;
         name::check_id(id)?;
-        let by = self.by();
-        let mut link = self.store.pool.checkout(by)?;
-        self.store.release(&mut link, mutex, id, None, by)
+        let (mut connection, by) = self.connection()?;
+        let rows = &self.database.rows;
+        let Some(token) = rows.release(&mut connection, mutex, Whose::Id(id), by)? else {
+            return Ok(false);
+        };
+        let waiter = self.database.waiter.waiter();
+        waiter.hand_on(rows, &mut connection, &mutex.into(), token, by);
+        Ok(true)
     }
 
     /// Reads the row of a mutex, and makes it first if need be. Two that do so at once both succeed.
@@ -151,20 +146,23 @@ impl Repository {
     /// Those of every request.
     pub fn ensure_owner(&self, mutex: &str) -> Result<MutexRow> {
         name::check_mutex(mutex)?;
-        let by = self.by();
-        let mut link = self.store.pool.checkout(by)?;
-        if let Some(row) = self.store.read(&mut link, mutex, by)? {
-            return Ok(MutexRow::new(mutex, &row));
+        let (mut connection, by) = self.connection()?;
+        if let Some(row) = self.read(&mut connection, mutex, by)? {
+            return Ok(row);
         }
-        self.store.insert(&mut link, mutex, by)?;
-        self.store
-            .read(&mut link, mutex, by)?
-            .map(|row| MutexRow::new(mutex, &row))
+        self.database.rows.insert(&mut connection, mutex, by)?;
+        self.read(&mut connection, mutex, by)?
             .ok_or_else(|| no_row(mutex))
     }
 
-    fn by(&self) -> Moment {
-        Moment::now() + self.lease.call_budget()
+    fn connection(&self) -> Result<(Borrowed, Moment)> {
+        let by = Moment::now() + self.lease.call_budget();
+        self.database.rows.checkout_late(Lane::Owner, by)
+    }
+
+    fn read(&self, connection: &mut Borrowed, mutex: &str, by: Moment) -> Result<Option<MutexRow>> {
+        let row = self.database.rows.look(connection, mutex, by)?;
+        Ok(row.map(|row| MutexRow::new(mutex, &row)))
     }
 }
 
@@ -174,7 +172,7 @@ impl MutexRow {
             mutex: mutex.to_owned(),
             owner: row.last_owner(),
             version: row.version,
-            current_db_at: row.now_ms,
+            current_db_at: row.now,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::consts::CapabilityFlags;
@@ -10,7 +11,7 @@ use mysql::{Conn, OptsBuilder, SslOpts};
 use crate::error::{Error, ErrorKind, Result};
 use crate::url::Url;
 
-/// The server's port unless told otherwise.
+/// The server's port unless another one is given.
 const DEFAULT_PORT: u16 = 3306;
 
 /// Far above any statement of ours; given, it saves a round trip per connection.
@@ -19,69 +20,81 @@ const MAX_PACKET: usize = 4 << 20;
 /// Far above the number of statements that one connection sees.
 const STATEMENT_CACHE: usize = 64;
 
+/// A peer that is gone is noticed after 2 s without traffic and 3 probes, one a second.
+const KEEPALIVE_IDLE_MS: u32 = 2_000;
+const KEEPALIVE_INTERVAL_S: u32 = 1;
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// The same for a peer that does not acknowledge what it was sent.
+const USER_TIMEOUT_MS: u32 = 5_000;
+
 /// A MySQL or MariaDB server and the database on it. Its `Debug` shows no credential.
 #[derive(Clone)]
 pub(crate) struct Server {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<String>,
+    pub(crate) address: Address,
+    pub(crate) credentials: Credentials,
     pub(crate) database: String,
     pub(crate) tls: Tls,
 }
 
-/// Whether and how a connection is encrypted.
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// A TCP port.
+    Tcp(String, u16),
+    /// A unix socket.
+    Socket(String),
+}
+
+/// Who logs in.
+#[derive(Clone)]
+pub(crate) enum Credentials {
+    /// The same user and password for every connection.
+    Fixed(Option<String>, Option<String>),
+    /// Asked for every connection that is opened: user and password.
+    Asked(Arc<dyn Fn() -> (String, String) + Send + Sync>),
+}
+
+/// Whether and how connections are encrypted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Tls {
-    /// Plain TCP.
-    #[default]
-    Off,
-    /// Encrypted, or no connection at all. Needs the Cargo feature `tls`.
-    Required {
-        /// A PEM file of certificates to trust beside the public ones.
-        ca: Option<PathBuf>,
-        /// `false` accepts every certificate: encryption without authentication.
-        verify: bool,
-    },
+pub(crate) struct Tls {
+    /// Encrypted, or no connection at all.
+    pub(crate) required: bool,
+    /// A PEM file of certificates to trust beside the public ones.
+    pub(crate) ca: Option<PathBuf>,
+    /// A PEM file with the client's certificate chain, and one with its key.
+    pub(crate) cert: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
 }
 
 impl Server {
     /// The parameters that [`Server::from_url`] reads, for the list of known ones.
-    pub(crate) const PARAMETERS: [&'static str; 3] = ["tls", "tls_ca", "tls_verify"];
+    pub(crate) const PARAMETERS: [&'static str; 5] =
+        ["tls", "tls_ca", "tls_cert", "tls_key", "socket"];
 
     pub(crate) fn from_url(url: &Url) -> Result<Server> {
         let mut addresses = url.addresses(DEFAULT_PORT)?.into_iter();
-        let (Some((host, port)), None) = (addresses.next(), addresses.next()) else {
-            return Err(Error::invalid(
-                "a mysql:// URL names one server: mysql://user:password@host:port/database",
-            ));
-        };
-        let verify = url.value("tls_verify")?;
-        let ca = url.text("tls_ca").map(PathBuf::from);
-        let tls = match url.text("tls") {
-            Some("required") => Tls::Required {
-                ca,
-                verify: verify.unwrap_or(true),
-            },
-            None | Some("off") if ca.is_none() && verify.is_none() => Tls::Off,
-            None | Some("off") => {
+        let address = match (addresses.next(), addresses.next(), url.text("socket")) {
+            (Some((host, port)), None, None) => Address::Tcp(host, port),
+            (None, None, Some(path)) => Address::Socket(path.to_owned()),
+            _ => {
                 return Err(Error::invalid(
-                    "tls_ca and tls_verify have a meaning only with tls=required",
+                    "a mysql:// URL names one server: mysql://user:password@host:port/database, or \
+                     mysql://user:password@/database?socket=/path/of/its.sock",
                 ));
             }
-            Some(other) => {
-                return Err(Error::invalid(format!(
-                    "URL parameter tls: {other:?} is neither off nor required"
-                )));
-            }
         };
+        let path = |key| url.text(key).map(PathBuf::from);
         let server = Server {
-            host,
-            port,
-            user: url.user.clone(),
-            password: url.password.clone(),
+            address,
+            credentials: Credentials::Fixed(url.user.clone(), url.password.clone()),
             database: url.path.clone(),
-            tls,
+            tls: Tls {
+                required: flag(url, "tls")?.unwrap_or(false),
+                ca: path("tls_ca"),
+                cert: path("tls_cert"),
+                key: path("tls_key"),
+            },
         };
         server.check()?;
         Ok(server)
@@ -90,18 +103,33 @@ impl Server {
     /// A server at the default port, without TLS.
     pub(crate) fn new(host: &str, database: &str) -> Server {
         Server {
-            host: host.to_owned(),
-            port: DEFAULT_PORT,
-            user: None,
-            password: None,
+            address: Address::Tcp(host.to_owned(), DEFAULT_PORT),
+            credentials: Credentials::Fixed(None, None),
             database: database.to_owned(),
-            tls: Tls::Off,
+            tls: Tls::default(),
         }
+    }
+
+    pub(super) fn set_user(&mut self, name: String) {
+        let password = match &mut self.credentials {
+            Credentials::Fixed(_, password) => password.take(),
+            Credentials::Asked(_) => None,
+        };
+        self.credentials = Credentials::Fixed(Some(name), password);
+    }
+
+    pub(super) fn set_password(&mut self, secret: String) {
+        let user = match &mut self.credentials {
+            Credentials::Fixed(user, _) => user.take(),
+            Credentials::Asked(_) => None,
+        };
+        self.credentials = Credentials::Fixed(user, Some(secret));
     }
 
     /// Refuses what could not work, before a connection is tried.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.host.is_empty() {
+        if matches!(&self.address, Address::Tcp(name, _) | Address::Socket(name) if name.is_empty())
+        {
             return Err(Error::invalid("the MySQL server has no host name"));
         }
         // A slash would be a table or nothing at all; a backtick or NUL is in nobody's database name.
@@ -111,7 +139,26 @@ impl Server {
                 self.database
             )));
         }
-        if self.tls != Tls::Off && cfg!(not(feature = "tls")) {
+        let Tls {
+            required,
+            ca,
+            cert,
+            key,
+        } = &self.tls;
+        if !required && (ca.is_some() || cert.is_some() || key.is_some()) {
+            return Err(Error::invalid(
+                "tls_ca, tls_cert and tls_key have a meaning only with tls=true",
+            ));
+        }
+        if cert.is_some() != key.is_some() {
+            return Err(Error::invalid("tls_cert and tls_key come together"));
+        }
+        if *required && matches!(self.address, Address::Socket(_)) {
+            return Err(Error::invalid(
+                "a unix socket needs no TLS: leave tls or socket away",
+            ));
+        }
+        if *required && cfg!(not(feature = "tls")) {
             return Err(Error::new(
                 ErrorKind::FeatureDisabled,
                 "TLS to MySQL needs the Cargo feature \"tls\"",
@@ -120,26 +167,21 @@ impl Server {
         Ok(())
     }
 
-    /// Opens a connection and does nothing else with it. `read` is `None` for a connection that waits
-    /// on the server for as long as it takes, and is ended by other means.
-    pub(super) fn open(&self, connect: Duration, read: Option<Duration>) -> mysql::Result<Conn> {
-        // The driver reads a v6 address only in brackets.
-        let host = if self.host.contains(':') {
-            format!("[{}]", self.host)
-        } else {
-            self.host.clone()
+    /// Opens a connection and does nothing else with it.
+    pub(super) fn open(&self, connect: Duration, read: Duration) -> mysql::Result<Conn> {
+        let (user, password) = match &self.credentials {
+            Credentials::Fixed(user, password) => (user.clone(), password.clone()),
+            Credentials::Asked(ask) => {
+                let (user, password) = ask();
+                (Some(user), Some(password))
+            }
         };
         let options = OptsBuilder::new()
-            .ip_or_hostname(Some(host))
-            .tcp_port(self.port)
-            .user(self.user.clone())
-            .pass(self.password.clone())
+            .user(user)
+            .pass(password)
             .db_name(Some(self.database.clone()))
-            .tcp_connect_timeout(Some(connect))
-            .read_timeout(read)
+            .read_timeout(Some(read))
             .write_timeout(Some(connect))
-            .tcp_nodelay(true)
-            .tcp_keepalive_time_ms(Some(10_000))
             // Else the driver looks for a unix socket and connects a second time.
             .prefer_socket(false)
             .max_allowed_packet(Some(MAX_PACKET))
@@ -148,33 +190,76 @@ impl Server {
             // before changes nothing, and is a success all the same.
             .additional_capabilities(CapabilityFlags::CLIENT_FOUND_ROWS)
             .ssl_opts(self.ssl_opts());
+        let options = match &self.address {
+            Address::Socket(path) => options.socket(Some(path.clone())),
+            Address::Tcp(host, port) => {
+                let options = options
+                    .ip_or_hostname(Some(bracketed(host)))
+                    .tcp_port(*port)
+                    .tcp_connect_timeout(Some(connect))
+                    .tcp_nodelay(true)
+                    .tcp_keepalive_time_ms(Some(KEEPALIVE_IDLE_MS));
+                #[cfg(any(target_os = "linux", target_os = "macos"))]
+                let options = options
+                    .tcp_keepalive_probe_interval_secs(Some(KEEPALIVE_INTERVAL_S))
+                    .tcp_keepalive_probe_count(Some(KEEPALIVE_PROBES));
+                #[cfg(target_os = "linux")]
+                let options = options.tcp_user_timeout_ms(Some(USER_TIMEOUT_MS));
+                options
+            }
+        };
         Conn::new(options)
     }
 
     fn ssl_opts(&self) -> Option<SslOpts> {
-        let Tls::Required { ca, verify } = &self.tls else {
+        if !self.tls.required {
             return None;
-        };
+        }
         // Chosen by hand: with two providers compiled in, rustls panics instead of choosing.
         #[cfg(feature = "tls")]
         drop(rustls::crypto::ring::default_provider().install_default());
-        Some(
-            SslOpts::default()
-                .with_root_cert_path(ca.clone())
-                .with_danger_accept_invalid_certs(!verify)
-                .with_danger_skip_domain_validation(!verify),
-        )
+        let options = SslOpts::default().with_root_cert_path(self.tls.ca.clone());
+        #[cfg(feature = "tls")]
+        let options = options.with_client_identity(
+            self.tls
+                .cert
+                .clone()
+                .zip(self.tls.key.clone())
+                .map(|(cert, key)| mysql::ClientIdentity::new(cert, key)),
+        );
+        Some(options)
+    }
+}
+
+/// Reads a parameter that is on or off.
+pub(super) fn flag(url: &Url, key: &str) -> Result<Option<bool>> {
+    match url.text(key) {
+        None => Ok(None),
+        Some("true" | "on" | "yes") => Ok(Some(true)),
+        Some("false" | "off" | "no") => Ok(Some(false)),
+        Some(other) => Err(Error::invalid(format!(
+            "URL parameter {key}: {other:?} is neither true (on, yes) nor false (off, no)"
+        ))),
+    }
+}
+
+/// Both the driver and a URL write a v6 address in brackets.
+fn bracketed(host: &str) -> String {
+    if host.contains(':') {
+        format!("[{host}]")
+    } else {
+        host.to_owned()
     }
 }
 
 /// Enough to know the place by.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (host, port, database) = (&self.host, self.port, &self.database);
-        if host.contains(':') {
-            write!(f, "mysql://[{host}]:{port}/{database}")
-        } else {
-            write!(f, "mysql://{host}:{port}/{database}")
+        match &self.address {
+            Address::Tcp(host, port) => {
+                write!(f, "mysql://{}:{port}/{}", bracketed(host), self.database)
+            }
+            Address::Socket(path) => write!(f, "mysql:///{}?socket={path}", self.database),
         }
     }
 }

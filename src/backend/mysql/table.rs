@@ -1,74 +1,171 @@
-//! The table of mutexes: its name, what its columns can hold, and the statements made for it.
+//! The table of mutexes: its name, whether its columns are those that we need, and the statements made
+//! for it.
+
+use std::fmt::Write;
+use std::sync::Arc;
 
 use mysql::Value;
 use mysql::prelude::Queryable;
 use parking_lot::Mutex;
-use std::sync::Arc;
 
-use super::link::Link;
+use super::connection::Connection;
+use super::error::RequestError;
+use crate::backend::CLAIM_TIME;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-
-const ACQUIRE: &str = include_str!("../../../sql/mutex-acquire.sql");
-const RENEW: &str = include_str!("../../../sql/mutex-renew.sql");
-const RELEASE: &str = include_str!("../../../sql/mutex-release.sql");
-const RELEASE_ANY: &str = include_str!("../../../sql/mutex-release-any.sql");
-const READ: &str = include_str!("../../../sql/mutex-read.sql");
-const INSERT: &str = include_str!("../../../sql/mutex-insert.sql");
 
 /// The file that makes the table.
 pub const INIT_SQL: &str = include_str!("../../../sql/init-mutex.sql");
 
-/// The table's name in that file.
+/// The file that brings a table of Simba's up to it.
+pub const UPGRADE_SQL: &str = include_str!("../../../sql/upgrade-mutex.sql");
+
+/// The table's name in those files.
 pub(super) const DEFAULT_NAME: &str = "simba_mutex";
 
-/// The server's clock in epoch milliseconds, as it was when the statement began.
-const NOW_MS: &str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
+/// The server's clock in epoch milliseconds, as it was when the statement began. A lease counts from here.
+const NOW: &str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
 
-/// The same at the moment of looking, and not at the start of the statement.
-const CLOCK_MS: &str = "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)";
+/// The same at the moment of looking: after a wait for a row lock `NOW()` has stood still.
+const CLOCK: &str = "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)";
 
-/// The table, and what was found out about it.
+const MICROS: &str = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)";
+
+/// Our token stands in the list, the mutex is neither ours to take nor handed over in vain.
+const QUIET: &str = "(LOCATE(':{token}', waiters) > 0 \
+    AND NOT (transition_at < {now} \
+        AND (SUBSTRING(waiters, 2, 18) = '{token}' OR transition_at + {claim} < {now})) \
+    AND NOT (owner_id LIKE '~%' AND transition_at > {clock} + {claim}))";
+
+/// How long `waiters` is, and a token in it.
+pub(super) const WAITERS: usize = 3990;
+pub(super) const TOKEN: usize = 19;
+
+/// What each column must be, as in `INIT_SQL`: name, types, least length, whether it is compared byte by
+/// byte in utf8mb4, and what to add where it is missing or to change it to.
+const COLUMNS: [Column; 9] = [
+    Column::text(
+        "mutex",
+        66,
+        true,
+        "VARCHAR(66) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+    ),
+    Column::number("acquired_at", "BIGINT UNSIGNED NOT NULL"),
+    Column::number("ttl_at", "BIGINT UNSIGNED NOT NULL"),
+    Column::number("transition_at", "BIGINT UNSIGNED NOT NULL"),
+    Column::text(
+        "owner_id",
+        128,
+        true,
+        "VARCHAR(128) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+    ),
+    Column {
+        name: "version",
+        types: &["int", "bigint"],
+        length: 0,
+        exact: false,
+        definition: "INT UNSIGNED NOT NULL",
+    },
+    Column::number("fencing_token", "BIGINT UNSIGNED NOT NULL DEFAULT 0"),
+    Column::text(
+        "waiters",
+        WAITERS,
+        false,
+        "VARCHAR(3990) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT ''",
+    ),
+    Column::number("run_at", "BIGINT UNSIGNED NOT NULL DEFAULT 0"),
+];
+
+struct Column {
+    name: &'static str,
+    types: &'static [&'static str],
+    length: usize,
+    exact: bool,
+    definition: &'static str,
+}
+
+impl Column {
+    const fn number(name: &'static str, definition: &'static str) -> Column {
+        Column {
+            name,
+            types: &["bigint"],
+            length: 0,
+            exact: false,
+            definition,
+        }
+    }
+
+    const fn text(
+        name: &'static str,
+        length: usize,
+        exact: bool,
+        definition: &'static str,
+    ) -> Column {
+        Column {
+            name,
+            types: &["varchar"],
+            length,
+            exact,
+            definition,
+        }
+    }
+
+    fn fits(&self, found: &Found) -> bool {
+        self.types.contains(&found.kind.as_str())
+            && found.length >= self.length
+            && (!self.exact
+                || (found.collation.starts_with("utf8mb4") && found.collation.ends_with("_bin")))
+            && !found.nullable
+    }
+}
+
+/// A column as the server describes it.
+#[derive(Clone, Debug, Default)]
+struct Found {
+    name: String,
+    kind: String,
+    length: usize,
+    collation: String,
+    nullable: bool,
+    /// Whether an INSERT that does not name it works.
+    has_default: bool,
+    in_key: bool,
+    engine: String,
+}
+
+/// The table, and whether it has been looked at.
 #[derive(Debug)]
 pub(super) struct Table {
     name: String,
-    /// Whether to make it if it is not there.
-    create_if_missing: bool,
-    /// Found out once, with the first request, and again when the table turns out to be another one.
-    known: Mutex<Option<Arc<Statements>>>,
+    /// Whether to make or change it if it is not as it must be.
+    create: bool,
+    /// Checked once, with the first request, and again when the table turns out to be another one.
+    checked: Mutex<Option<Arc<Statements>>>,
 }
 
-/// The statements for a table as it is, ready to be prepared; and its limits.
+/// The statements for a table, ready to be prepared, and what was found out about its server.
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) acquire: String,
-    /// The same, for one who leaves a released mutex to the waiter woken for it.
-    pub(super) acquire_politely: String,
     pub(super) renew: String,
     pub(super) release: String,
     pub(super) release_any: String,
-    pub(super) read: String,
-    /// What reads many, less the list, and what goes into that for each.
-    read_many: (String, String),
+    pub(super) revoke: String,
+    pub(super) register: String,
+    pub(super) withdraw: String,
+    pub(super) free: String,
+    pub(super) look: String,
     pub(super) insert: String,
-    /// The longest id that fits, in bytes.
-    pub(super) max_id: usize,
-    /// Whether a fence is in the server's microseconds (or seconds).
-    pub(super) fence_in_micros: bool,
-}
-
-/// What the table's columns are like.
-struct Shape {
-    mutex_charset: Option<String>,
-    /// Names are compared byte by byte.
-    exact_mutex: bool,
-    exact_owner: bool,
-    wide_version: bool,
-    max_id: usize,
+    pub(super) record_run: String,
+    pub(super) list: String,
+    which: String,
+    wait: String,
+    /// Why nobody can be woken on this server, where that is known from its settings.
+    pub(super) no_wakeups: Option<&'static str>,
 }
 
 impl Table {
-    pub(super) fn new(name: &str, create_if_missing: bool) -> Result<Table> {
+    pub(super) fn new(name: &str, create: bool) -> Result<Table> {
         let fits = !name.is_empty() && name.len() <= 64;
         if !fits || name.contains(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '$')) {
             return Err(Error::invalid(format!(
@@ -77,220 +174,347 @@ impl Table {
         }
         Ok(Table {
             name: name.to_owned(),
-            create_if_missing,
-            known: Mutex::new(None),
+            create,
+            checked: Mutex::new(None),
         })
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Makes a new connection ready: all that a call needs is known and prepared. What fails here
     /// fails again where somebody hears of it.
-    pub(super) fn prepare(&self, link: &mut Link) -> Result<()> {
-        let statements = self.statements(link, Moment::FAR)?;
-        for sql in statements.common() {
-            link.run(Moment::FAR, |conn| conn.prep(sql))?;
+    pub(super) fn prepare(&self, connection: &mut Connection) -> Result<()> {
+        let statements = self.statements(connection, Moment::FAR)?;
+        for sql in [&statements.acquire, &statements.release] {
+            connection.run(Moment::FAR, |conn| conn.prep(sql))?;
         }
         Ok(())
     }
 
-    /// What makes the table, under its name.
-    pub(super) fn create(&self) -> String {
+    /// The statement that makes the table, under its name.
+    pub(super) fn create_statement(&self) -> String {
         strip(INIT_SQL).replace(DEFAULT_NAME, &self.name)
     }
 
-    /// The statements, if the table has been looked at.
-    pub(super) fn known(&self) -> Option<Arc<Statements>> {
-        self.known.lock().clone()
-    }
-
-    /// The statements; looks at the table first if nobody has, which costs one round trip per factory.
-    pub(super) fn statements(&self, link: &mut Link, by: Moment) -> Result<Arc<Statements>> {
-        if let Some(known) = self.known() {
-            return Ok(known);
+    /// Returns the statements; looks at the table first if nobody has, once per factory.
+    pub(super) fn statements(
+        &self,
+        connection: &mut Connection,
+        by: Moment,
+    ) -> Result<Arc<Statements>> {
+        if let Some(checked) = self.checked.lock().clone() {
+            return Ok(checked);
         }
-        let mut columns = self.columns(link, by)?;
-        if columns.is_empty() && self.create_if_missing {
-            link.run(by, |conn| conn.query_drop(self.create()))?;
-            columns = self.columns(link, by)?;
+        let mut problem = self.problem(connection, by)?;
+        if let (
+            true,
+            Some(Problem {
+                cure: Some(cure), ..
+            }),
+        ) = (self.create, &problem)
+        {
+            connection.run(by, |conn| conn.query_drop(cure))?;
+            problem = self.problem(connection, by)?;
         }
-        let statements = Arc::new(Statements::new(&self.name, &self.shape(columns)?));
-        *self.known.lock() = Some(Arc::clone(&statements));
+        if let Some(problem) = problem {
+            return Err(problem.into_error(&self.name));
+        }
+        let no_wakeups = check_server(connection, by)?;
+        let statements = Arc::new(Statements::new(&self.name, no_wakeups));
+        *self.checked.lock() = Some(Arc::clone(&statements));
         Ok(statements)
-    }
-
-    fn columns(&self, link: &mut Link, by: Moment) -> Result<Vec<Vec<Value>>> {
-        let columns = link.run(by, |conn| {
-            conn.exec_iter(
-                "SELECT column_name, data_type, character_maximum_length, character_set_name, \
-                 collation_name FROM information_schema.columns \
-                 WHERE table_schema = DATABASE() AND table_name = ?",
-                (&self.name,),
-            )?
-            .map(|row| row.map(mysql::Row::unwrap))
-            .collect()
-        })?;
-        Ok(columns)
     }
 
     /// The table is not what it was: look again next time.
     pub(super) fn forget(&self) {
-        self.known.lock().take();
+        self.checked.lock().take();
     }
 
-    /// The error of who finds no table.
-    pub(super) fn missing(&self) -> Error {
-        Error::new(
-            ErrorKind::Misconfigured,
-            format!(
-                "there is no table {} in the database, or this user may not see it: apply \
-                 sql/init-mutex.sql, or add ?create_table=true to the URL",
-                self.name
-            ),
-        )
-    }
-
-    fn shape(&self, columns: Vec<Vec<Value>>) -> Result<Shape> {
-        if columns.is_empty() {
-            return Err(self.missing());
+    /// Maps the error of a statement on this table.
+    pub(super) fn explain(&self, error: RequestError) -> Error {
+        if error.is_schema() {
+            self.forget();
         }
-        let mut shape = Shape {
-            mutex_charset: None,
-            exact_mutex: false,
-            exact_owner: false,
-            wide_version: false,
-            max_id: 0,
-        };
-        let mut missing = vec![
-            "mutex",
-            "acquired_at",
-            "ttl_at",
-            "transition_at",
-            "owner_id",
-            "version",
-        ];
-        for column in columns {
-            let mut column = column.into_iter();
-            let name = text(column.next()).to_ascii_lowercase();
-            let kind = text(column.next()).to_ascii_lowercase();
-            let length = column
+        if error.is_missing_table() {
+            return Problem::missing(self.create_statement()).into_error(&self.name);
+        }
+        error.into_error()
+    }
+
+    /// What is wrong with the table, if anything is.
+    fn problem(&self, connection: &mut Connection, by: Moment) -> Result<Option<Problem>> {
+        // As text, so that every column comes as text. A table's name can be nothing else.
+        let rows: Vec<mysql::Row> = connection.run(by, |conn| {
+            conn.query(format!(
+                "SELECT c.column_name, c.data_type, c.character_maximum_length, c.collation_name, \
+                 c.is_nullable, c.column_default IS NOT NULL OR c.is_nullable = 'YES' \
+                    OR c.extra LIKE '%auto_increment%' OR c.extra LIKE '%GENERATED%', \
+                 c.column_key = 'PRI', t.engine \
+                 FROM information_schema.columns c JOIN information_schema.tables t \
+                 ON t.table_schema = c.table_schema AND t.table_name = c.table_name \
+                 WHERE c.table_schema = DATABASE() AND c.table_name = '{}'",
+                self.name
+            ))
+        })?;
+        let found: Vec<Found> = rows.into_iter().map(Found::read).collect();
+        Ok(if found.is_empty() {
+            Some(Problem::missing(self.create_statement()))
+        } else {
+            Problem::of(&self.name, &found)
+        })
+    }
+}
+
+impl Found {
+    fn read(row: mysql::Row) -> Found {
+        let mut values = row.unwrap().into_iter();
+        let mut text = || {
+            values
                 .next()
-                .and_then(|value| mysql::from_value_opt::<usize>(value).ok())
-                .unwrap_or(0);
-            let charset = text(column.next());
-            let collation = text(column.next());
-            let exact = collation == "utf8mb4_bin" || charset.is_empty();
-            missing.retain(|other| *other != name);
-            match name.as_str() {
-                "mutex" => {
-                    shape.exact_mutex = exact;
-                    shape.mutex_charset = Some(charset).filter(|charset| {
-                        charset
-                            .bytes()
-                            .all(|b| b.is_ascii_alphanumeric() || b == b'_')
-                    });
+                .and_then(|value| mysql::from_value_opt::<String>(value).ok())
+                .unwrap_or_default()
+        };
+        Found {
+            name: text().to_ascii_lowercase(),
+            kind: text().to_ascii_lowercase(),
+            length: text().parse().unwrap_or(0),
+            collation: text().to_ascii_lowercase(),
+            nullable: text() == "YES",
+            has_default: text() == "1",
+            in_key: text() == "1",
+            engine: text(),
+        }
+    }
+}
+
+/// Why a table cannot be used.
+#[derive(Debug)]
+struct Problem {
+    what: String,
+    /// The statement that cures it, where one does.
+    cure: Option<String>,
+}
+
+impl Problem {
+    fn missing(cure: String) -> Problem {
+        Problem {
+            what: "is not in the database, or this user may not see it: apply sql/init-mutex.sql"
+                .to_owned(),
+            cure: Some(cure),
+        }
+    }
+
+    fn of(table: &str, found: &[Found]) -> Option<Problem> {
+        let mut wrong = Vec::new();
+        let mut changes = Vec::new();
+        for column in &COLUMNS {
+            let Column {
+                name, definition, ..
+            } = column;
+            match found.iter().find(|found| found.name == *name) {
+                None => {
+                    wrong.push(format!("has no column {name}"));
+                    changes.push(format!("ADD COLUMN {name} {definition}"));
                 }
-                "owner_id" => {
-                    shape.exact_owner = exact;
-                    shape.max_id = length;
+                Some(found) if !column.fits(found) => {
+                    wrong.push(format!("has another column {name} than needed"));
+                    changes.push(format!("MODIFY COLUMN {name} {definition}"));
                 }
-                "version" => shape.wide_version = kind == "bigint",
-                _ => {}
+                Some(_) => {}
             }
         }
-        if missing.is_empty() {
-            return Ok(shape);
+        let key: Vec<&str> = found
+            .iter()
+            .filter(|found| found.in_key)
+            .map(|found| found.name.as_str())
+            .collect();
+        match key[..] {
+            ["mutex"] => {}
+            [] => {
+                wrong.push("has no primary key".to_owned());
+                changes.push("ADD PRIMARY KEY (mutex)".to_owned());
+            }
+            _ => {
+                wrong.push("has another primary key than mutex".to_owned());
+                changes.push("DROP PRIMARY KEY, ADD PRIMARY KEY (mutex)".to_owned());
+            }
         }
-        Err(Error::new(
-            ErrorKind::Misconfigured,
-            format!(
-                "the table {} is not one of mutexes, it has no column {}; sql/init-mutex.sql makes one",
-                self.name,
-                missing.join(", ")
-            ),
-        ))
+        let engine = found.first().map_or("", |found| &found.engine);
+        if !engine.eq_ignore_ascii_case("innodb") {
+            wrong.push(format!("is kept by {engine}, not by InnoDB"));
+            changes.push("ENGINE = InnoDB".to_owned());
+        }
+        // Nobody but its owner knows what such a column should hold.
+        let mut cured = true;
+        for extra in found {
+            let known = COLUMNS.iter().any(|column| column.name == extra.name);
+            if !known && !extra.has_default {
+                wrong.push(format!("has a column {} without a default", extra.name));
+                changes.push(format!("ALTER COLUMN {} SET DEFAULT ...", extra.name));
+                cured = false;
+            }
+        }
+        if wrong.is_empty() {
+            return None;
+        }
+        let alter = format!("ALTER TABLE `{table}` {}", changes.join(", "));
+        Some(if cured {
+            Problem {
+                what: wrong.join(", "),
+                cure: Some(alter),
+            }
+        } else {
+            Problem {
+                what: format!("{}; run {alter}", wrong.join(", ")),
+                cure: None,
+            }
+        })
     }
+
+    fn into_error(self, table: &str) -> Error {
+        let mut message = format!("the table {table} {}", self.what);
+        if let Some(cure) = &self.cure {
+            let cure = if cure.starts_with("CREATE") {
+                String::new()
+            } else {
+                format!("; run {cure}")
+            };
+            let _ = write!(message, "{cure}, or add ?create_table=true to the URL");
+        }
+        Error::new(ErrorKind::Misconfigured, message)
+    }
+}
+
+/// Refuses a server whose SYSDATE stands still, warns of one that cannot replicate our statements, and
+/// returns why nobody can be woken there, if that is known.
+fn check_server(connection: &mut Connection, by: Moment) -> Result<Option<&'static str>> {
+    let (moves, settings) = connection.run(by, |conn| {
+        // Microseconds pass between the start of a statement and this look at the clock; several tries,
+        // because a coarse clock may not show them.
+        let mut moves = false;
+        for _ in 0..20 {
+            moves = conn.query_first("SELECT SYSDATE(6) > NOW(6)")? == Some(true);
+            if moves {
+                break;
+            }
+        }
+        let settings: Vec<(String, String)> = conn.query(
+            "SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'pxc_strict_mode', 'binlog_format', \
+             'log_bin', 'group_replication_single_primary_mode')",
+        )?;
+        Ok((moves, settings))
+    })?;
+    if !moves {
+        return Err(Error::new(
+            ErrorKind::Misconfigured,
+            "the MySQL server runs with --sysdate-is-now: a lease could not be told from one that ran \
+             out while a statement waited; run it without",
+        ));
+    }
+    let is = |name: &str, values: &[&str]| {
+        settings.iter().any(|(known, value)| {
+            known.eq_ignore_ascii_case(name)
+                && values.iter().any(|other| value.eq_ignore_ascii_case(other))
+        })
+    };
+    if is("binlog_format", &["STATEMENT"]) && is("log_bin", &["ON", "1"]) {
+        log::warn!(
+            "the MySQL server logs with binlog_format=STATEMENT, under which replicas compute other \
+             times than it: set MIXED or ROW"
+        );
+    }
+    Ok(if is("wsrep_on", &["ON", "1"]) {
+        Some("this is a Galera cluster, where a release wakes only who is on the same node")
+    } else if is("pxc_strict_mode", &["ENFORCING", "MASTER"]) {
+        Some("pxc_strict_mode refuses GET_LOCK")
+    } else if is("group_replication_single_primary_mode", &["OFF", "0"]) {
+        Some(
+            "this is multi-primary group replication, where a release wakes only who is on the same server",
+        )
+    } else {
+        None
+    })
 }
 
 impl Statements {
-    fn new(table: &str, shape: &Shape) -> Statements {
-        // The plain comparison finds the row by its key, the second one makes sure of it.
-        let (mutex_like, mutex_is) = if shape.exact_mutex {
-            ("mutex = :mutex".to_owned(), "mutex = :mutex".to_owned())
-        } else {
-            let charset = shape.mutex_charset.as_deref().unwrap_or("utf8mb4");
-            let like = format!("mutex = CONVERT(:mutex USING {charset})");
-            let is = format!("{like} AND mutex = :mutex COLLATE utf8mb4_bin");
-            (like, is)
-        };
-        let one_of_many = if shape.exact_mutex {
-            "?".to_owned()
-        } else {
-            let charset = shape.mutex_charset.as_deref().unwrap_or("utf8mb4");
-            format!("CONVERT(? USING {charset})")
-        };
-        let owner_is = if shape.exact_owner {
-            "owner_id = :id"
-        } else {
-            "owner_id = :id COLLATE utf8mb4_bin"
-        };
-        let fence_now = if shape.wide_version {
-            "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)"
-        } else {
-            "UNIX_TIMESTAMP()"
-        };
-        let fill = |sql: &str, politely: &str| {
+    fn new(table: &str, no_wakeups: Option<&'static str>) -> Statements {
+        let claim = CLAIM_TIME.as_millis().to_string();
+        let room = (WAITERS - TOKEN).to_string();
+        let fill = |sql: &str| {
             strip(sql)
+                .replace("{quiet}", QUIET)
                 .replace("{table}", &format!("`{table}`"))
-                .replace("{mutex_like}", &mutex_like)
-                .replace("{mutex_is}", &mutex_is)
-                .replace("{owner_is}", owner_is)
-                .replace("{fence_now}", fence_now)
-                .replace("{politely}", politely)
-                .replace("{now}", NOW_MS)
-                .replace("{clock}", CLOCK_MS)
+                .replace("{now}", NOW)
+                .replace("{clock}", CLOCK)
+                .replace("{micros}", MICROS)
+                .replace("{claim}", &claim)
+                .replace("{room}", &room)
+        };
+        let release = |whose: &str| {
+            fill(&include_str!("../../../sql/mutex-release.sql").replace("{whose}", whose))
         };
         Statements {
-            acquire: fill(ACQUIRE, ""),
-            acquire_politely: fill(
-                ACQUIRE,
-                "AND (transition_at > 0 OR (IS_FREE_LOCK(:wake_name) AND IS_FREE_LOCK(:queue_name)))",
+            acquire: fill(include_str!("../../../sql/mutex-acquire.sql")),
+            renew: fill(include_str!("../../../sql/mutex-renew.sql")),
+            release: release(
+                "owner_id = :id AND fencing_token = :fence AND transition_at >= {clock}",
             ),
-            renew: fill(RENEW, ""),
-            release: fill(RELEASE, ""),
-            release_any: fill(RELEASE_ANY, ""),
-            read: fill(READ, ""),
-            read_many: (
-                fill(&READ.replace("{mutex_like}", "mutex IN "), ""),
-                one_of_many,
+            release_any: release("owner_id = :id"),
+            revoke: release(
+                "fencing_token = :fence AND owner_id <> '' AND owner_id NOT LIKE '~%' \
+                 AND transition_at >= {clock}",
             ),
-            insert: fill(INSERT, ""),
-            max_id: shape.max_id,
-            fence_in_micros: shape.wide_version,
+            register: fill(include_str!("../../../sql/mutex-register.sql")),
+            withdraw: fill(include_str!("../../../sql/mutex-withdraw.sql")),
+            free: fill(include_str!("../../../sql/mutex-free.sql")),
+            look: fill(include_str!("../../../sql/mutex-look.sql")),
+            insert: fill(include_str!("../../../sql/mutex-insert.sql")),
+            record_run: fill(include_str!("../../../sql/mutex-record-run.sql")),
+            list: fill(include_str!("../../../sql/mutex-list.sql")),
+            which: fill(include_str!("../../../sql/mutex-which.sql")),
+            wait: fill(include_str!("../../../sql/mutex-wait.sql")),
+            no_wakeups,
         }
     }
 
-    /// Those that a contender cannot do without.
-    fn common(&self) -> [&str; 5] {
-        [
-            &self.acquire,
-            &self.acquire_politely,
-            &self.renew,
-            &self.release,
-            &self.read,
-        ]
+    /// The statement that says which of `mutexes` are quiet.
+    pub(super) fn which(&self, token: &str, mutexes: &[Arc<str>]) -> String {
+        self.which
+            .replace("{token}", token)
+            .replace("{mutexes}", &literals(mutexes))
     }
 
-    /// What reads `count` rows, their names as positional parameters.
-    pub(super) fn read_many(&self, count: usize) -> String {
-        let (select, each) = &self.read_many;
-        format!("{select}({})", vec![each.as_str(); count].join(", "))
+    /// The statement that waits for one of `mutexes`, for at most so many seconds.
+    pub(super) fn wait(&self, token: &str, mutexes: &[Arc<str>], seconds: u64) -> String {
+        self.wait
+            .replace("{token}", token)
+            .replace("{mutexes}", &literals(mutexes))
+            .replace("{count}", &mutexes.len().to_string())
+            .replace("{seconds}", &seconds.to_string())
     }
 }
 
-/// Without comments: they are for who reads the file, not for the server.
+/// The statement that wakes the process with this token.
+pub(super) fn kill(token: &str) -> String {
+    strip(include_str!("../../../sql/mutex-kill.sql")).replace("{token}", token)
+}
+
+/// Names as literals that can be nothing else, whatever they contain.
+fn literals(names: &[Arc<str>]) -> String {
+    let mut list = String::new();
+    for name in names {
+        list.push_str(if list.is_empty() {
+            "_utf8mb4 x'"
+        } else {
+            ", _utf8mb4 x'"
+        });
+        for byte in name.bytes() {
+            let _ = write!(list, "{byte:02x}");
+        }
+        list.push('\'');
+    }
+    list
+}
+
+/// A file's statement without its comments: they are for who reads the file, not for the server.
 pub(crate) fn strip(sql: &str) -> String {
     let lines: Vec<&str> = sql
         .lines()
@@ -299,10 +523,13 @@ pub(crate) fn strip(sql: &str) -> String {
     lines.join("\n").trim().to_owned()
 }
 
-fn text(value: Option<Value>) -> String {
-    value
-        .and_then(|value| mysql::from_value_opt::<String>(value).ok())
-        .unwrap_or_default()
+/// Reads a column of a row; what a server should never send counts as missing.
+pub(super) fn column<T: mysql::prelude::FromValue>(
+    row: &mut mysql::Row,
+    index: usize,
+) -> Option<T> {
+    let value: Value = row.take(index)?;
+    mysql::from_value_opt(value).ok()
 }
 
 #[cfg(test)]
@@ -320,28 +547,42 @@ mod tests {
 
     #[test]
     fn every_placeholder_is_filled_and_no_comment_is_left() {
-        for exact in [true, false] {
-            let shape = Shape {
-                mutex_charset: Some("latin1".to_owned()),
-                exact_mutex: exact,
-                exact_owner: exact,
-                wide_version: exact,
-                max_id: 32,
-            };
-            let statements = Statements::new("t", &shape);
-            for sql in [
-                &statements.acquire,
-                &statements.acquire_politely,
-                &statements.renew,
-                &statements.release,
-                &statements.release_any,
-                &statements.read,
-                &statements.insert,
-            ] {
-                assert!(!sql.contains(['{', '}']) && !sql.contains("--"), "{sql}");
+        let statements = Statements::new("t", None);
+        let names: [Arc<str>; 2] = ["a'b".into(), "ü".into()];
+        let wait = statements.wait("123456789012345678", &names, 1);
+        assert!(
+            wait.contains("(_utf8mb4 x'612762', _utf8mb4 x'c3bc')"),
+            "{wait}"
+        );
+        for sql in [
+            &statements.acquire,
+            &statements.renew,
+            &statements.release,
+            &statements.release_any,
+            &statements.revoke,
+            &statements.register,
+            &statements.withdraw,
+            &statements.free,
+            &statements.look,
+            &statements.insert,
+            &statements.record_run,
+            &statements.list,
+            &wait,
+            &statements.which("123456789012345678", &names),
+            &kill("123456789012345678"),
+        ] {
+            assert!(!sql.contains(['{', '}']) && !sql.contains("--"), "{sql}");
+        }
+        let create = Table::new("other", false).unwrap().create_statement();
+        assert!(create.starts_with("CREATE TABLE IF NOT EXISTS `other`"));
+    }
+
+    #[test]
+    fn the_upgrade_script_says_what_the_columns_must_be() {
+        for column in &COLUMNS {
+            if ["mutex", "owner_id", "fencing_token", "waiters", "run_at"].contains(&column.name) {
+                assert!(UPGRADE_SQL.contains(column.definition), "{}", column.name);
             }
         }
-        let create = Table::new("other", false).unwrap().create();
-        assert!(create.starts_with("CREATE TABLE IF NOT EXISTS `other`"));
     }
 }

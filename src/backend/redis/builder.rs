@@ -1,31 +1,42 @@
 //! How a factory on Redis is set up, by hand or by URL.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use ::redis::RedisConnectionInfo;
-
 use super::cluster::Cluster;
-use super::link::{Address, Connector};
-use super::node::Node;
-use super::script::Scripts;
-use super::{Core, Redis, Servers};
+use super::connection::{Address, Connector, Login, Target, Tls};
+use super::script::{Scripts, ms};
+use super::sentinel::Sentinels;
+use super::server::{Deployment, Server, ServerSettings};
+use super::{LateProbe, Redis, Shared};
+use crate::backend::CLAIM_TIME;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
+use crate::probe::Probed;
 use crate::url::{Url, address};
 
 const PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
 
 const PARAMETERS: &[&str] = &[
     "ttl",
     "transition",
+    "initial_delay",
     "prefix",
-    "pool",
-    "claim",
+    "pool_size",
     "connect_timeout",
     "tls",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "socket",
+    "sentinel_user",
+    "sentinel_password",
+    "simba",
 ];
 
 /// Sets up a factory on Redis. Its `Debug` output shows no password.
@@ -33,165 +44,271 @@ const PARAMETERS: &[&str] = &[
 #[must_use]
 pub struct Builder {
     /// Read at once, complained about by `build`.
-    addresses: Result<Vec<(String, u16)>>,
-    cluster: bool,
+    at: Result<At>,
     tls: bool,
+    tls_ca: Option<PathBuf>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
     user: Option<String>,
     password: Option<String>,
+    asked: Option<Login>,
+    sentinel_user: Option<String>,
+    sentinel_password: Option<String>,
     database: u32,
     prefix: String,
     lease: Lease,
-    pool: usize,
-    claim: Duration,
+    initial_delay: Duration,
+    pool_size: u32,
     connect_timeout: Duration,
+    simba: bool,
+}
+
+/// Where the server, or the servers, are.
+#[derive(Clone, Debug)]
+enum At {
+    One(Address),
+    Cluster(Vec<Address>),
+    Sentinel(Vec<Address>, String),
 }
 
 impl Builder {
-    /// One server, as `host` or `host:port`. The default port is 6379.
+    /// Begins with one server, as `host` or `host:port`. The default port is 6379.
     pub fn new(host: impl AsRef<str>) -> Builder {
-        Builder::at(address(host.as_ref(), PORT).map(|address| vec![address]))
+        let at = address(host.as_ref(), PORT);
+        Builder::at(at.map(|(host, port)| At::One(Address::Tcp(host, port))))
     }
 
-    /// A cluster; the other nodes are found through those named here.
+    /// Begins with a server on this machine, by the path of its unix socket.
+    pub fn socket(path: impl AsRef<Path>) -> Builder {
+        Builder::at(Ok(At::One(Address::Unix(path.as_ref().to_owned()))))
+    }
+
+    /// Begins with a cluster; the other nodes are found through those named here.
     pub fn cluster<H: AsRef<str>>(hosts: impl IntoIterator<Item = H>) -> Builder {
-        let addresses = hosts
-            .into_iter()
-            .map(|host| address(host.as_ref(), PORT))
-            .collect();
-        Builder {
-            cluster: true,
-            ..Builder::at(addresses)
-        }
+        Builder::at(addresses(hosts, PORT).map(At::Cluster))
     }
 
-    fn at(addresses: Result<Vec<(String, u16)>>) -> Builder {
+    /// Begins with the master that the sentinels at `hosts` call `name`. Their default port is 26379.
+    ///
+    /// Replication is asynchronous: a failover can lose an acquisition that was acknowledged, so that
+    /// two own for the rest of a lease and only a checked fence keeps them apart.
+    pub fn sentinel<H: AsRef<str>>(
+        hosts: impl IntoIterator<Item = H>,
+        name: impl Into<String>,
+    ) -> Builder {
+        let name = name.into();
+        Builder::at(addresses(hosts, SENTINEL_PORT).map(|hosts| At::Sentinel(hosts, name)))
+    }
+
+    fn at(at: Result<At>) -> Builder {
         Builder {
-            addresses,
-            cluster: false,
+            at,
             tls: false,
+            tls_ca: None,
+            tls_cert: None,
+            tls_key: None,
             user: None,
             password: None,
+            asked: None,
+            sentinel_user: None,
+            sentinel_password: None,
             database: 0,
             prefix: "simba".to_owned(),
             lease: Lease::default(),
-            pool: 8,
-            claim: Duration::from_secs(1),
+            initial_delay: Duration::ZERO,
+            pool_size: 8,
             connect_timeout: Duration::from_secs(2),
+            simba: false,
         }
     }
 
-    /// Encrypts the connections; needs the Cargo feature `tls`. Default: off.
+    /// Sets whether connections are encrypted, those to sentinels included; needs the Cargo feature `tls`.
+    /// Defaults to `false`.
     pub fn tls(mut self, tls: bool) -> Builder {
         self.tls = tls;
         self
     }
 
-    /// The ACL user. Default: the server's `default` user.
+    /// Sets the file (PEM) with the certificates that a server's is checked against. Defaults to those that
+    /// the system trusts.
+    pub fn tls_ca(mut self, file: impl Into<PathBuf>) -> Builder {
+        self.tls_ca = Some(file.into());
+        self
+    }
+
+    /// Sets the file (PEM) with our own certificate, for servers that ask for one. Defaults to none.
+    pub fn tls_cert(mut self, file: impl Into<PathBuf>) -> Builder {
+        self.tls_cert = Some(file.into());
+        self
+    }
+
+    /// Sets the file (PEM) with the key of our own certificate. Defaults to none.
+    pub fn tls_key(mut self, file: impl Into<PathBuf>) -> Builder {
+        self.tls_key = Some(file.into());
+        self
+    }
+
+    /// Sets the ACL user. Defaults to the server's `default` user.
     pub fn user(mut self, user: impl Into<String>) -> Builder {
         self.user = Some(user.into());
         self
     }
 
-    /// The password. Default: none.
+    /// Sets the password. Defaults to none.
     pub fn password(mut self, password: impl Into<String>) -> Builder {
         self.password = Some(password.into());
         self
     }
 
-    /// The number of the database; a cluster has only 0. Default: 0.
+    /// Sets what is asked for user (empty for the default one) and password whenever a connection is
+    /// opened, for passwords that rotate. Called by the factory's own threads. Defaults to the fixed user and
+    /// password.
+    pub fn credentials(
+        mut self,
+        ask: impl Fn() -> (String, String) + Send + Sync + 'static,
+    ) -> Builder {
+        self.asked = Some(Login::Asked(Arc::new(ask)));
+        self
+    }
+
+    /// Sets the user to log in to sentinels as. Defaults to none.
+    pub fn sentinel_user(mut self, user: impl Into<String>) -> Builder {
+        self.sentinel_user = Some(user.into());
+        self
+    }
+
+    /// Sets the password to log in to sentinels with. Defaults to none.
+    pub fn sentinel_password(mut self, password: impl Into<String>) -> Builder {
+        self.sentinel_password = Some(password.into());
+        self
+    }
+
+    /// Sets the number of the database; a cluster has only 0. Defaults to 0.
     pub fn database(mut self, database: u32) -> Builder {
         self.database = database;
         self
     }
 
-    /// What every key and channel begins with. Default: `simba`, as Simba has it.
+    /// Sets what every key and channel begins with. Defaults to `simba`, as Simba has it.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Builder {
         self.prefix = prefix.into();
         self
     }
 
-    /// The lease that services and lockers ask for. Default: ttl 10 s, transition 6 s.
+    /// Sets the lease that services and lockers ask for. Defaults to ttl 10 s, transition 6 s.
     pub fn lease(mut self, lease: Lease) -> Builder {
         self.lease = lease;
         self
     }
 
-    /// The most connections for commands, for each master of a cluster; a quarter of them is left to
-    /// owners. One more is for messages. Default: 8.
-    pub fn pool(mut self, connections: usize) -> Builder {
-        self.pool = connections;
+    /// Sets the delay before a service's first attempt. Defaults to zero.
+    pub fn initial_delay(mut self, initial_delay: Duration) -> Builder {
+        self.initial_delay = initial_delay;
         self
     }
 
-    /// How long a freed mutex is kept for the contender whose turn it is. One that was told and died
-    /// costs the next one this time; one that is slower than this loses its turn. Default: 1 s.
-    pub fn claim(mut self, claim: Duration) -> Builder {
-        self.claim = claim;
+    /// Sets the most connections for commands, for each master of a cluster; a quarter of them, and at
+    /// least one, is left to owners. One more is for messages. Defaults to 8.
+    pub fn pool_size(mut self, size: u32) -> Builder {
+        self.pool_size = size;
         self
     }
 
-    /// How long opening a connection may take. It happens in the background: no call waits longer
-    /// than its lease allows. Dropping the factory waits for what is just being opened: up to this
-    /// long, and for the system's resolver, which has a timeout of its own. Default: 2 s.
+    /// Sets how long opening a connection may take. It happens in the background: no call waits longer
+    /// than its lease allows. Defaults to 2 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Builder {
         self.connect_timeout = timeout;
+        self
+    }
+
+    /// Sets whether Simba contenders of version 3.2 or later share the mutexes. Then the last fence never
+    /// expires, because Simba 4 would count from 1 again, and every 8th release is left to those that do not
+    /// queue, because they would get nothing while ours wait. Exclusion holds without it. Defaults to `false`.
+    pub fn simba(mut self, simba: bool) -> Builder {
+        self.simba = simba;
         self
     }
 
     /// Starts the factory. It connects in the background, so this works while the server is away.
     ///
     /// # Errors
-    /// `InvalidInput` for an address or setting that cannot work, `FeatureDisabled` for TLS without
-    /// the Cargo feature `tls`.
+    /// `InvalidInput` for an address or setting that cannot work or a certificate that cannot be read,
+    /// `FeatureDisabled` for TLS without the Cargo feature `tls`.
     pub fn build(self) -> Result<Factory> {
-        self.check()?;
-        let mut addresses: Vec<Address> = self
-            .addresses
-            .clone()?
-            .into_iter()
-            .map(|(host, port)| Address { host, port })
-            .collect();
-        if addresses.is_empty() {
-            return Err(Error::invalid(
-                "a redis URL names a host: redis://host:6379",
-            ));
-        }
-        addresses.sort();
-        addresses.dedup();
-        let connector = Arc::new(Connector {
-            settings: self.settings(),
-            tls: self.tls,
-            timeout: self.connect_timeout,
-        });
-        let realm = self.realm(&addresses);
-        let servers = match addresses.first() {
-            Some(address) if !self.cluster => {
-                let nobody = Box::new(|| {});
-                let node = Node::new(&connector, address, self.pool, &self.prefix, nobody)?;
-                Servers::One(Arc::new(node))
-            }
-            _ => Servers::Cluster(Cluster::new(
-                &connector,
-                addresses,
-                self.pool,
-                &self.prefix,
-            )?),
+        let at = self.checked()?;
+        let tls = self.certificates()?;
+        let realm = self.realm(&at);
+        let probe = Arc::new(LateProbe::default());
+        let settings = ServerSettings {
+            connector: Arc::new(Connector {
+                login: self
+                    .asked
+                    .clone()
+                    .unwrap_or_else(|| login(&self.user, &self.password)),
+                database: self.database,
+                tls: tls.clone(),
+                timeout: self.connect_timeout,
+            }),
+            pool_size: self.pool_size,
+            prefix: self.prefix.clone(),
+            probe: Probed::new(Arc::clone(&probe) as Arc<_>),
         };
-        let core = Arc::new(Core {
+        let one = |target| -> Result<Deployment> {
+            let server = Server::new(&settings, target, Box::new(|| {}))?;
+            Ok(Deployment::One(Arc::new(server)))
+        };
+        let deployment = match at {
+            At::One(address) => one(Target::At(address))?,
+            At::Sentinel(addresses, name) => one(Target::Master(Sentinels {
+                name,
+                addresses,
+                connector: Connector {
+                    login: login(&self.sentinel_user, &self.sentinel_password),
+                    database: 0,
+                    tls,
+                    timeout: self.connect_timeout,
+                },
+                first: AtomicUsize::new(0),
+            }))?,
+            At::Cluster(seeds) => Deployment::Cluster(Cluster::new(settings.clone(), seeds)?),
+        };
+        let shared = Arc::new(Shared {
             realm,
-            servers,
+            deployment,
+            settings,
             scripts: Scripts::new(),
-            prefix: self.prefix,
-            claim: self.claim,
+            probe,
             lease: self.lease,
+            claim: ms(CLAIM_TIME).to_string(),
+            simba: self.simba,
         });
-        Ok(Factory::new(Arc::new(Redis { core }), self.lease))
+        let factory = Factory::new(Arc::new(Redis { shared }), self.lease);
+        Ok(factory.with_initial_delay(self.initial_delay))
     }
 
-    fn check(&self) -> Result<()> {
+    fn checked(&self) -> Result<At> {
         let wrong = |message: &str| Err(Error::invalid(message));
-        if self.cluster && self.database != 0 {
-            return wrong("a redis cluster has only database 0");
+        let mut at = self.at.clone()?;
+        if let At::Cluster(hosts) | At::Sentinel(hosts, _) = &mut at {
+            hosts.sort();
+            hosts.dedup();
+            if hosts.is_empty() {
+                return wrong("a redis URL names a host: redis+cluster://host:6379");
+            }
+        }
+        match &at {
+            At::Cluster(_) if self.database != 0 => {
+                return wrong("a redis cluster has only database 0");
+            }
+            At::Sentinel(_, name) if name.is_empty() => {
+                return wrong(
+                    "a redis+sentinel URL names the master: redis+sentinel://host:26379/mymaster",
+                );
+            }
+            At::One(Address::Unix(_)) if self.tls => {
+                return wrong("a unix socket is not encrypted: leave tls out");
+            }
+            _ => {}
         }
         if self.prefix.is_empty()
             || self.prefix.contains(['{', '}', '!'])
@@ -201,120 +318,185 @@ impl Builder {
                 "a redis prefix is not empty and contains no brace, no ! and no control character",
             );
         }
-        if self.pool == 0 {
-            return wrong("a redis pool needs at least one connection");
-        }
-        let whole = |duration: Duration| {
-            !duration.is_zero() && duration.subsec_nanos().is_multiple_of(1_000_000)
-        };
-        if !whole(self.claim) || self.claim > Duration::from_secs(60) {
-            return wrong("the claim time is at most 60 s, in whole milliseconds, and not zero");
+        if self.pool_size == 0 {
+            return wrong("pool_size: a redis pool needs at least one connection");
         }
         if self.connect_timeout.is_zero() {
             return wrong("the connect timeout may not be zero");
         }
-        self.check_tls()
+        Ok(at)
     }
 
-    #[cfg(feature = "tls")]
-    fn check_tls(&self) -> Result<()> {
-        if self.tls {
-            // An error means that the program has chosen a provider already.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        }
-        Ok(())
-    }
-
-    #[cfg(not(feature = "tls"))]
-    fn check_tls(&self) -> Result<()> {
-        if self.tls {
-            return Err(Error::new(
-                crate::error::ErrorKind::FeatureDisabled,
-                "TLS to redis needs the Cargo feature \"tls\"",
-            ));
-        }
-        Ok(())
-    }
-
-    fn settings(&self) -> RedisConnectionInfo {
-        // Without a name for the connection: it would take a further right.
-        let mut settings = RedisConnectionInfo::default()
-            .set_skip_set_lib_name()
-            .set_db(i64::from(self.database));
-        if let Some(user) = &self.user {
-            settings = settings.set_username(user);
-        }
-        if let Some(password) = &self.password {
-            settings = settings.set_password(password);
-        }
-        settings
-    }
-
-    fn realm(&self, addresses: &[Address]) -> String {
-        let scheme = match (self.cluster, self.tls) {
-            (true, _) => "redis+cluster",
-            (false, true) => "rediss",
-            (false, false) => "redis",
+    /// Reads the certificates, where TLS is wanted.
+    fn certificates(&self) -> Result<Option<Tls>> {
+        let read = |what: &str, file: &Option<PathBuf>| -> Result<Option<Vec<u8>>> {
+            file.as_ref()
+                .map(|file| {
+                    std::fs::read(file).map_err(|error| {
+                        Error::invalid(format!("{what}: cannot read {}: {error}", file.display()))
+                    })
+                })
+                .transpose()
         };
-        let hosts: Vec<_> = addresses.iter().map(Address::to_string).collect();
-        format!(
-            "{scheme}://{}/{}?prefix={}",
-            hosts.join(","),
-            self.database,
-            self.prefix
-        )
+        let ca = read("tls_ca", &self.tls_ca)?;
+        let own = match (
+            read("tls_cert", &self.tls_cert)?,
+            read("tls_key", &self.tls_key)?,
+        ) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => return Err(Error::invalid("tls_cert and tls_key go together")),
+        };
+        if !self.tls {
+            return if ca.is_some() || own.is_some() {
+                Err(Error::invalid("tls_ca, tls_cert and tls_key need tls=true"))
+            } else {
+                Ok(None)
+            };
+        }
+        tls_provider()?;
+        Ok(Some(Tls { ca, own }))
     }
+
+    fn realm(&self, at: &At) -> String {
+        let join = |hosts: &[Address]| {
+            let hosts: Vec<_> = hosts.iter().map(Address::to_string).collect();
+            hosts.join(",")
+        };
+        let place = match at {
+            At::One(address @ Address::Unix(_)) => format!("redis+unix://{address}"),
+            At::One(address) if self.tls => format!("rediss://{address}"),
+            At::One(address) => format!("redis://{address}"),
+            At::Cluster(hosts) => format!("redis+cluster://{}", join(hosts)),
+            At::Sentinel(hosts, name) => format!("redis+sentinel://{}/{name}", join(hosts)),
+        };
+        format!("{place}/{}?prefix={}", self.database, self.prefix)
+    }
+}
+
+fn login(user: &Option<String>, password: &Option<String>) -> Login {
+    match (user, password) {
+        (None, None) => Login::None,
+        (user, password) => Login::Fixed(
+            user.clone().unwrap_or_default(),
+            password.clone().unwrap_or_default(),
+        ),
+    }
+}
+
+fn addresses<H: AsRef<str>>(hosts: impl IntoIterator<Item = H>, port: u16) -> Result<Vec<Address>> {
+    hosts
+        .into_iter()
+        .map(|host| address(host.as_ref(), port).map(|(host, port)| Address::Tcp(host, port)))
+        .collect()
+}
+
+#[cfg(feature = "tls")]
+fn tls_provider() -> Result<()> {
+    // An error means that the program has chosen a provider already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Ok(())
+}
+
+#[cfg(not(feature = "tls"))]
+fn tls_provider() -> Result<()> {
+    Err(Error::new(
+        crate::error::ErrorKind::FeatureDisabled,
+        "TLS to redis needs the Cargo feature \"tls\"",
+    ))
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
-            .field("addresses", &self.addresses)
-            .field("cluster", &self.cluster)
+            .field("at", &self.at)
             .field("tls", &self.tls)
             .field("database", &self.database)
             .field("prefix", &self.prefix)
             .field("lease", &self.lease)
-            .field("pool", &self.pool)
-            .field("claim", &self.claim)
+            .field("pool_size", &self.pool_size)
             .field("connect_timeout", &self.connect_timeout)
+            .field("simba", &self.simba)
             .finish_non_exhaustive()
     }
 }
 
-/// `redis://`, `rediss://` and `redis+cluster://`.
+/// `redis://`, `rediss://`, `redis+cluster://` and `redis+sentinel://`.
 pub(crate) fn connect(url: &Url) -> Result<Factory> {
     url.expect_parameters(PARAMETERS)?;
-    let cluster = url.scheme == "redis+cluster";
-    if !cluster && url.hosts.len() > 1 {
-        return Err(Error::invalid(
-            "a redis:// URL names one server; for a cluster write redis+cluster://host1,host2",
-        ));
+    let sentinel = url.scheme == "redis+sentinel";
+    let hosts = || addresses(&url.hosts, if sentinel { SENTINEL_PORT } else { PORT });
+    let (mut path, mut builder) = (
+        url.path.as_str(),
+        match url.text("socket") {
+            Some(_) if sentinel || url.scheme == "redis+cluster" => {
+                return Err(Error::invalid(
+                    "socket: a unix socket is one server's; write redis://",
+                ));
+            }
+            Some(socket) => Builder::socket(socket),
+            None if url.scheme == "redis+cluster" => Builder::at(hosts().map(At::Cluster)),
+            None if sentinel => {
+                Builder::at(hosts().map(|hosts| At::Sentinel(hosts, String::new())))
+            }
+            None => match url.hosts.as_slice() {
+                [host] => Builder::new(host),
+                [] => {
+                    return Err(Error::invalid(
+                        "a redis URL names a host: redis://host:6379",
+                    ));
+                }
+                _ => {
+                    return Err(Error::invalid(
+                        "a redis:// URL names one server; for a cluster write redis+cluster://host1,host2",
+                    ));
+                }
+            },
+        },
+    );
+    if let Ok(At::Sentinel(_, name)) = &mut builder.at {
+        let (master, database) = path.split_once('/').unwrap_or((path, ""));
+        master.clone_into(name);
+        path = database;
     }
-    let mut builder = Builder::at(url.addresses(PORT)).lease(url.lease()?);
-    builder.cluster = cluster;
-    builder.tls = url.scheme == "rediss" || url.value("tls")?.unwrap_or(false);
+    builder = builder.lease(url.lease()?);
+    builder.tls = url.scheme == "rediss" || flag(url, "tls")?;
+    builder.tls_ca = url.text("tls_ca").map(PathBuf::from);
+    builder.tls_cert = url.text("tls_cert").map(PathBuf::from);
+    builder.tls_key = url.text("tls_key").map(PathBuf::from);
     builder.user.clone_from(&url.user);
     builder.password.clone_from(&url.password);
-    if !url.path.is_empty() {
-        builder.database = url.path.parse().map_err(|_| {
+    builder.sentinel_user = url.text("sentinel_user").map(str::to_owned);
+    builder.sentinel_password = url.text("sentinel_password").map(str::to_owned);
+    builder.simba = flag(url, "simba")?;
+    if !path.is_empty() {
+        builder.database = path.parse().map_err(|_| {
             Error::invalid(format!(
-                "the path of a redis URL is the number of a database, not {:?}",
-                url.path
+                "the path of a redis URL is the number of a database, not {path:?}"
             ))
         })?;
+    }
+    if let Some(delay) = url.duration("initial_delay")? {
+        builder = builder.initial_delay(delay);
     }
     if let Some(prefix) = url.text("prefix") {
         builder = builder.prefix(prefix);
     }
-    if let Some(pool) = url.value("pool")? {
-        builder = builder.pool(pool);
-    }
-    if let Some(claim) = url.duration("claim")? {
-        builder = builder.claim(claim);
+    if let Some(size) = url.value("pool_size")? {
+        builder = builder.pool_size(size);
     }
     if let Some(timeout) = url.duration("connect_timeout")? {
         builder = builder.connect_timeout(timeout);
     }
     builder.build()
+}
+
+fn flag(url: &Url, key: &str) -> Result<bool> {
+    match url.text(key) {
+        None | Some("false" | "off" | "no") => Ok(false),
+        Some("true" | "on" | "yes") => Ok(true),
+        Some(other) => Err(Error::invalid(format!(
+            "URL parameter {key}: {other:?} is neither true nor false"
+        ))),
+    }
 }

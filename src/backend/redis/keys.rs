@@ -4,15 +4,20 @@
 pub(super) const SLOTS: u16 = 16_384;
 
 /// The names of one mutex. The braces are literal: what they enclose decides the slot, so that all
-/// keys of a mutex lie on one node.
+/// keys of a mutex lie on one node. No name contains a brace, so nothing here can be a key or channel of
+/// another mutex or id.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
-    /// The owner's id, and the channel of `acquired@@`.
+    /// The owner's id; also the channel of `acquired@@ID` and `released@@ID`.
     pub(super) mutex: String,
-    /// The queue.
+    /// The fence of the present ownership.
+    pub(super) token: String,
+    /// The last fence.
+    pub(super) fence: String,
+    /// Who waits.
     pub(super) queue: String,
-    /// Fence and reservation.
-    pub(super) lease: String,
+    /// When the mutex's schedule ran last.
+    pub(super) run: String,
     pub(super) slot: u16,
 }
 
@@ -20,36 +25,40 @@ impl Keys {
     pub(super) fn of(prefix: &str, mutex: &str) -> Keys {
         let key = format!("{prefix}:{{{mutex}}}");
         Keys {
+            token: format!("{key}:token"),
+            fence: format!("{key}:fence"),
             queue: format!("{key}:contender"),
-            lease: format!("{key}:lease"),
+            run: format!("{key}:run"),
             slot: slot(mutex.as_bytes()),
             mutex: key,
         }
     }
 
-    /// Where the contender `id` is told that its turn has come.
+    /// The channel on which the contender `id` hears that its turn has come.
     pub(super) fn turn(&self, id: &str) -> Vec<u8> {
         format!("{}:{id}", self.mutex).into_bytes()
     }
 
-    /// Where the contender `id` is told that it comes after somebody who has a claim time.
-    pub(super) fn next(&self, id: &str) -> Vec<u8> {
-        format!("{}!next:{id}", self.mutex).into_bytes()
-    }
-
-    /// Where everybody is told of a new owner.
-    pub(super) fn acquired(&self) -> Vec<u8> {
+    /// The channel of changes of ownership.
+    pub(super) fn changes(&self) -> Vec<u8> {
         self.mutex.clone().into_bytes()
     }
 
-    /// Where observers are told that nobody owns.
-    pub(super) fn released(&self) -> Vec<u8> {
-        format!("{}!released", self.mutex).into_bytes()
+    /// The channel of hand-overs.
+    pub(super) fn handed(&self) -> Vec<u8> {
+        format!("{}!handed", self.mutex).into_bytes()
+    }
+
+    /// The name of the mutex to which `key` belongs, if it is an owner's or a queue's.
+    pub(super) fn mutex_of<'a>(prefix: &str, key: &'a str) -> Option<&'a str> {
+        let rest = key.strip_prefix(prefix)?.strip_prefix(":{")?;
+        let (name, suffix) = rest.rsplit_once('}')?;
+        (suffix.is_empty() || suffix == ":contender").then_some(name)
     }
 }
 
 /// CRC-16/XMODEM modulo the number of slots, as the cluster specification has it. Computed once per
-/// seat, so a table would cost more than it saves.
+/// contender, so a table would cost more than it saves.
 fn slot(tag: &[u8]) -> u16 {
     let mut crc: u16 = 0;
     for &byte in tag {
@@ -74,10 +83,23 @@ mod tests {
         let keys = Keys::of("simba", "demo");
         assert_eq!(keys.mutex, "simba:{demo}");
         assert_eq!(keys.queue, "simba:{demo}:contender");
+        assert_eq!(keys.fence, "simba:{demo}:fence");
+        assert_eq!(keys.token, "simba:{demo}:token");
         assert_eq!(
             keys.turn("0:12@10.0.0.1"),
             b"simba:{demo}:0:12@10.0.0.1".to_vec()
         );
+    }
+
+    #[test]
+    fn a_mutex_is_found_by_its_owner_and_by_its_queue() {
+        let mutex_of = |key| Keys::mutex_of("simba", key);
+        assert_eq!(mutex_of("simba:{demo}"), Some("demo"));
+        assert_eq!(mutex_of("simba:{demo}:contender"), Some("demo"));
+        assert_eq!(mutex_of("simba:{demo}:fence"), None);
+        assert_eq!(mutex_of("simba:{demo}:run"), None);
+        assert_eq!(mutex_of("simbas:{demo}"), None);
+        assert_eq!(mutex_of("simba:demo"), None);
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Mutexes on Redis 6.2 or newer, or Valkey: one server, or a cluster.
+//! Mutexes on Redis 6.2 or newer, or Valkey: one server, a master watched by sentinels, or a cluster.
 //!
-//! The keys, channels and messages are Simba's, so that its contenders and ours take turns on one
-//! mutex; what we add lies beside them (`lua/mutex.lua`). Acquire, renew and release are one script
-//! and one round trip each. A release wakes the contender that waits longest and keeps the mutex for
-//! it, so the order is strict.
+//! The keys, channels and messages are Simba's, so that its contenders and ours take turns on one mutex.
+//! Acquire, renew and release are one script and one round trip each (`lua/`). A release writes the contender
+//! that waits longest into the place of the owner, for the claim time, and tells it: so the order is strict,
+//! and nobody barges in.
 //!
 //! ```no_run
 //! use contend::redis;
@@ -15,176 +15,295 @@
 //!     .build()?;
 //! // The same by URL:
 //! let factory = contend::connect("redis://:secret@cache.internal:6379/2")?;
+//! // A cluster, and a master that sentinels watch:
+//! let factory = contend::connect("redis+cluster://n1:6379,n2:6379,n3:6379")?;
+//! let factory = contend::connect("redis+sentinel://app:secret@s1:26379,s2,s3/mymaster/0")?;
 //! # Ok::<(), contend::Error>(())
 //! ```
+//!
+//! # URL parameters
+//! `ttl`, `transition`, `initial_delay`, `prefix`, `pool_size`, `connect_timeout`, `tls` (`true`, or write
+//! `rediss://`), `tls_ca`, `tls_cert`, `tls_key` (PEM files), `socket` (the path of a unix socket),
+//! `sentinel_user`, `sentinel_password`, `simba` (see [`Builder::simba`]).
 //!
 //! # Rights
 //! An ACL user needs the keys and channels under the prefix and these commands:
 //!
 //! ```text
-//! ACL SETUSER app on >secret ~simba:* &simba:* +eval +evalsha +publish +subscribe +unsubscribe +hello
-//!     +time +get +set +del +pttl +pexpire +hmget +hset +zadd +zrem +zrange +zpopmin
+//! ACL SETUSER app on >secret ~simba:* &simba:* +eval +evalsha +publish +subscribe +unsubscribe +hello +ping
+//!     +time +mget +get +set +del +exists +pttl +pexpire +zadd +zrem +zpopmin
 //! ```
 //!
-//! and `+select` for a database other than 0, `+cluster|slots` for a cluster, `+info` to be warned of
-//! a `maxmemory-policy` that may evict locks.
+//! and `+select` for a database other than 0, `+cluster|slots` and `+cluster|info` for a cluster, `+role` with
+//! Sentinel, `+info` to be warned of a `maxmemory-policy` that may evict locks, `+scan` and `+zrange` to list
+//! mutexes and who waits.
 //!
 //! # What it assumes
 //! That the server keeps what it acknowledged. One that is flushed, restarts empty, evicts (set
-//! `maxmemory-policy noeviction`) or fails over to a replica that missed the last write may let a second
-//! owner in, and then only a checked fence keeps the two apart. `min-replicas-to-write 1` and a small
-//! `min-replicas-max-lag` make an isolated master stop granting. Fences are the server's microseconds
+//! `maxmemory-policy noeviction`) or fails over to a replica that missed the last write (Sentinel, cluster) may
+//! let a second owner in, and then only a checked fence keeps the two apart. `min-replicas-to-write 1` and a
+//! small `min-replicas-max-lag` make an isolated master stop granting. Fences are the server's microseconds
 //! unless the last one was higher: they grow over a lost memory as long as its clock does.
 //!
 //! # What it takes
-//! A factory has two threads and at most nine connections (for each master of a cluster), however
-//! many services it serves.
+//! A factory has three threads and at most nine connections (for each master of a cluster), however many
+//! services it serves. A mutex that was used leaves one key of about 100 bytes for an hour.
 
 mod builder;
 mod cluster;
-mod head_start;
+mod connection;
+mod contender;
+mod error;
 mod keys;
-mod lent;
-mod link;
-mod listener;
-mod node;
-mod pool;
-mod reply;
+mod observer;
 mod script;
-mod seat;
-mod session;
+mod sentinel;
+mod server;
 mod subscriber;
-mod trouble;
-mod watch;
+mod subscription;
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ::redis::Value;
 
 pub use self::builder::Builder;
 pub(super) use self::builder::connect;
-use self::cluster::Cluster;
-use self::head_start::HeadStart;
-use self::node::Node;
-use self::pool::{Failure, Lane};
-use self::script::{Call, Scripts};
-use self::seat::RedisSeat;
-use self::watch::RedisWatch;
-use super::{Backend, Place, Seat, Watch};
+use self::contender::{RedisContender, Release};
+use self::error::{Failure, not_understood};
+use self::keys::Keys;
+use self::observer::RedisObserver;
+use self::script::{Scripts, ms};
+use self::server::{Deployment, Server, ServerSettings};
+use super::{
+    Backend, Condition, Contender, Participant, PoolUse, RawContender, RawObserver, Wakeups,
+};
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::lease::Lease;
+use crate::owner::MutexOwner;
+use crate::probe::Probe;
 
-/// How often a call follows a mutex that moves from node to node.
-const MOVES: usize = 3;
+/// How long the last fence is remembered after the lease. After that the server's time in microseconds is
+/// the floor, which lies above every earlier fence unless the clock was set back by more.
+const REMEMBERED: Duration = Duration::from_secs(3600);
 
 struct Redis {
-    core: Arc<Core>,
+    shared: Arc<Shared>,
 }
 
-/// What a factory and its seats share.
-struct Core {
+/// What a factory and its contenders share.
+struct Shared {
     realm: String,
-    servers: Servers,
+    deployment: Deployment,
+    settings: ServerSettings,
     scripts: Scripts,
-    prefix: String,
-    /// How long a freed mutex is kept for whoever comes next.
-    claim: Duration,
+    probe: Arc<LateProbe>,
     /// What is assumed of an owner that does not tell its lease.
     lease: Lease,
+    /// The claim time in milliseconds.
+    claim: String,
+    /// Simba contenders of 3.2 or later share the mutexes.
+    simba: bool,
 }
 
-enum Servers {
-    One(Arc<Node>),
-    Cluster(Cluster),
-}
-
-impl Core {
+impl Shared {
     fn is_cluster(&self) -> bool {
-        matches!(self.servers, Servers::Cluster(_))
+        matches!(self.deployment, Deployment::Cluster(_))
     }
 
-    /// The server that has the slot.
-    fn node(&self, slot: u16, by: Moment) -> Result<Arc<Node>> {
-        match &self.servers {
-            Servers::One(node) => Ok(Arc::clone(node)),
-            Servers::Cluster(cluster) => cluster.node(slot, by),
+    /// `1` if PUBLISH counts every receiver.
+    fn counts_all(&self) -> &'static str {
+        if self.is_cluster() { "0" } else { "1" }
+    }
+
+    /// How long the last fence is kept, in milliseconds, or `` for ever: Simba 4 counts on from it.
+    fn keep(&self, lease: Lease) -> String {
+        if self.simba {
+            String::new()
+        } else {
+            ms(lease.total() + REMEMBERED).to_string()
         }
     }
 
-    /// Runs a script where the slot is.
-    fn call(&self, slot: u16, call: &mut Call, lane: Lane, by: Moment) -> Result<Value> {
-        let cluster = match &self.servers {
-            Servers::One(node) => {
-                return node.call(call, lane, by).map_err(|failure| match failure {
-                    Failure::Other(error) => error,
-                    Failure::Moved => {
-                        moved("; this server is part of a cluster: use redis+cluster://")
-                    }
-                });
-            }
-            Servers::Cluster(cluster) => cluster,
-        };
-        for _ in 0..MOVES {
-            match cluster.node(slot, by)?.call(call, lane, by) {
-                Ok(value) => return Ok(value),
-                // Nothing was done there: it is safe to ask again elsewhere.
-                Err(Failure::Moved) => cluster.look_again(by)?,
-                Err(Failure::Other(error)) => {
-                    // The node may have been replaced.
-                    cluster.suspect();
-                    return Err(error);
+    fn server(&self, slot: u16, by: Moment) -> Result<Arc<Server>> {
+        self.deployment.server(slot, by)
+    }
+
+    /// Sends a plain command about one mutex.
+    fn command(&self, slot: u16, words: &[&[u8]], by: Moment) -> Result<Value> {
+        let server = self.server(slot, by)?;
+        match server.command(words, by) {
+            Err(Failure::Moved(_) | Failure::Ask(_)) if self.is_cluster() => {
+                if let Deployment::Cluster(cluster) = &self.deployment {
+                    cluster.suspect(None);
                 }
+                Err(server::unavailable("redis cluster: the slot has moved"))
             }
-        }
-        Err(moved(""))
-    }
-
-    /// What became of an attempt that was sent ahead. `None`: nothing was done there.
-    fn finish(&self, start: HeadStart, by: Moment) -> Result<Option<Value>> {
-        match start.finish(by) {
-            Ok(value) => Ok(Some(value)),
-            Err(Failure::Moved) => Ok(None),
-            Err(Failure::Other(error)) => {
-                if let Servers::Cluster(cluster) = &self.servers {
-                    cluster.suspect();
-                }
-                Err(error)
-            }
+            reply => reply.map_err(Failure::into_error),
         }
     }
-}
-
-fn moved(advice: &str) -> Error {
-    let kind = if advice.is_empty() {
-        ErrorKind::Unavailable
-    } else {
-        ErrorKind::Misconfigured
-    };
-    Error::new(
-        kind,
-        format!("redis: the mutex lives on another node{advice}"),
-    )
 }
 
 impl Backend for Redis {
     fn realm(&self) -> &str {
-        &self.core.realm
+        &self.shared.realm
     }
 
-    fn seat(&self, place: &Place) -> Result<Box<dyn Seat>> {
-        Ok(Box::new(RedisSeat::new(&self.core, place)))
+    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
+        Ok(Box::new(RedisContender::new(&self.shared, contender)))
     }
 
-    fn watch(&self, mutex: &Arc<str>) -> Result<Box<dyn Watch>> {
-        Ok(Box::new(RedisWatch::new(&self.core, mutex)))
+    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+        Ok(Box::new(RedisObserver::new(&self.shared, mutex)))
+    }
+
+    fn ping(&self, by: Moment) -> Result<()> {
+        for server in self.shared.deployment.servers(by)? {
+            // What every lock needs, and so no further right.
+            let reply = server.command(&[b"EVAL", b"return 1", b"0"], by);
+            reply.map_err(Failure::into_error)?;
+        }
+        Ok(())
+    }
+
+    fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
+        let mut observer = RedisObserver::new(&self.shared, mutex);
+        observer.look(by).map(|(owner, _)| owner)
+    }
+
+    fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
+        let keys = Keys::of(&self.shared.settings.prefix, mutex);
+        let question: [&[u8]; 5] = [b"ZRANGE", keys.queue.as_bytes(), b"0", b"-1", b"WITHSCORES"];
+        let Value::Array(fields) = self.shared.command(keys.slot, &question, by)? else {
+            return Err(not_understood());
+        };
+        let text = |value: &Value| match value {
+            Value::BulkString(text) => Ok(String::from_utf8_lossy(text).into_owned()),
+            _ => Err(not_understood()),
+        };
+        fields
+            .chunks_exact(2)
+            .map(|pair| match pair {
+                [id, since] => {
+                    let since = text(since)?.parse::<f64>().ok();
+                    // Seconds since 1970 as Simba counts: far below what a float holds.
+                    let since = since.map(|seconds| (seconds * 1000.0) as u64);
+                    Ok(Participant::new(text(id)?, since))
+                }
+                _ => Err(not_understood()),
+            })
+            .collect()
+    }
+
+    fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
+        let prefix = &self.shared.settings.prefix;
+        let pattern = format!("{}:{{*}}*", escape(prefix));
+        let mut found = BTreeSet::new();
+        for server in self.shared.deployment.servers(by)? {
+            let mut cursor = b"0".to_vec();
+            loop {
+                let question: [&[u8]; 6] = [
+                    b"SCAN",
+                    &cursor,
+                    b"MATCH",
+                    pattern.as_bytes(),
+                    b"COUNT",
+                    b"1000",
+                ];
+                let reply = server.command(&question, by).map_err(Failure::into_error)?;
+                let (next, keys): (Vec<u8>, Vec<Vec<u8>>) =
+                    ::redis::from_redis_value(reply).map_err(|_| not_understood())?;
+                for key in &keys {
+                    let key = String::from_utf8_lossy(key);
+                    if let Some(mutex) = Keys::mutex_of(prefix, &key) {
+                        found.insert(Arc::<str>::from(mutex));
+                    }
+                }
+                if next == b"0" {
+                    break;
+                }
+                cursor = next;
+            }
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
+        let shared = &self.shared;
+        let keys = Keys::of(&shared.settings.prefix, mutex);
+        let owner = self.owner(mutex, by)?;
+        if !owner.has_owner() || owner.fence() != fence {
+            return Ok(false);
+        }
+        // An owner of Simba before 4 has no fence.
+        let fence = Some(fence).filter(|fence| *fence != 0);
+        Release::new(shared, &keys, owner.owner_id()).run(shared, fence, by)
+    }
+
+    fn condition(&self) -> Condition {
+        let servers = self
+            .shared
+            .deployment
+            .servers(Moment::now())
+            .unwrap_or_default();
+        let mut condition = Condition::default();
+        let mut pool = PoolUse::default();
+        for server in &servers {
+            let usage = server.usage();
+            pool.open += usage.open;
+            pool.idle += usage.idle;
+            pool.size += usage.size;
+            condition.last_contact = condition.last_contact.max(server.last_contact());
+            match (&condition.wakeups, server.wakeups()) {
+                (_, polling @ Wakeups::Polling(_)) => condition.wakeups = polling,
+                (Wakeups::Untried, wakeups) => condition.wakeups = wakeups,
+                _ => {}
+            }
+        }
+        condition.pool = Some(pool);
+        condition
+    }
+
+    fn set_probe(&self, probe: Arc<dyn Probe>) {
+        let _ = self.shared.probe.0.set(probe);
     }
 }
 
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Redis({})", self.core.realm)
+        write!(f, "Redis({})", self.shared.realm)
     }
+}
+
+/// A probe that comes after the pools it is for.
+#[derive(Default)]
+struct LateProbe(OnceLock<Arc<dyn Probe>>);
+
+impl Probe for LateProbe {
+    fn connected(&self) {
+        if let Some(probe) = self.0.get() {
+            probe.connected();
+        }
+    }
+
+    fn disconnected(&self, error: &Error) {
+        if let Some(probe) = self.0.get() {
+            probe.disconnected(error);
+        }
+    }
+}
+
+/// A text as a pattern that matches it alone.
+fn escape(text: &str) -> String {
+    let mut pattern = String::new();
+    for letter in text.chars() {
+        if matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
+            pattern.push('\\');
+        }
+        pattern.push(letter);
+    }
+    pattern
 }

@@ -1,46 +1,52 @@
-//! The scripts, and a call of one as the bytes that go over the wire.
+//! The scripts, a call of one as the bytes that go over the wire, and what comes back.
 
+use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::keys::Keys;
+use ::redis::Value;
 
-macro_rules! script {
-    ($file:literal) => {
-        concat!(
-            include_str!("../../../lua/mutex.lua"),
-            "\n",
-            include_str!(concat!("../../../lua/", $file))
-        )
-    };
-}
+use super::error::not_understood;
+use crate::clock::Moment;
+use crate::error::Result;
+use crate::lease::Lease;
+use crate::owner::MutexOwner;
 
 /// One script: its text and the SHA1 by which a server that has it knows it.
 #[derive(Debug)]
 pub(super) struct Script {
-    text: &'static str,
+    text: String,
     sha: String,
 }
 
-/// The three scripts, hashed once per factory.
+/// All scripts, hashed once per factory.
 #[derive(Debug)]
 pub(super) struct Scripts {
     pub(super) acquire: Arc<Script>,
     pub(super) renew: Arc<Script>,
     pub(super) release: Arc<Script>,
+    pub(super) withdraw: Arc<Script>,
+    pub(super) observe: Arc<Script>,
+    pub(super) run: Arc<Script>,
 }
 
 impl Scripts {
     pub(super) fn new() -> Scripts {
-        let script = |text| {
+        let script = |text: &str| {
+            let hand_over = include_str!("../../../lua/hand_over.lua");
+            let text = text.replace("--@hand_over\n", hand_over);
             Arc::new(Script {
+                sha: ::redis::Script::new(&text).get_hash().to_owned(),
                 text,
-                sha: ::redis::Script::new(text).get_hash().to_owned(),
             })
         };
         Scripts {
-            acquire: script(script!("acquire.lua")),
-            renew: script(script!("renew.lua")),
-            release: script(script!("release.lua")),
+            acquire: script(include_str!("../../../lua/acquire.lua")),
+            renew: script(include_str!("../../../lua/renew.lua")),
+            release: script(include_str!("../../../lua/release.lua")),
+            withdraw: script(include_str!("../../../lua/withdraw.lua")),
+            observe: script(include_str!("../../../lua/observe.lua")),
+            run: script(include_str!("../../../lua/run.lua")),
         }
     }
 }
@@ -55,58 +61,75 @@ pub(super) struct Call {
     /// The packed command; everything after `fixed` belongs to the present call.
     bytes: Vec<u8>,
     fixed: usize,
-    /// Where the deadline goes.
-    timed: usize,
+    /// Where the deadline goes; `None` for a script that takes none.
+    deadline_at: Option<usize>,
     /// Where the part begins that `EVALSHA` and `EVAL` have in common.
     tail: usize,
 }
 
 impl Call {
-    /// `last` is the number of arguments that each call appends, the deadline included.
-    pub(super) fn new(script: &Arc<Script>, keys: &Keys, first: &[&[u8]], last: usize) -> Call {
-        let count = 3 + 3 + first.len() + last;
+    /// Packs a call that takes `last` more arguments.
+    pub(super) fn new(script: &Arc<Script>, keys: &[&str], first: &[&str], last: usize) -> Call {
+        let count = 3 + keys.len() + first.len() + last;
         let mut bytes = format!("*{count}\r\n").into_bytes();
         push(&mut bytes, b"EVALSHA");
         push(&mut bytes, script.sha.as_bytes());
         let tail = bytes.len();
-        push(&mut bytes, b"3");
-        for key in [&keys.mutex, &keys.queue, &keys.lease] {
-            push(&mut bytes, key.as_bytes());
-        }
-        for argument in first {
-            push(&mut bytes, argument);
+        push(&mut bytes, keys.len().to_string().as_bytes());
+        for text in keys.iter().chain(first) {
+            push(&mut bytes, text.as_bytes());
         }
         Call {
             script: Arc::clone(script),
             count,
             fixed: bytes.len(),
-            timed: bytes.len(),
+            deadline_at: None,
             bytes,
             tail,
         }
     }
 
-    /// Sets the last arguments.
+    /// Packs a call whose very last argument is a deadline, after `last` other ones.
+    pub(super) fn with_deadline(
+        script: &Arc<Script>,
+        keys: &[&str],
+        first: &[&str],
+        last: usize,
+    ) -> Call {
+        let mut call = Call::new(script, keys, first, last + 1);
+        call.deadline_at = Some(call.fixed);
+        call
+    }
+
+    /// Sets the last arguments, without the deadline.
     pub(super) fn set(&mut self, last: &[&[u8]]) -> &mut Call {
         self.bytes.truncate(self.fixed);
         for argument in last {
             push(&mut self.bytes, argument);
         }
-        self.timed = self.bytes.len();
+        if let Some(at) = &mut self.deadline_at {
+            *at = self.bytes.len();
+        }
         self
     }
 
-    /// Sets the deadline, the very last argument, in milliseconds of the server's time.
-    pub(super) fn until(&mut self, deadline_ms: u64) -> &Call {
-        use std::io::Write;
-        self.bytes.truncate(self.timed);
-        let mut digits = [0_u8; 20];
-        let mut rest = digits.as_mut_slice();
-        let _ = write!(rest, "{deadline_ms}");
-        let unused = rest.len();
-        let used = digits.len() - unused;
-        push(&mut self.bytes, digits.get(..used).unwrap_or_default());
-        self
+    /// Sets a fence as the last argument.
+    pub(super) fn set_fence(&mut self, fence: u64) -> &mut Call {
+        let (digits, used) = digits(fence);
+        self.set(&[digits.get(..used).unwrap_or_default()])
+    }
+
+    /// Sets the deadline, in milliseconds of the server's time; 0 for none.
+    pub(super) fn set_deadline(&mut self, deadline_ms: u64) {
+        if let Some(at) = self.deadline_at {
+            self.bytes.truncate(at);
+            let (digits, used) = digits(deadline_ms);
+            push(&mut self.bytes, digits.get(..used).unwrap_or_default());
+        }
+    }
+
+    pub(super) fn has_deadline(&self) -> bool {
+        self.deadline_at.is_some()
     }
 
     /// The command by the script's hash.
@@ -125,7 +148,7 @@ impl Call {
     }
 }
 
-/// A whole command.
+/// Packs a whole command.
 pub(super) fn command(arguments: &[&[u8]]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", arguments.len()).into_bytes();
     for argument in arguments {
@@ -135,11 +158,150 @@ pub(super) fn command(arguments: &[&[u8]]) -> Vec<u8> {
 }
 
 fn push(bytes: &mut Vec<u8>, argument: &[u8]) {
-    use std::io::Write;
     // Writing to a vector cannot fail.
     let _ = write!(bytes, "${}\r\n", argument.len());
     bytes.extend_from_slice(argument);
     bytes.extend_from_slice(b"\r\n");
+}
+
+fn digits(number: u64) -> ([u8; 20], usize) {
+    let mut digits = [0_u8; 20];
+    let mut rest = digits.as_mut_slice();
+    // 20 digits hold every number.
+    let _ = write!(rest, "{number}");
+    let used = 20 - rest.len();
+    (digits, used)
+}
+
+/// `{outcome, now, ...}`, as `acquire.lua` and `renew.lua` return it.
+pub(super) struct Reply {
+    fields: Vec<Value>,
+    /// The fence, 1, 0 or -1: see the script.
+    pub(super) outcome: i64,
+    /// The server's time, in milliseconds.
+    now: u64,
+    received: Moment,
+}
+
+impl Reply {
+    pub(super) fn read(value: Value) -> Result<Reply> {
+        let Value::Array(fields) = value else {
+            return Err(not_understood());
+        };
+        Ok(Reply {
+            outcome: integer(fields.first())?,
+            now: unsigned(fields.get(1))? / 1000,
+            fields,
+            received: Moment::now(),
+        })
+    }
+
+    /// Reads `{now, ...}`, as `observe.lua` returns it.
+    pub(super) fn observed(value: Value) -> Result<Reply> {
+        let Value::Array(mut fields) = value else {
+            return Err(not_understood());
+        };
+        fields.insert(0, Value::Int(0));
+        Reply::read(Value::Array(fields))
+    }
+
+    /// The owner that we became, or are still.
+    pub(super) fn granted(&self, id: &Arc<str>, fence: u64, lease: Lease) -> MutexOwner {
+        MutexOwner::new(
+            Arc::clone(id),
+            acquired_at(fence, self.now).unwrap_or(self.now),
+            self.now + ms(lease.ttl()),
+            self.now + ms(lease.total()),
+            fence,
+        )
+        .observed_at(self.now, self.received)
+    }
+
+    /// The owner that the script saw; `NONE` where the mutex is only handed over. An owner does not tell
+    /// its lease: `lease` stands in.
+    pub(super) fn owner(&self, lease: Lease) -> Result<MutexOwner> {
+        let (Some(Value::BulkString(id)), Some(Value::BulkString(fence))) =
+            (self.fields.get(2), self.fields.get(3))
+        else {
+            return Err(not_understood());
+        };
+        if id.is_empty() || fence == b"0" {
+            return Ok(MutexOwner::NONE);
+        }
+        let id: Arc<str> = String::from_utf8_lossy(id).into();
+        let fence = if fence.is_empty() {
+            0
+        } else {
+            unsigned(self.fields.get(3))?
+        };
+        let left = self.left()?.unwrap_or(lease.total());
+        let transition_at = self.now + ms(left);
+        let acquired_at = acquired_at(fence, self.now).unwrap_or_else(|| {
+            transition_at
+                .saturating_sub(ms(lease.total()))
+                .min(self.now)
+        });
+        Ok(MutexOwner::new(
+            id,
+            acquired_at,
+            transition_at.saturating_sub(ms(lease.transition())),
+            transition_at,
+            fence,
+        )
+        .observed_at(self.now, self.received))
+    }
+
+    /// How long the lease or hand-over lasts; `None` if it has no end (an operator's doing).
+    pub(super) fn left(&self) -> Result<Option<Duration>> {
+        let left = integer(self.fields.get(4))?;
+        Ok(u64::try_from(left).ok().map(Duration::from_millis))
+    }
+
+    /// The place in the queue.
+    pub(super) fn place(&mut self) -> Result<Vec<u8>> {
+        match self.fields.get_mut(5) {
+            Some(Value::BulkString(place)) => Ok(std::mem::take(place)),
+            _ => Err(not_understood()),
+        }
+    }
+}
+
+/// A fence is the server's time of the acquisition in microseconds, unless the last one was higher or
+/// Simba counted it.
+fn acquired_at(fence: u64, now: u64) -> Option<u64> {
+    const IN_2001: u64 = 1_000_000_000_000;
+    let at = fence / 1000;
+    (at > IN_2001).then_some(at.min(now))
+}
+
+/// The server's time in a reply, in milliseconds, if it begins as those of acquire and renew do.
+pub(super) fn server_ms(value: &Value) -> Option<i64> {
+    let Value::Array(fields) = value else {
+        return None;
+    };
+    match fields.get(1) {
+        Some(Value::Int(micros)) => Some(micros / 1000),
+        _ => None,
+    }
+}
+
+pub(super) fn integer(value: Option<&Value>) -> Result<i64> {
+    match value {
+        Some(Value::Int(number)) => Ok(*number),
+        Some(Value::BulkString(text)) => std::str::from_utf8(text)
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(not_understood),
+        _ => Err(not_understood()),
+    }
+}
+
+fn unsigned(value: Option<&Value>) -> Result<u64> {
+    u64::try_from(integer(value)?).map_err(|_| not_understood())
+}
+
+pub(super) fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -149,24 +311,37 @@ mod tests {
     #[test]
     fn a_call_is_packed_as_the_driver_packs_it() {
         let script = Arc::new(Script {
-            text: "return 1",
+            text: "return 1".into(),
             sha: "0123".into(),
         });
-        let mut call = Call::new(&script, &Keys::of("p", "m"), &[b"id"], 1);
+        let mut call = Call::new(&script, &["p:{m}", "p:{m}:token"], &["id"], 1);
         for last in ["7", "1234567890"] {
             let driver = |name: &str, code: &str| {
                 ::redis::cmd(name)
                     .arg(code)
-                    .arg(3)
-                    .arg(&["p:{m}", "p:{m}:contender", "p:{m}:lease", "id", last])
+                    .arg(2)
+                    .arg(&["p:{m}", "p:{m}:token", "id", last])
                     .get_packed_command()
             };
             let call = &*call.set(&[last.as_bytes()]);
             assert_eq!(call.by_hash(), driver("EVALSHA", "0123"));
             assert_eq!(call.by_text(), driver("EVAL", "return 1"));
         }
-        let fixed = call.set(&[]).until(1_234_567_890_123).by_hash().to_vec();
-        assert!(fixed.ends_with(b"$2\r\nid\r\n$13\r\n1234567890123\r\n"));
-        assert_eq!(call.until(1_234_567_890_123).by_hash(), fixed);
+        let mut call = Call::with_deadline(&script, &["k"], &["id"], 1);
+        for deadline in [1_234_567_890_123, u64::MAX, 0] {
+            call.set(&[b"x"]).set_deadline(deadline);
+            let text = deadline.to_string();
+            let end = format!("$1\r\nx\r\n${}\r\n{text}\r\n", text.len());
+            assert!(call.by_hash().ends_with(end.as_bytes()));
+        }
+    }
+
+    #[test]
+    fn the_hand_over_is_in_the_scripts_that_name_it() {
+        let scripts = Scripts::new();
+        for script in [&scripts.acquire, &scripts.release, &scripts.withdraw] {
+            assert!(script.text.contains("local function hand_over"));
+            assert!(!script.text.contains("--@"));
+        }
     }
 }

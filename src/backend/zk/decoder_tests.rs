@@ -3,13 +3,11 @@
 //! `CONTEND_DECODER_INPUTS` says how many inputs are tried (200,000 by default); `CONTEND_SEED`
 //! repeats a run.
 
-use std::io::Cursor;
-
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::message::{Event, Head, Mode, Reply, Request, Shape, Welcome};
-use super::wire::{Decoder, Encoder, Frames, MAX_FRAME};
+use super::message::{Event, Head, Mode, Permissions, Reply, Request, Shape, Welcome};
+use super::wire::{Decoder, Encoder, Frame, Frames, MAX_FRAME};
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name)
@@ -68,7 +66,7 @@ fn held(reply: &Reply) -> usize {
             names.capacity() * size_of::<String>()
                 + names.iter().map(String::capacity).sum::<usize>()
         }
-        Reply::Stat(_) | Reply::Nothing => 0,
+        Reply::Stat(_) | Reply::Nothing | Reply::Line(_) => 0,
     }
 }
 
@@ -90,9 +88,10 @@ fn whatever_arrives_is_decoded_or_refused_within_bounds() {
                 Shape::Stat,
                 Shape::Data,
                 Shape::Children,
+                Shape::CheckedWrite,
                 Shape::Nothing,
             ] {
-                if let Ok(reply) = shape.decode(body) {
+                if let Ok(Ok(reply)) = shape.decode(body) {
                     decoded += 1;
                     // A name takes four bytes on the wire at least, and a `String` and doubling here.
                     assert!(held(&reply) <= 16 * bytes.len() + 128, "seed {seed}");
@@ -106,9 +105,10 @@ fn whatever_arrives_is_decoded_or_refused_within_bounds() {
         }
         stream.extend_from_slice(&bytes);
         let mut frames = Frames::default();
-        let mut source = Cursor::new(&stream);
-        while let Ok(1..) = frames.fill(&mut source) {
-            while let Ok(Some(frame)) = frames.next() {
+        let cut = rng.random_range(0..=stream.len());
+        for piece in [&stream[..cut], &stream[cut..]] {
+            frames.push(piece);
+            while let Ok(Some(Frame::Whole(frame) | Frame::Oversized(frame))) = frames.next() {
                 assert!(frame.len() <= stream.len() && frame.len() <= MAX_FRAME);
             }
         }
@@ -117,12 +117,34 @@ fn whatever_arrives_is_decoded_or_refused_within_bounds() {
 }
 
 #[test]
-fn a_length_out_of_bounds_is_refused_before_anything_follows() {
-    for length in [-1, i32::MIN, i32::MAX, MAX_FRAME as i32 + 1] {
+fn a_negative_length_is_refused_before_anything_follows() {
+    for length in [-1, i32::MIN] {
         let mut frames = Frames::default();
-        frames.fill(&mut Cursor::new(length.to_be_bytes())).unwrap();
+        frames.push(&length.to_be_bytes());
         assert!(frames.next().is_err(), "{length}");
     }
+}
+
+/// A list that is too long costs its callers the answer, and nobody the connection.
+#[test]
+fn an_oversized_frame_is_skipped_and_the_next_one_is_read() {
+    let mut frames = Frames::default();
+    let length = MAX_FRAME + 1000;
+    frames.push(&i32::try_from(length).unwrap().to_be_bytes());
+    frames.push(&[7; 15]);
+    assert_eq!(frames.next(), Ok(None));
+    frames.push(&[7; 100]);
+    assert_eq!(frames.next(), Ok(Some(Frame::Oversized(vec![7; 16]))));
+    assert_eq!(frames.next(), Ok(None));
+    let mut rest = length - 115;
+    while rest > 0 {
+        let piece = rest.min(1 << 20);
+        frames.push(&vec![7; piece]);
+        assert_eq!(frames.next(), Ok(None));
+        rest -= piece;
+    }
+    frames.push(&[0, 0, 0, 2, 8, 9]);
+    assert_eq!(frames.next(), Ok(Some(Frame::Whole(vec![8, 9]))));
 }
 
 #[test]
@@ -133,18 +155,17 @@ fn frames_come_out_whole_however_they_are_cut() {
             path: "/x".repeat(xid as usize),
             data: vec![7; 1000 * xid as usize],
             mode: Mode::Container,
-            acl: super::Acl::Open,
+            permissions: Permissions::Shared,
         }
         .encode(xid, &mut out);
     }
     for step in [1, 3, 4, 1000, 100_000] {
         let mut frames = Frames::default();
         let mut xids = Vec::new();
-        for mut piece in out.as_bytes().chunks(step) {
-            while let Ok(1..) = frames.fill(&mut piece) {
-                while let Some(frame) = frames.next().unwrap() {
-                    xids.push(Decoder::new(&frame).int().unwrap());
-                }
+        for piece in out.as_bytes().chunks(step) {
+            frames.push(piece);
+            while let Some(Frame::Whole(frame)) = frames.next().unwrap() {
+                xids.push(Decoder::new(&frame).int().unwrap());
             }
         }
         assert_eq!(xids, (1..=20).collect::<Vec<_>>());

@@ -1,5 +1,8 @@
 //! What is said in the frames: requests, replies, events, and the server's error codes.
 
+use std::sync::Arc;
+
+use super::path::Line;
 use super::wire::{Decoder, Encoder, Malformed};
 use crate::error::{Error, ErrorKind};
 
@@ -8,6 +11,10 @@ pub(super) const XID_EVENT: i32 = -1;
 pub(super) const XID_PING: i32 = -2;
 pub(super) const XID_AUTH: i32 = -4;
 pub(super) const XID_SET_WATCHES: i32 = -8;
+
+const SET_DATA: i32 = 5;
+const CHECK: i32 = 13;
+const MULTI: i32 = 14;
 
 /// What a node is, and when it goes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +34,39 @@ pub enum Mode {
 pub enum Acl {
     /// Everybody may do everything.
     Open,
-    /// Only who has authenticated like us may do anything.
+    /// Only clients that have authenticated as the same user may do anything.
     CreatorAll,
+}
+
+/// The permissions that a node is created with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Permissions {
+    Of(Acl),
+    /// Everybody may read and create below; the rest is for the user that created the node. What
+    /// `/simba` and the nodes above it get, so that they do not belong to the first user alone.
+    Shared,
+}
+
+const READ: i32 = 1;
+const CREATE: i32 = 4;
+const ALL: i32 = 31;
+
+impl Permissions {
+    /// Of a node above the mutexes, where the mutexes have this ACL.
+    pub(super) fn above(acl: Acl) -> Permissions {
+        match acl {
+            Acl::Open => Permissions::Of(Acl::Open),
+            Acl::CreatorAll => Permissions::Shared,
+        }
+    }
+
+    fn entries(self) -> &'static [(i32, &'static str, &'static str)] {
+        match self {
+            Permissions::Of(Acl::Open) => &[(ALL, "world", "anyone")],
+            Permissions::Of(Acl::CreatorAll) => &[(ALL, "auth", "")],
+            Permissions::Shared => &[(READ | CREATE, "world", "anyone"), (ALL, "auth", "")],
+        }
+    }
 }
 
 /// What the server keeps about a node.
@@ -51,7 +89,7 @@ pub(super) enum Request {
         path: String,
         data: Vec<u8>,
         mode: Mode,
-        acl: Acl,
+        permissions: Permissions,
     },
     Delete {
         path: String,
@@ -68,6 +106,12 @@ pub(super) enum Request {
         path: String,
         watch: bool,
     },
+    /// Writes `data` to the node at `path`, if the node at `check` exists.
+    CheckedWrite {
+        check: String,
+        path: String,
+        data: Vec<u8>,
+    },
     Sync,
     Close,
 }
@@ -79,8 +123,12 @@ pub(super) enum Shape {
     Stat,
     Data,
     Children,
+    CheckedWrite,
     Nothing,
 }
+
+/// The server's answer to a request: what was asked for, or why not.
+pub(super) type Outcome = Result<Reply, Code>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
@@ -88,6 +136,8 @@ pub(super) enum Reply {
     Stat(Stat),
     Data(Vec<u8>, Stat),
     Children(Vec<String>),
+    /// The contenders among the children, read once for all that asked.
+    Line(Arc<Line>),
     Nothing,
 }
 
@@ -100,7 +150,7 @@ impl Request {
                 path,
                 data,
                 mode,
-                acl,
+                permissions,
             } => {
                 // create2 and createContainer bring the node's stat back, and with it the fence:
                 // plain create would cost one more read.
@@ -112,14 +162,13 @@ impl Request {
                 out.int(op);
                 out.text(path);
                 out.buffer(data);
-                let (scheme, id) = match acl {
-                    Acl::Open => ("world", "anyone"),
-                    Acl::CreatorAll => ("auth", ""),
-                };
-                out.count(1);
-                out.int(31);
-                out.text(scheme);
-                out.text(id);
+                let entries = permissions.entries();
+                out.count(entries.len());
+                for (bits, scheme, id) in entries {
+                    out.int(*bits);
+                    out.text(scheme);
+                    out.text(id);
+                }
                 out.int(flags);
             }
             Request::Delete { path } => {
@@ -142,6 +191,22 @@ impl Request {
                 out.text(path);
                 out.bool(*watch);
             }
+            Request::CheckedWrite { check, path, data } => {
+                out.int(MULTI);
+                let header = |out: &mut Encoder, op: i32, done: bool| {
+                    out.int(op);
+                    out.bool(done);
+                    out.int(-1);
+                };
+                header(out, CHECK, false);
+                out.text(check);
+                out.int(-1);
+                header(out, SET_DATA, false);
+                out.text(path);
+                out.buffer(data);
+                out.int(-1);
+                header(out, -1, true);
+            }
             Request::Sync => {
                 out.int(9);
                 out.text("/");
@@ -157,21 +222,55 @@ impl Request {
             Request::Exists { .. } => Shape::Stat,
             Request::Data { .. } => Shape::Data,
             Request::Children { .. } => Shape::Children,
+            Request::CheckedWrite { .. } => Shape::CheckedWrite,
             Request::Delete { .. } | Request::Sync | Request::Close => Shape::Nothing,
         }
     }
 }
 
 impl Shape {
-    pub(super) fn decode(self, mut body: Decoder<'_>) -> Result<Reply, Malformed> {
-        Ok(match self {
+    pub(super) fn decode(self, mut body: Decoder<'_>) -> Result<Outcome, Malformed> {
+        Ok(Ok(match self {
             Shape::Created => Reply::Created(body.text()?, stat(&mut body)?),
             Shape::Stat => Reply::Stat(stat(&mut body)?),
             Shape::Data => Reply::Data(body.buffer()?.to_vec(), stat(&mut body)?),
             Shape::Children => Reply::Children(body.texts()?),
+            Shape::CheckedWrite => return checked_write(&mut body),
             Shape::Nothing => Reply::Nothing,
-        })
+        }))
     }
+}
+
+/// The results of the operations of a `multi`. Where one failed, none was done: the one at fault has
+/// its own code, the others have `OK` or `RUNTIME_INCONSISTENCY`.
+fn checked_write(body: &mut Decoder<'_>) -> Result<Outcome, Malformed> {
+    let mut failed = false;
+    let mut fault = None;
+    loop {
+        let op = body.int()?;
+        let done = body.bool()?;
+        let _code = body.int()?;
+        match op {
+            _ if done => break,
+            CHECK => {}
+            SET_DATA => {
+                stat(body)?;
+            }
+            -1 => {
+                failed = true;
+                let code = Code(body.int()?);
+                if code != Code::OK && code != Code::RUNTIME_INCONSISTENCY {
+                    fault.get_or_insert(code);
+                }
+            }
+            _ => return Err(Malformed("a result of an operation that was not asked for")),
+        }
+    }
+    Ok(match fault {
+        Some(code) => Err(code),
+        None if failed => Err(Code::RUNTIME_INCONSISTENCY),
+        None => Ok(Reply::Nothing),
+    })
 }
 
 fn stat(body: &mut Decoder<'_>) -> Result<Stat, Malformed> {
@@ -321,12 +420,16 @@ pub(super) fn encode_set_watches(
     out.end();
 }
 
-/// The server's word on a request.
+/// What the server says about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Code(pub(super) i32);
 
 impl Code {
     pub(super) const OK: Code = Code(0);
+    pub(super) const RUNTIME_INCONSISTENCY: Code = Code(-2);
+    pub(super) const THROTTLED: Code = Code(-127);
+    /// Not the server's: its reply was too large to be taken.
+    pub(super) const OVERSIZED: Code = Code(i32::MIN);
     pub(super) const NO_NODE: Code = Code(-101);
     pub(super) const NODE_EXISTS: Code = Code(-110);
     pub(super) const SESSION_EXPIRED: Code = Code(-112);
@@ -339,18 +442,29 @@ impl Code {
             -111 => (ErrorKind::Conflict, "the node has children"),
             -102 => (
                 ErrorKind::Denied,
-                "the node's ACL does not let us; authenticate as the user that created it, or mend the ACL",
+                "the node's ACL does not let us; authenticate as the user that created it, or change the ACL",
             ),
             -114 => (
                 ErrorKind::Misconfigured,
                 "the server does not take our ACL; `creator_all` needs a user and a password",
             ),
             -115 | -124 => (ErrorKind::Denied, "the server refuses our authentication"),
+            i32::MIN => (
+                ErrorKind::Unavailable,
+                "the reply is larger than 64 MiB; too many contenders stand here",
+            ),
+            -127 => (
+                ErrorKind::Unavailable,
+                "the server is overloaded and has thrown the request out",
+            ),
             -6 => (
                 ErrorKind::Misconfigured,
                 "the server does not know the request; ZooKeeper 3.5 or later is needed",
             ),
-            -112 | -118 => (ErrorKind::Unreachable, "the server is rid of our session"),
+            -112 | -118 => (
+                ErrorKind::Unreachable,
+                "the server does not serve our session any more",
+            ),
             _ => (
                 ErrorKind::Unavailable,
                 "the server cannot serve the request now",

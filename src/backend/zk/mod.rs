@@ -1,58 +1,68 @@
 //! Mutexes on ZooKeeper, in the layout of Curator's LeaderLatch, so that a Curator peer takes turns
 //! with us (Cargo feature `zk`).
 //!
-//! Each mutex is a container node `/simba/{mutex}`, each contender an ephemeral sequential child of it
-//! that holds the contender's id. The lowest sequence leads, and each of the others watches the one
-//! before it, so a release wakes one waiter. The fence is the node's `czxid`.
+//! Each mutex is a container node `/simba/{mutex}` (a `/` in the name nests), each contender an ephemeral
+//! sequential child of it that holds the contender's id. The lowest sequence leads, and each of the
+//! others watches the one before it, so a release wakes one waiter. The fence is the node's `czxid`,
+//! which grows within one ensemble.
 //!
 //! A factory has one session with the ensemble, shared by all its services, and opens another one
 //! when the server says that it has expired. Ownership lives as long as the session does: an owner
-//! believes up to the moment before which the ensemble cannot have expired the session (`pulse.rs`),
-//! less the transition.
+//! believes up to the moment before which the ensemble cannot have expired the session (`heartbeat.rs`),
+//! less the transition, which is a sixth of the session timeout at least.
 //!
-//! The client is our own ([`Session`]), on `std::net` and one thread.
+//! The client is our own (`Session`), on `std::net` and one thread.
+//!
+//! Beside a Curator peer: Curator counts every child of the mutex as a contender, and sorts the text of
+//! the sequence. So do not nest a mutex below one that Curator peers contend for if its name sorts before
+//! digits, and expect a wrong order while the 31-bit sequence wraps around.
 
-mod ask;
-mod config;
-mod latch;
-mod link;
+mod builder;
+mod connection;
+mod contender;
+mod heartbeat;
 mod message;
+mod node;
 mod observer;
-mod orphan;
 mod path;
-mod pending;
-mod pulse;
+mod protocol;
 mod session;
-mod session_state;
-mod setback;
-mod slot;
-mod spot;
-mod state;
 mod watches;
 mod wire;
 
 #[cfg(test)]
 mod decoder_tests;
+#[cfg(test)]
+mod protocol_tests;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-pub use self::config::Builder;
-pub use self::message::{Acl, Mode, Stat};
+pub use self::builder::Builder;
+pub use self::message::Acl;
+#[cfg(feature = "unstable")]
+pub use self::message::{Mode, Stat};
+#[cfg(feature = "unstable")]
+pub use self::protocol::SessionState;
+#[cfg(feature = "unstable")]
 pub use self::session::Session;
-pub use self::session_state::SessionState;
+#[cfg(not(feature = "unstable"))]
+use self::{protocol::SessionState, session::Session};
 
-use self::config::Config;
-use self::latch::Latch;
-use self::observer::Observer;
-use super::{Backend, Place, Seat, Watch};
+use self::builder::{Config, check_fit};
+use self::contender::ZkContender;
+use self::message::{Code, Reply, Request};
+use self::observer::ZkObserver;
+use self::path::{Line, Member, ROOT, mutex_path};
+use self::protocol::Ask;
+use self::session::{Leader, unexpected};
+use super::{Backend, Condition, Contender, Participant, RawContender, RawObserver, Wakeups};
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::factory::Factory;
-use crate::fork::Origin;
 use crate::owner::MutexOwner;
+use crate::probe::{Probe, Probed};
 use crate::url::Url;
 
 pub(super) fn connect(url: &Url) -> Result<Factory> {
@@ -65,22 +75,28 @@ struct Zk {
     core: Arc<Core>,
 }
 
-/// What the seats of one factory share.
+/// What the contenders of one factory share.
 #[derive(Debug)]
 struct Core {
     config: Arc<Config>,
-    session: Mutex<Arc<Session>>,
-    origin: Origin,
+    current: Mutex<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    session: Arc<Session>,
+    probe: Probed,
 }
 
 impl Zk {
     fn open(config: Config) -> Result<Zk> {
         let config = Arc::new(config);
+        let probe = Probed::default();
+        let session = Arc::new(Session::open(Arc::clone(&config), probe.clone())?);
         Ok(Zk {
             core: Arc::new(Core {
-                session: Mutex::new(Arc::new(Session::open(Arc::clone(&config))?)),
                 config,
-                origin: Origin::here(),
+                current: Mutex::new(Current { session, probe }),
             }),
         })
     }
@@ -91,125 +107,198 @@ impl Backend for Zk {
         &self.core.config.realm
     }
 
-    fn seat(&self, place: &Place) -> Result<Box<dyn Seat>> {
-        let (lease, timeout) = (place.lease, self.core.config.session_timeout);
-        if lease.total() > timeout || lease.transition() > timeout / 3 {
-            return Err(Error::invalid(format!(
-                "{}: a lease of {:?} + {:?} does not fit into a session of {timeout:?}: ttl and \
-                 transition together may be as long as the session timeout, the transition a third \
-                 of it; raise session_timeout",
-                place.mutex,
-                lease.ttl(),
-                lease.transition(),
-            )));
-        }
-        Ok(Box::new(Latch::new(Arc::clone(&self.core), place)))
+    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
+        check_fit(contender.lease, self.core.config.session_timeout)
+            .map_err(|error| error.context(&contender.mutex))?;
+        let path = mutex_path(&self.core.config.chroot, &contender.mutex)?;
+        let core = Arc::clone(&self.core);
+        Ok(Box::new(ZkContender::new(core, contender, path)))
     }
 
-    fn watch(&self, mutex: &Arc<str>) -> Result<Box<dyn Watch>> {
-        Ok(Box::new(Observer::new(Arc::clone(&self.core), mutex)))
+    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+        let path = mutex_path(&self.core.config.chroot, mutex)?;
+        Ok(Box::new(ZkObserver::new(Arc::clone(&self.core), path)))
+    }
+
+    fn ping(&self, by: Moment) -> Result<()> {
+        self.core.session()?.sync(by)
+    }
+
+    fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
+        let session = self.core.session()?;
+        let path = mutex_path(&self.core.config.chroot, mutex)?;
+        let leader = self.core.leader(&session, &path, by)?;
+        Ok(leader.map_or(MutexOwner::NONE, |leader| {
+            self.core.owner(&session, &leader)
+        }))
+    }
+
+    fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
+        let session = self.core.session()?;
+        let path = mutex_path(&self.core.config.chroot, mutex)?;
+        let line = self.core.line(&session, &path, by)?;
+        let waiting = line.members().get(1..).unwrap_or_default();
+        let asks: Vec<Ask> = waiting
+            .iter()
+            .map(|member| data_of(&path, member))
+            .collect();
+        if asks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut answers = session.call(asks, by)?;
+        let mut found = Vec::new();
+        for _ in waiting {
+            match answers.next()? {
+                Ok(Reply::Data(id, stat)) => found.push(Participant::new(
+                    String::from_utf8_lossy(&id).as_ref(),
+                    u64::try_from(stat.ctime).ok(),
+                )),
+                Ok(_) => return Err(unexpected()),
+                // It has left meanwhile.
+                Err(Code::NO_NODE) => {}
+                Err(code) => return Err(code.error(&path)),
+            }
+        }
+        Ok(found)
+    }
+
+    fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
+        let session = self.core.session()?;
+        let root = format!("{}{ROOT}", self.core.config.chroot);
+        let mut found: Vec<Arc<str>> = Vec::new();
+        // Names nest: one round trip per level.
+        let mut level = vec![root.clone()];
+        while !level.is_empty() {
+            let children = |path: &String| {
+                Ask::from(Request::Children {
+                    path: path.clone(),
+                    watch: false,
+                })
+            };
+            let mut answers = session.call(level.iter().map(children).collect(), by)?;
+            let mut below = Vec::new();
+            for path in &level {
+                let names = match answers.next()? {
+                    Ok(Reply::Children(names)) => names,
+                    Ok(_) => return Err(unexpected()),
+                    Err(Code::NO_NODE) => continue,
+                    Err(code) => return Err(code.error(path)),
+                };
+                let mut contended = false;
+                for name in names {
+                    match Member::read(name.clone()) {
+                        Some(_) => contended = true,
+                        None => below.push(format!("{path}/{name}")),
+                    }
+                }
+                if contended && let Some(mutex) = path.get(root.len() + 1..) {
+                    found.push(mutex.into());
+                }
+            }
+            level = below;
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
+        let session = self.core.session()?;
+        let path = mutex_path(&self.core.config.chroot, mutex)?;
+        let Some(leader) = self.core.leader(&session, &path, by)? else {
+            return Ok(false);
+        };
+        if u64::try_from(leader.stat.czxid) != Ok(fence) {
+            return Ok(false);
+        }
+        let path = format!("{path}/{}", leader.name);
+        let delete = Ask::from(Request::Delete { path: path.clone() });
+        match session.call(vec![delete], by)?.next()? {
+            Ok(_) => Ok(true),
+            Err(Code::NO_NODE) => Ok(false),
+            Err(code) => Err(code.error(&path)),
+        }
+    }
+
+    fn condition(&self) -> Condition {
+        let session = Arc::clone(&self.core.current.lock().session);
+        let last_contact = session.look(|protocol| protocol.last_contact());
+        Condition {
+            wakeups: match last_contact {
+                Some(_) => Wakeups::Working,
+                None => Wakeups::Untried,
+            },
+            last_contact,
+            ..Condition::default()
+        }
+    }
+
+    fn set_probe(&self, probe: Arc<dyn Probe>) {
+        let mut current = self.core.current.lock();
+        current.probe = Probed::new(Arc::clone(&probe));
+        current.session.set_probe(probe);
     }
 }
 
 impl Core {
     /// The session; a new one if a server has ended the last.
     fn session(&self) -> Result<Arc<Session>> {
-        self.origin.check()?;
-        let mut session = self.session.lock();
-        if session.state() == SessionState::Expired {
-            let new = Arc::new(Session::open(Arc::clone(&self.config))?);
-            *session = new;
+        let mut current = self.current.lock();
+        if current.session.state() == SessionState::Expired {
+            let session = Session::open(Arc::clone(&self.config), current.probe.clone())?;
+            current.session = Arc::new(session);
         }
-        Ok(Arc::clone(&session))
+        Ok(Arc::clone(&current.session))
+    }
+
+    /// The contenders for the mutex at `path`; none where there is no such node.
+    fn line(&self, session: &Session, path: &str, by: Moment) -> Result<Arc<Line>> {
+        match session.call(vec![Ask::line(path)], by)?.next()? {
+            Ok(Reply::Line(line)) => Ok(line),
+            Ok(_) => Err(unexpected()),
+            Err(Code::NO_NODE) => Ok(Arc::default()),
+            Err(code) => Err(code.error(path)),
+        }
+    }
+
+    /// Who leads at `path` now.
+    fn leader(&self, session: &Session, path: &str, by: Moment) -> Result<Option<Leader>> {
+        loop {
+            let line = self.line(session, path, by)?;
+            let Some(first) = line.first() else {
+                return Ok(None);
+            };
+            match session.call(vec![data_of(path, first)], by)?.next()? {
+                Ok(Reply::Data(id, stat)) => {
+                    return Ok(Some(Leader {
+                        name: first.name.clone(),
+                        id: String::from_utf8_lossy(&id).as_ref().into(),
+                        stat,
+                        seen: Moment::now(),
+                    }));
+                }
+                Ok(_) => return Err(unexpected()),
+                // Gone between the two reads. Each round asks the server, which ends with `by`.
+                Err(Code::NO_NODE) => {}
+                Err(code) => return Err(code.error(path)),
+            }
+        }
+    }
+
+    /// A leader of another contender, for display: how long it goes on nobody knows.
+    fn owner(&self, session: &Session, leader: &Leader) -> MutexOwner {
+        let lease = self.config.lease;
+        session.owner(
+            &leader.id,
+            Some(leader.stat.ctime),
+            leader.stat.czxid,
+            (lease.ttl(), lease.total()),
+        )
     }
 }
 
-/// A snapshot for display. `ttl` and `total` are what is left, as far as one can know.
-fn owner(
-    session: &Session,
-    id: &str,
-    acquired_at: Option<i64>,
-    fence: i64,
-    (ttl, total): (Duration, Duration),
-) -> MutexOwner {
-    let now = Moment::now();
-    let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-    // A node's creation time is the leader's clock. Who has created nothing has not seen it, and
-    // takes its own.
-    let now_ms = session.look(|state| state.leader_clock).map_or_else(
-        || {
-            ms(SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default())
-        },
-        |(leader_ms, sent)| leader_ms.saturating_add(ms(now - sent)),
-    );
-    let acquired_at = acquired_at.and_then(|at| u64::try_from(at).ok());
-    MutexOwner::new(
-        id,
-        acquired_at.unwrap_or(now_ms),
-        now_ms.saturating_add(ms(ttl)),
-        now_ms.saturating_add(ms(total)),
-        u64::try_from(fence).unwrap_or(0),
-    )
-    .observed_at(now_ms, now)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::{Entry, Hold};
-    use crate::bell::Bell;
-    use crate::error::ErrorKind;
-
-    /// Rule 12: in a child the thread that held a lock at the fork will never give it back.
-    #[test]
-    fn a_child_process_is_refused_and_waits_for_nobody() {
-        let builder = Builder::new("127.0.0.1:1");
-        let mut session = builder.session().unwrap();
-        let shared = session.seen_from_a_child();
-        let zk = Zk {
-            core: Arc::new(Core {
-                config: Arc::clone(&shared.config),
-                session: Mutex::new(Arc::new(session)),
-                origin: Origin::elsewhere(),
-            }),
-        };
-        let place = Place {
-            mutex: "m".into(),
-            id: "a".into(),
-            lease: shared.config.lease().unwrap(),
-            hold: Hold::Long,
-        };
-        let (dropped, done) = crossbeam_channel::bounded(1);
-        std::thread::spawn(move || {
-            let held = shared.state.lock();
-            let session = Arc::clone(&zk.core.session.lock());
-            std::mem::forget(zk.core.session.lock());
-            let (bell, by) = (Bell::new(), Moment::now() + Duration::from_secs(60));
-            let mut seat = zk.seat(&place).unwrap();
-            let mut watch = zk.watch(&place.mutex).unwrap();
-            let refusals = [
-                seat.listen(&bell.waker(), by).unwrap_err(),
-                seat.acquire(Entry::Queue, by).unwrap_err(),
-                seat.renew(1, by).unwrap_err(),
-                seat.release(1, by).unwrap_err(),
-                seat.withdraw(by).unwrap_err(),
-                watch.listen(&bell.waker(), by).unwrap_err(),
-                watch.observe(by).unwrap_err(),
-                session.sync(by).unwrap_err(),
-            ];
-            assert!(refusals.iter().all(|e| e.kind() == ErrorKind::Forked));
-            assert_eq!(session.state(), SessionState::Closed);
-            assert_eq!((session.id(), session.alive_until()), (0, None));
-            session.close();
-            drop((seat, watch, session, zk));
-            // The parent's thread is one of this process after all.
-            drop(held);
-            shared.state.lock().closing = true;
-            shared.changed.notify_all();
-            dropped.send(())
-        });
-        done.recv_timeout(Duration::from_secs(30)).unwrap();
-    }
+fn data_of(mutex_path: &str, member: &Member) -> Ask {
+    Ask::from(Request::Data {
+        path: format!("{mutex_path}/{}", member.name),
+        watch: false,
+    })
 }

@@ -5,73 +5,86 @@
 
 use std::sync::Arc;
 
-use super::ask::{Ask, unexpected};
-use super::message::{Code, Reply, Request};
-use super::path::{line_up, mutex_path};
-use super::session::Session;
-use super::slot::Outcome;
-use super::watches::{Alarm, Sentinel};
-use super::{Core, owner};
-use crate::backend::{Sight, Watch};
-use crate::bell::Waker;
+use super::Core;
+use super::message::{Code, Outcome, Reply, Request};
+use super::path::Line;
+use super::protocol::Ask;
+use super::session::{Known, Leader, Session, unexpected};
+use super::watches::{UnparkerCell, Watch};
+use crate::backend::{RawObserver, View};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::owner::MutexOwner;
+use crate::parker::Unparker;
 
 /// How often a look starts over because the leader left between two reads.
 const ROUNDS: usize = 16;
 
-pub(super) struct Observer {
+pub(super) struct ZkObserver {
     core: Arc<Core>,
-    mutex_path: String,
-    alarm: Arc<Alarm>,
-    /// Kept for as long as it is to ring.
-    sentinel: Option<Arc<Sentinel>>,
+    mutex_path: Arc<str>,
+    cell: Arc<UnparkerCell>,
+    seen: Option<Seen>,
 }
 
-impl Observer {
-    pub(super) fn new(core: Arc<Core>, mutex: &str) -> Observer {
-        Observer {
-            mutex_path: mutex_path(&core.config.chroot, mutex),
+/// What was seen, and the watch that fires when it changes.
+struct Seen {
+    session: Arc<Session>,
+    epoch: u64,
+    watch: Arc<Watch>,
+    leader: Option<Leader>,
+}
+
+impl ZkObserver {
+    pub(super) fn new(core: Arc<Core>, mutex_path: Arc<str>) -> ZkObserver {
+        ZkObserver {
+            mutex_path,
             core,
-            alarm: Arc::default(),
-            sentinel: None,
+            cell: Arc::default(),
+            seen: None,
         }
     }
 
-    fn look(&mut self, session: &Session, by: Moment) -> Result<MutexOwner> {
-        let lease = self.core.config.lease()?;
-        let mutex_path = self.mutex_path.clone();
+    fn look(&mut self, session: &Arc<Session>, by: Moment) -> Result<Option<Leader>> {
+        if let Some(leader) = self.unchanged(session, by)? {
+            return Ok(Some(leader));
+        }
+        let mutex_path = Arc::clone(&self.mutex_path);
         let mut empty = false;
         for _ in 0..ROUNDS {
-            let children = Request::Children {
-                path: mutex_path.clone(),
-                watch: empty,
-            };
-            let outcome = if empty {
-                self.watch(session, children, &mutex_path, by)?
+            let line = if empty {
+                let children = Request::Children {
+                    path: mutex_path.to_string(),
+                    watch: true,
+                };
+                self.watch(session, children, &mutex_path, None, by)?
             } else {
-                session.call(vec![children.into()], by)?.next()?
+                session.call(vec![Ask::line(&mutex_path)], by)?.next()?
             };
-            let members = match outcome {
-                Ok(Reply::Children(names)) => line_up(names),
+            let line = match line {
+                Ok(Reply::Line(line)) => line,
+                Ok(Reply::Children(names)) => Arc::new(Line::new(names)),
                 Ok(_) => return Err(unexpected()),
                 Err(Code::NO_NODE) => {
                     let exists = Request::Exists {
-                        path: mutex_path.clone(),
+                        path: mutex_path.to_string(),
                         watch: true,
                     };
-                    match self.watch(session, exists, &mutex_path, by)? {
-                        Err(Code::NO_NODE) => return Ok(MutexOwner::NONE),
+                    match self.watch(session, exists, &mutex_path, None, by)? {
+                        Err(Code::NO_NODE) => {
+                            session.learn(&mutex_path, Known::Free);
+                            return Ok(None);
+                        }
                         Err(code) => return Err(code.error(&mutex_path)),
                         Ok(_) => continue,
                     }
                 }
                 Err(code) => return Err(code.error(&mutex_path)),
             };
-            let Some(first) = members.first() else {
+            let Some(first) = line.first() else {
                 if empty {
-                    return Ok(MutexOwner::NONE);
+                    session.learn(&mutex_path, Known::Free);
+                    return Ok(None);
                 }
                 empty = true;
                 continue;
@@ -81,17 +94,14 @@ impl Observer {
                 path: path.clone(),
                 watch: true,
             };
-            match self.watch(session, data, &path, by)? {
-                Ok(Reply::Data(id, stat)) => {
-                    return Ok(owner(
-                        session,
-                        &String::from_utf8_lossy(&id),
-                        Some(stat.ctime),
-                        stat.czxid,
-                        (lease.ttl(), lease.total()),
-                    ));
+            match self.watch(session, data, &path, Some(&first.name), by)? {
+                Ok(_) => {
+                    let leader = self.seen.as_ref().and_then(|seen| seen.leader.clone());
+                    if let Some(leader) = &leader {
+                        session.learn(&mutex_path, Known::Led(leader.clone()));
+                    }
+                    return Ok(leader);
                 }
-                Ok(_) => return Err(unexpected()),
                 Err(Code::NO_NODE) => {}
                 Err(code) => return Err(code.error(&path)),
             }
@@ -102,38 +112,71 @@ impl Observer {
         ))
     }
 
-    /// Asks and watches; the watch before is forgotten then.
+    /// With a confirmed watch one small question does: is the leader still there?
+    fn unchanged(&mut self, session: &Arc<Session>, by: Moment) -> Result<Option<Leader>> {
+        let Some(seen) = &self.seen else {
+            return Ok(None);
+        };
+        let same = Arc::ptr_eq(&seen.session, session)
+            && seen.watch.is_confirmed()
+            && session.look(|protocol| protocol.epoch()) == seen.epoch;
+        let Some(leader) = seen.leader.clone().filter(|_| same) else {
+            return Ok(None);
+        };
+        let path = format!("{}/{}", self.mutex_path, leader.name);
+        let exists = Ask::from(Request::Exists { path, watch: false });
+        let there = session.call(vec![exists], by)?.next()?.is_ok();
+        Ok(Some(leader).filter(|_| there))
+    }
+
+    /// Asks and watches; the watch before is forgotten then. `leader`: whose data is asked for.
     fn watch(
         &mut self,
-        session: &Session,
+        session: &Arc<Session>,
         request: Request,
         path: &str,
+        leader: Option<&str>,
         by: Moment,
     ) -> Result<Outcome> {
-        let sentinel = Sentinel::new(&self.alarm);
-        let ask = Ask::new(request, path, &sentinel);
-        let outcome = session.call(vec![ask], by)?.next()?;
-        self.sentinel = Some(sentinel);
+        let watch = Watch::new(&self.cell);
+        let call = session.ask(vec![Ask::watching(request, path, &watch)], by)?;
+        let outcome = session.finish(&call, by)?.next()?;
+        let leader = match (&outcome, leader) {
+            (Ok(Reply::Data(id, stat)), Some(name)) => Some(Leader {
+                name: name.to_owned(),
+                id: String::from_utf8_lossy(id).as_ref().into(),
+                stat: *stat,
+                seen: Moment::now(),
+            }),
+            _ => None,
+        };
+        self.seen = Some(Seen {
+            session: Arc::clone(session),
+            epoch: call.epoch,
+            watch,
+            leader,
+        });
         Ok(outcome)
     }
 }
 
-impl Watch for Observer {
-    fn listen(&mut self, waker: &Waker, _by: Moment) -> Result<()> {
-        self.core.origin.check()?;
+impl RawObserver for ZkObserver {
+    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
         // The watch is set by `observe`, together with the look that it guards.
-        self.alarm.set(Some(waker));
+        self.cell.set(Some(unparker));
         Ok(())
     }
 
-    fn observe(&mut self, by: Moment) -> Result<Sight> {
+    fn observe(&mut self, by: Moment) -> Result<View> {
         let session = self.core.session()?;
-        let owner = self.look(&session, by).inspect_err(|_| {
-            session.ring_later(&self.alarm);
+        let leader = self.look(&session, by).inspect_err(|_| {
+            session.wake_on_news(&self.cell);
         })?;
-        Ok(Sight {
-            owner,
-            again_in: self.core.config.session_timeout,
+        Ok(View {
+            owner: leader.map_or(MutexOwner::NONE, |leader| {
+                self.core.owner(&session, &leader)
+            }),
+            look_in: self.core.config.session_timeout,
         })
     }
 }

@@ -2,28 +2,44 @@
 //!
 //! `{chroot}/simba/{mutex}/_c_{uuid}-latch-{sequence}`: the layout of Curator's LeaderLatch.
 
+use std::cmp::Ordering;
+use std::sync::Arc;
+
 use rand::RngExt;
+
+use crate::error::{Error, Result};
+
+/// The node below which the mutexes are.
+pub(super) const ROOT: &str = "/simba";
 
 /// What follows the protection prefix in the name of a contender's node.
 const LATCH: &str = "latch-";
 
-/// The node of a mutex. Plain names stand as they are, so that a Curator peer finds the same node;
-/// what ZooKeeper does not allow in a name, and the percent sign itself, becomes `%XX`: different
-/// names stay different nodes, and no name leads out of `/simba`.
-pub(super) fn mutex_path(chroot: &str, mutex: &str) -> String {
-    let mut path = format!("{chroot}/simba/");
-    // As parts of a path these two mean something else.
-    let dots = mutex == "." || mutex == "..";
-    for c in mutex.chars() {
-        if c == '/' || c == '%' || (dots && c == '.') || !is_allowed(c) {
-            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
-                path.push_str(&format!("%{byte:02X}"));
-            }
-        } else {
-            path.push(c);
+/// The node of a mutex, as Simba and Curator have it: a `/` in the name nests, and everything else
+/// stands as it is. A name that would be another node, or none, is refused.
+pub(super) fn mutex_path(chroot: &str, mutex: &str) -> Result<Arc<str>> {
+    let refused = |what: &str| {
+        Err(Error::invalid(format!(
+            "mutex name {mutex:?} {what}; on ZooKeeper a name is a path below /simba, such as a or a/b, \
+             without empty, \".\" and \"..\" segments, without segments that look like a contender's \
+             node (_c_...-latch-0000000001), and without characters that ZooKeeper does not take"
+        )))
+    };
+    for segment in mutex.split('/') {
+        if segment.is_empty() {
+            return refused("has an empty segment");
+        }
+        if segment == "." || segment == ".." {
+            return refused("has a segment of dots");
+        }
+        if Member::read(segment.to_owned()).is_some() {
+            return refused("has a segment that looks like a contender's node");
         }
     }
-    path
+    if !mutex.chars().all(is_allowed) {
+        return refused("has a character that ZooKeeper does not take");
+    }
+    Ok(format!("{chroot}{ROOT}/{mutex}").into())
 }
 
 /// The characters that ZooKeeper takes in a path: it looks at UTF-16, so none beyond the first plane.
@@ -76,21 +92,60 @@ impl Member {
     }
 }
 
-/// The contenders among `children`, the one that leads first.
+/// The contenders for a mutex at one moment, the leader first.
 ///
 /// The sequence is a signed 32-bit counter that wraps around, so only distances can be compared:
-/// right as long as the oldest and the youngest are less than 2^31 apart.
-pub(super) fn line_up(children: Vec<String>) -> Vec<Member> {
-    let mut members: Vec<Member> = children.into_iter().filter_map(Member::read).collect();
-    if let Some(reference) = members.first().map(|member| member.sequence) {
-        members.sort_by(|a, b| {
-            let distance = |member: &Member| member.sequence.wrapping_sub(reference);
-            distance(a)
-                .cmp(&distance(b))
-                .then_with(|| a.name.cmp(&b.name))
-        });
+/// right as long as the oldest and the youngest are less than 2^31 apart. Curator sorts the text of
+/// the sequence, so beside a Curator peer the order is wrong for as long as nodes from before and from
+/// after the wrap stand together, which takes 2^31 attempts on one mutex.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Line {
+    members: Vec<Member>,
+    /// What distances are counted from.
+    reference: i32,
+}
+
+impl Line {
+    /// The contenders among `children`; what is no contender's node is ignored.
+    pub(super) fn new(children: Vec<String>) -> Line {
+        let mut members: Vec<Member> = children.into_iter().filter_map(Member::read).collect();
+        let reference = members.first().map_or(0, |member| member.sequence);
+        members.sort_by(|a, b| order(reference, a, b));
+        Line { members, reference }
     }
-    members
+
+    pub(super) fn first(&self) -> Option<&Member> {
+        self.members.first()
+    }
+
+    pub(super) fn get(&self, position: usize) -> Option<&Member> {
+        self.members.get(position)
+    }
+
+    pub(super) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Where `member` stands.
+    pub(super) fn position(&self, member: &Member) -> Option<usize> {
+        self.members
+            .binary_search_by(|other| order(self.reference, other, member))
+            .ok()
+    }
+
+    /// The node whose name begins with `protection`.
+    pub(super) fn find(&self, protection: &str) -> Option<&Member> {
+        self.members
+            .iter()
+            .find(|member| member.name.starts_with(protection))
+    }
+}
+
+fn order(reference: i32, a: &Member, b: &Member) -> Ordering {
+    let distance = |member: &Member| member.sequence.wrapping_sub(reference);
+    distance(a)
+        .cmp(&distance(b))
+        .then_with(|| a.name.cmp(&b.name))
 }
 
 #[cfg(test)]
@@ -98,22 +153,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_name_is_curators_path_and_any_other_stays_inside() {
+    fn a_name_is_curators_path_and_no_other_node() {
         for (mutex, path) in [
             ("demo", "/simba/demo"),
             ("a.b-c_d:e f", "/simba/a.b-c_d:e f"),
             ("日本", "/simba/日本"),
-            ("a/b", "/simba/a%2Fb"),
-            ("a%2Fb", "/simba/a%252Fb"),
-            (".", "/simba/%2E"),
-            ("..", "/simba/%2E%2E"),
-            ("../x", "/simba/..%2Fx"),
-            ("\u{1f512}", "/simba/%F0%9F%94%92"),
-            ("\u{e000}", "/simba/%EE%80%80"),
+            ("a/b", "/simba/a/b"),
+            ("a%2Fb", "/simba/a%2Fb"),
+            ("..x/y", "/simba/..x/y"),
         ] {
-            assert_eq!(mutex_path("", mutex), path);
+            assert_eq!(&*mutex_path("", mutex).unwrap(), path);
         }
-        assert_eq!(mutex_path("/app/x", "demo"), "/app/x/simba/demo");
+        for (mutex, what) in [
+            ("/a", "has an empty segment"),
+            ("a/", "has an empty segment"),
+            ("a//b", "has an empty segment"),
+            (".", "has a segment of dots"),
+            ("a/../b", "has a segment of dots"),
+            (
+                "a/_c_x-latch-0000000001",
+                "has a segment that looks like a contender's node",
+            ),
+            ("\u{1f512}", "has a character that ZooKeeper does not take"),
+        ] {
+            let error = mutex_path("", mutex).unwrap_err().to_string();
+            assert!(error.contains(what) && error.contains("a/b"), "{error}");
+        }
+        assert_eq!(&*mutex_path("/app/x", "demo").unwrap(), "/app/x/simba/demo");
         assert_eq!(
             ancestry("/app/simba/demo").collect::<Vec<_>>(),
             ["/app", "/app/simba", "/app/simba/demo"]
@@ -134,10 +200,11 @@ mod tests {
     #[test]
     fn the_line_is_by_sequence_whatever_the_prefix_and_across_the_wrap() {
         let line = |names: &[&str]| -> Vec<String> {
-            line_up(names.iter().map(|&name| name.to_owned()).collect())
-                .into_iter()
-                .map(|member| member.name)
-                .collect()
+            let line = Line::new(names.iter().map(|&name| name.to_owned()).collect());
+            for (position, member) in line.members().iter().enumerate() {
+                assert_eq!(line.position(member), Some(position));
+            }
+            line.members.into_iter().map(|member| member.name).collect()
         };
         assert_eq!(
             line(&[

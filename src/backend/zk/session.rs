@@ -1,35 +1,36 @@
-//! `Session`: a synchronous client of one ZooKeeper session.
+//! `Session`: a synchronous client of one ZooKeeper session, as its callers see it.
 //!
-//! One thread reads, beats and reconnects (`link.rs`); callers write their requests themselves and
-//! wait for the answer, each up to its own deadline. It survives every loss of a connection: the
-//! session is resumed with its id and password, on whichever server answers, with its watches and its
-//! authentication. Only a server can say that it has expired; then it is over for good.
+//! Callers write their requests themselves and wait for the answer, each up to its own deadline; one
+//! thread reads, beats and reconnects (`connection.rs`). The session survives every loss of a
+//! connection: it is resumed with its id and password, on whichever server answers, with its watches
+//! and its authentication. Only a server can say that it has expired; then it is over for good.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::ask::{Answers, Ask, unexpected};
-use super::config::Config;
-use super::link;
-use super::message::{Code, Mode, Reply, Request, Stat};
-use super::orphan::Orphan;
-use super::pending::To;
-use super::session_state::SessionState;
-use super::slot::{Outcome, Slot};
-use super::state::State;
-use super::watches::{Alarm, Sentinel};
+use super::builder::Config;
+use super::connection::{self, Link, Wake};
+use super::message::{Code, Mode, Outcome, Permissions, Reply, Request, Stat};
+use super::protocol::{Answer, Ask, Protocol, SessionState};
+use super::watches::{UnparkerCell, Watch};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fork::Origin;
+use crate::owner::MutexOwner;
+use crate::probe::{Probe, Probed};
+use crate::thread::{self, Thread};
 
 /// How long a session that ends waits for the server's goodbye, and then for its thread.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// A session with a ZooKeeper ensemble: the client on which the latch is built.
+/// How many mutexes a session remembers something about.
+const KNOWN: usize = 1024;
+
+/// A session with a ZooKeeper ensemble: the client on which the mutexes are built.
 ///
 /// Paths are relative to the chroot. Every call takes the moment by which it must be over; an error of
 /// the kind `Timeout` or `Unreachable` leaves the outcome unknown. Dropping the session closes it.
@@ -46,72 +47,224 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// ```
 pub struct Session {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    origin: Origin,
+    thread: Mutex<Thread>,
 }
 
 /// What the session's thread and its callers share.
 pub(super) struct Shared {
-    pub(super) config: Arc<Config>,
-    pub(super) state: Mutex<State>,
+    config: Arc<Config>,
+    state: Mutex<State>,
     /// The phase has changed, or the trouble, or somebody wants to end.
-    pub(super) changed: Condvar,
+    changed: Condvar,
+    probe: Mutex<Probed>,
+}
+
+struct State {
+    protocol: Protocol,
+    link: Option<Link>,
+    calls: HashMap<u64, Arc<Call>>,
+    next_call: u64,
+    /// Why nobody is connected, once every address has been tried in vain.
+    trouble: Option<Error>,
+    /// The owner wants to end: nothing may be started any more.
+    closing: bool,
+    /// Woken when there is something new to say to those who were told "unknown".
+    waiting_for_news: HashMap<usize, Weak<UnparkerCell>>,
+    /// An epoch time of the leader's clock that we were told, and when we asked.
+    leader_clock: Option<(u64, Moment)>,
+    known: HashMap<Arc<str>, Known>,
+}
+
+/// What a session last saw of a mutex, for all its contenders.
+#[derive(Clone, Debug)]
+pub(super) enum Known {
+    /// Nobody stood there, or only a contender of ours.
+    Free,
+    /// This node led.
+    Led(Leader),
+}
+
+/// A node that leads.
+#[derive(Clone, Debug)]
+pub(super) struct Leader {
+    pub(super) name: String,
+    pub(super) id: Arc<str>,
+    pub(super) stat: Stat,
+    /// When it was last seen to be there.
+    pub(super) seen: Moment,
+}
+
+/// What was asked in one go.
+#[derive(Debug)]
+pub(super) struct Call {
+    number: u64,
+    /// The connection over which it was asked.
+    pub(super) epoch: u64,
+    /// When it was asked.
+    pub(super) sent: Moment,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Progress {
+    answers: Vec<Option<Answer>>,
+    missing: usize,
+    failure: Option<Error>,
+}
+
+impl Call {
+    fn new(number: u64, count: usize, epoch: u64, sent: Moment) -> Call {
+        Call {
+            number,
+            epoch,
+            sent,
+            progress: Mutex::new(Progress {
+                answers: vec![None; count],
+                missing: count,
+                failure: None,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Returns `true` if it was the last answer.
+    fn answer(&self, index: usize, answer: Answer, why: Option<&Error>) -> bool {
+        let mut progress = self.progress.lock();
+        if matches!(answer, Answer::Lost { .. }) && progress.failure.is_none() {
+            progress.failure = why.cloned();
+        }
+        if let Some(place @ None) = progress.answers.get_mut(index) {
+            *place = Some(answer);
+            progress.missing -= 1;
+        }
+        if progress.missing == 0 {
+            self.changed.notify_all();
+        }
+        progress.missing == 0
+    }
+
+    /// What is known of the answer with this index.
+    pub(super) fn answer_to(&self, index: usize) -> Option<Answer> {
+        self.progress.lock().answers.get(index).cloned().flatten()
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.progress.lock().missing > 0
+    }
+
+    /// All answers, in the order of the requests; `Ok(None)` if they are not there in time.
+    fn wait(&self, by: Moment) -> Result<Option<Vec<Outcome>>> {
+        let mut progress = self.progress.lock();
+        while progress.missing > 0 {
+            let left = by.remaining();
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.changed
+                .wait_for(&mut progress, left.min(Duration::from_secs(3600)));
+        }
+        let mut replies = Vec::with_capacity(progress.answers.len());
+        let (mut lost, mut handed) = (false, false);
+        for answer in progress.answers.iter().flatten() {
+            match answer {
+                Answer::Replied(outcome) => {
+                    handed = true;
+                    replies.push(outcome.clone());
+                }
+                Answer::Lost { handed: this } => {
+                    lost = true;
+                    handed |= this;
+                }
+            }
+        }
+        if !lost {
+            return Ok(Some(replies));
+        }
+        let failure = progress
+            .failure
+            .clone()
+            .unwrap_or_else(|| Error::new(ErrorKind::Unreachable, "the connection was lost"));
+        Err(if handed {
+            failure
+        } else {
+            failure.before_asking()
+        })
+    }
+}
+
+/// The answers to a call.
+pub(super) struct Answers {
+    list: std::vec::IntoIter<Outcome>,
+}
+
+impl Answers {
+    /// The next one. There are as many as requests.
+    pub(super) fn next(&mut self) -> Result<Outcome> {
+        self.list.next().ok_or_else(unexpected)
+    }
+}
+
+/// The protocol has matched every reply with the shape of its request, so this does not happen.
+pub(super) fn unexpected() -> Error {
+    Error::new(ErrorKind::Protocol, "an answer of the wrong kind")
 }
 
 impl Session {
-    pub(super) fn open(config: Arc<Config>) -> Result<Session> {
+    pub(super) fn open(config: Arc<Config>, probe: Probed) -> Result<Session> {
         let shared = Arc::new(Shared {
-            state: Mutex::new(State::new(Arc::clone(&config))),
+            state: Mutex::new(State {
+                protocol: Protocol::new(Arc::clone(&config)),
+                link: None,
+                calls: HashMap::new(),
+                next_call: 0,
+                trouble: None,
+                closing: false,
+                waiting_for_news: HashMap::new(),
+                leader_clock: None,
+                known: HashMap::new(),
+            }),
             changed: Condvar::new(),
+            probe: Mutex::new(probe),
             config,
         });
-        let thread = std::thread::Builder::new()
-            .name("contend-zk".to_owned())
-            .stack_size(256 << 10)
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || link::run(&shared)
-            })
-            .map_err(|error| {
-                Error::new(
-                    ErrorKind::Unavailable,
-                    "cannot start a thread for the session",
-                )
-                .with_source(error)
-            })?;
+        let thread = thread::start("contend-zk", {
+            let shared = Arc::clone(&shared);
+            move || connection::run(&shared)
+        })?;
         Ok(Session {
             shared,
-            thread: Mutex::new(Some(thread)),
-            origin: Origin::here(),
+            thread: Mutex::new(thread),
         })
     }
 
-    /// How the session stands.
+    /// Returns how the session stands.
     #[must_use]
     pub fn state(&self) -> SessionState {
-        self.see(SessionState::Closed, |state| state.phase)
+        self.look(Protocol::phase)
     }
 
-    /// The session's number at the server; zero before a server has answered.
+    /// Returns the session's number at the server; zero before a server has answered.
     #[must_use]
     pub fn id(&self) -> i64 {
-        self.see(0, |state| state.id)
+        self.look(Protocol::id)
     }
 
-    /// The session timeout: the negotiated one, once there is one.
+    /// Returns the session timeout: the negotiated one, once there is one.
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        let asked_for = self.shared.config.session_timeout;
-        self.see(asked_for, |state| state.pulse.timeout())
+        self.look(Protocol::timeout)
     }
 
-    /// The moment before which the ensemble cannot have expired the session, whatever happens, on a
-    /// clock that runs like the leader's. `None` before a server has answered.
+    /// Returns the moment up to which the ensemble keeps the session, by the heartbeats that it
+    /// acknowledged and less what clocks may drift. `None` before a server has answered, and once the
+    /// session is over.
+    ///
+    /// A leader that is cut off from its quorum acknowledges heartbeats until it notices: sessions have
+    /// ended up to a tenth of the timeout before this moment. Owners keep a sixth of it as a cushion.
     #[must_use]
     pub fn alive_until(&self) -> Option<Moment> {
-        self.see(None, |state| {
-            state.pulse.alive_until().filter(|_| !state.phase.is_over())
-        })
+        self.look(Protocol::alive_until)
     }
 
     /// Creates a node and returns its path, which ends in a number if `mode` is sequential.
@@ -129,9 +282,9 @@ impl Session {
             path: self.full(path),
             data: data.to_vec(),
             mode,
-            acl: self.shared.config.acl,
+            permissions: Permissions::Of(self.shared.config.acl),
         };
-        match self.ask(request, by)? {
+        match self.one(request, by)? {
             Ok(Reply::Created(full, stat)) => {
                 let path = full.strip_prefix(self.shared.config.chroot.as_str());
                 Ok((path.unwrap_or(&full).to_owned(), stat))
@@ -149,13 +302,13 @@ impl Session {
         let request = Request::Delete {
             path: self.full(path),
         };
-        match self.ask(request, by)? {
+        match self.one(request, by)? {
             Ok(_) => Ok(()),
             Err(code) => Err(code.error(path)),
         }
     }
 
-    /// What the server keeps about a node; `None` if it is not there.
+    /// Returns what the server keeps about a node; `None` if it is not there.
     ///
     /// # Errors
     /// What the network can do.
@@ -164,7 +317,7 @@ impl Session {
             path: self.full(path),
             watch: false,
         };
-        match self.ask(request, by)? {
+        match self.one(request, by)? {
             Ok(Reply::Stat(stat)) => Ok(Some(stat)),
             Ok(_) => Err(unexpected()),
             Err(Code::NO_NODE) => Ok(None),
@@ -172,7 +325,7 @@ impl Session {
         }
     }
 
-    /// The data of a node.
+    /// Returns the data of a node.
     ///
     /// # Errors
     /// `NotFound` if it is not there, and what the network can do.
@@ -181,14 +334,14 @@ impl Session {
             path: self.full(path),
             watch: false,
         };
-        match self.ask(request, by)? {
+        match self.one(request, by)? {
             Ok(Reply::Data(data, stat)) => Ok((data, stat)),
             Ok(_) => Err(unexpected()),
             Err(code) => Err(code.error(path)),
         }
     }
 
-    /// The names of a node's children, in no particular order.
+    /// Returns the names of a node's children, in no particular order.
     ///
     /// # Errors
     /// `NotFound` if it is not there, and what the network can do.
@@ -197,7 +350,7 @@ impl Session {
             path: self.full(path),
             watch: false,
         };
-        match self.ask(request, by)? {
+        match self.one(request, by)? {
             Ok(Reply::Children(names)) => Ok(names),
             Ok(_) => Err(unexpected()),
             Err(code) => Err(code.error(path)),
@@ -209,134 +362,151 @@ impl Session {
     /// # Errors
     /// What the network can do.
     pub fn sync(&self, by: Moment) -> Result<()> {
-        self.ask(Request::Sync, by)?
+        self.one(Request::Sync, by)?
             .map(drop)
             .map_err(|code| code.error("/"))
     }
 
-    /// Ends the session, and with it its nodes. Waits for the server's word, but not long for a dead
+    /// Ends the session, and with it its nodes. Waits for the server's answer, but not long for a dead
     /// one: by then nothing of ours keeps the session alive any more.
     pub fn close(&self) {
-        if !self.origin.is_here() {
-            // The thread is the parent's, and so is the connection: a word from here would end it.
-            return;
-        }
         let deadline = Moment::now() + GOODBYE;
-        let goodbye = {
-            let mut state = self.shared.state.lock();
-            let slot = Arc::new(Slot::new(1));
-            let first = !std::mem::replace(&mut state.closing, true);
-            self.shared.changed.notify_all();
-            let request = (Request::Close, None, To::Caller(Arc::clone(&slot), 0));
-            (first && state.is_connected() && state.send([request]).is_ok()).then_some(slot)
-        };
-        if let Some(slot) = goodbye {
-            let _ = slot.wait(deadline);
-        }
         let mut state = self.shared.state.lock();
-        if !state.phase.is_over() {
-            state.end(SessionState::Closed);
+        state.closing = true;
+        let number = state.next_number();
+        let call = Arc::new(Call::new(number, 1, state.protocol.epoch(), Moment::now()));
+        if state.protocol.close(number) {
+            state.calls.insert(number, Arc::clone(&call));
+            state.settle();
+            drop(state);
+            let _ = call.wait(deadline);
+            state = self.shared.state.lock();
         }
         self.shared.changed.notify_all();
-        while !state.thread_over && !deadline.remaining().is_zero() {
+        // A server that is letting us in would keep the session: the thread says goodbye to it.
+        while state.protocol.is_entering() && !deadline.remaining().is_zero() {
             self.shared
                 .changed
                 .wait_for(&mut state, deadline.remaining());
         }
-        let over = state.thread_over;
+        state.end(SessionState::Closed);
+        self.shared.changed.notify_all();
         drop(state);
         // A thread that still waits for a server to accept a connection ends when that does.
-        if over && let Some(thread) = self.thread.lock().take() {
-            let _ = thread.join();
-        }
+        self.thread.lock().join(deadline);
     }
 
     /// The path from the true root.
-    pub(super) fn full(&self, path: &str) -> String {
+    fn full(&self, path: &str) -> String {
         format!("{}{path}", self.shared.config.chroot)
     }
 
-    fn ask(&self, request: Request, by: Moment) -> Result<Outcome> {
+    fn one(&self, request: Request, by: Moment) -> Result<Outcome> {
         self.call(vec![request.into()], by)?.next()
     }
 
-    /// Sends requests together and waits for all the answers: one round trip. The server works on
-    /// them in this order, so a later one sees what an earlier one did.
+    /// Asks in one go and waits for all the answers: one round trip. The server works on the requests in
+    /// this order, so a later one sees what an earlier one did.
     pub(super) fn call(&self, asks: Vec<Ask>, by: Moment) -> Result<Answers> {
-        self.origin.check()?;
-        let slot = Arc::new(Slot::new(asks.len()));
-        let mut state = self.shared.connected(by)?;
-        let (epoch, sent) = (state.epoch, Moment::now());
-        let requests = asks.into_iter().enumerate().map(|(index, ask)| {
-            let to = To::Caller(Arc::clone(&slot), index);
-            (ask.request, ask.lookout, to)
-        });
-        state.send(requests)?;
-        drop(state);
-        match slot.wait(by)? {
+        let call = self.ask(asks, by)?;
+        self.finish(&call, by)
+    }
+
+    /// Asks in one go, once a server is there.
+    pub(super) fn ask(&self, asks: Vec<Ask>, by: Moment) -> Result<Arc<Call>> {
+        let mut state = self.shared.connected(by).map_err(Error::before_asking)?;
+        let number = state.next_number();
+        let epoch = state.protocol.epoch();
+        let call = Arc::new(Call::new(number, asks.len(), epoch, Moment::now()));
+        state.calls.insert(number, Arc::clone(&call));
+        state.protocol.ask(number, asks);
+        state.settle();
+        Ok(call)
+    }
+
+    /// Waits for all the answers to a call. After a `Timeout` they are still due, and may be waited for
+    /// again.
+    pub(super) fn finish(&self, call: &Call, by: Moment) -> Result<Answers> {
+        match call.wait(by)? {
             Some(list) => Ok(Answers {
-                epoch,
-                sent,
                 list: list.into_iter(),
             }),
             None => Err(self.shared.timeout("the server did not answer in time")),
         }
     }
 
-    /// Looks out for the end of a node that we believe to exist, without waiting: the sentinel fires
-    /// if it is gone by now, too.
-    pub(super) fn look_out(&self, path: &str, sentinel: &Arc<Sentinel>) {
+    /// Nobody wants the node any more that the request with this index of `call` asked for as `path`.
+    pub(super) fn cancel_creation(&self, call: &Call, index: usize, path: &str) {
         let mut state = self.shared.state.lock();
-        let Ask { request, lookout } = Ask::watch(path, sentinel);
-        if state.is_connected() {
-            // On failure the look-out is kept, and set with the others on the next connection.
-            let _ = state.send([(request, lookout, To::Lookout)]);
-        } else {
-            lookout.into_iter().for_each(|lookout| state.keep(lookout));
+        match call.answer_to(index) {
+            None => state.protocol.cancel(call.number),
+            Some(Answer::Replied(Ok(Reply::Created(path, _)))) => state.protocol.abandon(path),
+            Some(Answer::Lost { handed: true }) => state.protocol.abandon_creation(path),
+            Some(_) => {}
         }
+        state.settle();
+    }
+
+    /// As [`Session::cancel_creation`], for one that was handed to the socket and not answered.
+    pub(super) fn abandon_creation(&self, path: &str) {
+        let mut state = self.shared.state.lock();
+        state.protocol.abandon_creation(path);
+        state.settle();
+    }
+
+    /// Watches a node that we believe to exist, without waiting: the watch fires if it is gone by now,
+    /// too, and is refused if the server does not keep it.
+    pub(super) fn watch(&self, path: &str, watch: &Arc<Watch>) {
+        let mut state = self.shared.state.lock();
+        state.protocol.watch(path, watch);
+        state.settle();
     }
 
     /// Deletes a node for which nobody waits, now or after the next reconnect.
-    pub(super) fn abandon(&self, orphan: Orphan) {
-        if self.origin.is_here() {
-            self.shared.state.lock().sweep(orphan);
-        }
+    pub(super) fn abandon(&self, path: String) {
+        let mut state = self.shared.state.lock();
+        state.protocol.abandon(path);
+        state.settle();
     }
 
     /// The node goes at `end` unless its lease is renewed before.
     pub(super) fn begin_lease(&self, path: &str, end: Moment) {
-        self.shared.state.lock().leases.insert(path.to_owned(), end);
+        self.shared.state.lock().protocol.begin_lease(path, end);
     }
 
-    /// `false`: the lease is over, and its node is gone or going.
+    /// Returns `false` if the lease is over, and its node is gone or going.
     pub(super) fn renew_lease(&self, path: &str, end: Moment) -> bool {
-        let mut state = self.shared.state.lock();
-        let lease = state.leases.get_mut(path);
-        lease.map(|known| *known = end.max(*known)).is_some()
+        self.shared.state.lock().protocol.renew_lease(path, end)
     }
 
     pub(super) fn end_lease(&self, path: &str) {
-        self.shared.state.lock().leases.remove(path);
+        self.shared.state.lock().protocol.end_lease(path);
     }
 
-    /// Rings when there is something new to say to somebody who was told "unknown".
-    pub(super) fn ring_later(&self, alarm: &Arc<Alarm>) {
-        self.shared.state.lock().ring_later(alarm);
+    /// Wakes `cell` when there is something new to say to somebody who was told "unknown".
+    pub(super) fn wake_on_news(&self, cell: &Arc<UnparkerCell>) {
+        let weak = Arc::downgrade(cell);
+        let key = weak.as_ptr() as usize;
+        self.shared.state.lock().waiting_for_news.insert(key, weak);
     }
 
-    /// A look by somebody who may be in a child process, where the session is over and its lock may be
-    /// one that the parent's thread held.
-    fn see<T>(&self, in_a_child: T, look: impl FnOnce(&State) -> T) -> T {
-        if self.origin.is_here() {
-            self.look(look)
-        } else {
-            in_a_child
+    /// Looks at the protocol, at several things at once.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&Protocol) -> T) -> T {
+        look(&self.shared.state.lock().protocol)
+    }
+
+    /// What the session last saw of a mutex.
+    pub(super) fn known(&self, mutex_path: &str) -> Option<Known> {
+        self.shared.state.lock().known.get(mutex_path).cloned()
+    }
+
+    /// Remembers what was seen of a mutex.
+    pub(super) fn learn(&self, mutex_path: &Arc<str>, known: Known) {
+        let mut state = self.shared.state.lock();
+        if state.known.len() >= KNOWN && !state.known.contains_key(mutex_path) {
+            state.known.clear();
         }
-    }
-
-    /// A look under the lock, at several things at once.
-    pub(super) fn look<T>(&self, look: impl FnOnce(&State) -> T) -> T {
-        look(&self.shared.state.lock())
+        state.known.insert(Arc::clone(mutex_path), known);
     }
 
     /// The leader told its time: `ms` in a reply to what was sent at `sent`.
@@ -345,31 +515,260 @@ impl Session {
             self.shared.state.lock().leader_clock = Some((ms, sent));
         }
     }
-}
 
-#[cfg(test)]
-impl Session {
-    /// As if this were a child process; what the thread of the parent still works on.
-    pub(super) fn seen_from_a_child(&mut self) -> Arc<Shared> {
-        self.origin = Origin::elsewhere();
-        Arc::clone(&self.shared)
+    /// A snapshot for display. `ttl` and `total` are what is left, as far as one can know.
+    pub(super) fn owner(
+        &self,
+        id: &Arc<str>,
+        acquired_at: Option<i64>,
+        fence: i64,
+        (ttl, total): (Duration, Duration),
+    ) -> MutexOwner {
+        let now = Moment::now();
+        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        // A node's creation time is the leader's clock. A session that has created nothing has not seen
+        // it, and takes its own.
+        let clock = self.shared.state.lock().leader_clock;
+        let now_ms = clock.map_or_else(
+            || {
+                ms(SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .unwrap_or_default())
+            },
+            |(leader_ms, sent)| leader_ms.saturating_add(ms(now - sent)),
+        );
+        let acquired_at = acquired_at.and_then(|at| u64::try_from(at).ok());
+        MutexOwner::new(
+            Arc::clone(id),
+            acquired_at.unwrap_or(now_ms),
+            now_ms.saturating_add(ms(ttl)),
+            now_ms.saturating_add(ms(total)),
+            u64::try_from(fence).unwrap_or(0),
+        )
+        .observed_at(now_ms, now)
+    }
+
+    pub(super) fn set_probe(&self, probe: Arc<dyn Probe>) {
+        *self.shared.probe.lock() = Probed::new(probe);
     }
 }
 
+impl State {
+    fn next_number(&mut self) -> u64 {
+        self.next_call += 1;
+        self.next_call
+    }
+
+    /// Hands out what the protocol has to say, to the server and to the callers.
+    fn settle(&mut self) {
+        if self.protocol.has_output() {
+            let bytes = self.protocol.take_output();
+            if let Some(link) = &mut self.link
+                && let Err(error) = link.send(bytes)
+            {
+                self.broken(&error);
+            }
+        }
+        self.deliver(None);
+    }
+
+    /// The thread notices by its own read that the connection is gone.
+    fn broken(&mut self, error: &io::Error) {
+        let error = Error::new(
+            ErrorKind::Unreachable,
+            format!("cannot write to the server: {error}"),
+        );
+        self.disconnect(&error);
+    }
+
+    fn disconnect(&mut self, why: &Error) {
+        if let Some(mut link) = self.link.take() {
+            if self.protocol.has_output() {
+                let _ = link.send(self.protocol.take_output());
+            }
+            link.close();
+        }
+        self.protocol.disconnected();
+        self.deliver(Some(why));
+    }
+
+    fn end(&mut self, phase: SessionState) {
+        self.protocol.end(phase);
+        let why = self.protocol.over_error();
+        self.deliver(Some(&why));
+    }
+
+    fn deliver(&mut self, why: Option<&Error>) {
+        let over = self.protocol.phase().is_over();
+        let over = over.then(|| self.protocol.over_error());
+        while let Some(answered) = self.protocol.next_answer() {
+            if let Some(call) = self.calls.get(&answered.call)
+                && call.answer(answered.index, answered.answer, over.as_ref().or(why))
+            {
+                self.calls.remove(&answered.call);
+            }
+        }
+        if self.protocol.take_news() {
+            for cell in std::mem::take(&mut self.waiting_for_news).into_values() {
+                if let Some(cell) = cell.upgrade() {
+                    cell.unpark();
+                }
+            }
+        }
+    }
+}
+
+/// For the session's thread.
 impl Shared {
-    /// The state, once a server is there. Fails at once where every server has been tried in vain:
-    /// who tries again later is rung when there is one.
+    pub(super) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        let state = self.state.lock();
+        state.closing || state.protocol.phase().is_over()
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.state.lock().protocol.epoch()
+    }
+
+    pub(super) fn patience(&self, now: Moment) -> Duration {
+        self.state.lock().protocol.patience(now)
+    }
+
+    /// A connection was opened.
+    pub(super) fn begin(&self, link: Link, patience: Duration, addresses: usize) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.closing {
+            // Nobody is to be let in any more: `tick` ends the thread.
+            return Ok(());
+        }
+        state.protocol.begin(Moment::now(), patience, addresses);
+        let hello = state.protocol.take_output();
+        let link = state.link.insert(link);
+        link.send(hello)
+    }
+
+    /// Does what is due; `None` if the session is over.
+    pub(super) fn tick(&self, now: Moment) -> Result<Option<Wake>> {
+        let mut state = self.state.lock();
+        if state.protocol.phase().is_over() || (state.closing && state.link.is_none()) {
+            return Ok(None);
+        }
+        state.protocol.tick(now)?;
+        if let Some(link) = &mut state.link
+            && let Err(error) = link.flush()
+        {
+            state.broken(&error);
+        }
+        state.settle();
+        let Some(link) = &state.link else {
+            return Err(Error::new(ErrorKind::Unreachable, "the connection broke"));
+        };
+        Ok(Some(Wake {
+            blocked: link.is_blocked(),
+            at: state.protocol.wake_at(),
+        }))
+    }
+
+    /// The server sent something.
+    pub(super) fn received(&self, bytes: Vec<u8>) -> Result<()> {
+        let mut state = self.state.lock();
+        let Some(link) = &mut state.link else {
+            return Ok(());
+        };
+        let plain = link.open(bytes).map_err(|error| {
+            Error::new(ErrorKind::Unreachable, format!("TLS: {error}")).with_source(error)
+        })?;
+        let before = state.protocol.phase();
+        let result = state.protocol.received(&plain, Moment::now());
+        state.settle();
+        let after = state.protocol.phase();
+        if after.is_over()
+            && let Some(mut link) = state.link.take()
+        {
+            link.close();
+        }
+        if before != after {
+            if after == SessionState::Connected {
+                state.trouble = None;
+            }
+            self.changed.notify_all();
+            drop(state);
+            if after == SessionState::Connected {
+                // The end of what "connection lost" began is said as loudly.
+                let level = match before {
+                    SessionState::Suspended => log::Level::Info,
+                    _ => log::Level::Debug,
+                };
+                log::log!(level, "{}: connected", self.config.realm);
+                self.probe.lock().clone().tell(|probe| probe.connected());
+            }
+        }
+        result
+    }
+
+    /// The server ended the connection. Returns `true` if that is what it was asked to do.
+    pub(super) fn closed_by_server(&self) -> bool {
+        let mut state = self.state.lock();
+        state.protocol.refused();
+        state.closing || state.protocol.phase().is_over()
+    }
+
+    /// The connection is lost, or could not be opened.
+    pub(super) fn lost(&self, error: &Error) {
+        let mut state = self.state.lock();
+        state.disconnect(error);
+        self.changed.notify_all();
+        let silent = state.closing;
+        drop(state);
+        if !silent {
+            let probe = self.probe.lock().clone();
+            probe.tell(|probe| probe.disconnected(error));
+        }
+    }
+
+    /// Every address was tried in vain.
+    pub(super) fn in_trouble(&self, error: Error) {
+        let mut state = self.state.lock();
+        if state.trouble.is_none() && !state.closing {
+            log::warn!("{}: no server can be used: {error}", self.config.realm);
+        }
+        state.trouble = Some(error);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn pause(&self, pause: Duration) {
+        let until = Moment::now() + pause;
+        let mut state = self.state.lock();
+        while !state.closing && !until.remaining().is_zero() {
+            self.changed.wait_for(&mut state, until.remaining());
+        }
+    }
+
+    pub(super) fn thread_ends(&self) {
+        let mut state = self.state.lock();
+        state.end(SessionState::Closed);
+        if let Some(mut link) = state.link.take() {
+            link.close();
+        }
+        self.changed.notify_all();
+    }
+
+    /// The state, once a server is there. Fails at once where every server has been tried in vain: who
+    /// tries again later is woken when there is one.
     fn connected(&self, by: Moment) -> Result<parking_lot::MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         loop {
-            if state.phase.is_over() || state.closing {
-                return Err(state.over_error());
+            if state.protocol.phase().is_over() || state.closing {
+                return Err(state.protocol.over_error());
             }
             let left = by.remaining();
             if left.is_zero() {
                 return Err(self.timeout("no server was there in time"));
             }
-            if state.is_connected() {
+            if state.protocol.is_connected() {
                 return Ok(state);
             }
             if let Some(trouble) = &state.trouble {

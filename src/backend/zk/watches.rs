@@ -1,67 +1,96 @@
-//! Who is told about which node: sentinels, and the table of them that outlives a connection.
+//! Who is woken for which node: watches, and the table of them that outlives a connection.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use super::message::{Change, Event};
-use crate::bell::Waker;
+use crate::parker::Unparker;
 
-/// Whom to wake, once there is somebody: a seat can watch before anybody listens.
+/// Whom to wake, once there is somebody: a contender can watch before anybody listens.
 #[derive(Debug, Default)]
-pub(super) struct Alarm {
-    waker: Mutex<Option<Waker>>,
+pub(super) struct UnparkerCell {
+    unparker: Mutex<Option<Unparker>>,
 }
 
-impl Alarm {
-    pub(super) fn set(&self, waker: Option<&Waker>) {
-        *self.waker.lock() = waker.cloned();
+impl UnparkerCell {
+    pub(super) fn set(&self, unparker: Option<&Unparker>) {
+        *self.unparker.lock() = unparker.cloned();
     }
 
     pub(super) fn is_set(&self) -> bool {
-        self.waker.lock().is_some()
+        self.unparker.lock().is_some()
     }
 
-    pub(super) fn ring(&self) {
-        if let Some(waker) = &*self.waker.lock() {
-            waker.wake();
+    pub(super) fn unpark(&self) {
+        if let Some(unparker) = &*self.unparker.lock() {
+            unparker.unpark();
         }
     }
 }
 
-/// One look-out at one node. Fires once: when something happened to the node, or the session ended.
-/// Dropped, it is forgotten, and what happens to the node rings nobody.
+/// A watch on one node. Fires once: when something happened to the node, or the session ended.
+/// Dropped, it is forgotten, and what happens to the node wakes nobody.
 #[derive(Debug)]
-pub(super) struct Sentinel {
-    fired: AtomicBool,
-    /// Told by a server: the node was deleted. A watch that fired for another reason proves nothing.
-    gone: AtomicBool,
-    alarm: Arc<Alarm>,
+pub(super) struct Watch {
+    state: AtomicU8,
+    wakes: Arc<UnparkerCell>,
 }
 
-impl Sentinel {
-    pub(super) fn new(alarm: &Arc<Alarm>) -> Arc<Sentinel> {
-        Arc::new(Sentinel {
-            fired: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
-            alarm: Arc::clone(alarm),
+/// Asked for; the server has not answered yet.
+const DUE: u8 = 0;
+/// The server keeps it.
+const CONFIRMED: u8 = 1;
+/// Something happened to the node, or the session ended. Proves nothing about the node.
+const CHANGED: u8 = 2;
+/// The node is gone, by a server's word.
+const GONE: u8 = 3;
+/// The server refused to keep it.
+const REFUSED: u8 = 4;
+
+impl Watch {
+    pub(super) fn new(wakes: &Arc<UnparkerCell>) -> Arc<Watch> {
+        Arc::new(Watch {
+            state: AtomicU8::new(DUE),
+            wakes: Arc::clone(wakes),
         })
     }
 
-    pub(super) fn has_fired(&self) -> bool {
-        self.fired.load(Ordering::Acquire)
+    pub(super) fn is_confirmed(&self) -> bool {
+        self.state.load(Ordering::Acquire) == CONFIRMED
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.state.load(Ordering::Acquire) == DUE
     }
 
     pub(super) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Acquire)
+        self.state.load(Ordering::Acquire) == GONE
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        self.state.load(Ordering::Acquire) == REFUSED
+    }
+
+    /// The server keeps the watch, unless it has fired by now.
+    pub(super) fn confirm(&self) {
+        let _ = self
+            .state
+            .compare_exchange(DUE, CONFIRMED, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// The server does not keep the watch. Its holder is woken, and asks again.
+    pub(super) fn refuse(&self) {
+        self.state.store(REFUSED, Ordering::Release);
+        self.wakes.unpark();
     }
 
     pub(super) fn fire(&self, gone: bool) {
-        self.gone.store(gone, Ordering::Release);
-        self.fired.store(true, Ordering::Release);
-        self.alarm.ring();
+        let state = if gone { GONE } else { CHANGED };
+        self.state.store(state, Ordering::Release);
+        self.wakes.unpark();
     }
 }
 
@@ -76,19 +105,22 @@ pub(super) enum Kind {
     Children,
 }
 
-/// The watches that the server holds for the session. One entry for any number of sentinels: the
-/// server keeps one watch per session and node, and tells once.
+/// The watches that the server holds for the session. One entry for any number of holders: the server
+/// keeps one watch per session and node, and fires it once.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
-    table: HashMap<(Kind, String), Vec<Weak<Sentinel>>>,
+    table: HashMap<(Kind, String), Vec<Weak<Watch>>>,
 }
 
 impl Watches {
-    pub(super) fn add(&mut self, kind: Kind, path: String, sentinel: &Weak<Sentinel>) {
-        let sentinels = self.table.entry((kind, path)).or_default();
-        // Whoever left did not say so: without this, watching a quiet node over and over would pile up.
-        sentinels.retain(|known| known.strong_count() > 0);
-        sentinels.push(Weak::clone(sentinel));
+    pub(super) fn add(&mut self, kind: Kind, path: String, watch: &Weak<Watch>) {
+        let holders = self.table.entry((kind, path)).or_default();
+        if holders.len() == holders.capacity() {
+            // Dropped holders did not say so. Looked for only before the list would grow, so that adding
+            // to a long one does not read all of it.
+            holders.retain(|known| known.strong_count() > 0);
+        }
+        holders.push(Weak::clone(watch));
     }
 
     pub(super) fn fire(&mut self, event: Event) {
@@ -99,17 +131,25 @@ impl Watches {
             Change::Children => &[Kind::Children],
             Change::Other => &[],
         };
+        let mut key = (Kind::Data, event.path);
         for kind in kinds {
-            let key = (*kind, event.path.clone());
-            let sentinels = self.table.remove(&key).unwrap_or_default();
-            fire_all(sentinels, event.change == Change::Deleted);
+            key.0 = *kind;
+            let holders = self.table.remove(&key).unwrap_or_default();
+            fire_all(holders, event.change == Change::Deleted);
         }
     }
 
     /// The session is over, and with it every watch.
     pub(super) fn end(&mut self) {
-        for (_, sentinels) in self.table.drain() {
-            fire_all(sentinels, false);
+        for (_, holders) in self.table.drain() {
+            fire_all(holders, false);
+        }
+    }
+
+    /// Wakes every holder without firing its watch.
+    pub(super) fn unpark_all(&self) {
+        for watch in self.table.values().flatten().filter_map(Weak::upgrade) {
+            watch.wakes.unpark();
         }
     }
 
@@ -117,55 +157,60 @@ impl Watches {
     /// waits for any more are dropped.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (Kind, &str)> {
         self.table
-            .retain(|_, sentinels| sentinels.iter().any(|known| known.strong_count() > 0));
+            .retain(|_, holders| holders.iter().any(|known| known.strong_count() > 0));
         self.table.keys().map(|(kind, path)| (*kind, path.as_str()))
     }
 }
 
-fn fire_all(sentinels: Vec<Weak<Sentinel>>, gone: bool) {
-    for sentinel in sentinels.iter().filter_map(Weak::upgrade) {
-        sentinel.fire(gone);
+fn fire_all(holders: Vec<Weak<Watch>>, gone: bool) {
+    for watch in holders.iter().filter_map(Weak::upgrade) {
+        watch.fire(gone);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bell, Moment, Ring};
+    use crate::clock::Moment;
+    use crate::parker::{Parker, Unparked};
 
     #[test]
-    fn an_event_fires_every_sentinel_of_the_node_once_and_none_of_the_forgotten() {
-        let bell = Bell::new();
-        let alarm = Arc::new(Alarm::default());
-        alarm.set(Some(&bell.waker()));
+    fn an_event_fires_every_watch_of_the_node_once_and_none_of_the_forgotten() {
+        let parker = Parker::new();
+        let cell = Arc::new(UnparkerCell::default());
+        cell.set(Some(&parker.unparker()));
         let mut watches = Watches::default();
-        let sentinels = [(); 3].map(|()| Sentinel::new(&alarm));
-        for sentinel in &sentinels {
-            watches.add(Kind::Data, "/a".into(), &Arc::downgrade(sentinel));
+        let held = [(); 3].map(|()| Watch::new(&cell));
+        for watch in &held {
+            watches.add(Kind::Data, "/a".into(), &Arc::downgrade(watch));
         }
-        let [one, two, forgotten] = sentinels;
+        let [one, two, forgotten] = held;
+        one.confirm();
+        assert!(one.is_confirmed() && two.is_due());
         drop(forgotten);
         let deleted = Event {
             change: Change::Deleted,
             path: "/a".into(),
         };
         watches.fire(deleted.clone());
-        assert!(one.has_fired() && two.is_gone());
-        assert_eq!(bell.wait(Moment::now()), Ring::Wake);
+        assert!(one.is_gone() && two.is_gone());
+        two.confirm();
+        assert!(two.is_gone(), "a reply after the event changes nothing");
+        assert_eq!(parker.park(Moment::now()), Unparked::Wake);
         watches.fire(deleted);
-        assert_eq!(bell.wait(Moment::now()), Ring::Silence);
+        assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
         assert_eq!(watches.all().count(), 0);
     }
 
     #[test]
-    fn sentinels_that_left_do_not_pile_up() {
-        let alarm = Arc::new(Alarm::default());
+    fn dropped_watches_do_not_pile_up() {
+        let cell = Arc::new(UnparkerCell::default());
         let mut watches = Watches::default();
         for _ in 0..1000 {
-            let sentinel = Sentinel::new(&alarm);
-            watches.add(Kind::Data, "/a".into(), &Arc::downgrade(&sentinel));
+            let watch = Watch::new(&cell);
+            watches.add(Kind::Data, "/a".into(), &Arc::downgrade(&watch));
         }
-        assert!(watches.table.values().all(|list| list.len() <= 2));
+        assert!(watches.table.values().all(|list| list.len() <= 8));
         assert_eq!(watches.all().count(), 0);
     }
 }

@@ -4,13 +4,13 @@
 //! and what does not decode is [`Malformed`], never a panic. What the bytes mean is in `message.rs`.
 
 use std::fmt;
-use std::io::{self, Read};
 
-/// The largest frame we take, the limit of ZooKeeper's own client (`jute.maxbuffer`, 4 MiB).
-pub(super) const MAX_FRAME: usize = 4 << 20;
+/// The largest frame that is taken: the names of a million contenders. A frame in the making never
+/// holds more than what has arrived.
+pub(super) const MAX_FRAME: usize = 64 << 20;
 
-/// How much is read at once. A frame in the making never holds more than what has arrived.
-const CHUNK: usize = 16 << 10;
+/// The length of a reply's head.
+const HEAD: usize = 16;
 
 /// Bytes that are not what ZooKeeper would say. The connection that brought them is thrown away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +83,20 @@ impl Encoder {
         self.bytes.is_empty()
     }
 
+    #[cfg(test)]
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// Takes what was written, and begins anew.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        self.frame = 0;
+        std::mem::take(&mut self.bytes)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.frame = 0;
+        self.bytes.clear();
     }
 }
 
@@ -158,40 +170,66 @@ impl<'a> Decoder<'a> {
     }
 }
 
+/// A frame from a server.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// All of it.
+    Whole(Vec<u8>),
+    /// The head of a frame beyond [`MAX_FRAME`]: enough to know whose answer it was. The rest is
+    /// skipped as it arrives, so that one list that is too long does not cost everybody the connection.
+    Oversized(Vec<u8>),
+}
+
 /// Cuts the stream of bytes from a server into frames.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     bytes: Vec<u8>,
     /// How much of `bytes` has been handed out.
     used: usize,
+    /// How much of an oversized frame is still to come.
+    skip: usize,
 }
 
 impl Frames {
-    /// Reads once. `Ok(0)` is the end of the stream.
-    pub(super) fn fill(&mut self, source: &mut impl Read) -> io::Result<usize> {
+    /// Takes what has arrived.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.used);
         self.used = 0;
-        let mut chunk = [0; CHUNK];
-        let count = source.read(&mut chunk)?;
+        let skipped = self.skip.min(bytes.len());
+        self.skip -= skipped;
         self.bytes
-            .extend_from_slice(chunk.get(..count).unwrap_or_default());
-        Ok(count)
+            .extend_from_slice(bytes.get(skipped..).unwrap_or_default());
     }
 
-    /// The next frame that has arrived in full.
-    pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, Malformed> {
+    /// The length of the next frame, as far as it has announced one.
+    pub(super) fn announced(&self) -> Option<usize> {
+        let arrived = self.bytes.get(self.used..).unwrap_or_default();
+        let (length, _) = arrived.split_first_chunk::<4>()?;
+        usize::try_from(i32::from_be_bytes(*length)).ok()
+    }
+
+    /// The next frame that has arrived in full, or the head of one that is too large to be taken.
+    pub(super) fn next(&mut self) -> Result<Option<Frame>, Malformed> {
         let arrived = self.bytes.get(self.used..).unwrap_or_default();
         let Some((length, rest)) = arrived.split_first_chunk::<4>() else {
             return Ok(None);
         };
         let length = usize::try_from(i32::from_be_bytes(*length))
-            .ok()
-            .filter(|length| *length <= MAX_FRAME)
-            .ok_or(Malformed("frame length out of bounds"))?;
+            .map_err(|_| Malformed("frame length out of bounds"))?;
+        if length > MAX_FRAME {
+            let Some(head) = rest.get(..HEAD) else {
+                return Ok(None);
+            };
+            let frame = Frame::Oversized(head.to_vec());
+            let here = rest.len().min(length);
+            self.skip = length - here;
+            self.used += 4 + here;
+            return Ok(Some(frame));
+        }
         let Some(frame) = rest.get(..length) else {
             return Ok(None);
         };
-        let frame = frame.to_vec();
+        let frame = Frame::Whole(frame.to_vec());
         self.used += 4 + length;
         Ok(Some(frame))
     }

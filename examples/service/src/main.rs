@@ -1,0 +1,96 @@
+//! A service that contends for leadership, and shows how it does to Prometheus:
+//!
+//! ```text
+//! cargo run -p contend-example-service --features metrics,redis -- --url redis://127.0.0.1 --listen 127.0.0.1:9464
+//! curl http://127.0.0.1:9464/metrics
+//! curl http://127.0.0.1:9464/health
+//! ```
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use contend::{Factory, MetricsProbe};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let url = option("--url").unwrap_or_else(|| "memory://".to_owned());
+    let listen = option("--listen").unwrap_or_else(|| "127.0.0.1:9464".to_owned());
+    // First the recorder, then the probe: what is registered before it goes nowhere.
+    let recorder = PrometheusBuilder::new().install_recorder()?;
+    let factory = contend::connect(&url)?.with_probe(Arc::new(MetricsProbe::new()));
+    let service = factory
+        .contend("report")
+        .on_acquired(|event| println!("leads, fence {:?}", event.fence()))
+        .on_released(|event| println!("has ended, fence {:?}", event.fence()))
+        .build()?;
+    service.start()?;
+
+    let listener = TcpListener::bind(&listen)?;
+    println!("http://{}/metrics", listener.local_addr()?);
+    let server = factory.clone();
+    thread::spawn(move || serve(&listener, &recorder, &server));
+    // Without this, a deploy would leave the mutex owned until the lease has run out.
+    signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?
+        .forever()
+        .next();
+    service.stop()?;
+    Ok(())
+}
+
+/// One request after the other: a scrape a few times a minute needs no more.
+fn serve(listener: &TcpListener, recorder: &PrometheusHandle, factory: &Factory) {
+    for stream in listener.incoming().flatten() {
+        // Who connects and says nothing does not keep the others waiting for long.
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(2)));
+        let _ = answer(stream, recorder, factory);
+    }
+}
+
+fn answer(
+    mut stream: TcpStream,
+    recorder: &PrometheusHandle,
+    factory: &Factory,
+) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream.try_clone()?).lines();
+    let request = lines.next().transpose()?.unwrap_or_default();
+    // The headers: a socket closed with unread input is reset, and the answer may be lost.
+    while lines
+        .next()
+        .transpose()?
+        .is_some_and(|line| !line.is_empty())
+    {}
+    let (status, kind, body) = match request.split(' ').nth(1) {
+        Some("/metrics") => {
+            recorder.run_upkeep();
+            ("200 OK", "text/plain; version=0.0.4", recorder.render())
+        }
+        Some("/health") => {
+            let health = factory.health();
+            let status = if health.is_fine() {
+                "200 OK"
+            } else {
+                "503 Service Unavailable"
+            };
+            (status, "application/json", health.to_json() + "\n")
+        }
+        _ => (
+            "404 Not Found",
+            "text/plain",
+            "try /metrics or /health\n".to_owned(),
+        ),
+    };
+    let length = body.len();
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+}
+
+fn option(name: &str) -> Option<String> {
+    std::env::args().skip_while(|word| word != name).nth(1)
+}

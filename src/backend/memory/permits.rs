@@ -1,0 +1,597 @@
+//! Semaphores in the memory of one process: the same rules as in the tables, behind one lock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::mutexes::{Registry, now};
+use crate::backend::permit_store::{
+    Call, CapacityChange, Decision, Discrepancy, Exhausted, Failure, Grant, Held, HeldPermit,
+    Holder, Look, OnHeld, Permit, PermitRenewal, PermitStore, Reason, Release, Renewed,
+    RequestStatus, StoreTime, Sweep, Swept, Usage, Wish, no_such_semaphore, reclaim_after,
+    semaphore_in_use,
+};
+use crate::clock::Moment;
+use crate::error::Result;
+
+/// How often a waiting request looks for what another factory of this process released.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The semaphores of one registry.
+#[derive(Debug, Default)]
+pub(super) struct Permits {
+    state: Mutex<State>,
+}
+
+/// A handle of one factory on the semaphores of a registry.
+#[derive(Debug)]
+pub(super) struct MemoryPermits {
+    realm: String,
+    registry: Arc<Registry>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    semaphores: BTreeMap<Arc<str>, Semaphore>,
+    requests: HashMap<Arc<str>, Request>,
+    history: Vec<CapacityChange>,
+    /// The last number given to anything.
+    last_id: u64,
+}
+
+#[derive(Debug)]
+struct Semaphore {
+    id: u64,
+    capacity: u32,
+    used: i64,
+}
+
+#[derive(Debug)]
+struct Request {
+    id: u64,
+    token: u64,
+    owner: Option<Arc<str>>,
+    ttl: Option<Duration>,
+    /// Whether its permits are held.
+    held: bool,
+    /// Those it holds; once released, those it held last.
+    permits: Vec<HeldPermit>,
+    created: Moment,
+    /// The last renewal; once released, the release.
+    updated: Moment,
+    updated_micros: StoreTime,
+}
+
+impl Request {
+    fn expires(&self) -> Option<Moment> {
+        self.ttl.map(|ttl| self.updated + ttl)
+    }
+
+    fn reclaim_at(&self) -> Option<Moment> {
+        self.ttl.map(|ttl| self.updated + reclaim_after(ttl))
+    }
+
+    fn is_reclaimable(&self, now: Moment) -> bool {
+        self.held && self.reclaim_at().is_some_and(|at| at <= now)
+    }
+
+    fn renew(&mut self) {
+        let now = now();
+        self.updated = now.local;
+        self.updated_micros = now.micros;
+    }
+
+    fn status(&self) -> RequestStatus {
+        RequestStatus::new(
+            self.held,
+            self.permits.iter().map(HeldPermit::to_permit).collect(),
+            self.owner.clone(),
+            self.ttl,
+            self.expires()
+                .filter(|_| self.held)
+                .map(|at| at - Moment::now()),
+        )
+    }
+
+    /// Whether these permits are among those held.
+    fn holds(&self, held: &Held) -> bool {
+        self.held
+            && self.token == held.token
+            && held
+                .permits
+                .iter()
+                .all(|it| self.permits.iter().any(|own| own.id == it.id))
+    }
+
+    fn to_held(&self, external_id: &Arc<str>) -> Held {
+        Held {
+            external_id: Arc::clone(external_id),
+            request_id: self.id,
+            token: self.token,
+            permits: self.permits.clone(),
+        }
+    }
+}
+
+impl State {
+    fn next_id(&mut self) -> u64 {
+        // As in the tables, a fence survives a restart: it is never below the time.
+        self.last_id = (self.last_id + 1).max(now().micros);
+        self.last_id
+    }
+
+    /// The first semaphore that has too little for the wish.
+    fn shortage(&self, wish: &Wish) -> Result<Option<Exhausted>> {
+        let mut short = None;
+        for (name, count) in &wish.permits {
+            let semaphore = self
+                .semaphores
+                .get(name)
+                .ok_or_else(|| no_such_semaphore(name))?;
+            let wanted = semaphore.used.saturating_add(i64::from(*count));
+            if short.is_none() && wanted > i64::from(semaphore.capacity) {
+                let held = u64::try_from(semaphore.used).unwrap_or(0);
+                short = Some(Exhausted::new(
+                    Arc::clone(name),
+                    semaphore.capacity,
+                    held,
+                    *count,
+                ));
+            }
+        }
+        Ok(short)
+    }
+
+    fn count(&mut self, permits: &[HeldPermit], sign: i64) {
+        for permit in permits {
+            if let Some(semaphore) = self.semaphores.get_mut(&permit.semaphore)
+                && semaphore.id == permit.semaphore_id
+            {
+                semaphore.used += sign * i64::from(permit.count);
+            }
+        }
+    }
+
+    /// Releases a request if `which` says so; what it held.
+    fn release(
+        &mut self,
+        external_id: &str,
+        which: impl FnOnce(&Request) -> bool,
+    ) -> Option<Vec<Permit>> {
+        let request = self.requests.get_mut(external_id)?;
+        if !request.held || !which(request) {
+            return None;
+        }
+        request.held = false;
+        request.renew();
+        let permits = request.permits.clone();
+        self.count(&permits, -1);
+        Some(permits.iter().map(HeldPermit::to_permit).collect())
+    }
+
+    fn sweep(&mut self, reason: Reason, which: impl Fn(&Request) -> bool) -> Vec<Swept> {
+        let found: Vec<Arc<str>> = self
+            .requests
+            .iter()
+            .filter(|(_, request)| request.held && which(request))
+            .map(|(id, _)| Arc::clone(id))
+            .collect();
+        let mut swept = Vec::new();
+        for id in found {
+            let owner = self.requests.get(&id).and_then(|it| it.owner.clone());
+            if let Some(permits) = self.release(&id, |_| true) {
+                swept.push(Swept::new(id, owner, permits, reason));
+            }
+        }
+        swept
+    }
+
+    fn acquire(&mut self, call: &Call) -> Decision {
+        let wish = &call.wish;
+        if let Some(request) = self.requests.get(&wish.external_id) {
+            let status = request.status();
+            let ours = request.token == call.token;
+            if !status.held {
+                return Decision::Known(status);
+            }
+            if !status.matches(wish) {
+                return Decision::Refused(status.conflict(&wish.external_id));
+            }
+            if ours {
+                let held = request.to_held(&wish.external_id);
+                return Decision::Granted(self.grant(wish, held, status.expires_in));
+            }
+            match call.on_held {
+                OnHeld::Report => return Decision::Known(status),
+                OnHeld::TakeOver => {
+                    self.release(&wish.external_id, |_| true);
+                    return self.insert(call);
+                }
+            }
+        }
+        match self.shortage(wish) {
+            Err(error) => Decision::Refused(error),
+            Ok(Some(exhausted)) => Decision::Exhausted(exhausted),
+            Ok(None) => self.insert(call),
+        }
+    }
+
+    fn insert(&mut self, call: &Call) -> Decision {
+        let wish = &call.wish;
+        let before = self.requests.remove(&wish.external_id);
+        let id = before
+            .as_ref()
+            .map_or_else(|| self.next_id(), |request| request.id);
+        let mut permits = Vec::with_capacity(wish.permits.len());
+        for (name, count) in &wish.permits {
+            let permit_id = self.next_id();
+            let Some(semaphore) = self.semaphores.get(name) else {
+                return Decision::Refused(no_such_semaphore(name));
+            };
+            permits.push(HeldPermit {
+                id: permit_id,
+                semaphore_id: semaphore.id,
+                semaphore: Arc::clone(name),
+                count: *count,
+            });
+        }
+        self.count(&permits, 1);
+        let now = now();
+        let request = Request {
+            id,
+            token: call.token,
+            owner: wish.owner.clone(),
+            ttl: wish.ttl,
+            held: true,
+            permits,
+            created: before.map_or(now.local, |request| request.created),
+            updated: now.local,
+            updated_micros: now.micros,
+        };
+        let held = request.to_held(&wish.external_id);
+        self.requests.insert(Arc::clone(&wish.external_id), request);
+        Decision::Granted(self.grant(wish, held, wish.ttl))
+    }
+
+    fn grant(&self, wish: &Wish, held: Held, remaining: Option<Duration>) -> Grant {
+        let free = |(name, _): &(Arc<str>, u32)| {
+            let semaphore = self.semaphores.get(name);
+            let left = semaphore.map_or(0, |it| i64::from(it.capacity) - it.used);
+            u64::try_from(left).unwrap_or(0)
+        };
+        Grant {
+            held,
+            sent: Moment::now(),
+            remaining,
+            free: wish.permits.iter().map(free).collect(),
+        }
+    }
+}
+
+impl MemoryPermits {
+    pub(super) fn new(realm: String, registry: Arc<Registry>) -> MemoryPermits {
+        MemoryPermits { realm, registry }
+    }
+
+    fn state(&self) -> Result<MutexGuard<'_, State>> {
+        self.registry.ping()?;
+        Ok(self.registry.permits.state.lock())
+    }
+}
+
+impl PermitStore for MemoryPermits {
+    fn realm(&self) -> &str {
+        &self.realm
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn min_ttl(&self) -> Duration {
+        Duration::from_millis(100)
+    }
+
+    fn poll_interval(&self) -> Duration {
+        POLL_INTERVAL
+    }
+
+    fn create_tables(&self, _by: Moment) -> Result<()> {
+        self.state().map(drop)
+    }
+
+    fn create(&self, name: &str, capacity: u32, _by: Moment) -> Result<bool> {
+        let mut state = self.state()?;
+        if state.semaphores.contains_key(name) {
+            return Ok(false);
+        }
+        let semaphore = Semaphore {
+            id: state.next_id(),
+            capacity,
+            used: 0,
+        };
+        state.semaphores.insert(Arc::from(name), semaphore);
+        Ok(true)
+    }
+
+    fn set_capacity(
+        &self,
+        name: &str,
+        capacity: u32,
+        changed_by: Option<&str>,
+        _by: Moment,
+    ) -> Result<u32> {
+        let mut state = self.state()?;
+        let semaphore = state
+            .semaphores
+            .get_mut(name)
+            .ok_or_else(|| no_such_semaphore(name))?;
+        let old = std::mem::replace(&mut semaphore.capacity, capacity);
+        if old != capacity {
+            let change = CapacityChange::new(
+                Arc::from(name),
+                changed_by.map(Arc::from),
+                now().ms,
+                old,
+                capacity,
+            );
+            state.history.push(change);
+        }
+        Ok(old)
+    }
+
+    fn history(&self, name: &str, _by: Moment) -> Result<Vec<CapacityChange>> {
+        let state = self.state()?;
+        let changes = state.history.iter().filter(|it| &*it.semaphore == name);
+        Ok(changes.cloned().collect())
+    }
+
+    fn delete(&self, name: &str, _by: Moment) -> Result<bool> {
+        let mut state = self.state()?;
+        match state.semaphores.get(name) {
+            None => Ok(false),
+            Some(semaphore) if semaphore.used != 0 => {
+                Err(semaphore_in_use(name, semaphore.used, semaphore.capacity))
+            }
+            Some(_) => Ok(state.semaphores.remove(name).is_some()),
+        }
+    }
+
+    fn usage(&self, name: Option<&str>, _by: Moment) -> Result<Vec<Usage>> {
+        let state = self.state()?;
+        let wanted = |known: &str| name.is_none_or(|name| name == known);
+        let usage = |(known, it): (&Arc<str>, &Semaphore)| {
+            let requests = state.requests.values().filter(|request| {
+                request.held && request.permits.iter().any(|p| p.semaphore_id == it.id)
+            });
+            Usage::new(
+                Arc::clone(known),
+                it.capacity,
+                u64::try_from(it.used).unwrap_or(0),
+                requests.count() as u64,
+            )
+        };
+        let found = state.semaphores.iter().filter(|(known, _)| wanted(known));
+        Ok(found.map(usage).collect())
+    }
+
+    fn holders(&self, name: &str, _by: Moment) -> Result<Vec<Holder>> {
+        let state = self.state()?;
+        if !state.semaphores.contains_key(name) {
+            return Err(no_such_semaphore(name));
+        }
+        let mut holders = Vec::new();
+        for (external_id, request) in &state.requests {
+            let permits = request.permits.iter();
+            for permit in permits.filter(|it| request.held && &*it.semaphore == name) {
+                holders.push(Holder::new(
+                    Arc::clone(external_id),
+                    request.owner.clone(),
+                    (permit.count, permit.id),
+                    Moment::now() - request.created,
+                    request.status().expires_in,
+                ));
+            }
+        }
+        holders.sort_by_key(|holder| holder.fence);
+        Ok(holders)
+    }
+
+    fn status(&self, external_id: &str, _by: Moment) -> Result<Option<RequestStatus>> {
+        let state = self.state()?;
+        Ok(state.requests.get(external_id).map(Request::status))
+    }
+
+    fn acquire(&self, call: &Arc<Call>, _by: Moment) -> Result<Decision, Failure> {
+        let mut state = self.state().map_err(Failure::known)?;
+        let decision = state.acquire(call);
+        if !matches!(decision, Decision::Exhausted(_)) {
+            return Ok(decision);
+        }
+        let now = Moment::now();
+        let touches = |request: &Request| {
+            request.is_reclaimable(now)
+                && request
+                    .permits
+                    .iter()
+                    .any(|it| call.wish.wants(&it.semaphore))
+        };
+        if state.sweep(Reason::Expired, touches).is_empty() {
+            return Ok(decision);
+        }
+        Ok(state.acquire(call))
+    }
+
+    fn look(&self, wish: &Wish, _by: Moment) -> Result<Look> {
+        let state = self.state()?;
+        let Ok(Some(exhausted)) = state.shortage(wish) else {
+            return Ok(Look::Try);
+        };
+        let now = Moment::now();
+        let held = state.requests.values().filter(|request| request.held);
+        let next = held.filter_map(Request::reclaim_at).min();
+        Ok(match next {
+            Some(at) if at <= now => Look::Try,
+            next => Look::Short {
+                exhausted,
+                next_reclaim: next.map(|at| at - now),
+            },
+        })
+    }
+
+    fn renew(&self, held: &[Arc<Held>], _by: Moment) -> Result<Vec<Renewed>> {
+        let mut state = self.state()?;
+        let renew = |held: &Arc<Held>| match state.requests.get_mut(&held.external_id) {
+            Some(request) if request.holds(held) => {
+                request.renew();
+                Renewed::Yes
+            }
+            _ => Renewed::Lost,
+        };
+        Ok(held.iter().map(renew).collect())
+    }
+
+    fn release(&self, held: &Arc<Held>, _by: Moment) -> Result<bool> {
+        let mut state = self.state()?;
+        let released = state.release(&held.external_id, |request| request.holds(held));
+        Ok(released.is_some())
+    }
+
+    fn release_part(
+        &self,
+        held: &Held,
+        part: &HeldPermit,
+        count: u32,
+        _by: Moment,
+    ) -> Result<bool> {
+        let mut state = self.state()?;
+        let Some(request) = state.requests.get_mut(&held.external_id) else {
+            return Ok(false);
+        };
+        if !request.holds(held) {
+            return Ok(false);
+        }
+        let given_back = HeldPermit {
+            count,
+            ..part.clone()
+        };
+        for own in request.permits.iter_mut().filter(|own| own.id == part.id) {
+            own.count = own.count.saturating_sub(count);
+        }
+        request.permits.retain(|own| own.count > 0);
+        if request.permits.is_empty() {
+            request.held = false;
+            request.renew();
+        }
+        state.count(&[given_back], -1);
+        Ok(true)
+    }
+
+    fn release_request(&self, external_id: &str, _by: Moment) -> Result<Release> {
+        let mut state = self.state()?;
+        if state.release(external_id, |_| true).is_some() {
+            return Ok(Release::Released);
+        }
+        Ok(match state.requests.contains_key(external_id) {
+            true => Release::AlreadyReleased,
+            false => Release::Unknown,
+        })
+    }
+
+    fn renew_request(&self, external_id: &str, _by: Moment) -> Result<PermitRenewal> {
+        let mut state = self.state()?;
+        Ok(match state.requests.get_mut(external_id) {
+            Some(request) if request.held => {
+                request.renew();
+                PermitRenewal::Renewed
+            }
+            Some(_) => PermitRenewal::AlreadyReleased,
+            None => PermitRenewal::Unknown,
+        })
+    }
+
+    fn bury(&self, call: &Call, _by: Moment) -> Result<()> {
+        let mut state = self.state()?;
+        let external_id = &call.wish.external_id;
+        state.release(external_id, |request| request.token == call.token);
+        Ok(())
+    }
+
+    fn sweep(&self, sweep: &Sweep, _by: Moment) -> Result<Vec<Swept>> {
+        let mut state = self.state()?;
+        let now = Moment::now();
+        Ok(match sweep {
+            Sweep::Expired => state.sweep(Reason::Expired, |it| it.is_reclaimable(now)),
+            Sweep::Stale(age) => state.sweep(Reason::Stale, |it| it.updated + *age <= now),
+            Sweep::Owner(owner, before) => state.sweep(Reason::OwnerDead, |it| {
+                it.owner.as_ref() == Some(owner) && it.updated_micros <= *before
+            }),
+        })
+    }
+
+    fn owners(&self, _by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
+        let state = self.state()?;
+        let held = state.requests.values().filter(|request| request.held);
+        let mut owners: Vec<Arc<str>> = held.filter_map(|it| it.owner.clone()).collect();
+        owners.sort();
+        owners.dedup();
+        Ok((owners, now().micros))
+    }
+
+    fn delete_requests(&self, age: Duration, batch: usize, _by: Moment) -> Result<u64> {
+        let mut state = self.state()?;
+        let now = Moment::now();
+        let old: Vec<Arc<str>> = state
+            .requests
+            .iter()
+            .filter(|(_, request)| !request.held && request.updated + age <= now)
+            .map(|(id, _)| Arc::clone(id))
+            .take(batch)
+            .collect();
+        for id in &old {
+            state.requests.remove(id);
+        }
+        Ok(old.len() as u64)
+    }
+
+    fn delete_history(&self, age: Duration, batch: usize, _by: Moment) -> Result<u64> {
+        let mut state = self.state()?;
+        let before = now()
+            .ms
+            .saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+        let old = state.history.iter().take(batch);
+        let count = old.take_while(|it| it.changed_at <= before).count();
+        state.history.drain(..count);
+        Ok(count as u64)
+    }
+
+    fn check(&self, _by: Moment) -> Result<Vec<Discrepancy>> {
+        let state = self.state()?;
+        let mut found = Vec::new();
+        for (name, semaphore) in &state.semaphores {
+            let held = state.requests.values().filter(|request| request.held);
+            let permits: i64 = held
+                .flat_map(|request| &request.permits)
+                .filter(|permit| permit.semaphore_id == semaphore.id)
+                .map(|permit| i64::from(permit.count))
+                .sum();
+            if permits != semaphore.used {
+                found.push(Discrepancy::new(Arc::clone(name), semaphore.used, permits));
+            }
+        }
+        Ok(found)
+    }
+
+    fn repair(&self, by: Moment) -> Result<Vec<Discrepancy>> {
+        let wrong = self.check(by)?;
+        let mut state = self.state()?;
+        for one in &wrong {
+            if let Some(semaphore) = state.semaphores.get_mut(&one.semaphore) {
+                semaphore.used = one.permits;
+            }
+        }
+        Ok(wrong)
+    }
+}

@@ -1,0 +1,266 @@
+//! One connection: set up so that every server behaves alike, and given up at the first doubt; and what
+//! the pool opens connections with.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mysql::prelude::Queryable;
+use mysql::{Conn, Value};
+use parking_lot::Mutex;
+
+use super::error::RequestError;
+use super::server::Server;
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool;
+
+/// The longest pause between two attempts to connect to a server that lets handshakes time out.
+const MAX_KNOCK: Duration = Duration::from_secs(15);
+
+/// How connections are opened.
+#[derive(Clone)]
+pub(crate) struct ConnectionOptions {
+    /// The longest wait for the TCP connection, and for the write of a request.
+    pub(crate) connect_timeout: Duration,
+    /// The longest wait for an answer.
+    pub(crate) read_timeout: Duration,
+    /// How long the server lets a statement wait for a row or table lock; whole seconds, at least one.
+    pub(crate) lock_wait: Duration,
+    /// More statements to set the session up with, such as an isolation level.
+    pub(crate) init: Vec<String>,
+    /// What else to do with a new connection before anybody waits for it, such as to prepare
+    /// statements: a call that had to do that first might not fit in its time. It may fail, as long as
+    /// the connection is fit for use.
+    pub(crate) prepare: Option<Prepare>,
+}
+
+/// Makes a new connection ready.
+pub(crate) type Prepare = Arc<dyn Fn(&mut Connection) -> Result<()> + Send + Sync>;
+
+impl fmt::Debug for ConnectionOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionOptions")
+            .field("connect_timeout", &self.connect_timeout)
+            .field("read_timeout", &self.read_timeout)
+            .field("lock_wait", &self.lock_wait)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens the connections of a pool.
+#[derive(Clone, Debug)]
+pub(crate) struct Connector {
+    pub(crate) server: Server,
+    pub(crate) options: ConnectionOptions,
+    /// Learns the server's time from every connection.
+    pub(crate) clock: Arc<ServerClock>,
+}
+
+/// A pool of connections to a MySQL server.
+pub(crate) type MysqlPool = pool::Pool<Connector>;
+
+impl Connector {
+    /// Opens a connection, on the thread of whoever may wait for it.
+    pub(crate) fn open(&self, options: &ConnectionOptions) -> Result<Connection> {
+        Connection::open(&self.server, options, &self.clock).map_err(|error| {
+            let error = error.into_error();
+            let hint = match error.kind() {
+                ErrorKind::Timeout => "; it hangs, or is no MySQL server",
+                _ => "",
+            };
+            Error::new(
+                error.kind(),
+                format!("cannot connect to {}: {error}{hint}", self.server),
+            )
+            .before_asking()
+        })
+    }
+}
+
+impl pool::Connect for Connector {
+    type Connection = Connection;
+
+    fn connect(&self) -> Result<Connection> {
+        self.open(&self.options)
+    }
+
+    fn is_broken(&self, connection: &mut Connection) -> bool {
+        connection.is_poisoned()
+    }
+
+    fn server(&self) -> String {
+        self.server.to_string()
+    }
+
+    /// A server counts the handshakes that were begun and given up, and locks the host out (1129) at
+    /// `max_connect_errors`, 100 by default: ever more slowly, that takes it the better part of an hour.
+    fn pause(&self, error: &Error, failures: u32) -> Duration {
+        let doubled = 2_u32.saturating_pow(failures.saturating_sub(1).min(16));
+        match error.kind() {
+            ErrorKind::Timeout | ErrorKind::Protocol | ErrorKind::Denied => {
+                (Duration::from_millis(500) * doubled).min(MAX_KNOCK)
+            }
+            _ => (Duration::from_millis(20) * doubled).min(Duration::from_millis(250)),
+        }
+    }
+}
+
+/// A connection to a server whose session is in UTC, strict and in autocommit mode.
+pub(crate) struct Connection {
+    conn: Conn,
+    /// The longest that one request can take.
+    patience: Duration,
+    poisoned: bool,
+    /// When the last request was sent.
+    sent: Moment,
+}
+
+impl Connection {
+    fn open(
+        server: &Server,
+        options: &ConnectionOptions,
+        clock: &ServerClock,
+    ) -> Result<Connection, RequestError> {
+        let patience = options.read_timeout;
+        let mut connection = caught(patience, || {
+            let mut conn = server.open(options.connect_timeout, patience)?;
+            conn.query_drop(session(options))?;
+            for statement in &options.init {
+                conn.query_drop(statement)?;
+            }
+            let sent = Moment::now();
+            let millis: Option<Value> =
+                conn.query_first("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)")?;
+            if let Some(Ok(millis)) = millis.map(mysql::from_value_opt::<u64>) {
+                clock.learn(millis, sent);
+            }
+            Ok(Connection {
+                conn,
+                patience,
+                poisoned: false,
+                sent,
+            })
+        })?;
+        if let Some(prepare) = &options.prepare {
+            let prepared = prepare(&mut connection);
+            if let Err(error) = prepared
+                && connection.poisoned
+            {
+                return Err(RequestError::poison(error));
+            }
+        }
+        Ok(connection)
+    }
+
+    /// Makes one request: `work` sends one statement and reads its answer. Nothing is sent where the
+    /// answer might come after `by`. Whatever leaves the outcome unknown leaves the connection
+    /// unusable: a late answer would be taken for that of the next request.
+    pub(crate) fn run<T>(
+        &mut self,
+        by: Moment,
+        work: impl FnOnce(&mut Conn) -> mysql::Result<T>,
+    ) -> Result<T, RequestError> {
+        if self.poisoned {
+            return Err(RequestError::given_up());
+        }
+        if by.remaining() < self.patience {
+            return Err(RequestError::too_late());
+        }
+        let conn = &mut self.conn;
+        self.sent = Moment::now();
+        let outcome = caught(self.patience, || work(conn));
+        if outcome.as_ref().is_err_and(RequestError::is_poison) {
+            self.poisoned = true;
+        }
+        outcome
+    }
+
+    /// The longest that one request can take.
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// When the last request was sent.
+    pub(crate) fn sent(&self) -> Moment {
+        self.sent
+    }
+
+    /// Returns `true` if it was given up.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.poisoned
+    }
+
+    /// Gives it up.
+    pub(crate) fn poison(&mut self) {
+        self.poisoned = true;
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("id", &self.conn.connection_id())
+            .field("poisoned", &self.poisoned)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The session, in one statement.
+///
+/// utf8mb4, because a server may disregard what the handshake says. UTC, because
+/// `UNIX_TIMESTAMP(NOW())` is an hour wrong in the autumn fold of a local time zone. Strict, because a
+/// server that is not cuts an id to the column's width and never finds it again. REPEATABLE READ, because
+/// under `binlog_format=STATEMENT` the other one refuses every write. The server would close an idle
+/// connection after `wait_timeout`; the pool does that sooner.
+fn session(options: &ConnectionOptions) -> String {
+    let lock_wait = options.lock_wait.as_secs().max(1);
+    format!(
+        "SET NAMES utf8mb4, time_zone = '+00:00', \
+         sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, \
+         /*M!100100 tx_isolation = 'REPEATABLE-READ', */ \
+         /*!80000 transaction_isolation = 'REPEATABLE-READ', */ \
+         innodb_lock_wait_timeout = {lock_wait}, lock_wait_timeout = {lock_wait}, \
+         wait_timeout = 86400"
+    )
+}
+
+/// The driver indexes into packets that a broken server may have sent empty: a panic there is an
+/// answer that we do not understand, and nothing more.
+fn caught<T>(
+    patience: Duration,
+    work: impl FnOnce() -> mysql::Result<T>,
+) -> Result<T, RequestError> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(outcome) => outcome.map_err(|error| RequestError::new(error, patience)),
+        Err(_) => Err(RequestError::panicked()),
+    }
+}
+
+/// The server's clock, carried on by the local boot-time clock.
+///
+/// For what is shown of an owner that just won and read nothing back, and for the "not after" of an
+/// acquire. Expiry is decided by the server's own clock, and belief counts locally from the send.
+#[derive(Debug, Default)]
+pub(crate) struct ServerClock {
+    last: Mutex<Option<(u64, Moment)>>,
+}
+
+impl ServerClock {
+    /// The server's clock showed `millis`, in epoch milliseconds, after `sent`.
+    pub(crate) fn learn(&self, millis: u64, sent: Moment) {
+        *self.last.lock() = Some((millis, sent));
+    }
+
+    /// Returns the server's epoch milliseconds at `local`, never too early while nobody sets a clock;
+    /// zero before the first connection.
+    pub(crate) fn millis_at(&self, local: Moment) -> u64 {
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        match *self.last.lock() {
+            Some((at, sent)) if local >= sent => at.saturating_add(millis(local - sent)),
+            Some((at, sent)) => at.saturating_sub(millis(sent - local)),
+            None => 0,
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! A backend's side of a contender for one row.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::Database;
+use super::connection::Connection;
+use super::queue::{Entry, Turn, WaiterState};
+use super::rows::{Row, Rows, Whose, millis};
+use super::table::{TOKEN, WAITERS};
+use super::waiter::Waiter;
+use crate::backend::{
+    Attempt, CLAIM_TIME, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
+};
+use crate::clock::Moment;
+use crate::error::Result;
+use crate::owner::MutexOwner;
+use crate::parker::Unparker;
+use crate::pool::Lane;
+
+/// The token of one that has not registered: no process has it.
+const NO_TOKEN: &str = "0";
+
+/// How often one call tries: the first time it may find no row and make it, the second time it may find
+/// the row free, or that the server's clock was set.
+const ROUNDS: usize = 3;
+
+/// How soon to look again after a look that failed.
+const SOON: Duration = Duration::from_millis(20);
+
+pub(super) struct MysqlContender {
+    database: Arc<Database>,
+    rows: Arc<Rows>,
+    contender: Contender,
+    /// What the queue of this process knows this contender by.
+    number: u64,
+    unparker: Option<Unparker>,
+    /// May stand in the queue of this process.
+    queued: bool,
+    /// The last attempt or release had no answer: the row may be ours.
+    unsure: bool,
+    /// When this ownership began, on the server's clock.
+    acquired_at: u64,
+}
+
+impl MysqlContender {
+    pub(super) fn new(database: &Arc<Database>, contender: &Contender) -> Result<MysqlContender> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        Ok(MysqlContender {
+            rows: database.rows_for(contender.lease)?,
+            database: Arc::clone(database),
+            contender: contender.clone(),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            unparker: None,
+            queued: false,
+            unsure: false,
+            acquired_at: 0,
+        })
+    }
+
+    fn waiter(&self) -> &Waiter {
+        self.database.waiter.waiter()
+    }
+
+    fn mutex(&self) -> &Arc<str> {
+        &self.contender.mutex
+    }
+
+    /// This contender as the queue keeps it, if it wants to wait and can be told.
+    fn entry(&self, on_refusal: OnRefusal) -> Option<Entry> {
+        match (on_refusal, &self.unparker) {
+            (OnRefusal::Enqueue, Some(unparker)) => Some(Entry {
+                number: self.number,
+                unparker: unparker.clone(),
+                leads: self.contender.purpose == Purpose::Lead,
+            }),
+            _ => None,
+        }
+    }
+
+    /// One attempt: an UPDATE, and for a loser a look at who won. A head that is not registered registers
+    /// before it looks, so that nothing falls in between.
+    fn attempt(
+        &mut self,
+        entry: Option<&Entry>,
+        mut turn: Turn,
+        not_after: Moment,
+    ) -> Result<Attempt> {
+        let rows = Arc::clone(&self.rows);
+        let (mut connection, by) = rows.checkout_late(Lane::Other, not_after)?;
+        let connection = &mut *connection;
+        for _ in 0..ROUNDS {
+            let (token, more) = match turn {
+                Turn::Head {
+                    registered: true,
+                    more,
+                } => (self.waiter().token.clone(), more),
+                _ => (NO_TOKEN.to_owned(), false),
+            };
+            let sent = Moment::now();
+            match rows.acquire(connection, &self.contender, &token, more, not_after, by) {
+                Ok(Some(owner)) => {
+                    let token = (token != NO_TOKEN).then_some(more);
+                    return Ok(self.won(connection, owner, token, sent, by));
+                }
+                Ok(None) => self.unsure = false,
+                Err(failed) => {
+                    self.unsure |= failed.unknown;
+                    return Err(failed.error);
+                }
+            }
+            // Not ours, that is known. What fails from here on is not worth an unknown outcome.
+            match self.look(connection, entry, &mut turn, by) {
+                Ok(Some(attempt)) => return Ok(attempt),
+                Ok(None) => {}
+                Err(error) if error.is_transient() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let pause = match turn {
+            Turn::Head { .. } => {
+                let pause = self
+                    .waiter()
+                    .queues
+                    .quarrelled(self.mutex(), self.waiter().poll_interval);
+                let owner = MutexOwner::NONE;
+                let next = Moment::now() + pause;
+                self.waiter()
+                    .queues
+                    .looked(self.mutex(), self.number, &owner, next);
+                pause
+            }
+            _ => SOON,
+        };
+        Ok(refused(MutexOwner::NONE, pause))
+    }
+
+    /// What a contender does that was refused: it enters the queue if it wants to wait, registers there if
+    /// it is the head, and reads the row. `None`: it should try once more.
+    fn look(
+        &mut self,
+        connection: &mut Connection,
+        entry: Option<&Entry>,
+        turn: &mut Turn,
+        by: Moment,
+    ) -> Result<Option<Attempt>> {
+        let rows = Arc::clone(&self.rows);
+        if let (Some(entry), Turn::Alone) = (entry, &*turn) {
+            *turn = self.waiter().queues.join(self.mutex(), entry);
+            self.queued = true;
+            if let Turn::Wait(owner, retry_in) = turn {
+                return Ok(Some(refused(owner.clone(), *retry_in)));
+            }
+        }
+        if let Turn::Head { registered, .. } = turn
+            && !*registered
+            && self.database.waiter.is_up(by - rows.patience())
+        {
+            self.waiter().step(&rows, connection, self.mutex(), by)?;
+            *registered = true;
+        }
+        let Some(row) = rows.look(connection, self.mutex(), by)? else {
+            rows.insert(connection, self.mutex(), by)?;
+            return Ok(None);
+        };
+        let own = match turn {
+            Turn::Head {
+                registered: true, ..
+            } => self.waiter().token.as_str(),
+            _ => NO_TOKEN,
+        };
+        if row.is_for(&self.contender.id, own) {
+            return Ok(None);
+        }
+        let owner = row.owner();
+        let Turn::Head { registered, .. } = turn else {
+            let retry_in = row
+                .left()
+                .clamp(SOON, self.waiter().poll_interval.max(SOON));
+            return Ok(Some(refused(owner, retry_in)));
+        };
+        let stands = row.tokens().any(|token| token == own);
+        let full = row.waiters.len() > WAITERS - TOKEN;
+        if *registered && !stands {
+            self.waiter()
+                .queues
+                .set_registered(self.mutex(), super::queue::Registered::No);
+            *registered = false;
+            if !full {
+                // Somebody took this process for dead: it queues again.
+                return Ok(None);
+            }
+        }
+        let retry_in = self.time_to_look(&row, *registered);
+        let queues = &self.waiter().queues;
+        queues.looked(self.mutex(), self.number, &owner, row.sent + retry_in);
+        if *registered {
+            self.waiter().watch(&rows, connection, self.mutex(), by);
+        }
+        Ok(Some(refused(owner, retry_in)))
+    }
+
+    /// When the head looks if nobody tells it to: at the end of the lease or hand-over that it read, and of
+    /// the claim time of whoever is before it; or, where nobody will tell it, at the poll interval.
+    fn time_to_look(&self, row: &Row, registered: bool) -> Duration {
+        let Waiter {
+            token,
+            queues,
+            poll_interval,
+            ..
+        } = self.waiter();
+        let left = row.left() + Duration::from_millis(1);
+        if !registered || queues.waiter_state() != WaiterState::Up {
+            return left.clamp(SOON, (*poll_interval).max(SOON));
+        }
+        if row.tokens().next() == Some(token) {
+            left
+        } else {
+            left + CLAIM_TIME
+        }
+    }
+
+    fn won(
+        &mut self,
+        connection: &mut Connection,
+        owner: MutexOwner,
+        token: Option<bool>,
+        sent: Moment,
+        by: Moment,
+    ) -> Attempt {
+        self.unsure = false;
+        self.queued = false;
+        self.acquired_at = owner.acquired_at();
+        let gone_at = sent + self.contender.lease.total() + Duration::from_millis(1);
+        let queues = &self.waiter().queues;
+        if queues.granted(self.mutex(), self.number, token, &owner, gone_at) {
+            // Fails only where the waiting thread sees to it.
+            let _ = self.waiter().step(&self.rows, connection, self.mutex(), by);
+        }
+        Attempt::Granted(Grant { owner, until: None })
+    }
+
+    fn leave(&mut self) -> bool {
+        std::mem::take(&mut self.queued) && self.waiter().queues.leave(self.mutex(), self.number)
+    }
+}
+
+fn refused(owner: MutexOwner, retry_in: Duration) -> Attempt {
+    Attempt::Refused(Refusal { owner, retry_in })
+}
+
+impl RawContender for MysqlContender {
+    /// Asks nothing: where this contender waits, it registers first and looks then.
+    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
+        self.unparker = Some(unparker.clone());
+        Ok(())
+    }
+
+    fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
+        let entry = self.entry(on_refusal);
+        let turn = match &entry {
+            Some(entry) if !self.unsure => self.waiter().queues.turn(self.mutex(), entry),
+            _ => Turn::Alone,
+        };
+        self.queued |= turn != Turn::Alone;
+        if let Turn::Wait(owner, retry_in) = turn {
+            return Ok(refused(owner, retry_in));
+        }
+        // However late an answer comes, the server grants nothing after `by`.
+        let outcome = self.attempt(entry.as_ref(), turn, by);
+        if outcome.is_err() && self.queued {
+            self.waiter().queues.failed(self.mutex(), self.number);
+        }
+        outcome
+    }
+
+    fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
+        let connection = &mut *self.rows.checkout(Lane::Owner, by)?;
+        let sent = Moment::now();
+        if let Some(ttl_at) = self.rows.renew(connection, &self.contender, fence, by)? {
+            let (ttl, total) = millis(self.contender.lease);
+            let now = ttl_at.saturating_sub(ttl);
+            let owner = MutexOwner::new(
+                Arc::clone(&self.contender.id),
+                self.acquired_at,
+                ttl_at,
+                now.saturating_add(total),
+                fence,
+            );
+            return Ok(Renewal::Renewed(Grant {
+                owner: owner.observed_at(now, sent),
+                until: None,
+            }));
+        }
+        // Lost, that is known: to whom is worth a look, but not an error.
+        let row = self.rows.look(connection, self.mutex(), by).ok().flatten();
+        Ok(Renewal::Lost(
+            row.map_or(MutexOwner::NONE, |row| row.owner()),
+        ))
+    }
+
+    fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
+        let rows = &self.rows;
+        let (mut connection, by) = rows.checkout_late(Lane::Owner, by)?;
+        let connection = &mut *connection;
+        let whose = Whose::Owner(&self.contender.id, fence);
+        match rows.release(connection, self.mutex(), whose, by) {
+            Ok(Some(token)) => {
+                self.waiter()
+                    .hand_on(rows, connection, self.mutex(), token, by);
+                Ok(true)
+            }
+            Ok(None) => {
+                // Perhaps a release whose answer was lost: whoever it was handed over to was not told.
+                let row = rows.look(connection, self.mutex(), by).ok().flatten();
+                let token = row.as_ref().and_then(Row::handed_to);
+                if let Some(token) = token.and_then(|token| token.parse().ok()) {
+                    self.waiter()
+                        .hand_on(rows, connection, self.mutex(), token, by);
+                }
+                Ok(false)
+            }
+            Err(failed) => {
+                self.unsure |= failed.unknown;
+                Err(failed.error)
+            }
+        }
+    }
+
+    fn withdraw(&mut self, by: Moment) -> Result<bool> {
+        if !self.leave() {
+            return Ok(false);
+        }
+        // Where this fails the waiting thread tries again.
+        let (mut connection, by) = self.rows.checkout_late(Lane::Other, by)?;
+        self.waiter()
+            .step(&self.rows, &mut connection, self.mutex(), by)?;
+        Ok(true)
+    }
+
+    fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
+        let (mut connection, by) = self.rows.checkout_late(Lane::Other, by)?;
+        let row = self.rows.look(&mut connection, self.mutex(), by)?;
+        let row = row.filter(|row| row.run_at > 0);
+        Ok(row.map(|row| Duration::from_millis(row.now.saturating_sub(row.run_at))))
+    }
+
+    fn record_run(&mut self, fence: u64, _keep: Duration, by: Moment) -> Result<bool> {
+        let (mut connection, by) = self.rows.checkout_late(Lane::Owner, by)?;
+        let contender = &self.contender;
+        self.rows.record_run(&mut connection, contender, fence, by)
+    }
+}
+
+impl Drop for MysqlContender {
+    fn drop(&mut self) {
+        // The waiting thread withdraws the token if this was the last that waited.
+        self.leave();
+    }
+}

@@ -1,0 +1,221 @@
+//! Taking back what nobody gives back, and deleting what nobody will ask for any more.
+//!
+//! A sweep first looks, without locking anything, and then releases in transactions that lock the
+//! semaphores in order and check the reason again: a renewal that came in between wins, and a request
+//! that somebody has locked is left for the next time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::MysqlPermits;
+use super::sql::{COMMIT, answer, fill, list, micros, quote, quote_all, rows};
+use super::transaction::count;
+use crate::backend::permit_store::{Permit, Reason, StoreTime, Sweep, Swept, Wish};
+use crate::clock::Moment;
+use crate::error::Result;
+use crate::pool::Lane;
+
+/// So many are looked for at once.
+const LOOK: usize = 800;
+
+/// So many are released in one transaction.
+const BATCH: usize = 100;
+
+const EXPIRED: &str = "r.reclaim_at <= SYSDATE(6)";
+
+impl MysqlPermits {
+    /// Takes back what has expired among the holders of these semaphores. Returns `true` if anything has.
+    pub(super) fn reclaim(&self, wish: &Wish, by: Moment) -> Result<bool> {
+        let names = quote_all(wish.permits.iter().map(|(name, _)| name));
+        let limit = BATCH.to_string();
+        let look = fill(
+            &self.statements.expired,
+            &[("{names}", &names), ("{limit}", &limit)],
+        );
+        let found = rows::<(u64,)>(self.one(&look, by)?)?;
+        let ids: Vec<u64> = found.into_iter().map(|(id,)| id).collect();
+        if ids.is_empty() {
+            return Ok(false);
+        }
+        let swept = self.release_many(&ids, EXPIRED, Reason::Expired, by)?;
+        for one in &swept {
+            log::info!("took the permits of {:?} back: expired", one.external_id);
+        }
+        Ok(!swept.is_empty())
+    }
+
+    pub(super) fn sweep_all(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>> {
+        let (reason, which, order) = match sweep {
+            Sweep::Expired => (Reason::Expired, EXPIRED.to_owned(), "reclaim_at"),
+            Sweep::Stale(age) => (
+                Reason::Stale,
+                format!(
+                    "r.updated_at <= SYSDATE(6) - INTERVAL {} MICROSECOND",
+                    micros(*age)
+                ),
+                "updated_at",
+            ),
+            Sweep::Owner(owner, before) => (
+                Reason::OwnerDead,
+                format!(
+                    "r.owner = {} AND r.updated_at <= \
+                     CAST('1970-01-01' AS DATETIME(6)) + INTERVAL {before} MICROSECOND",
+                    quote(owner)
+                ),
+                "updated_at",
+            ),
+        };
+        let look = self.statements.tables(&format!(
+            "SELECT r.id FROM {{request}} r WHERE {which} AND r.state = 'ACQUIRED' \
+             ORDER BY r.{order} LIMIT {LOOK}"
+        ));
+        let mut swept = Vec::new();
+        loop {
+            let found = rows::<(u64,)>(self.one(&look, by)?)?;
+            let ids: Vec<u64> = found.into_iter().map(|(id,)| id).collect();
+            let before = swept.len();
+            for ids in ids.chunks(BATCH) {
+                swept.extend(self.release_many(ids, &which, reason, by)?);
+            }
+            // A batch in which everything was renewed, or is locked, is no reason to go on.
+            if ids.len() < LOOK || swept.len() == before {
+                return Ok(swept);
+            }
+        }
+    }
+
+    /// Releases those of these requests of which `which` is still true, in one transaction.
+    fn release_many(
+        &self,
+        ids: &[u64],
+        which: &str,
+        reason: Reason,
+        by: Moment,
+    ) -> Result<Vec<Swept>> {
+        let ids = list(ids.iter().copied());
+        let look = fill(&self.statements.semaphores, &[("{ids}", &ids)]);
+        let names = rows::<(String,)>(self.one(&look, by)?)?;
+        let mut connection = self.connections.checkout(Lane::Other, by)?;
+        let mut script = vec![self.statements.begin.clone()];
+        let mut place = 3;
+        if !names.is_empty() {
+            let names = quote_all(names.iter().map(|(name,)| name));
+            script.push(fill(&self.statements.lock, &[("{names}", &names)]));
+            place += 1;
+        }
+        script.push(fill(
+            &self.statements.release_gate,
+            &[("{ids}", &ids), ("{which}", which)],
+        ));
+        let outcome = self
+            .send(&mut connection, &script.join(";\n"))
+            .and_then(|mut answers| {
+                let gate =
+                    rows::<(u64, u64, String, Option<String>)>(answer(&mut answers, place)?)?;
+                let permits = answer(&mut answers, place + 1)?;
+                let permits = rows::<(u64, u64, u64, String, u32)>(permits)?;
+                if gate.is_empty() {
+                    self.connections.roll_back(&mut connection);
+                    return Ok(Vec::new());
+                }
+                let mut changes: BTreeMap<u64, i64> = BTreeMap::new();
+                let mut swept = Vec::new();
+                for (id, _, external_id, owner) in &gate {
+                    let mut released = Vec::new();
+                    for (request, fence, semaphore, name, count) in &permits {
+                        if request == id {
+                            *changes.entry(*semaphore).or_default() -= i64::from(*count);
+                            released.push(Permit {
+                                semaphore: Arc::from(name.as_str()),
+                                count: *count,
+                                fence: *fence,
+                            });
+                        }
+                    }
+                    swept.push(Swept::new(
+                        Arc::from(external_id.as_str()),
+                        owner.as_deref().map(Arc::from),
+                        released,
+                        reason,
+                    ));
+                }
+                let ids = list(gate.iter().map(|(id, ..)| *id));
+                let mut script = vec![fill(&self.statements.release_many, &[("{ids}", &ids)])];
+                script.extend(count(&self.statements, changes.into_iter()));
+                script.push(COMMIT.to_owned());
+                self.send(&mut connection, &script.join(";\n"))?;
+                Ok(swept)
+            });
+        if outcome.is_err() {
+            self.connections.roll_back(&mut connection);
+        }
+        match outcome {
+            // Somebody has a semaphore locked, or two met in a deadlock: what is left is for the next time.
+            Err(error) if error.kind() == crate::error::ErrorKind::Unavailable => {
+                log::debug!("could not take permits back now: {error}");
+                Ok(Vec::new())
+            }
+            outcome => outcome,
+        }
+    }
+
+    pub(super) fn all_owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
+        let sql = self.statements.tables(
+            "SELECT TIMESTAMPDIFF(MICROSECOND, CAST('1970-01-01' AS DATETIME(6)), SYSDATE(6));\
+             SELECT DISTINCT owner FROM {request} WHERE state = 'ACQUIRED' AND owner IS NOT NULL",
+        );
+        let mut answers = self.connections.ask(&self.statements, &sql, by)?;
+        let now = rows::<(u64,)>(answer(&mut answers, 0)?)?;
+        let owners = rows::<(String,)>(answer(&mut answers, 1)?)?;
+        let owners = owners.into_iter().map(|(owner,)| Arc::from(owner));
+        Ok((owners.collect(), now.first().map_or(0, |(now,)| *now)))
+    }
+
+    /// Deletes one batch of old requests and their permits. With its request an external id is forgotten.
+    pub(super) fn delete_old_requests(
+        &self,
+        age: Duration,
+        batch: usize,
+        by: Moment,
+    ) -> Result<u64> {
+        let look = self.statements.tables(&format!(
+            "SELECT id FROM {{request}} WHERE state = 'RELEASED' \
+             AND updated_at <= SYSDATE(6) - INTERVAL {} MICROSECOND ORDER BY updated_at LIMIT {batch}",
+            micros(age)
+        ));
+        let ids = rows::<(u64,)>(self.one(&look, by)?)?;
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        let ids = list(ids.into_iter().map(|(id,)| id));
+        // One message: both or neither, and no time in between in which somebody waits for us.
+        let script = self.statements.tables(&format!(
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;BEGIN;\
+             DELETE FROM {{permit}} WHERE permit_request_id IN ({ids}) AND state = 'RELEASED';\
+             DELETE FROM {{request}} WHERE id IN ({ids}) AND state = 'RELEASED';COMMIT"
+        ));
+        let mut connection = self.connections.checkout(Lane::Other, by)?;
+        match self.send(&mut connection, &script) {
+            Ok(mut answers) => Ok(answer(&mut answers, 3)?.matched),
+            Err(error) => {
+                self.connections.roll_back(&mut connection);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn delete_old_history(
+        &self,
+        age: Duration,
+        batch: usize,
+        by: Moment,
+    ) -> Result<u64> {
+        let sql = self.statements.tables(&format!(
+            "DELETE FROM {{history}} WHERE changed_at <= SYSDATE(6) - INTERVAL {} MICROSECOND \
+             ORDER BY changed_at LIMIT {batch}",
+            micros(age)
+        ));
+        Ok(self.one(&sql, by)?.matched)
+    }
+}

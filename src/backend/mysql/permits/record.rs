@@ -1,0 +1,104 @@
+//! A request as it stands in the tables.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::sql::{Answer, Statements, columns, duration, fill, quote_all};
+use crate::backend::permit_store::{Held, HeldPermit, RequestStatus};
+use crate::error::Result;
+
+/// A request and its permits.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    pub(super) external_id: Arc<str>,
+    pub(super) request_id: u64,
+    pub(super) token: u64,
+    /// Whether its state is ACQUIRED.
+    pub(super) held: bool,
+    owner: Option<Arc<str>>,
+    ttl: Option<Duration>,
+    pub(super) expires_in: Option<Duration>,
+    /// In the order of the semaphores' names.
+    permits: Vec<HeldPermit>,
+}
+
+/// What the statement reads: the request, then the permit, if there is one.
+type Columns = (
+    String,
+    u64,
+    u64,
+    String,
+    Option<String>,
+    Option<f64>,
+    Option<i64>,
+    Option<u64>,
+    Option<u64>,
+    Option<String>,
+    Option<u32>,
+);
+
+impl Record {
+    /// The statement that reads these requests.
+    pub(super) fn statement<T: AsRef<str>>(
+        statements: &Statements,
+        external_ids: impl IntoIterator<Item = T>,
+    ) -> String {
+        let ids = quote_all(external_ids);
+        fill(&statements.read, &[("{external_ids}", &ids)])
+    }
+
+    /// What that statement answered.
+    pub(super) fn parse(answer: Answer) -> Result<Vec<Record>> {
+        let mut records: Vec<Record> = Vec::new();
+        for row in answer.rows {
+            let row = columns::<Columns>(row)?;
+            let (external_id, request_id, token, state, owner, ttl, expires, ..) = &row;
+            if records
+                .last()
+                .is_none_or(|last| last.request_id != *request_id)
+            {
+                records.push(Record {
+                    external_id: Arc::from(external_id.as_str()),
+                    request_id: *request_id,
+                    token: *token,
+                    held: state == "ACQUIRED",
+                    owner: owner.as_deref().map(Arc::from),
+                    ttl: ttl.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+                    expires_in: duration(*expires),
+                    permits: Vec::new(),
+                });
+            }
+            // A permit without a semaphore was released, and the semaphore deleted since.
+            if let (Some(record), (.., Some(id), Some(semaphore_id), Some(name), Some(count))) =
+                (records.last_mut(), row)
+            {
+                record.permits.push(HeldPermit {
+                    id,
+                    semaphore_id,
+                    semaphore: Arc::from(name),
+                    count,
+                });
+            }
+        }
+        Ok(records)
+    }
+
+    pub(super) fn to_held(&self) -> Held {
+        Held {
+            external_id: Arc::clone(&self.external_id),
+            request_id: self.request_id,
+            token: self.token,
+            permits: self.permits.clone(),
+        }
+    }
+
+    pub(super) fn status(&self) -> RequestStatus {
+        RequestStatus::new(
+            self.held,
+            self.permits.iter().map(HeldPermit::to_permit).collect(),
+            self.owner.clone(),
+            self.ttl,
+            self.expires_in,
+        )
+    }
+}

@@ -1,0 +1,344 @@
+//! The statements, their tables filled in, and how they reach the server.
+//!
+//! Statements are sent as text, several in one message where they belong together: an acquire is two
+//! round trips however many statements it has, and the rows are locked for one of them. The server stops
+//! at the first statement that fails, so a COMMIT at the end is reached only by a whole success. Every
+//! text value goes in as a hexadecimal literal ([`quote`]), which can be nothing but data.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mysql::prelude::{FromRow, Queryable};
+
+use crate::backend::mysql::connection::{Connection, Connector};
+use crate::backend::mysql::error::RequestError;
+use crate::backend::mysql::rows::Rows;
+use crate::backend::mysql::table::strip;
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::{Checkout, Lane};
+
+/// The file that makes the tables, with placeholders for their names.
+pub(super) const INIT_SQL: &str = include_str!("../../../../sql/init-semaphore.sql");
+
+/// Ends a transaction that `semaphore-begin.sql` began.
+pub(super) const COMMIT: &str = "COMMIT;\nSET wait_timeout = 86400";
+const ROLLBACK: &str = "ROLLBACK;\nSET wait_timeout = 86400";
+
+/// The statements of the files in `sql/`, for one prefix.
+#[derive(Debug)]
+pub(super) struct Statements {
+    prefix: String,
+    pub(super) begin: String,
+    pub(super) lock: String,
+    pub(super) count: String,
+    pub(super) look: String,
+    pub(super) usage: String,
+    pub(super) holders: String,
+    pub(super) check: String,
+    pub(super) read: String,
+    pub(super) request_lock: String,
+    pub(super) insert_requests: String,
+    pub(super) insert_permits: String,
+    pub(super) take_over: String,
+    pub(super) release: String,
+    pub(super) release_gate: String,
+    pub(super) release_many: String,
+    pub(super) release_part: String,
+    pub(super) renew_gate: String,
+    pub(super) renew: String,
+    pub(super) tombstone: String,
+    pub(super) expired: String,
+    pub(super) semaphores: String,
+}
+
+macro_rules! statement {
+    ($prefix:expr, $file:literal) => {
+        tables(
+            &strip(include_str!(concat!("../../../../sql/", $file, ".sql"))),
+            $prefix,
+        )
+    };
+}
+
+impl Statements {
+    /// # Errors
+    /// `InvalidInput` for a prefix that cannot be part of a table's name.
+    pub(super) fn new(prefix: &str) -> Result<Statements> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        if prefix.len() > 32 || !prefix.bytes().all(plain) {
+            return Err(Error::invalid(format!(
+                "table_prefix {prefix:?} cannot begin the names of tables; allowed are up to 32 letters, \
+                 digits and underscores"
+            )));
+        }
+        Ok(Statements {
+            prefix: prefix.to_owned(),
+            begin: statement!(prefix, "semaphore-begin"),
+            lock: statement!(prefix, "semaphore-lock"),
+            count: statement!(prefix, "semaphore-count"),
+            look: statement!(prefix, "semaphore-look"),
+            usage: statement!(prefix, "semaphore-usage"),
+            holders: statement!(prefix, "semaphore-holders"),
+            check: statement!(prefix, "semaphore-check"),
+            read: statement!(prefix, "permit-read"),
+            request_lock: statement!(prefix, "permit-request-lock"),
+            insert_requests: statement!(prefix, "permit-request-insert"),
+            insert_permits: statement!(prefix, "permit-insert"),
+            take_over: statement!(prefix, "permit-take-over"),
+            release: statement!(prefix, "permit-release"),
+            release_gate: statement!(prefix, "permit-release-gate"),
+            release_many: statement!(prefix, "permit-release-many"),
+            release_part: statement!(prefix, "permit-release-part"),
+            renew_gate: statement!(prefix, "permit-renew-gate"),
+            renew: statement!(prefix, "permit-renew"),
+            tombstone: statement!(prefix, "permit-tombstone"),
+            expired: statement!(prefix, "permit-expired"),
+            semaphores: statement!(prefix, "permit-semaphores"),
+        })
+    }
+
+    /// A statement of one's own, with the names of the tables filled in.
+    pub(super) fn tables(&self, sql: &str) -> String {
+        tables(sql, &self.prefix)
+    }
+
+    /// The names of the tables: semaphores, requests, permits, history.
+    pub(super) fn names(&self) -> [String; 4] {
+        SUFFIXES.map(|(_, suffix)| format!("{}{suffix}", self.prefix))
+    }
+
+    /// What a failed statement means to a caller.
+    pub(super) fn explain(&self, error: RequestError) -> Error {
+        if error.is_missing_table() {
+            return Error::new(
+                ErrorKind::Misconfigured,
+                format!(
+                    "there are no tables {} of semaphores in the database, or they are not ours to see: \
+                     call create_tables, apply sql/init-semaphore.sql, or set table_prefix",
+                    self.names().join(", ")
+                ),
+            );
+        }
+        if error.is_schema() {
+            let cause = error.into_error();
+            return Error::new(
+                ErrorKind::Misconfigured,
+                format!(
+                    "the tables {} are not those of this version of contend ({cause}); rename them, or \
+                     set another table_prefix, and call create_tables",
+                    self.names().join(", ")
+                ),
+            );
+        }
+        error.into_error()
+    }
+}
+
+const SUFFIXES: [(&str, &str); 4] = [
+    ("{semaphore}", "semaphore"),
+    ("{request}", "permit_request"),
+    ("{permit}", "permit"),
+    ("{history}", "semaphore_capacity_change"),
+];
+
+fn tables(sql: &str, prefix: &str) -> String {
+    let mut sql = sql.to_owned();
+    for (placeholder, suffix) in SUFFIXES {
+        sql = sql.replace(placeholder, &format!("`{prefix}{suffix}`"));
+    }
+    sql
+}
+
+/// What one statement answered.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    pub(super) rows: Vec<mysql::Row>,
+    pub(super) matched: u64,
+    pub(super) last_insert_id: u64,
+}
+
+/// The factory's connections, as the permits use them.
+#[derive(Debug)]
+pub(super) struct Connections {
+    rows: Arc<Rows>,
+    patience: Duration,
+}
+
+impl Connections {
+    pub(super) fn new(rows: Arc<Rows>) -> Connections {
+        Connections {
+            patience: rows.patience(),
+            rows,
+        }
+    }
+
+    /// The longest wait for one answer.
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    pub(super) fn checkout(&self, lane: Lane, by: Moment) -> Result<Checkout<Connector>> {
+        self.rows.pool.checkout(lane, by)
+    }
+
+    /// Sends statements in one message and reads all their answers.
+    pub(super) fn send(
+        &self,
+        connection: &mut Connection,
+        sql: &str,
+    ) -> Result<Vec<Answer>, RequestError> {
+        // Far enough to be sent: how long an answer may take is the connection's patience.
+        let by = Moment::now() + self.patience * 2;
+        let outcome = connection.run(by, |conn| {
+            let mut result = conn.query_iter(sql)?;
+            let mut answers = Vec::new();
+            while let Some(set) = result.iter() {
+                let mut answer = Answer {
+                    rows: Vec::new(),
+                    matched: set.affected_rows(),
+                    last_insert_id: set.last_insert_id().unwrap_or(0),
+                };
+                for row in set {
+                    answer.rows.push(row?);
+                }
+                answers.push(answer);
+            }
+            Ok(answers)
+        });
+        if let Err(error) = &outcome
+            && error.is_poison()
+        {
+            let sent = connection.sent();
+            self.rows.pool.lost(&error.clone().into_error());
+            self.rows.pool.discard_idle(sent);
+        }
+        outcome
+    }
+
+    /// Ends a transaction without a trace; gives the connection up where that is not sure.
+    pub(super) fn roll_back(&self, connection: &mut Connection) {
+        if !connection.is_poisoned() && self.send(connection, ROLLBACK).is_err() {
+            connection.poison();
+        }
+    }
+
+    /// Sends statements that commit by themselves, on a connection of their own.
+    pub(super) fn ask(
+        &self,
+        statements: &Statements,
+        sql: &str,
+        by: Moment,
+    ) -> Result<Vec<Answer>> {
+        let mut connection = self.checkout(Lane::Other, by)?;
+        self.send(&mut connection, sql)
+            .map_err(|error| statements.explain(error))
+    }
+}
+
+/// The answer to the statement at `place` of a script.
+pub(super) fn answer(answers: &mut [Answer], place: usize) -> Result<Answer> {
+    answers.get_mut(place).map(std::mem::take).ok_or_else(|| {
+        Error::new(
+            ErrorKind::Protocol,
+            "the MySQL server answered fewer statements than it was sent",
+        )
+    })
+}
+
+/// The columns of a row.
+pub(super) fn columns<T: FromRow>(row: mysql::Row) -> Result<T> {
+    mysql::from_row_opt(row).map_err(|_| {
+        Error::new(
+            ErrorKind::Misconfigured,
+            "a table of the semaphores has a column of another type than in sql/init-semaphore.sql",
+        )
+    })
+}
+
+/// All rows of an answer.
+pub(super) fn rows<T: FromRow>(answer: Answer) -> Result<Vec<T>> {
+    answer.rows.into_iter().map(columns).collect()
+}
+
+/// A text as a literal that can be nothing else, whatever it contains.
+pub(super) fn quote(text: &str) -> String {
+    let mut literal = String::with_capacity(text.len() * 2 + 14);
+    literal.push_str("_utf8mb4 x'");
+    for byte in text.bytes() {
+        let _ = write!(literal, "{byte:02x}");
+    }
+    literal.push('\'');
+    literal
+}
+
+/// A text that may be missing.
+pub(super) fn quote_option(text: Option<&str>) -> String {
+    text.map_or_else(|| "NULL".to_owned(), quote)
+}
+
+/// Texts as a list of literals.
+pub(super) fn quote_all<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> String {
+    let literals: Vec<String> = texts.into_iter().map(|text| quote(text.as_ref())).collect();
+    literals.join(", ")
+}
+
+/// Numbers as a list.
+pub(super) fn list(numbers: impl IntoIterator<Item = u64>) -> String {
+    let numbers: Vec<String> = numbers
+        .into_iter()
+        .map(|number| number.to_string())
+        .collect();
+    numbers.join(", ")
+}
+
+/// A statement with its placeholders filled.
+pub(super) fn fill(sql: &str, values: &[(&str, &str)]) -> String {
+    let mut statement = sql.to_owned();
+    for (placeholder, value) in values {
+        statement = statement.replace(placeholder, value);
+    }
+    statement
+}
+
+/// Microseconds, as far as the server's arithmetic reaches.
+pub(super) fn micros(age: Duration) -> u64 {
+    u64::try_from(age.as_micros())
+        .unwrap_or(u64::MAX)
+        .min(1_000 * 366 * 24 * 3_600 * 1_000_000)
+}
+
+/// Microseconds of the server as a duration; a time that has passed is zero.
+pub(super) fn duration(micros: Option<i64>) -> Option<Duration> {
+    micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_can_not_become_sql() {
+        assert_eq!(quote("a'b"), "_utf8mb4 x'612762'");
+        assert_eq!(
+            quote_all(["'; DROP", "ü"]),
+            "_utf8mb4 x'273b2044524f50', _utf8mb4 x'c3bc'"
+        );
+        assert_eq!(quote_option(None), "NULL");
+    }
+
+    #[test]
+    fn a_prefix_can_not_become_sql_and_every_statement_names_its_tables() {
+        for bad in ["a`b", "a b", "a;", "ü", &"x".repeat(33)] {
+            let error = Statements::new(bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad}");
+        }
+        let statements = Statements::new("jobs_").unwrap();
+        assert!(statements.lock.contains("`jobs_semaphore`"));
+        let all = format!("{statements:?}");
+        for (placeholder, _) in SUFFIXES {
+            assert!(!all.contains(placeholder), "{placeholder}");
+        }
+    }
+}

@@ -1,0 +1,500 @@
+//! One transaction for any number of releases and acquires on the same semaphores.
+//!
+//! Two round trips. The first locks the semaphores and reads what must be known; the second writes and
+//! commits. In between, the decision is made here, with the rows locked: releases first, then each
+//! acquire in its turn, so that one that finds too little leaves room for the next.
+//!
+//! The semaphores are locked before any request is looked at. So whoever comes back after a lost reply
+//! waits here until its own earlier try has committed or is gone, and then sees which.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::record::Record;
+use super::sql::{
+    Answer, COMMIT, Connections, Statements, answer, fill, list, quote, quote_all, quote_option,
+    rows,
+};
+use crate::backend::mysql::connection::Connection;
+use crate::backend::mysql::error::RequestError;
+use crate::backend::permit_store::{
+    Call, Decision, Exhausted, Failure, Grant, Held, HeldPermit, OnHeld, Wish, no_such_semaphore,
+};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+
+/// What became of each acquire and release, in the order given.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) released: Vec<Result<Freed, Failure>>,
+    pub(super) acquired: Vec<Result<Decision, Failure>>,
+}
+
+/// What became of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Freed {
+    Yes,
+    /// It was not held by that grant.
+    No,
+    /// Somebody else has the request locked.
+    Busy,
+}
+
+/// The transaction of one lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transaction<'a> {
+    pub(super) statements: &'a Statements,
+    pub(super) connections: &'a Connections,
+    /// The semaphores of all jobs, sorted.
+    pub(super) names: &'a [Arc<str>],
+    pub(super) releases: &'a [Arc<Held>],
+    pub(super) calls: &'a [Arc<Call>],
+}
+
+/// What will be written about an acquire.
+#[derive(Debug)]
+enum Plan {
+    Insert,
+    TakeOver {
+        request_id: u64,
+    },
+    /// Nothing.
+    Decided(Result<Decision, Failure>),
+}
+
+#[derive(Debug)]
+struct Semaphore {
+    id: u64,
+    capacity: u32,
+    used: i64,
+}
+
+/// What the first round trip told.
+struct Locked {
+    semaphores: HashMap<Arc<str>, Semaphore>,
+    /// Between the ids of one INSERT.
+    step: u64,
+    changes: BTreeMap<u64, i64>,
+    released: Vec<Freed>,
+    to_release: Vec<u64>,
+    plans: Vec<Plan>,
+}
+
+impl Transaction<'_> {
+    /// Carries the jobs out.
+    ///
+    /// # Errors
+    /// Nothing was written for anybody. Once something was sent that writes, only what it would have
+    /// written is unknown: the rest is decided.
+    pub(super) fn run(self, connection: &mut Connection) -> Result<Outcome, Failure> {
+        let outcome = self.read(connection).map(|locked| {
+            if locked.writes() {
+                self.write(connection, locked)
+            } else {
+                self.connections.roll_back(connection);
+                self.outcome(locked, 0, 0, Moment::now())
+            }
+        });
+        if outcome.is_err() {
+            // A lock wait timeout leaves the transaction open.
+            self.connections.roll_back(connection);
+        }
+        outcome
+    }
+
+    /// The first round trip, and what it leads to.
+    fn read(self, connection: &mut Connection) -> Result<Locked, Failure> {
+        let names = quote_all(self.names);
+        let statements = self.statements;
+        let mut script = vec![
+            statements.begin.clone(),
+            fill(&statements.lock, &[("{names}", &names)]),
+        ];
+        if !self.releases.is_empty() {
+            let ids = list(self.releases.iter().map(|held| held.request_id));
+            script.push(fill(
+                &statements.release_gate,
+                &[("{ids}", &ids), ("{which}", "TRUE")],
+            ));
+        }
+        let take_over = self
+            .calls
+            .iter()
+            .filter(|call| call.on_held == OnHeld::TakeOver);
+        let take_over: Vec<&Arc<str>> = take_over.map(|call| &call.wish.external_id).collect();
+        if !take_over.is_empty() {
+            let ids = quote_all(take_over.iter());
+            script.push(fill(&statements.request_lock, &[("{external_ids}", &ids)]));
+        }
+        if !self.calls.is_empty() {
+            let ids = self.calls.iter().map(|call| &call.wish.external_id);
+            script.push(Record::statement(statements, ids));
+        }
+        let sent = Moment::now();
+        let mut answers = self
+            .connections
+            .send(connection, &script.join(";\n"))
+            .map_err(|error| self.failure(error, false))?;
+        // SET, SET and BEGIN come first.
+        let mut place = 3;
+        let mut next = || {
+            place += 1;
+            answer(&mut answers, place - 1)
+        };
+        let mut locked = Locked::new(next().map_err(Failure::known)?).map_err(Failure::known)?;
+        if !self.releases.is_empty() {
+            let (gate, permits) = (next(), next());
+            gate.and_then(|gate| locked.release(self.releases, gate, permits?))
+                .map_err(Failure::known)?;
+        }
+        let mut ours = Vec::new();
+        if !take_over.is_empty() {
+            ours = next().and_then(rows::<(u64,)>).map_err(Failure::known)?;
+        }
+        if !self.calls.is_empty() {
+            let records = next().and_then(Record::parse).map_err(Failure::known)?;
+            for call in self.calls {
+                let record = records
+                    .iter()
+                    .find(|record| record.external_id == call.wish.external_id);
+                let is_locked = |record: &Record| ours.contains(&(record.request_id,));
+                let plan = match record {
+                    Some(record) => locked.recognise(call, record, is_locked(record), sent),
+                    None => locked.decide(&call.wish),
+                };
+                locked.plans.push(plan);
+            }
+        }
+        Ok(locked)
+    }
+
+    /// The second round trip.
+    fn write(self, connection: &mut Connection, locked: Locked) -> Outcome {
+        let script = self.script(&locked);
+        let sent = Moment::now();
+        match self.connections.send(connection, &script) {
+            Ok(answers) => {
+                let mut ids = answers
+                    .iter()
+                    .map(|answer| answer.last_insert_id)
+                    .filter(|id| *id != 0);
+                let inserts = locked.plans.iter().any(|plan| matches!(plan, Plan::Insert));
+                let request = if inserts { ids.next() } else { None };
+                let permit = ids.next();
+                self.outcome(locked, request.unwrap_or(0), permit.unwrap_or(0), sent)
+            }
+            Err(error) => {
+                let failure = self.failure(error, true);
+                // A duplicate key leaves the transaction open.
+                self.connections.roll_back(connection);
+                Outcome {
+                    released: locked
+                        .released
+                        .into_iter()
+                        .map(|freed| match freed {
+                            Freed::Yes => Err(failure.clone()),
+                            freed => Ok(freed),
+                        })
+                        .collect(),
+                    acquired: locked
+                        .plans
+                        .into_iter()
+                        .map(|plan| match plan {
+                            Plan::Decided(decision) => decision,
+                            Plan::Insert | Plan::TakeOver { .. } => Err(failure.clone()),
+                        })
+                        .collect(),
+                }
+            }
+        }
+    }
+
+    fn script(self, locked: &Locked) -> String {
+        let statements = self.statements;
+        let mut script = Vec::new();
+        if !locked.to_release.is_empty() {
+            let ids = list(locked.to_release.iter().copied());
+            script.push(fill(&statements.release_many, &[("{ids}", &ids)]));
+        }
+        let mut requests = Vec::new();
+        let mut permits = Vec::new();
+        for (call, plan) in self.calls.iter().zip(&locked.plans) {
+            let request = match plan {
+                Plan::Decided(_) => continue,
+                Plan::Insert => {
+                    let offset = locked.step * requests.len() as u64;
+                    requests.push(request_row(call));
+                    format!("@first + {offset}")
+                }
+                Plan::TakeOver { request_id } => {
+                    script.push(take_over(statements, call, *request_id));
+                    request_id.to_string()
+                }
+            };
+            for (name, count) in &call.wish.permits {
+                if let Some(semaphore) = locked.semaphores.get(name) {
+                    let id = semaphore.id;
+                    permits.push(format!("({id}, {request}, {count}, 'ACQUIRED')"));
+                }
+            }
+        }
+        if !requests.is_empty() {
+            let rows = requests.join(", ");
+            script.push(fill(&statements.insert_requests, &[("{rows}", &rows)]));
+            script.push("SET @first = LAST_INSERT_ID()".to_owned());
+        }
+        if !permits.is_empty() {
+            let rows = permits.join(", ");
+            script.push(fill(&statements.insert_permits, &[("{rows}", &rows)]));
+        }
+        let changes = locked.changes.iter().filter(|(_, change)| **change != 0);
+        script.extend(count(
+            statements,
+            changes.map(|(id, change)| (*id, *change)),
+        ));
+        script.push(COMMIT.to_owned());
+        script.join(";\n")
+    }
+
+    /// Deals the ids out, in the order in which the rows were sent.
+    fn outcome(self, locked: Locked, mut request_id: u64, mut fence: u64, sent: Moment) -> Outcome {
+        let mut acquired = Vec::with_capacity(self.calls.len());
+        let Locked {
+            semaphores,
+            step,
+            plans,
+            released,
+            ..
+        } = locked;
+        for (call, plan) in self.calls.iter().zip(plans) {
+            let id = match plan {
+                Plan::Decided(decision) => {
+                    acquired.push(decision);
+                    continue;
+                }
+                Plan::TakeOver { request_id } => request_id,
+                Plan::Insert => {
+                    request_id += step;
+                    request_id - step
+                }
+            };
+            let wish = &call.wish;
+            let mut permits = Vec::with_capacity(wish.permits.len());
+            for (name, count) in &wish.permits {
+                permits.push(HeldPermit {
+                    id: fence,
+                    semaphore_id: semaphores.get(name).map_or(0, |it| it.id),
+                    semaphore: Arc::clone(name),
+                    count: *count,
+                });
+                fence += step;
+            }
+            let held = Held {
+                external_id: Arc::clone(&wish.external_id),
+                request_id: id,
+                token: call.token,
+                permits,
+            };
+            acquired.push(Ok(Decision::Granted(Grant {
+                held,
+                sent,
+                remaining: wish.ttl,
+                free: free(&semaphores, wish),
+            })));
+        }
+        Outcome {
+            released: released.into_iter().map(Ok).collect(),
+            acquired,
+        }
+    }
+
+    fn failure(self, error: RequestError, writing: bool) -> Failure {
+        let unknown = writing && error.is_outcome_unknown();
+        let duplicate = error.is_duplicate();
+        let error = self.statements.explain(error);
+        Failure {
+            retry: duplicate || error.is_transient(),
+            unknown,
+            error,
+        }
+    }
+}
+
+impl Locked {
+    fn new(answer: Answer) -> Result<Locked> {
+        let mut locked = Locked {
+            semaphores: HashMap::new(),
+            step: 1,
+            changes: BTreeMap::new(),
+            released: Vec::new(),
+            to_release: Vec::new(),
+            plans: Vec::new(),
+        };
+        for (id, name, capacity, used, step) in rows::<(u64, String, u32, i64, u64)>(answer)? {
+            locked.step = step.max(1);
+            let semaphore = Semaphore { id, capacity, used };
+            locked.semaphores.insert(Arc::from(name), semaphore);
+        }
+        Ok(locked)
+    }
+
+    fn writes(&self) -> bool {
+        !self.to_release.is_empty()
+            || self
+                .plans
+                .iter()
+                .any(|plan| !matches!(plan, Plan::Decided(_)))
+    }
+
+    fn release(&mut self, releases: &[Arc<Held>], gate: Answer, permits: Answer) -> Result<()> {
+        let free: Vec<(u64, u64)> = rows::<(u64, u64, String, Option<String>)>(gate)?
+            .into_iter()
+            .map(|(id, token, ..)| (id, token))
+            .collect();
+        let permits = rows::<(u64, u64, u64, String, u32)>(permits)?;
+        for held in releases {
+            let own: Vec<_> = permits
+                .iter()
+                .filter(|(request, ..)| *request == held.request_id)
+                .collect();
+            if !free.contains(&(held.request_id, held.token)) {
+                let other = free.iter().any(|(id, _)| *id == held.request_id);
+                // Where it is not locked by us and still has permits, somebody else has it locked.
+                let busy = !other && !own.is_empty();
+                self.released
+                    .push(if busy { Freed::Busy } else { Freed::No });
+                continue;
+            }
+            self.released.push(Freed::Yes);
+            self.to_release.push(held.request_id);
+            for (_, _, semaphore, name, count) in own {
+                *self.changes.entry(*semaphore).or_default() -= i64::from(*count);
+                if let Some(semaphore) = self.semaphores.get_mut(name.as_str()) {
+                    semaphore.used -= i64::from(*count);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The external id is there already.
+    fn recognise(&self, call: &Call, record: &Record, is_locked: bool, sent: Moment) -> Plan {
+        let status = record.status();
+        let decision = if !record.held {
+            Decision::Known(status)
+        } else if !status.matches(&call.wish) {
+            Decision::Refused(status.conflict(&call.wish.external_id))
+        } else if record.token == call.token {
+            // An earlier try of this very call, whose reply was lost.
+            Decision::Granted(Grant {
+                held: record.to_held(),
+                sent,
+                remaining: record.expires_in,
+                free: free(&self.semaphores, &call.wish),
+            })
+        } else if call.on_held == OnHeld::Report {
+            Decision::Known(status)
+        } else if is_locked {
+            return Plan::TakeOver {
+                request_id: record.request_id,
+            };
+        } else {
+            return Plan::Decided(Err(Failure::known(Error::new(
+                ErrorKind::Unavailable,
+                format!(
+                    "request {:?} cannot be taken over: somebody has it locked",
+                    call.wish.external_id
+                ),
+            ))));
+        };
+        Plan::Decided(Ok(decision))
+    }
+
+    /// Takes what the wish wants, if all of it is there.
+    fn decide(&mut self, wish: &Wish) -> Plan {
+        for (name, count) in &wish.permits {
+            let Some(semaphore) = self.semaphores.get(name) else {
+                return Plan::Decided(Ok(Decision::Refused(no_such_semaphore(name))));
+            };
+            if semaphore.used.saturating_add(i64::from(*count)) > i64::from(semaphore.capacity) {
+                let held = u64::try_from(semaphore.used).unwrap_or(0);
+                return Plan::Decided(Ok(Decision::Exhausted(Exhausted::new(
+                    Arc::clone(name),
+                    semaphore.capacity,
+                    held,
+                    *count,
+                ))));
+            }
+        }
+        for (name, count) in &wish.permits {
+            if let Some(semaphore) = self.semaphores.get_mut(name) {
+                semaphore.used += i64::from(*count);
+                *self.changes.entry(semaphore.id).or_default() += i64::from(*count);
+            }
+        }
+        Plan::Insert
+    }
+}
+
+/// The statement that changes counters, if any do.
+pub(super) fn count(
+    statements: &Statements,
+    changes: impl Iterator<Item = (u64, i64)>,
+) -> Option<String> {
+    let changes: Vec<(u64, i64)> = changes.collect();
+    let cases: Vec<String> = changes
+        .iter()
+        .map(|(id, change)| format!("WHEN {id} THEN {change}"))
+        .collect();
+    let ids = list(changes.iter().map(|(id, _)| *id));
+    let values = [("{changes}", &*cases.join(" ")), ("{ids}", &*ids)];
+    (!changes.is_empty()).then(|| fill(&statements.count, &values))
+}
+
+fn free(semaphores: &HashMap<Arc<str>, Semaphore>, wish: &Wish) -> Vec<u64> {
+    let free = |(name, _): &(Arc<str>, u32)| {
+        let left = semaphores
+            .get(name)
+            .map_or(0, |it| i64::from(it.capacity) - it.used);
+        u64::try_from(left).unwrap_or(0)
+    };
+    wish.permits.iter().map(free).collect()
+}
+
+fn request_row(call: &Call) -> String {
+    let wish = &call.wish;
+    let (ttl, expires_at, reclaim_at) = times(wish.ttl);
+    format!(
+        "({}, {}, {}, 'ACQUIRED', {ttl}, {expires_at}, {reclaim_at})",
+        quote(&wish.external_id),
+        call.token,
+        quote_option(wish.owner.as_deref()),
+    )
+}
+
+fn take_over(statements: &Statements, call: &Call, request_id: u64) -> String {
+    let (ttl, expires_at, reclaim_at) = times(call.wish.ttl);
+    fill(
+        &statements.take_over,
+        &[
+            ("{id}", &request_id.to_string()),
+            ("{token}", &call.token.to_string()),
+            ("{ttl}", &ttl),
+            ("{expires_at}", &expires_at),
+            ("{reclaim_at}", &reclaim_at),
+        ],
+    )
+}
+
+/// A ttl, its end, and when its permits can be taken back, as SQL.
+fn times(ttl: Option<Duration>) -> (String, String, String) {
+    let null = || "NULL".to_owned();
+    let Some(ttl) = ttl else {
+        return (null(), null(), null());
+    };
+    let seconds = format!("{}.{:03}", ttl.as_secs(), ttl.subsec_millis());
+    let expires_at = format!("SYSDATE(6) + INTERVAL {seconds} SECOND");
+    let reclaim_at = format!("SYSDATE(6) + INTERVAL {seconds} * 1.25 SECOND");
+    (seconds, expires_at, reclaim_at)
+}

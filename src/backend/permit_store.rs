@@ -1,0 +1,703 @@
+//! The contract between the semaphores and what keeps their permits.
+//!
+//! # What a store may assume
+//! - Names, ids, counts, capacities and ttls were checked, and the permits of a [`Wish`] are sorted by
+//!   the names of their semaphores.
+//! - Whoever calls [`PermitStore::acquire`] repeats a call of unknown outcome with the same token, or
+//!   ends it with [`PermitStore::bury`].
+//!
+//! # What a store must never do
+//! - Grant more than a capacity, or a part of a wish.
+//! - Grant a permit whose id is not above that of every permit granted before: the id is the fence.
+//! - Touch permits that a renewal or release does not name. A [`Held`] names its permits by id, so a
+//!   delayed or repeated call cannot touch what a later call acquired under the same external id.
+//! - Take a permit back before its end plus a quarter of its ttl, unless it is told to.
+//! - Outlast `by` by more than its [`patience`](PermitStore::patience).
+//! - Say that an outcome is known if the statement that would have written it was not answered.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+
+/// What keeps semaphores, requests and permits; shared by all handles of a factory.
+pub trait PermitStore: fmt::Debug + Send + Sync {
+    /// Where the semaphores are: the same text for two stores exactly if they share their semaphores.
+    /// Contains no credential.
+    fn realm(&self) -> &str;
+
+    /// Returns how long a call may go on after its `by`, if the server does not answer.
+    fn patience(&self) -> Duration;
+
+    /// Returns the shortest ttl whose renewals, with a retry, have room in it.
+    fn min_ttl(&self) -> Duration;
+
+    /// Returns the longest pause between two looks of a waiting request.
+    fn poll_interval(&self) -> Duration;
+
+    /// Makes what the store needs, where it is missing.
+    ///
+    /// # Errors
+    /// `Misconfigured` beside tables of the same names that are not ours; any.
+    fn create_tables(&self, by: Moment) -> Result<()>;
+
+    /// Makes a semaphore. Returns `false` if there is one already, which is not changed.
+    ///
+    /// # Errors
+    /// Any.
+    fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool>;
+
+    /// Sets a capacity and records the change. Returns the capacity before.
+    ///
+    /// # Errors
+    /// `NotFound`; any.
+    fn set_capacity(
+        &self,
+        name: &str,
+        capacity: u32,
+        changed_by: Option<&str>,
+        by: Moment,
+    ) -> Result<u32>;
+
+    /// Reads the changes of a capacity, oldest first.
+    ///
+    /// # Errors
+    /// Any.
+    fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>>;
+
+    /// Deletes a semaphore that nobody holds. Returns `false` if there is none.
+    ///
+    /// # Errors
+    /// `InvalidState` while it is held; any.
+    fn delete(&self, name: &str, by: Moment) -> Result<bool>;
+
+    /// Reads how full one semaphore is, or all of them, by name.
+    ///
+    /// # Errors
+    /// Any.
+    fn usage(&self, name: Option<&str>, by: Moment) -> Result<Vec<Usage>>;
+
+    /// Reads who holds permits of a semaphore, oldest grant first.
+    ///
+    /// # Errors
+    /// `NotFound`; any.
+    fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>>;
+
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// Any.
+    fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>>;
+
+    /// Takes all permits of the wish, or none. Where a semaphore is exhausted, takes back what has
+    /// expired there and tries once more.
+    ///
+    /// # Errors
+    /// A [`Failure`], which says whether the outcome is known.
+    fn acquire(&self, call: &Arc<Call>, by: Moment) -> Result<Decision, Failure>;
+
+    /// Looks, without locking anything, whether an acquire of this wish has a chance.
+    ///
+    /// # Errors
+    /// Any.
+    fn look(&self, wish: &Wish, by: Moment) -> Result<Look>;
+
+    /// Lets the ttl of each of these begin anew, never to an earlier end. One that is locked by somebody
+    /// else does not hold up the others.
+    ///
+    /// # Errors
+    /// Any; the outcome counts as unknown, and belief runs on to its old end.
+    fn renew(&self, held: &[Arc<Held>], by: Moment) -> Result<Vec<Renewed>>;
+
+    /// Gives the permits back. Returns `false` if they were not held any more.
+    ///
+    /// # Errors
+    /// Any; the outcome counts as unknown, and repeating the call is safe.
+    fn release(&self, held: &Arc<Held>, by: Moment) -> Result<bool>;
+
+    /// Gives `count` permits of one semaphore back, fewer than are held of it, or all of it.
+    /// Returns `false` if they were not held any more.
+    ///
+    /// # Errors
+    /// As [`release`](PermitStore::release), but repeating it is safe only if it gives back all of it.
+    fn release_part(&self, held: &Held, part: &HeldPermit, count: u32, by: Moment) -> Result<bool>;
+
+    /// Gives back whatever is held under an external id.
+    ///
+    /// # Errors
+    /// Any; repeating the call is safe.
+    fn release_request(&self, external_id: &str, by: Moment) -> Result<Release>;
+
+    /// Lets the ttl of whatever is held under an external id begin anew.
+    ///
+    /// # Errors
+    /// Any.
+    fn renew_request(&self, external_id: &str, by: Moment) -> Result<PermitRenewal>;
+
+    /// Makes an end of a call of unknown outcome: releases what it acquired, or makes sure that it
+    /// acquires nothing any more. Touches nothing that another call acquired under the external id.
+    ///
+    /// # Errors
+    /// Any; repeating the call is safe.
+    fn bury(&self, call: &Call, by: Moment) -> Result<()>;
+
+    /// Takes permits back, each rechecked in the statement that releases it. One that is locked by
+    /// somebody else does not hold up the others.
+    ///
+    /// # Errors
+    /// Any; what was released stays released.
+    fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>>;
+
+    /// Reads the owners of held permits, and the store's time of reading.
+    ///
+    /// # Errors
+    /// Any.
+    fn owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)>;
+
+    /// Deletes at most `batch` requests that were released longer ago than `age`. Returns how many.
+    ///
+    /// # Errors
+    /// Any.
+    fn delete_requests(&self, age: Duration, batch: usize, by: Moment) -> Result<u64>;
+
+    /// Deletes at most `batch` changes of capacities older than `age`. Returns how many.
+    ///
+    /// # Errors
+    /// Any.
+    fn delete_history(&self, age: Duration, batch: usize, by: Moment) -> Result<u64>;
+
+    /// Compares what each semaphore counts as held with its permits. Returns those that differ.
+    ///
+    /// # Errors
+    /// Any.
+    fn check(&self, by: Moment) -> Result<Vec<Discrepancy>>;
+
+    /// Corrects the counts that differ. Returns those that did.
+    ///
+    /// # Errors
+    /// Any.
+    fn repair(&self, by: Moment) -> Result<Vec<Discrepancy>>;
+}
+
+/// Microseconds since the epoch on the store's clock.
+pub type StoreTime = u64;
+
+/// A request for permits that passed the checks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// The caller's name for the operation.
+    pub external_id: Arc<str>,
+    /// Who can be asked whether it is alive.
+    pub owner: Option<Arc<str>>,
+    /// How long the permits last without a renewal.
+    pub ttl: Option<Duration>,
+    /// Semaphores and counts, sorted by name, each name once.
+    pub permits: Vec<(Arc<str>, u32)>,
+}
+
+impl Wish {
+    /// Returns `true` if permits of `name` are among those wanted.
+    #[must_use]
+    pub fn wants(&self, name: &str) -> bool {
+        self.permits.iter().any(|(wanted, _)| **wanted == *name)
+    }
+}
+
+/// One call to acquire, with its retries.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// What is wanted.
+    pub wish: Wish,
+    /// Random; kept with the request that it makes. So a retry whose first reply was lost tells its own
+    /// grant from one that another process made under the same external id.
+    pub token: u64,
+    /// What to do about permits that another call holds under the external id.
+    pub on_held: OnHeld,
+}
+
+/// What to do about permits that another call holds under the external id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnHeld {
+    /// Report them, and change nothing.
+    Report,
+    /// Release them and grant as many new ones, in one transaction: the count does not change, the
+    /// fences grow, and whoever held them learns of it at its next renewal.
+    TakeOver,
+}
+
+/// What became of a call to acquire.
+#[derive(Clone, Debug)]
+pub enum Decision {
+    /// The permits are held: granted now, or by an earlier try of the same call.
+    Granted(Grant),
+    /// Another call acquired something under the external id before.
+    Known(RequestStatus),
+    /// Not enough is left; nothing was written.
+    Exhausted(Exhausted),
+    /// No such semaphore, or the external id is in use for something else; nothing was written.
+    Refused(Error),
+}
+
+/// Permits, fresh from the store.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    /// What a renewal and a release name.
+    pub held: Held,
+    /// When the request that granted, or that read the grant, was sent.
+    pub sent: Moment,
+    /// How much of the ttl was left on the store's clock at a time not before `sent`.
+    pub remaining: Option<Duration>,
+    /// How much each semaphore has left, in the order of the wish.
+    pub free: Vec<u64>,
+}
+
+/// Permits that were granted: what a renewal and a release name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The request's external id.
+    pub external_id: Arc<str>,
+    /// The store's number of the request.
+    pub request_id: u64,
+    /// The token of the call that was granted: another grant of the same request has another one.
+    pub token: u64,
+    /// Sorted by the names of the semaphores.
+    pub permits: Vec<HeldPermit>,
+}
+
+impl Held {
+    /// The permits as callers see them.
+    #[must_use]
+    pub fn to_permits(&self) -> Vec<Permit> {
+        self.permits.iter().map(HeldPermit::to_permit).collect()
+    }
+}
+
+/// One permit of a [`Held`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldPermit {
+    /// The permit's number, which is its fence.
+    pub id: u64,
+    /// The store's number of the semaphore.
+    pub semaphore_id: u64,
+    /// The semaphore.
+    pub semaphore: Arc<str>,
+    /// How much of its capacity.
+    pub count: u32,
+}
+
+impl HeldPermit {
+    /// The permit as callers see it.
+    #[must_use]
+    pub fn to_permit(&self) -> Permit {
+        Permit {
+            semaphore: Arc::clone(&self.semaphore),
+            count: self.count,
+            fence: self.id,
+        }
+    }
+}
+
+/// Why a call to acquire came to no decision.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// What went wrong.
+    pub error: Error,
+    /// The permits may have been granted, or may yet be.
+    pub unknown: bool,
+    /// The same call may succeed at once, also where the error itself is not transient.
+    pub retry: bool,
+}
+
+impl Failure {
+    /// A failure that left nothing behind.
+    #[must_use]
+    pub fn known(error: Error) -> Failure {
+        Failure {
+            retry: error.is_transient(),
+            error,
+            unknown: false,
+        }
+    }
+}
+
+/// What a look found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// An acquire may succeed, or says what is wrong.
+    Try,
+    /// Not enough is left.
+    Short {
+        /// The first semaphore that has too little.
+        exhausted: Exhausted,
+        /// When something held on this store can be taken back next, as far as the store can tell
+        /// cheaply.
+        next_reclaim: Option<Duration>,
+    },
+}
+
+/// What became of one renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewed {
+    /// The ttl begins anew.
+    Yes,
+    /// The permits are held, but somebody has their request locked: try again soon.
+    Busy,
+    /// The permits are not held any more.
+    Lost,
+}
+
+/// Which permits to take back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sweep {
+    /// Those whose end plus a quarter of their ttl has passed.
+    Expired,
+    /// Those acquired and last renewed longer ago than this.
+    Stale(Duration),
+    /// Those of an owner that were acquired and last renewed before a time.
+    Owner(Arc<str>, StoreTime),
+}
+
+/// A share of one semaphore.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Permit {
+    /// The semaphore.
+    pub semaphore: Arc<str>,
+    /// How much of its capacity.
+    pub count: u32,
+    /// Larger than that of every grant before on the same semaphore. Pass it to what you protect, and
+    /// reject any write whose fence is lower than the highest seen: a holder whose ttl ran out may not
+    /// know it yet.
+    pub fence: u64,
+}
+
+/// Why there were no permits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Exhausted {
+    /// The first semaphore, by name, that had too little left.
+    pub semaphore: Arc<str>,
+    /// How much it has.
+    pub capacity: u32,
+    /// How much of that is held; more than the capacity after it was lowered.
+    pub held: u64,
+    /// How much was asked for.
+    pub wanted: u32,
+}
+
+impl Exhausted {
+    /// Makes a report of an exhausted semaphore.
+    #[must_use]
+    pub fn new(semaphore: Arc<str>, capacity: u32, held: u64, wanted: u32) -> Exhausted {
+        Exhausted {
+            semaphore,
+            capacity,
+            held,
+            wanted,
+        }
+    }
+}
+
+impl fmt::Display for Exhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the semaphore {:?} is exhausted: {} of {} permits are held, {} wanted",
+            self.semaphore, self.held, self.capacity, self.wanted
+        )
+    }
+}
+
+/// What became of a release by external id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Release {
+    /// The permits are free again.
+    Released,
+    /// They were before.
+    AlreadyReleased,
+    /// There is no request with this external id.
+    Unknown,
+}
+
+/// What became of a renewal by external id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PermitRenewal {
+    /// The ttl begins anew.
+    Renewed,
+    /// Too late: the permits were released, by their holder or by a sweep.
+    AlreadyReleased,
+    /// There is no request with this external id.
+    Unknown,
+}
+
+/// A request as the store knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RequestStatus {
+    /// Whether its permits are held, also where their ttl has passed and nobody took them back yet.
+    pub held: bool,
+    /// The permits it holds, or held last.
+    pub permits: Vec<Permit>,
+    /// Who holds them.
+    pub owner: Option<Arc<str>>,
+    /// How long they last without a renewal.
+    pub ttl: Option<Duration>,
+    /// How much of that is left. `None` without a ttl, or if released.
+    pub expires_in: Option<Duration>,
+}
+
+impl RequestStatus {
+    /// Makes a report of a request.
+    #[must_use]
+    pub fn new(
+        held: bool,
+        permits: Vec<Permit>,
+        owner: Option<Arc<str>>,
+        ttl: Option<Duration>,
+        expires_in: Option<Duration>,
+    ) -> RequestStatus {
+        RequestStatus {
+            held,
+            permits,
+            owner,
+            ttl,
+            expires_in,
+        }
+    }
+
+    /// Returns `true` if this is what `wish` asks for.
+    #[must_use]
+    pub fn matches(&self, wish: &Wish) -> bool {
+        let mut granted: Vec<(&str, u32)> = self
+            .permits
+            .iter()
+            .map(|permit| (&*permit.semaphore, permit.count))
+            .collect();
+        granted.sort_unstable();
+        let wanted = wish.permits.iter().map(|(name, count)| (&**name, *count));
+        granted.into_iter().eq(wanted) && self.owner == wish.owner
+    }
+
+    /// The refusal of a wish that is not what the external id is in use for.
+    #[must_use]
+    pub fn conflict(&self, external_id: &str) -> Error {
+        let mut parts: Vec<String> = self
+            .permits
+            .iter()
+            .map(|permit| format!("{} of {:?}", permit.count, permit.semaphore))
+            .collect();
+        if let Some(owner) = &self.owner {
+            parts.push(format!("owner {owner:?}"));
+        }
+        Error::new(
+            ErrorKind::Conflict,
+            format!(
+                "external id {external_id:?} is in use for {}; another wish needs an external id of its \
+                 own",
+                parts.join(", ")
+            ),
+        )
+    }
+}
+
+/// Somebody who holds permits of a semaphore.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The request's external id.
+    pub external_id: Arc<str>,
+    /// Its owner.
+    pub owner: Option<Arc<str>>,
+    /// How many permits of the semaphore it holds.
+    pub count: u32,
+    /// The fence of its permit.
+    pub fence: u64,
+    /// How long ago it acquired its request first.
+    pub held_for: Duration,
+    /// How much of its ttl is left; zero once it has passed. `None` without a ttl.
+    pub expires_in: Option<Duration>,
+}
+
+impl Holder {
+    /// Makes a report of a holder.
+    #[must_use]
+    pub fn new(
+        external_id: Arc<str>,
+        owner: Option<Arc<str>>,
+        permit: (u32, u64),
+        held_for: Duration,
+        expires_in: Option<Duration>,
+    ) -> Holder {
+        Holder {
+            external_id,
+            owner,
+            count: permit.0,
+            fence: permit.1,
+            held_for,
+            expires_in,
+        }
+    }
+}
+
+/// How full a semaphore is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// The semaphore.
+    pub semaphore: Arc<str>,
+    /// How much it has.
+    pub capacity: u32,
+    /// How much of that is held.
+    pub held: u64,
+    /// How much is left; zero where more is held than the capacity since it was lowered.
+    pub free: u64,
+    /// By how many requests it is held.
+    pub requests: u64,
+}
+
+impl Usage {
+    /// Makes a report of a semaphore's use.
+    #[must_use]
+    pub fn new(semaphore: Arc<str>, capacity: u32, held: u64, requests: u64) -> Usage {
+        Usage {
+            semaphore,
+            capacity,
+            held,
+            free: u64::from(capacity).saturating_sub(held),
+            requests,
+        }
+    }
+}
+
+/// A change of a capacity, from the history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CapacityChange {
+    /// The semaphore.
+    pub semaphore: Arc<str>,
+    /// Who changed it, as the caller said.
+    pub changed_by: Option<Arc<str>>,
+    /// When, in epoch milliseconds on the store's clock.
+    pub changed_at: u64,
+    /// The capacity before.
+    pub from: u32,
+    /// The capacity since.
+    pub to: u32,
+}
+
+impl CapacityChange {
+    /// Makes an entry of the history.
+    #[must_use]
+    pub fn new(
+        semaphore: Arc<str>,
+        changed_by: Option<Arc<str>>,
+        changed_at: u64,
+        from: u32,
+        to: u32,
+    ) -> CapacityChange {
+        CapacityChange {
+            semaphore,
+            changed_by,
+            changed_at,
+            from,
+            to,
+        }
+    }
+}
+
+/// Why permits were taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// Their ttl, and a quarter of it, had passed on the store's clock.
+    Expired,
+    /// Their owner is dead.
+    OwnerDead,
+    /// Nobody renewed them for very long.
+    Stale,
+}
+
+/// A request whose permits were taken back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Swept {
+    /// Its external id.
+    pub external_id: Arc<str>,
+    /// Its owner.
+    pub owner: Option<Arc<str>>,
+    /// The permits.
+    pub permits: Vec<Permit>,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl Swept {
+    /// Makes a report of what was taken back.
+    #[must_use]
+    pub fn new(
+        external_id: Arc<str>,
+        owner: Option<Arc<str>>,
+        permits: Vec<Permit>,
+        reason: Reason,
+    ) -> Swept {
+        Swept {
+            external_id,
+            owner,
+            permits,
+            reason,
+        }
+    }
+}
+
+/// A semaphore that counts something else as held than its permits add up to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Discrepancy {
+    /// The semaphore.
+    pub semaphore: Arc<str>,
+    /// What it counts.
+    pub counter: i64,
+    /// What its permits add up to.
+    pub permits: i64,
+}
+
+impl Discrepancy {
+    /// Makes a report of a wrong count.
+    #[must_use]
+    pub fn new(semaphore: Arc<str>, counter: i64, permits: i64) -> Discrepancy {
+        Discrepancy {
+            semaphore,
+            counter,
+            permits,
+        }
+    }
+}
+
+/// The error of whoever asks for a semaphore that is not there.
+pub(crate) fn no_such_semaphore(name: &str) -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        format!("there is no semaphore {name:?}; create it first"),
+    )
+}
+
+/// The error of whoever deletes a semaphore that is held.
+pub(crate) fn semaphore_in_use(name: &str, held: i64, capacity: u32) -> Error {
+    Error::new(
+        ErrorKind::InvalidState,
+        format!(
+            "the semaphore {name:?} is in use: {held} of {capacity} permits are held; set its capacity \
+             to 0 and delete it when they are released"
+        ),
+    )
+}
+
+/// When permits whose ttl is this are taken back, counted from their last renewal: their holder has a
+/// quarter of the ttl to stop in.
+pub(crate) fn reclaim_after(ttl: Duration) -> Duration {
+    ttl + ttl / 4
+}

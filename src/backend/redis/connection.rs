@@ -1,0 +1,386 @@
+//! One connection: how it is opened, and how it is kept from outlasting a deadline.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ::redis::io::tcp::TcpSettings;
+use ::redis::{
+    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
+    RedisConnectionInfo, RedisError, Value,
+};
+
+use super::error::read;
+use super::script::command;
+use super::sentinel::Sentinels;
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::Connect;
+
+/// No call waits longer, whatever it was allowed.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Address {
+    Tcp(String, u16),
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// Another node of the cluster of which this one is a part, by the host that this one gave. A host
+    /// that is unknown to it, or a wildcard, stands for its own.
+    pub(super) fn neighbour(&self, host: &str, port: u16) -> Address {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        match self {
+            Address::Tcp(own, _) if matches!(host, "" | "?" | "0.0.0.0" | "::" | "*") => {
+                Address::Tcp(own.clone(), port)
+            }
+            _ => Address::Tcp(host.to_owned(), port),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Address::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// Returns the user, if not the default one, and the password.
+pub(super) type AskCredentials = dyn Fn() -> (String, String) + Send + Sync;
+
+/// As whom to log in.
+#[derive(Clone, Default)]
+pub(super) enum Login {
+    /// Without.
+    #[default]
+    None,
+    /// Always the same; an empty user is the default one.
+    Fixed(String, String),
+    /// Asked for with every connection.
+    Asked(Arc<AskCredentials>),
+}
+
+impl Login {
+    fn ask(&self) -> Option<(String, String)> {
+        match self {
+            Login::None => None,
+            Login::Fixed(user, password) => Some((user.clone(), password.clone())),
+            Login::Asked(ask) => Some(ask()),
+        }
+    }
+}
+
+/// Everything but the address that opening a connection takes. Shows no credential.
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub(super) login: Login,
+    pub(super) database: u32,
+    pub(super) tls: Option<Tls>,
+    pub(super) timeout: Duration,
+}
+
+/// Certificates, as PEM. Without `ca`, those that the system trusts.
+#[derive(Clone, Default)]
+#[cfg_attr(not(feature = "tls"), allow(dead_code))]
+pub(super) struct Tls {
+    pub(super) ca: Option<Vec<u8>>,
+    /// Our own certificate and its key.
+    pub(super) own: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Connector {
+    /// Opens a connection. Takes up to the timeout, so it is for threads that may wait.
+    pub(super) fn open(
+        &self,
+        address: &Address,
+        protocol: ProtocolVersion,
+    ) -> Result<::redis::Connection> {
+        let login = self.login.ask();
+        let connect = || {
+            let connection = self
+                .client(address, protocol, &login)?
+                .get_connection_with_timeout(self.timeout)?;
+            // A paused server answers nothing: no call without an end.
+            connection.set_read_timeout(Some(self.timeout))?;
+            connection.set_write_timeout(Some(self.timeout))?;
+            Ok(connection)
+        };
+        connect().map_err(|error: RedisError| {
+            let error = read(&error, address, self.timeout);
+            match &login {
+                Some((user, _)) if error.kind() == ErrorKind::Denied && !user.is_empty() => {
+                    error.context(format_args!("user {user:?}"))
+                }
+                _ => error,
+            }
+        })
+    }
+
+    fn client(
+        &self,
+        address: &Address,
+        protocol: ProtocolVersion,
+        login: &Option<(String, String)>,
+    ) -> std::result::Result<Client, RedisError> {
+        // Without a name for the connection: it would take a further right.
+        let mut settings = RedisConnectionInfo::default()
+            .set_skip_set_lib_name()
+            .set_db(i64::from(self.database))
+            .set_protocol(protocol);
+        if let Some((user, password)) = login {
+            if !user.is_empty() {
+                settings = settings.set_username(user);
+            }
+            settings = settings.set_password(password);
+        }
+        let target = match address {
+            Address::Unix(path) => ConnectionAddr::Unix(path.clone()),
+            Address::Tcp(host, port) if self.tls.is_some() => ConnectionAddr::TcpTls {
+                host: host.clone(),
+                port: *port,
+                insecure: false,
+                tls_params: None,
+            },
+            Address::Tcp(host, port) => ConnectionAddr::Tcp(host.clone(), *port),
+        };
+        // Without TCP_NODELAY a request may wait for the acknowledgement of the one before.
+        let info = target
+            .into_connection_info()?
+            .set_redis_settings(settings)
+            .set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        self.build(info)
+    }
+
+    #[cfg(feature = "tls")]
+    fn build(&self, info: ConnectionInfo) -> std::result::Result<Client, RedisError> {
+        match &self.tls {
+            Some(tls) if tls.ca.is_some() || tls.own.is_some() => {
+                let own = tls.own.clone();
+                Client::build_with_tls(
+                    info,
+                    ::redis::TlsCertificates {
+                        client_tls: own.map(|(client_cert, client_key)| ::redis::ClientTlsConfig {
+                            client_cert,
+                            client_key,
+                        }),
+                        root_cert: tls.ca.clone(),
+                    },
+                )
+            }
+            _ => Client::open(info),
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn build(&self, info: ConnectionInfo) -> std::result::Result<Client, RedisError> {
+        Client::open(info)
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector")
+            .field("tls", &self.tls.is_some())
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Which server to connect to.
+#[derive(Debug)]
+pub(super) enum Target {
+    /// Always this one.
+    At(Address),
+    /// Whichever the sentinels call the master.
+    Master(Sentinels),
+}
+
+impl Target {
+    /// Opens a connection, and checks that the master of the sentinels knows that it is one.
+    pub(super) fn open(
+        &self,
+        connector: &Connector,
+        protocol: ProtocolVersion,
+    ) -> Result<(Address, ::redis::Connection)> {
+        match self {
+            Target::At(address) => {
+                let connection = connector.open(address, protocol)?;
+                Ok((address.clone(), connection))
+            }
+            Target::Master(sentinels) => sentinels.open_master(connector, protocol),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::At(address) => address.fmt(f),
+            Target::Master(sentinels) => sentinels.fmt(f),
+        }
+    }
+}
+
+/// Opens the connections of a pool.
+#[derive(Debug)]
+pub(super) struct Opener {
+    pub(super) connector: Arc<Connector>,
+    pub(super) target: Arc<Target>,
+    /// Whether the server's memory policy was looked at.
+    pub(super) looked: AtomicBool,
+}
+
+impl Connect for Opener {
+    type Connection = Connection;
+
+    fn connect(&self) -> Result<Connection> {
+        let (address, driver) = self.target.open(&self.connector, ProtocolVersion::RESP2)?;
+        let mut connection = Connection {
+            driver,
+            address,
+            timeout: self.connector.timeout,
+            opened_at: Moment::now(),
+            owes: false,
+            broken: false,
+        };
+        let by = Moment::now() + self.connector.timeout;
+        let mut ask = |words: &[&[u8]]| {
+            connection.send(&command(words), by)?;
+            connection.receive(by)
+        };
+        // So that a server without room, still loading, or of another kind is known now. Where an ACL
+        // denies the question, that was an answer, too.
+        match ask(&[b"PING"]) {
+            Ok(_) => {}
+            Err(error) if error.to_string().contains("NOPERM") => {}
+            Err(error) => return Err(self.error(&error, &connection.address)),
+        }
+        if !self.looked.swap(true, Ordering::Relaxed) {
+            match ask(&[b"INFO", b"memory"]) {
+                Ok(Value::BulkString(info)) => warn_of_eviction(&info, &connection.address),
+                Err(error) if error.is_io_error() => {
+                    return Err(self.error(&error, &connection.address));
+                }
+                // Where an ACL denies it, we cannot know.
+                _ => {}
+            }
+        }
+        Ok(connection)
+    }
+
+    fn is_broken(&self, connection: &mut Connection) -> bool {
+        connection.broken || connection.owes
+    }
+
+    fn server(&self) -> String {
+        format!("redis at {}", self.target)
+    }
+}
+
+impl Opener {
+    fn error(&self, error: &RedisError, address: &Address) -> Error {
+        read(error, address, self.connector.timeout)
+    }
+}
+
+/// Warns of a server that may throw a lease away while it runs.
+fn warn_of_eviction(info: &[u8], address: &Address) {
+    let info = String::from_utf8_lossy(info);
+    let policy = info
+        .lines()
+        .find_map(|line| line.strip_prefix("maxmemory_policy:"))
+        .unwrap_or("noeviction");
+    if policy != "noeviction" {
+        log::warn!(
+            "redis at {address} may evict locks: its maxmemory-policy is {policy}, and should be noeviction"
+        );
+    }
+}
+
+/// A connection for commands.
+pub(super) struct Connection {
+    driver: ::redis::Connection,
+    address: Address,
+    /// What both socket timeouts are set to.
+    timeout: Duration,
+    opened_at: Moment,
+    /// Whether a reply has not been read: it would be taken for that of the next request.
+    owes: bool,
+    broken: bool,
+}
+
+impl Connection {
+    pub(super) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Returns `true` if it was opened after `moment`: it did not idle, where a server closes it.
+    pub(super) fn is_opened_since(&self, moment: Moment) -> bool {
+        self.opened_at >= moment
+    }
+
+    /// Keeps the connection from being used again.
+    pub(super) fn poison(&mut self) {
+        self.broken = true;
+    }
+
+    /// Sends one packed command before `by`. On a connection that owes no reply it does not even wait:
+    /// all that was sent before has arrived, so there is room for a command in the socket.
+    pub(super) fn send(
+        &mut self,
+        command: &[u8],
+        by: Moment,
+    ) -> std::result::Result<(), RedisError> {
+        self.limit(by)?;
+        self.owes = true;
+        self.driver.send_packed_command(command)
+    }
+
+    /// Reads the reply to what was sent, before `by`. An error of the server comes back as an error.
+    ///
+    /// After any other error the connection is off by one reply, or worse, and is not used again.
+    pub(super) fn receive(&mut self, by: Moment) -> std::result::Result<Value, RedisError> {
+        self.limit(by)?;
+        let reply = self.driver.recv_response().and_then(Value::extract_error);
+        if let Err(error) = &reply
+            && (error.is_io_error() || error.kind() == ::redis::ErrorKind::Parse)
+        {
+            return reply;
+        }
+        self.owes = false;
+        reply
+    }
+
+    fn limit(&mut self, by: Moment) -> std::result::Result<(), RedisError> {
+        let left = by.remaining().min(LONGEST);
+        // Setting a timeout is a system call, and most calls have the same budget as the one before:
+        // what is set may stay as long as it is not beyond `by` and not far below it.
+        if self.timeout > left || self.timeout < left / 4 * 3 {
+            let timeout = left / 8 * 7;
+            if timeout < Duration::from_millis(1) {
+                return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+            }
+            self.driver.set_read_timeout(Some(timeout))?;
+            self.driver.set_write_timeout(Some(timeout))?;
+            self.timeout = timeout;
+        }
+        Ok(())
+    }
+}
+
+/// The error of a wait for something of ours that took too long.
+pub(super) fn late(what: &str, server: &dyn fmt::Display) -> Error {
+    Error::new(
+        ErrorKind::Timeout,
+        format!("redis at {server}: {what} took too long"),
+    )
+    .before_asking()
+}

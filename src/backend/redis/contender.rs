@@ -1,0 +1,293 @@
+//! A backend's side of a contender.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Shared;
+use super::error::Failure;
+use super::keys::Keys;
+use super::script::{Call, Reply, integer, ms};
+use super::subscription::{Role, Subscription};
+use crate::backend::{Attempt, Contender, Grant, OnRefusal, RawContender, Refusal, Renewal};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::parker::Unparker;
+use crate::pool::Lane;
+
+/// The least time until the next attempt: what the scripts count is whole milliseconds.
+pub(super) const TICK: Duration = Duration::from_millis(1);
+
+/// How long the last run of a schedule is kept at least.
+const KEEP_RUN: Duration = Duration::from_secs(24 * 3600);
+
+/// The pause before a slot of a cluster that is on its way is asked again.
+const TRY_AGAIN: Duration = Duration::from_millis(10);
+
+pub(super) struct RedisContender {
+    shared: Arc<Shared>,
+    contender: Contender,
+    keys: Keys,
+    /// Packed once; see [`Call`].
+    leave: Call,
+    enqueue: Call,
+    renew: Call,
+    release: Release,
+    withdraw: Call,
+    subscription: Subscription,
+    /// Where we stood in the queue, to stand there again if we were taken out of it; `0` for nowhere.
+    place: Vec<u8>,
+    /// Whether the server may have us in the queue.
+    queued: bool,
+}
+
+impl RedisContender {
+    pub(super) fn new(shared: &Arc<Shared>, contender: &Contender) -> RedisContender {
+        let keys = Keys::of(&shared.settings.prefix, &contender.mutex);
+        let scripts = &shared.scripts;
+        let id = &*contender.id;
+        let total = ms(contender.lease.total()).to_string();
+        let keep = shared.keep(contender.lease);
+        let (claim, counts_all) = (shared.claim.as_str(), shared.counts_all());
+        let (mutex, token, queue) = (&*keys.mutex, &*keys.token, &*keys.queue);
+        let acquire = Call::with_deadline(
+            &scripts.acquire,
+            &[mutex, token, &keys.fence, queue],
+            &[id, &total, claim, &keep, counts_all],
+            1,
+        );
+        let mut leave = acquire.clone();
+        leave.set(&[b""]);
+        let renew = Call::new(
+            &scripts.renew,
+            &[mutex, token, &keys.fence],
+            &[id, &total, &keep],
+            1,
+        );
+        RedisContender {
+            leave,
+            enqueue: acquire,
+            renew,
+            release: Release::new(shared, &keys, id),
+            withdraw: Call::with_deadline(
+                &scripts.withdraw,
+                &[mutex, token, queue],
+                &[id, claim, counts_all],
+                0,
+            ),
+            subscription: Subscription::of_contender(&keys, id),
+            place: b"0".to_vec(),
+            queued: false,
+            shared: Arc::clone(shared),
+            contender: contender.clone(),
+            keys,
+        }
+    }
+
+    /// Asks to become the owner. With the reply: until when to believe it, where that does not count from
+    /// this call.
+    fn ask(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<(Reply, Option<Moment>)> {
+        if let Some((early, server)) = self.subscription.take_early() {
+            let until = early.until;
+            let reply = early.finish(server, by);
+            if let Some(value) = self.shared.deployment.settle(reply)? {
+                let reply = Reply::read(value)?;
+                if reply.outcome >= 0 {
+                    return Ok((reply, Some(until)));
+                }
+            }
+        }
+        let call = match on_refusal {
+            OnRefusal::Leave => &mut self.leave,
+            OnRefusal::Enqueue => {
+                self.subscription.follow(&self.shared, by)?;
+                self.queued = true;
+                self.enqueue.set(&[&self.place])
+            }
+        };
+        let mut told = false;
+        loop {
+            let deployment = &self.shared.deployment;
+            let value = deployment.call(self.keys.slot, call, Lane::Other, by)?;
+            let reply = Reply::read(value)?;
+            match reply.outcome {
+                // The server's clock was set: the reply told, and the next request knows.
+                -1 if !told => told = true,
+                // It has looked at as many dead waiters as it does in one go: there may be more.
+                0 if reply.left()? == Some(Duration::ZERO)
+                    && !reply.owner(self.contender.lease)?.has_owner_at(0)
+                    && by.remaining() > TICK => {}
+                _ => return Ok((reply, None)),
+            }
+        }
+    }
+
+    fn refused(&mut self, on_refusal: OnRefusal, reply: &mut Reply) -> Result<Attempt> {
+        if on_refusal == OnRefusal::Enqueue {
+            let place = reply.place()?;
+            if !place.is_empty() {
+                self.place = place;
+            }
+            let lease = self.contender.lease;
+            self.enqueue.set(&[&self.place]);
+            self.subscription.order(&self.enqueue, lease);
+        }
+        let left = reply.left()?.unwrap_or(self.contender.lease.total());
+        Ok(Attempt::Refused(Refusal {
+            owner: reply.owner(self.contender.lease)?,
+            retry_in: left + TICK,
+        }))
+    }
+
+    /// Whoever leaves just when its turn has come may own without knowing it.
+    fn give_up_turn(&mut self, by: Moment) -> Result<()> {
+        if !self.subscription.cancel() {
+            return Ok(());
+        }
+        // Without an answer in half the time, it is asked once more: what there is of it is adopted.
+        let attempt = self.acquire(OnRefusal::Leave, by - by.remaining() / 2);
+        let attempt = attempt.or_else(|_| self.acquire(OnRefusal::Leave, by));
+        if let Attempt::Granted(grant) = attempt? {
+            self.release(grant.owner.fence(), by)?;
+        }
+        Ok(())
+    }
+}
+
+impl RawContender for RedisContender {
+    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
+        self.subscription.listen(&self.shared, unparker, by)
+    }
+
+    fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
+        // From here on, and not from the refusal on: a message may come in between.
+        self.subscription.set_role(Role::Waiting);
+        let (mut reply, until) = self.ask(on_refusal, by)?;
+        match u64::try_from(reply.outcome) {
+            Ok(0) => self.refused(on_refusal, &mut reply),
+            Ok(fence) => {
+                self.subscription.set_role(Role::Owning);
+                self.place = b"0".to_vec();
+                self.queued = false;
+                Ok(Attempt::Granted(Grant {
+                    owner: reply.granted(&self.contender.id, fence, self.contender.lease),
+                    until,
+                }))
+            }
+            Err(_) => Err(Error::new(
+                ErrorKind::Timeout,
+                "redis: the request came too late",
+            )),
+        }
+    }
+
+    fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
+        self.renew.set_fence(fence);
+        let half = by - by.remaining() / 2;
+        let deployment = &self.shared.deployment;
+        let value = deployment.call(self.keys.slot, &mut self.renew, Lane::Owner, by)?;
+        let reply = Reply::read(value)?;
+        if reply.outcome != 1 {
+            self.subscription.set_role(Role::Waiting);
+            return Ok(Renewal::Lost(reply.owner(self.contender.lease)?));
+        }
+        self.subscription.set_role(Role::Owning);
+        // An owner has no need to hear anything now: it may fail, and must not use up the time in
+        // which the renewal counts.
+        if Moment::now() < half {
+            let _ = self.subscription.follow(&self.shared, half);
+        }
+        let owner = reply.granted(&self.contender.id, fence, self.contender.lease);
+        Ok(Renewal::Renewed(Grant { owner, until: None }))
+    }
+
+    fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
+        self.subscription.set_role(Role::Idle);
+        self.release.run(&self.shared, Some(fence), by)
+    }
+
+    fn withdraw(&mut self, by: Moment) -> Result<bool> {
+        let settled = self.give_up_turn(by);
+        self.subscription.set_role(Role::Idle);
+        self.subscription.close();
+        self.place = b"0".to_vec();
+        if !self.queued {
+            return settled.map(|()| false);
+        }
+        let deployment = &self.shared.deployment;
+        let call = self.withdraw.set(&[]);
+        deployment.call(self.keys.slot, call, Lane::Other, by)?;
+        self.queued = false;
+        settled.map(|()| true)
+    }
+
+    fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
+        let mut call = Call::new(&self.shared.scripts.run, &[&self.keys.run], &[], 0);
+        let deployment = &self.shared.deployment;
+        let value = deployment.call(self.keys.slot, &mut call, Lane::Owner, by)?;
+        let age = u64::try_from(integer(Some(&value))?).ok();
+        Ok(age.map(Duration::from_millis))
+    }
+
+    fn record_run(&mut self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
+        let keys = [&*self.keys.run, &self.keys.mutex, &self.keys.token];
+        let keep = ms(keep.max(KEEP_RUN)).to_string();
+        let arguments = [&*self.contender.id, &fence.to_string(), &keep];
+        let mut call = Call::new(&self.shared.scripts.run, &keys, &arguments, 0);
+        let deployment = &self.shared.deployment;
+        let value = deployment.call(self.keys.slot, &mut call, Lane::Owner, by)?;
+        Ok(integer(Some(&value))? == 1)
+    }
+}
+
+/// The release of one owner's ownership.
+pub(super) struct Release {
+    slot: u16,
+    hand_over: Call,
+    /// Names only keys that exist: for a slot of a cluster that is on its way, where a queue that does not
+    /// exist would keep the mutex from being released. Everybody is told instead of the next one.
+    free: Call,
+}
+
+impl Release {
+    pub(super) fn new(shared: &Shared, keys: &Keys, id: &str) -> Release {
+        let simba = if shared.simba { "1" } else { "0" };
+        let first = [id, &shared.claim, shared.counts_all(), simba];
+        let call = |keys: &[&str]| Call::new(&shared.scripts.release, keys, &first, 1);
+        Release {
+            slot: keys.slot,
+            hand_over: call(&[&keys.mutex, &keys.token, &keys.queue]),
+            free: call(&[&keys.mutex, &keys.token]),
+        }
+    }
+
+    /// Ends the ownership with this fence; `None` for an owner that has none.
+    pub(super) fn run(&mut self, shared: &Shared, fence: Option<u64>, by: Moment) -> Result<bool> {
+        for call in [&mut self.hand_over, &mut self.free] {
+            match fence {
+                Some(fence) => call.set_fence(fence),
+                None => call.set(&[b""]),
+            };
+        }
+        let mut call = &mut self.hand_over;
+        let mut free = Some(&mut self.free);
+        loop {
+            match shared
+                .deployment
+                .call_once(self.slot, call, Lane::Owner, by)
+            {
+                // Sent twice, and gone: the first one came through.
+                Ok((value, retried)) => return Ok(integer(Some(&value))? == 1 || retried),
+                Err(Failure::TryAgain(error)) => {
+                    if let Some(free) = free.take() {
+                        call = free;
+                    } else if by.remaining() < TRY_AGAIN * 2 {
+                        return Err(error);
+                    } else {
+                        std::thread::sleep(TRY_AGAIN);
+                    }
+                }
+                Err(failure) => return Err(failure.into_error()),
+            }
+        }
+    }
+}

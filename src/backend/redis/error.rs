@@ -1,0 +1,214 @@
+//! What the driver and the server say, as errors of this crate.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::redis::{ErrorKind as Kind, RedisError, ServerErrorKind};
+
+use super::connection::Address;
+use crate::error::{Error, ErrorKind};
+
+const RIGHTS: &str = "; the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, HELLO, TIME, \
+     MGET, GET, SET, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (in a cluster also CLUSTER SLOTS, with \
+     Sentinel ROLE), and the keys and channels under the prefix";
+
+/// Why a call failed, as far as the caller acts on it.
+pub(super) enum Failure {
+    /// The slot lives elsewhere, and nothing was done here.
+    Moved(Option<Address>),
+    /// The slot is on its way there: ask there, this once.
+    Ask(Address),
+    /// The slot is on its way, and its keys are on both sides. Nothing was done.
+    TryAgain(Error),
+    /// The connection was closed before an answer came: the outcome is unknown.
+    Closed(Error),
+    /// The server has become a replica. Nothing was done.
+    ReadOnly(Error),
+    /// The node cannot speak for its cluster. Nothing was done.
+    ClusterDown(Error),
+    /// Anything else.
+    Other(Error),
+}
+
+impl Failure {
+    /// Reads an error of the request that was sent to `server` `waited` ago.
+    pub(super) fn new(error: RedisError, server: &Address, waited: Duration) -> Failure {
+        let text = said(&error);
+        match error.kind() {
+            Kind::Server(ServerErrorKind::Moved) => {
+                return Failure::Moved(redirected(&error, server));
+            }
+            Kind::Server(ServerErrorKind::Ask) => {
+                if let Some(address) = redirected(&error, server) {
+                    return Failure::Ask(address);
+                }
+            }
+            _ => {}
+        }
+        let closed = error.is_io_error() && !is_timeout(&error);
+        let kind = error.kind();
+        let error = read(&error, server, waited);
+        match kind {
+            _ if closed => Failure::Closed(error),
+            Kind::Server(ServerErrorKind::TryAgain) => Failure::TryAgain(error),
+            Kind::Server(ServerErrorKind::ClusterDown) => Failure::ClusterDown(error),
+            // Redis 6.2 wraps what a script's command says into a sentence of its own: hence the words.
+            Kind::Server(ServerErrorKind::ReadOnly) => Failure::ReadOnly(error),
+            _ if text.contains("READONLY") => Failure::ReadOnly(error),
+            _ => Failure::Other(error),
+        }
+    }
+
+    pub(super) fn into_error(self) -> Error {
+        match self {
+            Failure::TryAgain(error)
+            | Failure::Closed(error)
+            | Failure::ReadOnly(error)
+            | Failure::ClusterDown(error)
+            | Failure::Other(error) => error,
+            Failure::Moved(_) | Failure::Ask(_) => Error::new(
+                ErrorKind::Misconfigured,
+                "redis: the mutex lives on another node; this server is part of a cluster: use \
+                 redis+cluster://",
+            ),
+        }
+    }
+}
+
+/// Where a redirection points. A node that does not know its own name leaves the host out.
+fn redirected(error: &RedisError, asked: &Address) -> Option<Address> {
+    let (host, port) = error.redirect_node().and_then(|(address, _)| {
+        let (host, port) = address.rsplit_once(':')?;
+        Some((host, port.parse().ok()?))
+    })?;
+    Some(asked.neighbour(host, port))
+}
+
+/// Reads an error of `server`; `waited` is how long an answer was waited for.
+pub(super) fn read(error: &RedisError, server: &Address, waited: Duration) -> Error {
+    if is_timeout(error) {
+        return Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "redis at {server}: no answer within {} ms",
+                waited.as_millis()
+            ),
+        );
+    }
+    let text = said(error);
+    let (kind, advice) = judge(error, &text);
+    // Neither the driver nor the server repeats a password in an error.
+    Error::new(kind, format!("redis at {server}: {text}{advice}"))
+}
+
+/// Returns `true` for a timeout, or for the interruption that a paused and resumed process sees in its stead.
+pub(super) fn is_timeout(error: &RedisError) -> bool {
+    error.is_timeout()
+        || std::error::Error::source(error)
+            .and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>())
+            .and_then(|source| source.downcast_ref::<std::io::Error>())
+            .is_some_and(|error| error.kind() == std::io::ErrorKind::Interrupted)
+}
+
+/// The cause in one line and once.
+fn said(error: &RedisError) -> String {
+    let text = match (error.kind(), error.code(), error.detail()) {
+        (Kind::Server(_) | Kind::Extension, Some(code), Some(detail)) => format!("{code} {detail}"),
+        (Kind::Parse, ..) => "the answer is not Redis's".to_owned(),
+        _ => error.to_string(),
+    };
+    // What follows names a place inside a script.
+    let text = text.split(" script: ").next().unwrap_or_default();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn judge(error: &RedisError, text: &str) -> (ErrorKind, &'static str) {
+    let says = |word: &str| text.contains(word);
+    match error.kind() {
+        Kind::Io if says("certificate") || says("Certificate") || says("handshake") => (
+            ErrorKind::Misconfigured,
+            "; check tls, tls_ca, tls_cert and tls_key",
+        ),
+        Kind::Io => (ErrorKind::Unreachable, ""),
+        kind if kind == Kind::Server(ServerErrorKind::ReadOnly) || says("READONLY") => (
+            ErrorKind::Unavailable,
+            "; this server is a read-only replica: connect to the master",
+        ),
+        Kind::Parse => (ErrorKind::Misconfigured, "; is this a Redis server?"),
+        // The last one: the first command of a connection without a password is too long for a stranger.
+        _ if says("WRONGPASS")
+            || says("NOAUTH")
+            || says("invalid password")
+            || says("without any password")
+            || says("unauthenticated") =>
+        {
+            (ErrorKind::Denied, "; check user and password")
+        }
+        Kind::AuthenticationFailed => (ErrorKind::Denied, "; check user and password"),
+        _ if says("NOPERM")
+            || says("ACL failure")
+            || says("user executing the script can't")
+            || says("can't run this command") =>
+        {
+            (ErrorKind::Denied, RIGHTS)
+        }
+        _ if says("max number of clients") => (
+            ErrorKind::Unavailable,
+            "; raise maxclients on the server, or lower pool_size",
+        ),
+        _ if says("OOM") => (
+            ErrorKind::Unavailable,
+            "; raise maxmemory on the server, or free some",
+        ),
+        _ if says("NOREPLICAS") => (
+            ErrorKind::Unavailable,
+            "; fewer replicas are connected than min-replicas-to-write asks for",
+        ),
+        _ if says("BUSY ") => (ErrorKind::Unavailable, "; a script blocks the server"),
+        _ if says("LOADING") => (ErrorKind::Unavailable, "; try again when it is done"),
+        _ if says("MASTERDOWN") => (
+            ErrorKind::Unavailable,
+            "; this server is a replica without its master: connect to the master",
+        ),
+        _ if says("MISCONF") => (
+            ErrorKind::Unavailable,
+            "; the server cannot write to its disk",
+        ),
+        Kind::Server(
+            ServerErrorKind::TryAgain
+            | ServerErrorKind::ClusterDown
+            | ServerErrorKind::Moved
+            | ServerErrorKind::Ask,
+        ) => (ErrorKind::Unavailable, ""),
+        Kind::RESP3NotSupported => (
+            ErrorKind::Misconfigured,
+            "; Redis 6.2 or newer (or Valkey) is needed",
+        ),
+        _ if says("refused to switch database") || says("DB index is out of range") => (
+            ErrorKind::Misconfigured,
+            "; there is no such database, or the user may not SELECT it",
+        ),
+        _ if says("cluster support disabled") => (
+            ErrorKind::Misconfigured,
+            "; this server is no cluster: use redis:// instead of redis+cluster://",
+        ),
+        _ if says("WRONGTYPE") => (
+            ErrorKind::Misconfigured,
+            "; something else uses this key: set another prefix",
+        ),
+        _ if says("unknown command") => (
+            ErrorKind::Misconfigured,
+            "; is this a Redis server, 6.2 or newer, with all commands enabled?",
+        ),
+        Kind::InvalidClientConfig => (ErrorKind::InvalidInput, ""),
+        _ => (ErrorKind::Protocol, ""),
+    }
+}
+
+/// The error of a reply that none of our scripts gives.
+pub(super) fn not_understood() -> Error {
+    Error::new(
+        ErrorKind::Protocol,
+        "redis: a reply that no script of this library gives; does something else use these keys?",
+    )
+}

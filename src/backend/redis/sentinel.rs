@@ -1,0 +1,142 @@
+//! Sentinel: who the master is, asked whenever a connection is opened.
+//!
+//! A failover loses what the old master acknowledged and did not replicate, so a second owner is possible
+//! and only a checked fence keeps the two apart. `min-replicas-to-write 1` on the servers makes an isolated
+//! master stop granting.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ::redis::{ConnectionLike, ProtocolVersion, RedisError, Value};
+
+use super::connection::{Address, Connector};
+use super::error::read;
+use super::script::command;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The sentinels that watch one master.
+pub(super) struct Sentinels {
+    /// What they call the master.
+    pub(super) name: String,
+    pub(super) addresses: Vec<Address>,
+    /// How to log in to them.
+    pub(super) connector: Connector,
+    /// Which one answered last: it is asked first.
+    pub(super) first: AtomicUsize,
+}
+
+impl Sentinels {
+    /// Opens a connection to the master, which must say that it is one: for a while after a failover
+    /// a sentinel may name the old one.
+    pub(super) fn open_master(
+        &self,
+        connector: &Connector,
+        protocol: ProtocolVersion,
+    ) -> Result<(Address, ::redis::Connection)> {
+        let first = self.first.load(Ordering::Relaxed);
+        let mut failure: Option<Error> = None;
+        let mut tried = Vec::new();
+        for offset in 0..self.addresses.len() {
+            let index = (first + offset) % self.addresses.len();
+            let Some(sentinel) = self.addresses.get(index) else {
+                continue;
+            };
+            let master = match self.ask(sentinel) {
+                Ok(master) => master,
+                Err(error) => {
+                    failure.get_or_insert(error);
+                    continue;
+                }
+            };
+            if tried.contains(&master) {
+                continue;
+            }
+            match open(connector, &master, protocol) {
+                Ok(connection) => {
+                    self.first.store(index, Ordering::Relaxed);
+                    return Ok((master, connection));
+                }
+                // What the master says is more than that a sentinel is away.
+                Err(error) => failure = Some(error),
+            }
+            tried.push(master);
+        }
+        Err(failure.unwrap_or_else(|| Error::invalid("redis+sentinel needs at least one sentinel")))
+    }
+
+    fn ask(&self, sentinel: &Address) -> Result<Address> {
+        let mut connection = self.connector.open(sentinel, ProtocolVersion::RESP2)?;
+        let question: [&[u8]; 3] = [
+            b"SENTINEL",
+            b"GET-MASTER-ADDR-BY-NAME",
+            self.name.as_bytes(),
+        ];
+        let answer = connection
+            .req_packed_command(&command(&question))
+            .and_then(Value::extract_error)
+            .map_err(|error| self.error(&error, sentinel))?;
+        let fields: Vec<String> = ::redis::from_redis_value(answer).unwrap_or_default();
+        match fields.as_slice() {
+            [host, port] => match port.parse() {
+                Ok(port) => Ok(sentinel.neighbour(host, port)),
+                Err(_) => Err(super::error::not_understood()),
+            },
+            _ => Err(Error::new(
+                ErrorKind::Misconfigured,
+                format!(
+                    "the sentinel at {sentinel} knows no master called {:?}; check the path of the URL",
+                    self.name
+                ),
+            )),
+        }
+    }
+
+    fn error(&self, error: &RedisError, sentinel: &Address) -> Error {
+        if error.to_string().contains("unknown command") {
+            return Error::new(
+                ErrorKind::Misconfigured,
+                format!("redis at {sentinel} is no sentinel; for one server write redis://"),
+            );
+        }
+        read(error, sentinel, self.connector.timeout)
+    }
+}
+
+fn open(
+    connector: &Connector,
+    master: &Address,
+    protocol: ProtocolVersion,
+) -> Result<::redis::Connection> {
+    let mut connection = connector.open(master, protocol)?;
+    let role = connection
+        .req_packed_command(&command(&[b"ROLE"]))
+        .and_then(Value::extract_error)
+        .map_err(|error| read(&error, master, connector.timeout))?;
+    let role = match role {
+        Value::Array(fields) => fields.into_iter().next(),
+        _ => None,
+    };
+    match role {
+        Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
+        _ => Err(Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "redis at {master}: the sentinels call it the master, but it is a replica; a failover may be \
+                 under way"
+            ),
+        )),
+    }
+}
+
+impl fmt::Display for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hosts: Vec<_> = self.addresses.iter().map(Address::to_string).collect();
+        write!(f, "{:?} (by sentinels at {})", self.name, hosts.join(","))
+    }
+}
+
+impl fmt::Debug for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

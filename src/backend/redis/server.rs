@@ -1,0 +1,404 @@
+//! One server, with its connections for commands and the one for messages; and how a call finds the server
+//! that has the mutex: there is one, or a cluster of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
+
+use ::redis::{RedisError, Value};
+
+use super::cluster::Cluster;
+use super::connection::{Connection, Connector, Opener, Target};
+use super::error::Failure;
+use super::script::{Call, command, server_ms};
+use super::subscriber::{Next, Subscriber};
+use super::subscription::{Channel, Listener};
+use crate::backend::{PoolUse, Wakeups};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::{Checkout, Lane, Pool, PoolSettings};
+use crate::probe::Probed;
+
+/// A connection that was idle for longer is not trusted: servers, firewalls and address translators
+/// drop idle connections in silence, and a new one costs less than a failed request.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// How long the end of a factory waits for its threads.
+const FAREWELL: Duration = Duration::from_millis(1_100);
+
+/// The pause before a slot of a cluster that is on its way is asked again.
+const TRY_AGAIN: Duration = Duration::from_millis(10);
+
+/// What all servers of a factory have in common.
+#[derive(Clone, Debug)]
+pub(super) struct ServerSettings {
+    pub(super) connector: Arc<Connector>,
+    pub(super) pool_size: u32,
+    pub(super) prefix: String,
+    pub(super) probe: Probed,
+}
+
+/// One server: a pool, and a subscriber.
+#[derive(Debug)]
+pub(super) struct Server {
+    target: Arc<Target>,
+    // Ended in this order: the reader is woken through the pool.
+    subscriber: Subscriber,
+    pool: Pool<Opener>,
+    /// The command that wakes the subscriber.
+    poke: Vec<u8>,
+    /// The server's clock less ours, in milliseconds; `i64::MIN` until a reply told.
+    skew: AtomicI64,
+}
+
+impl Server {
+    pub(super) fn new(
+        settings: &ServerSettings,
+        target: Target,
+        on_trouble: Box<dyn Fn() + Send + Sync>,
+    ) -> Result<Server> {
+        let target = Arc::new(target);
+        // No brace in it, so it is nobody else's; random, so it is no other factory's.
+        let control = format!(
+            "{}:!control:{:032x}",
+            settings.prefix,
+            rand::random::<u128>()
+        );
+        let opener = Opener {
+            connector: Arc::clone(&settings.connector),
+            target: Arc::clone(&target),
+            looked: AtomicBool::new(false),
+        };
+        let pool = Pool::new(
+            opener,
+            PoolSettings {
+                name: "contend-redis",
+                size: settings.pool_size,
+                idle_timeout: IDLE,
+                probe: settings.probe.clone(),
+            },
+        )?;
+        Ok(Server {
+            poke: command(&[b"PUBLISH", control.as_bytes(), b""]),
+            subscriber: Subscriber::new(&settings.connector, &target, control, on_trouble),
+            target,
+            pool,
+            skew: AtomicI64::new(i64::MIN),
+        })
+    }
+
+    /// Runs a script; the reply is waited for until `by`, and the server is told so. Where an idle
+    /// connection turns out to be closed, it is sent once more on another: acquire is idempotent, and
+    /// renew and release name their fence. The second result says whether it was.
+    pub(super) fn call(
+        &self,
+        call: &mut Call,
+        lane: Lane,
+        asking: bool,
+        by: Moment,
+    ) -> std::result::Result<(Value, bool), Failure> {
+        self.set_deadline(call, by);
+        self.retried(lane, by, |connection| {
+            let asked = |connection: &mut Connection| {
+                if asking {
+                    connection.send(&command(&[b"ASKING"]), by)?;
+                    connection.receive(by)?;
+                }
+                Ok::<(), RedisError>(())
+            };
+            asked(connection)?;
+            let sent = Moment::now();
+            connection.send(call.by_hash(), by)?;
+            match connection.receive(by) {
+                Err(error) if is_unknown_script(&error) => {
+                    asked(connection)?;
+                    connection.send(&call.by_text(), by)?;
+                    connection.receive(by)
+                }
+                reply => reply,
+            }
+            .inspect(|value| self.learn(value, sent))
+        })
+    }
+
+    /// Sends a plain command that may be sent twice.
+    pub(super) fn command(
+        &self,
+        words: &[&[u8]],
+        by: Moment,
+    ) -> std::result::Result<Value, Failure> {
+        let packed = command(words);
+        self.retried(Lane::Other, by, |connection| {
+            connection.send(&packed, by)?;
+            connection.receive(by)
+        })
+        .map(|(value, _)| value)
+    }
+
+    fn retried(
+        &self,
+        lane: Lane,
+        by: Moment,
+        mut request: impl FnMut(&mut Connection) -> std::result::Result<Value, RedisError>,
+    ) -> std::result::Result<(Value, bool), Failure> {
+        let began = Moment::now();
+        let mut retried = false;
+        loop {
+            let mut connection = self.pool.checkout(lane, by).map_err(Failure::Other)?;
+            let fresh = connection.is_opened_since(began);
+            let sent = Moment::now();
+            match request(&mut connection) {
+                Ok(value) => return Ok((value, retried)),
+                Err(error) => match self.failed(&mut connection, error, sent) {
+                    Failure::Closed(_) if !fresh && !retried => retried = true,
+                    failure => return Err(failure),
+                },
+            }
+        }
+    }
+
+    /// Reads an error, and does what it means for the connections.
+    fn failed(&self, connection: &mut Connection, error: RedisError, sent: Moment) -> Failure {
+        let failure = Failure::new(error, connection.address(), Moment::now() - sent);
+        match &failure {
+            Failure::Closed(error) => {
+                connection.poison();
+                self.pool.lost(error);
+                // The idle ones were closed with it more often than not.
+                self.pool.discard_idle(sent);
+            }
+            Failure::ReadOnly(error) => {
+                connection.poison();
+                self.pool.lost(error);
+                self.pool.discard_idle(Moment::now());
+                self.subscriber.reconnect();
+            }
+            Failure::Other(error) => match error.kind() {
+                ErrorKind::Timeout => self.pool.lost(error),
+                // The next one logs in anew, or is another server's.
+                ErrorKind::Denied | ErrorKind::Misconfigured | ErrorKind::Protocol => {
+                    connection.poison();
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+        failure
+    }
+
+    /// An idle connection for who does not wait for one.
+    pub(super) fn spare(&self) -> Option<Checkout<Opener>> {
+        self.pool.try_checkout(Lane::Other)
+    }
+
+    /// Sends a call and leaves the reply for [`Server::finish_early`].
+    pub(super) fn send_early(
+        &self,
+        connection: &mut Connection,
+        call: &mut Call,
+        deadline: Moment,
+        by: Moment,
+    ) -> std::result::Result<(), Failure> {
+        self.set_deadline(call, deadline);
+        let sent = Moment::now();
+        connection
+            .send(call.by_hash(), by)
+            .map_err(|error| self.failed(connection, error, sent))
+    }
+
+    /// Reads the reply to a call that was sent at `sent`.
+    pub(super) fn finish_early(
+        &self,
+        connection: &mut Connection,
+        call: &Call,
+        sent: Moment,
+        by: Moment,
+    ) -> std::result::Result<Value, Failure> {
+        let reply = match connection.receive(by) {
+            Err(error) if is_unknown_script(&error) => connection
+                .send(&call.by_text(), by)
+                .and_then(|()| connection.receive(by)),
+            reply => reply,
+        };
+        let reply = reply.map_err(|error| self.failed(connection, error, sent))?;
+        self.learn(&reply, sent);
+        Ok(reply)
+    }
+
+    /// Subscribes, and returns once the server has acknowledged it.
+    pub(super) fn subscribe(
+        &self,
+        channels: &[(Vec<u8>, Channel)],
+        listener: &Arc<Listener>,
+        by: Moment,
+    ) -> Result<()> {
+        if self.subscriber.add(channels, listener)? == Next::Poke
+            && let Err(error) = self.poke(by)
+        {
+            self.subscriber.not_poked();
+            return Err(error);
+        }
+        self.subscriber.acknowledged(channels, listener, by)
+    }
+
+    pub(super) fn unsubscribe(&self, channels: &[(Vec<u8>, Channel)], listener: &Arc<Listener>) {
+        self.subscriber.remove(channels, listener);
+    }
+
+    pub(super) fn wake_all(&self) {
+        self.subscriber.wake_all();
+    }
+
+    pub(super) fn usage(&self) -> PoolUse {
+        self.pool.usage()
+    }
+
+    pub(super) fn last_contact(&self) -> Option<Moment> {
+        self.pool.last_contact()
+    }
+
+    pub(super) fn wakeups(&self) -> Wakeups {
+        self.subscriber.condition()
+    }
+
+    /// Wakes the subscriber: it has something to send.
+    fn poke(&self, by: Moment) -> Result<()> {
+        self.retried(Lane::Other, by, |connection| {
+            connection.send(&self.poke, by)?;
+            connection.receive(by)
+        })
+        .map(|_| ())
+        .map_err(Failure::into_error)
+    }
+
+    fn set_deadline(&self, call: &mut Call, deadline: Moment) {
+        if call.has_deadline() {
+            let skew = self.skew.load(Ordering::Relaxed);
+            call.set_deadline(if skew == i64::MIN {
+                0
+            } else {
+                u64::try_from(local_ms(deadline).saturating_add(skew)).unwrap_or(0)
+            });
+        }
+    }
+
+    /// Learns the server's clock. Counted from before the request, so that deadlines err to the later side.
+    fn learn(&self, reply: &Value, sent: Moment) {
+        if let Some(now) = server_ms(reply) {
+            let skew = now.saturating_sub(local_ms(sent));
+            self.skew.store(skew, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let deadline = Moment::now() + FAREWELL;
+        if self.subscriber.close() {
+            // Without it, the reader ends at its next heartbeat. The reply is of no interest.
+            if let Some(mut connection) = self.pool.try_checkout(Lane::Owner) {
+                let _ = connection.send(&self.poke, deadline);
+            }
+            self.subscriber.join(deadline);
+        }
+    }
+}
+
+/// Where the mutexes of a factory are.
+#[derive(Debug)]
+pub(super) enum Deployment {
+    /// On one server, perhaps one that sentinels name.
+    One(Arc<Server>),
+    /// On the masters of a cluster.
+    Cluster(Cluster),
+}
+
+impl Deployment {
+    /// The server that has the slot.
+    pub(super) fn server(&self, slot: u16, by: Moment) -> Result<Arc<Server>> {
+        match self {
+            Deployment::One(server) => Ok(Arc::clone(server)),
+            Deployment::Cluster(cluster) => cluster.server(slot, by),
+        }
+    }
+
+    /// All servers that are known.
+    pub(super) fn servers(&self, by: Moment) -> Result<Vec<Arc<Server>>> {
+        match self {
+            Deployment::One(server) => Ok(vec![Arc::clone(server)]),
+            Deployment::Cluster(cluster) => cluster.servers(by),
+        }
+    }
+
+    /// Runs a script where the slot is. While the slot is on its way and its keys are on both sides, it
+    /// is tried again until `by`.
+    pub(super) fn call(&self, slot: u16, call: &mut Call, lane: Lane, by: Moment) -> Result<Value> {
+        loop {
+            match self.call_once(slot, call, lane, by) {
+                Ok((value, _)) => return Ok(value),
+                Err(Failure::TryAgain(error)) => {
+                    if by.remaining() < TRY_AGAIN * 2 {
+                        return Err(error);
+                    }
+                    std::thread::sleep(TRY_AGAIN);
+                }
+                Err(failure) => return Err(failure.into_error()),
+            }
+        }
+    }
+
+    /// Runs a script where the slot is; see [`Server::call`].
+    pub(super) fn call_once(
+        &self,
+        slot: u16,
+        call: &mut Call,
+        lane: Lane,
+        by: Moment,
+    ) -> std::result::Result<(Value, bool), Failure> {
+        match self {
+            Deployment::One(server) => match server.call(call, lane, false, by) {
+                // The sentinels may know a new master by now, and nothing was done on the old one.
+                Err(Failure::ReadOnly(_)) if matches!(*server.target, Target::Master(_)) => {
+                    server.call(call, lane, false, by)
+                }
+                reply => reply,
+            },
+            Deployment::Cluster(cluster) => cluster.call(slot, call, lane, by),
+        }
+    }
+
+    /// Reads what became of an early acquire. `None`: nothing was done there.
+    pub(super) fn settle(
+        &self,
+        reply: std::result::Result<Value, Failure>,
+    ) -> Result<Option<Value>> {
+        match reply {
+            Ok(value) => Ok(Some(value)),
+            Err(
+                Failure::Moved(_)
+                | Failure::Ask(_)
+                | Failure::TryAgain(_)
+                | Failure::ReadOnly(_)
+                | Failure::ClusterDown(_),
+            ) => Ok(None),
+            Err(failure) => {
+                if let Deployment::Cluster(cluster) = self {
+                    cluster.suspect(None);
+                }
+                Err(failure.into_error())
+            }
+        }
+    }
+}
+
+pub(super) fn unavailable(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unavailable, message).before_asking()
+}
+
+fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == ::redis::ErrorKind::Server(::redis::ServerErrorKind::NoScript)
+}
+
+fn local_ms(at: Moment) -> i64 {
+    i64::try_from(at.since_origin().as_millis()).unwrap_or(i64::MAX)
+}

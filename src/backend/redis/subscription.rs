@@ -1,0 +1,341 @@
+//! How a contender or observer listens: what it makes of each message, and the subscription that lasts as
+//! long as somebody holds it.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Shared;
+use super::connection::Opener;
+use super::error::Failure;
+use super::keys::Keys;
+use super::script::Call;
+use super::server::Server;
+use crate::clock::Moment;
+use crate::error::Result;
+use crate::lease::Lease;
+use crate::parker::Unparker;
+use crate::pool::Checkout;
+
+/// How long the server may take to come to an early acquire. Every waiter waits for a reply longer than
+/// that, so it never becomes an owner that does not know it.
+const PATIENCE: Duration = Duration::from_millis(350);
+
+/// What a channel carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Channel {
+    /// `released@@ID`: the turn of the contender whose channel this is.
+    Turn,
+    /// `acquired@@ID` and `released@@ID`, to everybody.
+    Changes,
+    /// `CLAIM@@ID`: the mutex was handed to ID, which has CLAIM ms to acquire it.
+    Handed,
+}
+
+/// What a listener listens for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Role {
+    /// Nothing: it has released, and does not contend yet.
+    Idle,
+    /// Its turn, or a free mutex.
+    Waiting,
+    /// Any sign that it does not own any more.
+    Owning,
+    /// Every change.
+    Observing,
+}
+
+/// One contender or observer, as the subscriber sees it.
+#[derive(Debug)]
+pub(super) struct Listener {
+    /// The contender's id; empty for an observer.
+    id: Vec<u8>,
+    unparker: Unparker,
+    /// A [`Role`].
+    role: AtomicU8,
+    /// Whoever waits for the acknowledgement of its subscription waits here.
+    pub(super) settled: Condvar,
+    early: Mutex<Early>,
+}
+
+/// What there is of an early acquire. Locked while it is sent: a waiter that wakes up by itself in that
+/// moment must find it, or it would own without knowing.
+#[derive(Debug, Default)]
+#[allow(clippy::large_enum_variant)] // one for each subscription, and the large one is the hot one
+enum Early {
+    #[default]
+    None,
+    Ordered(Order),
+    Sent(EarlyAcquire),
+}
+
+impl Listener {
+    fn new(id: &[u8], unparker: &Unparker, role: Role) -> Listener {
+        Listener {
+            id: id.to_vec(),
+            unparker: unparker.clone(),
+            role: AtomicU8::new(role as u8),
+            settled: Condvar::new(),
+            early: Mutex::default(),
+        }
+    }
+
+    fn is(&self, role: Role) -> bool {
+        self.role.load(Ordering::Relaxed) == role as u8
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.is(Role::Waiting)
+    }
+
+    pub(super) fn is_parked(&self) -> bool {
+        self.unparker.is_parked()
+    }
+
+    pub(super) fn wake(&self) {
+        self.unparker.unpark();
+    }
+
+    /// Messages may have been missed.
+    pub(super) fn interrupted(&self) {
+        if !self.is(Role::Idle) {
+            self.wake();
+        }
+    }
+
+    /// Its turn has come.
+    pub(super) fn turn(&self) {
+        if self.is(Role::Idle) {
+            return;
+        }
+        let mut early = self.early.lock();
+        if matches!(*early, Early::Ordered(_))
+            && self.unparker.is_parked()
+            && let Early::Ordered(order) = std::mem::take(&mut *early)
+            && let Some(sent) = order.send()
+        {
+            *early = Early::Sent(sent);
+        }
+        drop(early);
+        self.wake();
+    }
+
+    /// `id` has acquired.
+    pub(super) fn acquired(&self, id: &[u8]) {
+        if self.is(Role::Observing) || (self.is(Role::Owning) && id != self.id) {
+            self.wake();
+        }
+    }
+
+    /// `id` has released, and nobody was told in particular.
+    pub(super) fn released(&self, id: &[u8]) {
+        // What an owner hears of itself, it did not do: somebody has revoked it.
+        let own_doing = self.is(Role::Waiting) && id == self.id;
+        if !self.is(Role::Idle) && !own_doing {
+            self.wake();
+        }
+    }
+
+    /// The mutex was handed to somebody.
+    pub(super) fn handed(&self) {
+        if self.is(Role::Owning) || self.is(Role::Observing) {
+            self.wake();
+        }
+    }
+}
+
+/// What a waiter leaves with its listener: all that its next attempt takes.
+///
+/// Between the message that its turn has come and the acquisition lies the way from the thread that reads
+/// messages to the one that waits. So the first one sends the acquisition itself, at once, and the second
+/// one, when it is up, only has to read the reply. Only for a waiter that is parked at that moment: what
+/// is sent here, it must come for soon, to own it or to give it back.
+#[derive(Debug)]
+pub(super) struct Order {
+    server: Weak<Server>,
+    call: Call,
+    lease: Lease,
+}
+
+impl Order {
+    /// Sends the attempt. Never waits: `None` if there is no connection to spare, or it is broken.
+    fn send(mut self) -> Option<EarlyAcquire> {
+        let server = self.server.upgrade()?;
+        let sent = Moment::now();
+        let budget = self.lease.call_budget();
+        let mut checkout = server.spare()?;
+        let deadline = sent + PATIENCE.min(budget * 2 / 3);
+        server
+            .send_early(&mut checkout, &mut self.call, deadline, sent + budget)
+            .ok()?;
+        Some(EarlyAcquire {
+            checkout,
+            call: self.call,
+            sent,
+            until: sent + self.lease.belief(),
+        })
+    }
+}
+
+/// An attempt that was sent, and its reply not read yet. One that is dropped takes its connection along.
+#[derive(Debug)]
+pub(super) struct EarlyAcquire {
+    checkout: Checkout<Opener>,
+    call: Call,
+    sent: Moment,
+    /// The end of belief, should it be granted: counted from before it was sent.
+    pub(super) until: Moment,
+}
+
+impl EarlyAcquire {
+    pub(super) fn finish(
+        mut self,
+        server: &Server,
+        by: Moment,
+    ) -> std::result::Result<::redis::Value, Failure> {
+        server.finish_early(&mut self.checkout, &self.call, self.sent, by)
+    }
+}
+
+/// A contender's or observer's subscription, and the lack of one.
+pub(super) struct Subscription {
+    id: Vec<u8>,
+    role: Role,
+    channels: Vec<(Vec<u8>, Channel)>,
+    slot: u16,
+    attached: Option<Attached>,
+}
+
+impl Subscription {
+    pub(super) fn of_contender(keys: &Keys, id: &str) -> Subscription {
+        Subscription {
+            id: id.as_bytes().to_vec(),
+            role: Role::Waiting,
+            channels: vec![
+                (keys.turn(id), Channel::Turn),
+                (keys.changes(), Channel::Changes),
+                (keys.handed(), Channel::Handed),
+            ],
+            slot: keys.slot,
+            attached: None,
+        }
+    }
+
+    pub(super) fn of_observer(keys: &Keys) -> Subscription {
+        Subscription {
+            id: Vec::new(),
+            role: Role::Observing,
+            channels: vec![
+                (keys.changes(), Channel::Changes),
+                (keys.handed(), Channel::Handed),
+            ],
+            slot: keys.slot,
+            attached: None,
+        }
+    }
+
+    /// Returns once `unparker` is unparked by every message that matters.
+    pub(super) fn listen(
+        &mut self,
+        shared: &Shared,
+        unparker: &Unparker,
+        by: Moment,
+    ) -> Result<()> {
+        if let Some(attached) = &self.attached
+            && attached.listener.unparker.same(unparker)
+        {
+            return self.follow(shared, by);
+        }
+        self.attached = None;
+        let listener = Arc::new(Listener::new(&self.id, unparker, self.role));
+        self.attach(shared, &listener, by)
+    }
+
+    /// Listens on the server that has the mutex now, which in a cluster may not be the one it was.
+    pub(super) fn follow(&mut self, shared: &Shared, by: Moment) -> Result<()> {
+        if let Some(attached) = &self.attached
+            && shared.is_cluster()
+        {
+            let server = shared.server(self.slot, by)?;
+            if !Arc::ptr_eq(&server, &attached.server) {
+                let listener = Arc::clone(&attached.listener);
+                return self.attach(shared, &listener, by);
+            }
+        }
+        Ok(())
+    }
+
+    fn attach(&mut self, shared: &Shared, listener: &Arc<Listener>, by: Moment) -> Result<()> {
+        let server = shared.server(self.slot, by)?;
+        // Whatever happens, it ends with this value.
+        let attached = Attached {
+            server: Arc::clone(&server),
+            listener: Arc::clone(listener),
+            channels: self.channels.clone(),
+        };
+        server.subscribe(&self.channels, listener, by)?;
+        self.attached = Some(attached);
+        Ok(())
+    }
+
+    /// Says what is listened for from now on.
+    pub(super) fn set_role(&mut self, role: Role) {
+        self.role = role;
+        if let Some(attached) = &self.attached {
+            attached.listener.role.store(role as u8, Ordering::Relaxed);
+        }
+    }
+
+    /// Has the next attempt sent as soon as the turn comes.
+    pub(super) fn order(&self, call: &Call, lease: Lease) {
+        if let Some(attached) = &self.attached {
+            *attached.listener.early.lock() = Early::Ordered(Order {
+                server: Arc::downgrade(&attached.server),
+                call: call.clone(),
+                lease,
+            });
+        }
+    }
+
+    /// Cancels the order. Returns `true` if it was sent already: somebody must come for the reply.
+    pub(super) fn cancel(&self) -> bool {
+        let Some(attached) = &self.attached else {
+            return false;
+        };
+        let mut early = attached.listener.early.lock();
+        if let Early::Ordered(_) = *early {
+            *early = Early::None;
+        }
+        matches!(*early, Early::Sent(_))
+    }
+
+    /// Takes what was sent in the meantime; from now on nothing is.
+    pub(super) fn take_early(&self) -> Option<(EarlyAcquire, &Server)> {
+        let attached = self.attached.as_ref()?;
+        match std::mem::take(&mut *attached.listener.early.lock()) {
+            Early::Sent(sent) => Some((sent, &*attached.server)),
+            Early::None | Early::Ordered(_) => None,
+        }
+    }
+
+    /// Ends the subscription. The server hears of it soon.
+    pub(super) fn close(&mut self) {
+        self.attached = None;
+    }
+}
+
+/// The channels of one listener on one server; ends with this value, without waiting.
+struct Attached {
+    server: Arc<Server>,
+    listener: Arc<Listener>,
+    channels: Vec<(Vec<u8>, Channel)>,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.server.unsubscribe(&self.channels, &self.listener);
+    }
+}

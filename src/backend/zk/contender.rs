@@ -1,0 +1,496 @@
+//! A contender for one mutex: a node in the line, and at most two watches.
+//!
+//! Round trips: an attempt is one (the creation and the list of children travel together, and the
+//! server works on them in order), a release is one, a renewal none. A waiter that stood second takes
+//! over when it hears that the first is gone, without asking anything: nodes before ours can only
+//! disappear.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::Core;
+use super::message::{Code, Reply, Request};
+use super::node::{Entry, Look, Node, Standing, Term};
+use super::path::Line;
+use super::protocol::Ask;
+use super::session::{Known, Leader, Session, unexpected};
+use super::watches::UnparkerCell;
+use crate::backend::{
+    Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
+};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::owner::MutexOwner;
+use crate::parker::Unparker;
+
+/// How often an attempt starts over because nodes came and went meanwhile.
+const ROUNDS: usize = 32;
+
+pub(super) struct ZkContender {
+    core: Arc<Core>,
+    contender: Contender,
+    mutex_path: Arc<str>,
+    cell: Arc<UnparkerCell>,
+    entry: Entry,
+}
+
+impl ZkContender {
+    pub(super) fn new(core: Arc<Core>, contender: &Contender, mutex_path: Arc<str>) -> ZkContender {
+        ZkContender {
+            entry: Entry::new(
+                Arc::clone(&core),
+                Arc::clone(&contender.id),
+                Arc::clone(&mutex_path),
+            ),
+            core,
+            contender: contender.clone(),
+            mutex_path,
+            cell: Arc::default(),
+        }
+    }
+
+    fn try_acquire(
+        &mut self,
+        session: &Arc<Session>,
+        on_refusal: OnRefusal,
+        by: Moment,
+    ) -> Result<Attempt> {
+        if let Some(rest) = self.winding_down() {
+            return Ok(Attempt::Refused(Refusal {
+                owner: MutexOwner::NONE,
+                retry_in: rest,
+            }));
+        }
+        self.entry.forget_the_past(session);
+        for _ in 0..ROUNDS {
+            let line = match self.entry.standing() {
+                Standing::Out => {
+                    if on_refusal == OnRefusal::Leave
+                        && let Some(leader) = self.held_by(session, by)?
+                    {
+                        return Ok(self.refused(session, Some(leader)));
+                    }
+                    self.entry.enter(session, by)?;
+                    continue;
+                }
+                Standing::Entering(_) => self.entry.resolve(by)?,
+                Standing::Unsure { .. } => self.entry.search(&self.cell, by)?,
+                Standing::In(node) if node.takes_over() => return self.grant(session, None),
+                Standing::In(node) if node.must_read_line() => None,
+                Standing::In(_) => {
+                    let refresh = self.contender.lease.total() / 2;
+                    let purpose = self.contender.purpose;
+                    let Some(node) = self.entry.node_mut() else {
+                        continue;
+                    };
+                    match node.look(&self.mutex_path, purpose, refresh, by)? {
+                        Look::Waits(leader) if on_refusal == OnRefusal::Enqueue => {
+                            return Ok(self.refused(session, leader));
+                        }
+                        Look::Waits(_) => None,
+                        Look::ReadLine => None,
+                        Look::Deleted => {
+                            self.entry.forget_node();
+                            continue;
+                        }
+                    }
+                }
+            };
+            let Some(node) = self.entry.node() else {
+                continue;
+            };
+            if node.takes_over() {
+                return self.grant(session, None);
+            }
+            let epoch = session.look(|protocol| protocol.epoch());
+            let line = match line {
+                Some(line) => line,
+                None => match self.line(session, by)? {
+                    Some(line) => line,
+                    None => {
+                        // Not even the mutex is there.
+                        self.entry.forget_node();
+                        continue;
+                    }
+                },
+            };
+            if let Some(attempt) = self.placed(session, &line, epoch, on_refusal, by)? {
+                return Ok(attempt);
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Unavailable,
+            "nodes come and go faster than they can be read",
+        ))
+    }
+
+    /// Acts on where our node stands. `None`: there is more to ask.
+    fn placed(
+        &mut self,
+        session: &Arc<Session>,
+        line: &Line,
+        epoch: u64,
+        on_refusal: OnRefusal,
+        by: Moment,
+    ) -> Result<Option<Attempt>> {
+        let Some(node) = self.entry.node_mut() else {
+            return Ok(None);
+        };
+        match node.position(line) {
+            // Deleted by somebody else.
+            None => {
+                self.entry.forget_node();
+                Ok(None)
+            }
+            Some(0) => {
+                let at_once = node.came_first().then_some(node.stat().ctime);
+                self.grant(session, at_once).map(Some)
+            }
+            Some(_) if on_refusal == OnRefusal::Leave => self.leave(session, line, by).map(Some),
+            Some(position) => {
+                node.stand_behind(line, position, epoch, &self.mutex_path, &self.cell, by)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reads the contenders. `None`: not even the mutex is there.
+    fn line(&self, session: &Session, by: Moment) -> Result<Option<Arc<Line>>> {
+        let asks = vec![Ask::line(&self.mutex_path)];
+        match session.call(asks, by)?.next()? {
+            Ok(Reply::Line(line)) => Ok(Some(line)),
+            Ok(_) => Err(unexpected()),
+            Err(Code::NO_NODE) => Ok(None),
+            Err(code) => Err(code.error(&self.mutex_path)),
+        }
+    }
+
+    /// Who leads, for one that takes the mutex only if nobody does: it looks before it writes, so that a
+    /// try that fails makes no node. Not where the mutex was free when this session looked last: then a
+    /// look would only double the cost of a lock that nobody else wants.
+    fn held_by(&self, session: &Arc<Session>, by: Moment) -> Result<Option<Leader>> {
+        let known = match session.known(&self.mutex_path) {
+            Some(Known::Free) => return Ok(None),
+            Some(Known::Led(leader)) => Some(leader),
+            None => None,
+        };
+        let line = self.line(session, by)?.unwrap_or_default();
+        let Some(first) = line.first() else {
+            session.learn(&self.mutex_path, Known::Free);
+            return Ok(None);
+        };
+        if let Some(known) = known
+            && known.name == first.name
+        {
+            return Ok(Some(known));
+        }
+        let leader = self.data_of(session, &first.name, by)?;
+        if let Some(leader) = &leader {
+            session.learn(&self.mutex_path, Known::Led(leader.clone()));
+        }
+        Ok(leader)
+    }
+
+    /// What is left of the transition after we stepped down. Until it is over our old node stays: the
+    /// next in line leads when it goes, and our owner's work may still be winding down.
+    fn winding_down(&self) -> Option<Duration> {
+        let node = self.entry.node()?;
+        let term = node.term()?;
+        let rest = (term.until + self.contender.lease.transition()).remaining();
+        (!node.is_session_over() && !node.is_deleted() && !rest.is_zero()).then_some(rest)
+    }
+
+    /// We lead. `acquired_at`: since when, where it was at once; otherwise since now.
+    fn grant(&mut self, session: &Session, acquired_at: Option<i64>) -> Result<Attempt> {
+        let until = self.belief(session)?;
+        let (lease, purpose) = (self.contender.lease, self.contender.purpose);
+        let Some(node) = self.entry.node_mut() else {
+            return Err(unexpected());
+        };
+        node.leads();
+        if purpose == Purpose::Lead {
+            // Not waited for: it costs the owner nothing, and fires if the node is gone already.
+            node.watch_own(&self.cell)?;
+        }
+        session.begin_lease(node.path(), until + lease.transition());
+        session.learn(
+            &self.mutex_path,
+            Known::Led(node.leader(&self.contender.id)),
+        );
+        let czxid = node.stat().czxid;
+        let owner = self.ours(session, acquired_at, czxid, until);
+        if let Some(node) = self.entry.node_mut() {
+            node.set_term(Term {
+                // Fixed from now on, so that every renewal names the same moment.
+                acquired_at: i64::try_from(owner.acquired_at()).ok(),
+                until,
+            });
+        }
+        Ok(Attempt::Granted(Grant {
+            owner,
+            until: Some(until),
+        }))
+    }
+
+    /// Until when we may believe: the session certainly lives, and the transition is left. A sixth of the
+    /// session timeout at least, whatever transition is asked for: heartbeats cannot tell everything.
+    fn belief(&self, session: &Session) -> Result<Moment> {
+        let now = Moment::now();
+        self.end_of_belief(session)
+            .map(|until| until.min(now + self.contender.lease.belief()))
+            .filter(|until| *until > now)
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Timeout,
+                    "no heartbeat has been acknowledged for so long that the session may be over",
+                )
+            })
+    }
+
+    fn end_of_belief(&self, session: &Session) -> Option<Moment> {
+        let (alive_until, timeout) =
+            session.look(|protocol| (protocol.alive_until(), protocol.timeout()));
+        let transition = self.contender.lease.transition().max(timeout / 6);
+        alive_until.map(|alive| alive - transition)
+    }
+
+    fn ours(
+        &self,
+        session: &Session,
+        acquired_at: Option<i64>,
+        czxid: i64,
+        until: Moment,
+    ) -> MutexOwner {
+        // Renewals come at a third of what is left of the belief. By two thirds one has failed: then
+        // the ttl is over, and an owner that is no longer sure can be told from one that is.
+        let left = until.remaining();
+        let ttl = left * 2 / 3;
+        let total = left + self.contender.lease.transition();
+        session.owner(&self.contender.id, acquired_at, czxid, (ttl, total))
+    }
+
+    /// Not first, and not willing to wait: leaves no trace.
+    fn leave(&mut self, session: &Arc<Session>, line: &Line, by: Moment) -> Result<Attempt> {
+        let Some(node) = self.entry.take_node(|_| true) else {
+            return Err(unexpected());
+        };
+        if let Some(first) = line.first()
+            && !matches!(session.known(&self.mutex_path), Some(Known::Led(leader)) if leader.name == first.name)
+        {
+            // Not free, and not known who leads: the next one looks before it writes.
+            let leader = self.data_of(session, &first.name, by);
+            match leader {
+                Ok(Some(leader)) => session.learn(&self.mutex_path, Known::Led(leader)),
+                Ok(None) => {}
+                Err(error) => {
+                    node.abandon();
+                    return Err(error);
+                }
+            }
+        }
+        node.delete(by)?;
+        let leader = match session.known(&self.mutex_path) {
+            Some(Known::Led(leader)) => Some(leader),
+            _ => None,
+        };
+        Ok(self.refused(session, leader))
+    }
+
+    fn data_of(&self, session: &Session, name: &str, by: Moment) -> Result<Option<Leader>> {
+        let path = format!("{}/{name}", self.mutex_path);
+        let asks = vec![Ask::from(Request::Data { path, watch: false })];
+        match session.call(asks, by)?.next()? {
+            Ok(Reply::Data(id, stat)) => Ok(Some(Leader {
+                name: name.to_owned(),
+                id: String::from_utf8_lossy(&id).as_ref().into(),
+                stat,
+                seen: Moment::now(),
+            })),
+            Ok(_) => Err(unexpected()),
+            // Gone by now, or not for us to read.
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn refused(&self, session: &Session, leader: Option<Leader>) -> Attempt {
+        let lease = self.contender.lease;
+        let owner = leader.map_or(MutexOwner::NONE, |leader| {
+            session.owner(
+                &leader.id,
+                Some(leader.stat.ctime),
+                leader.stat.czxid,
+                (lease.ttl(), lease.total()),
+            )
+        });
+        Attempt::Refused(Refusal {
+            owner,
+            retry_in: lease.total(),
+        })
+    }
+
+    /// A caller that is told "unknown" is woken when there is something new to say.
+    fn or_wake_later<T>(&self, session: &Session, result: Result<T>) -> Result<T> {
+        if result.is_err() && self.cell.is_set() {
+            session.wake_on_news(&self.cell);
+        }
+        result
+    }
+}
+
+impl RawContender for ZkContender {
+    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
+        // The watches are set by `acquire`, each together with the look that it guards.
+        self.cell.set(Some(unparker));
+        Ok(())
+    }
+
+    fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
+        let session = self.core.session()?;
+        let result = self.try_acquire(&session, on_refusal, by);
+        self.or_wake_later(&session, result)
+    }
+
+    fn renew(&mut self, fence: u64, _by: Moment) -> Result<Renewal> {
+        let lost = Ok(Renewal::Lost(MutexOwner::NONE));
+        let transition = self.contender.lease.transition();
+        let now = Moment::now();
+        let Some((node, term)) = self
+            .entry
+            .node_mut()
+            .filter(|node| node.holds(fence))
+            .and_then(|node| node.term().map(|term| (node, term)))
+        else {
+            return lost;
+        };
+        if term.until + transition <= now {
+            // The node may still be there, but the lease has run out: the next attempt replaces it.
+            return lost;
+        }
+        if node.is_session_over() || node.is_deleted() {
+            self.entry.forget_node();
+            return lost;
+        }
+        let session = Arc::clone(node.session());
+        // For a short purpose that turned out long, and where somebody wrote to our node.
+        let watched = node.watch_own(&self.cell);
+        let path = node.path().to_owned();
+        let czxid = node.stat().czxid;
+        self.or_wake_later(&session, watched)?;
+        if self
+            .end_of_belief(&session)
+            .is_some_and(|end| end < term.until)
+        {
+            // It never moves back but where a server keeps the session for less than it was opened with.
+            return lost;
+        }
+        let until = self.belief(&session);
+        let until = self.or_wake_later(&session, until)?;
+        if until <= term.until && session.look(|protocol| protocol.is_in_doubt(now)) {
+            let error = Error::new(
+                ErrorKind::Unreachable,
+                format!(
+                    "{}: no server acknowledges the session's heartbeat",
+                    self.core.config.realm
+                ),
+            );
+            return self.or_wake_later(&session, Err(error));
+        }
+        if !session.renew_lease(&path, until + transition) {
+            return lost;
+        }
+        if let Some(node) = self.entry.node_mut() {
+            node.set_term(Term {
+                until: term.until.max(until),
+                ..term
+            });
+        }
+        Ok(Renewal::Renewed(Grant {
+            owner: self.ours(&session, term.acquired_at, czxid, until),
+            until: Some(until),
+        }))
+    }
+
+    fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
+        let Some(node) = self.entry.take_node(|node| node.holds(fence)) else {
+            return Ok(false);
+        };
+        let session = Arc::clone(node.session());
+        let released = node.delete(by)?;
+        session.learn(&self.mutex_path, Known::Free);
+        Ok(released)
+    }
+
+    fn withdraw(&mut self, by: Moment) -> Result<bool> {
+        self.cell.set(None);
+        self.entry.abandon_creation();
+        if self.winding_down().is_some() {
+            // Not released: the owner's work has not ended. The node goes when the lease is over, or
+            // with the contender, which lives until the last callback has returned.
+            return Ok(false);
+        }
+        match self.entry.take_node(|_| true) {
+            Some(node) => node.delete(by).map(|_| true),
+            None => Ok(false),
+        }
+    }
+
+    fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
+        let session = self.core.session()?;
+        let path = self.mutex_path.to_string();
+        let asks = vec![Ask::from(Request::Data { path, watch: false })];
+        match session.call(asks, by)?.next()? {
+            Ok(Reply::Data(data, _)) => Ok(std::str::from_utf8(&data)
+                .ok()
+                .and_then(|text| text.parse().ok())
+                .map(|written| wall_clock().saturating_sub(Duration::from_millis(written)))),
+            Ok(_) => Err(unexpected()),
+            Err(Code::NO_NODE) => Ok(None),
+            Err(code) => Err(code.error(&self.mutex_path)),
+        }
+    }
+
+    fn record_run(&mut self, fence: u64, _keep: Duration, by: Moment) -> Result<bool> {
+        let Some(node) = self.entry.node().filter(|node| node.holds(fence)) else {
+            return Ok(false);
+        };
+        if node.is_session_over() {
+            return Ok(false);
+        }
+        // ZooKeeper tells nobody the time: the writer's clock counts.
+        let write = Request::CheckedWrite {
+            check: node.path().to_owned(),
+            path: self.mutex_path.to_string(),
+            data: wall_clock().as_millis().to_string().into_bytes(),
+        };
+        let mut answers = node.session().call(vec![Ask::from(write)], by)?;
+        match answers.next()? {
+            Ok(_) => Ok(true),
+            Err(Code::NO_NODE) => Ok(false),
+            Err(code) => Err(code.error(&self.mutex_path)),
+        }
+    }
+}
+
+fn wall_clock() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
+impl Drop for ZkContender {
+    fn drop(&mut self) {
+        self.cell.set(None);
+        self.entry.abandon();
+    }
+}
+
+/// Nothing but what its [`Node`] says.
+impl std::fmt::Debug for ZkContender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ZkContender")
+            .field("mutex", &self.contender.mutex)
+            .field("id", &self.contender.id)
+            .field("node", &self.entry.node().map(Node::path))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,249 @@
+//! Until when a session is certainly alive: arithmetic on what was sent and acknowledged. No clock.
+//!
+//! Only the ensemble's leader expires a session, so only what the leader surely knew counts. A
+//! follower that is cut off from it goes on answering pings and reads. Two things prove more:
+//!
+//! - **A handshake.** To open a session or to take one over, the server must ask the leader, and the
+//!   leader starts the session's timeout anew when it says yes: the session lives until the send of
+//!   the handshake + T at least. So an ownership can be founded right after connecting.
+//! - **A `sync`, once a later one has been acknowledged that was sent T/4 or more after its
+//!   acknowledgement.** A `sync` goes through the leader but does not touch the session there. The
+//!   follower reports the sessions that it heard from in its answers to the leader's own pings, every
+//!   half tick, on the same ordered connection that carries the `sync`. Half a tick is at most T/4,
+//!   because a server grants no T below two ticks (unless told to: `minSessionTimeout`). Beats close
+//!   together prove nothing.
+//!
+//! With a beat every T/24, sent whether or not the last was answered, the proof is T/4 to T/3 old
+//! while all is well, and a server may be silent for about half of T before an owner steps down.
+//!
+//! **What this cannot see**, and what the transition of T/6 at least is for: a leader cut off from its
+//! quorum acknowledges until it notices; a leader that stood still in the very moment of a ping may
+//! acknowledge twice around a report that was never sent, which makes its view up to half a tick older
+//! than we think. A full loss of the connection between follower and leader must follow at once for
+//! either to matter.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::clock::Moment;
+
+/// The heartbeats of one session.
+#[derive(Debug)]
+pub(super) struct Heartbeat {
+    /// The negotiated session timeout, T.
+    timeout: Duration,
+    /// The leader surely counted the session's timeout anew at this moment or later.
+    proven: Option<Moment>,
+    /// Not later than this, whatever is proven: a server has said that it keeps the session shorter.
+    cut: Moment,
+    /// Acknowledged beats that do not count yet: when sent, when acknowledged.
+    acknowledged: VecDeque<(Moment, Moment)>,
+    /// Beats without an answer: when sent.
+    unanswered: VecDeque<Moment>,
+    /// The send time of the first beat after the last acknowledgement.
+    waiting_since: Option<Moment>,
+    due: Moment,
+}
+
+impl Heartbeat {
+    /// For a session that has not been opened yet.
+    pub(super) fn new(timeout: Duration) -> Heartbeat {
+        Heartbeat {
+            timeout,
+            proven: None,
+            cut: Moment::FAR,
+            acknowledged: VecDeque::new(),
+            unanswered: VecDeque::new(),
+            waiting_since: None,
+            due: Moment::FAR,
+        }
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// A handshake sent at `sent` was answered with a session of `timeout`. The first beat is due.
+    pub(super) fn connected(&mut self, sent: Moment, timeout: Duration, now: Moment) {
+        self.disconnected();
+        self.timeout = timeout;
+        self.proven = self.proven.max(Some(sent));
+        self.cut = Moment::FAR;
+        self.due = now;
+    }
+
+    /// A server that took the session up at `sent` or later keeps it for `timeout` only.
+    pub(super) fn shortened(&mut self, sent: Moment, timeout: Duration) {
+        self.cut = self.cut.min(sent + timeout);
+    }
+
+    /// Beats over a lost connection prove nothing about the next one.
+    pub(super) fn disconnected(&mut self) {
+        self.acknowledged.clear();
+        self.unanswered.clear();
+        self.waiting_since = None;
+        self.due = Moment::FAR;
+    }
+
+    /// When the next beat is due.
+    pub(super) fn due(&self) -> Moment {
+        self.due
+    }
+
+    pub(super) fn sent(&mut self, now: Moment) {
+        self.unanswered.push_back(now);
+        self.waiting_since.get_or_insert(now);
+        self.due = now + self.timeout / 24;
+    }
+
+    /// The oldest beat without an answer was acknowledged. Returns `true` if an earlier one counts now.
+    pub(super) fn acknowledged(&mut self, now: Moment) -> bool {
+        let Some(sent) = self.unanswered.pop_front() else {
+            return false;
+        };
+        self.waiting_since = self.unanswered.front().copied();
+        let before = self.proven;
+        while let Some((earlier, when)) = self.acknowledged.front().copied()
+            && when + self.timeout / 4 <= sent
+        {
+            self.proven = self.proven.max(Some(earlier));
+            self.acknowledged.pop_front();
+        }
+        self.acknowledged.push_back((sent, now));
+        self.proven > before
+    }
+
+    /// The oldest beat without an answer was answered with an error: it proves nothing, and the server
+    /// counts as silent.
+    pub(super) fn failed(&mut self) {
+        self.unanswered.pop_front();
+    }
+
+    /// Up to when the leader cannot have expired the session, as far as beats can tell (see above),
+    /// less what two clocks may drift apart in that time.
+    pub(super) fn alive_until(&self) -> Option<Moment> {
+        let margin = self.timeout / 100 + Duration::from_millis(5);
+        self.proven
+            .map(|proven| (proven + self.timeout).min(self.cut) - margin)
+    }
+
+    /// When a server that has acknowledged no beat must be left for another one.
+    pub(super) fn silent_at(&self) -> Moment {
+        self.waiting_since
+            .map_or(Moment::FAR, |since| since + self.patience())
+    }
+
+    /// How long a server may be silent.
+    pub(super) fn patience(&self) -> Duration {
+        self.timeout / 4
+    }
+
+    /// Whether beats are out for longer than they should take: the connection is in doubt.
+    pub(super) fn is_late(&self, now: Moment) -> bool {
+        self.waiting_since
+            .is_some_and(|since| since + self.timeout / 8 <= now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: Duration = Duration::from_millis(2_400);
+    const MARGIN: u64 = 29;
+
+    fn at(ms: u64) -> Moment {
+        Moment::from_origin(Duration::from_millis(ms))
+    }
+
+    fn beat(heartbeat: &mut Heartbeat, sent: u64, acknowledged: u64) {
+        heartbeat.sent(at(sent));
+        heartbeat.acknowledged(at(acknowledged));
+    }
+
+    fn connected() -> Heartbeat {
+        let mut heartbeat = Heartbeat::new(T);
+        assert_eq!(heartbeat.alive_until(), None);
+        heartbeat.connected(at(0), T, at(10));
+        heartbeat
+    }
+
+    fn alive(ms: u64) -> Option<Moment> {
+        Some(at(ms - MARGIN))
+    }
+
+    #[test]
+    fn a_beat_counts_only_once_a_later_one_left_time_for_the_report_between() {
+        let mut heartbeat = connected();
+        assert_eq!(heartbeat.alive_until(), alive(2_400));
+        assert_eq!(heartbeat.due(), at(10));
+        for sent in (10..600).step_by(100) {
+            beat(&mut heartbeat, sent, sent + 5);
+            assert_eq!(heartbeat.due(), at(sent + 100));
+            assert_eq!(heartbeat.alive_until(), alive(2_400));
+        }
+        beat(&mut heartbeat, 614, 620); // 599 ms after the first was acknowledged
+        assert_eq!(heartbeat.alive_until(), alive(2_400));
+        beat(&mut heartbeat, 615, 620);
+        assert_eq!(heartbeat.alive_until(), alive(2_410));
+        beat(&mut heartbeat, 815, 820);
+        assert_eq!(heartbeat.alive_until(), alive(2_610));
+    }
+
+    #[test]
+    fn beats_that_nobody_acknowledges_in_between_are_still_sent_and_count_later() {
+        let mut heartbeat = connected();
+        for sent in [10, 110, 210, 310, 410] {
+            heartbeat.sent(at(sent));
+        }
+        // All answers come late and together: the first was acknowledged after the last was sent.
+        for _ in 0..5 {
+            heartbeat.acknowledged(at(450));
+        }
+        assert_eq!(heartbeat.alive_until(), alive(2_400));
+        beat(&mut heartbeat, 1_049, 1_060);
+        assert_eq!(heartbeat.alive_until(), alive(2_400));
+        beat(&mut heartbeat, 1_050, 1_060);
+        assert_eq!(heartbeat.alive_until(), alive(2_810));
+    }
+
+    #[test]
+    fn an_error_is_no_acknowledgement_and_the_server_counts_as_silent() {
+        let mut heartbeat = connected();
+        beat(&mut heartbeat, 10, 20);
+        for sent in (110..1_000).step_by(100) {
+            heartbeat.sent(at(sent));
+            heartbeat.failed();
+        }
+        assert_eq!(heartbeat.alive_until(), alive(2_400));
+        assert_eq!(heartbeat.silent_at(), at(110) + T / 4);
+    }
+
+    #[test]
+    fn silence_is_noticed_then_acted_on_and_a_new_connection_starts_afresh() {
+        let mut heartbeat = connected();
+        beat(&mut heartbeat, 10, 20);
+        heartbeat.sent(at(110));
+        assert!(!heartbeat.is_late(at(409)) && heartbeat.is_late(at(410)));
+        heartbeat.sent(at(210));
+        assert_eq!(heartbeat.silent_at(), at(710));
+        heartbeat.disconnected();
+        assert_eq!(
+            (heartbeat.silent_at(), heartbeat.due()),
+            (Moment::FAR, Moment::FAR)
+        );
+        assert_eq!(heartbeat.alive_until(), alive(2_400));
+        heartbeat.connected(at(1_100), T, at(1_110));
+        beat(&mut heartbeat, 1_310, 1_320);
+        assert_eq!(heartbeat.alive_until(), alive(3_500));
+    }
+
+    #[test]
+    fn a_server_that_keeps_the_session_shorter_cuts_belief() {
+        let mut heartbeat = connected();
+        heartbeat.shortened(at(100), Duration::from_millis(900));
+        assert_eq!(heartbeat.alive_until(), alive(1_000));
+        heartbeat.connected(at(200), T, at(210));
+        assert_eq!(heartbeat.alive_until(), alive(2_600));
+    }
+}

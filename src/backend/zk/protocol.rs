@@ -1,0 +1,1172 @@
+//! One session's side of the ZooKeeper protocol: bytes and the time come in, bytes and answers come
+//! out. No socket, no clock, no thread, so that it is fuzzed and simulated on its own.
+//!
+//! Replies carry the number of their request and come in order. A call that timed out does not cost the
+//! others their connection: its reply is dropped when it comes.
+//!
+//! **What is sent first.** At most [`WINDOW`] requests are out at a time, and the others wait in a
+//! queue here. Heartbeats do not: a server that works on requests in order answers a beat after a
+//! window's worth of work, however many callers ask at once.
+//!
+//! **What is read once.** The children of a mutex are asked for once at a time, for all callers that want
+//! them. A caller that comes while a list is out may have made its node after the server read that
+//! list, so it gets the next one.
+//!
+//! **What is left behind.** A node whose deletion was not confirmed, or whose creation was handed to the
+//! socket and not answered while nobody wants it any more, is cleaned up by the next connections, a
+//! few requests at a time. A creation that never reached the socket made no node.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::builder::Config;
+use super::heartbeat::Heartbeat;
+use super::message::{
+    Code, Event, Head, Outcome, Reply, Request, Shape, Welcome, XID_AUTH, XID_EVENT, XID_PING,
+    XID_SET_WATCHES, encode_auth, encode_hello, encode_set_watches,
+};
+use super::path::Line;
+use super::watches::{Kind, Watch, Watches};
+use super::wire::{Decoder, Encoder, Frame, Frames, Malformed};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How many requests are out at a time, heartbeats not counted.
+const WINDOW: usize = 64;
+
+/// How many requests that clean up are out at a time.
+const CLEAN_UP: usize = 16;
+
+/// The longest answer to a handshake. A server of another kind announces nonsense, and may then wait.
+const LONGEST_WELCOME: usize = 1 << 10;
+
+/// The most bytes of paths in one `SetWatches`: a server takes a frame of 1 MiB by default.
+const WATCHES_BYTES: usize = 128 << 10;
+
+/// How a session stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SessionState {
+    /// Not opened yet: no server has answered so far.
+    Connecting,
+    /// A server answers.
+    Connected,
+    /// The connection is lost. The session may be alive or not; only a server can tell.
+    Suspended,
+    /// A server said so: the session is over, with all its nodes and watches. Final.
+    Expired,
+    /// Closed by its owner. Final.
+    Closed,
+}
+
+impl SessionState {
+    pub(super) fn is_over(self) -> bool {
+        matches!(self, SessionState::Expired | SessionState::Closed)
+    }
+}
+
+/// A request, and what comes with it.
+#[derive(Debug)]
+pub(super) struct Ask {
+    request: Request,
+    watch: Option<WatchOf>,
+    effect: Effect,
+    /// Answered with a [`Line`] that all who ask for it share.
+    shared: bool,
+}
+
+/// A watch that counts from the reply on. Registered when the reply is read, because the event may be
+/// in the next frame.
+#[derive(Clone, Debug)]
+struct WatchOf {
+    path: String,
+    watch: Weak<Watch>,
+}
+
+/// What a request does that must be made up for if its answer is lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Effect {
+    None,
+    /// Makes a node whose name begins with this path.
+    Creates(String),
+    /// Deletes this node, which must go.
+    Deletes(String),
+}
+
+impl From<Request> for Ask {
+    fn from(request: Request) -> Ask {
+        Ask {
+            request,
+            watch: None,
+            effect: Effect::None,
+            shared: false,
+        }
+    }
+}
+
+impl Ask {
+    /// Asks, and watches the node at `path` from the reply on.
+    pub(super) fn watching(request: Request, path: &str, watch: &Arc<Watch>) -> Ask {
+        Ask {
+            watch: Some(WatchOf {
+                path: path.to_owned(),
+                watch: Arc::downgrade(watch),
+            }),
+            ..Ask::from(request)
+        }
+    }
+
+    /// Reads a node and watches it. Not `exists`, which leaves a watch behind where there is no node.
+    pub(super) fn watch(path: &str, watch: &Arc<Watch>) -> Ask {
+        let request = Request::Data {
+            path: path.to_owned(),
+            watch: true,
+        };
+        Ask::watching(request, path, watch)
+    }
+
+    /// Reads the contenders for a mutex, together with everybody else who asks for them.
+    pub(super) fn line(mutex_path: &str) -> Ask {
+        let request = Request::Children {
+            path: mutex_path.to_owned(),
+            watch: false,
+        };
+        Ask {
+            shared: true,
+            ..Ask::from(request)
+        }
+    }
+
+    /// Makes a contender's node, to whose name the server appends a number.
+    pub(super) fn create(request: Request) -> Ask {
+        let effect = match &request {
+            Request::Create { path, .. } => Effect::Creates(path.clone()),
+            _ => Effect::None,
+        };
+        Ask {
+            effect,
+            ..Ask::from(request)
+        }
+    }
+
+    /// Deletes a node of ours for good: where the answer is lost, it is tried again until it is gone.
+    pub(super) fn delete(path: &str) -> Ask {
+        Ask {
+            effect: Effect::Deletes(path.to_owned()),
+            ..Ask::from(Request::Delete {
+                path: path.to_owned(),
+            })
+        }
+    }
+}
+
+/// What became of a request.
+#[derive(Clone, Debug)]
+pub(super) enum Answer {
+    /// The server answered.
+    Replied(Outcome),
+    /// The connection was lost. `handed`: the request had been handed to the socket, so it may have been
+    /// carried out.
+    Lost { handed: bool },
+}
+
+/// The answer to the request with this index of this call.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) call: u64,
+    pub(super) index: usize,
+    pub(super) answer: Answer,
+}
+
+/// Where a reply goes.
+#[derive(Debug)]
+enum To {
+    Call {
+        call: u64,
+        index: usize,
+    },
+    /// All who asked for the contenders of this mutex.
+    Line(String),
+    Heartbeat,
+    /// The question how far the ensemble is, by which a session that was forgotten is judged.
+    Judge,
+    /// The deletion of a node that nobody holds any more.
+    Removal,
+    /// The list in which nodes with these beginnings may be found, which nobody holds any more.
+    Search {
+        mutex_path: String,
+        beginnings: Vec<String>,
+    },
+    /// Only the watch matters.
+    Watch,
+}
+
+/// A request that was not sent yet.
+#[derive(Debug)]
+struct Queued {
+    request: Request,
+    watch: Option<WatchOf>,
+    effect: Effect,
+    to: To,
+}
+
+/// A request without an answer.
+#[derive(Debug)]
+struct Sent {
+    xid: i32,
+    shape: Shape,
+    watch: Option<WatchOf>,
+    effect: Effect,
+    to: To,
+}
+
+/// The callers that share a list that is out, and those that came too late for it.
+#[derive(Debug, Default)]
+struct Listing {
+    current: Vec<(u64, usize)>,
+    next: Vec<(u64, usize)>,
+}
+
+/// How far the present connection has come.
+#[derive(Debug)]
+enum Stage {
+    /// There is none.
+    Away,
+    /// The server has not answered the first frame. `forgetful`: it was not told what we have seen.
+    Handshake {
+        sent: Moment,
+        by: Moment,
+        forgetful: bool,
+    },
+    /// The server has taken a session up without knowing what we have seen.
+    Judging {
+        sent: Moment,
+        timeout: Duration,
+        by: Moment,
+    },
+    Serving,
+}
+
+/// What must be removed, but nobody waits for.
+#[derive(Debug, Default)]
+struct Abandoned {
+    nodes: Vec<String>,
+    /// By mutex, the beginnings of names of nodes that may exist: one look per mutex finds them all.
+    creations: HashMap<String, Vec<String>>,
+    /// What an overloaded server has thrown out, for the next beat.
+    later: Vec<String>,
+    later_creations: Vec<(String, Vec<String>)>,
+    /// Requests that are out for this.
+    out: usize,
+}
+
+impl Abandoned {
+    fn search_for(&mut self, mutex_path: String, beginnings: Vec<String>) {
+        self.creations
+            .entry(mutex_path)
+            .or_default()
+            .extend(beginnings);
+    }
+
+    fn once_more(&mut self) {
+        self.nodes.append(&mut self.later);
+        for (mutex_path, beginnings) in std::mem::take(&mut self.later_creations) {
+            self.search_for(mutex_path, beginnings);
+        }
+    }
+}
+
+/// The state of one session.
+#[derive(Debug)]
+pub(super) struct Protocol {
+    config: Arc<Config>,
+    phase: SessionState,
+    stage: Stage,
+    /// Zero until the session is opened.
+    id: i64,
+    password: Vec<u8>,
+    last_zxid: i64,
+    /// How many servers in a row ended the connection instead of answering the handshake.
+    refusals: usize,
+    heartbeat: Heartbeat,
+    /// The first `sync` of this connection was answered: the server has caught up with the leader.
+    caught_up: bool,
+    closing: bool,
+    /// Counts connections: what was read over an earlier one may be behind.
+    epoch: u64,
+    xid: i32,
+    queue: VecDeque<Queued>,
+    sent: VecDeque<Sent>,
+    /// How many of `sent` are no heartbeats.
+    requests: usize,
+    listings: HashMap<String, Listing>,
+    /// Calls whose creation nobody wants any more.
+    cancelled: HashSet<u64>,
+    watches: Watches,
+    abandoned: Abandoned,
+    /// The nodes with which we own, and when each lease is over unless it is renewed: the session alone
+    /// would keep the node of an owner that renews no more.
+    leases: HashMap<String, Moment>,
+    /// No lease ends before this.
+    lease_check: Moment,
+    last_contact: Option<Moment>,
+    frames: Frames,
+    out: Encoder,
+    answers: VecDeque<Answered>,
+    news: bool,
+}
+
+impl Protocol {
+    pub(super) fn new(config: Arc<Config>) -> Protocol {
+        Protocol {
+            heartbeat: Heartbeat::new(config.session_timeout),
+            config,
+            phase: SessionState::Connecting,
+            stage: Stage::Away,
+            id: 0,
+            password: Vec::new(),
+            last_zxid: 0,
+            refusals: 0,
+            caught_up: false,
+            closing: false,
+            epoch: 0,
+            xid: 0,
+            queue: VecDeque::new(),
+            sent: VecDeque::new(),
+            requests: 0,
+            listings: HashMap::new(),
+            cancelled: HashSet::new(),
+            watches: Watches::default(),
+            abandoned: Abandoned::default(),
+            leases: HashMap::new(),
+            lease_check: Moment::FAR,
+            last_contact: None,
+            frames: Frames::default(),
+            out: Encoder::default(),
+            answers: VecDeque::new(),
+            news: false,
+        }
+    }
+
+    pub(super) fn phase(&self) -> SessionState {
+        self.phase
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.phase == SessionState::Connected
+    }
+
+    /// Whether a server has been asked to let us in and has not answered.
+    pub(super) fn is_entering(&self) -> bool {
+        matches!(self.stage, Stage::Handshake { .. } | Stage::Judging { .. })
+    }
+
+    pub(super) fn id(&self) -> i64 {
+        self.id
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.heartbeat.timeout()
+    }
+
+    /// See [`Heartbeat::alive_until`]; `None` once the session is over.
+    pub(super) fn alive_until(&self) -> Option<Moment> {
+        self.heartbeat
+            .alive_until()
+            .filter(|_| !self.phase.is_over())
+    }
+
+    /// Whether nobody acknowledges heartbeats at `now`.
+    pub(super) fn is_in_doubt(&self, now: Moment) -> bool {
+        !self.is_connected() || self.heartbeat.is_late(now)
+    }
+
+    /// When a server said something last.
+    pub(super) fn last_contact(&self) -> Option<Moment> {
+        self.last_contact
+    }
+
+    /// How long a server has to let us in: a quarter of T while something may rest on the session.
+    pub(super) fn patience(&self, now: Moment) -> Duration {
+        let patience = self.heartbeat.patience();
+        if self.alive_until().is_some_and(|until| until > now) {
+            patience
+        } else {
+            patience.max(self.config.connect_timeout)
+        }
+    }
+
+    /// Begins a connection, which has to serve within `patience`. `addresses`: how many there are.
+    pub(super) fn begin(&mut self, now: Moment, patience: Duration, addresses: usize) {
+        // It may be what we have seen that makes every server refuse us (each did so twice), because they
+        // were restored from an older copy or started without their data. A server that is behind its
+        // client closes the connection without a word, for ever. Once nothing can rest on the session any
+        // more, it is shown to a server without what we have seen; then there is an answer.
+        let forgetful = self.id != 0
+            && self.refusals >= 2 * addresses.max(1)
+            && self.alive_until().is_none_or(|until| until <= now);
+        encode_hello(
+            &mut self.out,
+            if forgetful { 0 } else { self.last_zxid },
+            self.config.timeout_ms(),
+            self.id,
+            &self.password,
+        );
+        self.stage = Stage::Handshake {
+            sent: now,
+            by: now + patience,
+            forgetful,
+        };
+    }
+
+    /// Takes what the server sent. An error means that the connection has to go.
+    pub(super) fn received(&mut self, bytes: &[u8], now: Moment) -> Result<()> {
+        self.last_contact = Some(now);
+        self.frames.push(bytes);
+        loop {
+            if matches!(self.stage, Stage::Handshake { .. })
+                && self
+                    .frames
+                    .announced()
+                    .is_some_and(|length| length > LONGEST_WELCOME)
+            {
+                return Err(Error::new(
+                    ErrorKind::Protocol,
+                    "not a ZooKeeper server's handshake; is this a ZooKeeper server?",
+                ));
+            }
+            let frame = match self.frames.next() {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break,
+                Err(what) => {
+                    return Err(Error::new(
+                        ErrorKind::Protocol,
+                        "the server sent no ZooKeeper frame; is this a ZooKeeper server?",
+                    )
+                    .with_source(what));
+                }
+            };
+            match self.stage {
+                Stage::Away => return Ok(()),
+                Stage::Handshake {
+                    sent, forgetful, ..
+                } => {
+                    let (Frame::Whole(frame) | Frame::Oversized(frame)) = frame;
+                    self.welcomed(&frame, sent, forgetful, now)?;
+                }
+                Stage::Judging { .. } | Stage::Serving => self.replied(&frame, now)?,
+            }
+        }
+        self.clean_up();
+        self.pump();
+        Ok(())
+    }
+
+    /// The server closed the connection, or it broke.
+    pub(super) fn refused(&mut self) {
+        // During the handshake it is also how a server refuses that is behind what we have seen.
+        if matches!(self.stage, Stage::Handshake { .. }) {
+            self.refusals += 1;
+        }
+    }
+
+    /// Does what is due at `now`. An error means that the server has to be left.
+    pub(super) fn tick(&mut self, now: Moment) -> Result<()> {
+        match self.stage {
+            Stage::Away => {}
+            Stage::Handshake { by, .. } | Stage::Judging { by, .. } => {
+                if by <= now {
+                    return Err(Error::new(
+                        ErrorKind::Timeout,
+                        "the server did not answer the handshake in time",
+                    ));
+                }
+            }
+            Stage::Serving => {
+                if self.heartbeat.silent_at() <= now {
+                    return Err(Error::new(
+                        ErrorKind::Timeout,
+                        format!(
+                            "the server acknowledged no heartbeat for {:?}",
+                            self.heartbeat.patience()
+                        ),
+                    ));
+                }
+                if self.heartbeat.due() <= now && !self.closing {
+                    self.heartbeat.sent(now);
+                    self.encode(&Request::Sync, None, Effect::None, To::Heartbeat);
+                    self.abandoned.once_more();
+                }
+                self.end_leases(now);
+                self.clean_up();
+                self.pump();
+            }
+        }
+        Ok(())
+    }
+
+    /// When [`tick`](Protocol::tick) has something to do.
+    pub(super) fn wake_at(&self) -> Moment {
+        match self.stage {
+            Stage::Away => Moment::FAR,
+            Stage::Handshake { by, .. } | Stage::Judging { by, .. } => by,
+            Stage::Serving if self.closing => self.heartbeat.silent_at(),
+            Stage::Serving => self
+                .heartbeat
+                .due()
+                .min(self.heartbeat.silent_at())
+                .min(self.lease_check),
+        }
+    }
+
+    /// Asks on behalf of `call`, in this order. Only while connected.
+    pub(super) fn ask(&mut self, call: u64, asks: Vec<Ask>) {
+        for (index, ask) in asks.into_iter().enumerate() {
+            match ask.request {
+                Request::Children { path, .. } if ask.shared => self.join_list(path, call, index),
+                request => self.queue.push_back(Queued {
+                    request,
+                    watch: ask.watch,
+                    effect: ask.effect,
+                    to: To::Call { call, index },
+                }),
+            }
+        }
+        self.pump();
+    }
+
+    /// Nobody wants the node any more that `call` makes. Only while its creation is not answered.
+    pub(super) fn cancel(&mut self, call: u64) {
+        self.cancelled.insert(call);
+    }
+
+    /// Watches a node that we believe to exist, without anybody waiting: the watch fires if it is gone by
+    /// now, too.
+    pub(super) fn watch(&mut self, path: &str, watch: &Arc<Watch>) {
+        let Ask { request, watch, .. } = Ask::watch(path, watch);
+        if self.is_connected() {
+            self.queue.push_back(Queued {
+                request,
+                watch,
+                effect: Effect::None,
+                to: To::Watch,
+            });
+            self.pump();
+        } else if let Some(watch) = watch {
+            self.watch_later(watch);
+        }
+    }
+
+    /// Deletes a node of ours for which nobody waits, as soon as a server is there.
+    pub(super) fn abandon(&mut self, path: String) {
+        if !self.phase.is_over() {
+            self.leases.remove(&path);
+            self.abandoned.nodes.push(path);
+            self.clean_up();
+            self.pump();
+        }
+    }
+
+    /// As [`abandon`](Protocol::abandon), for a node that may exist: its creation was handed to the socket
+    /// and not answered. `path`: what was asked for.
+    pub(super) fn abandon_creation(&mut self, path: &str) {
+        if !self.phase.is_over()
+            && let Some((mutex_path, beginning)) = path.rsplit_once('/')
+        {
+            self.abandoned
+                .search_for(mutex_path.to_owned(), vec![beginning.to_owned()]);
+            self.clean_up();
+            self.pump();
+        }
+    }
+
+    /// The node at `path` goes at `end` unless its lease is renewed before.
+    pub(super) fn begin_lease(&mut self, path: &str, end: Moment) {
+        self.leases.insert(path.to_owned(), end);
+        self.lease_check = self.lease_check.min(end);
+    }
+
+    /// Returns `false` if the lease is over and its node is gone or going.
+    pub(super) fn renew_lease(&mut self, path: &str, end: Moment) -> bool {
+        let lease = self.leases.get_mut(path);
+        lease.map(|known| *known = end.max(*known)).is_some()
+    }
+
+    pub(super) fn end_lease(&mut self, path: &str) {
+        self.leases.remove(path);
+    }
+
+    /// Says goodbye on behalf of `call`, past the queue. Returns `false` if there is nobody to say it to.
+    pub(super) fn close(&mut self, call: u64) -> bool {
+        let first = !std::mem::replace(&mut self.closing, true);
+        let says = first && self.is_connected();
+        if says {
+            let to = To::Call { call, index: 0 };
+            self.encode(&Request::Close, None, Effect::None, to);
+        }
+        says
+    }
+
+    /// The connection is gone, or has to go. What was asked over it has an unknown outcome; what waited in
+    /// the queue was not asked.
+    pub(super) fn disconnected(&mut self) {
+        self.stage = Stage::Away;
+        self.frames = Frames::default();
+        self.out.clear();
+        self.requests = 0;
+        self.abandoned.out = 0;
+        self.abandoned.once_more();
+        self.heartbeat.disconnected();
+        if self.is_connected() {
+            self.phase = SessionState::Suspended;
+        }
+        for listing in std::mem::take(&mut self.listings).into_values() {
+            for (call, index) in listing.current.into_iter().chain(listing.next) {
+                let answer = Answer::Lost { handed: false };
+                self.answers.push_back(Answered {
+                    call,
+                    index,
+                    answer,
+                });
+            }
+        }
+        for sent in std::mem::take(&mut self.sent) {
+            self.lose(sent.to, sent.watch, sent.effect, true);
+        }
+        for queued in std::mem::take(&mut self.queue) {
+            self.lose(queued.to, queued.watch, queued.effect, false);
+        }
+        self.cancelled.clear();
+    }
+
+    /// The session is over: by a server's word (`Expired`) or its owner's (`Closed`).
+    pub(super) fn end(&mut self, phase: SessionState) {
+        if self.phase.is_over() {
+            return;
+        }
+        self.disconnected();
+        self.phase = phase;
+        self.abandoned = Abandoned::default();
+        self.leases.clear();
+        self.lease_check = Moment::FAR;
+        self.watches.end();
+        self.news = true;
+    }
+
+    /// The bytes to be sent.
+    pub(super) fn take_output(&mut self) -> Vec<u8> {
+        self.out.take()
+    }
+
+    pub(super) fn has_output(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// The next answer to a call.
+    pub(super) fn next_answer(&mut self) -> Option<Answered> {
+        self.answers.pop_front()
+    }
+
+    /// Whether there is something new to say to callers that were told "unknown".
+    pub(super) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.news)
+    }
+
+    pub(super) fn over_error(&self) -> Error {
+        match self.phase {
+            SessionState::Expired => Error::new(
+                ErrorKind::Lost,
+                format!("{}: the session has expired", self.config.realm),
+            ),
+            _ => Error::new(
+                ErrorKind::Closed,
+                format!("{}: the session was closed", self.config.realm),
+            ),
+        }
+    }
+
+    fn welcomed(&mut self, frame: &[u8], sent: Moment, forgetful: bool, now: Moment) -> Result<()> {
+        let welcome = Welcome::decode(frame).map_err(|what| {
+            Error::new(
+                ErrorKind::Protocol,
+                "not a ZooKeeper server's handshake; is this a ZooKeeper server?",
+            )
+            .with_source(what)
+        })?;
+        self.refusals = 0;
+        let timeout = Duration::from_millis(u64::try_from(welcome.timeout_ms).unwrap_or(0));
+        let none = timeout.is_zero() || welcome.id == 0;
+        if self.id != 0 && none {
+            log::warn!("{}: the session has expired", self.config.realm);
+            self.end(SessionState::Expired);
+            return Ok(());
+        }
+        // Another session than ours would come without our nodes, and look as if all were well.
+        if none || (self.id != 0 && welcome.id != self.id) {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "the server did not give us the session we asked for",
+            ));
+        }
+        if welcome.read_only {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the server is read-only",
+            ));
+        }
+        let asked = self.config.session_timeout;
+        if timeout < asked {
+            if self.id == 0 {
+                // Nobody uses it: without a goodbye the server would keep it until it times out.
+                self.goodbye();
+            } else {
+                // It has told the leader so.
+                self.heartbeat.shortened(sent, timeout);
+                self.watches.unpark_all();
+                self.news = true;
+            }
+            return Err(Error::new(
+                ErrorKind::Misconfigured,
+                format!(
+                    "the server keeps a session for {timeout:?} at most, and {asked:?} is needed (ttl and \
+                     transition together); raise maxSessionTimeout (20 ticks by default) on every server, \
+                     or ask for less"
+                ),
+            ));
+        }
+        if self.closing {
+            self.end(SessionState::Closed);
+            // Without it the server would keep our nodes until the session times out.
+            self.goodbye();
+            return Ok(());
+        }
+        self.id = welcome.id;
+        self.password = welcome.password;
+        if forgetful {
+            self.stage = Stage::Judging {
+                sent,
+                timeout,
+                by: now + self.patience(now),
+            };
+            // Through the leader: a server that merely lags behind has caught up after this.
+            self.encode(&Request::Sync, None, Effect::None, To::Judge);
+            return Ok(());
+        }
+        self.serve(sent, timeout, now);
+        Ok(())
+    }
+
+    /// The connection stands: authenticates it, beats, brings the watches back.
+    fn serve(&mut self, sent: Moment, timeout: Duration, now: Moment) {
+        if self.epoch == 0 && timeout > self.config.session_timeout {
+            log::info!(
+                "{}: asked for a session timeout of {:?}, got {timeout:?}, the server's minSessionTimeout",
+                self.config.realm,
+                self.config.session_timeout,
+            );
+        }
+        self.stage = Stage::Serving;
+        self.phase = SessionState::Connected;
+        self.epoch += 1;
+        self.caught_up = false;
+        self.news = true;
+        self.heartbeat.connected(sent, timeout, now);
+        if let Some(digest) = &self.config.digest {
+            encode_auth(&mut self.out, "digest", digest);
+        }
+        // Before anything is read: the server may be behind the one that we talked to before.
+        self.heartbeat.sent(now);
+        self.encode(&Request::Sync, None, Effect::None, To::Heartbeat);
+        self.encode_watches();
+    }
+
+    fn goodbye(&mut self) {
+        Request::Close.encode(1, &mut self.out);
+    }
+
+    fn encode_watches(&mut self) {
+        let last_zxid = self.last_zxid;
+        let mut bytes = 0;
+        let (mut data, mut exists, mut children) = (Vec::new(), Vec::new(), Vec::new());
+        for (kind, path) in self.watches.all() {
+            match kind {
+                Kind::Data => data.push(path),
+                Kind::Exists => exists.push(path),
+                Kind::Children => children.push(path),
+            }
+            bytes += path.len() + 4;
+            if bytes >= WATCHES_BYTES {
+                encode_set_watches(&mut self.out, last_zxid, &data, &exists, &children);
+                bytes = 0;
+                data.clear();
+                exists.clear();
+                children.clear();
+            }
+        }
+        if bytes > 0 {
+            encode_set_watches(&mut self.out, last_zxid, &data, &exists, &children);
+        }
+    }
+
+    /// Takes a frame after the handshake.
+    fn replied(&mut self, frame: &Frame, now: Moment) -> Result<()> {
+        let malformed = |what: Malformed| {
+            Error::new(
+                ErrorKind::Protocol,
+                "the server sent what a ZooKeeper server would not",
+            )
+            .with_source(what)
+        };
+        let (bytes, oversized) = match frame {
+            Frame::Whole(bytes) => (bytes, false),
+            Frame::Oversized(bytes) => (bytes, true),
+        };
+        let mut body = Decoder::new(bytes);
+        let head = Head::decode(&mut body).map_err(malformed)?;
+        match head.xid {
+            XID_EVENT if !oversized => {
+                let event = Event::decode(body).map_err(malformed)?;
+                self.watches.fire(event);
+                return Ok(());
+            }
+            XID_PING => return Ok(()),
+            XID_AUTH | XID_SET_WATCHES => {
+                return match head.code {
+                    Code::OK => Ok(()),
+                    code => Err(code.error("after the handshake")),
+                };
+            }
+            _ => {}
+        }
+        let sent = match self.sent.front() {
+            Some(sent) if sent.xid == head.xid => self.sent.pop_front(),
+            _ => None,
+        };
+        let Some(sent) = sent else {
+            return Err(malformed(Malformed("a reply to something not asked")));
+        };
+        let decoded = match head.code {
+            Code::OK if oversized => Ok(Err(Code::OVERSIZED)),
+            Code::OK => sent.shape.decode(body).map_err(malformed),
+            // The next handshake tells which, and for certain.
+            code @ (Code::SESSION_EXPIRED | Code::SESSION_MOVED) => Err(code.error("a request")),
+            code => Ok(Err(code)),
+        };
+        let outcome = match decoded {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                // Not answered: the caller learns of the broken connection with the others.
+                self.sent.push_front(sent);
+                return Err(error);
+            }
+        };
+        let seen = self.last_zxid;
+        self.last_zxid = self.last_zxid.max(head.zxid);
+        self.complete(sent, outcome, (head.zxid, seen), now)
+    }
+
+    /// `zxids`: how far the server is, and how far we have seen one be.
+    fn complete(
+        &mut self,
+        sent: Sent,
+        outcome: Outcome,
+        zxids: (i64, i64),
+        now: Moment,
+    ) -> Result<()> {
+        if !matches!(sent.to, To::Heartbeat | To::Judge) {
+            self.requests = self.requests.saturating_sub(1);
+        }
+        if let Some(WatchOf { path, watch }) = &sent.watch {
+            let kind = match (sent.shape, &outcome) {
+                (Shape::Data | Shape::Stat, Ok(_)) => Some(Kind::Data),
+                (Shape::Stat, Err(Code::NO_NODE)) => Some(Kind::Exists),
+                (Shape::Children, Ok(_)) => Some(Kind::Children),
+                _ => None,
+            };
+            match kind {
+                Some(kind) => {
+                    self.watches.add(kind, path.clone(), watch);
+                    if let Some(watch) = watch.upgrade() {
+                        watch.confirm();
+                    }
+                }
+                None => {
+                    if let Some(watch) = watch.upgrade() {
+                        match &outcome {
+                            Err(Code::NO_NODE) => watch.fire(true),
+                            _ => watch.refuse(),
+                        }
+                    }
+                }
+            }
+        }
+        if let Effect::Deletes(path) = &sent.effect {
+            match &outcome {
+                Ok(_) | Err(Code::NO_NODE) => {}
+                Err(Code::THROTTLED) => self.abandoned.later.push(path.clone()),
+                Err(code) => log::warn!("{}: {}", self.config.realm, code.error(path)),
+            }
+        }
+        match sent.to {
+            To::Call { call, index } => {
+                if matches!(sent.effect, Effect::Creates(_))
+                    && self.cancelled.remove(&call)
+                    && let Ok(Reply::Created(path, _)) = &outcome
+                {
+                    self.abandoned.nodes.push(path.clone());
+                }
+                self.answers.push_back(Answered {
+                    call,
+                    index,
+                    answer: Answer::Replied(outcome),
+                });
+            }
+            To::Line(path) => self.listed(path, outcome),
+            To::Heartbeat => match outcome {
+                Ok(_) => {
+                    self.caught_up = true;
+                    let was_late = self.heartbeat.is_late(now);
+                    self.news |= self.heartbeat.acknowledged(now) || was_late;
+                }
+                Err(code) => {
+                    self.heartbeat.failed();
+                    if !self.caught_up {
+                        // What is read over this connection may be behind what we have seen.
+                        return Err(code.error("sync"));
+                    }
+                }
+            },
+            To::Judge => return self.judge(outcome, zxids, now),
+            To::Removal => self.abandoned.out = self.abandoned.out.saturating_sub(1),
+            To::Search {
+                mutex_path,
+                beginnings,
+            } => {
+                self.abandoned.out = self.abandoned.out.saturating_sub(1);
+                match outcome {
+                    Ok(Reply::Children(names)) => {
+                        let beginnings: HashSet<&str> =
+                            beginnings.iter().map(String::as_str).collect();
+                        let ours = |name: &&String| {
+                            let end = name.rfind('-').map_or(0, |dash| dash + 1);
+                            let positive = name.get(..end).unwrap_or_default();
+                            let negative = positive.strip_suffix('-').unwrap_or_default();
+                            beginnings.contains(positive) || beginnings.contains(negative)
+                        };
+                        let found = names.iter().filter(ours);
+                        self.abandoned
+                            .nodes
+                            .extend(found.map(|name| format!("{mutex_path}/{name}")));
+                    }
+                    Ok(_) | Err(Code::NO_NODE) => {}
+                    Err(Code::THROTTLED) => self
+                        .abandoned
+                        .later_creations
+                        .push((mutex_path, beginnings)),
+                    Err(code) => log::warn!("{}: {}", self.config.realm, code.error(&mutex_path)),
+                }
+            }
+            To::Watch => {}
+        }
+        Ok(())
+    }
+
+    /// The session was taken up without what we have seen. A server that knows less than that was restored
+    /// from an older copy: the session, its watches and our memory of its nodes belong to a past that is
+    /// gone. One that does not was starting then, and refused everybody.
+    fn judge(&mut self, outcome: Outcome, (theirs, ours): (i64, i64), now: Moment) -> Result<()> {
+        if let Err(code) = outcome {
+            return Err(code.error("sync"));
+        }
+        let Stage::Judging { sent, timeout, .. } = self.stage else {
+            return Ok(());
+        };
+        if theirs >= ours {
+            self.serve(sent, timeout, now);
+            return Ok(());
+        }
+        log::error!(
+            "{}: the servers have forgotten what they once told us (they are at {theirs:#x}, we have seen \
+             {ours:#x}), as after a restore from an older copy; the session is given up for a new one, and \
+             fences may come again",
+            self.config.realm,
+        );
+        self.end(SessionState::Expired);
+        // Without it the nodes would go when the session times out.
+        self.goodbye();
+        Ok(())
+    }
+
+    fn join_list(&mut self, path: String, call: u64, index: usize) {
+        match self.listings.get_mut(&path) {
+            Some(listing) => listing.next.push((call, index)),
+            None => self.list(path, vec![(call, index)]),
+        }
+    }
+
+    fn list(&mut self, path: String, callers: Vec<(u64, usize)>) {
+        self.queue.push_back(Queued {
+            request: Request::Children {
+                path: path.clone(),
+                watch: false,
+            },
+            watch: None,
+            effect: Effect::None,
+            to: To::Line(path.clone()),
+        });
+        let listing = Listing {
+            current: callers,
+            next: Vec::new(),
+        };
+        self.listings.insert(path, listing);
+    }
+
+    fn listed(&mut self, path: String, outcome: Outcome) {
+        let outcome = match outcome {
+            Ok(Reply::Children(names)) => Ok(Reply::Line(Arc::new(Line::new(names)))),
+            other => other,
+        };
+        let Listing { current, next } = self.listings.remove(&path).unwrap_or_default();
+        for (call, index) in current {
+            let answer = Answer::Replied(outcome.clone());
+            self.answers.push_back(Answered {
+                call,
+                index,
+                answer,
+            });
+        }
+        if !next.is_empty() {
+            self.list(path, next);
+        }
+    }
+
+    /// Sends what the window has room for.
+    fn pump(&mut self) {
+        while matches!(self.stage, Stage::Serving)
+            && !self.closing
+            && self.requests < WINDOW
+            && let Some(queued) = self.queue.pop_front()
+        {
+            if let (To::Call { call, index }, Effect::Creates(_)) = (&queued.to, &queued.effect)
+                && self.cancelled.remove(call)
+            {
+                let answer = Answer::Lost { handed: false };
+                let (call, index) = (*call, *index);
+                self.answers.push_back(Answered {
+                    call,
+                    index,
+                    answer,
+                });
+                continue;
+            }
+            self.requests += 1;
+            self.encode(&queued.request, queued.watch, queued.effect, queued.to);
+        }
+    }
+
+    fn encode(&mut self, request: &Request, watch: Option<WatchOf>, effect: Effect, to: To) {
+        self.xid = self.xid.checked_add(1).unwrap_or(1);
+        request.encode(self.xid, &mut self.out);
+        self.sent.push_back(Sent {
+            xid: self.xid,
+            shape: request.shape(),
+            watch,
+            effect,
+            to,
+        });
+    }
+
+    /// A request will not be answered any more.
+    fn lose(&mut self, to: To, watch: Option<WatchOf>, effect: Effect, handed: bool) {
+        match to {
+            To::Call { call, index } => {
+                match effect {
+                    Effect::Creates(path) if handed && self.cancelled.contains(&call) => {
+                        self.abandon_creation(&path);
+                    }
+                    Effect::Deletes(path) => self.abandoned.nodes.push(path),
+                    _ => {}
+                }
+                let answer = Answer::Lost { handed };
+                self.answers.push_back(Answered {
+                    call,
+                    index,
+                    answer,
+                });
+            }
+            To::Removal => {
+                if let Effect::Deletes(path) = effect {
+                    self.abandoned.nodes.push(path);
+                }
+            }
+            To::Search {
+                mutex_path,
+                beginnings,
+            } => self.abandoned.search_for(mutex_path, beginnings),
+            // Not confirmed: the next server is told of it with the others, and says at once if the node
+            // is gone.
+            To::Watch => watch.into_iter().for_each(|watch| self.watch_later(watch)),
+            To::Line(_) | To::Heartbeat | To::Judge => {}
+        }
+    }
+
+    /// Has the next server keep a watch on a node that we believe to exist.
+    fn watch_later(&mut self, watch: WatchOf) {
+        self.watches.add(Kind::Data, watch.path, &watch.watch);
+        if let Some(watch) = watch.watch.upgrade() {
+            watch.confirm();
+        }
+    }
+
+    fn clean_up(&mut self) {
+        while matches!(self.stage, Stage::Serving) && self.abandoned.out < CLEAN_UP {
+            if let Some(path) = self.abandoned.nodes.pop() {
+                self.queue.push_back(Queued {
+                    request: Request::Delete { path: path.clone() },
+                    watch: None,
+                    effect: Effect::Deletes(path),
+                    to: To::Removal,
+                });
+            } else if let Some(mutex_path) = self.abandoned.creations.keys().next().cloned() {
+                let beginnings = self
+                    .abandoned
+                    .creations
+                    .remove(&mutex_path)
+                    .unwrap_or_default();
+                // The server has caught up with the one that may have made the node: the first request of
+                // every connection is a `sync`.
+                self.queue.push_back(Queued {
+                    request: Request::Children {
+                        path: mutex_path.clone(),
+                        watch: false,
+                    },
+                    watch: None,
+                    effect: Effect::None,
+                    to: To::Search {
+                        mutex_path,
+                        beginnings,
+                    },
+                });
+            } else {
+                return;
+            }
+            self.abandoned.out += 1;
+        }
+    }
+
+    /// Deletes the nodes of leases that have run out.
+    fn end_leases(&mut self, now: Moment) {
+        if now < self.lease_check {
+            return;
+        }
+        let over = self.leases.extract_if(|_, end| *end <= now);
+        let over: Vec<String> = over.map(|(path, _)| path).collect();
+        self.abandoned.nodes.extend(over);
+        self.lease_check = self.leases.values().copied().min().unwrap_or(Moment::FAR);
+    }
+}

@@ -1,0 +1,229 @@
+//! A command that must not outlive what it runs under: a lock, a leadership or permits.
+//!
+//! If that is lost, the command is ended: SIGTERM at once, SIGKILL before anybody else can have it. If this
+//! program is killed, the guardian ends the command. Only a program that is *paused* can do neither, and
+//! there only a checked fence keeps two commands apart.
+
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, after, never, select, tick};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::console::{Console, Json};
+use crate::exit::{Failure, LOST, by_signal};
+
+/// The first argument of the guardian's process.
+pub const GUARDIAN: &str = "--guardian";
+
+/// How often the command's right to run is checked.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What the command is to run under.
+pub struct Terms<'a> {
+    /// Whether the command may run on.
+    pub may_run: &'a dyn Fn() -> bool,
+    /// What is said when it may not.
+    pub lost: &'a str,
+    /// How long after SIGTERM a command that may not run on is ended with SIGKILL.
+    pub grace: Duration,
+    /// Signals to pass on to the command.
+    pub signals: &'a Receiver<i32>,
+}
+
+/// The command, and the process that ends it should we die.
+pub struct Running {
+    child: Child,
+    target: Target,
+    guardian: Guardian,
+}
+
+/// Whom signals go to.
+#[derive(Clone, Copy)]
+enum Target {
+    /// The command and what it started.
+    Group(Pid),
+    /// The command alone: it shares our terminal, and a group of its own could not read from it.
+    One(Pid),
+}
+
+/// Runs `program` to its end under `terms`, and returns the exit code.
+pub fn run(
+    program: &str,
+    arguments: &[String],
+    environment: &[(&str, String)],
+    terms: &Terms<'_>,
+    console: &Console,
+) -> Result<u8, Failure> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    for (name, value) in environment {
+        command.env(name, value);
+    }
+    let running = Running::start(&mut command).map_err(|error| Failure::Command {
+        program: program.to_owned(),
+        error,
+    })?;
+    Ok(running.see_through(terms, console))
+}
+
+impl Running {
+    fn start(command: &mut Command) -> io::Result<Running> {
+        // First: a command that cannot be guarded is not started.
+        let mut guardian = Guardian::start()?;
+        let shares_terminal = io::stdin().is_terminal();
+        if !shares_terminal {
+            command.process_group(0);
+        }
+        let mut child = command.spawn()?;
+        let pid = Pid::from_child(&child);
+        let target = if shares_terminal {
+            Target::One(pid)
+        } else {
+            Target::Group(pid)
+        };
+        if let Err(error) = guardian.watch(target) {
+            target.send(Signal::KILL);
+            let _ = child.wait();
+            return Err(error);
+        }
+        Ok(Running {
+            child,
+            target,
+            guardian,
+        })
+    }
+
+    /// From the start of the command to its end, and the code to exit with.
+    fn see_through(mut self, terms: &Terms<'_>, console: &Console) -> u8 {
+        let look = tick(LOOK.min((terms.grace / 4).max(Duration::from_millis(1))));
+        let mut kill = never();
+        let mut lost = false;
+        let status = loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                break status;
+            }
+            if !lost && !(terms.may_run)() {
+                lost = true;
+                let event = Json::now()
+                    .text("event", "lost")
+                    .text("message", terms.lost);
+                console.message(event, &format!("{}; ending the command", terms.lost));
+                self.target.send(Signal::TERM);
+                kill = after(terms.grace);
+            }
+            select! {
+                recv(terms.signals) -> signal => match signal {
+                    Ok(SIGTERM) => self.target.send(Signal::TERM),
+                    Ok(SIGINT) => self.target.send(Signal::INT),
+                    Ok(SIGHUP) => self.target.send(Signal::HUP),
+                    // SIGCHLD: look.
+                    _ => {}
+                },
+                recv(kill) -> _ => {
+                    self.target.send(Signal::KILL);
+                    kill = never();
+                }
+                recv(look) -> _ => {}
+            }
+        };
+        let code = if lost || !(terms.may_run)() {
+            // What the command started may not have ended with it.
+            self.target.send(Signal::KILL);
+            LOST
+        } else {
+            exit_code(status)
+        };
+        self.guardian.dismiss();
+        code
+    }
+}
+
+impl Target {
+    fn send(self, signal: Signal) {
+        // Who is gone already needs no signal.
+        let _ = match self {
+            Target::Group(pid) => kill_process_group(pid, signal),
+            Target::One(pid) => kill_process(pid, signal),
+        };
+    }
+
+    fn to_text(self) -> String {
+        match self {
+            Target::Group(pid) => format!("group:{pid}"),
+            Target::One(pid) => format!("one:{pid}"),
+        }
+    }
+
+    fn from_text(text: &str) -> Option<Target> {
+        let (kind, pid) = text.split_once(':')?;
+        let pid = Pid::from_raw(pid.parse().ok()?)?;
+        match kind {
+            "group" => Some(Target::Group(pid)),
+            "one" => Some(Target::One(pid)),
+            _ => None,
+        }
+    }
+}
+
+/// Our side of the guardian: a process whose standard input ends when we do.
+struct Guardian(Child);
+
+impl Guardian {
+    fn start() -> io::Result<Guardian> {
+        Command::new(std::env::current_exe()?)
+            .arg(GUARDIAN)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map(Guardian)
+    }
+
+    fn watch(&mut self, target: Target) -> io::Result<()> {
+        self.write(&target.to_text())
+    }
+
+    /// The command has ended.
+    fn dismiss(&mut self) {
+        let _ = self.write("done");
+    }
+
+    fn write(&mut self, word: &str) -> io::Result<()> {
+        match &mut self.0.stdin {
+            Some(stdin) => writeln!(stdin, "{word}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// The guardian's own program: only from outside can the command of a program that was killed with
+/// SIGKILL be ended.
+pub fn guardian() {
+    let mut target = None;
+    for word in io::stdin().lines().map_while(Result::ok) {
+        target = Target::from_text(&word);
+    }
+    if let Some(target) = target {
+        target.send(Signal::KILL);
+    }
+}
+
+fn exit_code(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
+        (None, Some(signal)) => by_signal(signal),
+        (None, None) => 1,
+    }
+}

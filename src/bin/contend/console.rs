@@ -1,0 +1,195 @@
+//! What people and programs read: lines on standard output, messages on standard error, as text or JSON.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::exit::Failure;
+
+/// The two streams, and how to write to them.
+#[derive(Clone, Copy)]
+pub struct Console {
+    json: bool,
+}
+
+impl Console {
+    pub fn new(json: bool) -> Console {
+        Console { json }
+    }
+
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// Whether a person looks at standard output.
+    pub fn is_terminal(&self) -> bool {
+        !self.json && io::stdout().is_terminal()
+    }
+
+    /// Writes a line, and flushes it: whoever reads a pipe sees it at once.
+    pub fn line(&self, text: &str) -> Result<(), Failure> {
+        self.text(&format!("{text}\n"))
+    }
+
+    /// Writes text as it is, and flushes it.
+    pub fn text(&self, text: &str) -> Result<(), Failure> {
+        let mut out = io::stdout().lock();
+        let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        written.map_err(|_| Failure::OutputGone)
+    }
+
+    /// Writes the object with `--json`, and the text otherwise.
+    pub fn either(
+        &self,
+        json: impl FnOnce() -> Json,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
+        if self.json {
+            self.line(&json().end())
+        } else {
+            self.line(&text())
+        }
+    }
+
+    /// Writes a message to standard error. A reader that has gone away is no reason to stop.
+    pub fn message(&self, event: Json, text: &str) {
+        let line = if self.json {
+            event.end()
+        } else {
+            format!("contend: {text}")
+        };
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+
+    /// Writes what went wrong to standard error.
+    pub fn error(&self, message: &str, kind: &str, code: u8) {
+        let event = Json::new()
+            .text("error", message)
+            .text("kind", kind)
+            .number("code", code.into());
+        self.message(event, message);
+    }
+}
+
+/// One JSON object, written from left to right.
+pub struct Json {
+    text: String,
+}
+
+impl Json {
+    pub fn new() -> Json {
+        Json {
+            text: String::from("{"),
+        }
+    }
+
+    /// Begins with the wall clock's time, as every event does.
+    pub fn now() -> Json {
+        Json::new().number("at_ms", wall_ms())
+    }
+
+    pub fn text(self, name: &str, value: &str) -> Json {
+        let value = quoted(value);
+        self.raw(name, &value)
+    }
+
+    pub fn number(self, name: &str, value: u64) -> Json {
+        self.raw(name, &value.to_string())
+    }
+
+    pub fn boolean(self, name: &str, value: bool) -> Json {
+        self.raw(name, if value { "true" } else { "false" })
+    }
+
+    /// `null` for `None`.
+    pub fn text_or_null(self, name: &str, value: Option<&str>) -> Json {
+        match value {
+            Some(value) => self.text(name, value),
+            None => self.raw(name, "null"),
+        }
+    }
+
+    /// `null` for `None`.
+    pub fn number_or_null(self, name: &str, value: Option<u64>) -> Json {
+        match value {
+            Some(value) => self.number(name, value),
+            None => self.raw(name, "null"),
+        }
+    }
+
+    pub fn list(self, name: &str, values: impl Iterator<Item = Json>) -> Json {
+        let values: Vec<String> = values.map(Json::end).collect();
+        self.raw(name, &format!("[{}]", values.join(",")))
+    }
+
+    pub fn end(mut self) -> String {
+        self.text.push('}');
+        self.text
+    }
+
+    fn raw(mut self, name: &str, value: &str) -> Json {
+        if self.text.len() > 1 {
+            self.text.push(',');
+        }
+        // Writing to a string does not fail.
+        let _ = write!(self.text, "{}:{value}", quoted(name));
+        self
+    }
+}
+
+fn quoted(text: &str) -> String {
+    let mut json = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => json.extend(['\\', c]),
+            c if c.is_control() => {
+                let _ = write!(json, "\\u{:04x}", c as u32);
+            }
+            c => json.push(c),
+        }
+    }
+    json.push('"');
+    json
+}
+
+/// The wall clock in epoch milliseconds: for people, never for a decision.
+pub fn wall_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(now.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Epoch milliseconds as `2026-11-17 03:10:03 UTC`.
+pub fn date(epoch_ms: u64) -> String {
+    let seconds = epoch_ms / 1000;
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Howard Hinnant's days_from_civil, turned around: years begin in March.
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+/// A duration as a person says it: `340 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`.
+pub fn span(duration: Duration) -> String {
+    let ms = duration.as_millis();
+    let seconds = duration.as_secs();
+    match seconds {
+        0 => format!("{ms} ms"),
+        1..60 => format!("{:.1} s", duration.as_secs_f64()),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}

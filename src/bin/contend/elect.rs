@@ -1,0 +1,372 @@
+//! `contend elect`: leader election, to look at and to operate with.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use contend::{Error, Event, EventKind, Factory, MutexContendService};
+use crossbeam_channel::{Sender, bounded, select};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::connection::{Connection, duration};
+use crate::console::{Console, Json};
+use crate::exit::{Failure, code};
+use crate::signals;
+
+/// Contends for leadership, and prints who leads.
+///
+/// Without a server, three contenders in this process take turns on the memory backend for ten seconds.
+/// With a server, one contender leads until it is told to stop by SIGTERM or SIGINT; run it twice, and end
+/// one of them.
+#[derive(Args)]
+#[command(after_long_help = "\
+With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"owner\", \"fence\"}; the events are
+started, acquired, released, owner and stopped.
+Exits with 69, 77 or 78 if it ends without the server ever having answered; `contend --help` lists all.
+
+Examples:
+  contend elect
+  contend --url redis://10.0.0.5 elect --mutex report --json")]
+pub struct Elect {
+    /// What is contended for.
+    #[arg(long, default_value = "demo", value_name = "NAME")]
+    mutex: String,
+
+    /// This contender's id [default: generated]; with several contenders ID-1, ID-2, ...
+    #[arg(long)]
+    id: Option<String>,
+
+    /// How many contend in this process [default: 3 on memory, 1 on a server].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
+    contenders: Option<u16>,
+
+    /// How long a leader may believe without a renewal [default: 2s on memory].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    ttl: Option<Duration>,
+
+    /// How long after that nobody else can lead [default: 500ms on memory].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    transition: Option<Duration>,
+
+    /// Resigns after leading that long, then rejoins; or: forever [default: 1s on memory, forever on a
+    /// server].
+    #[arg(long, value_parser = length, value_name = "DURATION")]
+    lead: Option<Length>,
+
+    /// How long it all lasts, or: forever [default: 10s on memory, forever on a server].
+    #[arg(long = "for", value_parser = length, value_name = "DURATION")]
+    length: Option<Length>,
+}
+
+/// A duration that may have no end.
+#[derive(Clone, Copy)]
+enum Length {
+    Forever,
+    Limited(Duration),
+}
+
+fn length(text: &str) -> Result<Length, Error> {
+    match text {
+        "forever" => Ok(Length::Forever),
+        text => duration(text).map(Length::Limited),
+    }
+}
+
+impl Elect {
+    pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
+        let url = connection.url_or_memory();
+        let embedded = url.starts_with("memory:");
+        let factory = contend::connect(url)?;
+        let lead = limit(self.lead, embedded.then_some(Duration::from_secs(1)));
+        let length = limit(self.length, embedded.then_some(Duration::from_secs(10)));
+
+        let (changed, changes) = bounded(1);
+        let show = Shared::new(Show::new(*console, &self.mutex), changed);
+        let services = self.services(&factory, embedded, &show)?;
+        let interrupted = signals::receive(&[SIGTERM, SIGINT], console);
+        show.lock().headline(&factory);
+        let start = Instant::now();
+        let end = length.map(|length| start + length);
+        let is_over = || end.is_some_and(|end| Instant::now() >= end);
+        for service in &services {
+            show.lock().event("started", service.id(), "", None);
+            service.start()?;
+        }
+
+        while !is_over() {
+            let resigns = lead.and_then(|lead| Some(show.lock().leads_since()?.1 + lead));
+            let next = resigns.into_iter().chain(end).min();
+            let patience = next.map_or(Duration::MAX, |next| next - Instant::now());
+            select! {
+                recv(changes) -> _ => {}
+                recv(interrupted) -> _ => break,
+                default(patience.min(Duration::from_secs(3600))) => {}
+            }
+            let leader = show.lock().leads_since();
+            if let (Some((index, since)), Some(lead)) = (leader, lead)
+                && since + lead <= Instant::now()
+                && !is_over()
+            {
+                services[index].stop()?;
+                services[index].start()?;
+            }
+        }
+
+        let trouble = services.iter().find_map(MutexContendService::last_error);
+        // Who waits goes first, or it would lead for a moment when the leader has gone.
+        let leader = show.lock().leads_since().map(|(index, _)| index);
+        let (last, first) = services
+            .iter()
+            .enumerate()
+            .partition::<Vec<_>, _>(|(index, _)| Some(*index) == leader);
+        for (_, service) in first.into_iter().chain(last) {
+            service.stop()?;
+            show.lock().event("stopped", service.id(), "", None);
+        }
+        let mut show = show.lock();
+        show.summary(Instant::now() - start);
+        Ok(match trouble {
+            // The log has said so when it began.
+            Some(error) if show.has_seen_nobody() => code(error.kind()),
+            _ => 0,
+        })
+    }
+
+    fn services(
+        &self,
+        factory: &Factory,
+        embedded: bool,
+        show: &Shared,
+    ) -> Result<Vec<MutexContendService>, Failure> {
+        let count = self.contenders.unwrap_or(if embedded { 3 } else { 1 });
+        (0..count)
+            .map(|index| {
+                let mut builder = factory.contend(&self.mutex);
+                if let Some(ttl) = self.ttl.or(embedded.then_some(Duration::from_secs(2))) {
+                    builder = builder.ttl(ttl);
+                }
+                let transition = self.transition;
+                if let Some(transition) =
+                    transition.or(embedded.then_some(Duration::from_millis(500)))
+                {
+                    builder = builder.transition(transition);
+                }
+                let number = index + 1;
+                builder = match (&self.id, embedded) {
+                    (Some(id), _) if count == 1 => builder.id(id),
+                    (Some(id), _) => builder.id(format!("{id}-{number}")),
+                    (None, true) if count <= 26 => {
+                        builder.id(char::from(b'a' + index as u8).to_string())
+                    }
+                    (None, true) => builder.id(format!("contender-{number}")),
+                    (None, false) => builder,
+                };
+                let hear = show.ear(index.into());
+                let service = builder
+                    .on_acquired(hear.clone())
+                    .on_released(hear.clone())
+                    .on_owner_changed(hear)
+                    .build()?;
+                show.lock().standings.push(Standing::new(service.id()));
+                Ok(service)
+            })
+            .collect()
+    }
+}
+
+fn limit(given: Option<Length>, default: Option<Duration>) -> Option<Duration> {
+    match given {
+        Some(Length::Forever) => None,
+        Some(Length::Limited(duration)) => Some(duration),
+        None => default,
+    }
+}
+
+/// The show, as the callbacks of all contenders and the main thread see it.
+///
+/// Callbacks and not a channel, so that what is printed is true of the time that is printed: a
+/// callback for Released has run before the release is sent, and nobody else can lead before that.
+#[derive(Clone)]
+struct Shared {
+    show: Arc<Mutex<Show>>,
+    changed: Sender<()>,
+}
+
+impl Shared {
+    fn new(show: Show, changed: Sender<()>) -> Shared {
+        Shared {
+            show: Arc::new(Mutex::new(show)),
+            changed,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Show> {
+        self.show.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What one contender does with its events.
+    fn ear(&self, index: usize) -> impl FnMut(&Event) + Send + Clone + 'static {
+        let shared = self.clone();
+        move |event| {
+            shared.lock().hear(index, event);
+            // Full is fine: the main thread looks at everything when it wakes up.
+            let _ = shared.changed.try_send(());
+        }
+    }
+}
+
+/// One contender's part in the show.
+struct Standing {
+    id: String,
+    leads_since: Option<Instant>,
+    turns: u32,
+    led: Duration,
+}
+
+impl Standing {
+    fn new(id: &str) -> Standing {
+        Standing {
+            id: id.to_owned(),
+            leads_since: None,
+            turns: 0,
+            led: Duration::ZERO,
+        }
+    }
+}
+
+/// What the terminal shows.
+struct Show {
+    console: Console,
+    mutex: String,
+    start: Instant,
+    standings: Vec<Standing>,
+    vacant_since: Option<Instant>,
+    hand_offs: Vec<Duration>,
+    fences: Vec<u64>,
+    seen: bool,
+}
+
+impl Show {
+    fn new(console: Console, mutex: &str) -> Show {
+        Show {
+            console,
+            mutex: mutex.to_owned(),
+            start: Instant::now(),
+            standings: Vec::new(),
+            vacant_since: None,
+            hand_offs: Vec::new(),
+            fences: Vec::new(),
+            seen: false,
+        }
+    }
+
+    fn headline(&self, factory: &Factory) {
+        if !self.console.is_json() {
+            let who = match self.standings.len() {
+                1 => "1 contender".to_owned(),
+                count => format!("{count} contenders"),
+            };
+            let (mutex, realm) = (&self.mutex, factory.realm());
+            self.say(&format!("{who} for the mutex {mutex:?} on {realm}\n"));
+        }
+    }
+
+    /// Who of this process leads, and since when.
+    fn leads_since(&self) -> Option<(usize, Instant)> {
+        let mut standings = self.standings.iter().enumerate();
+        standings.find_map(|(index, standing)| Some((index, standing.leads_since?)))
+    }
+
+    fn hear(&mut self, index: usize, event: &Event) {
+        let now = Instant::now();
+        let standing = &mut self.standings[index];
+        let what = match event.kind {
+            EventKind::Acquired => {
+                standing.leads_since = Some(now);
+                standing.turns += 1;
+                self.fences.extend(event.fence());
+                self.hand_offs
+                    .extend(self.vacant_since.take().map(|since| now - since));
+                "acquired"
+            }
+            EventKind::Released => {
+                let since = standing.leads_since.take();
+                standing.led += since.map_or(Duration::ZERO, |since| now - since);
+                self.vacant_since = Some(now);
+                "released"
+            }
+            EventKind::OwnerChanged if !event.state.after().owner_id().is_empty() => "owner",
+            _ => return,
+        };
+        self.seen = true;
+        let id = standing.id.clone();
+        self.event(what, &id, event.state.after().owner_id(), event.fence());
+    }
+
+    fn event(&mut self, event: &str, contender: &str, owner: &str, fence: Option<u64>) {
+        let line = if self.console.is_json() {
+            Json::now()
+                .text("mutex", &self.mutex)
+                .text("contender", contender)
+                .text("event", event)
+                .text_or_null("owner", Some(owner).filter(|owner| !owner.is_empty()))
+                .number_or_null("fence", fence)
+                .end()
+        } else {
+            let at = (Instant::now() - self.start).as_secs_f64();
+            let what = match event {
+                "acquired" => "leads".to_owned(),
+                "released" => "resigns".to_owned(),
+                "owner" => format!("sees {owner} lead"),
+                other => other.to_owned(),
+            };
+            let fence = fence.map_or(String::new(), |fence| format!("  fence {fence}"));
+            format!("{at:9.3} s  {contender:<8} {what:<14}{fence}")
+        };
+        self.say(&line);
+    }
+
+    /// A reader that has gone away is no reason to give leadership up in disorder.
+    fn say(&self, line: &str) {
+        let _ = self.console.line(line);
+    }
+
+    /// Whether no owner was ever seen: neither one of ours, nor another.
+    fn has_seen_nobody(&self) -> bool {
+        !self.seen
+    }
+
+    fn summary(&mut self, length: Duration) {
+        if self.console.is_json() {
+            return;
+        }
+        self.say("\ncontender    turns   led");
+        for standing in &self.standings {
+            self.say(&format!(
+                "{:<12} {:>5}   {:.2} s",
+                standing.id,
+                standing.turns,
+                standing.led.as_secs_f64()
+            ));
+        }
+        let led: Duration = self.standings.iter().map(|standing| standing.led).sum();
+        let share = 100.0 * led.as_secs_f64() / length.as_secs_f64().max(f64::EPSILON);
+        self.hand_offs.sort_unstable();
+        if let Some(median) = self.hand_offs.get(self.hand_offs.len() / 2) {
+            self.say(&format!(
+                "\n{} hand-offs, {:.2} ms in the median from one leader's end to the next one's start",
+                self.hand_offs.len(),
+                median.as_secs_f64() * 1e3
+            ));
+        }
+        let order = match self.fences.len() {
+            0 => "never led",
+            _ if self.fences.is_sorted_by(|a, b| a < b) => "every fence larger than the last",
+            _ => "FENCES OUT OF ORDER",
+        };
+        self.say(&format!(
+            "led {share:.1}% of {:.1} s; {order}",
+            length.as_secs_f64()
+        ));
+    }
+}

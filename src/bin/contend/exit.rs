@@ -1,0 +1,105 @@
+//! Exit codes, those of `sysexits.h`, and the failures that they stand for.
+
+use std::io;
+
+use contend::{Error, ErrorKind};
+
+use crate::console::Console;
+
+/// The command line is not understood (`EX_USAGE`).
+pub const USAGE: u8 = 64;
+/// No such semaphore or request (`EX_NOINPUT`).
+pub const NO_SUCH: u8 = 66;
+/// The external id was released already (`EX_CANTCREAT`).
+pub const ALREADY_RELEASED: u8 = 73;
+/// Held by another contender, or exhausted (`EX_TEMPFAIL`).
+pub const HELD: u8 = 75;
+/// What was held was lost (`EX_PROTOCOL`: the agreement did not hold).
+pub const LOST: u8 = 76;
+
+/// The request contradicts an earlier one (`EX_DATAERR`).
+const CONFLICT: u8 = 65;
+/// The server cannot be used now (`EX_UNAVAILABLE`).
+const UNAVAILABLE: u8 = 69;
+/// An error inside contend (`EX_SOFTWARE`).
+const SOFTWARE: u8 = 70;
+/// The server denied access (`EX_NOPERM`).
+const DENIED: u8 = 77;
+/// The server is not set up for this (`EX_CONFIG`).
+const MISCONFIGURED: u8 = 78;
+/// As shells have it.
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+/// What ended by signal n exits with this + n.
+const SIGNAL: u8 = 128;
+
+/// Why the tool did not do what it was asked to.
+pub enum Failure {
+    /// The library says why.
+    Library(Error),
+    /// The words on the command line contradict each other.
+    Usage(String),
+    /// The command could not be started.
+    Command { program: String, error: io::Error },
+    /// Whoever read our output has gone away.
+    OutputGone,
+}
+
+impl Failure {
+    pub fn code(&self) -> u8 {
+        match self {
+            Failure::Library(error) => code(error.kind()),
+            Failure::Usage(_) => USAGE,
+            Failure::Command { error, .. } if error.kind() == io::ErrorKind::NotFound => NOT_FOUND,
+            Failure::Command { .. } => NOT_EXECUTABLE,
+            // As if SIGPIPE had ended us.
+            Failure::OutputGone => SIGNAL + 13,
+        }
+    }
+
+    pub fn show(&self, console: &Console) {
+        match self {
+            Failure::Library(error) => {
+                let kind = error.kind().to_string();
+                console.error(&error.to_string(), &kind, self.code());
+            }
+            Failure::Usage(message) => console.error(message, "usage", self.code()),
+            Failure::Command { program, error } => {
+                let message = format!("cannot run {program:?}: {error}");
+                console.error(&message, "command", self.code());
+            }
+            Failure::OutputGone => {}
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Library(error)
+    }
+}
+
+/// The exit code of what a signal has ended.
+pub fn by_signal(signal: i32) -> u8 {
+    u8::try_from(i32::from(SIGNAL) + signal).unwrap_or(u8::MAX)
+}
+
+/// The exit code for an error of this kind.
+pub fn code(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::InvalidInput | ErrorKind::DuplicateContender => USAGE,
+        ErrorKind::Conflict => CONFLICT,
+        ErrorKind::NotFound => NO_SUCH,
+        ErrorKind::Unreachable
+        | ErrorKind::Timeout
+        | ErrorKind::Unavailable
+        | ErrorKind::Protocol => UNAVAILABLE,
+        ErrorKind::Held | ErrorKind::Exhausted => HELD,
+        ErrorKind::Lost => LOST,
+        ErrorKind::Denied => DENIED,
+        ErrorKind::Misconfigured | ErrorKind::FeatureDisabled | ErrorKind::Unsupported => {
+            MISCONFIGURED
+        }
+        _ => SOFTWARE,
+    }
+}

@@ -1,0 +1,170 @@
+//! `contend lock`: runs a command under a lock, as `flock` does, across machines.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use contend::{Cancel, ErrorKind, Factory, Guard, Locker};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+
+use crate::child::{self, Terms};
+use crate::connection::{Connection, duration};
+use crate::console::{Console, Json};
+use crate::exit::{self, Failure, LOST};
+use crate::signals;
+use crate::waiting::Waiting;
+
+/// Runs a command under a lock, as flock does, across machines.
+///
+/// The command finds the fence of its lock in CONTEND_FENCE; with several mutexes, their fences in the
+/// order of the options, separated by commas. If the lock is lost while the command runs, the command is
+/// ended: SIGTERM at the end of the ttl, SIGKILL before the transition ends. It is ended too if contend is
+/// killed. A program that waits says on standard error for whom, and whether the server is unreachable.
+///
+/// Several mutexes are locked in sorted order, so that two commands that name the same ones in different
+/// orders do not wait for each other.
+#[derive(Args)]
+#[command(after_long_help = "\
+Exits with the command's code, or 128 + the signal that ended it, or 75 if the lock could not be had in
+time, 76 if it was lost; the others are listed by `contend --help`.
+
+Examples:
+  contend lock --mutex backup -- ./backup.sh
+  contend lock --mutex db --mutex files --timeout 30s -- sh -c './migrate.sh $CONTEND_FENCE'")]
+pub struct Lock {
+    /// What to lock; may be given several times.
+    #[arg(long = "mutex", required = true, value_name = "NAME")]
+    mutexes: Vec<String>,
+
+    /// How long to wait for it [default: for ever].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    timeout: Option<Duration>,
+
+    /// This contender's id [default: generated].
+    #[arg(long)]
+    id: Option<String>,
+
+    /// How long the lock is ours without a renewal [default: that of the URL, or 10s].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    ttl: Option<Duration>,
+
+    /// How long after that nobody else can lock: the time for the command to end in [default: that of the
+    /// URL, or 6s].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    transition: Option<Duration>,
+
+    /// How long the lock is renewed [default: as long as the command runs].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    max_hold: Option<Duration>,
+
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+impl Lock {
+    pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
+        let factory = connection.factory()?;
+        // From here on, signals end the wait or the command, and not us.
+        let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT, SIGHUP], console);
+        let cancel = Cancel::new();
+        let cancelling = signals::cancel_on(&signals, &cancel);
+        let guards = self.lock_all(&factory, &cancel, console);
+        let guards = match (guards, cancelling.end()) {
+            (guards, None) => guards?,
+            // The wait has left no trace; guards that came just then are released here.
+            (_, Some(signal)) => return Ok(exit::by_signal(signal)),
+        };
+        let terms = Terms {
+            may_run: &|| guards.values().all(Guard::is_valid),
+            lost: "the lock was lost",
+            // At most a quarter of the transition may have passed when the loss is seen.
+            grace: self.transition(&factory) / 2,
+            signals: &signals,
+        };
+        let fences: Vec<String> = self
+            .mutexes
+            .iter()
+            .filter_map(|mutex| Some(guards.get(mutex.as_str())?.fence().to_string()))
+            .collect();
+        let environment = [
+            ("CONTEND_FENCE", fences.join(",")),
+            ("CONTEND_MUTEX", self.mutexes.join(",")),
+        ];
+        let (program, arguments) = self.command.split_first().ok_or_else(no_command)?;
+        let mut code = child::run(program, arguments, &environment, &terms, console)?;
+        if code == LOST {
+            return Ok(LOST);
+        }
+        for (mutex, guard) in guards.into_iter().rev() {
+            match guard.unlock() {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::Lost => code = LOST,
+                Err(error) => {
+                    // It was ours when the command had ended.
+                    let text = format!("{mutex}: released without an answer: {error}");
+                    console.message(
+                        Json::now().text("event", "log").text("message", &text),
+                        &text,
+                    );
+                }
+            }
+        }
+        Ok(code)
+    }
+
+    /// All of them, or an error: then those that were had already are free again.
+    fn lock_all(
+        &self,
+        factory: &Factory,
+        cancel: &Cancel,
+        console: &Console,
+    ) -> Result<BTreeMap<&str, Guard>, Failure> {
+        let mut lockers = BTreeMap::new();
+        for mutex in &self.mutexes {
+            let locker = self.locker(factory, cancel, mutex)?;
+            if lockers.insert(mutex.as_str(), locker).is_some() {
+                return Err(Failure::Usage(format!("--mutex {mutex} is given twice")));
+            }
+        }
+        let began = Instant::now();
+        let mut guards = BTreeMap::new();
+        // As it was given: it stands in the message.
+        let mut left = self.timeout;
+        for (mutex, locker) in lockers {
+            let _waiting = Waiting::start(factory, mutex, console);
+            let guard = match left {
+                Some(left) => locker.try_lock_for(left)?,
+                None => locker.lock()?,
+            };
+            guards.insert(mutex, guard);
+            left = self.timeout.map(|all| all.saturating_sub(began.elapsed()));
+        }
+        Ok(guards)
+    }
+
+    fn locker(&self, factory: &Factory, cancel: &Cancel, mutex: &str) -> Result<Locker, Failure> {
+        let mut builder = factory
+            .locker(mutex)
+            .cancel(cancel)
+            .transition(self.transition(factory));
+        if let Some(id) = &self.id {
+            builder = builder.id(id);
+        }
+        if let Some(ttl) = self.ttl {
+            builder = builder.ttl(ttl);
+        }
+        if let Some(max_hold) = self.max_hold {
+            builder = builder.max_hold(max_hold);
+        }
+        Ok(builder.build()?)
+    }
+
+    fn transition(&self, factory: &Factory) -> Duration {
+        self.transition.unwrap_or(factory.lease().transition())
+    }
+}
+
+pub fn no_command() -> Failure {
+    Failure::Usage("no command; write it after --".to_owned())
+}

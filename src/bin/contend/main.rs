@@ -1,0 +1,147 @@
+//! `contend`: mutexes, leaders, schedules and semaphores from a shell.
+//!
+//! One module per command; `child` runs a command that must not outlive what it holds, `console` writes
+//! what people and programs read, `exit` holds the exit codes.
+
+mod child;
+mod connection;
+mod console;
+mod elect;
+mod exit;
+mod inspection;
+mod lock;
+mod logger;
+mod schedule;
+mod semaphore;
+mod signals;
+mod status;
+mod waiting;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use connection::Connection;
+use console::Console;
+use exit::{Failure, USAGE};
+
+const ABOUT: &str = "Distributed mutexes, leader election, schedules and semaphores from a shell.";
+
+const LONG_ABOUT: &str = "\
+Distributed mutexes, leader election, schedules and semaphores from a shell, on the MySQL, Redis or
+ZooKeeper that you already run.
+
+The URL of the server is given by --url, or better by the environment variable CONTEND_URL: other users
+of a machine can read the arguments of a process, and a URL may contain a password.";
+
+const AFTER: &str = "\
+URLs:
+  redis://[USER:PASSWORD@]HOST[:PORT]      redis+cluster://...   rediss://... with TLS
+  mysql://USER:PASSWORD@HOST[:PORT]/DATABASE
+  zk://HOST:PORT[,HOST:PORT]...[/CHROOT]
+  memory://[NAME]                          inside this process only, for a try
+
+Exit codes:
+  0    done
+  64   the command line, a name, a duration or the URL is not understood
+  65   the request contradicts an earlier one with the same external id
+  66   no such mutex, semaphore or request
+  69   the server cannot be reached, does not answer, or cannot serve now
+  70   an error inside contend
+  73   the external id was released already
+  75   held by another contender, or exhausted
+  76   the lock or permit was lost before the command had ended
+  77   the server denied access: wrong password or missing privilege
+  78   the server is not set up for this, or contend was built without this backend
+  126  the command cannot be executed; 127 if it was not found
+  128+n  signal n ended the command, or contend itself
+  lock and semaphore run otherwise exit with the code of their command.
+
+With --json, every line on standard output is one JSON object; messages on standard error are too.
+
+Examples:
+  export CONTEND_URL=redis://10.0.0.5
+  contend ping
+  contend lock --mutex backup -- ./backup.sh
+  contend lock --mutex db --mutex files --timeout 30s -- ./migrate.sh
+  contend schedule --mutex report --every 1h -- ./report.sh
+  contend status --watch
+  contend revoke backup --fence 1731812345678901";
+
+/// The command line.
+#[derive(Parser)]
+#[command(
+    name = "contend",
+    version,
+    about = ABOUT,
+    long_about = LONG_ABOUT,
+    after_long_help = AFTER,
+    after_help = "Run `contend --help` for URLs, exit codes and examples, and `contend COMMAND --help` for a command.",
+    max_term_width = 100,
+    subcommand_required = true,
+    disable_help_subcommand = true
+)]
+struct CommandLine {
+    #[command(flatten)]
+    connection: Connection,
+
+    /// Prints one JSON object a line.
+    #[arg(long, global = true)]
+    json: bool,
+
+    /// Shows the library's log on standard error; twice for debug, three times for trace.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Lock(lock::Lock),
+    Elect(elect::Elect),
+    Schedule(schedule::Schedule),
+    #[command(subcommand)]
+    Semaphore(semaphore::Semaphore),
+    Status(status::Status),
+    List(inspection::List),
+    Revoke(inspection::Revoke),
+    Ping(inspection::Ping),
+}
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|word| word == child::GUARDIAN) {
+        child::guardian();
+        return ExitCode::SUCCESS;
+    }
+    let line = match CommandLine::try_parse() {
+        Ok(line) => line,
+        Err(error) => {
+            // A reader that has gone away is no reason to panic.
+            let _ = error.print();
+            let is_asked_for = !error.use_stderr();
+            return ExitCode::from(if is_asked_for { 0 } else { USAGE });
+        }
+    };
+    let console = Console::new(line.json);
+    // Their trouble is returned by no call: the log tells of it.
+    let shows_warnings = matches!(line.command, Command::Elect(_) | Command::Schedule(_));
+    logger::install(&console, line.verbose, shows_warnings);
+    let connection = &line.connection;
+    let outcome = match line.command {
+        Command::Lock(lock) => lock.run(connection, &console),
+        Command::Elect(elect) => elect.run(connection, &console),
+        Command::Schedule(schedule) => schedule.run(connection, &console),
+        Command::Semaphore(semaphore) => semaphore.run(connection, &console),
+        Command::Status(status) => status.run(connection, &console),
+        Command::List(list) => list.run(connection, &console),
+        Command::Revoke(revoke) => revoke.run(connection, &console),
+        Command::Ping(ping) => ping.run(connection, &console),
+    };
+    ExitCode::from(outcome.unwrap_or_else(|failure: Failure| {
+        failure.show(&console);
+        failure.code()
+    }))
+}

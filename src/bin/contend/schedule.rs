@@ -1,0 +1,193 @@
+//! `contend schedule`: runs a command at its times, on the leader only.
+
+use std::time::Duration;
+
+use clap::Args;
+use contend::{Context, Factory, Missed};
+use crossbeam_channel::never;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::child::{self, Terms};
+use crate::connection::{Connection, duration};
+use crate::console::{Console, Json};
+use crate::exit::Failure;
+use crate::signals;
+
+/// Runs a command again and again, on the leader only.
+///
+/// Start it on several machines: one of them leads and runs the command, and another one goes on when it
+/// ends. The command finds the fence of the leadership in CONTEND_FENCE. If leadership is lost while it
+/// runs, or contend is told to stop, the command is ended: SIGTERM, then SIGKILL. It is ended too if contend
+/// is killed. Without a command, a line is printed instead.
+///
+/// The last run is kept with the mutex: a new leader goes on where the last one was, and a rolling deploy
+/// runs nothing twice.
+#[derive(Args)]
+#[command(after_long_help = "\
+With --json, each line is {\"at_ms\", \"mutex\", \"event\", \"fence\", \"code\"}; the events are started, run (a
+run begins), ended (with the command's exit code) and stopped.
+
+Examples:
+  contend schedule --mutex report --every 1h -- ./report.sh
+  contend schedule --mutex sync --delay 30s -- ./sync.sh
+  contend schedule --mutex backup --daily-at 02:30 --zone +01:00 -- ./backup.sh")]
+pub struct Schedule {
+    /// What the leader owns.
+    #[arg(long, default_value = "schedule-demo", value_name = "NAME")]
+    mutex: String,
+
+    #[command(flatten)]
+    pace: Pace,
+
+    /// The time zone of --daily-at: UTC, or an offset such as +05:30.
+    #[arg(
+        long,
+        default_value = "UTC",
+        allow_hyphen_values = true,
+        value_name = "ZONE"
+    )]
+    zone: String,
+
+    /// Leaves out runs that could not begin in time, instead of one run that makes up for them.
+    #[arg(long)]
+    skip_missed: bool,
+
+    /// This contender's id [default: generated].
+    #[arg(long)]
+    id: Option<String>,
+
+    /// How long a leader may believe without a renewal [default: that of the URL, or 10s].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    ttl: Option<Duration>,
+
+    /// How long after that nobody else can lead: the time for the command to end in [default: that of the
+    /// URL, or 6s].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    transition: Option<Duration>,
+
+    /// The command and its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+#[derive(Args)]
+#[group(multiple = false)]
+struct Pace {
+    /// Begins runs this far apart [default: 1s].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    every: Option<Duration>,
+
+    /// Rests this long after each run.
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    delay: Option<Duration>,
+
+    /// Runs every day at this time.
+    #[arg(long, value_name = "HH:MM")]
+    daily_at: Option<String>,
+}
+
+impl Schedule {
+    pub fn run(self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
+        let factory = contend::connect(connection.url_or_memory())?;
+        let interrupted = signals::receive(&[SIGINT, SIGTERM], console);
+        let schedule = self.schedule()?;
+        let mut builder = factory
+            .scheduler(&self.mutex)
+            .transition(self.transition(&factory));
+        if let Some(id) = &self.id {
+            builder = builder.id(id);
+        }
+        if let Some(ttl) = self.ttl {
+            builder = builder.ttl(ttl);
+        }
+        let job = Job {
+            mutex: self.mutex.clone(),
+            grace: self.transition(&factory) / 2,
+            command: self.command,
+            console: *console,
+        };
+        let mutex = self.mutex;
+        let scheduler = builder.build(schedule, move |context| job.run(context))?;
+        scheduler.start()?;
+        let event = |event| Json::now().text("mutex", &mutex).text("event", event);
+        let pid = std::process::id();
+        console.either(
+            || event("started"),
+            || format!("{pid} started; end it with Ctrl-C"),
+        )?;
+        let _ = interrupted.recv();
+        scheduler.stop()?;
+        console.either(|| event("stopped"), || format!("{pid} stopped"))?;
+        Ok(0)
+    }
+
+    fn schedule(&self) -> Result<contend::Schedule, Failure> {
+        let pace = &self.pace;
+        let schedule = match (pace.every, pace.delay, &pace.daily_at) {
+            (_, _, Some(time)) => contend::Schedule::daily_at(time, &self.zone)?,
+            (_, Some(delay), _) => contend::Schedule::with_delay(delay),
+            (every, ..) => contend::Schedule::every(every.unwrap_or(Duration::from_secs(1))),
+        };
+        Ok(match self.skip_missed {
+            true => schedule.missed(Missed::Skip),
+            false => schedule,
+        })
+    }
+
+    fn transition(&self, factory: &Factory) -> Duration {
+        self.transition.unwrap_or(factory.lease().transition())
+    }
+}
+
+/// What runs on the leader.
+struct Job {
+    mutex: String,
+    command: Vec<String>,
+    grace: Duration,
+    console: Console,
+}
+
+impl Job {
+    fn run(&self, context: &Context) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let fence = context.fence();
+        let event = |event| {
+            Json::now()
+                .text("mutex", &self.mutex)
+                .text("event", event)
+                .number("fence", fence)
+        };
+        // A reader that has gone away is no reason not to run.
+        let _ = self.console.either(
+            || event("run"),
+            || format!("{} leads with fence {fence}", std::process::id()),
+        );
+        let Some((program, arguments)) = self.command.split_first() else {
+            return Ok(());
+        };
+        let terms = Terms {
+            may_run: &|| !context.is_cancelled(),
+            lost: "told to stop, or no longer the leader",
+            grace: self.grace,
+            signals: &never(),
+        };
+        let environment = [
+            ("CONTEND_FENCE", fence.to_string()),
+            ("CONTEND_MUTEX", self.mutex.clone()),
+        ];
+        let code = match child::run(program, arguments, &environment, &terms, &self.console) {
+            Ok(code) => code,
+            Err(failure) => {
+                failure.show(&self.console);
+                failure.code()
+            }
+        };
+        let _ = self.console.either(
+            || event("ended").number("code", code.into()),
+            || format!("{program} ended with code {code}"),
+        );
+        match code {
+            0 => Ok(()),
+            code => Err(format!("{program} ended with code {code}").into()),
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! `contend semaphore`: counting semaphores from a shell.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use contend::ContenderIdGenerator;
+use contend::semaphore::{
+    Acquisition, Exhausted, Permit, PermitRenewal, PermitRequest, Release, Semaphores, Usage,
+};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+
+use crate::child::{self, Terms};
+use crate::connection::{Connection, duration};
+use crate::console::{Console, Json, span};
+use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH};
+use crate::lock::no_command;
+use crate::signals;
+
+/// The ttl of `run`, whose guard renews it.
+const RUN_TTL: Duration = Duration::from_secs(60);
+/// What was not renewed for so long is swept.
+const STALE: Duration = Duration::from_secs(24 * 3600);
+
+/// Counting semaphores: at most N at once, over machines.
+#[derive(Subcommand)]
+#[command(after_long_help = "\
+Exits with 66 if there is no such semaphore or request, 73 if the external id was released already, 75 if
+a semaphore is exhausted, 65 if the external id holds something else.
+
+Examples:
+  contend semaphore create downloads 5
+  contend semaphore run downloads --timeout 1m -- ./download.sh
+  contend semaphore acquire job-123 downloads:2 gpu --ttl 10m
+  contend semaphore release job-123")]
+pub enum Semaphore {
+    /// Makes a semaphore (and the tables), or changes its capacity.
+    Create {
+        name: String,
+        #[arg(allow_negative_numbers = true)]
+        capacity: u32,
+    },
+    /// Shows how full a semaphore is, or all of them.
+    Usage { name: Option<String> },
+    /// Shows who holds permits of a semaphore, oldest grant first.
+    Holders { name: String },
+    /// Takes permits, all of them or none.
+    Acquire {
+        /// Under which the permits are held: the same one again is the same request.
+        external_id: String,
+        #[command(flatten)]
+        wanted: Wanted,
+    },
+    /// Gives the permits of a request back.
+    Release { external_id: String },
+    /// Lets the ttl of a request begin anew.
+    Renew { external_id: String },
+    /// Takes back what expired or was not renewed for a day.
+    Sweep,
+    /// Holds permits while a command runs.
+    ///
+    /// The command finds the fences of its permits in CONTEND_FENCE, in the order of the semaphores' names,
+    /// separated by commas. If the permits are lost while it runs, or contend is killed, it is ended.
+    Run {
+        #[command(flatten)]
+        wanted: Wanted,
+        /// The command and its arguments.
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<String>,
+    },
+}
+
+/// Which permits, for whom and for how long.
+#[derive(Args)]
+pub struct Wanted {
+    /// Semaphores, and how many permits of each [default: 1].
+    #[arg(required = true, value_name = "NAME[:COUNT]", value_parser = share)]
+    permits: Vec<(String, u32)>,
+    /// Who holds them, for people and for sweeps.
+    #[arg(long)]
+    owner: Option<String>,
+    /// How long they are held without a renewal.
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    ttl: Option<Duration>,
+    /// How long to wait for what is exhausted [default: not at all].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    timeout: Option<Duration>,
+}
+
+fn share(text: &str) -> Result<(String, u32), String> {
+    match text.rsplit_once(':') {
+        None => Ok((text.to_owned(), 1)),
+        Some((name, count)) => match count.parse() {
+            Ok(count) => Ok((name.to_owned(), count)),
+            Err(_) => Err("not NAME:COUNT".to_owned()),
+        },
+    }
+}
+
+impl Wanted {
+    fn request(&self, external_id: &str, ttl: Option<Duration>) -> PermitRequest {
+        let mut request = PermitRequest::new(external_id);
+        for (name, count) in &self.permits {
+            request = request.permits(name.as_str(), *count);
+        }
+        if let Some(owner) = &self.owner {
+            request = request.owner(owner.as_str());
+        }
+        if let Some(ttl) = self.ttl.or(ttl) {
+            request = request.ttl(ttl);
+        }
+        request
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or_default()
+    }
+}
+
+impl Semaphore {
+    pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
+        let shell = Shell {
+            semaphores: Semaphores::connect(connection.url()?)?,
+            console,
+        };
+        match self {
+            Semaphore::Create { name, capacity } => shell.create(name, *capacity),
+            Semaphore::Usage { name } => shell.usage(name.as_deref()),
+            Semaphore::Holders { name } => shell.holders(name),
+            Semaphore::Acquire {
+                external_id,
+                wanted,
+            } => shell.acquire(external_id, wanted),
+            Semaphore::Release { external_id } => shell.release(external_id),
+            Semaphore::Renew { external_id } => shell.renew(external_id),
+            Semaphore::Sweep => shell.sweep(),
+            Semaphore::Run { wanted, command } => shell.run(wanted, command),
+        }
+    }
+}
+
+struct Shell<'a> {
+    semaphores: Semaphores,
+    console: &'a Console,
+}
+
+impl Shell<'_> {
+    fn create(&self, name: &str, capacity: u32) -> Result<u8, Failure> {
+        self.semaphores.create_tables()?;
+        if !self.semaphores.create(name, capacity)? {
+            let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
+            self.semaphores
+                .set_capacity(name, capacity, user.as_deref())?;
+        }
+        self.show_usage(&self.semaphores.usage(name)?)?;
+        Ok(0)
+    }
+
+    fn usage(&self, name: Option<&str>) -> Result<u8, Failure> {
+        match name {
+            Some(name) => self.show_usage(&self.semaphores.usage(name)?)?,
+            None => {
+                for usage in self.semaphores.list()? {
+                    self.show_usage(&usage)?;
+                }
+            }
+        }
+        Ok(0)
+    }
+
+    fn holders(&self, name: &str) -> Result<u8, Failure> {
+        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        for holder in self.semaphores.holders(name)? {
+            let (id, owner) = (&holder.external_id, holder.owner.as_deref());
+            let (count, fence, held_for) = (holder.count, holder.fence, holder.held_for);
+            self.console.either(
+                || {
+                    Json::new()
+                        .text("external_id", id)
+                        .text_or_null("owner", owner)
+                        .number("count", count.into())
+                        .number("fence", fence)
+                        .number("held_ms", ms(held_for))
+                        .number_or_null("expires_in_ms", holder.expires_in.map(ms))
+                },
+                || {
+                    let owner = owner.map_or(String::new(), |owner| format!(" of {owner}"));
+                    let end = match holder.expires_in {
+                        Some(left) => format!("expires in {}", span(left)),
+                        None => "without a ttl".to_owned(),
+                    };
+                    let held = span(held_for);
+                    format!("{id}{owner}: {count}, fence {fence}, held for {held}, {end}")
+                },
+            )?;
+        }
+        Ok(0)
+    }
+
+    fn acquire(&self, external_id: &str, wanted: &Wanted) -> Result<u8, Failure> {
+        let request = wanted.request(external_id, None);
+        let answer = self.semaphores.acquire_for(&request, wanted.timeout())?;
+        // What was granted is granted, whether or not anybody reads it.
+        Ok(match answer {
+            Acquisition::Acquired(permits) => self.show_permits("acquired", &permits),
+            Acquisition::AlreadyAcquired { permits, .. } => {
+                self.show_permits("already_acquired", &permits)
+            }
+            Acquisition::AlreadyReleased => {
+                self.show_result("already_released");
+                ALREADY_RELEASED
+            }
+            Acquisition::Exhausted(exhausted) => self.show_exhausted(&exhausted),
+            _ => ALREADY_RELEASED,
+        })
+    }
+
+    fn release(&self, external_id: &str) -> Result<u8, Failure> {
+        let (result, code) = match self.semaphores.release(external_id)? {
+            Release::Released => ("released", 0),
+            Release::AlreadyReleased => ("already_released", 0),
+            _ => ("unknown", NO_SUCH),
+        };
+        self.show_result(result);
+        Ok(code)
+    }
+
+    fn renew(&self, external_id: &str) -> Result<u8, Failure> {
+        let (result, code) = match self.semaphores.renew(external_id)? {
+            PermitRenewal::Renewed => ("renewed", 0),
+            PermitRenewal::AlreadyReleased => ("already_released", ALREADY_RELEASED),
+            _ => ("unknown", NO_SUCH),
+        };
+        self.show_result(result);
+        Ok(code)
+    }
+
+    fn sweep(&self) -> Result<u8, Failure> {
+        let mut swept = self.semaphores.sweep_expired()?;
+        swept.extend(self.semaphores.sweep_stale(STALE)?);
+        let rows = swept.iter().map(|one| {
+            let reason = format!("{:?}", one.reason).to_lowercase();
+            (&one.external_id, reason)
+        });
+        self.console.either(
+            || {
+                let rows = rows.clone().map(|(id, reason)| {
+                    Json::new().text("external_id", id).text("reason", &reason)
+                });
+                Json::new().text("result", "swept").list("requests", rows)
+            },
+            || {
+                let rows = rows.clone().map(|(id, reason)| format!("{id}: {reason}\n"));
+                rows.collect::<String>() + &format!("{} requests swept", swept.len())
+            },
+        )?;
+        Ok(0)
+    }
+
+    fn run(&self, wanted: &Wanted, command: &[String]) -> Result<u8, Failure> {
+        let (program, arguments) = command.split_first().ok_or_else(no_command)?;
+        let external_id = ContenderIdGenerator::Host.generate();
+        let request = wanted.request(&external_id, Some(RUN_TTL));
+        let guard = self.semaphores.guard(&request, wanted.timeout())?;
+        let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT, SIGHUP], self.console);
+        let terms = Terms {
+            may_run: &|| guard.is_valid(),
+            lost: "the permits were lost",
+            // They are taken back a quarter of the ttl after their end at the earliest.
+            grace: wanted.ttl.unwrap_or(RUN_TTL) / 8,
+            signals: &signals,
+        };
+        let fences: Vec<String> = guard
+            .permits()
+            .iter()
+            .map(|permit| permit.fence.to_string())
+            .collect();
+        let environment = [
+            ("CONTEND_FENCE", fences.join(",")),
+            ("SEMAPHORE_EXTERNAL_ID", guard.external_id().to_string()),
+            ("SEMAPHORE_FENCES", fences.join(",")),
+        ];
+        let code = child::run(program, arguments, &environment, &terms, self.console)?;
+        if code != LOST {
+            guard.release()?;
+        }
+        Ok(code)
+    }
+
+    fn show_permits(&self, result: &str, permits: &[Permit]) -> u8 {
+        let _ = self.console.either(
+            || {
+                let rows = permits.iter().map(|permit| {
+                    Json::new()
+                        .text("semaphore", &permit.semaphore)
+                        .number("count", permit.count.into())
+                        .number("fence", permit.fence)
+                });
+                Json::new().text("result", result).list("permits", rows)
+            },
+            || {
+                let rows = permits.iter().map(|permit| {
+                    let (name, count, fence) = (&permit.semaphore, permit.count, permit.fence);
+                    format!("\n  {name}: {count}, fence {fence}")
+                });
+                result.replace('_', " ") + &rows.collect::<String>()
+            },
+        );
+        0
+    }
+
+    fn show_exhausted(&self, exhausted: &Exhausted) -> u8 {
+        let _ = self.console.either(
+            || {
+                Json::new()
+                    .text("result", "exhausted")
+                    .text("semaphore", &exhausted.semaphore)
+                    .number("capacity", exhausted.capacity.into())
+                    .number("held", exhausted.held)
+                    .number("wanted", exhausted.wanted.into())
+            },
+            || exhausted.to_string(),
+        );
+        HELD
+    }
+
+    fn show_usage(&self, usage: &Usage) -> Result<(), Failure> {
+        let (name, capacity, held) = (&usage.semaphore, usage.capacity, usage.held);
+        let (free, requests) = (usage.free, usage.requests);
+        self.console.either(
+            || {
+                Json::new()
+                    .text("semaphore", name)
+                    .number("capacity", capacity.into())
+                    .number("held", held)
+                    .number("free", free)
+                    .number("requests", requests)
+            },
+            || format!("{name}: {held} of {capacity} held by {requests} requests, {free} free"),
+        )
+    }
+
+    fn show_result(&self, result: &str) {
+        let _ = self.console.either(
+            || Json::new().text("result", result),
+            || result.replace('_', " "),
+        );
+    }
+}

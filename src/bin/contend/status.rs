@@ -1,0 +1,269 @@
+//! `contend status`: who owns what, since when, and who waits.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use contend::{Error, Factory, MutexOwner, Participant};
+use crossbeam_channel::Receiver;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::connection::{Connection, duration};
+use crate::console::{Console, Json, date, span, wall_ms};
+use crate::exit::Failure;
+use crate::signals;
+
+/// Shows who owns which mutex, since when, with which fence, and who waits.
+///
+/// Without names, it shows all mutexes that have an owner or a waiter. It only reads.
+#[derive(Args)]
+#[command(after_long_help = "\
+With --watch on a terminal, the table is drawn anew; otherwise it is printed whenever something changed,
+and with --json a line is printed for each mutex that changed.
+With --json, each line is {\"at_ms\", \"mutex\", \"owner\", \"fence\", \"since_ms\", \"ttl_left_ms\",
+\"transition_left_ms\", \"waiting\": [{\"id\", \"since_ms\"}]}; a free mutex has the owner null.
+
+Examples:
+  contend status
+  contend status backup report --watch
+  contend status --json | jq 'select(.owner == null) | .mutex'")]
+pub struct Status {
+    /// The mutexes to show [default: all].
+    #[arg(value_name = "MUTEX")]
+    mutexes: Vec<String>,
+
+    /// Goes on until it is ended.
+    #[arg(long)]
+    watch: bool,
+
+    /// How often to look with --watch.
+    #[arg(long, value_parser = duration, default_value = "1s", value_name = "DURATION")]
+    interval: Duration,
+}
+
+/// One mutex as the server knows it.
+struct Row {
+    mutex: String,
+    owner: MutexOwner,
+    waiting: Vec<Participant>,
+}
+
+/// What the server answered last, and what has become of it since.
+#[derive(Default)]
+struct Picture {
+    rows: Vec<Row>,
+    took: Duration,
+    /// Since when the server gives no answer, and why.
+    trouble: Option<(Instant, Error)>,
+}
+
+impl Status {
+    pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
+        let factory = connection.factory()?;
+        if self.watch {
+            let ended = signals::receive(&[SIGTERM, SIGINT], console);
+            return self.watch(&factory, &ended, console);
+        }
+        let picture = self.look(&factory)?;
+        if console.is_json() {
+            for row in &picture.rows {
+                console.line(&row.json().end())?;
+            }
+        } else {
+            console.text(&picture.table(factory.realm()))?;
+        }
+        Ok(0)
+    }
+
+    fn watch(
+        &self,
+        factory: &Factory,
+        ended: &Receiver<i32>,
+        console: &Console,
+    ) -> Result<u8, Failure> {
+        let mut picture = Picture::default();
+        let mut shown = None;
+        loop {
+            let began = Instant::now();
+            match self.look(factory) {
+                Ok(new) => picture = new,
+                Err(Failure::Library(error)) => {
+                    let since = picture.trouble.take().map_or(began, |(since, _)| since);
+                    picture.trouble = Some((since, error));
+                }
+                Err(failure) => return Err(failure),
+            }
+            if console.is_terminal() {
+                console.text(&screen(&picture.table(factory.realm())))?;
+            } else {
+                picture.print_changes(factory.realm(), &mut shown, console)?;
+            }
+            if ended
+                .recv_timeout(self.interval.saturating_sub(began.elapsed()))
+                .is_ok()
+            {
+                return Ok(0);
+            }
+        }
+    }
+
+    fn look(&self, factory: &Factory) -> Result<Picture, Failure> {
+        let began = Instant::now();
+        let names = if self.mutexes.is_empty() {
+            let listed = factory.list()?;
+            listed.iter().map(|name| name.to_string()).collect()
+        } else {
+            self.mutexes.clone()
+        };
+        let rows = names.into_iter().map(|mutex| {
+            Ok(Row {
+                owner: factory.owner(mutex.as_str())?,
+                waiting: factory.participants(mutex.as_str())?,
+                mutex,
+            })
+        });
+        Ok(Picture {
+            rows: rows.collect::<Result<_, Failure>>()?,
+            took: began.elapsed(),
+            trouble: None,
+        })
+    }
+}
+
+impl Row {
+    fn json(&self) -> Json {
+        let owner = Some(&self.owner).filter(|owner| owner.has_owner());
+        let left = |end: u64| end.saturating_sub(self.owner.backend_now());
+        let waiting = self.waiting.iter();
+        Json::now()
+            .text("mutex", &self.mutex)
+            .text_or_null("owner", owner.map(MutexOwner::owner_id))
+            .number_or_null("fence", owner.map(MutexOwner::fence))
+            .number_or_null("since_ms", owner.map(MutexOwner::acquired_at))
+            .number_or_null("ttl_left_ms", owner.map(|owner| left(owner.ttl_at())))
+            .number_or_null(
+                "transition_left_ms",
+                owner.map(|owner| left(owner.transition_at())),
+            )
+            .list(
+                "waiting",
+                waiting.map(|one| {
+                    Json::new()
+                        .text("id", &one.id)
+                        .number_or_null("since_ms", one.since)
+                }),
+            )
+    }
+
+    /// What makes it another row than the one printed last: time alone does not.
+    fn essence(&self) -> String {
+        let waiting: Vec<&str> = self.waiting.iter().map(|one| &*one.id).collect();
+        let owner = match self.owner.has_owner() {
+            true => format!("{} {}", self.owner.owner_id(), self.owner.fence()),
+            false => String::new(),
+        };
+        format!("{}\n{owner}\n{}", self.mutex, waiting.join("\n"))
+    }
+
+    fn cells(&self) -> [String; 6] {
+        let owner = &self.owner;
+        let waiting = match &self.waiting[..] {
+            [] => "-".to_owned(),
+            [first] => format!("1: {}", first.id),
+            [first, rest @ ..] => format!("{}: {}, ...", rest.len() + 1, first.id),
+        };
+        let mutex = self.mutex.clone();
+        if !owner.has_owner() {
+            let dash = || "-".to_owned();
+            return [mutex, "(free)".to_owned(), dash(), dash(), dash(), waiting];
+        }
+        let now = owner.backend_now();
+        let until = |end: u64| span(Duration::from_millis(end.saturating_sub(now)));
+        let lease = if owner.is_in_ttl_at(now) {
+            until(owner.ttl_at())
+        } else {
+            format!("ended, kept {}", until(owner.transition_at()))
+        };
+        let held = span(Duration::from_millis(
+            now.saturating_sub(owner.acquired_at()),
+        ));
+        let (id, fence) = (owner.owner_id().to_owned(), owner.fence().to_string());
+        [mutex, id, fence, held, lease, waiting]
+    }
+}
+
+impl Picture {
+    fn table(&self, realm: &str) -> String {
+        let mut text = format!("{realm}  {}  ", date(wall_ms()));
+        match &self.trouble {
+            None => text += &format!("answered in {:.1} ms\n\n", self.took.as_secs_f64() * 1e3),
+            Some((since, error)) => {
+                text += &format!("NO ANSWER for {}\n{error}\n", span(since.elapsed()));
+                if self.rows.is_empty() {
+                    return text;
+                }
+                text += "as it was before:\n\n";
+            }
+        }
+        if self.rows.is_empty() {
+            return text + "no mutex has an owner or a waiter\n";
+        }
+        let head = ["MUTEX", "OWNER", "FENCE", "HELD", "LEASE LEFT", "WAITING"];
+        let mut lines = vec![head.map(str::to_owned)];
+        lines.extend(self.rows.iter().map(Row::cells));
+        let width = |column: usize| {
+            let cells = lines.iter().map(|line| line[column].chars().count());
+            cells.max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..head.len()).map(width).collect();
+        for line in &lines {
+            let cells: Vec<String> = line
+                .iter()
+                .zip(&widths)
+                .map(|(cell, width)| format!("{cell:<width$}"))
+                .collect();
+            text += cells.join("  ").trim_end();
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Prints what differs from what was `shown`.
+    fn print_changes(
+        &self,
+        realm: &str,
+        shown: &mut Option<Vec<String>>,
+        console: &Console,
+    ) -> Result<(), Failure> {
+        let mut now: Vec<String> = self.rows.iter().map(Row::essence).collect();
+        let trouble = self.trouble.as_ref().map(|(_, error)| error.to_string());
+        now.extend(trouble.iter().map(|error| format!("\n{error}")));
+        if shown.as_ref() == Some(&now) {
+            return Ok(());
+        }
+        if console.is_json() {
+            if let Some(error) = &trouble {
+                let line = Json::now().text("realm", realm).text("error", error);
+                console.line(&line.end())?;
+            } else {
+                let rows = self.rows.iter().zip(&now);
+                let shown = shown.as_deref().unwrap_or_default();
+                for (row, _) in rows.filter(|(_, essence)| !shown.contains(essence)) {
+                    console.line(&row.json().end())?;
+                }
+            }
+        } else {
+            console.text(&format!("{}\n", self.table(realm)))?;
+        }
+        *shown = Some(now);
+        Ok(())
+    }
+}
+
+/// The table in the place of the last one, without flicker: each line is drawn over.
+fn screen(table: &str) -> String {
+    let lines: String = table
+        .lines()
+        .map(|line| format!("{line}\x1b[K\n"))
+        .collect();
+    format!("\x1b[H{lines}\x1b[J")
+}

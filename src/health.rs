@@ -1,0 +1,480 @@
+//! `Health`: how a factory and its services get on, without asking the server.
+
+use std::fmt::{self, Write as _};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::backend::{Backend, PoolUse, Wakeups};
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::service::Status;
+use crate::snapshot::{Contact, Snapshot, Stats};
+
+/// What a factory knows about its backend and its services. Returned by `Factory::health`, which does no
+/// I/O: what nobody has tried yet is [`Contact::Untried`], and not fine.
+///
+/// Its `Display` is for people, [`to_json`](Health::to_json) for programs.
+///
+/// ```
+/// use contend::Contact;
+///
+/// let factory = contend::connect("memory://health-doc")?;
+/// let service = factory.contend("demo").id("a").build()?;
+/// let health = factory.health();
+/// assert!(health.is_fine()); // memory always answers
+/// assert!(matches!(health.services[0].contact, Contact::Untried)); // not started yet
+/// println!("{health}\n{}", health.to_json());
+/// # Ok::<(), contend::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Health {
+    /// Where the mutexes are.
+    pub realm: Arc<str>,
+    /// Whether the backend answers, as far as the services and `ping` have found out.
+    pub contact: Contact,
+    /// How long ago the backend answered last; `None` if it never did.
+    pub last_contact: Option<Duration>,
+    /// How waiting contenders learn of a release.
+    pub wakeups: Wakeups,
+    /// The use of the pool of connections, where there is one.
+    pub pool: Option<PoolUse>,
+    /// The services that are alive, in the order in which they were built.
+    pub services: Vec<ServiceHealth>,
+}
+
+/// What a factory knows about one of its services.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServiceHealth {
+    /// The mutex.
+    pub mutex: Arc<str>,
+    /// The contender's id; `None` for an observer.
+    pub id: Option<Arc<str>>,
+    /// Where the service is in its life.
+    pub status: Status,
+    /// The fence, while it owns.
+    pub fence: Option<u64>,
+    /// Whether its calls are answered.
+    pub contact: Contact,
+}
+
+impl Health {
+    /// Returns `true` if the backend answered last time, and so did it to every running service that has
+    /// asked.
+    #[must_use]
+    pub fn is_fine(&self) -> bool {
+        let mut running = self.services.iter().filter(|it| it.status.is_active());
+        matches!(self.contact, Contact::Fine)
+            && !running.any(|it| matches!(it.contact, Contact::Failing { .. }))
+    }
+
+    /// The health of a factory that cannot be used in this process.
+    pub(crate) fn unusable(error: Error) -> Health {
+        Health {
+            realm: "".into(),
+            contact: Contact::Failing {
+                error,
+                lasting: Duration::ZERO,
+            },
+            last_contact: None,
+            wakeups: Wakeups::Untried,
+            pool: None,
+            services: Vec::new(),
+        }
+    }
+
+    /// Returns one JSON object in one line: `realm`, `contact` (`"untried"`, `"fine"`, `"failing"`),
+    /// `error`, `failing_ms`, `last_contact_ms` (how long ago), `wakeups` (`"untried"`, `"working"`,
+    /// `"polling"`), `polling_because`, `pool` (`open`, `idle`, `size`, or null) and `services`, each with
+    /// `mutex`, `id`, `status`, `fence`, `contact`, `error` and `failing_ms`.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let mut json = String::from("{\"realm\":");
+        quote(&mut json, &self.realm);
+        contact_json(&mut json, &self.contact);
+        number(&mut json, "last_contact_ms", self.last_contact.map(millis));
+        let (wakeups, why) = match &self.wakeups {
+            Wakeups::Untried => ("untried", None),
+            Wakeups::Working => ("working", None),
+            Wakeups::Polling(why) => ("polling", Some(&**why)),
+        };
+        text(&mut json, "wakeups", Some(wakeups));
+        text(&mut json, "polling_because", why);
+        // Writing to a string does not fail, here and below.
+        let _ = match self.pool {
+            Some(PoolUse { open, idle, size }) => write!(
+                json,
+                ",\"pool\":{{\"open\":{open},\"idle\":{idle},\"size\":{size}}}"
+            ),
+            None => write!(json, ",\"pool\":null"),
+        };
+        json.push_str(",\"services\":[");
+        for (index, service) in self.services.iter().enumerate() {
+            json.push_str(if index == 0 {
+                "{\"mutex\":"
+            } else {
+                ",{\"mutex\":"
+            });
+            quote(&mut json, &service.mutex);
+            text(&mut json, "id", service.id.as_deref());
+            text(&mut json, "status", Some(status_word(service.status)));
+            number(&mut json, "fence", service.fence);
+            contact_json(&mut json, &service.contact);
+            json.push('}');
+        }
+        json.push_str("]}");
+        json
+    }
+}
+
+impl fmt::Display for Health {
+    /// A line for the backend, and one for each service.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.realm)?;
+        show_contact(f, &self.contact)?;
+        match self.last_contact {
+            Some(last) => write!(f, "; last answer {} ago", Span(last))?,
+            None => f.write_str("; never answered")?,
+        }
+        match &self.wakeups {
+            Wakeups::Untried => f.write_str("; wake-ups not tried yet")?,
+            Wakeups::Working => f.write_str("; wake-ups work")?,
+            Wakeups::Polling(why) => write!(f, "; polling: {why}")?,
+        }
+        if let Some(PoolUse { open, idle, size }) = self.pool {
+            write!(f, "; {open} of {size} connections open, {idle} idle")?;
+        }
+        for service in &self.services {
+            write!(f, "\n  {}: ", service.mutex)?;
+            match &service.id {
+                Some(id) => write!(f, "contender {id}, ")?,
+                None => f.write_str("observer, ")?,
+            }
+            f.write_str(status_word(service.status))?;
+            if let Some(fence) = service.fence {
+                write!(f, ", owns with fence {fence}")?;
+            }
+            f.write_str(", ")?;
+            show_contact(f, &service.contact)?;
+        }
+        Ok(())
+    }
+}
+
+fn show_contact(f: &mut fmt::Formatter<'_>, contact: &Contact) -> fmt::Result {
+    match contact {
+        Contact::Untried => f.write_str("not tried yet"),
+        Contact::Fine => f.write_str("fine"),
+        Contact::Failing { error, lasting } => {
+            write!(f, "failing for {}: {error}", Span(*lasting))
+        }
+    }
+}
+
+fn status_word(status: Status) -> &'static str {
+    match status {
+        Status::Initial => "stopped",
+        Status::Starting => "starting",
+        Status::Running => "running",
+        Status::Stopping => "stopping",
+    }
+}
+
+/// A duration to the tenth of a second.
+struct Span(Duration);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} s", self.0.as_secs_f64())
+    }
+}
+
+fn contact_json(json: &mut String, contact: &Contact) {
+    let (word, error, lasting) = match contact {
+        Contact::Untried => ("untried", None, None),
+        Contact::Fine => ("fine", None, None),
+        Contact::Failing { error, lasting } => ("failing", Some(error.to_string()), Some(*lasting)),
+    };
+    text(json, "contact", Some(word));
+    text(json, "error", error.as_deref());
+    number(json, "failing_ms", lasting.map(millis));
+}
+
+fn text(json: &mut String, name: &str, value: Option<&str>) {
+    let _ = write!(json, ",\"{name}\":");
+    match value {
+        Some(value) => quote(json, value),
+        None => json.push_str("null"),
+    }
+}
+
+fn number(json: &mut String, name: &str, value: Option<u64>) {
+    let _ = match value {
+        Some(value) => write!(json, ",\"{name}\":{value}"),
+        None => write!(json, ",\"{name}\":null"),
+    };
+}
+
+fn quote(json: &mut String, text: &str) {
+    json.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => json.extend(['\\', c]),
+            c if c.is_control() => {
+                let _ = write!(json, "\\u{:04x}", c as u32);
+            }
+            c => json.push(c),
+        }
+    }
+    json.push('"');
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The services and lockers of a factory, for as long as they live, and how its pings went.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    entries: Vec<Entry>,
+    /// What those have done that are gone.
+    gone: Stats,
+    /// When a ping was answered last.
+    ping_answered: Option<Moment>,
+    /// How the last ping failed, if it did, and since when they fail.
+    ping_failing: Option<(Error, Moment)>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Outlives the part it belongs to: what that one has counted is not lost.
+    snapshot: Arc<Snapshot>,
+    part: Weak<dyn Monitored>,
+}
+
+/// A service or a locker, as its factory looks after it.
+pub(crate) trait Monitored: Send + Sync {
+    /// Returns `None` for what is counted, but not listed: a factory may have thousands of lockers, and
+    /// what goes wrong with one is returned to its caller.
+    fn health(&self) -> Option<ServiceHealth>;
+}
+
+impl Registry {
+    pub(crate) fn add(&self, snapshot: &Arc<Snapshot>, part: &Arc<impl Monitored + 'static>) {
+        let part = Arc::downgrade(part);
+        let part: Weak<dyn Monitored> = part;
+        let mut known = self.known.lock();
+        // Only when it would grow: so the search costs each newcomer a constant.
+        if known.entries.len() == known.entries.capacity() {
+            known.forget_the_gone();
+        }
+        known.entries.push(Entry {
+            snapshot: Arc::clone(snapshot),
+            part,
+        });
+    }
+
+    pub(crate) fn pinged(&self, outcome: Result<(), &Error>) {
+        let mut known = self.known.lock();
+        match outcome {
+            Ok(()) => {
+                known.ping_answered = Some(Moment::now());
+                known.ping_failing = None;
+            }
+            Err(error) => {
+                let since = known.ping_failing.take().map(|(_, since)| since);
+                let since = since.unwrap_or_else(Moment::now);
+                known.ping_failing = Some((error.clone(), since));
+            }
+        }
+    }
+
+    /// Adds up what all services and lockers have done since the factory was made.
+    pub(crate) fn stats(&self) -> Stats {
+        let known = self.known.lock();
+        let stats = known.entries.iter().map(|entry| entry.snapshot.stats());
+        stats.fold(known.gone, Stats::plus)
+    }
+
+    pub(crate) fn health(&self, backend: &dyn Backend) -> Health {
+        let (parts, answered, failing) = {
+            let known = self.known.lock();
+            let parts = known
+                .entries
+                .iter()
+                .filter_map(|entry| entry.part.upgrade());
+            let parts: Vec<_> = parts.collect();
+            (parts, known.ping_answered, known.ping_failing.clone())
+        };
+        // Not under the lock: dropping the last reference to a service stops it.
+        let services: Vec<ServiceHealth> = parts.iter().filter_map(|it| it.health()).collect();
+        drop(parts);
+        let condition = backend.condition();
+        let now = Moment::now();
+        let last_contact = condition.last_contact.max(answered);
+        let last_contact = last_contact.map(|last| now - last);
+        let ping = failing.map(|(error, since)| Contact::Failing {
+            error,
+            lasting: now - since,
+        });
+        let contacts = services
+            .iter()
+            .filter(|service| service.status.is_active())
+            .map(|service| &service.contact)
+            .chain(&ping);
+        Health {
+            realm: backend.realm().into(),
+            contact: verdict(contacts, last_contact),
+            last_contact,
+            wakeups: condition.wakeups,
+            pool: condition.pool,
+            services,
+        }
+    }
+}
+
+impl Known {
+    fn forget_the_gone(&mut self) {
+        let gone = &mut self.gone;
+        self.entries.retain(|entry| {
+            let is_alive = entry.part.strong_count() > 0;
+            if !is_alive {
+                *gone = gone.plus(entry.snapshot.stats());
+            }
+            is_alive
+        });
+    }
+}
+
+/// What all contacts together say: the newest trouble counts, unless the backend has answered since it began.
+fn verdict<'a>(contacts: impl Iterator<Item = &'a Contact>, last: Option<Duration>) -> Contact {
+    let mut verdict = match last {
+        Some(_) => Contact::Fine,
+        None => Contact::Untried,
+    };
+    let mut newest = last.unwrap_or(Duration::MAX);
+    for contact in contacts {
+        match contact {
+            Contact::Fine if matches!(verdict, Contact::Untried) => verdict = Contact::Fine,
+            Contact::Fine | Contact::Untried => {}
+            Contact::Failing { lasting, .. } => {
+                if *lasting <= newest {
+                    newest = *lasting;
+                    verdict = contact.clone();
+                }
+            }
+        }
+    }
+    verdict
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn failing(lasting: Duration) -> Contact {
+        Contact::Failing {
+            error: Error::new(ErrorKind::Unreachable, "connection \"refused\""),
+            lasting,
+        }
+    }
+
+    fn health(contact: Contact) -> Health {
+        let services = vec![
+            ServiceHealth {
+                mutex: "a".into(),
+                id: Some("id-1".into()),
+                status: Status::Running,
+                fence: Some(7),
+                contact: Contact::Fine,
+            },
+            ServiceHealth {
+                mutex: "b".into(),
+                id: None,
+                status: Status::Initial,
+                fence: None,
+                contact: Contact::Untried,
+            },
+        ];
+        Health {
+            realm: "redis://127.0.0.1:6379".into(),
+            contact,
+            last_contact: None,
+            wakeups: Wakeups::Polling("no privilege".into()),
+            pool: Some(PoolUse::new(2, 1, 10)),
+            services,
+        }
+    }
+
+    #[test]
+    fn untried_fine_and_failing_are_three_different_things() {
+        let words = [
+            (Contact::Untried, "not tried yet", "\"contact\":\"untried\""),
+            (Contact::Fine, "fine", "\"contact\":\"fine\""),
+            (
+                failing(Duration::from_secs(60)),
+                "failing for 60.0 s: connection \"refused\"",
+                "\"contact\":\"failing\",\"error\":\"connection \\\"refused\\\"\",\"failing_ms\":600",
+            ),
+        ];
+        for (contact, text, json) in words {
+            let is_fine = matches!(contact, Contact::Fine);
+            let health = health(contact);
+            assert_eq!(health.is_fine(), is_fine);
+            let shown = health.to_string();
+            let first =
+                format!("redis://127.0.0.1:6379: {text}; never answered; polling: no privilege");
+            assert!(shown.starts_with(&first), "{shown}");
+            assert!(health.to_json().contains(json), "{}", health.to_json());
+        }
+    }
+
+    #[test]
+    fn every_part_is_shown() {
+        let health = health(Contact::Fine);
+        assert_eq!(
+            health.to_string(),
+            "redis://127.0.0.1:6379: fine; never answered; polling: no privilege; \
+             2 of 10 connections open, 1 idle\n  \
+             a: contender id-1, running, owns with fence 7, fine\n  \
+             b: observer, stopped, not tried yet"
+        );
+        assert_eq!(
+            health.to_json(),
+            "{\"realm\":\"redis://127.0.0.1:6379\",\"contact\":\"fine\",\"error\":null,\
+             \"failing_ms\":null,\"last_contact_ms\":null,\"wakeups\":\"polling\",\
+             \"polling_because\":\"no privilege\",\"pool\":{\"open\":2,\"idle\":1,\"size\":10},\
+             \"services\":[{\"mutex\":\"a\",\"id\":\"id-1\",\"status\":\"running\",\"fence\":7,\
+             \"contact\":\"fine\",\"error\":null,\"failing_ms\":null},{\"mutex\":\"b\",\"id\":null,\
+             \"status\":\"stopped\",\"fence\":null,\"contact\":\"untried\",\"error\":null,\
+             \"failing_ms\":null}]}"
+        );
+    }
+
+    #[test]
+    fn trouble_counts_until_the_backend_has_answered_since() {
+        let (early, late) = (Duration::from_secs(60), Duration::from_secs(30));
+        let judge = |contacts: &[Contact], last| match verdict(contacts.iter(), last) {
+            Contact::Failing { lasting, .. } => Some(lasting),
+            _ => None,
+        };
+        assert_eq!(judge(&[failing(early)], None), Some(early));
+        assert_eq!(judge(&[failing(early), failing(late)], None), Some(late));
+        assert_eq!(
+            judge(&[failing(late), Contact::Fine], Some(early)),
+            Some(late)
+        );
+        assert_eq!(judge(&[failing(early)], Some(late)), None);
+        assert!(matches!(verdict([].iter(), None), Contact::Untried));
+        assert!(matches!(verdict([].iter(), Some(late)), Contact::Fine));
+    }
+}

@@ -1,0 +1,955 @@
+//! `Locker`: reads like `std::sync::Mutex`, and excludes every other process too.
+//!
+//! A locker owns a runner. The thread that locks drives it until it owns, the background while the guard
+//! lives, and the thread that unlocks until it is released. A caller's timeout bounds its call: what is
+//! left on the server then is the background's, until the next call takes it over.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::guard::{Guard, GuardAll, Loss};
+use super::thread_queue::{Blocked, ThreadQueue};
+use crate::backend::{Contender, Purpose};
+use crate::background::{CleanUp, Cleaned, Due, EntryId, Next, Renewable};
+use crate::cancel::{Cancel, cancelled};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::factory;
+use crate::health::{Monitored, ServiceHealth};
+use crate::id::LiveId;
+use crate::machine::contention::Change;
+use crate::parker::{Parker, Unparked};
+use crate::runner::{Called, Runner, Visit, double};
+use crate::service::settings::{Settings, Validated, contender_setters};
+use crate::snapshot::{Contact, Snapshot};
+use crate::thread::Local;
+use crate::virtual_time::try_lock_for;
+
+/// The longest single call of one that waits: a cancelled wait ends with it where the backend hangs.
+const LONGEST_CALL: Duration = Duration::from_secs(3);
+
+/// What asking once is given even where the caller's timeout is nearer.
+const SHORTEST_CALL: Duration = Duration::from_millis(80);
+
+/// What a caller is kept for beyond its timeout to clean up after it, where the backend answers.
+const TIDY: Duration = Duration::from_millis(100);
+
+/// What releasing may take of the thread that unlocks.
+const UNLOCK: Duration = Duration::from_millis(800);
+
+/// A lock that one contender at a time holds, wherever it runs.
+///
+/// Cheap to clone. Threads that share a locker (or clones of it) queue up in the process, in the order
+/// in which they came, before one of them goes to the backend. Uncontended, locking costs the backend's
+/// own acquire and unlocking its release, and nothing else.
+///
+/// Locking twice from one thread returns [`ErrorKind::Reentrant`], whatever lockers of the mutex are
+/// used: an error, not a deadlock.
+///
+/// A guard is renewed in the background for as long as it lives. Nothing can stop a holder whose lease
+/// ran out all the same (the server was gone, the process was paused), so whoever holds for long looks at
+/// [`Guard::is_valid`] or [`Guard::lost`], and whatever is protected checks the [fence](Guard::fence).
+///
+/// ```
+/// let factory = contend::connect("memory://locker-doc")?;
+/// let locker = factory.locker("reports").build()?;
+///
+/// let guard = locker.lock()?;
+/// assert!(guard.is_valid());
+/// assert!(locker.try_lock().is_err()); // already ours: an error, not a deadlock
+/// drop(guard);
+///
+/// let sum = locker.with_lock(|guard| 40 + 2 * u64::from(guard.is_valid()))?;
+/// assert_eq!(sum, 42);
+/// # Ok::<(), contend::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Locker {
+    inner: Local<Arc<Inner>>,
+}
+
+/// What a locker, its clones and its guard share.
+pub(super) struct Inner {
+    core: Arc<Core>,
+    queue: ThreadQueue,
+    max_hold: Option<Duration>,
+    cancel: Option<Cancel>,
+    factory: Arc<factory::Inner>,
+}
+
+/// What the background shares too.
+struct Core {
+    contender: Contender,
+    realm: Arc<str>,
+    /// What the guard reads: never locked across a call.
+    snapshot: Arc<Snapshot>,
+    /// Locked across calls.
+    driven: Mutex<Driven>,
+    /// As in `driven`, for one that cannot lock it. Whoever has the turn knows that it is its own.
+    cycle: AtomicU64,
+    /// The id is taken for as long as something of it may be left.
+    _live: LiveId,
+}
+
+struct Driven {
+    runner: Runner,
+    parker: Parker,
+    /// Counts the calls that lock, so that what is left to the background ends when the next one comes.
+    cycle: u64,
+}
+
+/// How long a call waits for the lock.
+#[derive(Clone, Copy)]
+enum Wait {
+    /// One try.
+    No,
+    Until(Moment, Duration),
+    Forever,
+}
+
+impl Locker {
+    /// Waits for the lock, for as long as it takes.
+    ///
+    /// A backend that cannot be reached is tried again and again, which is logged. Where that must have
+    /// an end, use [`try_lock_for`](Locker::try_lock_for) or a [`Cancel`].
+    ///
+    /// # Errors
+    /// `Reentrant` where this thread holds it already; `Cancelled`; errors that a retry cannot fix, such
+    /// as `Denied` or `Misconfigured`; `Forked` in a child process.
+    pub fn lock(&self) -> Result<Guard> {
+        self.lock_by(Wait::Forever, None)
+    }
+
+    /// Waits for the lock until `cancel` is cancelled.
+    ///
+    /// # Errors
+    /// As [`lock`](Locker::lock).
+    pub fn lock_until_cancelled(&self, cancel: &Cancel) -> Result<Guard> {
+        self.lock_by(Wait::Forever, Some(cancel))
+    }
+
+    /// Takes the lock if it is free: one try, which enters no queue and subscribes to nothing. Returns
+    /// within a quarter of the ttl, whatever hangs.
+    ///
+    /// ```
+    /// use contend::ErrorKind;
+    /// use std::thread;
+    ///
+    /// let factory = contend::connect("memory://try-lock-doc")?;
+    /// let ours = factory.locker("reports").id("a").build()?;
+    /// let theirs = factory.locker("reports").id("b").build()?;
+    ///
+    /// let guard = ours.try_lock()?;
+    /// let error = thread::spawn(move || theirs.try_lock().map(drop).unwrap_err()).join().unwrap();
+    /// assert_eq!(error.kind(), ErrorKind::Held);
+    /// assert_eq!(error.to_string(), r#"reports: held by "a", of this process"#);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; any trouble
+    /// with the backend.
+    pub fn try_lock(&self) -> Result<Guard> {
+        self.lock_by(Wait::No, None)
+    }
+
+    /// Waits for the lock until `timeout` has passed. Returns within 200 ms of that, whatever hangs;
+    /// what an attempt without an answer may have left is cleaned up in the background.
+    ///
+    /// ```
+    /// use std::thread;
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://try-lock-for-doc")?;
+    /// let ours = factory.locker("reports").id("a").build()?;
+    /// let theirs = factory.locker("reports").id("b").build()?;
+    ///
+    /// let guard = ours.lock()?;
+    /// let waits = thread::spawn(move || theirs.try_lock_for(Duration::from_millis(20)).map(drop));
+    /// let error = waits.join().unwrap().unwrap_err();
+    /// let message = r#"reports: held by "a", of this process, and was not free within 20ms"#;
+    /// assert_eq!(error.to_string(), message);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; `Cancelled`; the
+    /// trouble with the backend that lasted until the end, or that a retry cannot fix.
+    pub fn try_lock_for(&self, timeout: Duration) -> Result<Guard> {
+        self.lock_by(Wait::Until(Moment::now() + timeout, timeout), None)
+    }
+
+    /// Runs `work` under the lock, and gives it the guard. A panic in it releases the lock.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://with-lock-doc")?;
+    /// let locker = factory.locker("reports").build()?;
+    /// let fence = locker.with_lock(|guard| guard.fence())?;
+    /// assert!(fence < locker.with_lock(|guard| guard.fence())?);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lock`](Locker::lock), without having run `work`; and `Lost` where the lock was no longer
+    /// surely ours when `work` had ended: it ran, but maybe not alone. What it returned is dropped then.
+    pub fn with_lock<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+        run(self.lock()?, work)
+    }
+
+    /// Runs `work` under the lock as [`with_lock`](Locker::with_lock) does, if it can be had within
+    /// `timeout`.
+    ///
+    /// # Errors
+    /// As [`try_lock_for`](Locker::try_lock_for) and [`with_lock`](Locker::with_lock).
+    pub fn with_lock_for<T>(&self, timeout: Duration, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+        run(self.try_lock_for(timeout)?, work)
+    }
+
+    /// Runs `work` that may fail under the lock; its own error is kept apart from that of the lock.
+    ///
+    /// ```
+    /// use contend::WithLockError;
+    ///
+    /// let factory = contend::connect("memory://try-with-lock-doc")?;
+    /// let locker = factory.locker("reports").build()?;
+    /// let outcome = locker.try_with_lock(|_| "x".parse::<u32>());
+    /// assert!(matches!(outcome, Err(WithLockError::Work(_))));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `Lock` as [`with_lock`](Locker::with_lock); `Work` with what `work` returned.
+    pub fn try_with_lock<T, E>(
+        &self,
+        work: impl FnOnce(&Guard) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, WithLockError<E>> {
+        let done = self.with_lock(work).map_err(WithLockError::Lock)?;
+        done.map_err(WithLockError::Work)
+    }
+
+    /// Runs `work` that may fail under the lock, if it can be had within `timeout`.
+    ///
+    /// # Errors
+    /// As [`try_with_lock`](Locker::try_with_lock).
+    pub fn try_with_lock_for<T, E>(
+        &self,
+        timeout: Duration,
+        work: impl FnOnce(&Guard) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, WithLockError<E>> {
+        let done = self
+            .with_lock_for(timeout, work)
+            .map_err(WithLockError::Lock)?;
+        done.map_err(WithLockError::Work)
+    }
+
+    /// Returns the mutex locked.
+    #[must_use]
+    pub fn mutex(&self) -> &str {
+        self.inner.here().map_or("", |inner| inner.mutex())
+    }
+
+    /// Returns the id contended under.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        self.inner
+            .here()
+            .map_or("", |inner| &inner.core.contender.id)
+    }
+
+    fn lock_by(&self, wait: Wait, cancel: Option<&Cancel>) -> Result<Guard> {
+        self.inner.get()?.lock_by(wait, cancel, Loss::new())
+    }
+}
+
+fn run<T>(guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+    let value = work(&guard);
+    if guard.is_valid() {
+        return Ok(value);
+    }
+    Err(lost(guard.mutex()))
+}
+
+fn lost(mutex: &str) -> Error {
+    Error::new(
+        ErrorKind::Lost,
+        format!("{mutex}: the lock was lost before it was given up; somebody else may have had it"),
+    )
+}
+
+/// Why work under a lock has no result.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum WithLockError<E> {
+    /// The lock could not be had, and the work did not run; or it was [lost](ErrorKind::Lost) while the
+    /// work ran.
+    Lock(Error),
+    /// The work returned an error.
+    Work(E),
+}
+
+impl<E: fmt::Display> fmt::Display for WithLockError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WithLockError::Lock(error) => error.fmt(f),
+            WithLockError::Work(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: std::error::Error + 'static> std::error::Error for WithLockError<E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            WithLockError::Lock(error) => error.source(),
+            WithLockError::Work(error) => error.source(),
+        }
+    }
+}
+
+impl Monitored for Core {
+    fn health(&self) -> Option<ServiceHealth> {
+        None
+    }
+}
+
+impl Inner {
+    pub(super) fn mutex(&self) -> &Arc<str> {
+        &self.core.contender.mutex
+    }
+
+    pub(super) fn snapshot(&self) -> &Snapshot {
+        &self.core.snapshot
+    }
+
+    fn lock_by(
+        self: &Arc<Inner>,
+        wait: Wait,
+        cancel: Option<&Cancel>,
+        loss: Arc<Loss>,
+    ) -> Result<Guard> {
+        let start = Moment::now();
+        let held = Held::enter(&self.core)?;
+        let mut cancels = vec![self.factory.waits()];
+        cancels.extend(cancel.or(self.cancel.as_ref()).cloned());
+        let locked = self.lock_in_turn(start, wait, &cancels, &loss);
+        self.factory.probe().tell(|probe| {
+            let waited = Moment::now() - start;
+            probe.waited(self.mutex(), waited, locked.is_ok());
+        });
+        let (fence, entry) = locked?;
+        Ok(Guard::new(Arc::clone(self), fence, entry, loss, held))
+    }
+
+    fn lock_in_turn(
+        self: &Arc<Inner>,
+        start: Moment,
+        wait: Wait,
+        cancels: &[Cancel],
+        loss: &Arc<Loss>,
+    ) -> Result<(u64, Option<EntryId>)> {
+        let budget = self.core.contender.lease.call_budget();
+        let (in_turn_by, deadline) = match wait {
+            Wait::No => (start, start + budget),
+            Wait::Until(deadline, _) => (deadline, deadline),
+            Wait::Forever => (Moment::FAR, Moment::FAR),
+        };
+        let turn = self.queue.enter(in_turn_by, cancels);
+        let turn = turn.map_err(|blocked| self.blocked(blocked, wait))?;
+        let Some(mut driven) = try_lock_for(&self.core.driven, left(deadline)) else {
+            // The background is in a call that hangs.
+            return Err(self.blocked(Blocked::Busy, wait));
+        };
+        driven.cycle += 1;
+        self.core.cycle.store(driven.cycle, Ordering::Relaxed);
+        let outcome = self.acquire(&mut driven, wait, deadline, cancels);
+        match outcome {
+            Ok(fence) => {
+                let entry = self.keep(&mut driven, fence, loss)?;
+                // The guard's from here on.
+                turn.keep();
+                Ok((fence, entry))
+            }
+            Err(error) => {
+                self.tidy(driven);
+                Err(error)
+            }
+        }
+    }
+
+    /// Drives the runner until it owns, and returns the fence.
+    ///
+    /// The first try is one call: nothing is subscribed or queued until there is, or has been, somebody
+    /// to wait for.
+    fn acquire(
+        &self,
+        driven: &mut Driven,
+        wait: Wait,
+        deadline: Moment,
+        cancels: &[Cancel],
+    ) -> Result<u64> {
+        let Driven { runner, parker, .. } = driven;
+        let unparker = parker.unparker();
+        let _watched: Vec<_> = cancels.iter().map(|it| it.watch(&unparker)).collect();
+        // Trouble is returned, unless the call waits without an end: then nobody else would hear of it.
+        runner.quiet(!matches!(wait, Wait::Forever));
+        runner.begin(!matches!(wait, Wait::No));
+        // A free lock is not missed for want of time to ask once.
+        let once = Moment::now() + SHORTEST_CALL;
+        let mut trouble = None;
+        let mut asked = false;
+        loop {
+            if runner.belief().is_none() {
+                if cancels.iter().any(Cancel::is_cancelled) {
+                    return Err(cancelled(self.mutex()));
+                }
+                if asked && deadline <= Moment::now() {
+                    return Err(self.refused(trouble, runner, wait));
+                }
+            }
+            let limit = deadline.max(once).min(Moment::now() + LONGEST_CALL);
+            // What came before an attempt, the attempt sees by itself; a cancel is looked at above.
+            match runner.visit(&unparker, limit) {
+                // Not before the machine says so: a pause may have come between the grant and here.
+                Visit::Announce(Change::Acquired(state)) => {
+                    runner.quiet(false);
+                    return Ok(state.after().fence());
+                }
+                Visit::Announce(_) => {}
+                Visit::Called(Called::Acquire(error)) => {
+                    asked = true;
+                    let hopeless = error.as_ref().is_some_and(|it| !it.is_transient());
+                    let owns = runner.belief().is_some();
+                    trouble = error;
+                    if !owns && (hopeless || matches!(wait, Wait::No)) {
+                        return Err(self.refused(trouble, runner, wait));
+                    }
+                }
+                Visit::Called(Called::Observe) => {
+                    if runner.machine().is_standing_back() {
+                        let Contender { mutex, id, .. } = &self.core.contender;
+                        return Err(double(mutex, id, runner.seen().fence()));
+                    }
+                }
+                Visit::Called(Called::Listen(Some(error))) if !error.is_transient() => {
+                    return Err(self.refused(Some(error), runner, wait));
+                }
+                Visit::Called(_) => {}
+                Visit::Wait { until } => {
+                    asked = true;
+                    if parker.park(until.min(deadline)) == Unparked::Wake {
+                        runner.woken();
+                    }
+                }
+                Visit::Over => return Err(self.refused(trouble, runner, wait)),
+            }
+        }
+    }
+
+    /// Has the background renew what was acquired.
+    fn keep(
+        self: &Arc<Inner>,
+        driven: &mut Driven,
+        fence: u64,
+        loss: &Arc<Loss>,
+    ) -> Result<Option<EntryId>> {
+        let now = Moment::now();
+        let ownership = Ownership {
+            core: Arc::clone(&self.core),
+            cycle: driven.cycle,
+            renew_until: self.max_hold.map_or(Moment::FAR, |max_hold| now + max_hold),
+            loss: Arc::clone(loss),
+        };
+        let Next::At(due) = ownership.next(driven, fence) else {
+            loss.close();
+            return Ok(None);
+        };
+        match self.factory.background.add(Arc::new(ownership), due) {
+            Ok(entry) => Ok(Some(entry)),
+            Err(error) => {
+                let Driven { runner, parker, .. } = driven;
+                let _ = runner.leave(parker, Some(fence), now + UNLOCK);
+                Err(error.context(self.mutex()))
+            }
+        }
+    }
+
+    /// Ends the ownership with this fence.
+    pub(super) fn end(self: &Arc<Inner>, fence: u64, entry: Option<EntryId>) -> Result<()> {
+        let _turn = self.queue.resume();
+        if let Some(entry) = entry {
+            self.factory.background.remove(entry);
+        }
+        let start = Moment::now();
+        let budget = self.core.contender.lease.call_budget();
+        let Some(mut driven) = try_lock_for(&self.core.driven, UNLOCK / 2) else {
+            // A renewal hangs: the release is left to the background, which waits for it. Of this cycle:
+            // what the next call locks is not the background's to release.
+            self.clean_up(self.core.cycle.load(Ordering::Relaxed));
+            return Err(Error::new(
+                ErrorKind::Timeout,
+                format!(
+                    "{}: the backend does not answer; the lock is released in the background",
+                    self.mutex()
+                ),
+            ));
+        };
+        let was_ours = self.core.snapshot.fence() == Some(fence);
+        let limit = start + budget.min(UNLOCK);
+        let Driven { runner, parker, .. } = &mut *driven;
+        runner.quiet(true);
+        let released = runner.leave(parker, Some(fence), limit);
+        self.tidy(driven);
+        match released {
+            Ok(true) if was_ours => Ok(()),
+            Err(error) if was_ours => Err(error.context(format_args!(
+                "{}: not released yet, which is left to the background",
+                self.mutex()
+            ))),
+            _ => Err(lost(self.mutex())),
+        }
+    }
+
+    /// Removes the traces of what was given up: at once where the backend answers, else later.
+    fn tidy(self: &Arc<Inner>, mut driven: MutexGuard<'_, Driven>) {
+        let contact = self.core.snapshot.contact();
+        if driven.runner.machine().has_traces() && !matches!(contact, Contact::Failing { .. }) {
+            let Driven { runner, parker, .. } = &mut *driven;
+            let _ = runner.leave(parker, None, Moment::now() + TIDY);
+        }
+        if driven.runner.machine().has_traces() {
+            self.clean_up(driven.cycle);
+        }
+    }
+
+    /// Leaves what this cycle may have left on the server to the background.
+    fn clean_up(&self, cycle: u64) {
+        let lease = self.core.contender.lease;
+        let job = Leave {
+            core: Arc::clone(&self.core),
+            cycle,
+        };
+        let until = Moment::now() + lease.total() + lease.drift_allowance();
+        let call = lease.call_budget().min(LONGEST_CALL);
+        self.factory.background.clean_up(Box::new(job), call, until);
+    }
+
+    fn blocked(&self, blocked: Blocked, wait: Wait) -> Error {
+        let Contender { mutex, id, .. } = &self.core.contender;
+        if blocked == Blocked::Cancelled {
+            return cancelled(mutex);
+        }
+        if self.core.snapshot.fence().is_some() {
+            let holder = format!("held by {id:?}, by another thread of this process");
+            return held(mutex, &holder, wait);
+        }
+        match self.core.snapshot.last_error() {
+            Some(error) => error.context(format_args!("{mutex}: not locked")),
+            None => held(
+                mutex,
+                "another thread of this process waits for it too",
+                wait,
+            ),
+        }
+    }
+
+    /// Why there is no lock: the trouble, if there was some, or who holds it.
+    fn refused(&self, trouble: Option<Error>, runner: &Runner, wait: Wait) -> Error {
+        let mutex = self.mutex();
+        if let Some(error) = trouble {
+            return error.context(format_args!("{mutex}: not locked"));
+        }
+        let holder = match runner.seen().owner_id() {
+            "" => "kept for a contender that waits for it, or granted too late".to_owned(),
+            holder if LiveId::is_live(&self.core.realm, mutex, holder) => {
+                format!("held by {holder:?}, of this process")
+            }
+            holder => format!("held by {holder:?}"),
+        };
+        held(mutex, &holder, wait)
+    }
+}
+
+/// The error for a lock that somebody else has.
+fn held(mutex: &str, holder: &str, wait: Wait) -> Error {
+    let waited = match wait {
+        Wait::Until(_, timeout) => format!(", and was not free within {timeout:?}"),
+        Wait::No | Wait::Forever => String::new(),
+    };
+    Error::new(ErrorKind::Held, format!("{mutex}: {holder}{waited}"))
+}
+
+/// Far enough for a lock's own arithmetic, which overflows on a far deadline.
+fn left(deadline: Moment) -> Duration {
+    deadline
+        .remaining()
+        .min(Duration::from_secs(366 * 24 * 3600))
+}
+
+/// One ownership, from the grant to the release: what the background renews.
+struct Ownership {
+    core: Arc<Core>,
+    cycle: u64,
+    /// From here on the lease is left to run out.
+    renew_until: Moment,
+    loss: Arc<Loss>,
+}
+
+impl Ownership {
+    /// When to come again, while the ownership with this fence lasts.
+    fn next(&self, driven: &Driven, fence: u64) -> Next {
+        let lease = self.core.contender.lease;
+        match driven.runner.belief() {
+            Some((until, present)) if present == fence => Next::At(Due {
+                at: driven.runner.machine().due().max(self.not_renewed(until)),
+                // A quarter of the transition may pass before a holder is told: three are left to stop in.
+                tell_by: until + lease.transition() / 4,
+                again: driven.runner.machine().has_failed(),
+                call: lease.call_budget(),
+            }),
+            _ => Next::Over,
+        }
+    }
+
+    /// Where it is not renewed any more, there is nothing to do before the end of belief.
+    fn not_renewed(&self, until: Moment) -> Moment {
+        if self.renew_until <= Moment::now() {
+            until
+        } else {
+            Moment::from_origin(Duration::ZERO)
+        }
+    }
+}
+
+impl Renewable for Ownership {
+    fn label(&self) -> String {
+        self.core.contender.mutex.to_string()
+    }
+
+    fn visit(&self, by: Moment) -> Next {
+        // Busy: a guard on its way out, which has ended these visits, or is about to.
+        let Some(mut driven) = self.core.driven.try_lock() else {
+            return Next::At(Due {
+                at: Moment::now() + Duration::from_millis(5),
+                tell_by: Moment::FAR,
+                again: true,
+                call: self.core.contender.lease.call_budget(),
+            });
+        };
+        let Some((until, fence)) = driven.runner.belief() else {
+            return Next::Over;
+        };
+        if driven.cycle != self.cycle {
+            return Next::Over;
+        }
+        if self.not_renewed(until) > Moment::now() {
+            return self.next(&driven, fence);
+        }
+        let unparker = driven.parker.unparker();
+        loop {
+            match driven.runner.visit(&unparker, by) {
+                Visit::Announce(Change::Released(..)) => {
+                    self.loss.close();
+                    return Next::Over;
+                }
+                Visit::Announce(_) => {}
+                // One call, and what it has changed is announced at once.
+                Visit::Called(_) if driven.runner.belief().is_none() => {}
+                Visit::Called(_) | Visit::Wait { .. } | Visit::Over => {
+                    return self.next(&driven, fence);
+                }
+            }
+        }
+    }
+
+    fn panicked(&self) {
+        self.loss.close();
+    }
+}
+
+/// Gives up what an attempt of unknown outcome, or a release without an answer, may have left.
+struct Leave {
+    core: Arc<Core>,
+    cycle: u64,
+}
+
+impl CleanUp for Leave {
+    fn label(&self) -> String {
+        self.core.contender.mutex.to_string()
+    }
+
+    fn attempt(&mut self, by: Moment) -> Cleaned {
+        let Some(mut driven) = try_lock_for(&self.core.driven, by.remaining()) else {
+            return Cleaned::Again(TIDY);
+        };
+        if self.cycle != driven.cycle {
+            // The next call has taken it over.
+            return Cleaned::Done;
+        }
+        let Driven { runner, parker, .. } = &mut *driven;
+        let _ = runner.leave(parker, None, by);
+        if driven.runner.machine().has_traces() {
+            Cleaned::Again(TIDY * 5)
+        } else {
+            Cleaned::Done
+        }
+    }
+}
+
+type HeldKey = (ThreadId, Arc<str>, Arc<str>);
+
+/// The mutexes that threads of this process hold or wait for, whatever locker they use.
+static HELD: Mutex<Option<HashSet<HeldKey>>> = Mutex::new(None);
+
+/// A thread's hold on a mutex; ends on drop, on any thread.
+pub(super) struct Held(HeldKey);
+
+impl Held {
+    fn enter(core: &Core) -> Result<Held> {
+        let mutex = &core.contender.mutex;
+        let thread = std::thread::current().id();
+        let key = (thread, Arc::clone(&core.realm), Arc::clone(mutex));
+        if HELD.lock().get_or_insert_default().insert(key.clone()) {
+            return Ok(Held(key));
+        }
+        Err(Error::new(
+            ErrorKind::Reentrant,
+            format!(
+                "{mutex}: this thread holds the lock already and would wait for itself; drop its guard \
+                 first, or pass it on"
+            ),
+        ))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(held) = HELD.lock().as_mut() {
+            held.remove(&self.0);
+        }
+    }
+}
+
+/// Builds a [`Locker`]. Validates all options in the end, and does no I/O.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let factory = contend::connect("memory://locker-builder-doc")?;
+/// let locker = factory
+///     .locker("reports")
+///     .ttl(Duration::from_secs(5))
+///     .transition(Duration::from_secs(2))
+///     .max_hold(Duration::from_secs(600))
+///     .build()?;
+/// assert_eq!(locker.mutex(), "reports");
+/// # Ok::<(), contend::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use]
+pub struct LockerBuilder {
+    settings: Settings,
+    max_hold: Option<Duration>,
+    cancel: Option<Cancel>,
+}
+
+impl LockerBuilder {
+    contender_setters!();
+
+    pub(crate) fn new(factory: Result<Arc<factory::Inner>>, mutex: Arc<str>) -> LockerBuilder {
+        LockerBuilder {
+            settings: Settings::new(factory, mutex),
+            max_hold: None,
+            cancel: None,
+        }
+    }
+
+    /// Sets how long a guard is renewed. After that its lease runs out, and it is [lost](Guard::lost) at
+    /// the end of the ttl: a stuck holder does not block the world for ever. Defaults to as long as the
+    /// guard lives.
+    pub fn max_hold(mut self, max_hold: Duration) -> LockerBuilder {
+        self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Ends every blocked call of the locker when `cancel` is cancelled.
+    pub fn cancel(mut self, cancel: &Cancel) -> LockerBuilder {
+        self.cancel = Some(cancel.clone());
+        self
+    }
+
+    /// Builds the locker.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id
+    /// that this process contends under already, `Forked` in a child process.
+    pub fn build(self) -> Result<Locker> {
+        if self.max_hold.is_some_and(|max_hold| max_hold.is_zero()) {
+            return Err(Error::invalid(
+                "a max_hold of zero is not possible; leave it out to hold for as long as the guard lives",
+            ));
+        }
+        let Validated {
+            factory,
+            contender,
+            period,
+            live,
+        } = self.settings.validate(Purpose::Lock)?;
+        let snapshot = Arc::<Snapshot>::default();
+        let runner = Runner::new(
+            &factory.backend,
+            &contender,
+            period,
+            Moment::now(),
+            &snapshot,
+            &factory.probe(),
+        )?;
+        let core = Core {
+            realm: Arc::from(factory.backend.realm()),
+            contender,
+            snapshot,
+            driven: Mutex::new(Driven {
+                runner,
+                parker: Parker::new(),
+                cycle: 0,
+            }),
+            cycle: AtomicU64::new(0),
+            _live: live,
+        };
+        let core = Arc::new(core);
+        factory.registry.add(&core.snapshot, &core);
+        Ok(Locker {
+            inner: Local::new(Arc::new(Inner {
+                core,
+                queue: ThreadQueue::default(),
+                max_hold: self.max_hold,
+                cancel: self.cancel,
+                factory,
+            })),
+        })
+    }
+}
+
+impl fmt::Debug for Locker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let realm = self.inner.here().map(|inner| &*inner.core.realm);
+        f.debug_struct("Locker")
+            .field("realm", &realm.unwrap_or_default())
+            .field("mutex", &self.mutex())
+            .field("id", &self.id())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Locks several mutexes together: all of them, or none.
+///
+/// Names are sorted and each is locked once, so that two that lock the same ones in another order do
+/// not wait for each other. One timeout holds for all.
+#[derive(Debug)]
+#[must_use]
+pub struct LockAllBuilder {
+    factory: Result<Arc<factory::Inner>>,
+    mutexes: BTreeSet<Arc<str>>,
+    ttl: Option<Duration>,
+    transition: Option<Duration>,
+    cancel: Option<Cancel>,
+}
+
+impl LockAllBuilder {
+    pub(crate) fn new(
+        factory: Result<Arc<factory::Inner>>,
+        mutexes: BTreeSet<Arc<str>>,
+    ) -> LockAllBuilder {
+        LockAllBuilder {
+            factory,
+            mutexes,
+            ttl: None,
+            transition: None,
+            cancel: None,
+        }
+    }
+
+    /// Sets how long the locks are valid without a renewal. Defaults to the factory's, 10 s.
+    pub fn ttl(mut self, ttl: Duration) -> LockAllBuilder {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Sets how long after the ttl nobody else can lock. Defaults to the factory's, 6 s.
+    pub fn transition(mut self, transition: Duration) -> LockAllBuilder {
+        self.transition = Some(transition);
+        self
+    }
+
+    /// Ends the wait when `cancel` is cancelled.
+    pub fn cancel(mut self, cancel: &Cancel) -> LockAllBuilder {
+        self.cancel = Some(cancel.clone());
+        self
+    }
+
+    /// Waits for all locks, for as long as it takes.
+    ///
+    /// # Errors
+    /// As [`Locker::lock`], for the first mutex that has one; then none is locked.
+    pub fn lock(self) -> Result<GuardAll> {
+        self.lock_by(Wait::Forever)
+    }
+
+    /// Takes all locks if all are free.
+    ///
+    /// # Errors
+    /// As [`Locker::try_lock`], for the first mutex that has one; then none is locked.
+    pub fn try_lock(self) -> Result<GuardAll> {
+        self.lock_by(Wait::No)
+    }
+
+    /// Waits for all locks until `timeout` has passed.
+    ///
+    /// # Errors
+    /// As [`Locker::try_lock_for`], for the first mutex that has one; then none is locked.
+    pub fn try_lock_for(self, timeout: Duration) -> Result<GuardAll> {
+        self.lock_by(Wait::Until(Moment::now() + timeout, timeout))
+    }
+
+    fn lock_by(self, wait: Wait) -> Result<GuardAll> {
+        let factory = self.factory?;
+        if self.mutexes.is_empty() {
+            return Err(Error::invalid(
+                "lock_all was given no mutex; give it at least one",
+            ));
+        }
+        let loss = Loss::new();
+        let mut lockers = Vec::with_capacity(self.mutexes.len());
+        for mutex in self.mutexes {
+            let mut builder = LockerBuilder::new(Ok(Arc::clone(&factory)), mutex);
+            if let Some(ttl) = self.ttl {
+                builder = builder.ttl(ttl);
+            }
+            if let Some(transition) = self.transition {
+                builder = builder.transition(transition);
+            }
+            lockers.push(builder.build()?);
+        }
+        let mut guards = Vec::with_capacity(lockers.len());
+        for locker in &lockers {
+            let inner = locker.inner.get()?;
+            match inner.lock_by(wait, self.cancel.as_ref(), Arc::clone(&loss)) {
+                Ok(guard) => guards.push(guard),
+                Err(error) => {
+                    drop(GuardAll::new(guards, loss));
+                    return Err(error);
+                }
+            }
+        }
+        let all = GuardAll::new(guards, loss);
+        if !all.is_valid() {
+            // The first was lost while the last was waited for.
+            return Err(lost("lock_all"));
+        }
+        Ok(all)
+    }
+}

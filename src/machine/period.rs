@@ -1,0 +1,153 @@
+//! `ContendPeriod`: when to do the next thing.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+
+/// When an owner renews, when a contender tries again, and how both back off from trouble.
+///
+/// An owner renews early, so that several retries fit before its ttl ends. A contender tries when the
+/// lease it saw has ended, plus a small jitter. No clock and no randomness of its own: `roll` is a
+/// number from 0 up to but not including 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ContendPeriod {
+    lease: Lease,
+    renew_after: Duration,
+    jitter: Duration,
+}
+
+impl ContendPeriod {
+    /// The defaults for `lease`: renewal at a third of the ttl, a jitter of a twentieth of the ttl but
+    /// at most 50 ms.
+    #[must_use]
+    pub fn new(lease: Lease) -> ContendPeriod {
+        ContendPeriod {
+            lease,
+            renew_after: lease.belief() / 3,
+            jitter: (lease.ttl() / 20).min(Duration::from_millis(50)),
+        }
+    }
+
+    /// Renews this long after the lease was granted. Default: a third of the ttl.
+    ///
+    /// # Errors
+    /// `InvalidInput` where that is shorter than a 64th of the ttl, or so late that no renewal could be
+    /// done before the ttl ends.
+    pub fn renew_after(mut self, renew_after: Duration) -> Result<ContendPeriod> {
+        let soonest = self.shortest_pause();
+        let latest = self.lease.belief().saturating_sub(self.lease.call_budget());
+        if renew_after < soonest || renew_after > latest {
+            return Err(Error::invalid(format!(
+                "renew_after {renew_after:?} does not fit a ttl of {:?}; use {soonest:?} to {latest:?}, so \
+                 that the backend is not flooded and one call fits before the ttl ends",
+                self.lease.ttl(),
+            )));
+        }
+        self.renew_after = renew_after;
+        Ok(self)
+    }
+
+    /// Spreads the attempts of contenders whose wait ended at the same time over this long.
+    /// Default: a twentieth of the ttl, at most 50 ms.
+    ///
+    /// # Errors
+    /// `InvalidInput` where that is longer than ttl and transition together.
+    pub fn jitter(mut self, jitter: Duration) -> Result<ContendPeriod> {
+        let longest = self.lease.total();
+        if jitter > longest {
+            return Err(Error::invalid(format!(
+                "jitter {jitter:?} is too long; use at most ttl + transition, {longest:?}"
+            )));
+        }
+        self.jitter = jitter;
+        Ok(self)
+    }
+
+    /// The shortest time from the end of one renewal to the next, whatever was asked for.
+    #[must_use]
+    pub fn shortest_pause(&self) -> Duration {
+        (self.lease.ttl() / 64).max(Duration::from_millis(1))
+    }
+
+    /// When an owner whose belief runs from `from` to `until` renews.
+    #[must_use]
+    pub fn next_renewal(&self, from: Moment, until: Moment) -> Moment {
+        let share = self.renew_after.as_secs_f64() / self.lease.belief().as_secs_f64();
+        from + (until - from).mul_f64(share.clamp(0.0, 1.0))
+    }
+
+    /// When a contender that was refused tries again if it is not woken.
+    #[must_use]
+    pub fn next_attempt(&self, now: Moment, retry_in: Duration, roll: f64) -> Moment {
+        now + retry_in + self.jitter.mul_f64(roll.clamp(0.0, 1.0))
+    }
+
+    /// How long an owner waits after its `failures`-th failed renewal in a row: short against the ttl.
+    #[must_use]
+    pub fn renewal_backoff(&self, failures: u32, roll: f64) -> Duration {
+        backoff(self.lease.ttl() / 64, self.lease.ttl() / 8, failures, roll)
+    }
+
+    /// How long a contender waits after its `failures`-th failed attempt in a row.
+    #[must_use]
+    pub fn attempt_backoff(&self, failures: u32, roll: f64) -> Duration {
+        let cap = (self.lease.ttl() / 2).clamp(Duration::from_millis(100), Duration::from_secs(5));
+        backoff(Duration::from_millis(50), cap, failures, roll)
+    }
+}
+
+/// Doubles from `base` up to `cap`, and takes between a half and the whole of that.
+fn backoff(base: Duration, cap: Duration, failures: u32, roll: f64) -> Duration {
+    let doubled = base.saturating_mul(1 << failures.saturating_sub(1).min(20));
+    doubled.min(cap).mul_f64(0.5 + roll.clamp(0.0, 1.0) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_renews_at_a_third_and_a_contender_after_the_end() {
+        let period = ContendPeriod::new(Lease::default());
+        let now = Moment::now();
+        assert_eq!(
+            (period.next_renewal(now, now + Duration::from_secs(10)) - now)
+                .as_millis()
+                .div_ceil(10),
+            334
+        );
+        let next = period.next_attempt(now, Duration::from_secs(4), 0.5) - now;
+        assert_eq!(next, Duration::from_millis(4_025));
+    }
+
+    #[test]
+    fn extreme_settings_are_refused_with_the_limit_named() {
+        let period = ContendPeriod::new(Lease::default());
+        let error = period.jitter(Duration::MAX).unwrap_err();
+        assert!(
+            error.to_string().contains("at most ttl + transition, 16s"),
+            "{error}"
+        );
+        assert!(period.renew_after(Duration::from_millis(7_500)).is_ok());
+        for bad in [0, 1, 7_501, 10_000, 11_000] {
+            assert!(
+                period.renew_after(Duration::from_millis(bad)).is_err(),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn backoff_grows_to_its_cap_and_no_further() {
+        let period = ContendPeriod::new(Lease::default());
+        for failures in 1..40 {
+            for roll in [0.0, 0.5, 0.999] {
+                assert!(period.renewal_backoff(failures, roll) <= Duration::from_millis(1_250));
+                assert!(period.attempt_backoff(failures, roll) >= Duration::from_millis(25));
+                assert!(period.attempt_backoff(failures, roll) <= Duration::from_secs(5));
+            }
+        }
+    }
+}

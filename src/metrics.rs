@@ -1,0 +1,612 @@
+//! `MetricsProbe`: the bridge from a [`Probe`] to the `metrics` facade.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use ::metrics::{
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
+use parking_lot::RwLock;
+
+use crate::error::Error;
+use crate::probe::{AcquireOutcome, LossReason, Probe, RenewOutcome, RunOutcomeKind};
+
+/// How many names of mutexes, and of semaphores, get a label of their own.
+const DEFAULT_MOST_LABELS: usize = 200;
+
+/// The label of all names beyond that number.
+const OTHERS: &str = "(others)";
+
+/// Feeds the [`metrics`](https://docs.rs/metrics) facade, and so Prometheus, StatsD and others.
+///
+/// Install the recorder first: a metric that is registered before it goes nowhere, for as long as the probe
+/// lives.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// // metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder()?;
+/// let probe = contend::MetricsProbe::new().most_labels(50);
+/// let probe: Arc<dyn contend::Probe> = Arc::new(probe);
+/// ```
+///
+/// # Names
+/// Every metric is labelled by `mutex` alone, or by `semaphore`, or not at all. The first 200 names
+/// ([`most_labels`](MetricsProbe::most_labels)) have a label of their own, all others share `(others)`.
+///
+/// | name | type, unit | label | |
+/// |---|---|---|---|
+/// | `contend_owner` | gauge | mutex | how many contenders of this process own it; summed over all processes, 1 while somebody leads |
+/// | `contend_gained_total` | counter | mutex | ownerships that began |
+/// | `contend_lost_released_total` | counter | mutex | ownerships given up on purpose |
+/// | `contend_lost_expired_total` | counter | mutex | leases that ended without a renewal |
+/// | `contend_lost_taken_away_total` | counter | mutex | ownerships revoked, deleted or found to be somebody else's |
+/// | `contend_lost_panicked_total` | counter | mutex | ownerships ended by a panic in the backend |
+/// | `contend_held_seconds` | histogram, s | mutex | how long an ownership lasted |
+/// | `contend_acquire_granted_total` | counter | mutex | attempts that were granted |
+/// | `contend_acquire_refused_total` | counter | mutex | attempts that found another owner |
+/// | `contend_acquire_failed_total` | counter | mutex | attempts without an answer |
+/// | `contend_acquire_seconds` | histogram, s | mutex | how long an attempt took |
+/// | `contend_renew_renewed_total` | counter | mutex | renewals |
+/// | `contend_renew_lost_total` | counter | mutex | renewals that found the ownership gone |
+/// | `contend_renew_failed_total` | counter | mutex | renewals without an answer |
+/// | `contend_renew_seconds` | histogram, s | mutex | how long a renewal took |
+/// | `contend_hand_off_seconds` | histogram, s | mutex | from the wake-up of a contender to its ownership |
+/// | `contend_lock_wait_seconds` | histogram, s | mutex | how long a call of `lock` took |
+/// | `contend_lock_failed_total` | counter | mutex | calls of `lock` that returned without the lock |
+/// | `contend_run_ok_total` | counter | mutex | scheduled runs that returned `Ok` |
+/// | `contend_run_failed_total` | counter | mutex | scheduled runs that returned an error |
+/// | `contend_run_panicked_total` | counter | mutex | scheduled runs that panicked |
+/// | `contend_run_cancelled_total` | counter | mutex | scheduled runs during which the scheduler was stopped |
+/// | `contend_run_lost_total` | counter | mutex | scheduled runs during which leadership was lost |
+/// | `contend_run_seconds` | histogram, s | mutex | how long a scheduled run took |
+/// | `contend_run_late_seconds` | histogram, s | mutex | how long after its time a run began |
+/// | `contend_permits_held` | gauge | semaphore | permits that this process holds |
+/// | `contend_exhausted_total` | counter | semaphore | requests that found it exhausted |
+/// | `contend_connections_opened_total` | counter | | connections to the backend that were opened |
+/// | `contend_connections_lost_total` | counter | | connections that were lost or could not be opened |
+///
+/// `examples/service/alerts.yml` in the repository has alert rules for Prometheus.
+pub struct MetricsProbe {
+    mutexes: Labels<MutexMetrics>,
+    semaphores: Labels<SemaphoreMetrics>,
+    connections: OnceLock<Connections>,
+}
+
+impl MetricsProbe {
+    /// Makes a probe, and describes its metrics to the recorder.
+    #[must_use]
+    pub fn new() -> MetricsProbe {
+        describe();
+        MetricsProbe {
+            mutexes: Labels::new(DEFAULT_MOST_LABELS),
+            semaphores: Labels::new(DEFAULT_MOST_LABELS),
+            connections: OnceLock::new(),
+        }
+    }
+
+    /// Sets how many mutexes, and how many semaphores, get a label of their own. Defaults to 200.
+    #[must_use]
+    pub fn most_labels(mut self, most: usize) -> MetricsProbe {
+        self.mutexes.most = most;
+        self.semaphores.most = most;
+        self
+    }
+
+    fn connections(&self) -> &Connections {
+        self.connections.get_or_init(|| Connections {
+            opened: counter!("contend_connections_opened_total"),
+            lost: counter!("contend_connections_lost_total"),
+        })
+    }
+}
+
+impl Default for MetricsProbe {
+    fn default() -> MetricsProbe {
+        MetricsProbe::new()
+    }
+}
+
+impl fmt::Debug for MetricsProbe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsProbe")
+            .field("mutexes", &self.mutexes.known.read().len())
+            .field("semaphores", &self.semaphores.known.read().len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Probe for MetricsProbe {
+    fn acquire(&self, mutex: &str, outcome: AcquireOutcome<'_>, took: Duration) {
+        let metrics = self.mutexes.of(mutex);
+        let counter = match outcome {
+            AcquireOutcome::Granted => &metrics.acquire_granted,
+            AcquireOutcome::Refused => &metrics.acquire_refused,
+            AcquireOutcome::Failed(_) => &metrics.acquire_failed,
+        };
+        counter.increment(1);
+        metrics.acquire_seconds.record(took);
+    }
+
+    fn renew(&self, mutex: &str, outcome: RenewOutcome<'_>, took: Duration) {
+        let metrics = self.mutexes.of(mutex);
+        let counter = match outcome {
+            RenewOutcome::Renewed => &metrics.renew_renewed,
+            RenewOutcome::Lost => &metrics.renew_lost,
+            RenewOutcome::Failed(_) => &metrics.renew_failed,
+        };
+        counter.increment(1);
+        metrics.renew_seconds.record(took);
+    }
+
+    fn gained(&self, mutex: &str, _id: &str, _fence: u64) {
+        let metrics = self.mutexes.of(mutex);
+        metrics.owner.increment(1.0);
+        metrics.gained.increment(1);
+    }
+
+    fn lost(&self, mutex: &str, _id: &str, _fence: u64, held: Duration, reason: LossReason) {
+        let metrics = self.mutexes.of(mutex);
+        metrics.owner.decrement(1.0);
+        let counter = match reason {
+            LossReason::Released => &metrics.lost_released,
+            LossReason::Expired => &metrics.lost_expired,
+            LossReason::TakenAway => &metrics.lost_taken_away,
+            LossReason::Panicked => &metrics.lost_panicked,
+        };
+        counter.increment(1);
+        metrics.held_seconds.record(held);
+    }
+
+    fn waited(&self, mutex: &str, waited: Duration, locked: bool) {
+        let metrics = self.mutexes.of(mutex);
+        let lock = metrics.lock();
+        lock.wait_seconds.record(waited);
+        if !locked {
+            lock.failed.increment(1);
+        }
+    }
+
+    fn handed_off(&self, mutex: &str, took: Duration) {
+        self.mutexes.of(mutex).hand_off_seconds.record(took);
+    }
+
+    fn connected(&self) {
+        self.connections().opened.increment(1);
+    }
+
+    fn disconnected(&self, _error: &Error) {
+        self.connections().lost.increment(1);
+    }
+
+    fn scheduled_run(&self, mutex: &str, outcome: RunOutcomeKind, late: Duration, took: Duration) {
+        let metrics = self.mutexes.of(mutex);
+        let run = metrics.run();
+        let counter = match outcome {
+            RunOutcomeKind::Ok => &run.ok,
+            RunOutcomeKind::Failed => &run.failed,
+            RunOutcomeKind::Panicked => &run.panicked,
+            RunOutcomeKind::Cancelled => &run.cancelled,
+            RunOutcomeKind::Lost => &run.lost,
+        };
+        counter.increment(1);
+        run.late_seconds.record(late);
+        run.seconds.record(took);
+    }
+
+    fn permits(&self, semaphore: &str, count: i64) {
+        // Permits are counted in u32: an f64 holds them exactly.
+        self.semaphores.of(semaphore).held.increment(count as f64);
+    }
+
+    fn exhausted(&self, semaphore: &str) {
+        self.semaphores.of(semaphore).exhausted.increment(1);
+    }
+}
+
+/// The metrics of each label. Registered once, because a recorder's look-up costs more than the count.
+struct Labels<M> {
+    known: RwLock<HashMap<Box<str>, Arc<M>>>,
+    others: OnceLock<Arc<M>>,
+    most: usize,
+}
+
+/// Metrics that carry one label.
+trait Labelled {
+    fn register(label: &str) -> Self;
+}
+
+impl<M: Labelled> Labels<M> {
+    fn new(most: usize) -> Labels<M> {
+        Labels {
+            known: RwLock::default(),
+            others: OnceLock::new(),
+            most,
+        }
+    }
+
+    fn of(&self, name: &str) -> Arc<M> {
+        {
+            let known = self.known.read();
+            if let Some(metrics) = known.get(name) {
+                return Arc::clone(metrics);
+            }
+            // None is ever removed.
+            if known.len() >= self.most {
+                return self.others();
+            }
+        }
+        let mut known = self.known.write();
+        if let Some(metrics) = known.get(name) {
+            return Arc::clone(metrics);
+        }
+        if known.len() >= self.most {
+            return self.others();
+        }
+        let metrics = Arc::new(M::register(name));
+        known.insert(name.into(), Arc::clone(&metrics));
+        metrics
+    }
+
+    fn others(&self) -> Arc<M> {
+        Arc::clone(self.others.get_or_init(|| Arc::new(M::register(OTHERS))))
+    }
+}
+
+struct MutexMetrics {
+    label: String,
+    owner: Gauge,
+    gained: Counter,
+    lost_released: Counter,
+    lost_expired: Counter,
+    lost_taken_away: Counter,
+    lost_panicked: Counter,
+    held_seconds: Histogram,
+    acquire_granted: Counter,
+    acquire_refused: Counter,
+    acquire_failed: Counter,
+    acquire_seconds: Histogram,
+    renew_renewed: Counter,
+    renew_lost: Counter,
+    renew_failed: Counter,
+    renew_seconds: Histogram,
+    hand_off_seconds: Histogram,
+    /// Registered with the first lock: a leader's mutex has none.
+    lock: OnceLock<LockMetrics>,
+    /// Registered with the first run.
+    run: OnceLock<RunMetrics>,
+}
+
+struct LockMetrics {
+    wait_seconds: Histogram,
+    failed: Counter,
+}
+
+struct RunMetrics {
+    ok: Counter,
+    failed: Counter,
+    panicked: Counter,
+    cancelled: Counter,
+    lost: Counter,
+    seconds: Histogram,
+    late_seconds: Histogram,
+}
+
+struct SemaphoreMetrics {
+    held: Gauge,
+    exhausted: Counter,
+}
+
+struct Connections {
+    opened: Counter,
+    lost: Counter,
+}
+
+impl MutexMetrics {
+    fn lock(&self) -> &LockMetrics {
+        self.lock.get_or_init(|| LockMetrics {
+            wait_seconds: histogram!("contend_lock_wait_seconds", "mutex" => self.label.clone()),
+            failed: counter!("contend_lock_failed_total", "mutex" => self.label.clone()),
+        })
+    }
+
+    fn run(&self) -> &RunMetrics {
+        let label = || self.label.clone();
+        self.run.get_or_init(|| RunMetrics {
+            ok: counter!("contend_run_ok_total", "mutex" => label()),
+            failed: counter!("contend_run_failed_total", "mutex" => label()),
+            panicked: counter!("contend_run_panicked_total", "mutex" => label()),
+            cancelled: counter!("contend_run_cancelled_total", "mutex" => label()),
+            lost: counter!("contend_run_lost_total", "mutex" => label()),
+            seconds: histogram!("contend_run_seconds", "mutex" => label()),
+            late_seconds: histogram!("contend_run_late_seconds", "mutex" => label()),
+        })
+    }
+}
+
+impl Labelled for MutexMetrics {
+    fn register(name: &str) -> MutexMetrics {
+        let label = || name.to_owned();
+        MutexMetrics {
+            label: label(),
+            owner: gauge!("contend_owner", "mutex" => label()),
+            gained: counter!("contend_gained_total", "mutex" => label()),
+            lost_released: counter!("contend_lost_released_total", "mutex" => label()),
+            lost_expired: counter!("contend_lost_expired_total", "mutex" => label()),
+            lost_taken_away: counter!("contend_lost_taken_away_total", "mutex" => label()),
+            lost_panicked: counter!("contend_lost_panicked_total", "mutex" => label()),
+            held_seconds: histogram!("contend_held_seconds", "mutex" => label()),
+            acquire_granted: counter!("contend_acquire_granted_total", "mutex" => label()),
+            acquire_refused: counter!("contend_acquire_refused_total", "mutex" => label()),
+            acquire_failed: counter!("contend_acquire_failed_total", "mutex" => label()),
+            acquire_seconds: histogram!("contend_acquire_seconds", "mutex" => label()),
+            renew_renewed: counter!("contend_renew_renewed_total", "mutex" => label()),
+            renew_lost: counter!("contend_renew_lost_total", "mutex" => label()),
+            renew_failed: counter!("contend_renew_failed_total", "mutex" => label()),
+            renew_seconds: histogram!("contend_renew_seconds", "mutex" => label()),
+            hand_off_seconds: histogram!("contend_hand_off_seconds", "mutex" => label()),
+            lock: OnceLock::new(),
+            run: OnceLock::new(),
+        }
+    }
+}
+
+impl Labelled for SemaphoreMetrics {
+    fn register(name: &str) -> SemaphoreMetrics {
+        SemaphoreMetrics {
+            held: gauge!("contend_permits_held", "semaphore" => name.to_owned()),
+            exhausted: counter!("contend_exhausted_total", "semaphore" => name.to_owned()),
+        }
+    }
+}
+
+fn describe() {
+    let counters = [
+        ("contend_gained_total", "Ownerships that began"),
+        (
+            "contend_lost_released_total",
+            "Ownerships given up on purpose",
+        ),
+        (
+            "contend_lost_expired_total",
+            "Leases that ended without a renewal",
+        ),
+        (
+            "contend_lost_taken_away_total",
+            "Ownerships revoked, deleted or found to be somebody else's",
+        ),
+        (
+            "contend_lost_panicked_total",
+            "Ownerships ended by a panic in the backend",
+        ),
+        (
+            "contend_acquire_granted_total",
+            "Attempts to acquire that were granted",
+        ),
+        (
+            "contend_acquire_refused_total",
+            "Attempts to acquire that found another owner",
+        ),
+        (
+            "contend_acquire_failed_total",
+            "Attempts to acquire without an answer",
+        ),
+        ("contend_renew_renewed_total", "Renewals"),
+        (
+            "contend_renew_lost_total",
+            "Renewals that found the ownership gone",
+        ),
+        ("contend_renew_failed_total", "Renewals without an answer"),
+        (
+            "contend_lock_failed_total",
+            "Calls of lock that returned without the lock",
+        ),
+        ("contend_run_ok_total", "Scheduled runs that returned Ok"),
+        (
+            "contend_run_failed_total",
+            "Scheduled runs that returned an error",
+        ),
+        ("contend_run_panicked_total", "Scheduled runs that panicked"),
+        (
+            "contend_run_cancelled_total",
+            "Scheduled runs during which the scheduler was stopped",
+        ),
+        (
+            "contend_run_lost_total",
+            "Scheduled runs during which leadership was lost",
+        ),
+        (
+            "contend_exhausted_total",
+            "Requests that found the semaphore exhausted",
+        ),
+        (
+            "contend_connections_opened_total",
+            "Connections to the backend that were opened",
+        ),
+        (
+            "contend_connections_lost_total",
+            "Connections to the backend that were lost or could not be opened",
+        ),
+    ];
+    for (name, text) in counters {
+        describe_counter!(name, Unit::Count, text);
+    }
+    let histograms = [
+        ("contend_held_seconds", "How long an ownership lasted"),
+        (
+            "contend_acquire_seconds",
+            "How long an attempt to acquire took",
+        ),
+        ("contend_renew_seconds", "How long a renewal took"),
+        (
+            "contend_hand_off_seconds",
+            "From the wake-up of a contender to its ownership",
+        ),
+        ("contend_lock_wait_seconds", "How long a call of lock took"),
+        ("contend_run_seconds", "How long a scheduled run took"),
+        (
+            "contend_run_late_seconds",
+            "How long after its time a scheduled run began",
+        ),
+    ];
+    for (name, text) in histograms {
+        describe_histogram!(name, Unit::Seconds, text);
+    }
+    describe_gauge!(
+        "contend_owner",
+        Unit::Count,
+        "Contenders of this process that own the mutex"
+    );
+    describe_gauge!(
+        "contend_permits_held",
+        Unit::Count,
+        "Permits that this process holds"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use ::metrics::{
+        CounterFn, GaugeFn, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString,
+        with_local_recorder,
+    };
+    use parking_lot::Mutex;
+    use std::collections::BTreeMap;
+
+    /// Adds everything up, by name and label.
+    #[derive(Clone, Default)]
+    struct Sums(Arc<Mutex<BTreeMap<String, f64>>>);
+
+    struct Sum(Sums, String);
+
+    impl Sum {
+        fn add(&self, value: f64) {
+            *self.0.0.lock().entry(self.1.clone()).or_default() += value;
+        }
+    }
+
+    impl CounterFn for Sum {
+        fn increment(&self, value: u64) {
+            self.add(value as f64);
+        }
+        fn absolute(&self, _: u64) {}
+    }
+
+    impl GaugeFn for Sum {
+        fn increment(&self, value: f64) {
+            self.add(value);
+        }
+        fn decrement(&self, value: f64) {
+            self.add(-value);
+        }
+        fn set(&self, _: f64) {}
+    }
+
+    impl HistogramFn for Sum {
+        fn record(&self, value: f64) {
+            self.add(value);
+        }
+    }
+
+    impl Sums {
+        fn sum(&self, key: &Key) -> Arc<Sum> {
+            let labels: Vec<String> = key
+                .labels()
+                .map(|label| format!("{}={}", label.key(), label.value()))
+                .collect();
+            let name = format!("{} {}", key.name(), labels.join(","));
+            Arc::new(Sum(self.clone(), name.trim_end().to_owned()))
+        }
+
+        fn get(&self, name: &str) -> f64 {
+            self.0.lock().get(name).copied().unwrap_or(0.0)
+        }
+    }
+
+    impl Recorder for Sums {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+            Counter::from_arc(self.sum(key))
+        }
+        fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::from_arc(self.sum(key))
+        }
+        fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::from_arc(self.sum(key))
+        }
+    }
+
+    #[test]
+    fn each_call_of_the_probe_is_counted_under_its_name_and_mutex() {
+        let sums = Sums::default();
+        with_local_recorder(&sums, || {
+            let probe = MetricsProbe::new();
+            let error = Error::new(ErrorKind::Timeout, "too late");
+            let second = Duration::from_secs(1);
+            probe.acquire("m", AcquireOutcome::Refused, second);
+            probe.acquire("m", AcquireOutcome::Failed(&error), second);
+            probe.acquire("m", AcquireOutcome::Granted, second);
+            probe.gained("m", "a", 7);
+            probe.handed_off("m", second);
+            probe.renew("m", RenewOutcome::Renewed, second);
+            probe.renew("m", RenewOutcome::Failed(&error), second);
+            assert_eq!(sums.get("contend_owner mutex=m"), 1.0);
+            probe.lost("m", "a", 7, second, LossReason::Expired);
+            probe.waited("m", second, false);
+            probe.scheduled_run("m", RunOutcomeKind::Panicked, second, second * 2);
+            probe.permits("s", 3);
+            probe.permits("s", -1);
+            probe.exhausted("s");
+            probe.connected();
+            probe.disconnected(&error);
+        });
+        let expected = [
+            ("contend_acquire_refused_total mutex=m", 1.0),
+            ("contend_acquire_failed_total mutex=m", 1.0),
+            ("contend_acquire_granted_total mutex=m", 1.0),
+            ("contend_acquire_seconds mutex=m", 3.0),
+            ("contend_gained_total mutex=m", 1.0),
+            ("contend_owner mutex=m", 0.0),
+            ("contend_hand_off_seconds mutex=m", 1.0),
+            ("contend_renew_renewed_total mutex=m", 1.0),
+            ("contend_renew_failed_total mutex=m", 1.0),
+            ("contend_renew_seconds mutex=m", 2.0),
+            ("contend_lost_expired_total mutex=m", 1.0),
+            ("contend_held_seconds mutex=m", 1.0),
+            ("contend_lock_wait_seconds mutex=m", 1.0),
+            ("contend_lock_failed_total mutex=m", 1.0),
+            ("contend_run_panicked_total mutex=m", 1.0),
+            ("contend_run_late_seconds mutex=m", 1.0),
+            ("contend_run_seconds mutex=m", 2.0),
+            ("contend_permits_held semaphore=s", 2.0),
+            ("contend_exhausted_total semaphore=s", 1.0),
+            ("contend_connections_opened_total", 1.0),
+            ("contend_connections_lost_total", 1.0),
+        ];
+        for (name, value) in expected {
+            assert_eq!(sums.get(name), value, "{name}");
+        }
+        assert_eq!(sums.0.lock().len(), expected.len(), "{:?}", sums.0.lock());
+    }
+
+    #[test]
+    fn names_beyond_the_bound_share_one_label() {
+        let sums = Sums::default();
+        with_local_recorder(&sums, || {
+            let probe = MetricsProbe::new().most_labels(2);
+            for name in ["a", "b", "c", "d", "a", "c"] {
+                probe.gained(name, "id", 1);
+            }
+        });
+        let of = |mutex: &str| sums.get(&format!("contend_gained_total mutex={mutex}"));
+        assert_eq!([of("a"), of("b"), of("(others)")], [2.0, 1.0, 3.0]);
+        assert_eq!([of("c"), of("d")], [0.0, 0.0]);
+    }
+}

@@ -1,0 +1,187 @@
+//! `Parker` and `Unparker`: how one thread wakes another, leaves it a message, or asks it to stop.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Moment;
+use crate::virtual_time::Condvar;
+
+/// The longest single sleep. Condition variables sleep on the monotonic clock, which stands still
+/// while the machine is suspended; deadlines are on the boot-time clock, which does not.
+const SLICE: Duration = Duration::from_secs(5);
+
+/// A waiting thread's end: it sleeps on this, and on nothing else.
+#[derive(Clone, Default)]
+pub struct Parker {
+    inner: Arc<Inner>,
+}
+
+/// The other end of a [`Parker`]: "something changed, look again".
+///
+/// Unparking never blocks and may happen from any thread, at any time, any number of times: calls that
+/// were not answered yet count as one, and one that comes while the thread is busy is kept for it.
+#[derive(Clone)]
+pub struct Unparker {
+    inner: Arc<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    calls: Mutex<Calls>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Calls {
+    woken: bool,
+    message: bool,
+    stopped: bool,
+    /// How many sleep on it at the moment: the thread, or nobody.
+    sleepers: usize,
+}
+
+/// Why a thread is not parked any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unparked {
+    /// It was asked to stop. Stays so until the parker is thrown away.
+    Stop,
+    /// It has a message.
+    Message,
+    /// The backend says that something changed.
+    Wake,
+    /// Nothing happened in time.
+    Timeout,
+}
+
+impl Parker {
+    /// Makes a parker that nobody has unparked.
+    #[must_use]
+    pub fn new() -> Parker {
+        Parker::default()
+    }
+
+    /// Returns the other end.
+    #[must_use]
+    pub fn unparker(&self) -> Unparker {
+        Unparker {
+            inner: Arc::clone(&self.inner),
+        }
+    }
+
+    /// Asks the thread to stop.
+    pub fn stop(&self) {
+        self.inner.calls.lock().stopped = true;
+        self.inner.changed.notify_all();
+    }
+
+    /// Returns `true` if the thread was asked to stop.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.inner.calls.lock().stopped
+    }
+
+    /// Sleeps until unparked, or until `deadline`. A wake-up is consumed, a stop is not.
+    pub fn park(&self, deadline: Moment) -> Unparked {
+        self.sleep(deadline, true)
+    }
+
+    /// Sleeps until unparked, or until `deadline`, in a thread that was asked to stop already.
+    pub fn park_stopping(&self, deadline: Moment) -> Unparked {
+        self.sleep(deadline, false)
+    }
+
+    fn sleep(&self, deadline: Moment, until_stopped: bool) -> Unparked {
+        let mut calls = self.inner.calls.lock();
+        loop {
+            if until_stopped && calls.stopped {
+                return Unparked::Stop;
+            }
+            if std::mem::take(&mut calls.message) {
+                return Unparked::Message;
+            }
+            if std::mem::take(&mut calls.woken) {
+                return Unparked::Wake;
+            }
+            let left = deadline.remaining();
+            if left.is_zero() {
+                return Unparked::Timeout;
+            }
+            calls.sleepers += 1;
+            self.inner.changed.wait_for(&mut calls, left.min(SLICE));
+            calls.sleepers -= 1;
+        }
+    }
+}
+
+impl Unparker {
+    /// Makes the thread look again as soon as it can.
+    pub fn unpark(&self) {
+        let before = std::mem::replace(&mut self.inner.calls.lock().woken, true);
+        if !before {
+            // Not with the lock held: whoever wakes up needs it first of all.
+            self.inner.changed.notify_all();
+        }
+    }
+
+    /// Tells the thread that it has a message.
+    pub fn message(&self) {
+        self.inner.calls.lock().message = true;
+        self.inner.changed.notify_all();
+    }
+
+    /// Returns `true` if the thread sleeps and was not asked to stop: it would answer at once.
+    // For the early acquire of Redis.
+    #[cfg_attr(not(any(feature = "redis", feature = "unstable")), allow(dead_code))]
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        let calls = self.inner.calls.lock();
+        calls.sleepers > 0 && !calls.stopped
+    }
+
+    /// Returns `true` if both ends belong to the same parker.
+    #[must_use]
+    pub fn same(&self, other: &Unparker) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl fmt::Debug for Parker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Parker")
+    }
+}
+
+impl fmt::Debug for Unparker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Unparker")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unpark_before_the_wait_is_kept_and_many_count_as_one() {
+        let parker = Parker::new();
+        parker.unparker().unpark();
+        parker.unparker().unpark();
+        parker.unparker().message();
+        assert_eq!(parker.park(Moment::now()), Unparked::Message);
+        assert_eq!(parker.park(Moment::now()), Unparked::Wake);
+        assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
+    }
+
+    #[test]
+    fn stop_stays_and_comes_first() {
+        let parker = Parker::new();
+        parker.unparker().unpark();
+        parker.stop();
+        assert_eq!(parker.park(Moment::FAR), Unparked::Stop);
+        assert_eq!(parker.park(Moment::FAR), Unparked::Stop);
+        assert_eq!(parker.park_stopping(Moment::FAR), Unparked::Wake);
+    }
+}

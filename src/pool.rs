@@ -1,0 +1,821 @@
+//! One pool of connections on r2d2, for Redis and MySQL.
+//!
+//! r2d2 opens connections in its own threads, never in the caller's. What is added here: a part of the
+//! connections is kept for owners, the reason why there is no connection is known at once, a server that
+//! cannot be reached is asked ever more slowly and by one thread at a time, and dropping the pool is
+//! bounded. No connection is pinged: one is good until a request on it fails.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use r2d2::{ManageConnection, NopErrorHandler, PooledConnection};
+use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
+
+use crate::backend::PoolUse;
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::probe::Probed;
+
+/// Threads that open connections: two, so that one slow log-in does not hold up the rest.
+const OPENERS: usize = 2;
+
+/// How often a checkout that waits looks again although nothing was heard.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// How long after a message a connection may take to be idle: r2d2 puts a new one into its list after it
+/// was opened.
+const GRACE: Duration = Duration::from_millis(1);
+
+/// How often r2d2 asks again for a connection that could not be opened; [`Connect::pause`] decides
+/// whether that becomes an attempt.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// How long dropping a pool waits for a connection that is just being opened.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What a pool must know about a technology.
+pub(crate) trait Connect: Send + Sync + 'static {
+    /// A connection that is ready for requests.
+    type Connection: Send + 'static;
+
+    /// Opens a connection. Called by the pool's own threads, so it may block, but not for ever.
+    ///
+    /// # Errors
+    /// Any, with the server's name in the message.
+    fn connect(&self) -> Result<Self::Connection>;
+
+    /// Returns `true` if the connection must not be used again: a request on it has no known outcome,
+    /// or it says that it is read-only. Asked when it comes back.
+    fn is_broken(&self, connection: &mut Self::Connection) -> bool;
+
+    /// Returns the server's name for messages, without a credential.
+    fn server(&self) -> String;
+
+    /// Returns how long nobody tries to connect after the `failures`th failure in a row. After a
+    /// failure, one thread at a time tries.
+    fn pause(&self, error: &Error, failures: u32) -> Duration {
+        let _ = error;
+        (Duration::from_millis(20) * 2_u32.pow(failures.min(4))).min(Duration::from_millis(250))
+    }
+}
+
+/// Who asks for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// An owner, who has something to lose: may use every connection.
+    Owner,
+    /// Everybody else: leaves a quarter of the connections, at least one, for owners.
+    Other,
+}
+
+/// How a pool is set up.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolSettings {
+    /// What the pool's threads are called.
+    pub(crate) name: &'static str,
+    /// The most connections.
+    pub(crate) size: u32,
+    /// An idle connection is closed after this long.
+    pub(crate) idle_timeout: Duration,
+    /// Hears of connections.
+    pub(crate) probe: Probed,
+}
+
+/// A pool of connections to one server.
+pub(crate) struct Pool<C: Connect> {
+    /// `None` only while dropping.
+    inner: Option<r2d2::Pool<Manager<C>>>,
+    shared: Arc<Shared<C>>,
+}
+
+/// A connection on loan; goes back, or away if it is broken, when dropped.
+///
+/// Dropped from top to bottom: the connection is back before the next one comes for it.
+pub(crate) struct Checkout<C: Connect> {
+    connection: PooledConnection<Manager<C>>,
+    _pass: Pass,
+}
+
+/// What r2d2 opens connections with.
+struct Manager<C> {
+    shared: Arc<Shared<C>>,
+}
+
+/// A connection and what the pool remembers about it.
+pub(crate) struct Pooled<T> {
+    connection: T,
+    /// When it came back last, or was opened.
+    heard_at: Moment,
+}
+
+struct Shared<C> {
+    connect: C,
+    settings: PoolSettings,
+    door: Mutex<Door>,
+    /// An attempt to connect ended.
+    settled: Condvar,
+    desk: Arc<Desk>,
+    /// Connections not heard of since then are not used again; nanoseconds of the boot-time clock.
+    suspect_before: AtomicU64,
+    /// When a connection was last opened or came back in order; 0 for never.
+    last_contact: AtomicU64,
+}
+
+/// Who may try to connect.
+#[derive(Default)]
+struct Door {
+    /// How the last attempt failed, if it did.
+    trouble: Option<Trouble>,
+    /// How many attempts are under way.
+    connecting: usize,
+    closed: bool,
+}
+
+struct Trouble {
+    error: Error,
+    /// Failures in a row.
+    failures: u32,
+    /// Nobody tries before.
+    until: Moment,
+    /// Whether somebody tries at the moment.
+    retrying: bool,
+}
+
+impl<C: Connect> Pool<C> {
+    /// Makes a pool and starts to open a first connection. The server may be away.
+    ///
+    /// # Errors
+    /// `Unavailable` where the system allows no more threads.
+    pub(crate) fn new(connect: C, settings: PoolSettings) -> Result<Pool<C>> {
+        let size = settings.size.max(1);
+        let idle_timeout = settings.idle_timeout;
+        let threads = format!("{}-{{}}", settings.name);
+        let shared = Arc::new(Shared {
+            connect,
+            settings,
+            door: Mutex::default(),
+            settled: Condvar::new(),
+            desk: Arc::new(Desk::new(size)),
+            suspect_before: AtomicU64::new(0),
+            last_contact: AtomicU64::new(0),
+        });
+        let build = || {
+            let openers = ScheduledThreadPool::builder()
+                .num_threads(OPENERS)
+                .thread_name_pattern(&threads)
+                // Else a dropped pool's threads would live on until r2d2's next look at idle connections.
+                .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
+                .build();
+            r2d2::Pool::builder()
+                .max_size(size)
+                .min_idle(Some(0))
+                // Not a request: see `is_valid`.
+                .test_on_check_out(true)
+                .idle_timeout(Some(idle_timeout))
+                // Its only use here: r2d2 pauses for half of it between attempts to connect.
+                .connection_timeout(RETRY * 2)
+                .error_handler(Box::new(NopErrorHandler))
+                .thread_pool(Arc::new(openers))
+                .build_unchecked(Manager {
+                    shared: Arc::clone(&shared),
+                })
+        };
+        // scheduled-thread-pool panics where no thread can be started.
+        let inner = catch_unwind(AssertUnwindSafe(build)).map_err(|_| {
+            Error::new(
+                ErrorKind::Unavailable,
+                "cannot start a thread for connections; the system allows no more of them",
+            )
+            .before_asking()
+        })?;
+        // So that the first call finds a connection.
+        drop(inner.get_timeout(Duration::ZERO));
+        Ok(Pool {
+            inner: Some(inner),
+            shared,
+        })
+    }
+
+    /// Returns a connection as soon as there is one for `lane`. While the server cannot be reached at
+    /// all, returns the reason as soon as it is known.
+    ///
+    /// # Errors
+    /// Any, before anything was asked.
+    pub(crate) fn checkout(&self, lane: Lane, by: Moment) -> Result<Checkout<C>> {
+        let Some(inner) = &self.inner else {
+            return Err(closed());
+        };
+        let desk = &self.shared.desk;
+        let mut room = desk.room.lock();
+        let mut ask = Ask::Now;
+        loop {
+            if room.admits(lane) {
+                // With the lock held, so that nothing comes back between this look and the wait.
+                let mut found = inner.try_get();
+                if found.is_none() && ask == Ask::Now {
+                    // Has r2d2 open one more, if there may be one more.
+                    found = inner.get_timeout(Duration::ZERO).ok();
+                    ask = Ask::Done;
+                }
+                if let Some(connection) = found {
+                    room.enter(lane);
+                    return Ok(Checkout {
+                        connection,
+                        _pass: Pass::new(desk, lane),
+                    });
+                }
+            }
+            // With connections in use one of them will come back: wait for it. With none, how
+            // connecting failed is all that there is to know.
+            let open = inner.state().connections;
+            if open == 0
+                && let Some(error) = self.shared.trouble()
+            {
+                return Err(error);
+            }
+            let left = by.remaining();
+            if left.is_zero() {
+                return Err(self.why_not(open));
+            }
+            let limit = if ask == Ask::Soon { GRACE } else { LOOK };
+            let heard = desk.wait(&mut room, lane, limit.min(left));
+            ask = match ask {
+                Ask::Soon => Ask::Now,
+                _ if heard => Ask::Soon,
+                ask => ask,
+            };
+        }
+    }
+
+    /// Returns an idle connection that `lane` may use now, or nothing. Never waits.
+    pub(crate) fn try_checkout(&self, lane: Lane) -> Option<Checkout<C>> {
+        let desk = &self.shared.desk;
+        let mut room = desk.room.lock();
+        if !room.admits(lane) {
+            return None;
+        }
+        let connection = self.inner.as_ref()?.try_get()?;
+        room.enter(lane);
+        Some(Checkout {
+            connection,
+            _pass: Pass::new(desk, lane),
+        })
+    }
+
+    /// Closes the idle connections that were not heard of since `since`: the server restarted, closed
+    /// them, or has become read-only. Without this, each of them would fail a call.
+    pub(crate) fn discard_idle(&self, since: Moment) {
+        self.shared
+            .suspect_before
+            .fetch_max(nanos(since), Ordering::Relaxed);
+        if let Some(inner) = &self.inner {
+            // Taking one out throws away all suspects before it.
+            drop(inner.try_get());
+        }
+    }
+
+    /// Tells the probe that a connection broke.
+    pub(crate) fn lost(&self, error: &Error) {
+        let probe = &self.shared.settings.probe;
+        probe.tell(|probe| probe.disconnected(error));
+    }
+
+    /// Returns how the connections are used.
+    pub(crate) fn usage(&self) -> PoolUse {
+        let Some(inner) = &self.inner else {
+            return PoolUse::default();
+        };
+        let state = inner.state();
+        PoolUse::new(state.connections, state.idle_connections, inner.max_size())
+    }
+
+    /// Returns when a connection was last opened or came back in order.
+    pub(crate) fn last_contact(&self) -> Option<Moment> {
+        match self.shared.last_contact.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(Moment::from_origin(Duration::from_nanos(at))),
+        }
+    }
+
+    /// What opens the connections.
+    pub(crate) fn connector(&self) -> &C {
+        &self.shared.connect
+    }
+
+    /// Why there was no connection in time.
+    fn why_not(&self, open: u32) -> Error {
+        let server = self.shared.connect.server();
+        if let Some(error) = self.shared.trouble() {
+            return error;
+        }
+        let message = if open == 0 {
+            format!("{server}: no connection could be opened in time")
+        } else {
+            format!(
+                "{server}: all connections were in use; if this happens often, raise pool_size ({})",
+                self.shared.settings.size
+            )
+        };
+        Error::new(ErrorKind::Timeout, message).before_asking()
+    }
+}
+
+impl<C: Connect> Drop for Pool<C> {
+    fn drop(&mut self) {
+        self.shared.door.lock().closed = true;
+        self.inner = None;
+        let by = Moment::now() + FAREWELL;
+        let mut door = self.shared.door.lock();
+        while door.connecting > 0 && !by.remaining().is_zero() {
+            self.shared.settled.wait_for(&mut door, by.remaining());
+        }
+    }
+}
+
+impl<C: Connect> fmt::Debug for Pool<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("server", &self.shared.connect.server())
+            .field("usage", &self.usage())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C: Connect> Deref for Checkout<C> {
+    type Target = C::Connection;
+
+    fn deref(&self) -> &C::Connection {
+        &self.connection.connection
+    }
+}
+
+impl<C: Connect> DerefMut for Checkout<C> {
+    fn deref_mut(&mut self) -> &mut C::Connection {
+        &mut self.connection.connection
+    }
+}
+
+impl<C: Connect> fmt::Debug for Checkout<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Checkout")
+    }
+}
+
+impl<C: Connect> ManageConnection for Manager<C> {
+    type Connection = Pooled<C::Connection>;
+    type Error = Error;
+
+    fn connect(&self) -> Result<Pooled<C::Connection>> {
+        self.shared.connect()
+    }
+
+    /// Asks the server nothing: a suspect connection, and one that idled for too long, is replaced.
+    fn is_valid(&self, pooled: &mut Pooled<C::Connection>) -> Result<()> {
+        let now = Moment::now();
+        if self.shared.is_suspect(pooled.heard_at)
+            || now - pooled.heard_at >= self.shared.settings.idle_timeout
+        {
+            return Err(closed());
+        }
+        Ok(())
+    }
+
+    fn has_broken(&self, pooled: &mut Pooled<C::Connection>) -> bool {
+        let broken = self.shared.connect.is_broken(&mut pooled.connection);
+        if !broken {
+            pooled.heard_at = self.shared.heard();
+        }
+        broken
+    }
+}
+
+impl<C: Connect> Shared<C> {
+    fn connect(&self) -> Result<Pooled<C::Connection>> {
+        self.enter()?;
+        let opened = catch_unwind(AssertUnwindSafe(|| self.connect.connect()));
+        let opened = opened.unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::Protocol,
+                format!("{}: connecting panicked", self.connect.server()),
+            ))
+        });
+        let mut door = self.door.lock();
+        door.connecting -= 1;
+        let opened = match opened {
+            Ok(connection) => {
+                door.trouble = None;
+                Ok(Pooled {
+                    connection,
+                    heard_at: self.heard(),
+                })
+            }
+            Err(error) => {
+                // A connect that fails has done nothing that anybody could miss.
+                let error = error.before_asking();
+                let failures = door.trouble.as_ref().map_or(0, |trouble| trouble.failures) + 1;
+                door.trouble = Some(Trouble {
+                    error: error.clone(),
+                    failures,
+                    until: Moment::now() + self.connect.pause(&error, failures),
+                    retrying: false,
+                });
+                Err(error)
+            }
+        };
+        let closed = door.closed;
+        drop(door);
+        if !closed {
+            self.settings.probe.tell(|probe| match &opened {
+                Ok(_) => probe.connected(),
+                Err(error) => probe.disconnected(error),
+            });
+        }
+        self.settled.notify_all();
+        match &opened {
+            Ok(_) => self.desk.notify_one(),
+            Err(_) => self.desk.notify_all(),
+        }
+        opened
+    }
+
+    /// Begins an attempt to connect. An error: not now, and that is how the last one failed.
+    fn enter(&self) -> Result<()> {
+        let mut door = self.door.lock();
+        if door.closed {
+            return Err(closed());
+        }
+        if let Some(trouble) = &mut door.trouble {
+            if trouble.retrying || !trouble.until.remaining().is_zero() {
+                return Err(trouble.error.clone());
+            }
+            trouble.retrying = true;
+        }
+        door.connecting += 1;
+        Ok(())
+    }
+
+    fn trouble(&self) -> Option<Error> {
+        let door = self.door.lock();
+        door.trouble.as_ref().map(|trouble| trouble.error.clone())
+    }
+
+    fn heard(&self) -> Moment {
+        let now = Moment::now();
+        self.last_contact.store(nanos(now), Ordering::Relaxed);
+        now
+    }
+
+    fn is_suspect(&self, heard_at: Moment) -> bool {
+        nanos(heard_at) < self.suspect_before.load(Ordering::Relaxed)
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the factory was closed").before_asking()
+}
+
+fn nanos(at: Moment) -> u64 {
+    u64::try_from(at.since_origin().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Whether a checkout that waits asks for a further connection: once at first, and again when it was
+/// notified and somebody else was faster.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ask {
+    Now,
+    Soon,
+    Done,
+}
+
+/// Where those who want a connection wait, owners first.
+#[derive(Debug)]
+struct Desk {
+    room: Mutex<Room>,
+    owners: Condvar,
+    others: Condvar,
+}
+
+#[derive(Debug)]
+struct Room {
+    /// How many more of those who are no owners may use a connection.
+    others: u32,
+    waiting_owners: u32,
+}
+
+/// The right to use a connection, given back when dropped.
+#[derive(Debug)]
+struct Pass {
+    desk: Arc<Desk>,
+    lane: Lane,
+}
+
+impl Desk {
+    /// Makes the desk of a pool of `size` connections. A pool of one connection has none to keep.
+    fn new(size: u32) -> Desk {
+        let kept = size.div_ceil(4).min(size - 1);
+        Desk {
+            room: Mutex::new(Room {
+                others: size - kept,
+                waiting_owners: 0,
+            }),
+            owners: Condvar::new(),
+            others: Condvar::new(),
+        }
+    }
+
+    /// Waits until notified, which it returns, or for `limit`.
+    fn wait(&self, room: &mut MutexGuard<'_, Room>, lane: Lane, limit: Duration) -> bool {
+        let wait = match lane {
+            Lane::Owner => {
+                room.waiting_owners += 1;
+                let wait = self.owners.wait_for(room, limit);
+                room.waiting_owners -= 1;
+                wait
+            }
+            Lane::Other => self.others.wait_for(room, limit),
+        };
+        !wait.timed_out()
+    }
+
+    /// A connection came back, or there is a new one.
+    fn notify_one(&self) {
+        let room = self.room.lock();
+        self.notify(&room);
+    }
+
+    fn notify(&self, room: &Room) {
+        if room.waiting_owners > 0 {
+            self.owners.notify_one();
+        } else {
+            self.others.notify_one();
+        }
+    }
+
+    /// There is something to know for everybody.
+    fn notify_all(&self) {
+        let _room = self.room.lock();
+        self.owners.notify_all();
+        self.others.notify_all();
+    }
+}
+
+impl Room {
+    fn admits(&self, lane: Lane) -> bool {
+        lane == Lane::Owner || self.others > 0
+    }
+
+    fn enter(&mut self, lane: Lane) {
+        if lane == Lane::Other {
+            self.others -= 1;
+        }
+    }
+}
+
+impl Pass {
+    fn new(desk: &Arc<Desk>, lane: Lane) -> Pass {
+        Pass {
+            desk: Arc::clone(desk),
+            lane,
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let mut room = self.desk.room.lock();
+        if self.lane == Lane::Other {
+            room.others += 1;
+        }
+        self.desk.notify(&room);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use std::thread;
+
+    /// A server that can be away, slow, or break what it gave out.
+    #[derive(Clone, Default)]
+    struct Fake(Arc<FakeServer>);
+
+    #[derive(Default)]
+    struct FakeServer {
+        away: AtomicBool,
+        hangs: Mutex<Duration>,
+        attempts: AtomicUsize,
+        at_once: AtomicUsize,
+        most_at_once: AtomicUsize,
+        pause: Mutex<Option<Duration>>,
+    }
+
+    struct FakeConnection {
+        number: usize,
+        broken: bool,
+    }
+
+    impl Connect for Fake {
+        type Connection = FakeConnection;
+
+        fn connect(&self) -> Result<FakeConnection> {
+            let server = &self.0;
+            let number = server.attempts.fetch_add(1, Ordering::SeqCst);
+            let at_once = server.at_once.fetch_add(1, Ordering::SeqCst) + 1;
+            server.most_at_once.fetch_max(at_once, Ordering::SeqCst);
+            let hangs = *server.hangs.lock();
+            thread::sleep(hangs);
+            server.at_once.fetch_sub(1, Ordering::SeqCst);
+            if server.away.load(Ordering::SeqCst) {
+                return Err(Error::new(
+                    ErrorKind::Unreachable,
+                    "fake: connection refused",
+                ));
+            }
+            Ok(FakeConnection {
+                number,
+                broken: false,
+            })
+        }
+
+        fn is_broken(&self, connection: &mut FakeConnection) -> bool {
+            connection.broken
+        }
+
+        fn server(&self) -> String {
+            "fake".to_owned()
+        }
+
+        fn pause(&self, _error: &Error, failures: u32) -> Duration {
+            let pause = *self.0.pause.lock();
+            pause.map_or(Duration::from_millis(20), |pause| pause * failures)
+        }
+    }
+
+    fn pool(fake: &Fake, size: u32) -> Pool<Fake> {
+        let settings = PoolSettings {
+            name: "fake",
+            size,
+            idle_timeout: Duration::from_secs(600),
+            probe: Probed::default(),
+        };
+        Pool::new(fake.clone(), settings).unwrap()
+    }
+
+    fn soon() -> Moment {
+        Moment::now() + Duration::from_secs(30)
+    }
+
+    #[test]
+    fn a_quarter_of_the_connections_but_at_least_one_is_kept_for_owners() {
+        for (size, inside) in [(1, 1), (2, 1), (3, 2), (4, 3), (5, 3), (8, 6), (100, 75)] {
+            assert_eq!(Desk::new(size).room.lock().others, inside, "of {size}");
+        }
+        let pool = pool(&Fake::default(), 4);
+        let others: Vec<_> = (0..3)
+            .map(|_| pool.checkout(Lane::Other, soon()).unwrap())
+            .collect();
+        let error = pool.checkout(Lane::Other, Moment::now()).unwrap_err();
+        assert!(error.to_string().contains("raise pool_size (4)"), "{error}");
+        assert!(error.asked_nothing());
+        drop(pool.checkout(Lane::Owner, soon()).unwrap());
+        assert!(pool.try_checkout(Lane::Other).is_none());
+        assert!(pool.try_checkout(Lane::Owner).is_some());
+        drop(others);
+        assert!(pool.try_checkout(Lane::Other).is_some());
+    }
+
+    /// Rule "trouble is visible": the true cause, and not "raise pool_size".
+    #[test]
+    fn a_server_that_is_away_is_known_at_once_and_by_its_error() {
+        let fake = Fake::default();
+        fake.0.away.store(true, Ordering::SeqCst);
+        let pool = pool(&fake, 4);
+        let start = Moment::now();
+        for _ in 0..20 {
+            let error = pool.checkout(Lane::Other, soon()).unwrap_err();
+            assert_eq!(error.to_string(), "fake: connection refused");
+            assert_eq!(error.kind(), ErrorKind::Unreachable);
+            assert!(error.asked_nothing());
+        }
+        assert!(Moment::now() - start < Duration::from_secs(10));
+        fake.0.away.store(false, Ordering::SeqCst);
+        let by = soon();
+        while pool.checkout(Lane::Other, soon()).is_err() {
+            assert!(!by.remaining().is_zero(), "never came back");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(pool.last_contact().is_some());
+    }
+
+    /// A server that counts abandoned handshakes locks the host out.
+    #[test]
+    fn after_a_failure_one_thread_at_a_time_tries_and_ever_more_slowly() {
+        let fake = Fake::default();
+        fake.0.away.store(true, Ordering::SeqCst);
+        *fake.0.pause.lock() = Some(Duration::from_millis(100));
+        let pool = Arc::new(pool(&fake, 8));
+        // Connections for all are wanted, so r2d2 has up to eight attempts pending.
+        let callers: Vec<_> = (0..8)
+            .map(|_| {
+                let pool = Arc::clone(&pool);
+                thread::spawn(move || {
+                    let by = Moment::now() + Duration::from_millis(1_000);
+                    while !by.remaining().is_zero() {
+                        assert!(pool.checkout(Lane::Owner, by).is_err());
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                })
+            })
+            .collect();
+        *fake.0.hangs.lock() = Duration::from_millis(20);
+        for caller in callers {
+            caller.join().unwrap();
+        }
+        // Pauses of 100, 200, 300, ... ms: four or five attempts, and the two of the beginning.
+        let attempts = fake.0.attempts.load(Ordering::SeqCst);
+        assert!((2..=8).contains(&attempts), "{attempts} attempts in 1 s");
+        assert!(fake.0.most_at_once.load(Ordering::SeqCst) <= 2);
+    }
+
+    /// One waiter, one connection, however long opening it takes.
+    #[test]
+    fn a_slow_server_is_not_asked_for_more_connections_than_are_wanted() {
+        let fake = Fake::default();
+        *fake.0.hangs.lock() = Duration::from_millis(150);
+        let pool = pool(&fake, 8);
+        for _ in 0..20 {
+            drop(pool.checkout(Lane::Other, soon()).unwrap());
+        }
+        // The one that was opened ahead, and one that the first caller asked for.
+        assert!(fake.0.attempts.load(Ordering::SeqCst) <= 2);
+    }
+
+    /// Review M2: an `Other` slept beside idle connections until an owner's call ended.
+    #[test]
+    fn whoever_waits_gets_the_connection_that_comes_back() {
+        let pool = Arc::new(pool(&Fake::default(), 4));
+        for _ in 0..200 {
+            let held: Vec<_> = (0..3)
+                .map(|_| pool.checkout(Lane::Other, soon()).unwrap())
+                .collect();
+            let owner = pool.checkout(Lane::Owner, soon()).unwrap();
+            let waits: Vec<_> = (0..3)
+                .map(|_| {
+                    let pool = Arc::clone(&pool);
+                    thread::spawn(move || drop(pool.checkout(Lane::Other, soon()).unwrap()))
+                })
+                .collect();
+            drop(held);
+            // The owner keeps its connection all the while.
+            for waits in waits {
+                waits.join().unwrap();
+            }
+            drop(owner);
+        }
+    }
+
+    #[test]
+    fn a_broken_connection_is_not_used_again_and_suspects_go_with_it() {
+        let pool = pool(&Fake::default(), 4);
+        let mut three: Vec<_> = (0..3)
+            .map(|_| pool.checkout(Lane::Owner, soon()).unwrap())
+            .collect();
+        let number = three[0].number;
+        three[0].broken = true;
+        drop(three);
+        let kept = pool.checkout(Lane::Owner, soon()).unwrap();
+        assert_ne!(kept.number, number);
+        let kept_number = kept.number;
+        let since = Moment::now();
+        drop(kept);
+        pool.discard_idle(since);
+        let good = pool.checkout(Lane::Owner, soon()).unwrap();
+        assert_eq!(good.number, kept_number, "heard of since");
+        drop(good);
+        let opened = pool.shared.connect.0.attempts.load(Ordering::SeqCst);
+        pool.discard_idle(Moment::now());
+        assert!(pool.checkout(Lane::Owner, soon()).unwrap().number >= opened);
+    }
+
+    /// Rule "dropping is stopping".
+    #[test]
+    fn dropping_waits_for_a_connect_under_way_but_not_for_ever() {
+        let fake = Fake::default();
+        *fake.0.hangs.lock() = Duration::from_secs(20);
+        let pool = pool(&fake, 4);
+        while fake.0.at_once.load(Ordering::SeqCst) == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let start = Moment::now();
+        drop(pool);
+        let took = Moment::now() - start;
+        assert!(took >= FAREWELL, "{took:?}");
+        assert!(took < Duration::from_secs(10), "{took:?}");
+    }
+}

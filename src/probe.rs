@@ -1,0 +1,155 @@
+//! `Probe`: what happens inside a factory, told to whoever asks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// Hears what a factory's services, lockers, schedulers and semaphores do.
+///
+/// Every method does nothing by default, so that an implementation names only what it counts. Methods
+/// are called from worker threads and from callers' threads, between requests: they must return at
+/// once. A panic in one is caught and logged.
+#[allow(unused_variables)]
+pub trait Probe: Send + Sync {
+    /// An attempt to acquire `mutex` took `took`.
+    fn acquire(&self, mutex: &str, outcome: AcquireOutcome<'_>, took: Duration) {}
+
+    /// A renewal of the lease on `mutex` took `took`.
+    fn renew(&self, mutex: &str, outcome: RenewOutcome<'_>, took: Duration) {}
+
+    /// A contender became the owner of `mutex`.
+    fn gained(&self, mutex: &str, id: &str, fence: u64) {}
+
+    /// A contender ceased to own `mutex` after `held`.
+    fn lost(&self, mutex: &str, id: &str, fence: u64, held: Duration, reason: LossReason) {}
+
+    /// A `lock` call on `mutex` returned after `waited`, with the lock or without.
+    fn waited(&self, mutex: &str, waited: Duration, locked: bool) {}
+
+    /// A contender that was woken owned `mutex` this long after the wake-up.
+    fn handed_off(&self, mutex: &str, took: Duration) {}
+
+    /// A connection to the backend was opened.
+    fn connected(&self) {}
+
+    /// A connection to the backend was lost, or could not be opened.
+    fn disconnected(&self, error: &Error) {}
+
+    /// A scheduled run of `mutex` ended.
+    fn scheduled_run(&self, mutex: &str, outcome: RunOutcomeKind, late: Duration, took: Duration) {}
+
+    /// Permits of `semaphore` were granted (`count` > 0) or given back (`count` < 0).
+    fn permits(&self, semaphore: &str, count: i64) {}
+
+    /// An acquire found `semaphore` exhausted.
+    fn exhausted(&self, semaphore: &str) {}
+}
+
+/// What became of an attempt to acquire.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum AcquireOutcome<'a> {
+    /// The contender owns the mutex.
+    Granted,
+    /// Another contender owns it, or comes first.
+    Refused,
+    /// The backend could not be asked, or did not answer.
+    Failed(&'a Error),
+}
+
+/// What became of a renewal.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum RenewOutcome<'a> {
+    /// The lease was set anew.
+    Renewed,
+    /// The contender does not own the mutex any more.
+    Lost,
+    /// The backend could not be asked, or did not answer.
+    Failed(&'a Error),
+}
+
+/// Why an ownership ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// The owner gave it up: stopped, resigned, unlocked or dropped.
+    Released,
+    /// The lease ended without a renewal.
+    Expired,
+    /// The backend said that the mutex is free or somebody else's: taken away, deleted or revoked.
+    TakenAway,
+    /// The backend panicked.
+    Panicked,
+}
+
+/// What became of a scheduled run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RunOutcomeKind {
+    /// The work returned `Ok`.
+    Ok,
+    /// The work returned an error.
+    Failed,
+    /// The work panicked.
+    Panicked,
+    /// The scheduler was stopped while the work ran.
+    Cancelled,
+    /// Leadership was lost while the work ran.
+    Lost,
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LossReason::Released => "released",
+            LossReason::Expired => "the lease ended without a renewal",
+            LossReason::TakenAway => "taken away",
+            LossReason::Panicked => "the backend panicked",
+        })
+    }
+}
+
+impl fmt::Display for RunOutcomeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RunOutcomeKind::Ok => "ok",
+            RunOutcomeKind::Failed => "failed",
+            RunOutcomeKind::Panicked => "panicked",
+            RunOutcomeKind::Cancelled => "cancelled",
+            RunOutcomeKind::Lost => "leadership was lost",
+        })
+    }
+}
+
+/// A probe, or none. Costs a branch where there is none.
+#[derive(Clone, Default)]
+pub(crate) struct Probed(Option<Arc<dyn Probe>>);
+
+impl Probed {
+    pub(crate) fn new(probe: Arc<dyn Probe>) -> Probed {
+        Probed(Some(probe))
+    }
+
+    pub(crate) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Tells the probe, if there is one. A probe that panics must not end a worker.
+    pub(crate) fn tell(&self, what: impl FnOnce(&dyn Probe)) {
+        if let Some(probe) = &self.0 {
+            let told = std::panic::AssertUnwindSafe(|| what(&**probe));
+            if std::panic::catch_unwind(told).is_err() {
+                log::error!("a probe panicked; its other calls still come");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Probed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_some() { "Probe" } else { "no probe" })
+    }
+}

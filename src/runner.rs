@@ -1,0 +1,505 @@
+//! Performs the contention machine's steps on one [`RawContender`], and is the only caller of one.
+//!
+//! A service owns a runner and drives it from its worker thread; a locker owns one that the thread that
+//! locks, the background and the thread that unlocks take turns with. A visit makes at most one call
+//! to the backend. Every call is counted from before it was sent, a panic in it ends belief, and its
+//! outcome is noted, logged and told to the probe here, so that no front does it in its own way.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::backend::{
+    Attempt, Backend, Contender, OnRefusal, Purpose, RawContender, RawObserver, Renewal,
+};
+use crate::background::{CleanUp, Cleaned};
+use crate::clock::{self, Moment};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::LiveId;
+use crate::machine::contention::{Change, Contention, Failure, Step};
+use crate::machine::period::ContendPeriod;
+use crate::owner::MutexOwner;
+use crate::parker::{Parker, Unparker};
+use crate::probe::{AcquireOutcome, LossReason, Probed, RenewOutcome};
+use crate::snapshot::{Snapshot, Trouble};
+
+/// What a visit came to.
+#[derive(Debug)]
+pub(crate) enum Visit {
+    /// Tell the listeners, and visit again.
+    Announce(Change),
+    /// A call was made: visit again.
+    Called(Called),
+    /// Visit again then, or when woken.
+    Wait { until: Moment },
+    /// Nothing is left to do.
+    Over,
+}
+
+/// The call that a visit made.
+#[derive(Debug)]
+pub(crate) enum Called {
+    Listen(Option<Error>),
+    /// `None`: granted, or refused.
+    Acquire(Option<Error>),
+    Renew,
+    /// `true`: the lease was ours to release.
+    Release {
+        fence: u64,
+        outcome: Result<bool>,
+    },
+    Withdraw,
+    Observe,
+}
+
+/// Whether the backend wakes us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hearing {
+    Deaf,
+    /// Listening failed just now: the attempt comes first, then listening again.
+    Failed,
+    Listening,
+}
+
+pub(crate) struct Runner {
+    backend: Arc<dyn Backend>,
+    contender: Contender,
+    raw: Box<dyn RawContender>,
+    /// Made for a contender that stands back from its double.
+    observer: Option<Box<dyn RawObserver>>,
+    machine: Contention,
+    snapshot: Arc<Snapshot>,
+    probe: Probed,
+    hearing: Hearing,
+    /// Whether trouble is logged: not where it is returned to a caller.
+    quiet: bool,
+    /// Trouble that listeners who asked for failures are still to be told of.
+    trouble: Option<Error>,
+    gained_at: Moment,
+    woken_at: Option<Moment>,
+}
+
+impl Runner {
+    /// Makes a contender that tries at `start` for the first time.
+    pub(crate) fn new(
+        backend: &Arc<dyn Backend>,
+        contender: &Contender,
+        period: ContendPeriod,
+        start: Moment,
+        snapshot: &Arc<Snapshot>,
+        probe: &Probed,
+    ) -> Result<Runner> {
+        let id = Arc::clone(&contender.id);
+        Ok(Runner {
+            raw: backend.contender(contender)?,
+            backend: Arc::clone(backend),
+            machine: Contention::new(id, contender.lease, period, start),
+            contender: contender.clone(),
+            observer: None,
+            snapshot: Arc::clone(snapshot),
+            probe: probe.clone(),
+            hearing: Hearing::Deaf,
+            quiet: false,
+            trouble: None,
+            gained_at: start,
+            woken_at: None,
+        })
+    }
+
+    /// Makes at most one call, which is over before `limit`, and says what to do next. Once it listens,
+    /// the backend wakes `unparker`.
+    pub(crate) fn visit(&mut self, unparker: &Unparker, limit: Moment) -> Visit {
+        match self.decide(Contention::step) {
+            Step::Announce(change) => {
+                self.account(&change);
+                Visit::Announce(change)
+            }
+            // Subscribed first, no wake-up can fall between the attempt and the wait after it.
+            Step::Acquire {
+                on_refusal: OnRefusal::Enqueue,
+                by,
+            } if self.hearing == Hearing::Deaf && !self.machine.is_leaving() => {
+                Visit::Called(self.listen(unparker, by.min(limit)))
+            }
+            Step::Acquire { on_refusal, by } => {
+                Visit::Called(self.acquire(on_refusal, by.min(limit)))
+            }
+            Step::Renew { fence, by } => Visit::Called(self.renew(fence, by.min(limit))),
+            Step::Release { fence, by } => Visit::Called(self.release(fence, by.min(limit))),
+            Step::Withdraw { by } => Visit::Called(self.withdraw(by.min(limit))),
+            Step::Observe { by } => Visit::Called(self.observe(by.min(limit))),
+            Step::Wait { until } => Visit::Wait { until },
+            Step::Over => Visit::Over,
+        }
+    }
+
+    /// The backend woke us.
+    pub(crate) fn woken(&mut self) {
+        if self.machine.belief().is_none() {
+            self.woken_at = Some(Moment::now());
+        }
+        self.decide(Contention::woken);
+    }
+
+    /// Contends anew, taking over what is left from before. Where the backend wakes us still, others
+    /// have been met here, and queueing at once saves a round trip; else the first attempt leaves no
+    /// trace if it is refused.
+    pub(crate) fn begin(&mut self, may_queue: bool) {
+        let listening = may_queue && self.hearing == Hearing::Listening;
+        let first = if listening {
+            OnRefusal::Enqueue
+        } else {
+            OnRefusal::Leave
+        };
+        self.woken_at = None;
+        self.decide(|machine, now| machine.begin(now, first));
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.machine.stop();
+    }
+
+    pub(crate) fn resign(&mut self, rest: Duration) {
+        self.machine.resign(rest);
+    }
+
+    /// See [`Contention::abandon`].
+    pub(crate) fn abandon(&mut self) {
+        self.machine.abandon();
+    }
+
+    /// Gives up what is owned or left, with calls that end before `limit`. Says what became of the
+    /// lease with the fence `ours`; traces may remain.
+    pub(crate) fn leave(
+        &mut self,
+        parker: &Parker,
+        ours: Option<u64>,
+        limit: Moment,
+    ) -> Result<bool> {
+        let unparker = &parker.unparker();
+        self.machine.leave_again();
+        let mut released = Ok(false);
+        while Moment::now() < limit {
+            match self.visit(unparker, limit) {
+                Visit::Called(Called::Release { fence, outcome }) if ours == Some(fence) => {
+                    // After an attempt of unknown outcome, "there was none" may be that one's success.
+                    if !matches!((&released, &outcome), (Err(_), Ok(false))) {
+                        released = outcome;
+                    }
+                }
+                // Whoever gives up a lease tries again before it leaves that to the background.
+                Visit::Wait { until } if ours.is_some() && until < limit => {
+                    parker.park_stopping(until);
+                }
+                Visit::Wait { .. } | Visit::Over => break,
+                Visit::Announce(_) | Visit::Called(_) => {}
+            }
+        }
+        released
+    }
+
+    /// Logs trouble with the backend only where nobody is told of it by a returned error.
+    pub(crate) fn quiet(&mut self, quiet: bool) {
+        if self.quiet && !quiet {
+            self.snapshot.say_again();
+        }
+        self.quiet = quiet;
+    }
+
+    /// Trouble that is new since the last time it was asked for.
+    pub(crate) fn take_trouble(&mut self) -> Option<Error> {
+        self.trouble.take()
+    }
+
+    pub(crate) fn belief(&self) -> Option<(Moment, u64)> {
+        self.machine.belief()
+    }
+
+    pub(crate) fn seen(&self) -> &MutexOwner {
+        self.machine.seen()
+    }
+
+    pub(crate) fn machine(&self) -> &Contention {
+        &self.machine
+    }
+
+    pub(crate) fn contender(&self) -> &Contender {
+        &self.contender
+    }
+
+    /// Reads the age of the last recorded run of the mutex's schedule.
+    pub(crate) fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
+        self.guarded(|raw| raw.last_run(by))
+    }
+
+    /// Records a run under `fence`.
+    pub(crate) fn record_run(&mut self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
+        self.guarded(|raw| raw.record_run(fence, keep, by))
+    }
+
+    fn decide<T>(&mut self, decide: impl FnOnce(&mut Contention, Moment) -> T) -> T {
+        self.snapshot.decide(&mut self.machine, decide)
+    }
+
+    /// A moment half way to `by`: a subscription that hangs leaves time for the attempt itself.
+    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Called {
+        let half = by - by.remaining() / 2;
+        let outcome = self.guarded(|raw| raw.listen(unparker, half));
+        self.hearing = match outcome {
+            Ok(()) => Hearing::Listening,
+            Err(_) => Hearing::Failed,
+        };
+        let trouble = self.snapshot.note_listen(outcome.as_ref().copied());
+        self.report(trouble, outcome.as_ref().err());
+        Called::Listen(outcome.err())
+    }
+
+    fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Called {
+        self.machine.acquiring(on_refusal);
+        let sent = Moment::now();
+        let mut attempt = self.guarded(|raw| raw.acquire(on_refusal, by));
+        let took = Moment::now() - sent;
+        if let Ok(Attempt::Refused(refusal)) = &mut attempt
+            && self.hearing != Hearing::Listening
+        {
+            // Nobody wakes us: go by time.
+            refusal.retry_in = refusal.retry_in.min(self.contender.lease.call_budget());
+        }
+        self.snapshot.count(|stats| {
+            stats.attempts += 1;
+            stats.granted += u64::from(matches!(attempt, Ok(Attempt::Granted(_))));
+            stats.failed_attempts += u64::from(attempt.is_err());
+        });
+        let mutex = Arc::clone(&self.contender.mutex);
+        self.probe.tell(|probe| {
+            let outcome = match &attempt {
+                Ok(Attempt::Granted(_)) => AcquireOutcome::Granted,
+                Ok(Attempt::Refused(_)) => AcquireOutcome::Refused,
+                Err(error) => AcquireOutcome::Failed(error),
+            };
+            probe.acquire(&mutex, outcome, took);
+        });
+        if self.hearing == Hearing::Failed {
+            self.hearing = Hearing::Deaf;
+        }
+        let (attempt, error) = self.settle(attempt, |_| true);
+        let roll = clock::roll();
+        self.decide(|machine, now| machine.acquired(sent, now, attempt, roll));
+        Called::Acquire(error)
+    }
+
+    fn renew(&mut self, fence: u64, by: Moment) -> Called {
+        let sent = Moment::now();
+        let renewal = self.guarded(|raw| raw.renew(fence, by));
+        let took = Moment::now() - sent;
+        self.snapshot.count(|stats| {
+            stats.renewals += 1;
+            stats.failed_renewals += u64::from(renewal.is_err());
+        });
+        log::trace!(
+            "{}: {}: renewal of fence {fence} took {took:?}, {}",
+            self.contender.mutex,
+            self.contender.id,
+            if renewal.is_ok() {
+                "answered"
+            } else {
+                "failed"
+            }
+        );
+        let mutex = Arc::clone(&self.contender.mutex);
+        self.probe.tell(|probe| {
+            let outcome = match &renewal {
+                Ok(Renewal::Renewed(_)) => RenewOutcome::Renewed,
+                Ok(Renewal::Lost(_)) => RenewOutcome::Lost,
+                Err(error) => RenewOutcome::Failed(error),
+            };
+            probe.renew(&mutex, outcome, took);
+        });
+        let (renewal, _) = self.settle(renewal, |_| true);
+        let roll = clock::roll();
+        self.decide(|machine, now| machine.renewed(sent, now, renewal, roll));
+        if self.machine.belief().is_some() {
+            self.snapshot.refresh(self.machine.seen());
+        }
+        Called::Renew
+    }
+
+    fn release(&mut self, fence: u64, by: Moment) -> Called {
+        let outcome = self.guarded(|raw| raw.release(fence, by));
+        let (released, _) = self.settle(outcome.clone(), |_| true);
+        let roll = clock::roll();
+        self.decide(|machine, now| machine.released(now, released, roll));
+        Called::Release { fence, outcome }
+    }
+
+    fn withdraw(&mut self, by: Moment) -> Called {
+        let outcome = self.guarded(|raw| raw.withdraw(by));
+        self.hearing = Hearing::Deaf;
+        let (withdrawn, _) = self.settle(outcome, |asked| *asked);
+        let roll = clock::roll();
+        self.decide(|machine, now| machine.withdrawn(now, withdrawn, roll));
+        Called::Withdraw
+    }
+
+    fn observe(&mut self, by: Moment) -> Called {
+        let view = match self.observer.take() {
+            Some(observer) => Ok(observer),
+            None => self.backend.observer(&self.contender.mutex),
+        };
+        let view = view.and_then(|mut observer| {
+            let observe = AssertUnwindSafe(|| observer.observe(by));
+            let view = catch_unwind(observe).unwrap_or_else(|_| Err(panicked()))?;
+            self.observer = Some(observer);
+            Ok(view)
+        });
+        let (view, _) = self.settle(view, |_| true);
+        let roll = clock::roll();
+        self.decide(|machine, now| machine.observed(now, view, roll));
+        Called::Observe
+    }
+
+    /// Makes a call. One that panics is over for good, and so is the contender that it was made on.
+    fn guarded<T>(&mut self, call: impl FnOnce(&mut dyn RawContender) -> Result<T>) -> Result<T> {
+        let raw = &mut *self.raw;
+        catch_unwind(AssertUnwindSafe(|| call(raw))).unwrap_or_else(|_| {
+            self.hearing = Hearing::Deaf;
+            let contender = AssertUnwindSafe(|| self.backend.contender(&self.contender));
+            if let Ok(Ok(raw)) = catch_unwind(contender) {
+                self.raw = raw;
+            }
+            Err(panicked())
+        })
+    }
+
+    /// Notes and reports what became of a call. `asked`: whether the server answered anything.
+    fn settle<T>(
+        &mut self,
+        outcome: Result<T>,
+        asked: impl FnOnce(&T) -> bool,
+    ) -> (std::result::Result<T, Failure>, Option<Error>) {
+        let trouble = self.snapshot.note_call(outcome.as_ref().map(asked));
+        self.report(trouble, outcome.as_ref().err());
+        match outcome {
+            Ok(value) => (Ok(value), None),
+            Err(error) => {
+                let failure = match error.kind() {
+                    ErrorKind::Panicked => Failure::Panicked,
+                    _ if error.asked_nothing() => Failure::NotAsked,
+                    _ => Failure::Unknown,
+                };
+                (Err(failure), Some(error))
+            }
+        }
+    }
+
+    /// One log line per change of trouble.
+    fn report(&mut self, trouble: Trouble, error: Option<&Error>) {
+        let Contender { mutex, id, .. } = &self.contender;
+        match (trouble, error) {
+            (Trouble::New, Some(error)) => {
+                if !self.quiet {
+                    log::warn!("{mutex}: {id}: {error}; trying again");
+                }
+                self.trouble = Some(error.clone());
+            }
+            (Trouble::Over, _) if !self.quiet => {
+                log::info!("{mutex}: {id}: the backend answers again");
+            }
+            _ => {}
+        }
+    }
+
+    /// Logs and counts a change of ownership.
+    fn account(&mut self, change: &Change) {
+        let Contender {
+            mutex, id, purpose, ..
+        } = &self.contender;
+        let level = match purpose {
+            Purpose::Lead => log::Level::Info,
+            Purpose::Lock => log::Level::Debug,
+        };
+        match change {
+            Change::Acquired(state) => {
+                let fence = state.after().fence();
+                self.gained_at = Moment::now();
+                self.snapshot.count(|stats| stats.gained += 1);
+                log::log!(level, "{mutex}: {id} acquired, fence {fence}");
+                self.probe.tell(|probe| probe.gained(mutex, id, fence));
+                if let Some(woken_at) = self.woken_at.take() {
+                    let took = self.gained_at - woken_at;
+                    self.probe.tell(|probe| probe.handed_off(mutex, took));
+                }
+            }
+            Change::Released(state, reason) => {
+                let fence = state.before().fence();
+                let held = Moment::now() - self.gained_at;
+                let given_up = *reason == LossReason::Released;
+                self.snapshot
+                    .count(|stats| stats.lost += u64::from(!given_up));
+                let level = if given_up { level } else { log::Level::Warn };
+                log::log!(
+                    level,
+                    "{mutex}: {id} released, fence {fence}, held for {held:.1?}: {reason}"
+                );
+                self.probe
+                    .tell(|probe| probe.lost(mutex, id, fence, held, *reason));
+            }
+            Change::Double(owner) => {
+                let error = double(mutex, id, owner.fence());
+                log::error!("{error}");
+                self.trouble = Some(error);
+            }
+            Change::OwnerChanged(_) => {}
+        }
+    }
+}
+
+/// What a service that has stopped may have left on the server.
+pub(crate) struct Left {
+    pub(crate) runner: Runner,
+    /// The run that left it, and the present one: cleaning up adopts what stands under the id, which
+    /// must never be the lease of a later run. Locked during an attempt, and to begin a run.
+    pub(crate) run: u64,
+    pub(crate) present: Arc<Mutex<u64>>,
+    /// The id is taken meanwhile.
+    pub(crate) _live: Arc<LiveId>,
+}
+
+impl CleanUp for Left {
+    fn label(&self) -> String {
+        self.runner.contender.mutex.to_string()
+    }
+
+    fn attempt(&mut self, by: Moment) -> Cleaned {
+        let present = crate::virtual_time::lock(&self.present);
+        if *present != self.run {
+            return Cleaned::Done;
+        }
+        let _ = self.runner.leave(&Parker::new(), None, by);
+        if self.runner.machine.has_traces() {
+            Cleaned::Again(Duration::from_millis(500))
+        } else {
+            Cleaned::Done
+        }
+    }
+}
+
+/// The error of a contender whose id another process uses too.
+pub(crate) fn double(mutex: &str, id: &str, fence: u64) -> Error {
+    Error::new(
+        ErrorKind::DuplicateContender,
+        format!(
+            "{mutex}: another process contends as {id:?} too, and owns with fence {fence}; give every \
+             contender an id of its own, or leave the id out. This one stands back until that one is gone"
+        ),
+    )
+}
+
+fn panicked() -> Error {
+    Error::new(
+        ErrorKind::Panicked,
+        "the backend panicked; please report it with the panic's message",
+    )
+}

@@ -1,0 +1,550 @@
+//! When runs are due: by example, over changes of clocks, and over many thousand random histories.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn at(ms: u64) -> Clocks {
+    Clocks {
+        local: Moment::from_origin(Duration::from_millis(ms)),
+        wall: Duration::from_millis(ms),
+    }
+}
+
+fn plan(schedule: &Schedule, now_ms: u64, age: Option<Duration>) -> Plan {
+    schedule.check().unwrap();
+    Plan::new(schedule, at(now_ms), age, 0.0)
+}
+
+#[test]
+fn a_leader_without_a_record_begins_after_the_initial_delay() {
+    for schedule in [Schedule::every(secs(10)), Schedule::with_delay(secs(10))] {
+        let mut first = plan(&schedule.initial_delay(secs(3)), 50_000, None);
+        assert_eq!(first.wait(at(50_000)), secs(3));
+        assert_eq!(first.wait(at(52_000)), secs(1));
+        assert_eq!(first.late(at(53_250)), ms(250));
+        assert_eq!(first.due(at(53_250)), secs(53));
+        assert_eq!(first.due(at(52_000)), secs(53));
+    }
+}
+
+/// DESIGN section 6: period less age. The age may be more than the machine has been up.
+#[test]
+fn a_new_leader_goes_on_where_the_last_one_was() {
+    for schedule in [Schedule::every(secs(10)), Schedule::with_delay(secs(10))] {
+        let schedule = schedule.initial_delay(secs(3));
+        assert_eq!(
+            plan(&schedule, 5_000, Some(secs(4))).wait(at(5_000)),
+            secs(6)
+        );
+        assert_eq!(
+            plan(&schedule, 5_000, Some(ms(0))).wait(at(5_000)),
+            secs(10)
+        );
+        assert_eq!(
+            plan(&schedule, 5_000, Some(secs(99))).wait(at(5_000)),
+            ms(0)
+        );
+        assert_eq!(
+            plan(&schedule, 5_000, Some(secs(10))).wait(at(5_000)),
+            ms(0)
+        );
+    }
+}
+
+#[test]
+fn a_rate_keeps_its_beat_and_a_late_run_moves_it() {
+    let mut plan = plan(&Schedule::every(secs(1)), 1_000, None);
+    assert_eq!(plan.wait(at(1_000)), ms(0));
+    plan.ran(at(1_000), at(1_300), 0.0);
+    assert_eq!(plan.wait(at(1_300)), ms(700));
+    // A little late: the beat stays.
+    plan.ran(at(2_040), at(2_100), 0.0);
+    assert_eq!(plan.wait(at(2_100)), ms(900));
+    // Overrun: the next one begins at once, and the following ones keep their distance from it.
+    plan.ran(at(3_000), at(4_400), 0.0);
+    assert_eq!(plan.wait(at(4_400)), ms(0));
+    assert_eq!(plan.late(at(4_400)), ms(400));
+    plan.ran(at(4_400), at(4_500), 0.0);
+    assert_eq!(plan.wait(at(4_500)), ms(900));
+    // One run for forty that were missed.
+    plan.ran(at(45_400), at(45_500), 0.0);
+    assert_eq!(plan.wait(at(45_500)), ms(900));
+}
+
+#[test]
+fn skipped_runs_are_left_out_and_the_beat_stays() {
+    let schedule = Schedule::every(secs(100)).missed(Missed::Skip);
+    // A new leader, 2.3 periods after the last run.
+    assert_eq!(
+        plan(&schedule, 5_000, Some(secs(230))).wait(at(5_000)),
+        secs(70)
+    );
+    // Just in time counts.
+    let mut late = plan(&schedule, 5_000, Some(ms(200_900)));
+    assert_eq!(late.wait(at(5_000)), ms(0));
+    late.ran(at(5_000), at(6_000), 0.0);
+    assert_eq!(late.wait(at(6_000)), ms(98_100));
+    // Suspended while it waits.
+    assert_eq!(late.wait(at(259_100)), ms(45_000));
+    assert_eq!(late.late(at(304_100)), ms(0));
+    // A run that takes too long.
+    late.ran(at(304_100), at(520_000), 0.0);
+    assert_eq!(late.wait(at(520_000)), ms(84_100));
+}
+
+#[test]
+fn a_delay_rests_after_the_end() {
+    let mut plan = plan(&Schedule::with_delay(secs(1)), 1_000, None);
+    plan.ran(at(1_000), at(5_030), 0.0);
+    assert_eq!(plan.wait(at(5_030)), secs(1));
+}
+
+#[test]
+fn runs_are_at_least_so_far_apart() {
+    let nightly = Schedule::daily_at("02:30", "UTC").unwrap();
+    let nightly = nightly.at_least(secs(12 * 3600));
+    // Somebody ran it at 20:00.
+    let two = secs(2 * 3600);
+    let mut tonight = Plan::new(&nightly, at(2 * 3_600_000), Some(secs(6 * 3600)), 0.0);
+    assert_eq!(tonight.wait(at(2 * 3_600_000)), secs(6 * 3600));
+    let clocks = Clocks {
+        local: Moment::from_origin(two + secs(6 * 3600)),
+        wall: two + secs(6 * 3600),
+    };
+    assert_eq!(tonight.wait(clocks), ms(0));
+    let mut delay = plan(
+        &Schedule::with_delay(secs(1)).at_least(secs(5)),
+        1_000,
+        None,
+    );
+    delay.ran(at(1_000), at(2_000), 0.0);
+    assert_eq!(delay.wait(at(2_000)), secs(5));
+}
+
+#[test]
+fn jitter_puts_each_run_off_and_does_not_add_up() {
+    let schedule = Schedule::every(secs(10)).jitter(secs(4));
+    let mut plan = Plan::new(&schedule, at(0), None, 0.5);
+    assert_eq!(plan.wait(at(0)), secs(2));
+    assert_eq!(plan.late(at(2_000)), ms(0));
+    plan.ran(at(2_000), at(2_500), 0.25);
+    assert_eq!(plan.wait(at(2_500)), ms(8_500));
+    plan.ran(at(11_000), at(11_500), 0.0);
+    assert_eq!(plan.wait(at(11_500)), ms(8_500));
+}
+
+#[test]
+fn what_is_recorded_and_for_how_long() {
+    let every = |period| Schedule::every(period);
+    assert_eq!(every(ms(999)).recorded(), Recorded::Never);
+    assert_eq!(every(ms(1_000)).recorded(), Recorded::AtTheBeginning);
+    assert_eq!(
+        every(ms(10)).at_least(secs(1)).recorded(),
+        Recorded::AtTheBeginning
+    );
+    assert_eq!(Schedule::with_delay(secs(1)).recorded(), Recorded::AtTheEnd);
+    let weekly = Schedule::weekly_at([Weekday::Friday], "1:00", "UTC").unwrap();
+    assert_eq!(weekly.recorded(), Recorded::AtTheBeginning);
+    assert_eq!(weekly.kept(), secs(21 * DAY));
+    assert_eq!(every(secs(60)).kept(), secs(DAY));
+}
+
+#[test]
+fn mistakes_are_refused_with_what_is_right() {
+    for (schedule, says) in [
+        (Schedule::every(ms(0)), "never rest"),
+        (Schedule::with_delay(ms(0)), "never rest"),
+        (Schedule::every(Duration::MAX), "366 days"),
+        (
+            Schedule::every(secs(1)).initial_delay(Duration::MAX),
+            "366 days",
+        ),
+        (Schedule::every(secs(1)).at_least(Duration::MAX), "366 days"),
+        (
+            Schedule::every(secs(1)).jitter(Duration::MAX),
+            "less than the period",
+        ),
+        (
+            Schedule::every(secs(1)).jitter(secs(1)),
+            "less than the period",
+        ),
+        (
+            Schedule::with_delay(secs(1)).missed(Missed::Skip),
+            "leave out",
+        ),
+    ] {
+        let error = schedule.check().unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
+    }
+    for (time, zone, says) in [
+        ("24:00", "UTC", "no time of day"),
+        ("2:60", "UTC", "no time of day"),
+        ("2", "UTC", "no time of day"),
+        ("+2:30", "UTC", "no time of day"),
+        ("2:30:00:00", "UTC", "no time of day"),
+        ("", "UTC", "no time of day"),
+        ("2:30", "+19:00", "no offset"),
+        ("2:30", "+", "no offset"),
+        ("2:30", "", "time zone"),
+        ("2:30", "Mars/Olympus", "time zone"),
+    ] {
+        let error = Schedule::daily_at(time, zone).unwrap_err();
+        assert!(error.to_string().contains(says), "{time} {zone}: {error}");
+    }
+    assert!(Schedule::weekly_at([], "2:30", "UTC").is_err());
+    assert_eq!("Mon".parse::<Weekday>().unwrap(), Weekday::Monday);
+    assert_eq!("sunday".parse::<Weekday>().unwrap(), Weekday::Sunday);
+    assert!("so".parse::<Weekday>().is_err());
+}
+
+#[test]
+fn schedules_read_well() {
+    let daily = Schedule::daily_at("2:30", "UTC").unwrap();
+    assert_eq!(daily.to_string(), "daily at 02:30 UTC");
+    let weekly = [Weekday::Monday, Weekday::Friday];
+    let weekly = Schedule::weekly_at(weekly, "14:00:05", "-03:30").unwrap();
+    assert_eq!(weekly.to_string(), "Monday, Friday at 14:00:05 -03:30");
+    assert_eq!(Schedule::every(secs(5)).to_string(), "every 5s");
+}
+
+/// 2026-03-01T00:00:00Z, a Sunday.
+const MARCH: u64 = 1_772_323_200;
+
+#[test]
+fn times_of_day_are_those_of_the_zone() {
+    let times = |zone: &str| TimeOfDay::new(Weekday::ALL, "02:30", zone).unwrap();
+    let hours = |hours: f64| Duration::from_secs_f64(MARCH as f64 + hours * 3600.0);
+    assert_eq!(times("UTC").after(hours(0.0)), hours(2.5));
+    assert_eq!(times("UTC").after(hours(2.5)), hours(26.5));
+    assert_eq!(times("+05:30").after(hours(0.0)), hours(21.0));
+    assert_eq!(times("-08:00").after(hours(0.0)), hours(10.5));
+    assert_eq!(times("+14:00").after(hours(0.0)), hours(12.5));
+    let weekly = TimeOfDay::new([Weekday::Sunday], "02:30", "UTC").unwrap();
+    assert_eq!(weekly.after(hours(0.0)), hours(2.5));
+    assert_eq!(weekly.after(hours(2.5)), hours(2.5 + 7.0 * 24.0));
+    let two = TimeOfDay::new([Weekday::Tuesday, Weekday::Saturday], "02:30", "UTC").unwrap();
+    assert_eq!(two.after(hours(0.0)), hours(2.5 + 48.0));
+    assert_eq!(two.after(hours(2.5 + 48.0)), hours(2.5 + 6.0 * 24.0));
+}
+
+#[test]
+fn a_time_of_day_that_a_leader_missed_is_made_up_for_once_or_skipped() {
+    let clocks = |hours: f64| Clocks {
+        local: Moment::from_origin(Duration::from_secs_f64(hours * 3600.0)),
+        wall: Duration::from_secs_f64(MARCH as f64 + hours * 3600.0),
+    };
+    let hours = |hours: f64| Duration::from_secs_f64(hours * 3600.0);
+    let nightly = Schedule::daily_at("02:30", "UTC").unwrap();
+    // The last run was yesterday's; nobody led until nine.
+    let mut late = Plan::new(&nightly, clocks(9.0), Some(hours(30.5)), 0.0);
+    assert_eq!(late.wait(clocks(9.0)), ms(0));
+    assert_eq!(late.late(clocks(9.0)), hours(6.5));
+    assert_eq!(late.due(clocks(9.0)), clocks(2.5).wall);
+    late.ran(clocks(9.0), clocks(9.5), 0.0);
+    assert_eq!(late.wait(clocks(9.5)), hours(17.0));
+    // For a week: one run, not seven.
+    let mut late = Plan::new(&nightly, clocks(170.0), Some(hours(200.0)), 0.0);
+    assert_eq!(late.wait(clocks(170.0)), ms(0));
+    late.ran(clocks(170.0), clocks(170.0), 0.0);
+    assert_eq!(late.wait(clocks(170.0)), hours(0.5));
+    let skips = nightly.clone().missed(Missed::Skip);
+    let mut skipped = Plan::new(&skips, clocks(9.0), Some(hours(30.5)), 0.0);
+    assert_eq!(skipped.wait(clocks(9.0)), hours(17.5));
+    // A fail-over in that very moment is no missed run.
+    let mut just = Plan::new(&skips, clocks(2.505), Some(hours(24.0)), 0.0);
+    assert_eq!(just.wait(clocks(2.505)), ms(0));
+    // Without a record nothing counts as missed.
+    let mut new = Plan::new(&nightly, clocks(9.0), None, 0.0);
+    assert_eq!(new.wait(clocks(9.0)), hours(17.5));
+}
+
+#[test]
+fn wall_clocks_that_differ_or_are_set_back_run_no_time_of_day_twice() {
+    let clocks = |seconds: u64| Clocks {
+        local: Moment::from_origin(secs(seconds)),
+        wall: secs(MARCH + seconds),
+    };
+    let nightly = Schedule::daily_at("02:30", "UTC").unwrap();
+    let due = 9_000;
+    // It ran five seconds ago on a host whose clock is 40 s ahead of ours.
+    let mut other = Plan::new(&nightly, clocks(due - 35), Some(secs(5)), 0.0);
+    assert_eq!(other.wait(clocks(due - 35)), secs(DAY + 35));
+    // Our own clock is set back by an hour after the run.
+    let mut same = Plan::new(&nightly, clocks(0), None, 0.0);
+    assert_eq!(same.wait(clocks(due)), ms(0));
+    same.ran(clocks(due), clocks(due + 1), 0.0);
+    assert_eq!(same.wait(clocks(due - 3600)), secs(DAY + 3600));
+    // Set forward while it waits: it is due.
+    assert_eq!(same.wait(clocks(due + DAY)), ms(0));
+}
+
+/// Runs `days` days of a schedule from `start`, with an injected clock, and returns when runs began.
+#[cfg(feature = "timezones")]
+fn runs(time: &str, zone: &str, start: &str, days: u64) -> Vec<String> {
+    let zone_of_test = jiff::tz::TimeZone::get(zone).unwrap();
+    let start: jiff::Timestamp = start.parse().unwrap();
+    let start = u64::try_from(start.as_second()).unwrap();
+    let schedule = Schedule::daily_at(time, zone).unwrap();
+    let clocks = |seconds: u64| Clocks {
+        local: Moment::from_origin(secs(seconds)),
+        wall: secs(start + seconds),
+    };
+    let mut now = 0;
+    let mut plan = Plan::new(&schedule, clocks(now), None, 0.0);
+    let mut began = Vec::new();
+    loop {
+        let wait = plan.wait(clocks(now)).as_secs();
+        if now + wait > days * DAY {
+            return began;
+        }
+        // In slices, as the worker waits.
+        now += wait.min(1_000);
+        if plan.wait(clocks(now)).is_zero() {
+            let instant =
+                jiff::Timestamp::from_second(i64::try_from(start + now).unwrap()).unwrap();
+            began.push(zone_of_test.to_datetime(instant).to_string());
+            plan.ran(clocks(now), clocks(now + 1), 0.0);
+            // Another leader takes over at once, now and then.
+            if now % 2 == 0 {
+                plan = Plan::new(&schedule, clocks(now + 60), Some(secs(60)), 0.0);
+            }
+        }
+    }
+}
+
+#[cfg(feature = "timezones")]
+#[test]
+fn clocks_set_forward_over_a_time_run_it_when_they_are() {
+    assert_eq!(
+        runs("02:30", "Europe/Berlin", "2026-03-27T12:00:00Z", 4),
+        [
+            "2026-03-28T02:30:00",
+            "2026-03-29T03:00:00",
+            "2026-03-30T02:30:00",
+            "2026-03-31T02:30:00",
+        ]
+    );
+    // A time outside the gap does not notice.
+    assert_eq!(
+        runs("03:00", "Europe/Berlin", "2026-03-28T12:00:00Z", 2),
+        ["2026-03-29T03:00:00", "2026-03-30T03:00:00"]
+    );
+    // A whole day that never was: its run begins when the next one does.
+    assert_eq!(
+        runs("02:30", "Pacific/Apia", "2011-12-29T20:00:00Z", 2),
+        [
+            "2011-12-31T00:00:00",
+            "2011-12-31T02:30:00",
+            "2012-01-01T02:30:00"
+        ]
+    );
+}
+
+#[cfg(feature = "timezones")]
+#[test]
+fn clocks_set_back_over_a_time_run_it_once() {
+    assert_eq!(
+        runs("02:30", "Europe/Berlin", "2026-10-23T12:00:00Z", 4),
+        [
+            "2026-10-24T02:30:00",
+            "2026-10-25T02:30:00",
+            "2026-10-26T02:30:00",
+            "2026-10-27T02:30:00",
+        ]
+    );
+    let clocks = |seconds: u64| Duration::from_secs(seconds);
+    let time = TimeOfDay::new(Weekday::ALL, "02:30", "Europe/Berlin").unwrap();
+    // 2026-10-25: 00:30Z is the first 02:30, 01:30Z the second.
+    let midnight: jiff::Timestamp = "2026-10-25T00:00:00Z".parse().unwrap();
+    let midnight = u64::try_from(midnight.as_second()).unwrap();
+    assert_eq!(time.after(clocks(midnight)), clocks(midnight + 1_800));
+    assert_eq!(
+        time.after(clocks(midnight + 1_800)),
+        clocks(midnight + 1_800 + 25 * 3600)
+    );
+}
+
+/// One run in a random history; times in true time.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    began: Duration,
+    ended: Duration,
+    recorded: bool,
+}
+
+/// A history: leaders come and go, on machines that were started at different times, whose calls are
+/// late, whose runs take long, and which die between runs and in them.
+fn history(schedule: &Schedule, dice: &mut StdRng) {
+    let period = schedule.period();
+    let fixed_delay = matches!(schedule.times, Times::WithDelay(_));
+    let closest = match (&schedule.times, schedule.missed) {
+        (Times::Every(_), Missed::Once) => period - KEEPS_BEAT.min(period / 10) - schedule.jitter,
+        (Times::Every(_), Missed::Skip) => period - schedule.grace(),
+        (Times::WithDelay(_), _) => period,
+        (Times::OfDay(_), _) => Duration::ZERO,
+    };
+    let mut now = secs(40 * DAY) + dice.random_range(ms(0)..secs(DAY));
+    let mut record: Option<Duration> = None;
+    let mut last: Option<Run> = None;
+    for leader in 0..dice.random_range(2..8) {
+        let leads_at = now;
+        // Up for longer or shorter than the age of the last run; a wall clock that is off.
+        let up = now - dice.random_range(ms(0)..secs(30 * DAY));
+        let skew = dice.random_range(0..40_000);
+        let clocks = |true_time: Duration| Clocks {
+            local: Moment::from_origin(true_time - up),
+            wall: true_time + ms(skew) - ms(20_000),
+        };
+        let leaves_at = now + period.mul_f64(dice.random_range(0.0..6.0));
+        let age = record.map(|record| now - record);
+        let mut plan = Plan::new(schedule, clocks(now), age, dice.random());
+        let (mut paused, mut pauses) = (Duration::ZERO, 0);
+        loop {
+            // Mostly punctual, sometimes paused.
+            let wait = plan.wait(clocks(now));
+            if !wait.is_zero() {
+                let late = match dice.random_range(0..10) {
+                    0 => period.mul_f64(dice.random_range(0.0..3.0)),
+                    _ => ms(dice.random_range(0..5)),
+                };
+                paused += late;
+                pauses += 1;
+                if now + wait + late > leaves_at {
+                    now = now.max(leaves_at);
+                    break;
+                }
+                now += wait + late;
+                continue;
+            }
+            let began = now;
+            let took = period.mul_f64(match dice.random_range(0..6) {
+                0 => dice.random_range(0.0..2.5),
+                _ => dice.random_range(0.0..0.4),
+            });
+            let dies = dice.random_range(0..8) == 0;
+            let run = Run {
+                began,
+                ended: began + took,
+                recorded: !(dies && fixed_delay),
+            };
+            if let Some(last) = last {
+                let told = format!("leader {leader} of {schedule:?}: {last:?}, then {run:?}");
+                let since = if fixed_delay { last.ended } else { last.began };
+                if last.recorded {
+                    assert!(began - since >= closest, "too close: {told}");
+                    assert!(began - since >= schedule.at_least, "too close: {told}");
+                }
+                if !matches!(schedule.times, Times::OfDay(_)) {
+                    let apart = period.max(schedule.at_least) + schedule.jitter;
+                    let due = match record {
+                        Some(record) => record + apart,
+                        None => leads_at + schedule.initial_delay + apart,
+                    };
+                    let mut latest = due.max(last.ended).max(leads_at + schedule.jitter) + paused;
+                    if schedule.missed == Missed::Skip {
+                        // At most one beat is left out for each pause.
+                        latest += (period + schedule.grace()) * (pauses + 1);
+                    }
+                    assert!(began <= latest + ms(10), "too far: {told} by {latest:?}");
+                }
+            }
+            now = run.ended;
+            if schedule.recorded() != Recorded::Never && run.recorded {
+                record = Some(if fixed_delay { run.ended } else { run.began });
+            }
+            last = Some(run);
+            if dies {
+                break;
+            }
+            plan.ran(clocks(began), clocks(now), dice.random());
+            (paused, pauses) = (Duration::ZERO, 0);
+        }
+        // The fail-over.
+        now += period.mul_f64(dice.random_range(0.0..1.5));
+    }
+}
+
+/// Never two runs closer than promised, never a gap longer than the period and the fail-over.
+#[test]
+fn any_history_of_leaders_keeps_its_promises() {
+    for seed in 0..100_000 {
+        let mut dice = StdRng::seed_from_u64(seed);
+        let period = ms(dice.random_range(1_000..100_000_000));
+        let fraction = |dice: &mut StdRng| match dice.random_range(0..3) {
+            0 => period.mul_f64(dice.random_range(0.0..0.8)),
+            _ => Duration::ZERO,
+        };
+        let schedule = match dice.random_range(0..3) {
+            0 => Schedule::every(period),
+            1 => Schedule::with_delay(period),
+            _ => Schedule::every(period).missed(Missed::Skip),
+        };
+        let schedule = schedule
+            .jitter(fraction(&mut dice))
+            .at_least(fraction(&mut dice))
+            .initial_delay(fraction(&mut dice));
+        schedule.check().unwrap();
+        let told = std::panic::catch_unwind(move || history(&schedule, &mut dice));
+        assert!(told.is_ok(), "seed {seed}");
+    }
+}
+
+/// A time of day is run once a day whatever happens, and not at all only if nobody led or it was skipped.
+#[test]
+fn any_history_of_leaders_runs_a_time_of_day_at_most_once() {
+    for seed in 0..3_000 {
+        let mut dice = StdRng::seed_from_u64(seed);
+        let schedule = Schedule::daily_at("02:30", "UTC").unwrap();
+        let schedule = match dice.random_range(0..2) {
+            0 => schedule,
+            _ => schedule.missed(Missed::Skip),
+        };
+        let mut now = secs(MARCH) + ms(dice.random_range(0..DAY * 1_000));
+        let mut record: Option<Duration> = None;
+        let mut per_day = std::collections::HashMap::<u64, u32>::new();
+        for _ in 0..30 {
+            let skew = ms(dice.random_range(0..50_000));
+            let clocks = |true_time: Duration| Clocks {
+                local: Moment::from_origin(true_time - secs(MARCH)),
+                wall: true_time + skew - ms(25_000),
+            };
+            let age = record.map(|record| now - record);
+            let mut plan = Plan::new(&schedule, clocks(now), age, 0.0);
+            let leaves_at = now + ms(dice.random_range(0..60 * 3_600_000));
+            loop {
+                let wait = plan.wait(clocks(now));
+                if now + wait > leaves_at {
+                    now = leaves_at;
+                    break;
+                }
+                now += wait + ms(dice.random_range(0..5));
+                if !plan.wait(clocks(now)).is_zero() {
+                    continue;
+                }
+                record = Some(now);
+                let due = plan.due(clocks(now)).as_secs() / DAY;
+                let runs = per_day.entry(due).or_default();
+                *runs += 1;
+                assert_eq!(*runs, 1, "seed {seed}: day {due}");
+                let began = now;
+                now += ms(dice.random_range(0..3_600_000));
+                plan.ran(clocks(began), clocks(now), 0.0);
+            }
+            // Rolled over at once, mostly; sometimes nobody leads for days.
+            now += match dice.random_range(0..4) {
+                0 => ms(dice.random_range(0..50 * 3_600_000)),
+                _ => ms(dice.random_range(0..2_000)),
+            };
+        }
+    }
+}

@@ -1,0 +1,458 @@
+//! `Scheduler`: runs work at its times while this process leads. Its builder, and what it reports.
+
+use std::cell::Cell;
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+
+use super::schedule::Schedule;
+use super::worker::{Context, Job, Term, WorkError, Worker, chain};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::factory::Factory;
+use crate::id::ContenderIdGenerator;
+use crate::probe::{Probed, RunOutcomeKind};
+use crate::service::lifecycle::Lifecycle;
+use crate::service::{ContendBuilder, MutexContendService, Status};
+use crate::thread::Local;
+
+/// Runs work on a [`Schedule`], on whichever process leads.
+///
+/// Run it in as many processes as you like: one of them works, and when it goes another one goes on
+/// where it was. Dropping the scheduler stops it, so keep it.
+///
+/// ```
+/// use contend::Schedule;
+/// use std::time::Duration;
+///
+/// let factory = contend::connect("memory://scheduler-doc")?;
+/// let (done, runs) = crossbeam_channel::unbounded();
+/// let scheduler = factory
+///     .scheduler("clean-up")
+///     .start(Schedule::every(Duration::from_millis(10)), move |context| {
+///         assert!(context.is_leader());
+///         done.send(context.fence())
+///     })?;
+///
+/// let fence = runs.recv().unwrap();
+/// assert_eq!(runs.recv().unwrap(), fence); // the same leadership
+/// scheduler.stop()?;
+/// assert!(!scheduler.is_leader());
+/// # Ok::<(), contend::Error>(())
+/// ```
+///
+/// # When leadership is lost while work runs
+/// The work is cancelled at once: [`Context::is_cancelled`] is `true` and
+/// [`Context::cancelled`] is closed as soon as this process does not lead any more. It has the
+/// transition of the lease to stop in; nobody else leads before that is over. Work that goes on longer
+/// runs beside that of the next leader, until it looks. For that, pass [`Context::fence`] to what the
+/// work writes to, and have it reject any write whose fence is lower than the highest it has seen.
+#[must_use = "a scheduler that is dropped stops"]
+pub struct Scheduler {
+    /// Known in a child process too.
+    schedule: Schedule,
+    inner: Local<Inner>,
+}
+
+struct Inner {
+    service: Arc<MutexContendService>,
+    term: Arc<Term>,
+    schedule: Schedule,
+    job: Arc<Mutex<Job>>,
+    probe: Probed,
+    stop_within: Duration,
+    lifecycle: Lifecycle,
+}
+
+impl Scheduler {
+    /// Starts to contend for the leadership. Returns at once.
+    ///
+    /// # Errors
+    /// `InvalidState` unless the status is `Initial`; `Unavailable` where the system has no thread left;
+    /// `Forked` in a child process.
+    pub fn start(&self) -> Result<()> {
+        self.inner.get()?.start()
+    }
+
+    /// Begins no more work, waits for what runs, gives the leadership back and ends the threads.
+    ///
+    /// Running work sees that it is [cancelled](Context::is_cancelled), and goes on as the leader until
+    /// it returns. Called from inside the work, this returns at once, and all that happens after the work
+    /// has returned. Stopping what is not started does nothing.
+    ///
+    /// # Errors
+    /// `Timeout` where the work did not end within [`stop_within`](SchedulerBuilder::stop_within): from
+    /// then on the lease is no longer renewed. It is released when the work ends, or runs out before. It
+    /// is never released under running work.
+    pub fn stop(&self) -> Result<()> {
+        self.inner.get()?.stop()
+    }
+
+    /// Has the work run as soon as it can, beside the schedule: the times of the other runs stay as they
+    /// are, and the run is not recorded. Requests that were not answered yet count as one. Returns
+    /// `false`, and does nothing, if this process does not lead.
+    ///
+    /// ```
+    /// use contend::Schedule;
+    ///
+    /// let factory = contend::connect("memory://run-now-doc")?;
+    /// let (done, runs) = crossbeam_channel::unbounded();
+    /// let nightly = Schedule::daily_at("02:30", "UTC")?;
+    /// let scheduler = factory
+    ///     .scheduler("report")
+    ///     .start(nightly, move |context| done.send(context.due()))?;
+    /// while !scheduler.run_now() {
+    ///     std::thread::yield_now(); // does not lead yet
+    /// }
+    /// assert_eq!(runs.recv().unwrap(), None);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    #[must_use = "nothing runs where this process does not lead"]
+    pub fn run_now(&self) -> bool {
+        self.is_leader() && self.inner.here().is_some_and(|inner| inner.term.ask())
+    }
+
+    /// Returns the mutex that the leader owns.
+    #[must_use]
+    pub fn mutex(&self) -> &str {
+        self.inner.here().map_or("", |inner| inner.service.mutex())
+    }
+
+    /// Returns the id that this scheduler contends under.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        self.inner.here().map_or("", |inner| inner.service.id())
+    }
+
+    /// Returns when the work runs.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// Returns when the next run is due; `None` unless this process leads.
+    #[must_use]
+    pub fn next_run(&self) -> Option<SystemTime> {
+        self.inner.here().and_then(|inner| inner.term.next_run())
+    }
+
+    /// Returns `true` if this process leads: right at the moment of the call.
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        self.fence().is_some()
+    }
+
+    /// Returns the fence of the present leadership; `None` unless this process leads.
+    #[must_use]
+    pub fn fence(&self) -> Option<u64> {
+        self.inner.here().and_then(|inner| inner.service.fence())
+    }
+
+    /// Returns where the scheduler is in its life.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let inner = self.inner.here();
+        inner.map_or(Status::Initial, |inner| inner.lifecycle.status())
+    }
+
+    /// Returns the last error of the backend; `None` once it answers again.
+    #[must_use]
+    pub fn last_error(&self) -> Option<Error> {
+        self.inner
+            .here()
+            .and_then(|inner| inner.service.last_error())
+    }
+}
+
+impl Inner {
+    fn start(&self) -> Result<()> {
+        let name = format!("schedule {}", self.service.mutex());
+        self.lifecycle.start(name, || {
+            self.service.start()?;
+            let worker = Worker {
+                service: Arc::clone(&self.service),
+                term: Arc::clone(&self.term),
+                schedule: self.schedule.clone(),
+                job: Arc::clone(&self.job),
+                probe: self.probe.clone(),
+                own_last: Cell::new(None),
+            };
+            Ok((move |parker| worker.run(&parker), 0))
+        })
+    }
+
+    fn stop(&self) -> Result<()> {
+        let by = Moment::now() + self.stop_within;
+        self.term.cancel();
+        let stopped = self.lifecycle.stop(self.service.mutex(), by);
+        match &stopped {
+            Err(error) if error.kind() == ErrorKind::Timeout => {}
+            _ => return stopped,
+        }
+        if !self.term.is_running() {
+            // The work has ended; what is left is the service's own way out, which has a bound.
+            let by = Moment::now() + self.service.stop_bound();
+            return self.lifecycle.stop(self.service.mutex(), by);
+        }
+        // Without waiting for it: renewal ends here, and the way out waits for the work by itself.
+        let _ = self.service.stop_by(Moment::now());
+        Err(Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "{}: the scheduled work still runs {:?} after it was told to stop; leadership is not \
+                 renewed any more, and is given up when the work ends or its lease does",
+                self.service.mutex(),
+                self.stop_within
+            ),
+        ))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            let mutex = self.service.mutex();
+            log::warn!("{mutex}: dropped without a clean stop: {error}");
+        }
+    }
+}
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scheduler")
+            .field("mutex", &self.mutex())
+            .field("id", &self.id())
+            .field("schedule", &self.schedule)
+            .field("status", &self.status())
+            .field("fence", &self.fence())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Builds a [`Scheduler`]. `build` validates all options and does no I/O.
+///
+/// ```
+/// use contend::Schedule;
+/// use std::time::Duration;
+///
+/// let factory = contend::connect("memory://scheduler-builder-doc")?;
+/// let scheduler = factory
+///     .scheduler("clean-up")
+///     .ttl(Duration::from_secs(5))
+///     .transition(Duration::from_secs(20)) // what running work may need to stop
+///     .stop_within(Duration::from_secs(60))
+///     .on_outcome(|report| println!("{} after {:?}", report.kind, report.took))
+///     .build(Schedule::with_delay(Duration::from_secs(300)), |context| {
+///         println!("cleaning up with fence {}", context.fence());
+///     })?;
+/// scheduler.start()?;
+/// assert_eq!(scheduler.mutex(), "clean-up");
+/// # Ok::<(), contend::Error>(())
+/// ```
+#[must_use]
+pub struct SchedulerBuilder {
+    contend: ContendBuilder,
+    stop_within: Duration,
+    on_outcome: Option<Box<dyn FnMut(&RunReport) + Send>>,
+    probe: Probed,
+}
+
+impl SchedulerBuilder {
+    pub(crate) fn new(factory: &Factory, mutex: Arc<str>) -> SchedulerBuilder {
+        let inner = factory.inner();
+        SchedulerBuilder {
+            probe: inner.as_ref().map(|it| it.probe()).unwrap_or_default(),
+            contend: ContendBuilder::new(inner, mutex),
+            stop_within: Duration::from_secs(30),
+            on_outcome: None,
+        }
+    }
+
+    /// Sets the id to contend under. Defaults to a generated one. No other contender of the mutex, in
+    /// any process, may have it.
+    pub fn id(mut self, id: impl AsRef<str>) -> SchedulerBuilder {
+        self.contend = self.contend.id(id);
+        self
+    }
+
+    /// Sets how an id is generated. Defaults to [`ContenderIdGenerator::Host`].
+    pub fn id_generator(mut self, ids: ContenderIdGenerator) -> SchedulerBuilder {
+        self.contend = self.contend.id_generator(ids);
+        self
+    }
+
+    /// Sets how long this process may believe that it leads without a renewal. Defaults to the factory's
+    /// ttl, 10 s.
+    pub fn ttl(mut self, ttl: Duration) -> SchedulerBuilder {
+        self.contend = self.contend.ttl(ttl);
+        self
+    }
+
+    /// Sets how long after the ttl nobody else can lead: the time for running work to stop in. Defaults
+    /// to the factory's transition, 6 s.
+    pub fn transition(mut self, transition: Duration) -> SchedulerBuilder {
+        self.contend = self.contend.transition(transition);
+        self
+    }
+
+    /// Sets how long after a grant the lease is renewed. Defaults to a third of the ttl.
+    pub fn renew_after(mut self, renew_after: Duration) -> SchedulerBuilder {
+        self.contend = self.contend.renew_after(renew_after);
+        self
+    }
+
+    /// Sets over how long contenders spread their attempts when a lease has ended. Defaults to a
+    /// twentieth of the ttl, at most 50 ms. For runs there is [`Schedule::jitter`].
+    pub fn jitter(mut self, jitter: Duration) -> SchedulerBuilder {
+        self.contend = self.contend.jitter(jitter);
+        self
+    }
+
+    /// Sets how long [`Scheduler::stop`] waits for running work. Defaults to 30 s.
+    pub fn stop_within(mut self, stop_within: Duration) -> SchedulerBuilder {
+        self.stop_within = stop_within;
+        self
+    }
+
+    /// Sets what is called after each run, on the thread that runs the work. Failures are logged with or
+    /// without it. Defaults to nothing.
+    pub fn on_outcome(mut self, on_outcome: impl FnMut(&RunReport) + Send + 'static) -> Self {
+        self.on_outcome = Some(Box::new(on_outcome));
+        self
+    }
+
+    /// Returns a scheduler of `work`, which is still to be started. An error that the work returns and a
+    /// panic in it are logged and reported, and the schedule goes on.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a name, id, duration or schedule that is not allowed, `DuplicateContender` for
+    /// an id that this process contends under already, `Forked` in a child process.
+    pub fn build<R: WorkResult>(
+        self,
+        schedule: Schedule,
+        mut work: impl FnMut(&Context) -> R + Send + 'static,
+    ) -> Result<Scheduler> {
+        schedule.check()?;
+        let term = Arc::new(Term::default());
+        let (begin, end) = (Arc::clone(&term), Arc::clone(&term));
+        let service = self
+            .contend
+            .on_acquired(move |event| begin.begin(event.fence()))
+            .on_released(move |_| end.end())
+            .build_blocking()?;
+        let job = Job {
+            work: Box::new(move |context| work(context).into_result()),
+            on_outcome: self.on_outcome,
+        };
+        let inner = Inner {
+            service: Arc::new(service),
+            term,
+            schedule: schedule.clone(),
+            job: Arc::new(Mutex::new(job)),
+            probe: self.probe,
+            stop_within: self.stop_within,
+            lifecycle: Lifecycle::new(),
+        };
+        Ok(Scheduler {
+            schedule,
+            inner: Local::new(inner),
+        })
+    }
+
+    /// Returns a scheduler of `work` that is started already.
+    ///
+    /// # Errors
+    /// As [`build`](SchedulerBuilder::build) and [`Scheduler::start`].
+    pub fn start<R: WorkResult>(
+        self,
+        schedule: Schedule,
+        work: impl FnMut(&Context) -> R + Send + 'static,
+    ) -> Result<Scheduler> {
+        let scheduler = self.build(schedule, work)?;
+        scheduler.start()?;
+        Ok(scheduler)
+    }
+}
+
+impl fmt::Debug for SchedulerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SchedulerBuilder")
+            .field("contend", &self.contend)
+            .field("stop_within", &self.stop_within)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What scheduled work may return: nothing, or a `Result` whose error converts into a boxed one.
+pub trait WorkResult {
+    /// Returns the outcome with its error boxed.
+    ///
+    /// # Errors
+    /// The work's own.
+    fn into_result(self) -> std::result::Result<(), Box<dyn StdError + Send + Sync>>;
+}
+
+impl WorkResult for () {
+    fn into_result(self) -> std::result::Result<(), WorkError> {
+        Ok(())
+    }
+}
+
+impl<E: Into<Box<dyn StdError + Send + Sync>>> WorkResult for std::result::Result<(), E> {
+    fn into_result(self) -> std::result::Result<(), WorkError> {
+        self.map_err(Into::into)
+    }
+}
+
+/// What became of a run of scheduled work.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct RunReport {
+    /// The mutex that the leader owns.
+    pub mutex: Arc<str>,
+    /// The fence of the leadership that the run began in.
+    pub fence: u64,
+    /// When the run was due by the wall clock; `None` if it was asked for.
+    pub due: Option<SystemTime>,
+    /// How late it began.
+    pub late: Duration,
+    /// How long the work took.
+    pub took: Duration,
+    /// What became of it. Work that was cancelled, or whose leadership was lost, is reported as such
+    /// whatever it returned; a panic always as a panic.
+    pub kind: RunOutcomeKind,
+    /// What the work returned, with its sources, or the message of its panic.
+    pub error: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl RunReport {
+    pub(super) fn log(&self) {
+        let RunReport {
+            mutex,
+            fence,
+            took,
+            kind,
+            ..
+        } = self;
+        let error = self.error.as_ref().map(|error| chain(&**error));
+        let error = error.map_or_else(String::new, |error| format!(": {error}"));
+        match kind {
+            RunOutcomeKind::Ok => {
+                log::debug!("{mutex}: scheduled work with fence {fence} took {took:?}");
+            }
+            RunOutcomeKind::Failed => log::error!("{mutex}: scheduled work failed{error}"),
+            RunOutcomeKind::Panicked => {
+                log::error!("{mutex}: scheduled work panicked; the schedule goes on{error}");
+            }
+            RunOutcomeKind::Cancelled => {
+                log::info!("{mutex}: stopped while scheduled work ran, for {took:?}{error}");
+            }
+            RunOutcomeKind::Lost => log::warn!(
+                "{mutex}: leadership with fence {fence} was lost while scheduled work ran, for \
+                 {took:?}{error}"
+            ),
+        }
+    }
+}

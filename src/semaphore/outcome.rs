@@ -1,0 +1,87 @@
+//! What a caller is told about its request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::permit_store::{Exhausted, Permit};
+use crate::error::{Error, ErrorKind};
+
+/// What became of a request for permits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Acquisition {
+    /// The permits are ours, all of them.
+    Acquired(Vec<Permit>),
+    /// An earlier call with the same external id holds these permits; nothing was changed.
+    #[non_exhaustive]
+    AlreadyAcquired {
+        /// The permits.
+        permits: Vec<Permit>,
+        /// How much of their ttl is left; zero once anybody may take them back. `None` without a ttl.
+        expires_in: Option<Duration>,
+    },
+    /// The external id is used up: what was acquired under it is released, or never was.
+    AlreadyReleased,
+    /// A semaphore has not enough free permits; nothing was taken from any.
+    Exhausted(Exhausted),
+}
+
+impl Acquisition {
+    /// Returns the permits if we hold them: for code to which it is the same whether an earlier try got
+    /// them.
+    ///
+    /// # Errors
+    /// `Exhausted`; `Conflict` where the external id is used up; `Lost` where the ttl of what an earlier
+    /// try got has passed.
+    pub fn into_permits(self) -> Result<Vec<Permit>, Error> {
+        match self {
+            Acquisition::AlreadyAcquired {
+                expires_in: Some(Duration::ZERO),
+                ..
+            } => Err(Error::new(
+                ErrorKind::Lost,
+                "the ttl of the permits that an earlier call acquired under this external id has passed; \
+                 renew them before it does, or hold them with a guard",
+            )),
+            Acquisition::Acquired(permits) | Acquisition::AlreadyAcquired { permits, .. } => {
+                Ok(permits)
+            }
+            Acquisition::AlreadyReleased => Err(used_up()),
+            Acquisition::Exhausted(exhausted) => Err(exhausted_error(&exhausted)),
+        }
+    }
+}
+
+/// What the owner of a permit is found to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// It works: its permits are left alone.
+    Alive,
+    /// It is gone for good: its permits are released.
+    Dead,
+    /// Nobody knows: its permits are left alone.
+    Unknown,
+}
+
+/// The error of whoever comes back after a release.
+pub(super) fn used_up() -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "the permits of this external id were released; ask again under a new one",
+    )
+}
+
+pub(super) fn exhausted_error(exhausted: &Exhausted) -> Error {
+    Error::new(ErrorKind::Exhausted, exhausted.to_string())
+}
+
+/// The error of a second live guard.
+pub(super) fn held_by_another_guard(external_id: &Arc<str>) -> Error {
+    Error::new(
+        ErrorKind::DuplicateContender,
+        format!(
+            "request {external_id:?} has a live guard in this process, or is being acquired; drop that \
+             one first, or use an external id of its own for each operation"
+        ),
+    )
+}

@@ -1,0 +1,349 @@
+//! `MutexRetrievalService`: follows who owns a mutex, without contending for it.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::callbacks::MutexRetriever;
+use super::delivery::{CATCH_UP, Delivery, Listener, Listening, listening_setters};
+use super::lifecycle::{Lifecycle, Status};
+use crate::backend::RawObserver;
+use crate::clock::{self, Moment};
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Event, EventKind, Events};
+use crate::factory;
+use crate::health::{Monitored, ServiceHealth};
+use crate::lease::Lease;
+use crate::machine::observation::{Look, Observation};
+use crate::name::check_mutex;
+use crate::owner::MutexState;
+use crate::parker::{Parker, Unparked, Unparker};
+use crate::snapshot::{Contact, Snapshot, Trouble};
+use crate::thread::Local;
+
+/// Follows who owns a mutex. It converges on the present owner, and may skip owners in between.
+///
+/// What the first look sees is the first event, also where the mutex is free: "free" does not look like
+/// "unknown". Clones are one and the same service; it stops when the last one is dropped.
+///
+/// ```
+/// use contend::EventKind;
+///
+/// let factory = contend::connect("memory://retrieval-doc")?;
+/// let (observer, owners) = factory.observe("demo").channel()?;
+/// observer.start()?;
+/// assert_eq!(owners.recv().unwrap().state.after().owner_id(), ""); // free
+///
+/// let leader = factory.contend("demo").id("a").build()?;
+/// leader.start()?;
+///
+/// let event = owners.recv().unwrap();
+/// assert_eq!(event.kind, EventKind::OwnerChanged);
+/// assert_eq!(event.state.after().owner_id(), "a");
+/// # Ok::<(), contend::Error>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "a service does nothing until it is started, and stops when it is dropped"]
+pub struct MutexRetrievalService {
+    inner: Local<Arc<Inner>>,
+}
+
+struct Inner {
+    factory: Arc<factory::Inner>,
+    mutex: Arc<str>,
+    failures: bool,
+    listener: Listener,
+    snapshot: Arc<Snapshot>,
+    lifecycle: Lifecycle,
+}
+
+impl MutexRetrievalService {
+    /// Starts to look. Returns at once.
+    ///
+    /// # Errors
+    /// `InvalidState` unless the status is `Initial`; `Unavailable` where the system has no thread
+    /// left; `Forked` in a child process.
+    pub fn start(&self) -> Result<()> {
+        let inner = self.inner.get()?;
+        let name = format!("observe {}", inner.mutex);
+        inner.lifecycle.start(name, || {
+            inner.snapshot.clear();
+            let delivery = inner.listener.open(&inner.mutex)?;
+            let carrier = delivery.number();
+            let lease = inner.factory.lease;
+            let worker = Worker {
+                raw: inner.factory.backend.observer(&inner.mutex)?,
+                lease,
+                observation: Observation::new(lease, Moment::now()),
+                mutex: Arc::clone(&inner.mutex),
+                snapshot: Arc::clone(&inner.snapshot),
+                delivery,
+                failures: inner.failures,
+                listening: false,
+            };
+            Ok((move |parker: Parker| worker.run(&parker), carrier))
+        })
+    }
+
+    /// Stops looking and ends the thread; nothing is delivered after this returns. Called from one of
+    /// the service's own callbacks, it returns at once.
+    ///
+    /// # Errors
+    /// `Timeout` where a callback hangs: the thread then ends when the callback does.
+    pub fn stop(&self) -> Result<()> {
+        self.inner.get()?.stop()
+    }
+
+    /// Returns the mutex followed.
+    #[must_use]
+    pub fn mutex(&self) -> &str {
+        self.inner.here().map_or("", |inner| &inner.mutex)
+    }
+
+    /// Returns the last change of ownership that was seen.
+    #[must_use]
+    pub fn state(&self) -> MutexState {
+        self.inner
+            .here()
+            .map_or(MutexState::NONE, |inner| inner.snapshot.state())
+    }
+
+    /// Returns where the service is in its life.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.inner
+            .here()
+            .map_or(Status::Initial, |inner| inner.lifecycle.status())
+    }
+
+    /// Returns `true` if the status is `Starting` or `Running`.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.status().is_active()
+    }
+
+    /// Returns `true` if the status is `Running`.
+    #[must_use]
+    pub fn running(&self) -> bool {
+        self.status() == Status::Running
+    }
+
+    /// Returns the trouble that the service has with its backend; `None` once that answers again, and
+    /// before anything was asked.
+    #[must_use]
+    pub fn last_error(&self) -> Option<Error> {
+        self.inner.here()?.snapshot.last_error()
+    }
+
+    /// Returns how the service gets on with its backend: it tells "not tried yet" from "fine".
+    #[must_use]
+    pub fn contact(&self) -> Contact {
+        self.inner
+            .here()
+            .map_or(Contact::Untried, |inner| inner.snapshot.contact())
+    }
+}
+
+impl Monitored for Inner {
+    fn health(&self) -> Option<ServiceHealth> {
+        Some(ServiceHealth {
+            mutex: Arc::clone(&self.mutex),
+            id: None,
+            status: self.lifecycle.status(),
+            fence: None,
+            contact: self.snapshot.contact(),
+        })
+    }
+}
+
+impl Inner {
+    fn stop(&self) -> Result<()> {
+        let bound = self.factory.lease.total() + Duration::from_secs(2);
+        self.lifecycle.stop(&self.mutex, Moment::now() + bound)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            log::warn!("{}: dropped without a clean stop: {error}", self.mutex);
+        }
+    }
+}
+
+impl fmt::Debug for MutexRetrievalService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MutexRetrievalService")
+            .field("mutex", &self.mutex())
+            .field("status", &self.status())
+            .finish()
+    }
+}
+
+/// Builds a [`MutexRetrievalService`]. Validates all options in the end, and does no I/O.
+#[derive(Debug)]
+#[must_use]
+pub struct ObserveBuilder {
+    factory: Result<Arc<factory::Inner>>,
+    mutex: Arc<str>,
+    listening: Listening,
+}
+
+impl ObserveBuilder {
+    listening_setters!();
+
+    pub(crate) fn new(factory: Result<Arc<factory::Inner>>, mutex: Arc<str>) -> ObserveBuilder {
+        ObserveBuilder {
+            factory,
+            mutex,
+            listening: Listening::default(),
+        }
+    }
+
+    pub(crate) fn retriever(
+        factory: Result<Arc<factory::Inner>>,
+        retriever: impl MutexRetriever + 'static,
+    ) -> ObserveBuilder {
+        let mut builder = ObserveBuilder::new(factory, retriever.mutex().into());
+        builder.listening.own = Some(Arc::new(move |event: &Event| retriever.notify_owner(event)));
+        builder
+    }
+
+    /// Builds the service, with the callbacks given, if any.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a name that is not allowed, `Forked` in a child process.
+    pub fn build(mut self) -> Result<MutexRetrievalService> {
+        let listening = std::mem::take(&mut self.listening);
+        let failures = listening.failures;
+        let executor = self.factory.as_ref().ok();
+        let executor = executor.and_then(|factory| factory.executor());
+        let listener = listening.callbacks(executor.as_ref())?;
+        self.finish(listener, failures)
+    }
+
+    /// Builds the service, and returns the receiver of its events; usable in crossbeam's `select!`. The
+    /// receiver outlives restarts and is disconnected when the service is dropped.
+    ///
+    /// # Errors
+    /// As [`build`](ObserveBuilder::build); and `InvalidInput` where callbacks were given too.
+    pub fn channel(mut self) -> Result<(MutexRetrievalService, Events)> {
+        let listening = std::mem::take(&mut self.listening);
+        let failures = listening.failures;
+        let (listener, events) = listening.channel()?;
+        Ok((self.finish(listener, failures)?, events))
+    }
+
+    fn finish(self, listener: Listener, failures: bool) -> Result<MutexRetrievalService> {
+        let factory = self.factory?;
+        check_mutex(&self.mutex)?;
+        // What this backend cannot keep is refused now, not at the start.
+        factory.backend.observer(&self.mutex)?;
+        let inner = Arc::new(Inner {
+            factory,
+            mutex: self.mutex,
+            failures,
+            listener,
+            snapshot: Arc::default(),
+            lifecycle: Lifecycle::new(),
+        });
+        inner.factory.registry.add(&inner.snapshot, &inner);
+        Ok(MutexRetrievalService {
+            inner: Local::new(inner),
+        })
+    }
+}
+
+/// The state of one run. It belongs to the worker thread alone.
+struct Worker {
+    raw: Box<dyn RawObserver>,
+    lease: Lease,
+    observation: Observation,
+    mutex: Arc<str>,
+    snapshot: Arc<Snapshot>,
+    delivery: Delivery,
+    failures: bool,
+    /// Whether the backend wakes us.
+    listening: bool,
+}
+
+impl Worker {
+    fn run(mut self, parker: &Parker) {
+        let unparker = parker.unparker();
+        while !parker.is_stopped() && !self.delivery.is_abandoned() {
+            match self.observation.step(Moment::now()) {
+                Look::Announce(state) => {
+                    self.snapshot.set_state(state.clone());
+                    let event = Event::new(EventKind::OwnerChanged, &self.mutex, state);
+                    self.delivery.deliver(event);
+                }
+                Look::Observe { by } => self.observe(&unparker, by),
+                Look::Wait { mut until } => {
+                    if self.delivery.is_behind() {
+                        until = until.min(Moment::now() + CATCH_UP);
+                    }
+                    if parker.park(until) == Unparked::Wake {
+                        self.observation.woken(Moment::now());
+                    }
+                }
+            }
+        }
+        self.delivery.close(Moment::now() + self.lease.total());
+    }
+
+    fn observe(&mut self, unparker: &Unparker, by: Moment) {
+        if !self.listening {
+            // Half of the time: a subscription that hangs leaves some for the look itself.
+            let half = by - by.remaining() / 2;
+            let listening = self.guarded(|raw| raw.listen(unparker, half));
+            self.listening = listening.is_ok();
+            let trouble = self.snapshot.note_listen(listening.as_ref().copied());
+            self.report(trouble, listening.err());
+        }
+        let view = self.guarded(|raw| raw.observe(by));
+        let trouble = self.snapshot.note_call(view.as_ref().map(|_| true));
+        let mut view = match view {
+            Ok(view) => {
+                self.report(trouble, None);
+                Some(view)
+            }
+            Err(error) => {
+                self.report(trouble, Some(error));
+                None
+            }
+        };
+        if let Some(view) = &mut view
+            && !self.listening
+        {
+            view.look_in = view.look_in.min(self.lease.call_budget());
+        }
+        self.observation
+            .observed(Moment::now(), view, clock::roll());
+        if let Some(owner) = self.observation.seen() {
+            self.snapshot.refresh(owner);
+        }
+    }
+
+    fn guarded<T>(&mut self, call: impl FnOnce(&mut dyn RawObserver) -> Result<T>) -> Result<T> {
+        let raw = &mut *self.raw;
+        catch_unwind(AssertUnwindSafe(|| call(raw)))
+            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Panicked, "the backend panicked")))
+    }
+
+    fn report(&mut self, trouble: Trouble, error: Option<Error>) {
+        let mutex = &self.mutex;
+        match (trouble, error) {
+            (Trouble::New, Some(error)) => {
+                log::warn!("{mutex}: observer: {error}; trying again");
+                if self.failures {
+                    let mut event = Event::new(EventKind::Failed, mutex, self.snapshot.state());
+                    event.error = Some(error);
+                    self.delivery.deliver(event);
+                }
+            }
+            (Trouble::Over, _) => log::info!("{mutex}: observer: the backend answers again"),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What the builders of all contenders share: for which mutex, under which id, with which lease.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Contender, Purpose};
+use crate::error::Result;
+use crate::factory;
+use crate::id::{ContenderIdGenerator, LiveId};
+use crate::lease::Lease;
+use crate::machine::period::ContendPeriod;
+use crate::name::{check_id, check_mutex};
+
+/// What a builder was given, not validated yet.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) factory: Result<Arc<factory::Inner>>,
+    pub(crate) mutex: Arc<str>,
+    pub(crate) id: Option<Arc<str>>,
+    pub(crate) ids: ContenderIdGenerator,
+    pub(crate) ttl: Duration,
+    pub(crate) transition: Duration,
+    pub(crate) renew_after: Option<Duration>,
+    pub(crate) jitter: Option<Duration>,
+}
+
+/// The same, validated; the id is this contender's alone for as long as it keeps the [`LiveId`].
+pub(crate) struct Validated {
+    pub(crate) factory: Arc<factory::Inner>,
+    pub(crate) contender: Contender,
+    pub(crate) period: ContendPeriod,
+    pub(crate) live: LiveId,
+}
+
+impl Settings {
+    pub(crate) fn new(factory: Result<Arc<factory::Inner>>, mutex: Arc<str>) -> Settings {
+        let lease = factory.as_ref().map(|it| it.lease).unwrap_or_default();
+        Settings {
+            factory,
+            mutex,
+            id: None,
+            ids: ContenderIdGenerator::default(),
+            ttl: lease.ttl(),
+            transition: lease.transition(),
+            renew_after: None,
+            jitter: None,
+        }
+    }
+
+    pub(crate) fn validate(self, purpose: Purpose) -> Result<Validated> {
+        let factory = self.factory?;
+        check_mutex(&self.mutex)?;
+        let id = self.id.unwrap_or_else(|| Arc::from(self.ids.generate()));
+        check_id(&id)?;
+        let lease = Lease::new(self.ttl, self.transition)?;
+        let mut period = ContendPeriod::new(lease);
+        if let Some(renew_after) = self.renew_after {
+            period = period.renew_after(renew_after)?;
+        }
+        if let Some(jitter) = self.jitter {
+            period = period.jitter(jitter)?;
+        }
+        let contender = Contender {
+            mutex: self.mutex,
+            id,
+            lease,
+            purpose,
+        };
+        // What this backend cannot keep is refused now, not at the first attempt.
+        factory.backend.contender(&contender)?;
+        let live = LiveId::new(factory.backend.realm(), &contender.mutex, &contender.id)?;
+        Ok(Validated {
+            factory,
+            contender,
+            period,
+            live,
+        })
+    }
+}
+
+/// The setters of a builder whose field `settings` is a [`Settings`].
+macro_rules! contender_setters {
+    () => {
+        /// Sets the id to contend under. Defaults to a generated one. No other contender of the mutex,
+        /// in any process, may have it.
+        pub fn id(mut self, id: impl AsRef<str>) -> Self {
+            self.settings.id = Some(id.as_ref().into());
+            self
+        }
+
+        /// Sets how an id is generated. Defaults to
+        /// [`ContenderIdGenerator::Host`](crate::ContenderIdGenerator::Host).
+        pub fn id_generator(mut self, ids: $crate::ContenderIdGenerator) -> Self {
+            self.settings.ids = ids;
+            self
+        }
+
+        /// Sets how long an owner may believe that it owns without a renewal. Defaults to the
+        /// factory's, 10 s.
+        pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
+            self.settings.ttl = ttl;
+            self
+        }
+
+        /// Sets how long after the ttl nobody else can own: the time to wind work down in. Defaults to
+        /// the factory's, 6 s.
+        pub fn transition(mut self, transition: std::time::Duration) -> Self {
+            self.settings.transition = transition;
+            self
+        }
+
+        /// Sets how long after a grant the lease is renewed. Defaults to a third of the ttl.
+        pub fn renew_after(mut self, renew_after: std::time::Duration) -> Self {
+            self.settings.renew_after = Some(renew_after);
+            self
+        }
+
+        /// Sets over how long contenders spread their attempts when a lease has ended. Defaults to a
+        /// twentieth of the ttl, at most 50 ms.
+        pub fn jitter(mut self, jitter: std::time::Duration) -> Self {
+            self.settings.jitter = Some(jitter);
+            self
+        }
+    };
+}
+pub(crate) use contender_setters;

@@ -1,0 +1,284 @@
+//! What other threads may read about a contender or observer: belief, the last owner, the last error
+//! and counters.
+//!
+//! The lock is held for a few instructions and never across I/O. Reader and worker read the clock
+//! *inside* it: so once a reader has seen a deadline passed, no renewal can revive it.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind};
+use crate::machine::contention::Contention;
+use crate::owner::{MutexOwner, MutexState};
+
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    notes: Mutex<Notes>,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    state: MutexState,
+    /// The end of belief, and the fence.
+    belief: Option<(Moment, u64)>,
+    calls: Calls,
+    /// Why nobody wakes us, if so.
+    deaf: Option<Error>,
+    /// The kinds of trouble that were said since the backend last answered: each once, however they
+    /// alternate.
+    said: Vec<ErrorKind>,
+    stats: Stats,
+}
+
+#[derive(Debug, Default)]
+enum Calls {
+    #[default]
+    Untried,
+    Fine,
+    Failing {
+        error: Error,
+        since: Moment,
+    },
+}
+
+/// How a service gets on with its backend.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Contact {
+    /// Nothing was asked yet.
+    Untried,
+    /// The last call was answered.
+    Fine,
+    /// The last call failed, or nobody tells the service of releases.
+    Failing {
+        /// How it failed.
+        error: Error,
+        /// How long calls have been failing.
+        lasting: Duration,
+    },
+}
+
+/// What a service or locker has done since it was built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Attempts to acquire.
+    pub attempts: u64,
+    /// Attempts that were granted.
+    pub granted: u64,
+    /// Attempts that failed with an error.
+    pub failed_attempts: u64,
+    /// Renewals.
+    pub renewals: u64,
+    /// Renewals that failed with an error.
+    pub failed_renewals: u64,
+    /// Ownerships that began.
+    pub gained: u64,
+    /// Ownerships that ended without being given up: expired, taken away, or by a panic.
+    pub lost: u64,
+}
+
+impl Stats {
+    /// Adds up what two have done.
+    pub(crate) fn plus(self, other: Stats) -> Stats {
+        Stats {
+            attempts: self.attempts + other.attempts,
+            granted: self.granted + other.granted,
+            failed_attempts: self.failed_attempts + other.failed_attempts,
+            renewals: self.renewals + other.renewals,
+            failed_renewals: self.failed_renewals + other.failed_renewals,
+            gained: self.gained + other.gained,
+            lost: self.lost + other.lost,
+        }
+    }
+}
+
+/// What a call's outcome changes about the trouble there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// As it was.
+    Unchanged,
+    /// New: worth a log line and an event.
+    New,
+    /// Over.
+    Over,
+}
+
+impl Snapshot {
+    /// Lets the machine decide, and publishes what it believes then, as one step.
+    pub(crate) fn decide<T>(
+        &self,
+        machine: &mut Contention,
+        decide: impl FnOnce(&mut Contention, Moment) -> T,
+    ) -> T {
+        let mut notes = self.notes.lock();
+        let decision = decide(machine, Moment::now());
+        notes.belief = machine.belief();
+        decision
+    }
+
+    /// The fence, if the deadline has not passed.
+    pub(crate) fn fence(&self) -> Option<u64> {
+        let notes = self.notes.lock();
+        let now = Moment::now();
+        let (until, fence) = notes.belief?;
+        (now < until).then_some(fence)
+    }
+
+    /// How long the deadline of the ownership with this fence is away; zero once it has passed.
+    pub(crate) fn valid_for(&self, fence: u64) -> Duration {
+        let notes = self.notes.lock();
+        notes
+            .belief
+            .filter(|(_, present)| *present == fence)
+            .map_or(Duration::ZERO, |(until, _)| until.remaining())
+    }
+
+    pub(crate) fn state(&self) -> MutexState {
+        self.notes.lock().state.clone()
+    }
+
+    pub(crate) fn set_state(&self, state: MutexState) {
+        self.notes.lock().state = state;
+    }
+
+    /// The owner is the same, its lease is not.
+    pub(crate) fn refresh(&self, owner: &MutexOwner) {
+        let mut notes = self.notes.lock();
+        let before = notes.state.after().clone();
+        notes.state = MutexState::new(before, owner.clone());
+    }
+
+    pub(crate) fn last_error(&self) -> Option<Error> {
+        match self.contact() {
+            Contact::Failing { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+
+    /// How the backend is reached; trouble with wake-ups counts as trouble.
+    pub(crate) fn contact(&self) -> Contact {
+        let notes = self.notes.lock();
+        match (&notes.calls, &notes.deaf) {
+            (Calls::Failing { error, since }, _) => Contact::Failing {
+                error: error.clone(),
+                lasting: Moment::now() - *since,
+            },
+            (_, Some(error)) => Contact::Failing {
+                error: error.clone(),
+                lasting: Duration::ZERO,
+            },
+            (Calls::Untried, None) => Contact::Untried,
+            (Calls::Fine, None) => Contact::Fine,
+        }
+    }
+
+    /// Notes how a call ended; one that asked the server nothing proves nothing.
+    pub(crate) fn note_call(&self, outcome: Result<bool, &Error>) -> Trouble {
+        let mut notes = self.notes.lock();
+        match outcome {
+            Ok(false) => return Trouble::Unchanged,
+            Ok(true) => notes.calls = Calls::Fine,
+            Err(error) => {
+                let since = match &notes.calls {
+                    Calls::Failing { since, .. } => *since,
+                    _ => Moment::now(),
+                };
+                let error = error.clone();
+                notes.calls = Calls::Failing { error, since };
+            }
+        }
+        notes.trouble(outcome.err().map(Error::kind))
+    }
+
+    /// Notes whether the backend wakes us. Success elsewhere does not mean that it does.
+    pub(crate) fn note_listen(&self, outcome: Result<(), &Error>) -> Trouble {
+        let mut notes = self.notes.lock();
+        notes.deaf = outcome.err().cloned();
+        if outcome.is_ok() && !matches!(notes.calls, Calls::Failing { .. }) {
+            notes.calls = Calls::Fine;
+        }
+        notes.trouble(outcome.err().map(Error::kind))
+    }
+
+    /// Nobody was told of the trouble so far: it counts as new.
+    pub(crate) fn say_again(&self) {
+        self.notes.lock().said.clear();
+    }
+
+    pub(crate) fn count(&self, count: impl FnOnce(&mut Stats)) {
+        count(&mut self.notes.lock().stats);
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.notes.lock().stats
+    }
+
+    /// As it was before the first start; the counters go on.
+    pub(crate) fn clear(&self) {
+        let mut notes = self.notes.lock();
+        let stats = notes.stats;
+        *notes = Notes {
+            stats,
+            ..Notes::default()
+        };
+    }
+}
+
+impl Notes {
+    fn trouble(&mut self, failed: Option<ErrorKind>) -> Trouble {
+        match failed {
+            Some(kind) if self.said.contains(&kind) => Trouble::Unchanged,
+            Some(kind) => {
+                self.said.push(kind);
+                Trouble::New
+            }
+            None if self.deaf.is_some() || matches!(self.calls, Calls::Failing { .. }) => {
+                Trouble::Unchanged
+            }
+            None if self.said.is_empty() => Trouble::Unchanged,
+            None => {
+                self.said.clear();
+                Trouble::Over
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(kind: ErrorKind) -> Error {
+        Error::new(kind, "x")
+    }
+
+    /// Rule "trouble is visible": once per change, never flapping, and nothing untrue.
+    #[test]
+    fn trouble_is_said_once_and_is_over_only_when_the_server_has_answered() {
+        let snapshot = Snapshot::default();
+        assert!(matches!(snapshot.contact(), Contact::Untried));
+        let (refused, late) = (error(ErrorKind::Unreachable), error(ErrorKind::Timeout));
+        assert_eq!(snapshot.note_call(Err(&refused)), Trouble::New);
+        assert_eq!(snapshot.note_call(Err(&late)), Trouble::New);
+        for _ in 0..10 {
+            assert_eq!(snapshot.note_call(Err(&refused)), Trouble::Unchanged);
+            assert_eq!(snapshot.note_call(Err(&late)), Trouble::Unchanged);
+            assert_eq!(snapshot.note_call(Ok(false)), Trouble::Unchanged);
+        }
+        assert_eq!(snapshot.note_call(Ok(true)), Trouble::Over);
+        assert_eq!(snapshot.note_call(Ok(true)), Trouble::Unchanged);
+        // Calls work, wake-ups do not: that is one trouble, and stays one.
+        let denied = error(ErrorKind::Denied);
+        assert_eq!(snapshot.note_listen(Err(&denied)), Trouble::New);
+        for _ in 0..10 {
+            assert_eq!(snapshot.note_call(Ok(true)), Trouble::Unchanged);
+            assert_eq!(snapshot.note_listen(Err(&denied)), Trouble::Unchanged);
+            assert!(snapshot.last_error().is_some());
+        }
+        assert_eq!(snapshot.note_listen(Ok(())), Trouble::Over);
+        assert!(snapshot.last_error().is_none());
+    }
+}

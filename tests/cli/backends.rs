@@ -1,0 +1,389 @@
+//! What every command does, on every backend: the same facts, on real servers.
+
+use std::net::SocketAddr;
+use std::sync::LazyLock;
+use std::thread;
+use std::time::Duration;
+
+use contend::Contact;
+use rustix::process::Signal;
+use testbed::{Proxy, RedisServer, TempDir, ZooKeeperServer, is_alive, wait_until, within};
+
+use crate::mysql_ground;
+use crate::program::{PATIENCE, Program, field, run};
+
+const HANG: Duration = Duration::from_secs(240);
+
+/// One kind of server, shared by the tests of this process.
+pub struct Backend {
+    pub addr: SocketAddr,
+    /// Parameters for a lease that ends soon enough for a test.
+    pub lease: &'static str,
+    /// The URL of a server at this address.
+    pub url: Box<dyn Fn(SocketAddr) -> String + Send + Sync>,
+}
+
+impl Backend {
+    /// Its URL, with a lease.
+    pub fn url(&self) -> String {
+        format!("{}?{}", (self.url)(self.addr), self.lease)
+    }
+
+    /// Its URL through a proxy.
+    pub fn through(&self, proxy: &Proxy) -> String {
+        format!("{}?{}", (self.url)(proxy.addr()), self.lease)
+    }
+}
+
+pub fn redis() -> &'static Backend {
+    static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
+    static BACKEND: LazyLock<Backend> = LazyLock::new(|| Backend {
+        addr: SERVER.addr(),
+        lease: "ttl=2s&transition=1s",
+        url: Box::new(|addr| format!("redis://{addr}")),
+    });
+    &BACKEND
+}
+
+pub fn mysql() -> &'static Backend {
+    static BACKEND: LazyLock<Backend> = LazyLock::new(|| {
+        let url = mysql_ground::database();
+        let (before, rest) = url.split_once('@').expect("a user");
+        let (addr, database) = rest.split_once('/').expect("a database");
+        let (before, database) = (before.to_owned(), database.to_owned());
+        let addr = addr.replace("localhost", "127.0.0.1");
+        Backend {
+            addr: addr.parse().expect("an address"),
+            lease: "ttl=2s&transition=1s",
+            url: Box::new(move |addr| format!("{before}@{addr}/{database}")),
+        }
+    });
+    &BACKEND
+}
+
+pub fn zk() -> &'static Backend {
+    static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start);
+    static BACKEND: LazyLock<Backend> = LazyLock::new(|| Backend {
+        addr: SERVER.addr(),
+        lease: "session_timeout=4s",
+        url: Box::new(|addr| format!("zk://{addr}")),
+    });
+    &BACKEND
+}
+
+macro_rules! on_every_backend {
+    ($($fact:ident),* $(,)?) => {
+        on_every_backend!(@on redis, $($fact),*);
+        on_every_backend!(@on mysql, $($fact),*);
+        on_every_backend!(@on zk, $($fact),*);
+    };
+    (@on $backend:ident, $($fact:ident),*) => {
+        mod $backend {
+            use testbed::within;
+            $(
+                #[test]
+                fn $fact() {
+                    let backend = super::$backend();
+                    within(super::HANG, || super::$fact(backend));
+                }
+            )*
+        }
+    };
+}
+
+on_every_backend!(
+    a_server_that_answers_and_one_that_does_not_are_told_apart,
+    health_tells_not_tried_yet_from_fine_and_from_failing,
+    an_operator_sees_who_owns_and_who_waits_and_takes_a_mutex_away,
+    status_shows_a_hand_off_while_it_watches,
+    a_lock_that_waits_says_for_whom_and_that_the_server_is_away,
+    several_mutexes_are_locked_together,
+    a_leader_runs_its_command_and_the_next_one_goes_on,
+    a_command_does_not_outlive_a_killed_parent,
+);
+
+fn a_server_that_answers_and_one_that_does_not_are_told_apart(backend: &Backend) {
+    let (code, out, _) = run(&backend.url(), &["ping", "--json"]);
+    assert_eq!((code, field(&out, "reachable")), (0, "true"), "{out}");
+    // Nobody listens there any more.
+    let gone = Proxy::to(backend.addr);
+    gone.refuse();
+    let url = backend.through(&gone);
+    for args in [
+        &["ping", "--timeout", "1s"][..],
+        &["list"],
+        &["status"],
+        &["status", "m"],
+        &["revoke", "m", "--fence", "1"],
+        &["lock", "--mutex", "m", "--timeout", "1s", "--", "true"],
+        &["elect", "--for", "1s"],
+    ] {
+        let (code, out, err) = run(&url, args);
+        assert_eq!((code, err.is_empty()), (69, false), "{args:?}: {out}{err}");
+    }
+}
+
+fn health_tells_not_tried_yet_from_fine_and_from_failing(backend: &Backend) {
+    let proxy = Proxy::to(backend.addr);
+    proxy.refuse();
+    let factory = contend::connect(&backend.through(&proxy)).unwrap();
+    let health = factory.health();
+    assert!(
+        matches!(health.contact, Contact::Untried) && !health.is_fine(),
+        "{health}"
+    );
+    factory.ping(Duration::from_millis(500)).unwrap_err();
+    let health = factory.health();
+    assert!(
+        matches!(health.contact, Contact::Failing { .. }),
+        "{health}"
+    );
+    assert!(
+        health.to_json().contains("\"contact\":\"failing\""),
+        "{}",
+        health.to_json()
+    );
+
+    proxy.pass();
+    wait_until(PATIENCE, "it answers", || {
+        factory.ping(Duration::from_secs(1)).is_ok()
+    });
+    assert!(factory.health().is_fine(), "{}", factory.health());
+    let service = factory.contend("health").build().unwrap();
+    service.start().unwrap();
+    wait_until(PATIENCE, "it leads", || service.is_owner());
+    proxy.refuse();
+    proxy.cut();
+    wait_until(PATIENCE, "the outage is seen", || {
+        !factory.health().is_fine()
+    });
+    proxy.pass();
+    wait_until(PATIENCE, "its end is seen", || factory.health().is_fine());
+    println!("{}\n{}", factory.health(), factory.health().to_json());
+}
+
+fn an_operator_sees_who_owns_and_who_waits_and_takes_a_mutex_away(backend: &Backend) {
+    let url = backend.url();
+    let elect = |id| Program::start(&url, &["elect", "--json", "--mutex", "seen", "--id", id]);
+    let (code, out, _) = run(&url, &["status", "seen", "--json"]);
+    assert_eq!((code, field(&out, "owner")), (0, "null"), "{out}");
+
+    let mut first = elect("first");
+    let fence = first.says("\"acquired\"");
+    let fence = field(&fence, "fence");
+    let mut second = elect("second");
+    second.says("\"owner\":\"first\"");
+    wait_until(PATIENCE, "the second waits", || {
+        let (_, out, _) = run(&url, &["status", "seen", "--json"]);
+        assert_eq!(field(&out, "owner"), "first", "{out}");
+        assert_eq!(field(&out, "fence"), fence, "{out}");
+        !out.contains("\"waiting\":[]")
+    });
+    let (_, table, _) = run(&url, &["status"]);
+    assert!(table.contains("MUTEX") && table.contains("seen"), "{table}");
+    let (_, list, _) = run(&url, &["list"]);
+    assert!(list.lines().any(|name| name == "seen"), "{list}");
+
+    // Without the fence, nothing happens but an explanation; with another one, nothing at all.
+    let (code, _, err) = run(&url, &["revoke", "seen"]);
+    assert_eq!(code, 64);
+    assert!(err.contains(&format!("give --fence {fence}")), "{err}");
+    let (code, _, _) = run(&url, &["revoke", "seen", "--fence", "1"]);
+    assert_eq!(code, 66);
+    assert_eq!(run(&url, &["revoke", "seen", "--fence", fence]).0, 0);
+    let released = first.says("\"released\"");
+    assert_eq!(field(&released, "fence"), fence);
+    let acquired = second.says("\"acquired\"");
+    let next: u64 = field(&acquired, "fence").parse().unwrap();
+    assert!(next > fence.parse().unwrap(), "{acquired}");
+}
+
+fn status_shows_a_hand_off_while_it_watches(backend: &Backend) {
+    let url = backend.url();
+    let hold = |id| Program::start(&url, &["elect", "--json", "--mutex", "watched", "--id", id]);
+    let watch = [
+        "status",
+        "watched",
+        "--watch",
+        "--json",
+        "--interval",
+        "50ms",
+    ];
+    let mut status = Program::start(&url, &watch);
+    assert_eq!(field(&status.says("watched"), "owner"), "null");
+    let mut first = hold("first");
+    first.says("\"acquired\"");
+    status.says("\"owner\":\"first\"");
+    let mut second = hold("second");
+    second.says("\"owner\":\"first\"");
+    assert_eq!(first.terminate().0, 0);
+    second.says("\"acquired\"");
+    status.says("\"owner\":\"second\"");
+    assert_eq!(second.terminate().0, 0);
+    status.says("\"owner\":null");
+    assert_eq!(status.terminate().0, 0);
+}
+
+fn a_lock_that_waits_says_for_whom_and_that_the_server_is_away(backend: &Backend) {
+    let hold = ["lock", "--mutex", "waited", "--id", "the-holder", "--"];
+    let holding = [&hold[..], &["sh", "-c", "echo in; exec sleep 600"]].concat();
+    let mut holder = Program::start(&backend.url(), &holding);
+    holder.says("in");
+    let proxy = Proxy::to(backend.addr);
+    let wait = ["lock", "--mutex", "waited", "--", "echo", "mine"];
+    let mut waiting = Program::start(&backend.through(&proxy), &wait);
+    let line = waiting.says("waiting for waited: held by \"the-holder\"");
+    assert!(line.contains(", fence "), "{line}");
+    proxy.refuse();
+    proxy.cut();
+    waiting.says("still waiting, but ");
+    proxy.pass();
+    waiting.says("answers again");
+    let (code, _) = holder.terminate();
+    assert_eq!(code, 128 + 15);
+    waiting.says("mine");
+    assert_eq!(waiting.ends().0, 0);
+}
+
+fn several_mutexes_are_locked_together(backend: &Backend) {
+    let url = backend.url();
+    let lock = [
+        "lock",
+        "--mutex",
+        "b",
+        "--mutex",
+        "a",
+        "--timeout",
+        "30s",
+        "--",
+    ];
+    let script = "echo fences $CONTEND_FENCE; exec sleep 600";
+    let mut holder = Program::start(&url, &[&lock[..], &["sh", "-c", script]].concat());
+    let line = holder.says("fences ");
+    assert_eq!(line.split(',').count(), 2, "{line}");
+    for mutex in ["a", "b"] {
+        let one = ["lock", "--mutex", mutex, "--timeout", "3s", "--", "true"];
+        assert_eq!(run(&url, &one).0, 75);
+    }
+    holder.terminate();
+    assert_eq!(run(&url, &[&lock[..], &["true"]].concat()).0, 0);
+}
+
+fn a_leader_runs_its_command_and_the_next_one_goes_on(backend: &Backend) {
+    let url = backend.url();
+    let args = ["schedule", "--mutex", "jobs", "--every", "100ms", "--"];
+    let script = "echo run by $PPID with $CONTEND_FENCE";
+    let args = [&args[..], &["sh", "-c", script]].concat();
+    let mut first = Program::start(&url, &args);
+    let fence_in = |line: &str| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+    let runs = format!("run by {} with ", first.pid());
+    let fence = fence_in(&first.says(&runs));
+    assert_eq!(fence_in(&first.says(&runs)), fence);
+    let mut second = Program::start(&url, &args);
+    second.says("started");
+    let (code, lines) = first.terminate();
+    assert_eq!(code, 0, "{lines:#?}");
+    let runs = format!("run by {} with ", second.pid());
+    assert!(fence_in(&second.says(&runs)) > fence);
+    assert_eq!(second.terminate().0, 0);
+}
+
+/// The guardian's work, for all that run a command.
+fn a_command_does_not_outlive_a_killed_parent(backend: &Backend) {
+    let url = backend.url();
+    let script = [
+        "--",
+        "sh",
+        "-c",
+        "sh -c 'echo pid $$; exec sleep 600'; true",
+    ];
+    for args in [
+        &["lock", "--mutex", "guarded"][..],
+        &["schedule", "--mutex", "guarded-too", "--every", "1s"],
+    ] {
+        let mut parent = Program::start(&url, &[args, &script].concat());
+        let line = parent.says("pid ");
+        let sleeper: u32 = line.trim_start_matches("pid ").parse().unwrap();
+        assert!(is_alive(sleeper));
+        parent.signal(Signal::KILL);
+        wait_until(PATIENCE, "the command was ended too", || !is_alive(sleeper));
+    }
+}
+
+/// Who reads only the beginning gets it, and nobody panics.
+#[test]
+fn a_reader_that_goes_away_is_no_reason_to_panic() {
+    within(HANG, || {
+        let folder = TempDir::new();
+        let errors = folder.path().join("errors");
+        let url = redis().url();
+        let contend = crate::CONTEND;
+        for args in ["--help", "list", "status", "elect --for 300ms", "ping"] {
+            let script = format!("{contend} {args} 2>{} | true", errors.to_string_lossy());
+            let status = std::process::Command::new("sh")
+                .args(["-c", &script])
+                .env("CONTEND_URL", &url)
+                .status()
+                .unwrap();
+            assert!(status.success());
+            // The pipeline ends with its last command.
+            thread::sleep(Duration::from_millis(300));
+            let errors = std::fs::read_to_string(&errors).unwrap();
+            assert!(!errors.contains("panicked"), "{args}: {errors}");
+        }
+    });
+}
+
+#[test]
+fn what_is_not_understood_is_a_usage_error() {
+    for args in [
+        &[][..],
+        &["nonsense"],
+        &["lock", "--", "true"],
+        &["lock", "--mutex", "m"],
+        &["lock", "--mutex", "m", "--mutex", "m", "--", "true"],
+        &["lock", "--mutex", "m", "--timeout", "soon", "--", "true"],
+        &["revoke"],
+        &["elect", "--contenders", "0"],
+        &["schedule", "--every", "1s", "--delay", "1s"],
+        &["schedule", "--daily-at", "25:00"],
+        &["schedule", "--daily-at", "02:30", "--zone", "nowhere"],
+        &["status", "--interval"],
+    ] {
+        let (code, out, err) = run("memory://", args);
+        assert_eq!((code, &*out), (64, ""), "{args:?}: {err}");
+    }
+    // An URL is data too.
+    let (code, _, err) = run("nowhere", &["ping"]);
+    assert_eq!(code, 64, "{err}");
+    // No server at all.
+    let (code, _, err) = run("", &["list"]);
+    assert_eq!(code, 64);
+    assert!(err.contains("CONTEND_URL"), "{err}");
+}
+
+#[test]
+fn a_command_that_cannot_be_run_has_the_code_of_a_shell() {
+    let lock = |program| run("memory://", &["lock", "--mutex", "m", "--", program]);
+    let (code, _, err) = lock("/no/such/program");
+    assert_eq!(code, 127, "{err}");
+    let (code, _, err) = lock("/etc/passwd");
+    assert_eq!(code, 126, "{err}");
+    assert_eq!(lock("true").0, 0);
+}
+
+#[test]
+fn no_password_is_shown() {
+    let url = "redis://user:open-sesame@127.0.0.1:1";
+    for args in [
+        &["ping", "--timeout", "300ms"][..],
+        &["--help"],
+        &["status", "--help"],
+    ] {
+        let (_, out, err) = run(url, args);
+        assert!(
+            !out.contains("open-sesame") && !err.contains("open-sesame"),
+            "{out}{err}"
+        );
+    }
+}

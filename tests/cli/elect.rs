@@ -1,0 +1,102 @@
+//! `contend elect`: processes whose output is compared line by line.
+
+use crate::CONTEND;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use testbed::{Output, Process, RedisServer, within};
+
+const HANG: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn elect(server: &RedisServer, id: &str, options: &[&str]) -> Process {
+    let mut command = Command::new(CONTEND);
+    command
+        .args([
+            "elect",
+            "--url",
+            &server.url(),
+            "--mutex",
+            "m",
+            "--id",
+            id,
+            "--json",
+        ])
+        .args(options);
+    Process::spawn(&command, &Output::Pipe).unwrap()
+}
+
+/// The text or number behind `"name":` in a line of `--json`.
+fn field<'a>(line: &'a str, name: &str) -> &'a str {
+    let (_, rest) = line.split_once(&format!("\"{name}\":")).expect(name);
+    rest.split([',', '}']).next().unwrap().trim_matches('"')
+}
+
+/// Ends well, having printed this.
+fn output(process: &Process) -> Vec<String> {
+    let mut text = String::new();
+    let mut stdout = process.take_stdout().unwrap();
+    stdout.read_to_string(&mut text).unwrap();
+    let status = process.wait(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0), "{text}");
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn by_the_times_that_are_printed_nobody_leads_before_the_last_leader_was_released() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let processes =
+            ["a", "b", "c"].map(|id| elect(&server, id, &["--lead", "20ms", "--for", "4s"]));
+        // All are read at once: a full pipe would hold its contender up.
+        let outputs = processes.map(|process| thread::spawn(move || output(&process)));
+        // By fence: a leadership may be shorter than the millisecond in which it begins and ends.
+        let mut terms: BTreeMap<u64, Vec<(String, String, u64)>> = BTreeMap::new();
+        for line in outputs.into_iter().flat_map(|lines| lines.join().unwrap()) {
+            let (who, event) = (field(&line, "contender"), field(&line, "event"));
+            if let "acquired" | "released" = event {
+                let fence = field(&line, "fence").parse().unwrap();
+                let at = field(&line, "at_ms").parse().unwrap();
+                let term = terms.entry(fence).or_default();
+                term.push((who.to_owned(), event.to_owned(), at));
+            }
+        }
+        let mut free_since = 0;
+        for (fence, term) in &terms {
+            let [(first, began, since), (second, ended, until)] = &term[..] else {
+                panic!("fence {fence}: {term:?}");
+            };
+            assert_eq!((began.as_str(), ended.as_str()), ("acquired", "released"));
+            assert_eq!(first, second, "fence {fence}: {term:?}");
+            assert!(*since >= free_since, "fence {fence}: {terms:?}");
+            free_since = *until;
+        }
+        for id in ["a", "b", "c"] {
+            assert!(terms.values().any(|term| term[0].0 == id), "{terms:?}");
+        }
+    });
+}
+
+#[test]
+fn a_leader_told_to_end_releases_first() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        // A lease that would outlast the patience of this test.
+        let forever = ["--ttl", "600s", "--transition", "1s"];
+        let first = elect(&server, "first", &forever);
+        let stdout = BufReader::new(first.take_stdout().unwrap());
+        let mut events = stdout.lines().map(|line| line.unwrap());
+        assert!(events.any(|line| field(&line, "event") == "acquired"));
+        assert_eq!(first.terminate(PATIENCE).code(), Some(0));
+        let second = elect(&server, "second", &["--ttl", "600s", "--for", "1s"]);
+        let events: Vec<String> = output(&second)
+            .iter()
+            .map(|line| field(line, "event").to_owned())
+            .collect();
+        assert_eq!(events, ["started", "acquired", "released", "stopped"]);
+    });
+}

@@ -1,0 +1,340 @@
+//! A caller's timeout bounds its call, and a wait has an end, whatever hangs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::conformance::hooked::{self, Call, When};
+use crate::conformance::{HANG, PATIENCE, closed, elsewhere, name};
+use contend::{Cancel, Error, ErrorKind, EventKind, Executor, Factory, Job, Lease};
+use parking_lot::Mutex;
+use testbed::{wait_until, within};
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// What a loaded machine may add to a bound of 200 ms; far below what the faults took.
+const SLACK: Duration = ms(1_500);
+
+fn factory(ttl: u64, transition: u64) -> Factory {
+    let lease = Lease::new(ms(ttl), ms(transition)).unwrap();
+    contend::memory::factory(&name("deadlines"), lease)
+}
+
+fn silent() -> Error {
+    Error::new(ErrorKind::Timeout, "no answer on request")
+}
+
+/// A factory whose every call, while the switch is on, takes as long as it may and has no answer.
+fn hanging(memory: &Factory) -> (Factory, Arc<AtomicBool>) {
+    let hung = Arc::new(AtomicBool::new(false));
+    let is_hung = Arc::clone(&hung);
+    let factory = hooked::around(memory, move |when, _, _, by| {
+        if when == When::Before && is_hung.load(Ordering::SeqCst) {
+            thread::sleep(by.remaining());
+            return Err(silent());
+        }
+        Ok(())
+    });
+    (factory, hung)
+}
+
+/// Review core 7: with a ttl of 60 s `try_lock_for(100ms)` took 15.5 s and `try_lock` 30 s. Rule "an
+/// owner that cannot renew steps down": a caller's own timeout bounds its whole call.
+#[test]
+fn timeouts_hold_under_a_long_ttl_while_calls_hang() {
+    within(HANG, || {
+        let memory = factory(60_000, 1_000);
+        let (factory, hung) = hanging(&memory);
+        let locker = factory.locker("m").build().unwrap();
+        let held = factory.locker("held").build().unwrap().lock().unwrap();
+        hung.store(true, Ordering::SeqCst);
+
+        let began = Instant::now();
+        let error = locker.try_lock_for(ms(300)).map(drop).unwrap_err();
+        assert!(began.elapsed() < ms(500) + SLACK, "{:?}", began.elapsed());
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.to_string().contains("no answer"), "{error}");
+
+        let began = Instant::now();
+        locker.try_lock_for(ms(300)).map(drop).unwrap_err();
+        assert!(began.elapsed() < ms(500) + SLACK, "while it is cleaned up");
+
+        let began = Instant::now();
+        drop(held);
+        assert!(began.elapsed() < ms(1_000) + SLACK, "{:?}", began.elapsed());
+
+        let began = Instant::now();
+        drop((locker, factory));
+        assert!(began.elapsed() < ms(1_000) + SLACK, "{:?}", began.elapsed());
+    });
+}
+
+/// What an attempt without an answer left is the background's, until the next call takes it over.
+#[test]
+fn what_hung_is_cleaned_up_in_the_background() {
+    within(HANG, || {
+        let memory = factory(8_000, 60_000);
+        let lost = Arc::new(AtomicBool::new(true));
+        let loses = Arc::clone(&lost);
+        // It takes effect, and its reply is lost.
+        let factory = hooked::around(&memory, move |when, call, _, by| {
+            let lost = when == When::After && matches!(call, Call::Acquire(_));
+            if lost && loses.swap(false, Ordering::SeqCst) {
+                thread::sleep(by.remaining());
+                return Err(silent());
+            }
+            Ok(())
+        });
+        let locker = factory.locker("m").build().unwrap();
+        locker.try_lock_for(ms(200)).map(drop).unwrap_err();
+        let other = memory.locker("m").build().unwrap();
+        let began = Instant::now();
+        drop(other.try_lock_for(PATIENCE).unwrap());
+        assert!(began.elapsed() < ms(20_000), "long before the lease ends");
+    });
+}
+
+/// Review core 1: a renewal slower than `renew_after` hung `lock()` and the guard's drop, and starved
+/// the factory's other guards.
+#[test]
+fn a_renewal_slower_than_its_interval_holds_up_nobody() {
+    within(HANG, || {
+        let memory = factory(3_000, 3_000);
+        let renewals = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&renewals);
+        let factory = hooked::around(&memory, move |when, call, contender, _| {
+            if (when, call, &*contender.mutex) == (When::Before, Call::Renew, "slow") {
+                counted.fetch_add(1, Ordering::SeqCst);
+                thread::sleep(ms(80));
+            }
+            Ok(())
+        });
+        let slow = factory.locker("slow").renew_after(ms(47));
+        let slow = slow.build().unwrap().lock().unwrap();
+        let healthy = factory.locker("healthy").build().unwrap().lock().unwrap();
+        let until = Instant::now() + ms(7_000);
+        while Instant::now() < until {
+            assert!(healthy.is_valid() && slow.is_valid());
+            thread::sleep(ms(10));
+        }
+        // 80 ms of call and at least 46 of pause each.
+        let renewals = renewals.load(Ordering::SeqCst);
+        assert!((5..=60).contains(&renewals), "{renewals} renewals in 7 s");
+        let began = Instant::now();
+        drop(slow);
+        assert!(began.elapsed() < ms(1_000) + SLACK, "{:?}", began.elapsed());
+    });
+}
+
+/// Review core 3: a subscription that hangs left a waiting locker no time for its attempts.
+#[test]
+fn a_subscription_that_hangs_leaves_time_for_the_attempt() {
+    within(HANG, || {
+        let memory = factory(4_000, 2_000);
+        let factory = hooked::around(&memory, move |when, call, _, by| {
+            if (when, call) == (When::Before, Call::Listen) {
+                thread::sleep(by.remaining());
+                return Err(silent());
+            }
+            Ok(())
+        });
+        let guard = memory.locker("m").build().unwrap().lock().unwrap();
+        let locker = factory.locker("m").build().unwrap();
+        let waits = thread::spawn(move || {
+            let began = Instant::now();
+            locker.try_lock_for(ms(12_000)).map(|_| began.elapsed())
+        });
+        thread::sleep(ms(500));
+        drop(guard);
+        let took = waits.join().unwrap().expect("it owns in spite of that");
+        assert!(took < ms(11_000), "{took:?}");
+    });
+}
+
+/// Review core 5: an executor that dropped one job made a service deaf for the rest of its run.
+#[test]
+fn an_executor_that_drops_a_job_costs_that_job() {
+    within(HANG, || {
+        let given = AtomicUsize::new(0);
+        let executor: Executor = Arc::new(move |job: Job| {
+            if given.fetch_add(1, Ordering::SeqCst) != 0 {
+                thread::spawn(job);
+            }
+        });
+        let memory = factory(3_000, 3_000).with_executor(executor);
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let (gained, lost) = (Arc::clone(&log), Arc::clone(&log));
+        let service = memory
+            .contend("m")
+            .on_acquired(move |event| gained.lock().push(event.kind))
+            .on_released(move |event| lost.lock().push(event.kind))
+            .build()
+            .unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "the callback ran all the same", || {
+            log.lock().len() == 1
+        });
+        let began = Instant::now();
+        service.stop().unwrap();
+        assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
+        assert_eq!(*log.lock(), [EventKind::Acquired, EventKind::Released]);
+    });
+}
+
+/// Rule "a slow or panicking callback": a panic in a backend ends belief, is announced like any loss,
+/// and the service goes on trying. (Review core 6: it died in silence, `is_owner()` still true.)
+#[test]
+fn a_backend_that_panics_ends_belief_and_the_service_goes_on() {
+    within(HANG, || {
+        let memory = factory(3_000, 1_000);
+        let panics = Arc::new(AtomicBool::new(false));
+        let panicking = Arc::clone(&panics);
+        let factory = hooked::around(&memory, move |when, call, _, _| {
+            if when == When::Before && call == Call::Renew && panicking.load(Ordering::SeqCst) {
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+            Ok(())
+        });
+        let builder = factory.contend("m").id("a").renew_after(ms(200));
+        let (service, events) = builder.channel().unwrap();
+        service.start().unwrap();
+        let first = crate::conformance::next(&events, EventKind::Acquired);
+        panics.store(true, Ordering::SeqCst);
+        let released = crate::conformance::next(&events, EventKind::Released);
+        assert_eq!(released.fence(), first.fence());
+        panics.store(false, Ordering::SeqCst);
+        let again = crate::conformance::next(&events, EventKind::Acquired);
+        assert!(again.fence() > first.fence() && service.running());
+        assert_eq!(service.fence(), again.fence());
+    });
+}
+
+/// Review core 9 and 1: extremes are refused, and the error names the limit.
+#[test]
+fn extreme_settings_are_refused_with_the_limit_named() {
+    let memory = factory(10_000, 6_000);
+    let contend = || memory.contend("m");
+    for (builder, limit) in [
+        (contend().event_capacity(usize::MAX), "1048576"),
+        (contend().jitter(Duration::MAX), "16s"),
+        (contend().renew_after(Duration::from_nanos(1)), "156.25ms"),
+        (contend().initial_delay(Duration::MAX), "366 days"),
+        (contend().ttl(ms(1)), "21ms"),
+        (contend().id("~a"), "letter or digit"),
+    ] {
+        let error = builder.channel().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(limit), "{error}");
+    }
+}
+
+/// A hundred blocked lockers, and one that waits behind another thread of its own.
+#[test]
+fn cancelling_ends_every_wait_at_once_and_leaves_nothing() {
+    within(HANG, || {
+        let memory = factory(60_000, 1_000);
+        let guard = memory.locker("m").build().unwrap().lock().unwrap();
+        let cancel = Cancel::new();
+        let shared = memory.locker("m").cancel(&cancel).build().unwrap();
+        let waits: Vec<_> = (0..100)
+            .map(|number| {
+                let locker = match number % 4 {
+                    0 => shared.clone(),
+                    _ => memory.locker("m").cancel(&cancel).build().unwrap(),
+                };
+                thread::spawn(move || locker.lock().map(drop).unwrap_err().kind())
+            })
+            .collect();
+        wait_until(PATIENCE, "they wait", || {
+            memory.participants("m").unwrap().len() == 76
+        });
+        let began = Instant::now();
+        cancel.cancel();
+        for wait in waits {
+            assert_eq!(wait.join().unwrap(), ErrorKind::Cancelled);
+        }
+        assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
+        assert!(memory.participants("m").unwrap().is_empty());
+        let error = shared.lock().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Reentrant, "this thread holds it");
+        let error = elsewhere(|| shared.lock().map(drop)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "it stays cancelled");
+        drop(guard);
+    });
+}
+
+/// Whatever fails in between, none stays locked; and the loss of one is the loss of all.
+#[test]
+fn lock_all_is_all_or_none_and_lost_with_the_first() {
+    within(HANG, || {
+        let memory = factory(2_000, 2_000);
+        let fails = Arc::new(AtomicBool::new(true));
+        let failing = Arc::clone(&fails);
+        let factory = hooked::around(&memory, move |when, call, contender, _| {
+            let hit = when == When::Before && &*contender.mutex == "b";
+            let acquires = hit && matches!(call, Call::Acquire(_));
+            if acquires && failing.load(Ordering::SeqCst) {
+                return Err(Error::new(ErrorKind::Denied, "on request"));
+            }
+            Ok(())
+        });
+        let error = factory.lock_all(["c", "a", "b"]).lock().map(drop);
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Denied);
+        assert!(memory.list().unwrap().is_empty(), "a was given back");
+        fails.store(false, Ordering::SeqCst);
+        let guard = factory.lock_all(["c", "a", "b", "a"]).lock().unwrap();
+        let lost = guard.lost();
+        let fence = guard.fence("b").unwrap();
+        assert!(memory.revoke("b", fence).unwrap());
+        closed(&lost);
+        assert!(!guard.is_valid());
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
+        assert!(memory.list().unwrap().is_empty());
+        assert!(factory.lock_all(Vec::<&str>::new()).lock().is_err());
+    });
+}
+
+/// What a run left on a server that hung must not be cleaned up under the next run of the service: that
+/// would adopt, and release, the lease of a live owner.
+#[test]
+fn a_clean_up_does_not_touch_a_later_run_of_the_same_service() {
+    within(HANG, || {
+        let memory = factory(4_000, 30_000);
+        let hung = Arc::new(AtomicBool::new(false));
+        let is_hung = Arc::clone(&hung);
+        // Releases hang, and so does what follows them, until the switch is off.
+        let factory = hooked::around(&memory, move |when, call, _, by| {
+            let leaves = when == When::Before && call == Call::Release;
+            if leaves && is_hung.load(Ordering::SeqCst) {
+                thread::sleep(by.remaining());
+                return Err(silent());
+            }
+            Ok(())
+        });
+        let (service, events) = factory.contend("m").id("a").channel().unwrap();
+        let mut last = None;
+        for _ in 0..3 {
+            service.start().unwrap();
+            let fence = crate::conformance::next(&events, EventKind::Acquired).fence();
+            assert!(fence > last);
+            last = fence;
+            hung.store(true, Ordering::SeqCst);
+            let began = Instant::now();
+            service.stop().unwrap();
+            assert!(began.elapsed() < ms(3_000) + SLACK, "{:?}", began.elapsed());
+            crate::conformance::next(&events, EventKind::Released);
+            hung.store(false, Ordering::SeqCst);
+        }
+        service.start().unwrap();
+        let fence = crate::conformance::next(&events, EventKind::Acquired).fence();
+        let until = Instant::now() + ms(3_000);
+        while Instant::now() < until {
+            assert_eq!(service.fence(), fence);
+            assert_eq!(Some(memory.owner("m").unwrap().fence()), fence);
+            thread::sleep(ms(5));
+        }
+    });
+}

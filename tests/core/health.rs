@@ -1,0 +1,98 @@
+//! Health tells "not tried yet" from "fine" and from "failing", without asking the server.
+
+use std::time::Duration;
+
+use contend::{Contact, ErrorKind, Lease, memory};
+use testbed::{wait_until, within};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const HANG: Duration = Duration::from_secs(100);
+const PING: Duration = Duration::from_secs(1);
+
+fn lease() -> Lease {
+    Lease::new(Duration::from_millis(600), Duration::from_millis(300)).unwrap()
+}
+
+#[test]
+fn a_service_that_was_not_started_has_not_tried() {
+    let factory = memory::factory("health-untried", lease());
+    let service = factory.contend("m").id("a").build().unwrap();
+    let health = factory.health();
+    assert!(matches!(health.services[0].contact, Contact::Untried));
+    let shown = health.to_string();
+    assert!(
+        shown.ends_with("m: contender a, stopped, not tried yet"),
+        "{shown}"
+    );
+    drop(service);
+    assert!(factory.health().services.is_empty());
+}
+
+#[test]
+fn a_ping_is_enough_to_know() {
+    let factory = memory::factory("health-ping", lease());
+    let handle = memory::handle("health-ping");
+    handle.set_unreachable(true);
+    let error = factory.ping(PING).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    let Contact::Failing { error, .. } = factory.health().contact else {
+        panic!("{}", factory.health());
+    };
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    handle.set_unreachable(false);
+    factory.ping(PING).unwrap();
+    assert!(factory.health().is_fine(), "{}", factory.health());
+}
+
+#[test]
+fn a_services_trouble_shows_while_it_lasts() {
+    within(HANG, || {
+        let factory = memory::factory("health-trouble", lease());
+        let handle = memory::handle("health-trouble");
+        let service = factory.contend("m").id("a").build().unwrap();
+        let observer = factory.observe("m").build().unwrap();
+        service.start().unwrap();
+        observer.start().unwrap();
+        wait_until(PATIENCE, "all is fine", || {
+            service.is_owner() && factory.health().is_fine()
+        });
+        let health = factory.health();
+        assert_eq!(health.services.len(), 2, "{health}");
+        let json = health.to_json();
+        let fence = service.fence().unwrap();
+        assert!(
+            json.contains(&format!("\"fence\":{fence},\"contact\":\"fine\"")),
+            "{json}"
+        );
+
+        handle.set_unreachable(true);
+        wait_until(PATIENCE, "it fails", || {
+            let health = factory.health();
+            matches!(health.contact, Contact::Failing { .. }) && !health.is_fine()
+        });
+        wait_until(PATIENCE, "it has stepped down", || !service.is_owner());
+        let health = factory.health();
+        let of_service = &health.services[0];
+        assert_eq!((&*of_service.mutex, of_service.fence), ("m", None));
+        assert!(
+            matches!(of_service.contact, Contact::Failing { .. }),
+            "{health}"
+        );
+
+        handle.set_unreachable(false);
+        wait_until(PATIENCE, "all is fine again", || {
+            service.is_owner() && factory.health().is_fine()
+        });
+    });
+}
+
+#[test]
+fn what_was_counted_stays_counted_when_its_service_is_gone() {
+    let factory = memory::factory("health-stats", lease());
+    for _ in 0..100 {
+        let locker = factory.locker("m").build().unwrap();
+        locker.lock().unwrap().unlock().unwrap();
+    }
+    assert_eq!(factory.stats().gained, 100);
+    assert_eq!(factory.stats().lost, 0);
+}

@@ -1,0 +1,117 @@
+//! Who contends: one id is one contender, a leader that nobody hears steps down, one that resigns
+//! rejoins.
+
+use std::time::Duration;
+
+use crate::conformance::hooked::as_another_process;
+use crate::conformance::{HANG, PATIENCE, elsewhere, name, next, started, wait_for_owner};
+use contend::{ErrorKind, EventKind, Factory, Lease};
+use testbed::{wait_until, within};
+
+fn factory() -> Factory {
+    let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(1)).unwrap();
+    contend::memory::factory(&name("identity"), lease)
+}
+
+/// Rule "one id, one contender": user.md 3. Two processes with one id alternated as leaders, without a
+/// word and without end.
+#[test]
+fn a_double_is_told_and_the_one_that_met_it_stands_back() {
+    within(HANG, || {
+        let here = factory();
+        let there = as_another_process(&here);
+        let leads = |factory: &Factory| {
+            let builder = factory.contend("m").id("host-1").failures(true);
+            let (service, events) = builder.channel().unwrap();
+            service.start().unwrap();
+            (service, events)
+        };
+        let (ours, our_events) = leads(&here);
+        next(&our_events, EventKind::Acquired);
+        // Later than a repeated request of our own could be.
+        std::thread::sleep(Duration::from_millis(550));
+        let (theirs, their_events) = leads(&there);
+        next(&their_events, EventKind::Acquired);
+
+        next(&our_events, EventKind::Released);
+        let failed = next(&our_events, EventKind::Failed);
+        let error = failed.error.unwrap();
+        assert_eq!(error.kind(), ErrorKind::DuplicateContender);
+        assert!(error.to_string().contains("an id of its own"), "{error}");
+        // It does not take the leadership back, however long the other leads.
+        let until = std::time::Instant::now() + Duration::from_secs(5);
+        while std::time::Instant::now() < until {
+            assert!(theirs.is_owner() && !ours.is_owner());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // Once the other has gone, it leads again.
+        theirs.stop().unwrap();
+        next(&our_events, EventKind::Acquired);
+    });
+}
+
+/// The same for a locker: its guard is lost, and the next lock says why it cannot be had.
+#[test]
+fn a_locker_that_met_its_double_says_so() {
+    within(HANG, || {
+        let here = factory();
+        let there = as_another_process(&here);
+        let ours = here.locker("m").id("host-1").build().unwrap();
+        let guard = ours.lock().unwrap();
+        std::thread::sleep(Duration::from_millis(550));
+        let theirs = there.locker("m").id("host-1").build().unwrap();
+        let _theirs = elsewhere(|| theirs.lock().unwrap());
+        crate::conformance::closed(&guard.lost());
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
+        let error = ours.lock().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DuplicateContender);
+    });
+}
+
+/// Rule "events are ordered": user.md 4. The thread that read the events panicked, and the service led
+/// on for nobody.
+#[test]
+fn a_leader_whose_receiver_is_gone_steps_down_for_good() {
+    within(HANG, || {
+        let factory = factory();
+        let (zombie, events) = started(&factory, "m", "zombie");
+        next(&events, EventKind::Acquired);
+        let (heir, heard) = started(&factory, "m", "heir");
+        wait_for_owner(&heir, "zombie");
+        drop(events);
+        next(&heard, EventKind::Acquired);
+        wait_until(PATIENCE, "it has stopped", || !zombie.is_active());
+        assert!(!zombie.is_owner());
+
+        let builder = factory.contend("alone").lead_without_listener(true);
+        let (service, events) = builder.channel().unwrap();
+        service.start().unwrap();
+        next(&events, EventKind::Acquired);
+        drop(events);
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(service.is_owner() && service.running());
+    });
+}
+
+#[test]
+fn whoever_resigns_is_released_first_and_rejoins_the_end_of_the_queue() {
+    within(HANG, || {
+        let factory = factory();
+        let (a, a_events) = started(&factory, "m", "a");
+        let first = next(&a_events, EventKind::Acquired).fence();
+        let (b, b_events) = started(&factory, "m", "b");
+        wait_for_owner(&b, "a");
+        a.resign().unwrap();
+        assert!(!a.is_owner() && a.running());
+        assert_eq!(next(&a_events, EventKind::Released).fence(), first);
+        let second = next(&b_events, EventKind::Acquired).fence();
+        assert!(second > first);
+        wait_for_owner(&a, "b");
+        // With a rest, nobody leads meanwhile unless somebody else wants to.
+        b.resign_for(Duration::from_secs(3600)).unwrap();
+        assert!(next(&a_events, EventKind::Acquired).fence() > second);
+        a.stop().unwrap();
+        b.stop().unwrap();
+        assert_eq!(a.resign().unwrap_err().kind(), ErrorKind::InvalidState);
+    });
+}

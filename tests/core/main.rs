@@ -1,0 +1,18 @@
+//! Services, lockers and schedulers on the memory backend: no server is needed.
+
+// What the library must not do, a test may: there a panic is the verdict.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
+
+#[macro_use]
+#[path = "../conformance/mod.rs"]
+mod conformance;
+mod deadlines;
+mod health;
+mod identity;
+mod locker;
+mod probe;
+mod scheduler;
+mod service;
+#[path = "../tool/mod.rs"]
+mod tool;
+mod wall_clock;

@@ -1,0 +1,196 @@
+//! A probe hears what happens, in order, and cannot disturb it.
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use contend::{
+    AcquireOutcome, Error, Factory, Lease, LossReason, Probe, RenewOutcome, RunOutcomeKind, memory,
+};
+use testbed::{wait_until, within};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const HANG: Duration = Duration::from_secs(100);
+
+/// Writes down what it hears.
+#[derive(Default)]
+struct Notes(Mutex<Vec<String>>);
+
+impl Notes {
+    fn add(&self, note: String) {
+        self.0.lock().unwrap().push(note);
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn contain(&self, note: &str) -> bool {
+        self.all().iter().any(|one| one == note)
+    }
+
+    /// Those of ownership: renewals and attempts come as often as they come.
+    fn ownership(&self) -> Vec<String> {
+        let mut notes = self.all();
+        notes.retain(|note| note.starts_with("gained") || note.starts_with("lost"));
+        notes
+    }
+}
+
+impl Probe for Notes {
+    fn acquire(&self, mutex: &str, outcome: AcquireOutcome<'_>, _took: Duration) {
+        let outcome = match outcome {
+            AcquireOutcome::Granted => "granted",
+            AcquireOutcome::Refused => "refused",
+            _ => "failed",
+        };
+        self.add(format!("acquire {mutex} {outcome}"));
+    }
+
+    fn renew(&self, mutex: &str, outcome: RenewOutcome<'_>, _took: Duration) {
+        let outcome = match outcome {
+            RenewOutcome::Renewed => "renewed",
+            RenewOutcome::Lost => "lost",
+            _ => "failed",
+        };
+        self.add(format!("renew {mutex} {outcome}"));
+    }
+
+    fn gained(&self, mutex: &str, id: &str, fence: u64) {
+        assert!(fence > 0);
+        self.add(format!("gained {mutex} {id}"));
+    }
+
+    fn lost(&self, mutex: &str, id: &str, _fence: u64, held: Duration, reason: LossReason) {
+        assert!(held < PATIENCE, "{held:?}");
+        self.add(format!("lost {mutex} {id} {reason:?}"));
+    }
+
+    fn waited(&self, mutex: &str, waited: Duration, locked: bool) {
+        assert!(waited < PATIENCE, "{waited:?}");
+        self.add(format!("waited {mutex} {locked}"));
+    }
+
+    fn handed_off(&self, mutex: &str, took: Duration) {
+        assert!(took < PATIENCE, "{took:?}");
+        self.add(format!("handed off {mutex}"));
+    }
+}
+
+fn factory(name: &str, probe: Arc<dyn Probe>) -> Factory {
+    let lease = Lease::new(Duration::from_millis(600), Duration::from_millis(300)).unwrap();
+    memory::factory(name, lease).with_probe(probe)
+}
+
+#[test]
+fn a_probe_hears_how_each_ownership_begins_and_why_it_ends() {
+    within(HANG, || {
+        let notes = Arc::new(Notes::default());
+        let factory = factory("probe-ownership", Arc::clone(&notes) as Arc<dyn Probe>);
+        let handle = memory::handle("probe-ownership");
+        let service = factory.contend("m").id("a").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it renews", || notes.contain("renew m renewed"));
+        assert!(handle.revoke("m"));
+        wait_until(PATIENCE, "taken away", || notes.ownership().len() >= 3);
+        handle.set_unreachable(true);
+        wait_until(PATIENCE, "expired", || notes.ownership().len() >= 4);
+        assert!(notes.contain("renew m failed"), "{:?}", notes.all());
+        wait_until(PATIENCE, "it tries", || notes.contain("acquire m failed"));
+        handle.set_unreachable(false);
+        wait_until(PATIENCE, "it leads again", || notes.ownership().len() >= 5);
+        service.stop().unwrap();
+        assert_eq!(
+            notes.ownership(),
+            [
+                "gained m a",
+                "lost m a TakenAway",
+                "gained m a",
+                "lost m a Expired",
+                "gained m a",
+                "lost m a Released",
+            ]
+        );
+        let stats = service.stats();
+        assert_eq!((stats.gained, stats.lost), (3, 2), "{stats:?}");
+        assert_eq!(stats.granted, 3, "{stats:?}");
+        assert!(
+            stats.failed_renewals >= 1 && stats.failed_attempts >= 1,
+            "{stats:?}"
+        );
+        assert_eq!(factory.stats(), stats);
+    });
+}
+
+#[test]
+fn a_probe_hears_of_hand_offs_and_of_waits_for_a_lock() {
+    within(HANG, || {
+        let notes = Arc::new(Notes::default());
+        let factory = factory("probe-locks", Arc::clone(&notes) as Arc<dyn Probe>);
+        let first = factory.locker("m").id("first").build().unwrap();
+        let second = factory.locker("m").id("second").build().unwrap();
+        let guard = first.lock().unwrap();
+        assert!(notes.contain("waited m true"), "{:?}", notes.all());
+        let second = thread::spawn(move || {
+            assert!(second.try_lock_for(Duration::from_millis(50)).is_err());
+            second
+        });
+        let second = second.join().unwrap();
+        assert!(notes.contain("waited m false"), "{:?}", notes.all());
+        let waits = thread::spawn(move || second.lock().map(drop));
+        wait_until(PATIENCE, "it waits", || {
+            !factory.participants("m").unwrap().is_empty()
+        });
+        drop(guard);
+        waits.join().unwrap().unwrap();
+        assert!(notes.contain("handed off m"), "{:?}", notes.all());
+        assert_eq!(notes.ownership().len(), 4, "{:?}", notes.all());
+    });
+}
+
+/// Panics whatever it hears.
+struct Panics;
+
+impl Probe for Panics {
+    fn acquire(&self, _: &str, _: AcquireOutcome<'_>, _: Duration) {
+        panic!("on purpose: acquire");
+    }
+    fn renew(&self, _: &str, _: RenewOutcome<'_>, _: Duration) {
+        panic!("on purpose: renew");
+    }
+    fn gained(&self, _: &str, _: &str, _: u64) {
+        panic!("on purpose: gained");
+    }
+    fn lost(&self, _: &str, _: &str, _: u64, _: Duration, _: LossReason) {
+        panic!("on purpose: lost");
+    }
+    fn waited(&self, _: &str, _: Duration, _: bool) {
+        panic!("on purpose: waited");
+    }
+    fn connected(&self) {
+        panic!("on purpose: connected");
+    }
+    fn disconnected(&self, _: &Error) {
+        panic!("on purpose: disconnected");
+    }
+    fn scheduled_run(&self, _: &str, _: RunOutcomeKind, _: Duration, _: Duration) {
+        panic!("on purpose: run");
+    }
+}
+
+/// As rule "a slow or panicking callback never delays renewal" has it for callbacks.
+#[test]
+fn a_probe_that_panics_ends_nothing() {
+    within(HANG, || {
+        let factory = factory("probe-panics", Arc::new(Panics));
+        let service = factory.contend("m").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it leads", || service.is_owner());
+        let fence = service.fence();
+        wait_until(PATIENCE, "it renews", || service.stats().renewals >= 3);
+        assert_eq!(service.fence(), fence);
+        service.stop().unwrap();
+        let locker = factory.locker("m").build().unwrap();
+        assert!(locker.lock().unwrap().is_valid());
+    });
+}

@@ -1,0 +1,257 @@
+//! What a service does at the edges: while a callback hangs, a call is under way, or nobody rings.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::conformance::hooked::{self, Call, When};
+use crate::conformance::{HANG, PATIENCE, name};
+use contend::{
+    Error, ErrorKind, EventKind, Executor, Factory, Job, Lease, MutexContendService, Status,
+};
+use parking_lot::Mutex;
+use testbed::wait_until;
+
+fn memory(ttl: u64, transition: u64) -> Factory {
+    let ms = Duration::from_millis;
+    contend::memory::factory("service", Lease::new(ms(ttl), ms(transition)).unwrap())
+}
+
+fn unreachable() -> Error {
+    Error::new(ErrorKind::Unreachable, "broken on request")
+}
+
+/// Rule 7, where it is hardest: the owner missed its deadline, its Released callback winds down, the
+/// worker is about to own again, and somebody stops the service.
+#[test]
+fn a_stop_while_it_acquires_again_releases_nothing_under_a_running_callback() {
+    testbed::within(HANG, || {
+        let (broken, acquiring) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicUsize::new(0)),
+        );
+        let running = Arc::new(AtomicBool::new(false));
+        let under_callback = Arc::new(AtomicUsize::new(0));
+        let hook = {
+            let (broken, acquiring) = (Arc::clone(&broken), Arc::clone(&acquiring));
+            let (running, under_callback) = (Arc::clone(&running), Arc::clone(&under_callback));
+            move |when, call, _: &_, _| {
+                match (when, call) {
+                    (When::Before, Call::Renew) if broken.load(Ordering::SeqCst) => {
+                        return Err(unreachable());
+                    }
+                    (When::Before, Call::Acquire(_)) => {
+                        acquiring.fetch_add(1, Ordering::SeqCst);
+                        if broken.load(Ordering::SeqCst) {
+                            std::thread::sleep(Duration::from_millis(150));
+                        }
+                    }
+                    (When::Before, Call::Release) if running.load(Ordering::SeqCst) => {
+                        under_callback.fetch_add(1, Ordering::SeqCst);
+                    }
+                    _ => {}
+                }
+                Ok(())
+            }
+        };
+        let factory = hooked::around(&memory(1_000, 3_000), hook);
+        let winding = Arc::clone(&running);
+        let service = factory
+            .contend(name("again"))
+            .on_released(move |_| {
+                winding.store(true, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(1_200));
+                winding.store(false, Ordering::SeqCst);
+            })
+            .build()
+            .unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it owns", || service.is_owner());
+        broken.store(true, Ordering::SeqCst);
+        wait_until(PATIENCE, "it acquires again", || {
+            acquiring.load(Ordering::SeqCst) >= 2
+        });
+        service.stop().unwrap();
+        assert_eq!(
+            under_callback.load(Ordering::SeqCst),
+            0,
+            "released under a running callback"
+        );
+        assert!(
+            !running.load(Ordering::SeqCst),
+            "stop returned while a callback ran"
+        );
+    });
+}
+
+/// Rules 7 and 12: a callback that hangs is neither hidden nor joined by a second run.
+#[test]
+fn stop_says_so_when_a_callback_outlasts_the_lease_and_no_second_run_begins() {
+    testbed::within(HANG, || {
+        let hangs = Arc::new(AtomicBool::new(true));
+        let inside = Arc::clone(&hangs);
+        let service = memory(300, 200)
+            .contend(name("hang"))
+            .on_released(move |_| {
+                wait_until(PATIENCE, "the test lets go", || {
+                    !inside.load(Ordering::SeqCst)
+                });
+            })
+            .build()
+            .unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it owns", || service.is_owner());
+        assert_eq!(service.stop().unwrap_err().kind(), ErrorKind::Timeout);
+        assert_eq!(service.status(), Status::Stopping);
+        assert_eq!(service.start().unwrap_err().kind(), ErrorKind::InvalidState);
+        hangs.store(false, Ordering::SeqCst);
+        // Each `stop` waits for as long as the lease, which is short here.
+        wait_until(PATIENCE, "it stops", || service.stop().is_ok());
+        service.start().unwrap();
+        wait_until(PATIENCE, "it owns again", || service.is_owner());
+    });
+}
+
+/// Rule 7 with an executor that is slow to begin.
+#[test]
+fn an_executor_runs_no_callback_after_stop() {
+    testbed::within(HANG, || {
+        let jobs: Arc<Mutex<Vec<Job>>> = Arc::default();
+        let kept = Arc::clone(&jobs);
+        let executor: Executor = Arc::new(move |job| kept.lock().push(job));
+        let factory = memory(1_000, 500);
+        let mutex = name("executor");
+        let owner = factory.contend(&mutex).id("owner").build().unwrap();
+        owner.start().unwrap();
+        wait_until(PATIENCE, "it owns", || owner.is_owner());
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&calls);
+        let waiter = factory
+            .contend(&mutex)
+            .id("waiter")
+            .on_owner_changed(move |_| {
+                count.fetch_add(1, Ordering::SeqCst);
+            })
+            .executor(executor)
+            .build()
+            .unwrap();
+        waiter.start().unwrap();
+        wait_until(PATIENCE, "a callback is due", || !jobs.lock().is_empty());
+        waiter.stop().unwrap();
+        let late: Vec<Job> = jobs.lock().drain(..).collect();
+        for job in late {
+            job();
+        }
+        assert_eq!(
+            calls.load(Ordering::SeqCst),
+            0,
+            "a callback came after stop"
+        );
+    });
+}
+
+/// Rule 8: an executor that panics costs callbacks, not the service.
+#[test]
+fn a_panicking_executor_does_not_end_the_service() {
+    testbed::within(HANG, || {
+        // Not `panic!`, which prints a backtrace first where one is asked for: seconds on a busy machine,
+        // and it is the worker that has to print it.
+        let executor: Executor =
+            Arc::new(|_| std::panic::resume_unwind(Box::new("on purpose: an executor of a test")));
+        let service = memory(3_000, 1_000)
+            .contend(name("executor-panics"))
+            .on_acquired(|_| ())
+            .executor(executor)
+            .build()
+            .unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it owns", || service.is_owner());
+        let fence = service.fence();
+        let until = Instant::now() + Duration::from_millis(4_000);
+        while Instant::now() < until {
+            assert_eq!(service.fence(), fence);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        service.stop().unwrap();
+    });
+}
+
+/// Rule 13: a service that nobody rings can still own, but it is not well, and says so once.
+#[test]
+fn a_deaf_service_says_so_as_long_as_it_is() {
+    testbed::within(HANG, || {
+        let deaf = Arc::new(AtomicBool::new(true));
+        let hears = Arc::clone(&deaf);
+        let plain = memory(2_000, 500);
+        let mutex = name("deaf");
+        let owner = plain.contend(&mutex).id("owner").build().unwrap();
+        owner.start().unwrap();
+        wait_until(PATIENCE, "it owns", || owner.is_owner());
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&attempts);
+        let factory = hooked::around(&plain, move |when, call, _, _| match (when, call) {
+            (When::Before, Call::Listen) if hears.load(Ordering::SeqCst) => Err(unreachable()),
+            (When::After, Call::Acquire(_)) => {
+                count.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
+            _ => Ok(()),
+        });
+        let (waiter, events) = factory
+            .contend(&mutex)
+            .id("waiter")
+            .failures(true)
+            .channel()
+            .unwrap();
+        waiter.start().unwrap();
+        wait_until(PATIENCE, "it tries by time", || {
+            attempts.load(Ordering::SeqCst) >= 3
+        });
+        assert!(waiter.last_error().is_some(), "it reports health");
+        deaf.store(false, Ordering::SeqCst);
+        wait_until(PATIENCE, "it is well again", || {
+            waiter.last_error().is_none()
+        });
+        let failures = events
+            .try_iter()
+            .filter(|event| event.kind == EventKind::Failed);
+        assert_eq!(failures.count(), 1, "one event per change of trouble");
+    });
+}
+
+/// Rule 10: the id is in use for as long as somebody contends under it.
+#[test]
+fn an_id_is_free_only_when_its_worker_is_over() {
+    testbed::within(HANG, || {
+        let factory = memory(1_000, 500);
+        let mutex = name("claim");
+        let slot: Arc<Mutex<Option<MutexContendService>>> = Arc::default();
+        let (inside, goes_on) = (Arc::clone(&slot), Arc::new(AtomicBool::new(true)));
+        let (dropped, runs) = (Arc::new(AtomicBool::new(false)), Arc::clone(&goes_on));
+        let gone = Arc::clone(&dropped);
+        let service = factory
+            .contend(&mutex)
+            .id("a")
+            .on_acquired(move |_| {
+                wait_until(PATIENCE, "the service is there", || inside.lock().is_some());
+                drop(inside.lock().take());
+                gone.store(true, Ordering::SeqCst);
+                wait_until(PATIENCE, "the test lets go", || {
+                    !runs.load(Ordering::SeqCst)
+                });
+            })
+            .build()
+            .unwrap();
+        service.start().unwrap();
+        *slot.lock() = Some(service);
+        wait_until(PATIENCE, "the callback dropped its service", || {
+            dropped.load(Ordering::SeqCst)
+        });
+        let error = factory.contend(&mutex).id("a").build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DuplicateContender);
+        goes_on.store(false, Ordering::SeqCst);
+        wait_until(PATIENCE, "the id is free", || {
+            factory.contend(&mutex).id("a").build().is_ok()
+        });
+    });
+}

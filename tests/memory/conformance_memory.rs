@@ -1,0 +1,117 @@
+//! The memory backend: the conformance suite, and what only it promises.
+
+use crate::conformance::{Subject, lease};
+use contend::{ErrorKind, EventKind, Lease};
+
+conformance!(Subject {
+    factory: Box::new(|| contend::memory::factory("conformance", lease())),
+    ordered: true,
+});
+
+#[test]
+fn registries_of_different_names_are_different_places() {
+    let one = contend::connect("memory://one").unwrap();
+    let two = contend::connect("memory://two").unwrap();
+    let again = contend::connect("memory://one").unwrap();
+    let (a, in_one) = crate::conformance::started(&one, "m", "a");
+    let (b, in_two) = crate::conformance::started(&two, "m", "a");
+    crate::conformance::next(&in_one, EventKind::Acquired);
+    crate::conformance::next(&in_two, EventKind::Acquired);
+    let (c, _events) = crate::conformance::started(&again, "m", "c");
+    crate::conformance::wait_for_owner(&c, "a");
+    assert!(a.is_owner() && b.is_owner() && !c.is_owner());
+}
+
+/// Rule 9: a registry that was dropped has lost its memory, but fences still grow.
+#[test]
+fn fences_grow_from_a_dropped_registry_to_the_next_of_its_name() {
+    let mut last = None;
+    for _ in 0..3 {
+        let factory = contend::connect("memory://forgetful").unwrap();
+        let (service, events) = crate::conformance::started(&factory, "m", "a");
+        let fence = crate::conformance::next(&events, EventKind::Acquired).fence();
+        assert!(fence > last, "{fence:?} after {last:?}");
+        last = fence;
+        drop((service, factory));
+    }
+}
+
+#[test]
+fn urls_that_are_wrong_are_refused_with_what_is_right() {
+    for (url, kind, says) in [
+        (
+            "memory://?tll=2s",
+            ErrorKind::InvalidInput,
+            "known are: ttl, transition",
+        ),
+        (
+            "memory://?ttl=2",
+            ErrorKind::InvalidInput,
+            "a number and a unit",
+        ),
+        ("memory://?ttl=0s", ErrorKind::InvalidInput, "at least 21ms"),
+        (
+            "memory://user:pw@x",
+            ErrorKind::InvalidInput,
+            "memory://NAME",
+        ),
+        ("etcd://x", ErrorKind::InvalidInput, "redis://"),
+        ("nonsense", ErrorKind::InvalidInput, "scheme://"),
+    ] {
+        let error = contend::connect(url).unwrap_err();
+        assert_eq!(error.kind(), kind, "{url}");
+        assert!(error.to_string().contains(says), "{url}: {error}");
+    }
+    let factory = contend::connect("memory://?ttl=3s&transition=1s").unwrap();
+    assert_eq!(factory.lease().total().as_secs(), 4);
+}
+
+#[cfg(not(feature = "redis"))]
+#[test]
+fn a_backend_whose_feature_is_off_names_the_feature() {
+    let error = contend::connect("redis://127.0.0.1").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FeatureDisabled);
+    assert!(
+        error.to_string().contains("features = [\"redis\"]"),
+        "{error}"
+    );
+}
+
+/// What a user's own test does: the lock is taken away, and the service says so and contends again.
+#[test]
+fn a_handle_takes_a_lock_away_and_the_owner_hears_of_it() {
+    let factory = contend::memory::factory("handle-revoke", Lease::default());
+    let handle = contend::memory::handle("handle-revoke");
+    assert!(!handle.revoke("m"), "nobody owns it");
+    let (owner, events) = crate::conformance::started(&factory, "m", "owner");
+    let first = crate::conformance::next(&events, EventKind::Acquired).fence();
+    let (waiter, waiting) = crate::conformance::started(&factory, "m", "waiter");
+    crate::conformance::wait_for_owner(&waiter, "owner");
+    assert!(handle.revoke("m"));
+    // Long before a renewal is due: it is woken.
+    crate::conformance::next(&events, EventKind::Released);
+    let second = crate::conformance::next(&waiting, EventKind::Acquired).fence();
+    assert!(second > first);
+    crate::conformance::wait_for_owner(&owner, "waiter");
+}
+
+/// Rules "an owner that cannot renew steps down" and "trouble is visible".
+#[test]
+fn an_unreachable_registry_fails_every_call_until_it_is_back() {
+    let factory = contend::memory::factory("handle-away", lease());
+    let handle = contend::memory::handle("handle-away");
+    let (service, events) = crate::conformance::started(&factory, "m", "a");
+    let first = crate::conformance::next(&events, EventKind::Acquired).fence();
+    handle.set_unreachable(true);
+    assert!(handle.is_unreachable() && !handle.revoke("m"));
+    let error = factory.locker("other").build().unwrap();
+    let error = error.try_lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    crate::conformance::next(&events, EventKind::Released);
+    assert_eq!(service.last_error().unwrap().kind(), ErrorKind::Unreachable);
+    handle.set_unreachable(false);
+    let second = crate::conformance::next(&events, EventKind::Acquired).fence();
+    assert!(second > first);
+    assert!(service.last_error().is_none());
+    drop(factory.locker("other").build().unwrap().try_lock().unwrap());
+}

@@ -1,0 +1,20 @@
+//! The MySQL backend, on servers that the tests start.
+
+// What the library must not do, a test may: there a panic is the verdict.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
+
+#[macro_use]
+#[path = "../conformance/mod.rs"]
+mod conformance;
+mod faults;
+mod locker;
+#[path = "../mysql_ground/mod.rs"]
+mod mysql_ground;
+mod one_server;
+mod stress;
+mod table;
+#[cfg(feature = "tls")]
+mod tls;
+#[path = "../tool/mod.rs"]
+mod tool;
+mod waiting;

@@ -1,0 +1,29 @@
+//! The MySQL backend keeps what every backend promises, with wake-ups and without.
+
+use crate::mysql_ground;
+
+use std::sync::OnceLock;
+
+use crate::conformance::Subject;
+
+fn subject(parameters: &str) -> Subject {
+    static URL: OnceLock<String> = OnceLock::new();
+    let url = URL.get_or_init(mysql_ground::database);
+    let url = format!("{url}?ttl=2s&transition=1s{parameters}");
+    Subject {
+        ordered: !parameters.contains("wakeups=off"),
+        factory: Box::new(move || contend::connect(&url).unwrap()),
+    }
+}
+
+mod with_wakeups {
+    use super::*;
+
+    conformance!(subject(""));
+}
+
+mod polling {
+    use super::*;
+
+    conformance!(subject("&wakeups=off&poll_interval=100ms"));
+}

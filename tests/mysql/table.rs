@@ -1,0 +1,700 @@
+//! The table: ours and the seeds' own, what its columns can and cannot hold, and the repository on it.
+//! Facts about hazards carry their number in `FACTS.md`.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::conformance::{PATIENCE, next, started, wait_for_owner};
+use crate::mysql_ground::{HANG, database, empty_database, lease, ms, operator};
+use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender, Renewal};
+use contend::mysql::{Builder, Repository};
+use contend::{Error, ErrorKind, EventKind, Factory, Lease, Moment};
+use mysql::prelude::Queryable;
+use testbed::{wait_until, within};
+
+/// The table as Simba's script makes it.
+const SEEDS_TABLE: &str = "CREATE TABLE simba_mutex (
+    mutex         VARCHAR(66)     NOT NULL PRIMARY KEY COMMENT 'mutex name',
+    acquired_at   BIGINT UNSIGNED NOT NULL,
+    ttl_at        BIGINT UNSIGNED NOT NULL,
+    transition_at BIGINT UNSIGNED NOT NULL,
+    owner_id      CHAR(32)        NOT NULL,
+    version       INT UNSIGNED    NOT NULL
+)";
+
+/// The table as Simba 4's script makes it.
+const SIMBA_4_TABLE: &str = "CREATE TABLE simba_mutex (
+    mutex         VARCHAR(66)     NOT NULL PRIMARY KEY,
+    acquired_at   BIGINT UNSIGNED NOT NULL,
+    ttl_at        BIGINT UNSIGNED NOT NULL,
+    transition_at BIGINT UNSIGNED NOT NULL,
+    owner_id      VARCHAR(128)    NOT NULL,
+    version       INT UNSIGNED    NOT NULL,
+    fencing_token BIGINT UNSIGNED NOT NULL DEFAULT 0
+)";
+
+/// What Simba's repository sends, as the seeds describe it.
+const SEEDS_NOW: &str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
+
+fn seeds_acquire(conn: &mut mysql::Conn, mutex: &str, id: &str, ttl: u64, transition: u64) -> bool {
+    let sql = format!(
+        "UPDATE simba_mutex SET acquired_at = {SEEDS_NOW}, ttl_at = {SEEDS_NOW} + ?, \
+         transition_at = {SEEDS_NOW} + ?, owner_id = ?, version = version + 1 WHERE mutex = ? AND \
+         (transition_at < {SEEDS_NOW} OR (owner_id = ? AND transition_at > {SEEDS_NOW}))"
+    );
+    conn.exec_drop(sql, (ttl, ttl + transition, id, mutex, id))
+        .unwrap();
+    conn.affected_rows() > 0
+}
+
+fn seeds_release(conn: &mut mysql::Conn, mutex: &str, id: &str) -> bool {
+    conn.exec_drop(
+        "UPDATE simba_mutex SET acquired_at = 0, ttl_at = 0, transition_at = 0, owner_id = '', \
+         version = version + 1 WHERE mutex = ? AND owner_id = ?",
+        (mutex, id),
+    )
+    .unwrap();
+    conn.affected_rows() > 0
+}
+
+fn seeds_database() -> String {
+    let url = empty_database();
+    operator(&url).query_drop(SEEDS_TABLE).unwrap();
+    url
+}
+
+fn repository(url: &str) -> Repository {
+    builder(url).repository().unwrap()
+}
+
+/// A builder for a URL of the ground, which has no password.
+fn builder(url: &str) -> Builder {
+    let opts = mysql::Opts::from_url(url).unwrap();
+    let mut builder = Builder::new(&opts.get_ip_or_hostname(), opts.get_db_name().unwrap())
+        .port(opts.get_tcp_port())
+        .user(opts.get_user().unwrap_or("root"));
+    if let Some(password) = opts.get_pass() {
+        builder = builder.password(password);
+    }
+    builder
+}
+
+fn contender(factory: &Factory, mutex: &str, id: &str) -> Box<dyn RawContender> {
+    let place = Contender {
+        mutex: mutex.into(),
+        id: id.into(),
+        lease: factory.lease(),
+        purpose: Purpose::Lock,
+    };
+    factory.backend().unwrap().contender(&place).unwrap()
+}
+
+fn by(factory: &Factory) -> Moment {
+    Moment::now() + factory.lease().call_budget()
+}
+
+fn acquire(factory: &Factory, mutex: &str, id: &str) -> Result<u64, Error> {
+    match contender(factory, mutex, id).acquire(OnRefusal::Leave, by(factory))? {
+        Attempt::Granted(grant) => Ok(grant.owner.fence()),
+        Attempt::Refused(refusal) => panic!("{refusal:?}"),
+    }
+}
+
+#[test]
+fn the_repository_does_what_that_of_the_seeds_does() {
+    within(HANG, || {
+        let repository = repository(&database());
+        let lease = Lease::default();
+        let error = repository.get_owner("m").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.to_string().contains("init_mutex"), "{error}");
+        let error = repository.acquire("m", "a", lease).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+
+        repository.init_mutex("m").unwrap();
+        let error = repository.init_mutex("m").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+        assert!(!repository.try_init_mutex("m"));
+        assert!(repository.try_init_mutex("n"));
+        let row = repository.get_owner("m").unwrap();
+        assert!(!row.owner.has_owner() && row.version == 0 && row.current_db_at > 0);
+
+        assert!(repository.acquire("m", "a", lease).unwrap());
+        assert!(!repository.acquire("m", "b", lease).unwrap());
+        let first = repository.acquire_and_get_owner("m", "a", lease).unwrap();
+        assert!(first.owner.is_in_ttl_of("a"));
+        let seen = repository.acquire_and_get_owner("m", "b", lease).unwrap();
+        assert_eq!(
+            (
+                seen.version,
+                seen.owner.ttl_at(),
+                seen.owner.transition_at()
+            ),
+            (
+                first.version,
+                first.owner.ttl_at(),
+                first.owner.transition_at()
+            ),
+            "the row is as the winner saw it"
+        );
+        assert!(!repository.release("m", "b").unwrap());
+        assert!(repository.release("m", "a").unwrap());
+        assert!(!repository.release("m", "a").unwrap());
+        let next = repository.acquire_and_get_owner("m", "b", lease).unwrap();
+        assert!(next.version > first.version);
+
+        assert!(!repository.ensure_owner("new").unwrap().owner.has_owner());
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let repository = repository.clone();
+                thread::spawn(move || repository.ensure_owner("raced").unwrap())
+            })
+            .collect();
+        for thread in threads {
+            assert_eq!(thread.join().unwrap().version, 0);
+        }
+    });
+}
+
+#[test]
+fn a_missing_table_is_an_error_that_names_the_file_and_can_be_made() {
+    within(HANG, || {
+        let url = empty_database();
+        let factory = contend::connect(&url).unwrap();
+        let error = acquire(&factory, "m", "a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured);
+        assert!(error.to_string().contains("sql/init-mutex.sql"), "{error}");
+        assert!(!error.is_transient());
+
+        let other = format!("{url}?table=other_mutex&create_table=true");
+        acquire(&contend::connect(&other).unwrap(), "m", "a").unwrap();
+        let error = acquire(&factory, "m", "a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured);
+
+        repository(&url).create_table().unwrap();
+        repository(&url).create_table().unwrap();
+        acquire(&factory, "m", "a").unwrap();
+
+        operator(&url)
+            .query_drop("CREATE TABLE wrong (mutex INT, version INT)")
+            .unwrap();
+        let factory = contend::connect(&format!("{url}?table=wrong")).unwrap();
+        let error = acquire(&factory, "m", "a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured);
+        assert!(error.to_string().contains("owner_id"), "{error}");
+    });
+}
+
+/// Hazard 0: renewals that wait behind a lock can commit in reverse order.
+#[test]
+fn a_delayed_renewal_never_moves_a_lease_backwards() {
+    within(HANG, || {
+        let url = database();
+        let factory = contend::connect(&format!("{url}?ttl=40s&transition=5s")).unwrap();
+        let fence = acquire(&factory, "m", "a").unwrap();
+        let mut lock = operator(&url);
+        for _ in 0..4 {
+            lock.query_drop("LOCK TABLES simba_mutex WRITE").unwrap();
+            let renewals: Vec<_> = (0..4)
+                .map(|_| {
+                    let factory = factory.clone();
+                    let renewal = thread::spawn(move || {
+                        let sent = Moment::now();
+                        let renewed = contender(&factory, "m", "a")
+                            .renew(fence, by(&factory))
+                            .unwrap();
+                        let Renewal::Renewed(grant) = renewed else {
+                            panic!("{renewed:?}");
+                        };
+                        (sent, grant.owner)
+                    });
+                    // Time is the subject: the later ones carry a later NOW().
+                    thread::sleep(ms(60));
+                    renewal
+                })
+                .collect();
+            lock.query_drop("UNLOCK TABLES").unwrap();
+            let promised = renewals
+                .into_iter()
+                .map(|renewal| renewal.join().unwrap().1.transition_at())
+                .max();
+            let (is,): (Option<u64>,) = operator(&url)
+                .query_first("SELECT transition_at FROM simba_mutex WHERE mutex = 'm'")
+                .unwrap()
+                .unwrap();
+            assert!(is >= promised, "{is:?} is before {promised:?}");
+        }
+    });
+}
+
+/// Hazard 2: a renewal that waits for a lock beyond the end of the lease must not bring it back with
+/// the NOW() of its start.
+#[test]
+fn a_renewal_that_waited_beyond_the_end_of_the_lease_revives_nothing() {
+    within(HANG, || {
+        let url = database();
+        let factory = contend::connect(&format!("{url}?ttl=3s&transition=0s")).unwrap();
+        let fence = acquire(&factory, "m", "a").unwrap();
+        let mut lock = operator(&url);
+        let end = repository(&url)
+            .get_owner("m")
+            .unwrap()
+            .owner
+            .transition_at();
+        let now = |conn: &mut mysql::Conn| -> u64 {
+            let now: Option<u64> = conn.query_first(format!("SELECT {SEEDS_NOW}")).unwrap();
+            now.unwrap()
+        };
+        let left = end.saturating_sub(now(&mut lock));
+        thread::sleep(ms(left.saturating_sub(250)));
+        lock.query_drop("LOCK TABLES simba_mutex WRITE").unwrap();
+        // It gives up before there is an answer; the server does not.
+        assert!(
+            contender(&factory, "m", "a")
+                .renew(fence, by(&factory))
+                .is_err()
+        );
+        wait_until(PATIENCE, "the lease has run out", || {
+            now(&mut lock) > end + 50
+        });
+        lock.query_drop("UNLOCK TABLES").unwrap();
+        wait_until(PATIENCE, "the renewal is through", || {
+            let database = url.rsplit('/').next().unwrap();
+            let left: Option<u64> = lock
+                .exec_first(
+                    "SELECT COUNT(*) FROM information_schema.processlist \
+                     WHERE db = ? AND info LIKE 'UPDATE%'",
+                    (database,),
+                )
+                .unwrap();
+            left == Some(0)
+        });
+        let row = repository(&url).get_owner("m").unwrap();
+        assert_eq!(row.owner.transition_at(), end, "{row:?}");
+    });
+}
+
+/// Hazards 1 and 6: whatever the server's defaults, our sessions are in UTC and strict.
+#[test]
+fn sessions_are_in_utc_strict_and_in_autocommit() {
+    within(HANG, || {
+        let url = database();
+        let mut conn = operator(&url);
+        conn.query_drop("CREATE TABLE sessions (zone TEXT, mode TEXT, auto INT)")
+            .unwrap();
+        // A trigger runs in the session of whoever updates: it sees what we have set.
+        conn.query_drop(
+            "CREATE TRIGGER spy BEFORE UPDATE ON simba_mutex FOR EACH ROW INSERT INTO sessions \
+             VALUES (@@session.time_zone, @@session.sql_mode, @@session.autocommit)",
+        )
+        .unwrap();
+        acquire(&contend::connect(&url).unwrap(), "m", "a").unwrap();
+        let seen: Vec<(String, i64)> = conn
+            .query("SELECT DISTINCT zone, auto FROM sessions")
+            .unwrap();
+        assert_eq!(seen, [("+00:00".to_owned(), 1)]);
+        let mode: Option<String> = conn.query_first("SELECT mode FROM sessions").unwrap();
+        // The mode inside a trigger is that of its creation on some servers: look for the worst only.
+        assert!(!mode.unwrap().contains("PAD_CHAR_TO_FULL_LENGTH"));
+    });
+}
+
+/// Hazard 2: NOW() stands still while a statement waits for a row lock.
+#[test]
+fn a_grant_that_waited_for_a_lock_is_not_believed_for_longer_than_the_row_says() {
+    within(HANG, || {
+        let url = database();
+        repository(&url).init_mutex("m").unwrap();
+        let mut lock = operator(&url);
+        lock.query_drop("BEGIN").unwrap();
+        lock.query_drop("SELECT * FROM simba_mutex WHERE mutex = 'm' FOR UPDATE")
+            .unwrap();
+        let factory = contend::connect(&format!("{url}?ttl=2s&transition=1s")).unwrap();
+        let (service, events) = started(&factory, "m", "a");
+        wait_until(PATIENCE, "an attempt has failed", || {
+            service.last_error().is_some()
+        });
+        assert!(!service.is_owner());
+        // Longer than a whole ttl: what was sent first is stale by now.
+        thread::sleep(ms(2_200));
+        lock.query_drop("COMMIT").unwrap();
+        let fence = next(&events, EventKind::Acquired).fence().unwrap();
+        for _ in 0..100 {
+            let before = service.is_owner() && service.fence() == Some(fence);
+            let row = repository(&url).get_owner("m").unwrap();
+            if before && service.is_owner() && service.fence() == Some(fence) {
+                assert!(
+                    row.owner.is_owner("a") && row.owner.transition_at() >= row.current_db_at,
+                    "{row:?}"
+                );
+            }
+        }
+    });
+}
+
+/// Hazard 3: in the seeds' statement nobody can have the mutex at `transition_at = now`.
+#[test]
+fn an_owner_acquires_again_at_the_very_end_of_its_lease() {
+    within(HANG, || {
+        let url = database();
+        let repository = repository(&url);
+        let lease = lease(20, 100);
+        repository.init_mutex("m").unwrap();
+        assert!(repository.acquire("m", "a", lease).unwrap());
+        let mut conn = operator(&url);
+        for round in 0..300 {
+            conn.query_drop(format!(
+                "UPDATE simba_mutex SET transition_at = {SEEDS_NOW} + {} WHERE mutex = 'm'",
+                round % 2
+            ))
+            .unwrap();
+            assert!(repository.acquire("m", "a", lease).unwrap(), "{round}");
+        }
+    });
+}
+
+/// At that edge nobody else can, as in the seeds.
+#[test]
+fn nobody_else_acquires_before_the_transition_has_passed() {
+    within(HANG, || {
+        let url = database();
+        let repository = repository(&url);
+        let lease = lease(20, 100);
+        repository.init_mutex("m").unwrap();
+        for _ in 0..10 {
+            let first = repository.acquire_and_get_owner("m", "a", lease).unwrap();
+            let end = first.owner.transition_at();
+            let next = loop {
+                let next = repository.acquire_and_get_owner("m", "b", lease).unwrap();
+                if next.owner.is_owner("b") {
+                    break next;
+                }
+            };
+            assert!(next.owner.acquired_at() > end, "{next:?} after {end}");
+            assert!(repository.release("m", "b").unwrap());
+        }
+    });
+}
+
+/// Rule "fences strictly grow", also over a deleted row and a clock that was set back.
+#[test]
+fn fences_are_server_time_and_grow_over_a_deleted_row() {
+    within(HANG, || {
+        let url = database();
+        let factory = contend::connect(&url).unwrap();
+        let mut last = 0;
+        for _ in 0..3 {
+            let fence = acquire(&factory, "m", "a").unwrap();
+            assert!(fence > last && fence > u64::from(u32::MAX));
+            last = fence;
+            operator(&url)
+                .query_drop("DELETE FROM simba_mutex WHERE mutex = 'm'")
+                .unwrap();
+        }
+        acquire(&factory, "m", "b").unwrap();
+        operator(&url)
+            .query_drop("UPDATE simba_mutex SET fencing_token = 9000000000000000000")
+            .unwrap();
+        let mut contender = contender(&factory, "m", "b");
+        let Attempt::Granted(grant) = contender.acquire(OnRefusal::Leave, by(&factory)).unwrap()
+        else {
+            panic!("refused");
+        };
+        assert_eq!(grant.owner.fence(), 9_000_000_000_000_000_001);
+        let row = repository(&url).get_owner("m").unwrap();
+        assert!(
+            grant.owner.acquired_at().abs_diff(row.owner.acquired_at()) < 1_000,
+            "{grant:?} {row:?}"
+        );
+    });
+}
+
+/// Hazard 5: Simba reads the version as a signed INT.
+#[test]
+fn the_version_wraps_below_the_largest_int() {
+    within(HANG, || {
+        let url = database();
+        let factory = contend::connect(&url).unwrap();
+        acquire(&factory, "m", "a").unwrap();
+        for (before, after) in [
+            (2_147_483_646, 2_147_483_647),
+            (2_147_483_647, 1),
+            (4_294_967_295_u64, 1),
+        ] {
+            operator(&url)
+                .query_drop(format!("UPDATE simba_mutex SET version = {before}"))
+                .unwrap();
+            acquire(&factory, "m", "a").unwrap();
+            assert_eq!(repository(&url).get_owner("m").unwrap().version, after);
+        }
+    });
+}
+
+/// Review (low) and 11: what the table cannot keep is refused, with what to change; and
+/// `create_table=true` changes it, where somebody else's columns do not stand in the way.
+#[test]
+fn a_table_that_does_not_fit_is_refused_with_the_statement_that_mends_it() {
+    within(HANG, || {
+        let ours = contend::mysql::INIT_SQL;
+        for (create, says, mended) in [
+            (
+                SEEDS_TABLE.to_owned(),
+                "ADD COLUMN waiters VARCHAR(3990)",
+                true,
+            ),
+            (
+                SIMBA_4_TABLE.to_owned(),
+                "ADD COLUMN run_at BIGINT UNSIGNED NOT NULL DEFAULT 0",
+                true,
+            ),
+            (ours.replace("InnoDB", "MyISAM"), "ENGINE = InnoDB", true),
+            (
+                ours.replace(" PRIMARY KEY", ""),
+                "ADD PRIMARY KEY (mutex)",
+                true,
+            ),
+            (
+                ours.replace("acquired_at   BIGINT UNSIGNED", "acquired_at INT"),
+                "MODIFY COLUMN acquired_at BIGINT UNSIGNED NOT NULL",
+                true,
+            ),
+            (
+                ours.replace("ttl_at        BIGINT UNSIGNED", "ttl_at DATETIME"),
+                "MODIFY COLUMN ttl_at BIGINT UNSIGNED NOT NULL",
+                true,
+            ),
+            (
+                ours.replace("COLLATE utf8mb4_bin;", "COLLATE utf8mb4_general_ci;"),
+                "MODIFY COLUMN mutex VARCHAR(66) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+                true,
+            ),
+            (
+                ours.replace("run_at ", "tenant INT NOT NULL, run_at "),
+                "ALTER COLUMN tenant SET DEFAULT",
+                false,
+            ),
+        ] {
+            let url = empty_database();
+            operator(&url).query_drop(&create).unwrap();
+            let factory = contend::connect(&url).unwrap();
+            let error = acquire(&factory, "m", "a").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+            assert!(!error.is_transient());
+            assert!(error.to_string().contains(says), "{error}");
+            assert_eq!(
+                error.to_string().contains("create_table=true"),
+                mended,
+                "{error}"
+            );
+            let mends = contend::connect(&format!("{url}?create_table=true")).unwrap();
+            let outcome = acquire(&mends, "m", "a");
+            assert_eq!(outcome.is_ok(), mended, "{create}: {outcome:?}");
+            // And the same factory finds it mended.
+            assert_eq!(acquire(&factory, "m", "a").is_ok(), mended);
+        }
+    });
+}
+
+/// The script that operators run does the same.
+#[test]
+fn the_upgrade_script_brings_the_seeds_table_up() {
+    within(HANG, || {
+        let url = seeds_database();
+        operator(&url)
+            .query_drop(contend::mysql::UPGRADE_SQL)
+            .unwrap();
+        acquire(&contend::connect(&url).unwrap(), "Lock", "a").unwrap();
+        acquire(&contend::connect(&url).unwrap(), "lock", &"i".repeat(128)).unwrap();
+    });
+}
+
+#[test]
+fn a_server_whose_sysdate_stands_still_is_refused() {
+    within(HANG, || {
+        let server = testbed::MariaDbServer::start_with(&["--sysdate-is-now"]);
+        let url = server.create_database("frozen");
+        operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
+        let error = acquire(&contend::connect(&url).unwrap(), "m", "a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+        assert!(error.to_string().contains("--sysdate-is-now"), "{error}");
+    });
+}
+
+/// Review (low): a server that disregards the handshake's character set stored names double-encoded.
+#[test]
+fn names_of_any_script_arrive_as_they_are() {
+    within(HANG, || {
+        let server = testbed::MariaDbServer::start_with(&[
+            "--skip-character-set-client-handshake",
+            "--character-set-server=latin1",
+        ]);
+        let url = server.create_database("names");
+        operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
+        acquire(&contend::connect(&url).unwrap(), "日本", "köln").unwrap();
+        let hex: Option<(String, String)> = operator(&url)
+            .query_first("SELECT HEX(mutex), HEX(owner_id) FROM simba_mutex")
+            .unwrap();
+        let hex = hex.unwrap();
+        assert_eq!(
+            (hex.0.as_str(), hex.1.as_str()),
+            ("E697A5E69CAC", "6BC3B66C6E")
+        );
+    });
+}
+
+#[test]
+fn a_peer_of_the_seeds_and_a_service_take_turns_on_the_seeds_table() {
+    within(HANG, || {
+        let url = seeds_database();
+        operator(&url)
+            .query_drop(contend::mysql::UPGRADE_SQL)
+            .unwrap();
+        let mut peer = operator(&url);
+        let factory = contend::connect(&format!("{url}?ttl=2s&transition=1s&poll_interval=50ms"));
+        let factory = factory.unwrap();
+        let (ours, events) = started(&factory, "m", "ours");
+        next(&events, EventKind::Acquired);
+        for round in 0..3 {
+            assert!(!seeds_acquire(&mut peer, "m", "theirs", 1_000, 500));
+            assert!(ours.is_owner());
+            ours.stop().unwrap();
+            next(&events, EventKind::Released);
+            assert!(seeds_acquire(&mut peer, "m", "theirs", 60_000, 1_000));
+            ours.start().unwrap();
+            wait_for_owner(&ours, "theirs");
+            assert!(seeds_acquire(&mut peer, "m", "theirs", 60_000, 1_000));
+            assert!(!ours.is_owner());
+            let freed = Instant::now();
+            if round % 2 == 0 {
+                assert!(seeds_release(&mut peer, "m", "theirs"));
+            } else {
+                peer.query_drop(format!(
+                    "UPDATE simba_mutex SET transition_at = {SEEDS_NOW} + 100"
+                ))
+                .unwrap();
+            }
+            next(&events, EventKind::Acquired);
+            // The peer wakes nobody: the poll interval and the lease are what it takes.
+            assert!(freed.elapsed() < Duration::from_secs(10));
+        }
+    });
+}
+
+#[test]
+fn the_initial_delay_of_a_url_is_that_of_its_services_unless_they_have_their_own() {
+    within(HANG, || {
+        let url = database();
+        let patient = contend::connect(&format!("{url}?initial_delay=1500ms")).unwrap();
+        assert_eq!(patient.initial_delay(), ms(1_500));
+        let began = Instant::now();
+        let (_service, events) = started(&patient, "m", "a");
+        next(&events, EventKind::Acquired);
+        assert!(began.elapsed() >= ms(1_500), "{:?}", began.elapsed());
+
+        let asleep = contend::connect(&format!("{url}?initial_delay=1h")).unwrap();
+        let hasty = asleep.contend("n").initial_delay(ms(0));
+        let (service, events) = hasty.channel().unwrap();
+        service.start().unwrap();
+        next(&events, EventKind::Acquired);
+    });
+}
+
+#[test]
+fn urls_and_builders_that_are_wrong_are_refused_with_what_is_right() {
+    for (url, kind, says) in [
+        (
+            "mysql://h/d?tll=2s",
+            ErrorKind::InvalidInput,
+            "known are: ttl, transition, initial_delay, table, create_table, table_prefix, pool_size",
+        ),
+        ("mysql://h", ErrorKind::InvalidInput, "database"),
+        ("mysql://h/a/b", ErrorKind::InvalidInput, "database name"),
+        ("mysql://a,b/d", ErrorKind::InvalidInput, "one server"),
+        ("mysql:///d", ErrorKind::InvalidInput, "one server"),
+        ("mysql://h:x/d", ErrorKind::InvalidInput, "host:port"),
+        (
+            "mysql://h/d?table=a%60b",
+            ErrorKind::InvalidInput,
+            "table name",
+        ),
+        (
+            "mysql://h/d?pool_size=0",
+            ErrorKind::InvalidInput,
+            "no connections",
+        ),
+        (
+            "mysql://h/d?wakeups=maybe",
+            ErrorKind::InvalidInput,
+            "neither true",
+        ),
+        (
+            "mysql://h/d?poll_interval=0s",
+            ErrorKind::InvalidInput,
+            "from 20ms",
+        ),
+        (
+            "mysql://h/d?ttl=1s&read_timeout=300ms",
+            ErrorKind::InvalidInput,
+            "a fifth of the ttl",
+        ),
+        (
+            "mysql://h/d?tls=maybe",
+            ErrorKind::InvalidInput,
+            "neither true",
+        ),
+        ("mysql://h/d?tls_ca=x", ErrorKind::InvalidInput, "tls=true"),
+    ] {
+        let error = contend::connect(url).unwrap_err();
+        assert_eq!(error.kind(), kind, "{url}");
+        assert!(error.to_string().contains(says), "{url}: {error}");
+    }
+    #[cfg(not(feature = "tls"))]
+    {
+        let error = contend::connect("mysql://h/d?tls=true").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FeatureDisabled);
+    }
+}
+
+/// A call must be able to end within a quarter of the lease that it is for: connections that wait for
+/// longer are not for it.
+#[test]
+fn a_lease_shorter_than_the_factorys_is_kept_as_well() {
+    within(HANG, || {
+        let url = database();
+        let factory = contend::connect(&format!("{url}?ttl=60s&transition=10s")).unwrap();
+        let mut lock = operator(&url);
+        let short = factory.contend("m").id("a").ttl(ms(1_000));
+        let (service, events) = short.transition(ms(500)).channel().unwrap();
+        service.start().unwrap();
+        next(&events, EventKind::Acquired);
+        lock.query_drop("LOCK TABLES simba_mutex WRITE").unwrap();
+        let locked = Instant::now();
+        next(&events, EventKind::Released);
+        // The factory's own connections would wait for five seconds.
+        assert!(locked.elapsed() < ms(4_500), "{:?}", locked.elapsed());
+        lock.query_drop("UNLOCK TABLES").unwrap();
+        next(&events, EventKind::Acquired);
+    });
+}
+
+#[test]
+fn a_refused_log_in_is_an_error_at_once_that_shows_no_credential() {
+    within(HANG, || {
+        let url = database();
+        let url = url.replace("root@", "nobody:s3cret@");
+        let factory = contend::connect(&url).unwrap();
+        // Not the timeout that the call would end in.
+        let error = acquire(&factory, "m", "a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert!(!error.is_transient());
+        let builder = builder(&url);
+        for shown in [
+            format!("{error} {error:?}"),
+            format!("{factory:?} {}", factory.realm()),
+            format!("{builder:?} {:?}", builder.clone().repository().unwrap()),
+        ] {
+            assert!(!shown.contains("s3cret"), "{shown}");
+            assert!(!shown.contains("nobody"), "{shown}");
+        }
+    });
+}

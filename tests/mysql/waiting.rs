@@ -1,0 +1,644 @@
+//! Waiting: the queue in the row and in the process, and what goes wrong with whoever waits. Factories
+//! stand for processes where nobody is killed or paused.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::conformance::{PATIENCE, next, started, wait_for_owner};
+use crate::mysql_ground::{HANG, database, ms, operator, start};
+use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender, Wakeups};
+use contend::{EventKind, Factory, Locker, Moment, Parker};
+use mysql::Conn;
+use mysql::prelude::Queryable;
+use testbed::{MariaDbServer, Proxy, wait_until, within};
+
+fn connect(url: &str, parameters: &str) -> Factory {
+    contend::connect(&format!("{url}?{parameters}")).unwrap()
+}
+
+fn own_server(args: &[&str]) -> (MariaDbServer, String) {
+    let server = if args.is_empty() {
+        start()
+    } else {
+        MariaDbServer::start_with(args)
+    };
+    let url = server.create_database("waiting");
+    operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
+    (server, url)
+}
+
+fn locker(factory: &Factory, mutex: &str) -> Locker {
+    factory.locker(mutex).build().unwrap()
+}
+
+/// The tokens that stand in the row of `mutex`.
+fn tokens(conn: &mut Conn, mutex: &str) -> Vec<String> {
+    let list: Option<String> = conn
+        .exec_first("SELECT waiters FROM simba_mutex WHERE mutex = ?", (mutex,))
+        .unwrap();
+    list.unwrap_or_default()
+        .split(':')
+        .skip(1)
+        .map(str::to_owned)
+        .collect()
+}
+
+fn wait_for_tokens(url: &str, mutex: &str, count: usize) -> Vec<String> {
+    let mut conn = operator(url);
+    let mut seen = Vec::new();
+    wait_until(
+        PATIENCE,
+        &format!("{count} processes wait for {mutex}"),
+        || {
+            seen = tokens(&mut conn, mutex);
+            seen.len() == count
+        },
+    );
+    seen
+}
+
+/// A service that waits and never takes what it is handed: its connection is there, its process is not.
+fn registers_and_sleeps(factory: &Factory, mutex: &str) -> (Box<dyn RawContender>, Parker) {
+    let contender = Contender {
+        mutex: mutex.into(),
+        id: "asleep".into(),
+        lease: factory.lease(),
+        purpose: Purpose::Lead,
+    };
+    let mut raw = factory.backend().unwrap().contender(&contender).unwrap();
+    let parker = Parker::new();
+    let by = || Moment::now() + Duration::from_secs(10);
+    raw.listen(&parker.unparker(), by()).unwrap();
+    let attempt = raw.acquire(OnRefusal::Enqueue, by()).unwrap();
+    assert!(matches!(attempt, Attempt::Refused(_)));
+    (raw, parker)
+}
+
+/// How long a fresh process takes to own `mutex`.
+fn time_to_own(url: &str, mutex: &str) -> Duration {
+    let factory = connect(url, "");
+    let began = Instant::now();
+    // Another thread, because this one may hold a guard that is lost.
+    let locker = locker(&factory, mutex);
+    let guard = thread::spawn(move || locker.try_lock_for(Duration::from_secs(20)).map(drop));
+    guard.join().unwrap().unwrap();
+    began.elapsed()
+}
+
+/// Review 1: one process starved the others, 3,538 locks against 3 to 29.
+#[test]
+fn processes_take_turns_whatever_the_number_of_their_lockers() {
+    within(HANG, || {
+        let url = database();
+        let over = Arc::new(AtomicBool::new(false));
+        let shape = [4, 4, 1];
+        let counts: Vec<Vec<usize>> = thread::scope(|scope| {
+            let threads: Vec<Vec<_>> = shape
+                .iter()
+                .map(|lockers| {
+                    let factory = connect(&url, "ttl=20s");
+                    (0..*lockers)
+                        .map(|_| {
+                            let (factory, over) = (factory.clone(), Arc::clone(&over));
+                            scope.spawn(move || {
+                                let locker = locker(&factory, "m");
+                                let mut count = 0;
+                                while !over.load(Ordering::SeqCst) {
+                                    let guard = locker.lock().unwrap();
+                                    count += usize::from(!over.load(Ordering::SeqCst));
+                                    drop(guard);
+                                }
+                                count
+                            })
+                        })
+                        .collect()
+                })
+                .collect();
+            thread::sleep(Duration::from_secs(6));
+            over.store(true, Ordering::SeqCst);
+            let joined = |threads: Vec<thread::ScopedJoinHandle<'_, usize>>| {
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap())
+                    .collect()
+            };
+            threads.into_iter().map(joined).collect()
+        });
+        println!("locks of 4, 4 and 1 lockers: {counts:?}");
+        let sums: Vec<usize> = counts.iter().map(|counts| counts.iter().sum()).collect();
+        let (least, most) = (sums.iter().min().unwrap(), sums.iter().max().unwrap());
+        assert!(*least * 2 >= *most && *least > 20, "{counts:?}");
+        for counts in &counts {
+            let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+            assert!(*least * 2 + 4 >= *most, "{counts:?}");
+        }
+    });
+}
+
+/// Review 2: a free mutex was refused to fresh contenders without end.
+#[test]
+fn a_guard_held_past_its_lease_keeps_nobody_out() {
+    within(HANG, || {
+        let url = database();
+        let factory = connect(&url, "ttl=1s&transition=500ms");
+        let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
+        let _guard = locker.lock().unwrap();
+        thread::sleep(ms(1_700));
+        let took = time_to_own(&url, "m");
+        println!("past its lease: owned after {took:?}");
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    });
+}
+
+/// Review 2: a third party's `GET_LOCK` on a name did the same.
+#[test]
+fn names_held_by_somebody_else_keep_nobody_out() {
+    within(HANG, || {
+        let url = database();
+        let mut other = operator(&url);
+        other
+            .query_drop("SELECT GET_LOCK('contend:m', 0), GET_LOCK('contend:wait:m', 0)")
+            .unwrap();
+        let took = time_to_own(&url, "m");
+        println!("names held by others: owned after {took:?}");
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        // Also that of a process that waits: it takes its name back, or polls.
+        let holder = connect(&url, "");
+        let guard = locker(&holder, "m").lock().unwrap();
+        let (service, events) = started(&connect(&url, ""), "m", "waits");
+        let token = wait_for_tokens(&url, "m", 1).remove(0);
+        other
+            .query_drop(format!("KILL CONNECTION IS_USED_LOCK('contend:{token}')"))
+            .unwrap();
+        other
+            .query_drop(format!("SELECT GET_LOCK('contend:{token}', 5)"))
+            .unwrap();
+        drop(guard);
+        let began = Instant::now();
+        next(&events, EventKind::Acquired);
+        assert!(began.elapsed() < Duration::from_secs(10));
+        drop(service);
+    });
+}
+
+/// Review 4 and 6: a waiter whose connections are silently dropped costs the claim time, twice at most,
+/// and the waiter itself notices within seconds.
+#[test]
+fn a_silently_dropped_waiter_delays_others_by_the_claim_time_and_comes_back() {
+    within(HANG, || {
+        let (server, url) = own_server(&[]);
+        let proxy = Proxy::to(server.addr());
+        let through = url.replace(&server.addr().to_string(), &proxy.addr().to_string());
+        let holder = connect(&url, "ttl=30s");
+        let guard = locker(&holder, "m").lock().unwrap();
+        let dark = connect(&through, "ttl=2s&transition=1s");
+        let (_service, events) = started(&dark, "m", "dark");
+        wait_for_tokens(&url, "m", 1);
+        proxy.black_hole(testbed::Direction::Both);
+        guard.unlock().unwrap();
+        let took = time_to_own(&url, "m");
+        println!("dropped waiter: owned after {took:?}");
+        assert!(took < Duration::from_secs(6), "{took:?}");
+        proxy.pass();
+        next(&events, EventKind::Acquired);
+    });
+}
+
+/// A process that died is passed over at once: nobody holds its name.
+#[test]
+fn a_killed_waiter_is_passed_over() {
+    within(HANG, || {
+        let (server, url) = own_server(&[]);
+        let proxy = Proxy::to(server.addr());
+        let through = url.replace(&server.addr().to_string(), &proxy.addr().to_string());
+        let mut worst = Duration::ZERO;
+        for _ in 0..5 {
+            let holder = connect(&url, "ttl=30s");
+            let guard = locker(&holder, "m").lock().unwrap();
+            let doomed = connect(&through, "ttl=30s");
+            let (raw, _parker) = registers_and_sleeps(&doomed, "m");
+            wait_for_tokens(&url, "m", 1);
+            // As the kernel does for a process that was killed; it does not come back.
+            proxy.refuse();
+            proxy.cut();
+            let mut conn = operator(&url);
+            wait_until(PATIENCE, "the server has noticed", || {
+                let held: Option<i64> = conn
+                    .query_first(
+                        "SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User lock'",
+                    )
+                    .unwrap();
+                held == Some(0)
+            });
+            guard.unlock().unwrap();
+            worst = worst.max(time_to_own(&url, "m"));
+            drop((raw, doomed));
+            proxy.pass();
+        }
+        println!("killed waiter: owned after {worst:?} at most");
+        assert!(worst < Duration::from_secs(5), "{worst:?}");
+    });
+}
+
+/// A waiter that is paused keeps what it is handed for the claim time, and no longer.
+#[test]
+fn a_paused_waiter_delays_others_by_the_claim_time() {
+    within(HANG, || {
+        let url = database();
+        let holder = connect(&url, "ttl=30s");
+        let guard = locker(&holder, "m").lock().unwrap();
+        let paused = connect(&url, "ttl=30s");
+        let (raw, _parker) = registers_and_sleeps(&paused, "m");
+        wait_for_tokens(&url, "m", 1);
+        guard.unlock().unwrap();
+        let took = time_to_own(&url, "m");
+        println!("paused waiter: owned after {took:?}");
+        assert!(took >= ms(300), "it was its turn: {took:?}");
+        assert!(took < Duration::from_secs(6), "{took:?}");
+        drop(raw);
+    });
+}
+
+/// Review 5: an acquire that arrives when nobody wants it any more does nothing.
+#[test]
+fn an_acquire_that_arrives_too_late_does_nothing() {
+    within(HANG, || {
+        let (server, url) = own_server(&[]);
+        let factory = connect(&url, "ttl=2s&transition=30s");
+        let ours = locker(&factory, "m");
+        drop(ours.lock().unwrap());
+        server.pause();
+        assert!(ours.try_lock_for(ms(300)).is_err());
+        thread::sleep(Duration::from_secs(1));
+        server.resume();
+        let took = time_to_own(&url, "m");
+        println!("after a pause: owned after {took:?}");
+        assert!(took < Duration::from_secs(6), "the ghost owns it: {took:?}");
+    });
+}
+
+/// Review 10, and a hand-over further ahead than the claim time: a server clock that was set back.
+#[test]
+fn a_clock_that_was_set_back_leaves_no_hand_over_and_no_lease_ahead() {
+    within(HANG, || {
+        let url = database();
+        let mut conn = operator(&url);
+        let factory = connect(&url, "ttl=5s&transition=1s");
+        let (_service, events) = started(&factory, "m", "a");
+        let fence = next(&events, EventKind::Acquired).fence().unwrap();
+        // What a clock set back by ten minutes leaves behind.
+        conn.query_drop("UPDATE simba_mutex SET ttl_at = ttl_at + 600000, transition_at = transition_at + 600000")
+            .unwrap();
+        wait_until(PATIENCE, "a renewal has brought the end back", || {
+            let ahead: Option<i64> = conn
+                .query_first(
+                    "SELECT CAST(transition_at AS SIGNED) - CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED) \
+                     FROM simba_mutex",
+                )
+                .unwrap();
+            ahead.unwrap() <= 6_000
+        });
+        assert!(factory.owner("m").unwrap().fence() == fence);
+        conn.query_drop(
+            "INSERT INTO simba_mutex (mutex, acquired_at, ttl_at, transition_at, owner_id, version) \
+             VALUES ('n', 0, 0, (UNIX_TIMESTAMP() + 600) * 1000, '~123456789012345678', 0)",
+        )
+        .unwrap();
+        let took = time_to_own(&url, "n");
+        println!("hand-over ten minutes ahead: owned after {took:?}");
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    });
+}
+
+/// Two connections per process wait, for any number of mutexes.
+#[test]
+fn two_connections_wait_for_any_number_of_mutexes() {
+    within(HANG, || {
+        let (_server, url) = own_server(&[]);
+        let holder = connect(&url, "ttl=60s");
+        let names: Vec<String> = (0..20).map(|n| format!("m{n}")).collect();
+        let owners: Vec<_> = names
+            .iter()
+            .map(|name| started(&holder, name, "owner"))
+            .collect();
+        for (_, events) in &owners {
+            next(events, EventKind::Acquired);
+        }
+        let factories: Vec<Factory> = (0..3).map(|_| connect(&url, "ttl=60s")).collect();
+        let waiting: Vec<_> = factories
+            .iter()
+            .enumerate()
+            .flat_map(|(n, factory)| {
+                names
+                    .iter()
+                    .map(move |name| started(factory, name, &format!("waits{n}")))
+            })
+            .collect();
+        for (service, _) in &waiting {
+            wait_for_owner(service, "owner");
+        }
+        for name in &names {
+            wait_for_tokens(&url, name, 3);
+        }
+        let mut conn = operator(&url);
+        let count = |conn: &mut Conn, what: &str| -> i64 {
+            let sql = format!("SELECT COUNT(*) FROM information_schema.processlist WHERE {what}");
+            conn.query_first(sql).unwrap().unwrap()
+        };
+        wait_until(PATIENCE, "all wait in one statement each", || {
+            count(&mut conn, "state = 'User lock'") == 3
+        });
+        // And each is told: every owner leaves, and somebody follows it.
+        drop(owners);
+        wait_until(PATIENCE, "every mutex has a new owner", || {
+            let owned = waiting.iter().filter(|(service, _)| service.is_owner());
+            owned.count() == names.len()
+        });
+    });
+}
+
+/// "The server refuses": another account's waiters cannot be killed. They poll, and nobody is shut out.
+#[test]
+fn a_waiter_of_another_account_polls() {
+    within(HANG, || {
+        let (_server, url) = own_server(&[]);
+        let mut root = operator(&url);
+        for user in ["one", "two"] {
+            root.query_drop(format!("CREATE USER {user} IDENTIFIED BY 'pw'"))
+                .unwrap();
+            root.query_drop(format!("GRANT ALL ON waiting.* TO {user}"))
+                .unwrap();
+        }
+        let as_user = |user: &str| url.replace("root@", &format!("{user}:pw@"));
+        let one = connect(&as_user("one"), "ttl=30s");
+        let two = connect(&as_user("two"), "ttl=30s");
+        for (holder, waiter) in [(&one, &two), (&two, &one)] {
+            let guard = locker(holder, "m").lock().unwrap();
+            let waits = thread::spawn({
+                let locker = locker(waiter, "m");
+                move || locker.try_lock_for(Duration::from_secs(20)).map(drop)
+            });
+            wait_for_tokens(&url, "m", 1);
+            let began = Instant::now();
+            guard.unlock().unwrap();
+            waits.join().unwrap().unwrap();
+            assert!(
+                began.elapsed() < Duration::from_secs(8),
+                "{:?}",
+                began.elapsed()
+            );
+        }
+    });
+}
+
+/// Review (low): a limit on the time of statements ended waits.
+#[test]
+fn a_limit_on_statements_does_not_end_waits() {
+    within(HANG, || {
+        let (_server, url) = own_server(&["--max-statement-time=0.3"]);
+        let holder = connect(&url, "ttl=30s");
+        let guard = locker(&holder, "m").lock().unwrap();
+        let factory = connect(&url, "ttl=30s");
+        let (_service, events) = started(&factory, "m", "waits");
+        wait_for_tokens(&url, "m", 1);
+        thread::sleep(Duration::from_secs(1));
+        let condition = factory.backend().unwrap().condition();
+        assert_eq!(condition.wakeups, Wakeups::Working);
+        guard.unlock().unwrap();
+        next(&events, EventKind::Acquired);
+    });
+}
+
+/// Rule "trouble is visible": why contenders poll is known.
+#[test]
+fn whether_contenders_are_woken_is_visible() {
+    within(HANG, || {
+        let url = database();
+        let wakeups = |factory: &Factory| factory.backend().unwrap().condition().wakeups;
+        let polling = connect(&url, "wakeups=off");
+        assert_eq!(wakeups(&polling), Wakeups::Polling("wakeups=off".into()));
+        let holder = connect(&url, "");
+        assert_eq!(wakeups(&holder), Wakeups::Untried);
+        let guard = locker(&holder, "m").lock().unwrap();
+        let factory = connect(&url, "");
+        let waits = locker(&factory, "m");
+        let waits = thread::spawn(move || waits.try_lock_for(ms(800)).is_err());
+        assert!(waits.join().unwrap());
+        assert_eq!(wakeups(&factory), Wakeups::Working);
+        let pool = factory.backend().unwrap().condition().pool.unwrap();
+        assert!(pool.open > 0 && pool.size == 8, "{pool:?}");
+        drop(guard);
+    });
+}
+
+/// The list of waiting processes is full: whoever does not fit in polls.
+#[test]
+fn a_process_that_does_not_fit_in_the_list_polls() {
+    within(HANG, || {
+        let url = database();
+        let mut conn = operator(&url);
+        let holder = connect(&url, "ttl=30s");
+        let guard = locker(&holder, "m").lock().unwrap();
+        let full: String = (0..210)
+            .map(|n| format!(":{}", 100_000_000_000_000_000_u64 + n))
+            .collect();
+        conn.exec_drop("UPDATE simba_mutex SET waiters = ?", (full,))
+            .unwrap();
+        let factory = connect(&url, "ttl=30s&poll_interval=200ms");
+        let waits = thread::spawn({
+            let locker = locker(&factory, "m");
+            move || locker.try_lock_for(Duration::from_secs(30)).map(drop)
+        });
+        thread::sleep(ms(500));
+        // A release passes over 16 dead ones; what is left runs out.
+        guard.unlock().unwrap();
+        waits.join().unwrap().unwrap();
+    });
+}
+
+/// Rule "dropping is stopping": the last waiter is dropped without a word, and its token goes.
+#[test]
+fn a_dropped_contender_leaves_no_token() {
+    within(HANG, || {
+        let url = database();
+        let holder = connect(&url, "ttl=30s");
+        let guard = locker(&holder, "m").lock().unwrap();
+        let factory = connect(&url, "ttl=30s");
+        let (raw, _parker) = registers_and_sleeps(&factory, "m");
+        wait_for_tokens(&url, "m", 1);
+        drop(raw);
+        wait_for_tokens(&url, "m", 0);
+        drop(guard);
+    });
+}
+
+fn questions(conn: &mut Conn) -> u64 {
+    let (_, count): (String, u64) = conn
+        .query_first("SHOW GLOBAL STATUS LIKE 'Com_stmt_execute'")
+        .unwrap()
+        .unwrap();
+    count
+}
+
+/// Two statements for an uncontended cycle, and two for a hand-off inside a process.
+#[test]
+fn a_cycle_is_two_statements_also_where_others_of_the_process_wait() {
+    within(HANG, || {
+        let (_server, url) = own_server(&[]);
+        let mut conn = operator(&url);
+        let factory = connect(&url, "ttl=60s");
+        let ours = locker(&factory, "m");
+        drop(ours.lock().unwrap());
+        let before = questions(&mut conn);
+        for _ in 0..100 {
+            drop(ours.lock().unwrap());
+        }
+        let alone = questions(&mut conn) - before;
+        println!("100 uncontended cycles: {alone} statements");
+        assert_eq!(alone, 200);
+
+        let locks = AtomicUsize::new(0);
+        let before = questions(&mut conn);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let locker = locker(&factory, "m");
+                    for _ in 0..100 {
+                        let guard = locker.lock().unwrap();
+                        locks.fetch_add(1, Ordering::SeqCst);
+                        // Long enough for the others to queue up again.
+                        thread::sleep(ms(2));
+                        drop(guard);
+                    }
+                });
+            }
+        });
+        let contended = questions(&mut conn) - before;
+        println!("400 contended locks in one process: {contended} statements");
+        assert!(contended < 1_000, "{contended}");
+    });
+}
+
+/// A mixed fleet: the statements of Simba 3.1 and of Simba 4 beside ours, on our table.
+#[test]
+fn simba_contenders_take_turns_with_ours() {
+    within(HANG, || {
+        let url = database();
+        drop(locker(&connect(&url, ""), "m").lock().unwrap());
+        let over = AtomicBool::new(false);
+        let (holders, overlaps) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let enter = || {
+            if holders.fetch_add(1, Ordering::SeqCst) > 0 {
+                overlaps.fetch_add(1, Ordering::SeqCst);
+            }
+            thread::sleep(ms(5));
+            holders.fetch_sub(1, Ordering::SeqCst);
+        };
+        let fences = std::sync::Mutex::new(Vec::new());
+        let now = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
+        let simba = |id: &str, fencing: bool| {
+            let mut conn = operator(&url);
+            let raise = if fencing {
+                "fencing_token = IF(owner_id = ? AND transition_at > 0, fencing_token, fencing_token + 1),"
+            } else {
+                "fencing_token = IF(? = '', 0, fencing_token),"
+            };
+            let acquire = format!(
+                "UPDATE simba_mutex SET {raise} acquired_at = {now}, ttl_at = {now} + 5000, \
+                 transition_at = {now} + 8000, owner_id = ?, version = version + 1 WHERE mutex = 'm' \
+                 AND (transition_at < {now} OR (owner_id = ? AND transition_at > {now}))"
+            );
+            let mut turns = 0;
+            while !over.load(Ordering::SeqCst) {
+                conn.exec_drop(&acquire, (id, id, id)).unwrap();
+                if conn.affected_rows() == 0 {
+                    thread::sleep(ms(3));
+                    continue;
+                }
+                turns += 1;
+                // As its driver reads it: an int.
+                let (version, fence): (i32, u64) = conn
+                    .query_first("SELECT version, fencing_token FROM simba_mutex WHERE mutex = 'm'")
+                    .unwrap()
+                    .unwrap();
+                assert!(version >= 0);
+                if fencing {
+                    fences.lock().unwrap().push(fence);
+                }
+                enter();
+                conn.exec_drop(
+                    "UPDATE simba_mutex SET acquired_at = 0, ttl_at = 0, transition_at = 0, \
+                     owner_id = '', version = version + 1 WHERE mutex = 'm' AND owner_id = ?",
+                    (id,),
+                )
+                .unwrap();
+                thread::sleep(ms(10));
+            }
+            turns
+        };
+        let ours = || {
+            let locker = locker(&connect(&url, "poll_interval=20ms"), "m");
+            let mut turns = 0;
+            while !over.load(Ordering::SeqCst) {
+                let guard = locker.lock().unwrap();
+                turns += 1;
+                fences.lock().unwrap().push(guard.fence());
+                enter();
+                drop(guard);
+                thread::sleep(ms(30));
+            }
+            turns
+        };
+        let turns = thread::scope(|scope| {
+            let threads = [
+                scope.spawn(|| simba("simba-3", false)),
+                scope.spawn(|| simba("simba-4", true)),
+                scope.spawn(ours),
+            ];
+            thread::sleep(Duration::from_secs(5));
+            over.store(true, Ordering::SeqCst);
+            threads.map(|thread| thread.join().unwrap())
+        });
+        println!("turns of Simba 3.1, Simba 4 and ours: {turns:?}");
+        assert_eq!(overlaps.load(Ordering::SeqCst), 0);
+        assert!(turns.iter().all(|turns| *turns > 3), "{turns:?}");
+        let fences = fences.into_inner().unwrap();
+        assert!(fences.is_sorted_by(|a, b| a < b), "fences fell");
+    });
+}
+
+/// Review 3 and 8: a server that hangs is not hammered with handshakes, and a dropped factory goes.
+#[test]
+fn a_server_that_hangs_is_knocked_at_ever_more_slowly_and_does_not_lock_us_out() {
+    within(HANG, || {
+        let (server, url) = own_server(&["--max-connect-errors=20"]);
+        let proxy = Proxy::to(server.addr());
+        let through = url.replace(&server.addr().to_string(), &proxy.addr().to_string());
+        let factory = connect(&through, "ttl=2s&transition=1s");
+        let services: Vec<_> = (0..20)
+            .map(|n| started(&factory, &format!("m{n}"), "a"))
+            .collect();
+        for (_, events) in &services {
+            next(events, EventKind::Acquired);
+        }
+        let accepted = proxy.accepted();
+        proxy.black_hole(testbed::Direction::Both);
+        thread::sleep(Duration::from_secs(12));
+        let begun = proxy.accepted() - accepted;
+        println!("handshakes begun in 12 s by 20 services: {begun}");
+        assert!(begun <= 12, "{begun}");
+        proxy.pass();
+        for (service, _) in &services {
+            wait_until(PATIENCE, "it owns again", || service.is_owner());
+        }
+        proxy.black_hole(testbed::Direction::Both);
+        let began = Instant::now();
+        let mut services = services;
+        let (last, _) = services.pop().unwrap();
+        drop(services);
+        drop((last, factory));
+        println!("dropping 20 services while it hangs: {:?}", began.elapsed());
+    });
+}

@@ -1,0 +1,90 @@
+//! A contender driven by hand, and other things that several modules here need.
+
+use std::time::Duration;
+
+use contend::backend::{Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal};
+use contend::{Factory, Lease, Moment, Parker};
+
+pub const PATIENCE: Duration = Duration::from_secs(40);
+pub const HANG: Duration = Duration::from_secs(170);
+
+pub const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+pub fn soon() -> Moment {
+    Moment::now() + Duration::from_secs(20)
+}
+
+/// A number from the environment: small by default, large for a long run.
+pub fn from_env(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// A contender and the parker that the backend unparks for it.
+pub struct Driven {
+    pub raw: Box<dyn RawContender>,
+    pub parker: Parker,
+}
+
+impl Driven {
+    pub fn at(factory: &Factory, mutex: &str, id: &str) -> Driven {
+        Driven::with(factory, mutex, id, Lease::default())
+    }
+
+    pub fn with(factory: &Factory, mutex: &str, id: &str, lease: Lease) -> Driven {
+        let contender = Contender {
+            mutex: mutex.into(),
+            id: id.into(),
+            lease,
+            purpose: Purpose::Lock,
+        };
+        Driven {
+            raw: factory.backend().unwrap().contender(&contender).unwrap(),
+            parker: Parker::new(),
+        }
+    }
+
+    pub fn attempt(&mut self, on_refusal: OnRefusal) -> Attempt {
+        self.raw.acquire(on_refusal, soon()).unwrap()
+    }
+
+    pub fn own(&mut self) -> u64 {
+        match self.attempt(OnRefusal::Leave) {
+            Attempt::Granted(grant) => grant.owner.fence(),
+            Attempt::Refused(refusal) => panic!("refused: {refusal:?}"),
+        }
+    }
+
+    pub fn listen(&mut self) {
+        self.raw.listen(&self.parker.unparker(), soon()).unwrap();
+    }
+
+    /// Is refused, and waits.
+    pub fn queue(&mut self) -> Refusal {
+        self.listen();
+        match self.attempt(OnRefusal::Enqueue) {
+            Attempt::Refused(refusal) => refusal,
+            Attempt::Granted(grant) => panic!("granted: {grant:?}"),
+        }
+    }
+
+    /// As a worker does: tries, waits until it is unparked or the refusal says so, tries again.
+    pub fn owns_within(&mut self, patience: Duration) -> Grant {
+        let end = Moment::now() + patience;
+        self.listen();
+        loop {
+            match self.attempt(OnRefusal::Enqueue) {
+                Attempt::Granted(grant) => return grant,
+                Attempt::Refused(refusal) => {
+                    assert!(!end.remaining().is_zero(), "not within {patience:?}");
+                    self.parker.park(Moment::now() + refusal.retry_in);
+                }
+            }
+        }
+    }
+
+    pub fn release(&mut self, fence: u64) {
+        assert!(self.raw.release(fence, soon()).unwrap());
+    }
+}

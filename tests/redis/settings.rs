@@ -1,0 +1,292 @@
+//! Redis: how it is set up, and what a user reads who set it up wrong.
+
+use std::sync::{Mutex, Once};
+use std::time::Duration;
+
+use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender};
+use contend::redis::Builder;
+use contend::{Error, ErrorKind, Factory, Lease, Moment, Parker, connect};
+use testbed::{RedisServer, wait_until, within};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const HANG: Duration = Duration::from_secs(120);
+
+fn soon() -> Moment {
+    Moment::now() + Duration::from_secs(20)
+}
+
+fn contender(factory: &Factory, mutex: &str) -> Box<dyn RawContender> {
+    let place = Contender {
+        mutex: mutex.into(),
+        id: "a".into(),
+        lease: Lease::default(),
+        purpose: Purpose::Lock,
+    };
+    factory.backend().unwrap().contender(&place).unwrap()
+}
+
+/// Acquires, renews, listens and releases, and returns the first error.
+fn use_it(factory: &Factory) -> Result<(), Error> {
+    let mut contender = contender(factory, "m");
+    let parker = Parker::new();
+    contender.listen(&parker.unparker(), soon())?;
+    let Attempt::Granted(grant) = contender.acquire(OnRefusal::Enqueue, soon())? else {
+        panic!("refused");
+    };
+    contender.renew(grant.owner.fence(), soon())?;
+    contender.release(grant.owner.fence(), soon())?;
+    Ok(())
+}
+
+#[test]
+fn urls_say_all_that_a_builder_can() {
+    let factory = connect(
+        "redis://127.0.0.1:1/3?ttl=2s&transition=500ms&initial_delay=1s&prefix=app&pool_size=4&\
+         connect_timeout=1s&simba=on&tls=no",
+    )
+    .unwrap();
+    assert_eq!(factory.realm(), "redis://127.0.0.1:1/3?prefix=app");
+    assert_eq!(factory.lease().ttl(), Duration::from_secs(2));
+    let cluster = connect("redis+cluster://b:2,a,b:2").unwrap();
+    assert_eq!(cluster.realm(), "redis+cluster://a:6379,b:2/0?prefix=simba");
+    let sentinel = connect("redis+sentinel://u:p@b,a:1/mymaster/3?sentinel_password=x").unwrap();
+    assert_eq!(
+        sentinel.realm(),
+        "redis+sentinel://a:1,b:26379/mymaster/3?prefix=simba"
+    );
+    let socket = connect("redis:///2?socket=/run/redis.sock").unwrap();
+    assert_eq!(
+        socket.realm(),
+        "redis+unix:///run/redis.sock/2?prefix=simba"
+    );
+}
+
+#[test]
+fn what_cannot_work_is_refused_with_what_is_allowed() {
+    let error = |url: &str| connect(url).map(|_| ()).unwrap_err();
+    assert_eq!(
+        error("redis://h?tll=1s").to_string(),
+        "unknown parameter \"tll\" in a redis:// URL; known are: \
+         ttl, transition, initial_delay, prefix, pool_size, connect_timeout, tls, tls_ca, tls_cert, tls_key, \
+         socket, sentinel_user, sentinel_password, simba"
+    );
+    for (url, says) in [
+        ("redis://", "names a host"),
+        ("redis://h1,h2", "redis+cluster://host1,host2"),
+        ("redis://h/x", "the number of a database"),
+        ("redis+cluster://h/1", "only database 0"),
+        ("redis://h?prefix={x}", "no brace"),
+        ("redis://h?pool_size=0", "at least one connection"),
+        ("redis://h?pool_size=x", "\"x\" is not understood"),
+        ("redis://h?simba=maybe", "neither true nor false"),
+        ("redis://h?tls_ca=/none", "tls_ca: cannot read /none"),
+        ("redis+sentinel://h", "names the master"),
+        ("redis+sentinel://h/m/x", "the number of a database"),
+        ("redis+cluster://h?socket=/s", "one server's"),
+        ("redis:///0?socket=/s&tls=true", "not encrypted"),
+        ("redis://h?connect_timeout=0s", "connect timeout"),
+        ("redis://h:99999", "host:port"),
+    ] {
+        let error = error(url);
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}: {error}");
+        assert!(error.to_string().contains(says), "{url}: {error}");
+    }
+    if !cfg!(feature = "tls") {
+        assert_eq!(error("rediss://h").kind(), ErrorKind::FeatureDisabled);
+    }
+}
+
+#[test]
+fn a_password_never_shows() {
+    within(HANG, || {
+        let builder = Builder::new("127.0.0.1").user("app").password("s3cret");
+        assert!(!format!("{builder:?}").contains("s3cret"));
+        let server = RedisServer::start_with(&["--requirepass", "other"]);
+        let port = server.port();
+        let factory = connect(&format!("redis://:s3cret@127.0.0.1:{port}")).unwrap();
+        let error = use_it(&factory).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+        assert!(
+            error.to_string().contains("check user and password"),
+            "{error}"
+        );
+        assert!(!format!("{error:?} {factory:?}").contains("s3cret"));
+        let error = contender(&factory, "m")
+            .acquire(OnRefusal::Leave, soon())
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+        let none = connect(&format!("redis://127.0.0.1:{port}")).unwrap();
+        assert_eq!(use_it(&none).unwrap_err().kind(), ErrorKind::Denied);
+        let right = connect(&format!("redis://:other@127.0.0.1:{port}/5")).unwrap();
+        use_it(&right).unwrap();
+    });
+}
+
+/// What the README lists.
+const RIGHTS: &[&str] = &[
+    "~simba:*",
+    "resetchannels",
+    "&simba:*",
+    "+eval",
+    "+evalsha",
+    "+publish",
+    "+subscribe",
+    "+unsubscribe",
+    "+hello",
+    "+ping",
+    "+time",
+    "+mget",
+    "+get",
+    "+set",
+    "+del",
+    "+exists",
+    "+pttl",
+    "+pexpire",
+    "+zadd",
+    "+zrem",
+    "+zpopmin",
+];
+
+fn with_rights(extra: &[&str]) -> (RedisServer, Factory) {
+    let server = RedisServer::start();
+    let mut user = vec!["ACL", "SETUSER", "app", "on", ">pw"];
+    user.extend(RIGHTS);
+    user.extend(extra);
+    assert_eq!(server.cli(&user).trim(), "OK");
+    let factory = connect(&format!("redis://app:pw@127.0.0.1:{}", server.port())).unwrap();
+    (server, factory)
+}
+
+#[test]
+fn the_rights_that_are_listed_suffice_and_each_is_needed() {
+    within(HANG, || {
+        let (_server, factory) = with_rights(&[]);
+        use_it(&factory).unwrap();
+        for missing in [
+            "-evalsha",
+            "-publish",
+            "-subscribe",
+            "-exists",
+            "resetchannels",
+        ] {
+            let (server, factory) = with_rights(&[missing]);
+            let error = use_it(&factory).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Denied, "{missing}: {error:?}");
+            assert!(
+                error.to_string().contains("the user needs"),
+                "{missing}: {error}"
+            );
+            // Denied means: nothing was done.
+            assert_eq!(
+                server.cli(&["EXISTS", "simba:{m}"]).trim(),
+                "0",
+                "{missing}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_read_only_replica_says_so() {
+    within(HANG, || {
+        let master = RedisServer::start();
+        let port = master.port().to_string();
+        let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]);
+        let factory = connect(&replica.url()).unwrap();
+        wait_until(PATIENCE, "the replica says that it is one", || {
+            let error = contender(&factory, "m")
+                .acquire(OnRefusal::Leave, soon())
+                .unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+            error.to_string().contains("connect to the master")
+        });
+        // Promoted, it serves: the connection that said no was thrown away.
+        replica.cli(&["REPLICAOF", "NO", "ONE"]);
+        use_it(&factory).unwrap();
+    });
+}
+
+#[test]
+fn a_cluster_url_for_one_server_says_so() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factory = connect(&format!("redis+cluster://{}", server.addr())).unwrap();
+        let error = use_it(&factory).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error:?}");
+        assert!(error.to_string().contains("use redis://"), "{error}");
+    });
+}
+
+/// What was logged, by everybody in this process.
+static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Logger;
+
+impl log::Log for Logger {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.level() <= log::Level::Warn {
+            LOG.lock().unwrap().push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_server_that_evicts_is_warned_about_once() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        log::set_logger(&Logger).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+    });
+    within(HANG, || {
+        let server = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+        let factory = connect(&server.url()).unwrap();
+        use_it(&factory).unwrap();
+        use_it(&factory).unwrap();
+        let place = server.addr().to_string();
+        let warnings: Vec<_> = LOG
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|line| line.contains(&place))
+            .cloned()
+            .collect();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("allkeys-lru"), "{warnings:?}");
+    });
+}
+
+/// Rule 12. (Its threads: `redis_threads.rs`, a process in which nothing else runs.)
+#[test]
+fn a_hundred_services_share_nine_connections_and_leave_none() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let clients = || {
+            let list = server.cli(&["CLIENT", "LIST"]);
+            // Not the one that asks.
+            list.lines()
+                .filter(|line| !line.contains("cmd=client"))
+                .count()
+        };
+        let factory = connect(&server.url()).unwrap();
+        let services: Vec<_> = (0..100)
+            .map(|number| {
+                let service = factory.contend(format!("m{}", number / 2)).build().unwrap();
+                service.start().unwrap();
+                service
+            })
+            .collect();
+        wait_until(PATIENCE, "every mutex has an owner", || {
+            services.iter().filter(|service| service.is_owner()).count() == 50
+        });
+        assert!(clients() <= 9, "{}", server.cli(&["CLIENT", "LIST"]));
+        drop(services);
+        drop(factory);
+        wait_until(PATIENCE, "the server knows nobody", || clients() == 0);
+    });
+}

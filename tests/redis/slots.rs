@@ -1,0 +1,264 @@
+//! A Redis cluster whose slots move, and one of whose nodes has forgotten the others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use contend::backend::{Attempt, OnRefusal, Renewal};
+use contend::redis::Builder;
+use contend::{EventKind, Factory, Moment};
+use testbed::{RedisCluster, wait_until, within};
+
+use crate::conformance::{lease, next, started};
+use crate::driven::{Driven, HANG, PATIENCE, from_env, ms, soon};
+
+fn factory(cluster: &RedisCluster) -> Factory {
+    let factory = Builder::cluster(cluster.addresses()).lease(lease());
+    factory.build().unwrap()
+}
+
+/// The ids of two masters that know each other: the one that has the key, and another.
+fn two_masters(cluster: &RedisCluster, key: &str) -> (usize, usize) {
+    let from = cluster.master_of(key, 0);
+    let to = cluster
+        .masters()
+        .into_iter()
+        .find(|it| *it != from)
+        .unwrap();
+    (from, to)
+}
+
+fn node_id(cluster: &RedisCluster, index: usize) -> String {
+    cluster
+        .node(index)
+        .cli(&["CLUSTER", "MYID"])
+        .trim()
+        .to_owned()
+}
+
+fn slot_of(cluster: &RedisCluster, key: &str) -> String {
+    let slot = cluster.node(0).cli(&["CLUSTER", "KEYSLOT", key]);
+    slot.trim().to_owned()
+}
+
+/// Review H4: every mutex in a slot that is on its way stopped, an undisturbed leader's included.
+#[test]
+fn a_slot_that_is_on_its_way_unseats_nobody() {
+    within(HANG, || {
+        let cluster = RedisCluster::start();
+        let factory = factory(&cluster);
+        let (from, to) = two_masters(&cluster, "simba:{m}");
+        let slot = slot_of(&cluster, "simba:{m}");
+        let (source, target) = (cluster.node(from), cluster.node(to));
+        let mut owner = Driven::with(&factory, "m", "owner", lease());
+        let fence = owner.own();
+        let mut renewed = || {
+            let renewal = owner.raw.renew(fence, soon()).unwrap();
+            assert!(matches!(renewal, Renewal::Renewed(_)), "{renewal:?}");
+        };
+        renewed();
+        let setslot = |node: &testbed::RedisServer, state: &str, id: usize| {
+            let id = node_id(&cluster, id);
+            let said = node.cli(&["CLUSTER", "SETSLOT", &slot, state, &id]);
+            assert_eq!(said.trim(), "OK");
+        };
+        setslot(target, "IMPORTING", from);
+        setslot(source, "MIGRATING", to);
+        // No key has moved: the source answers.
+        renewed();
+        let port = target.port().to_string();
+        let keys = source.cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+        assert_eq!(keys.lines().count(), 3, "{keys}");
+        let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+        migrate.extend(keys.lines());
+        assert_eq!(source.cli(&migrate).trim(), "OK");
+        // All have: the target does, after ASKING.
+        renewed();
+        // And it can be released, although the queue is nowhere.
+        assert!(owner.raw.release(fence, soon()).unwrap());
+        for index in cluster.masters() {
+            setslot(cluster.node(index), "NODE", to);
+        }
+        let mut other = Driven::with(&factory, "m", "other", lease());
+        let end = Moment::now() + PATIENCE;
+        let second = loop {
+            match other.raw.acquire(OnRefusal::Leave, soon()) {
+                Ok(Attempt::Granted(grant)) => break grant.owner.fence(),
+                other => assert!(!end.remaining().is_zero(), "{other:?}"),
+            }
+            thread::sleep(ms(10));
+        };
+        assert!(second > fence, "{second} after {fence}");
+    });
+}
+
+/// All slots move while leaders lead and lockers lock. `CONTEND_TEST_RESHARD_SECONDS` is for how long.
+#[test]
+fn a_resharding_under_load_disturbs_no_leader() {
+    within(HANG, || {
+        let seconds = from_env("CONTEND_TEST_RESHARD_SECONDS", 12);
+        let cluster = RedisCluster::start();
+        let factory = factory(&cluster);
+        let leaders: Vec<_> = (0..12)
+            .map(|number| {
+                let (leader, events) = started(&factory, &format!("lead-{number}"), "leader");
+                let fence = next(&events, EventKind::Acquired).fence();
+                (leader, events, fence)
+            })
+            .collect();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (turns, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let lockers: Vec<_> = (0..4)
+            .map(|number| {
+                // Two and two for the same mutex.
+                let mutex = format!("lock-{}", number / 2);
+                let (stop, turns, failed) =
+                    (Arc::clone(&stop), Arc::clone(&turns), Arc::clone(&failed));
+                let mut one = Driven::with(
+                    &self::factory(&cluster),
+                    &mutex,
+                    &format!("{number}"),
+                    lease(),
+                );
+                thread::spawn(move || {
+                    let mut last = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        let by = || Moment::now() + lease().call_budget();
+                        if one.raw.listen(&one.parker.unparker(), by()).is_err() {
+                            failed.fetch_add(1, Ordering::Relaxed);
+                        }
+                        match one.raw.acquire(OnRefusal::Enqueue, by()) {
+                            Ok(Attempt::Granted(grant)) => {
+                                let fence = grant.owner.fence();
+                                assert!(fence > last, "{fence} after {last}");
+                                last = fence;
+                                match one.raw.release(fence, by()) {
+                                    Ok(_) => turns.fetch_add(1, Ordering::Relaxed),
+                                    Err(_) => failed.fetch_add(1, Ordering::Relaxed),
+                                };
+                            }
+                            Ok(Attempt::Refused(refusal)) => {
+                                one.parker.park(Moment::now() + refusal.retry_in);
+                            }
+                            Err(error) => {
+                                assert!(error.is_transient(), "{error:?}");
+                                failed.fetch_add(1, Ordering::Relaxed);
+                                thread::sleep(ms(5));
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        let masters = cluster.masters();
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let mut moved = 0;
+        let mut round = 0;
+        while Instant::now() < end {
+            // A third of all slots, from one master to the next.
+            let (from, to) = (masters[round % 3], masters[(round + 1) % 3]);
+            let said = cluster.node(from).cli(&[
+                "--cluster",
+                "reshard",
+                &cluster.node(from).addr().to_string(),
+                "--cluster-from",
+                &node_id(&cluster, from),
+                "--cluster-to",
+                &node_id(&cluster, to),
+                "--cluster-slots",
+                "1500",
+                "--cluster-yes",
+            ]);
+            moved += said.matches("Moving slot").count() / 2;
+            round += 1;
+        }
+        let turns_then = turns.load(Ordering::Relaxed);
+        wait_until(PATIENCE, "the lockers go on", || {
+            turns.load(Ordering::Relaxed) > turns_then + 20
+        });
+        stop.store(true, Ordering::Relaxed);
+        for locker in lockers {
+            locker.join().unwrap();
+        }
+        println!(
+            "{moved} slots moved in {seconds} s: {} locks, {} failed calls",
+            turns.load(Ordering::Relaxed),
+            failed.load(Ordering::Relaxed)
+        );
+        for (leader, events, fence) in &leaders {
+            assert!(leader.is_owner(), "{:?}", leader.last_error());
+            assert_eq!(leader.fence(), *fence);
+            assert!(
+                events
+                    .try_iter()
+                    .all(|event| event.kind != EventKind::Released),
+                "a leader was unseated"
+            );
+        }
+    });
+}
+
+/// Review H1: one isolated node took the whole factory down for good.
+#[test]
+fn a_node_that_forgot_the_others_takes_nobody_down() {
+    within(HANG, || {
+        let cluster = RedisCluster::start();
+        let factory = factory(&cluster);
+        let mutexes: Vec<String> = (0..6).map(|number| format!("m{number}")).collect();
+        let mut contenders: Vec<_> = mutexes
+            .iter()
+            .map(|mutex| Driven::with(&factory, mutex, "a", lease()))
+            .collect();
+        for contender in &mut contenders {
+            let fence = contender.own();
+            contender.release(fence);
+        }
+        // It forgets everybody, its replica takes over, and the other five say that all is well.
+        let victim = cluster.master_of("simba:{m0}", 0);
+        let port = cluster.node(victim).port().to_string();
+        let heir = cluster
+            .replicas()
+            .into_iter()
+            .find(|&it| cluster.node(it).cli(&["ROLE"]).lines().nth(2) == Some(port.as_str()))
+            .unwrap();
+        let ids: Vec<String> = (0..6).map(|index| node_id(&cluster, index)).collect();
+        for (index, id) in ids.iter().enumerate() {
+            if index != victim {
+                cluster.node(victim).cli(&["CLUSTER", "FORGET", id]);
+            }
+        }
+        let said = cluster.node(heir).cli(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+        assert_eq!(said.trim(), "OK");
+        for index in (0..6).filter(|index| *index != victim) {
+            wait_until(PATIENCE, "the others know the new master", || {
+                let node = cluster.node(index);
+                node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+                    && node
+                        .cli(&["CLUSTER", "NODES"])
+                        .lines()
+                        .any(|line| line.starts_with(&ids[heir]) && line.contains("master"))
+            });
+        }
+        let map = cluster.node(victim).cli(&["CLUSTER", "NODES"]);
+        println!("the victim knows {} node(s)", map.lines().count());
+        let began = Instant::now();
+        let mut served = 0;
+        for (contender, mutex) in contenders.iter_mut().zip(&mutexes) {
+            let end = Instant::now() + PATIENCE;
+            loop {
+                let by = Moment::now() + lease().call_budget();
+                match contender.raw.acquire(OnRefusal::Leave, by) {
+                    Ok(Attempt::Granted(grant)) => {
+                        contender.raw.release(grant.owner.fence(), by).unwrap();
+                        served += 1;
+                        break;
+                    }
+                    other => assert!(Instant::now() < end, "{mutex}: {other:?}"),
+                }
+                thread::sleep(ms(20));
+            }
+        }
+        println!("{served} of 6 mutexes served after {:?}", began.elapsed());
+    });
+}

@@ -1,0 +1,318 @@
+//! Schedules over processes that come, go and are killed, on every backend that outlives a process.
+//!
+//! Each process is this binary again, with `child` as its only test. It writes every run, and every
+//! warning, into a journal that all processes of a test share.
+
+// What the library must not do, a test may: there a panic is the verdict.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod child;
+mod journal;
+
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use testbed::{MariaDbServer, Output, Process, RedisServer, ZooKeeperServer, wait_until, within};
+
+use journal::{Journal, Run};
+
+/// When a hung test is ended.
+const HANG: Duration = Duration::from_secs(180);
+
+/// How long a condition may take to come true on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const PERIOD: Duration = Duration::from_secs(4);
+
+/// How much closer than the period two runs may come.
+const NEARLY: Duration = Duration::from_millis(50);
+
+/// Ttl and transition: what a leader that was killed takes with it.
+const LEASE: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(1));
+
+/// The lease that a dead leader leaves behind, or the session that carries it, and a busy machine.
+const FAIL_OVER: Duration = Duration::from_secs(25);
+
+/// One journal, and the processes that write to it.
+struct Fleet {
+    url: String,
+    mutex: String,
+    journal: Journal,
+}
+
+impl Fleet {
+    fn new(url: &str, test: &str) -> Fleet {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        Fleet {
+            url: url.to_owned(),
+            mutex: format!("{test}-{number}"),
+            journal: Journal::new(),
+        }
+    }
+
+    /// Starts a process that runs the schedule; each run takes so long.
+    fn start(&self, schedule: &str, takes: Duration) -> Process {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "child::child", "--nocapture", "--test-threads=1"])
+            .env(child::URL, &self.url)
+            .env(child::MUTEX, &self.mutex)
+            .env(child::SCHEDULE, schedule)
+            .env(child::PERIOD_MS, PERIOD.as_millis().to_string())
+            .env(child::TAKES_MS, takes.as_millis().to_string())
+            .env(child::JOURNAL, self.journal.path());
+        Process::spawn(&command, &Output::Pipe).unwrap()
+    }
+
+    /// Ends a process in good order.
+    fn stop(process: &Process) {
+        drop(process.take_stdin());
+        let status = process.wait(PATIENCE).expect("it stops");
+        assert!(status.success(), "{status}");
+    }
+
+    /// Waits for the next run that begins after there were `before` of them.
+    fn run_after(&self, before: usize) -> Run {
+        wait_until(PATIENCE, "a run begins", || {
+            self.journal.runs().len() > before
+        });
+        self.journal.runs()[before]
+    }
+
+    /// A run that could not be recorded, on a busy machine: the next leader does not know of it.
+    fn failed_to_record(&self) -> bool {
+        let warnings = self.journal.warnings();
+        let mut failed = warnings
+            .iter()
+            .filter(|line| line.contains("cannot record a run"));
+        failed.any(|line| !line.contains("not available"))
+    }
+
+    /// Checks and prints what the journal has.
+    fn check(&self, what: &str) {
+        let runs = self.journal.runs();
+        let first = runs.first().expect("a run").began;
+        let at: Vec<String> = runs
+            .iter()
+            .map(|run| format!("{:.3}", (run.began - first).as_secs_f64()))
+            .collect();
+        let scheme = self.url.split(':').next().unwrap_or_default();
+        println!(
+            "{scheme}: {what}: {} runs at {} s",
+            runs.len(),
+            at.join(", ")
+        );
+        for line in self.journal.warnings() {
+            println!("    {line}");
+        }
+        for pair in runs.windows(2) {
+            assert!(pair[1].fence >= pair[0].fence, "{runs:?}");
+            let apart = pair[1].began - pair[0].began;
+            assert!(
+                apart >= PERIOD - NEARLY || (self.failed_to_record() && pair[0].pid != pair[1].pid),
+                "{apart:?} apart: {runs:?}"
+            );
+        }
+    }
+}
+
+/// Six processes, one after the other, 1.5 s each: before, a run each.
+fn rolling_restarts_keep_the_period(url: &str) {
+    let fleet = Fleet::new(url, "rolling");
+    for _ in 0..6 {
+        let process = fleet.start("every", Duration::ZERO);
+        thread::sleep(Duration::from_millis(1_500));
+        Fleet::stop(&process);
+    }
+    fleet.check("six processes of 1.5 s each, period 4 s");
+    assert!(fleet.journal.runs().len() >= 2);
+}
+
+/// The next leader goes on where the dead one was: a period after its last run, or as soon as it leads.
+fn a_leader_killed_between_runs_is_followed(url: &str) {
+    let fleet = Fleet::new(url, "between");
+    let leader = fleet.start("every", Duration::ZERO);
+    fleet.run_after(0);
+    let next = fleet.start("every", Duration::ZERO);
+    let last = fleet.run_after(1);
+    thread::sleep(Duration::from_millis(500));
+    leader.kill();
+    let first = fleet.run_after(2);
+    assert_eq!((last.pid, first.pid), (leader.pid(), next.pid()));
+    fleet.check("the leader killed 0.5 s after its second run");
+    let apart = first.began - last.began;
+    assert!(apart <= PERIOD + FAIL_OVER, "{apart:?} apart");
+    Fleet::stop(&next);
+}
+
+/// At a fixed rate a run is recorded when it begins, so that one in which its leader dies counts.
+fn a_leader_killed_in_a_run_is_followed(url: &str) {
+    let fleet = Fleet::new(url, "within");
+    let leader = fleet.start("every", Duration::from_secs(3));
+    let last = fleet.run_after(0);
+    let next = fleet.start("every", Duration::from_secs(1));
+    thread::sleep(Duration::from_millis(1_000));
+    leader.kill();
+    let first = fleet.run_after(1);
+    assert_eq!((last.pid, first.pid), (leader.pid(), next.pid()));
+    fleet.check("the leader killed 1 s after a run of 3 s began");
+    let apart = first.began - last.began;
+    assert!(apart <= PERIOD + FAIL_OVER, "{apart:?} apart");
+    Fleet::stop(&next);
+}
+
+/// A server that keeps what it acknowledged is restarted in the middle: the beat goes on.
+fn a_restarted_server_does_not_run_twice(url: &str, restart: impl Fn()) {
+    let fleet = Fleet::new(url, "restart");
+    let processes = [
+        fleet.start("every", Duration::ZERO),
+        fleet.start("every", Duration::ZERO),
+    ];
+    let last = fleet.run_after(1);
+    let down = Instant::now();
+    restart();
+    println!("    the server was away for {:?}", down.elapsed());
+    let next = fleet.run_after(2);
+    fleet.check("the server restarted after the second run");
+    let apart = next.began - last.began;
+    assert!(
+        apart <= PERIOD + FAIL_OVER + PATIENCE / 2,
+        "{apart:?} apart"
+    );
+    for process in &processes {
+        Fleet::stop(process);
+    }
+}
+
+/// A fixed delay counts from the end, also for the next process.
+fn a_delay_is_kept_over_processes(url: &str) {
+    let fleet = Fleet::new(url, "delay");
+    for number in 0..2 {
+        let process = fleet.start("delay", Duration::from_millis(1_000));
+        fleet.run_after(number);
+        // Told to stop in the run, it ends the run first.
+        Fleet::stop(&process);
+    }
+    let runs = fleet.journal.runs();
+    let apart = runs[1].began - runs[0].began;
+    fleet.check("two processes, delay 4 s, runs of 1 s");
+    assert!(
+        apart >= PERIOD + Duration::from_secs(1) - NEARLY,
+        "{apart:?}"
+    );
+}
+
+macro_rules! on {
+    ($backend:ident, $url:expr) => {
+        mod $backend {
+            use super::*;
+
+            #[test]
+            fn rolling_restarts_keep_the_period() {
+                within(HANG, || super::rolling_restarts_keep_the_period($url));
+            }
+
+            #[test]
+            fn a_leader_killed_between_runs_is_followed() {
+                within(HANG, || {
+                    super::a_leader_killed_between_runs_is_followed($url)
+                });
+            }
+
+            #[test]
+            fn a_leader_killed_in_a_run_is_followed() {
+                within(HANG, || super::a_leader_killed_in_a_run_is_followed($url));
+            }
+
+            #[test]
+            fn a_delay_is_kept_over_processes() {
+                within(HANG, || super::a_delay_is_kept_over_processes($url));
+            }
+        }
+    };
+}
+
+on!(redis, redis_url());
+on!(mysql, mysql_url());
+on!(zk, zk_url());
+
+/// A server of its own: the others must not be restarted under their tests.
+#[test]
+fn a_restarted_redis_does_not_run_twice() {
+    within(HANG, || {
+        let server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+        let url = with_lease(&server.url());
+        a_restarted_server_does_not_run_twice(&url, || {
+            server.kill();
+            thread::sleep(Duration::from_secs(1));
+            server.restart();
+        });
+    });
+}
+
+#[test]
+fn a_restarted_mysql_does_not_run_twice() {
+    within(HANG, || {
+        let server = MariaDbServer::start();
+        let url = with_lease(&format!(
+            "{}?create_table=true",
+            server.create_database("schedule")
+        ));
+        a_restarted_server_does_not_run_twice(&url, || {
+            server.kill();
+            server.restart();
+        });
+    });
+}
+
+#[test]
+fn a_restarted_zookeeper_does_not_run_twice() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        a_restarted_server_does_not_run_twice(&with_lease(&server.url()), || {
+            server.kill();
+            server.restart();
+        });
+    });
+}
+
+fn redis_url() -> &'static str {
+    static SERVER: OnceLock<(RedisServer, String)> = OnceLock::new();
+    let (_, url) = SERVER.get_or_init(|| {
+        let server = RedisServer::start();
+        let url = with_lease(&server.url());
+        (server, url)
+    });
+    url
+}
+
+fn mysql_url() -> &'static str {
+    static SERVER: OnceLock<(MariaDbServer, String)> = OnceLock::new();
+    let (_, url) = SERVER.get_or_init(|| {
+        let server = MariaDbServer::start();
+        let url = server.create_database("schedule");
+        let url = with_lease(&format!("{url}?create_table=true"));
+        (server, url)
+    });
+    url
+}
+
+fn zk_url() -> &'static str {
+    static SERVER: OnceLock<(ZooKeeperServer, String)> = OnceLock::new();
+    let (_, url) = SERVER.get_or_init(|| {
+        let server = ZooKeeperServer::start();
+        let url = with_lease(&server.url());
+        (server, url)
+    });
+    url
+}
+
+fn with_lease(url: &str) -> String {
+    let separator = if url.contains('?') { '&' } else { '?' };
+    let (ttl, transition) = (LEASE.0.as_millis(), LEASE.1.as_millis());
+    format!("{url}{separator}ttl={ttl}ms&transition={transition}ms")
+}

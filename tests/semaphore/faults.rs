@@ -1,0 +1,451 @@
+//! Each failure of the seed's summary table: how it breaks in the naive way, and that it does not here.
+//! And what else a network, a server and neighbours can do.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::mysql_ground::{HANG, ms, operator};
+use crate::semaphore_ground::{
+    SHORT, acquired, addr_of, connect, exhausted, number, semaphores, through, want,
+};
+use contend::semaphore::{Acquisition, PermitRequest, Release, Semaphores};
+use contend::{ErrorKind, Moment};
+use mysql::prelude::Queryable;
+use testbed::{Direction, MariaDbServer, Proxy, wait_until, within};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Naive: everybody reads how much is held, everybody sees room, everybody inserts.
+/// Here: the semaphore's row is locked before it is read.
+#[test]
+fn concurrent_clients_do_not_all_see_the_last_free_permit() {
+    within(HANG, || {
+        let (first, url) = semaphores(&[("a", 10)]);
+        let clients: Vec<Semaphores> = (0..8).map(|_| connect(&url)).collect();
+        let start = Barrier::new(16);
+        let granted: usize = thread::scope(|scope| {
+            let threads: Vec<_> = (0..16)
+                .map(|thread| {
+                    let (client, start) = (&clients[thread % 8], &start);
+                    scope.spawn(move || {
+                        start.wait();
+                        (0..3)
+                            .map(|round| {
+                                client.acquire(&want(&format!("{thread}-{round}"), "a", 1))
+                            })
+                            .filter(|it| matches!(it, Ok(Acquisition::Acquired(_))))
+                            .count()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|t| t.join().unwrap()).sum()
+        });
+        assert_eq!(granted, 10);
+        assert_eq!(first.usage("a").unwrap().held, 10);
+        assert_eq!(first.check().unwrap(), []);
+    });
+}
+
+/// Naive: one locks x and waits for y, the other locks y and waits for x.
+/// Here: both lock in the order of the names, whatever the order of ids or of the wish.
+#[test]
+fn opposite_wishes_do_not_lock_each_other_out() {
+    within(HANG, || {
+        // A server of its own: it counts the deadlocks of everybody.
+        let server = MariaDbServer::start();
+        let url = server.create_database("order");
+        let clients = [&url; 2].map(|url| connect(url));
+        clients[0].create_tables().unwrap();
+        // The ids run against the names.
+        for name in ["z", "y", "x"] {
+            clients[0].create(name, 1_000).unwrap();
+        }
+        thread::scope(|scope| {
+            for (number, client) in clients.iter().enumerate() {
+                scope.spawn(move || {
+                    for round in 0..100 {
+                        let id = format!("{number}-{round}");
+                        let names = if number == 0 {
+                            ["x", "y", "z"]
+                        } else {
+                            ["z", "y", "x"]
+                        };
+                        let request = names
+                            .iter()
+                            .fold(PermitRequest::new(&*id), |it, name| it.permits(*name, 1));
+                        acquired(client.acquire(&request).unwrap());
+                        assert_eq!(client.release(&id).unwrap(), Release::Released);
+                    }
+                });
+            }
+        });
+        let deadlocks = "SELECT variable_value FROM information_schema.global_status \
+                         WHERE variable_name = 'INNODB_DEADLOCKS'";
+        assert_eq!(number(&url, deadlocks), 0);
+        assert_eq!(clients[0].check().unwrap(), []);
+    });
+}
+
+/// Naive: the answer to COMMIT is lost, the client asks again, and holds two permits.
+/// Here: the external id is found, and the grant is the one that there is.
+#[test]
+fn a_lost_reply_to_the_commit_and_the_retry_are_one_grant() {
+    within(HANG, || {
+        let (direct, url) = semaphores(&[("a", 1)]);
+        let proxy = Proxy::to(addr_of(&url));
+        let client = connect(&through(&url, proxy.addr()));
+        client.usage("a").unwrap();
+        // Slow enough to be caught in the act: from here on the server's answers do not arrive.
+        let mut conn = operator(&url);
+        conn.query_drop(
+            "CREATE TRIGGER slow BEFORE INSERT ON contend_permit_request FOR EACH ROW \
+             SET NEW.owner = IF(SLEEP(0.7), NULL, NEW.owner)",
+        )
+        .unwrap();
+        let permits = thread::scope(|scope| {
+            let asking = scope.spawn(|| client.acquire(&want("job", "a", 1)));
+            wait_until(PATIENCE, "the transaction is being written", || {
+                number(&url, WRITING) > 0
+            });
+            proxy.black_hole(Direction::ToClient);
+            wait_until(PATIENCE, "it is committed", || {
+                direct.usage("a").unwrap().held == 1
+            });
+            proxy.cut();
+            proxy.pass();
+            acquired(asking.join().unwrap().unwrap())
+        });
+        conn.query_drop("DROP TRIGGER slow").unwrap();
+        assert_eq!(number(&url, "SELECT COUNT(*) FROM contend_permit"), 1);
+        let fence = number(&url, "SELECT id FROM contend_permit");
+        assert_eq!(permits[0].fence, fence as u64);
+        assert_eq!(direct.usage("a").unwrap().held, 1);
+        // And the release, which is one statement.
+        proxy.lose_reply_to(b"UPDATE `contend_permit_request`");
+        assert_eq!(client.release("job").unwrap(), Release::Released);
+        assert_eq!(proxy.lost_replies(), 1);
+        assert_eq!(number(&url, "SELECT used FROM contend_semaphore"), 0);
+        assert_eq!(direct.check().unwrap(), []);
+    });
+}
+
+const WRITING: &str = "SELECT COUNT(*) FROM information_schema.processlist \
+     WHERE info LIKE 'INSERT INTO `contend_permit_request`%'";
+
+/// Naive: permits are inserted one by one, and the second fails: the first stays.
+/// Here: one transaction, all or nothing.
+#[test]
+fn a_failure_in_the_middle_leaves_nothing_behind() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 5), ("b", 5)]);
+        let mut conn = operator(&url);
+        conn.query_drop(
+            "CREATE TRIGGER broken BEFORE INSERT ON contend_permit FOR EACH ROW IF NEW.count = 2 THEN \
+             SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no room on disk'; END IF",
+        )
+        .unwrap();
+        let request = want("job", "a", 1).permits("b", 2);
+        let error = semaphores.acquire(&request).unwrap_err();
+        assert!(error.to_string().contains("no room on disk"), "{error}");
+        assert!(error.to_string().contains("\"job\""), "{error}");
+        for table in ["contend_permit", "contend_permit_request"] {
+            assert_eq!(number(&url, &format!("SELECT COUNT(*) FROM {table}")), 0);
+        }
+        assert_eq!(number(&url, "SELECT SUM(used) FROM contend_semaphore"), 0);
+        conn.query_drop("DROP TRIGGER broken").unwrap();
+        acquired(semaphores.acquire(&request).unwrap());
+    });
+}
+
+/// Naive: a client crashes, and its permit is gone for good.
+/// Here: its ttl runs out by the server's clock, and a sweep takes it back, once.
+#[test]
+fn what_a_crashed_client_held_comes_back() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 1)]);
+        let crashed = connect(&url);
+        acquired(crashed.acquire(&want("job", "a", 1).ttl(SHORT)).unwrap());
+        drop(crashed);
+        exhausted(semaphores.acquire(&want("next", "a", 1)).unwrap());
+        let mut swept = Vec::new();
+        wait_until(PATIENCE, "the sweep finds it", || {
+            swept.extend(semaphores.sweep_expired().unwrap());
+            !swept.is_empty()
+        });
+        assert_eq!(&*swept[0].external_id, "job");
+        acquired(semaphores.acquire(&want("next", "a", 1)).unwrap());
+    });
+}
+
+/// Naive: a holder that slept through its ttl goes on writing beside the next one.
+/// Here: its fence is smaller than the next one's, and what they write to can tell.
+#[test]
+fn a_stale_holder_has_the_smaller_fence() {
+    within(HANG, || {
+        let (semaphores, _) = semaphores(&[("a", 1)]);
+        let stale = acquired(semaphores.acquire(&want("one", "a", 1).ttl(SHORT)).unwrap());
+        wait_until(PATIENCE, "it is swept", || {
+            !semaphores.sweep_expired().unwrap().is_empty()
+        });
+        let fresh = acquired(semaphores.acquire(&want("two", "a", 1)).unwrap());
+        let mut highest = 0;
+        let mut write = |fence: u64| {
+            highest = highest.max(fence);
+            fence == highest
+        };
+        assert!(write(fresh[0].fence));
+        assert!(!write(stale[0].fence));
+    });
+}
+
+/// Naive: every request that waits for the row holds a connection, and the pool is empty.
+/// Here: those of one process wait in memory and share a transaction.
+#[test]
+fn many_threads_on_one_semaphore_need_few_connections() {
+    within(HANG, || {
+        let (direct, url) = semaphores(&[("a", 1_000), ("other", 1)]);
+        let proxy = Proxy::to(addr_of(&url));
+        let url = format!("{}?pool_size=3", through(&url, proxy.addr()));
+        let client = connect(&url);
+        let mut blocker = operator(&url.replace("?pool_size=3", ""));
+        let before = proxy.live();
+        blocker.query_drop("BEGIN").unwrap();
+        blocker
+            .query_drop("SELECT * FROM contend_semaphore WHERE name = 'a' FOR UPDATE")
+            .unwrap();
+        thread::scope(|scope| {
+            let waiting: Vec<_> = (0..64)
+                .map(|thread| {
+                    let client = &client;
+                    scope.spawn(move || client.acquire(&want(&format!("{thread}"), "a", 1)))
+                })
+                .collect();
+            thread::sleep(ms(500)); // so that they do wait
+            // Another semaphore is not held up.
+            let start = Instant::now();
+            acquired(client.acquire(&want("elsewhere", "other", 1)).unwrap());
+            assert!(start.elapsed() < ms(10_000), "{:?}", start.elapsed());
+            assert!(proxy.live() <= before + 3, "{} connections", proxy.live());
+            blocker.query_drop("COMMIT").unwrap();
+            for thread in waiting {
+                acquired(thread.join().unwrap().unwrap());
+            }
+        });
+        assert_eq!(direct.usage("a").unwrap().held, 64);
+        assert_eq!(direct.check().unwrap(), []);
+    });
+}
+
+/// Naive: the connection is reset, and the operation fails.
+/// Here: it is tried again, which the external id makes safe.
+#[test]
+fn a_lost_connection_and_a_lock_held_for_long_are_tried_again() {
+    within(HANG, || {
+        let (direct, url) = semaphores(&[("a", 100)]);
+        let proxy = Proxy::to(addr_of(&url));
+        let client = Semaphores::connect(&through(&url, proxy.addr())).unwrap();
+        for round in 0..6 {
+            client.usage("a").unwrap();
+            if round % 2 == 0 {
+                proxy.cut()
+            } else {
+                proxy.reset()
+            }
+            let id = format!("{round}");
+            acquired(client.acquire(&want(&id, "a", 1)).unwrap());
+            proxy.cut();
+            assert_eq!(client.release(&id).unwrap(), Release::Released);
+        }
+        // Longer than a lock wait, shorter than three.
+        let mut blocker = operator(&url);
+        blocker.query_drop("BEGIN").unwrap();
+        blocker
+            .query_drop("SELECT * FROM contend_semaphore WHERE name = 'a' FOR UPDATE")
+            .unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| client.acquire(&want("slow", "a", 1)));
+            thread::sleep(ms(1_600)); // a lock wait that runs out is the subject
+            blocker.query_drop("COMMIT").unwrap();
+            acquired(waiting.join().unwrap().unwrap());
+        });
+        assert_eq!(direct.usage("a").unwrap().held, 1);
+        assert_eq!(direct.check().unwrap(), []);
+    });
+}
+
+#[test]
+fn a_lock_that_is_never_given_up_ends_in_a_clear_error_after_three_tries() {
+    within(HANG, || {
+        let (direct, url) = semaphores(&[("a", 1)]);
+        let client = Semaphores::connect(&url).unwrap();
+        let mut blocker = operator(&url);
+        blocker.query_drop("BEGIN").unwrap();
+        blocker
+            .query_drop("SELECT * FROM contend_semaphore WHERE name = 'a' FOR UPDATE")
+            .unwrap();
+        let start = Moment::now();
+        let error = client.acquire(&want("job", "a", 1)).unwrap_err();
+        // The server gives the lock up, or the reply does not come in time: whichever is first.
+        assert!(error.is_transient(), "{error:?}");
+        assert!(error.to_string().contains("\"job\""), "{error}");
+        assert!(Moment::now() - start < Duration::from_secs(20));
+        blocker.query_drop("COMMIT").unwrap();
+        // Nothing was written, the id is still good.
+        acquired(direct.acquire(&want("job", "a", 1)).unwrap());
+    });
+}
+
+#[test]
+fn an_outcome_that_stays_unknown_leaks_nothing() {
+    within(HANG, || {
+        let (direct, url) = semaphores(&[("a", 1)]);
+        let proxy = Proxy::to(addr_of(&url));
+        let client = connect(&through(&url, proxy.addr()));
+        client.usage("a").unwrap();
+        let mut conn = operator(&url);
+        conn.query_drop(
+            "CREATE TRIGGER slow BEFORE INSERT ON contend_permit_request FOR EACH ROW \
+             SET NEW.owner = IF(SLEEP(0.7), NULL, NEW.owner)",
+        )
+        .unwrap();
+        let error = thread::scope(|scope| {
+            let asking = scope.spawn(|| client.acquire(&want("job", "a", 1)));
+            wait_until(PATIENCE, "the transaction is being written", || {
+                number(&url, WRITING) > 0
+            });
+            proxy.black_hole(Direction::ToClient);
+            proxy.refuse();
+            wait_until(PATIENCE, "it is committed", || {
+                direct.usage("a").unwrap().held == 1
+            });
+            proxy.cut();
+            asking.join().unwrap().unwrap_err()
+        });
+        assert!(error.is_transient(), "{error}");
+        let says = error.to_string();
+        assert!(says.contains("outcome is not known"), "{error}");
+        assert_eq!(direct.usage("a").unwrap().held, 1);
+        conn.query_drop("DROP TRIGGER slow").unwrap();
+        proxy.pass();
+        wait_until(PATIENCE, "it is released", || {
+            direct.usage("a").unwrap().held == 0
+        });
+        let again = client.acquire(&want("job", "a", 1)).unwrap();
+        assert_eq!(again, Acquisition::AlreadyReleased);
+        assert_eq!(direct.check().unwrap(), []);
+    });
+}
+
+#[test]
+fn a_guard_dropped_while_the_server_is_away_is_released_when_it_is_back() {
+    within(HANG, || {
+        let (direct, url) = semaphores(&[("a", 1)]);
+        let proxy = Proxy::to(addr_of(&url));
+        let client = connect(&through(&url, proxy.addr()));
+        let guard = client.guard(&want("job", "a", 1), ms(0)).unwrap();
+        proxy.refuse();
+        proxy.cut();
+        drop(guard);
+        assert_eq!(direct.usage("a").unwrap().held, 1);
+        proxy.pass();
+        wait_until(PATIENCE, "it is released", || {
+            direct.usage("a").unwrap().held == 0
+        });
+    });
+}
+
+/// An external id that somebody else is just inserting blocks whoever wants it, and with it the
+/// transaction that it shares with its neighbours.
+#[test]
+fn one_request_that_blocks_does_not_fail_its_neighbours() {
+    within(HANG, || {
+        let (direct, url) = semaphores(&[("a", 1_000)]);
+        let client = connect(&url);
+        let mut blocker = operator(&url);
+        blocker.query_drop("BEGIN").unwrap();
+        blocker
+            .query_drop(
+                "INSERT INTO contend_permit_request (external_id, token, state) VALUES ('bad', 1, 'RELEASED')",
+            )
+            .unwrap();
+        thread::scope(|scope| {
+            let bad = scope.spawn(|| client.acquire(&want("bad", "a", 1)));
+            let neighbours: Vec<_> = (0..16)
+                .map(|number| {
+                    let client = &client;
+                    scope.spawn(move || client.acquire(&want(&format!("good-{number}"), "a", 1)))
+                })
+                .collect();
+            for neighbour in neighbours {
+                acquired(neighbour.join().unwrap().unwrap());
+            }
+            blocker.query_drop("COMMIT").unwrap();
+            match bad.join().unwrap() {
+                Ok(answer) => assert_eq!(answer, Acquisition::AlreadyReleased),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
+            }
+        });
+        assert_eq!(direct.usage("a").unwrap().held, 16);
+        assert_eq!(direct.check().unwrap(), []);
+    });
+}
+
+#[test]
+fn an_uncontended_acquire_and_release_need_few_statements() {
+    within(HANG, || {
+        let server = MariaDbServer::start();
+        let url = server.create_database("statements");
+        let client = connect(&url);
+        client.create_tables().unwrap();
+        client.create("a", 100).unwrap();
+        let mut conn = operator(&url);
+        let mut count = |names: &str| -> Vec<(String, i64)> {
+            conn.query(format!(
+                "SELECT variable_name, variable_value FROM information_schema.global_status \
+                 WHERE variable_name IN ({names}) ORDER BY variable_name"
+            ))
+            .unwrap()
+        };
+        let names = "'COM_BEGIN', 'COM_SELECT', 'COM_INSERT', 'COM_UPDATE', 'COM_UPDATE_MULTI', \
+                     'COM_COMMIT', 'COM_ROLLBACK', 'COM_SET_OPTION'";
+        let mut difference = |work: &dyn Fn()| -> Vec<(String, i64)> {
+            let before = count(names);
+            work();
+            let after = count(names);
+            let pairs = before.into_iter().zip(after);
+            pairs
+                .map(|((name, before), (_, after))| {
+                    // The second count itself is a SELECT.
+                    let own = i64::from(name == "COM_SELECT");
+                    (name, after - before - own)
+                })
+                .filter(|(_, count)| *count != 0)
+                .collect()
+        };
+        let pair = |name: &str, count: i64| (name.to_owned(), count);
+        client.usage("a").unwrap();
+        let spent = difference(&|| drop(acquired(client.acquire(&want("job", "a", 1)).unwrap())));
+        println!("acquire: {spent:?}");
+        let expected = [
+            ("BEGIN", 1),
+            ("COMMIT", 1),
+            ("INSERT", 2),
+            ("SELECT", 2),
+            ("SET_OPTION", 4),
+            ("UPDATE", 1),
+        ];
+        assert_eq!(
+            spent,
+            expected.map(|(name, n)| pair(&format!("COM_{name}"), n))
+        );
+        let spent = difference(&|| {
+            client.release("job").unwrap();
+        });
+        println!("release: {spent:?}");
+        assert_eq!(
+            spent,
+            [pair("COM_SET_OPTION", 1), pair("COM_UPDATE_MULTI", 1)]
+        );
+    });
+}

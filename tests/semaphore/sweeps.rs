@@ -1,0 +1,282 @@
+//! Permits that nobody gives back, rows that nobody asks for, and the thread that sees to both.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::mysql_ground::{HANG, ms, operator};
+use crate::semaphore_ground::{SHORT, acquired, connect, number, semaphores, want};
+use contend::semaphore::{Liveness, PermitRenewal, Reason, Release, Swept};
+use mysql::prelude::Queryable;
+use testbed::{wait_until, within};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Moves the times of a request into the past, as if it had been left alone for long.
+fn age(url: &str, external_id: &str, hours: u32) {
+    operator(url)
+        .exec_drop(
+            "UPDATE contend_permit_request SET updated_at = updated_at - INTERVAL ? HOUR, \
+             expires_at = expires_at - INTERVAL ? HOUR, reclaim_at = reclaim_at - INTERVAL ? HOUR \
+             WHERE external_id = ?",
+            (hours, hours, hours, external_id),
+        )
+        .unwrap();
+}
+
+#[test]
+fn each_sweep_takes_back_what_is_its_own_and_says_why() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 10), ("b", 10)]);
+        for (id, owner) in [
+            ("expired", "x"),
+            ("dead", "gone"),
+            ("alive", "here"),
+            ("asked", "who"),
+        ] {
+            let request = want(id, "a", 1).permits("b", 2).owner(owner).ttl(HOUR);
+            acquired(semaphores.acquire(&request).unwrap());
+        }
+        acquired(semaphores.acquire(&want("stale", "a", 1)).unwrap());
+        age(&url, "expired", 2);
+        age(&url, "stale", 25);
+
+        let swept = semaphores.sweep_expired().unwrap();
+        assert_eq!(swept.len(), 1);
+        assert_eq!(
+            (&*swept[0].external_id, swept[0].reason),
+            ("expired", Reason::Expired)
+        );
+        assert_eq!(swept[0].owner.as_deref(), Some("x"));
+
+        let asked = Mutex::new(Vec::new());
+        let swept = semaphores
+            .sweep_dead(|owner| {
+                asked.lock().unwrap().push(owner.to_owned());
+                match owner {
+                    "gone" => Liveness::Dead,
+                    "here" => Liveness::Alive,
+                    _ => Liveness::Unknown,
+                }
+            })
+            .unwrap();
+        assert_eq!(swept.len(), 1);
+        assert_eq!(
+            (&*swept[0].external_id, swept[0].reason),
+            ("dead", Reason::OwnerDead)
+        );
+        let mut asked = asked.into_inner().unwrap();
+        asked.sort();
+        assert_eq!(asked, ["gone", "here", "who"]);
+
+        let swept = semaphores.sweep_stale(24 * HOUR).unwrap();
+        assert_eq!(swept.len(), 1);
+        assert_eq!(
+            (&*swept[0].external_id, swept[0].reason),
+            ("stale", Reason::Stale)
+        );
+
+        assert_eq!(semaphores.usage("a").unwrap().held, 2);
+        assert_eq!(semaphores.usage("b").unwrap().held, 4);
+        assert_eq!(semaphores.check().unwrap(), []);
+        assert_eq!(
+            semaphores.release("dead").unwrap(),
+            Release::AlreadyReleased
+        );
+        assert_eq!(
+            semaphores.renew("stale").unwrap(),
+            PermitRenewal::AlreadyReleased
+        );
+    });
+}
+
+/// Review B9: a request whose row somebody has locked is left for the next time, and does not stop the
+/// sweep; and what was renewed meanwhile is not taken.
+#[test]
+fn a_renewal_between_the_look_and_the_release_wins_and_holds_up_nobody() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 10)]);
+        let reasons: [(&str, &(dyn Fn() -> Vec<String> + Sync)); 3] = [
+            ("expired", &|| ids(semaphores.sweep_expired().unwrap())),
+            ("stale", &|| ids(semaphores.sweep_stale(24 * HOUR).unwrap())),
+            ("dead", &|| {
+                ids(semaphores.sweep_dead(|_| Liveness::Dead).unwrap())
+            }),
+        ];
+        for (id, sweep) in reasons {
+            let other = format!("{id}-too");
+            for id in [id, &other] {
+                let request = want(id, "a", 1).owner("me").ttl(HOUR);
+                acquired(semaphores.acquire(&request).unwrap());
+                age(&url, id, 48);
+            }
+            let mut renewer = operator(&url);
+            renewer.query_drop("BEGIN").unwrap();
+            renewer
+                .exec_drop(
+                    "UPDATE contend_permit_request SET updated_at = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, \
+                     reclaim_at = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE external_id = ?",
+                    (id,),
+                )
+                .unwrap();
+            assert_eq!(sweep(), [other]);
+            renewer.query_drop("COMMIT").unwrap();
+            assert_eq!(sweep(), [] as [String; 0], "{id}");
+            assert!(semaphores.status(id).unwrap().unwrap().held);
+            semaphores.release(id).unwrap();
+        }
+    });
+}
+
+fn ids(swept: Vec<Swept>) -> Vec<String> {
+    swept
+        .iter()
+        .map(|one| one.external_id.to_string())
+        .collect()
+}
+
+/// Review B8: a panicking liveness callback leaves that owner alone, and ends nothing.
+#[test]
+fn a_liveness_check_that_panics_counts_as_unknown() {
+    within(HANG, || {
+        let semaphores = contend::connect("memory://panicking-liveness")
+            .unwrap()
+            .semaphores()
+            .unwrap();
+        semaphores.create("a", 10).unwrap();
+        for owner in ["bad", "dead"] {
+            let request = want(owner, "a", 1).owner(owner);
+            acquired(semaphores.acquire(&request).unwrap());
+        }
+        let swept = semaphores.sweep_dead(|owner| match owner {
+            "bad" => std::panic::resume_unwind(Box::new(())),
+            _ => Liveness::Dead,
+        });
+        assert_eq!(ids(swept.unwrap()), ["dead"]);
+        assert_eq!(semaphores.usage("a").unwrap().held, 1);
+    });
+}
+
+#[test]
+fn a_sweep_of_more_than_a_batch_takes_all_and_cleaning_up_leaves_what_is_held() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 10_000)]);
+        let mut conn = operator(&url);
+        let rows: Vec<String> = (1..=1_000)
+            .map(|n| {
+                format!("({n}, 'r{n}', {n}, 'ACQUIRED', 1, UTC_TIMESTAMP(6) - INTERVAL 1 HOUR)")
+            })
+            .collect();
+        conn.query_drop(format!(
+            "INSERT INTO contend_permit_request (id, external_id, token, state, ttl_seconds, reclaim_at) VALUES {}",
+            rows.join(", ")
+        ))
+        .unwrap();
+        conn.query_drop(
+            "INSERT INTO contend_permit (semaphore_id, permit_request_id, count, state) \
+             SELECT s.id, r.id, 2, 'ACQUIRED' FROM contend_semaphore s, contend_permit_request r",
+        )
+        .unwrap();
+        assert_eq!(semaphores.repair().unwrap().len(), 1);
+        acquired(semaphores.acquire(&want("held", "a", 5)).unwrap());
+        assert_eq!(semaphores.sweep_expired().unwrap().len(), 1_000);
+        assert_eq!(semaphores.usage("a").unwrap().held, 5);
+        assert_eq!(semaphores.check().unwrap(), []);
+
+        assert_eq!(semaphores.delete_requests(HOUR, 300).unwrap(), 0);
+        conn.query_drop(
+            "UPDATE contend_permit_request SET updated_at = updated_at - INTERVAL 8 DAY",
+        )
+        .unwrap();
+        assert_eq!(
+            semaphores.delete_requests(7 * 24 * HOUR, 300).unwrap(),
+            1_000
+        );
+        assert_eq!(
+            number(&url, "SELECT COUNT(*) FROM contend_permit_request"),
+            1
+        );
+        assert_eq!(number(&url, "SELECT COUNT(*) FROM contend_permit"), 1);
+        assert_eq!(semaphores.status("held").unwrap().unwrap().permits.len(), 1);
+
+        semaphores.set_capacity("a", 1, None).unwrap();
+        assert_eq!(semaphores.delete_history(HOUR, 10).unwrap(), 0);
+        conn.query_drop(
+            "UPDATE contend_semaphore_capacity_change SET changed_at = changed_at - INTERVAL 31 DAY",
+        )
+        .unwrap();
+        assert_eq!(semaphores.delete_history(30 * 24 * HOUR, 10).unwrap(), 1);
+        assert!(semaphores.delete_history(HOUR, 0).is_err());
+    });
+}
+
+#[test]
+fn maintenance_is_done_by_the_leader_only_and_goes_on_when_it_leaves() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 10)]);
+        let lease = "ttl=2s&transition=500ms&create_table=true";
+        let factory = contend::connect(&format!("{url}?{lease}")).unwrap();
+        let asked = [Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0))];
+        let mut both: Vec<_> = asked
+            .iter()
+            .map(|asked| {
+                let asked = Arc::clone(asked);
+                semaphores
+                    .maintenance()
+                    .orphan_interval(ms(50))
+                    .liveness(move |_| {
+                        asked.fetch_add(1, Ordering::SeqCst);
+                        Liveness::Alive
+                    })
+                    .start(&factory)
+                    .unwrap()
+            })
+            .collect();
+        acquired(semaphores.acquire(&want("1", "a", 1).owner("me")).unwrap());
+        acquired(semaphores.acquire(&want("2", "a", 1).ttl(SHORT)).unwrap());
+        wait_until(PATIENCE, "the leader sweeps", || {
+            semaphores.usage("a").unwrap().held == 1
+        });
+        let counts = || asked.each_ref().map(|asked| asked.load(Ordering::SeqCst));
+        wait_until(PATIENCE, "the leader asks again and again", || {
+            counts().into_iter().max() > Some(3)
+        });
+        let leader = both.iter().position(|it| it.is_leader()).unwrap();
+        assert_eq!(counts()[1 - leader], 0, "who does not lead does nothing");
+        drop(both.remove(leader));
+        let others = counts();
+        wait_until(PATIENCE, "the other one takes over", || {
+            counts()[1 - leader] > others[1 - leader] + 2
+        });
+        assert_eq!(counts()[leader], others[leader]);
+        drop(both);
+        drop(factory);
+        let error = semaphores
+            .maintenance()
+            .orphan_interval(Duration::ZERO)
+            .start(&contend::connect("memory://").unwrap())
+            .unwrap_err();
+        assert!(error.to_string().contains("never rest"), "{error}");
+    });
+}
+
+#[test]
+fn a_permit_that_expired_can_be_renewed_until_a_sweep_comes() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 1)]);
+        acquired(semaphores.acquire(&want("job", "a", 1).ttl(SHORT)).unwrap());
+        wait_until(PATIENCE, "it has expired", || {
+            let status = semaphores.status("job").unwrap().unwrap();
+            assert!(status.held);
+            status.expires_in == Some(Duration::ZERO)
+        });
+        operator(&url)
+            .query_drop("UPDATE contend_permit_request SET ttl_seconds = 3600")
+            .unwrap();
+        assert_eq!(semaphores.renew("job").unwrap(), PermitRenewal::Renewed);
+        assert_eq!(semaphores.sweep_expired().unwrap(), []);
+        let other = connect(&url);
+        assert!(other.status("job").unwrap().unwrap().expires_in > Some(HOUR / 2));
+    });
+}

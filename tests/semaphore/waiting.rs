@@ -1,0 +1,212 @@
+//! Waiting: in order, only whom there is room for, through faults, and no longer than was asked for.
+
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::mysql_ground::{HANG, ms, operator};
+use crate::semaphore_ground::{
+    acquired, addr_of, already_acquired, connect, exhausted, pair, semaphores, through, want,
+};
+use contend::semaphore::{PermitRequest, Wait};
+use contend::{Cancel, ErrorKind};
+use mysql::prelude::Queryable;
+use testbed::{Proxy, wait_until, within};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Review C11: many waiters on one permit, each served once, in the order in which they came.
+#[test]
+fn many_waiters_of_one_permit_are_served_in_order() {
+    within(HANG, || {
+        let semaphores = contend::connect("memory://many-waiters")
+            .unwrap()
+            .semaphores()
+            .unwrap();
+        semaphores.create("a", 1).unwrap();
+        let first = semaphores.guard(&want("first", "a", 1), ms(0)).unwrap();
+        let order = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for number in 0..200 {
+                let (semaphores, order) = (&semaphores, &order);
+                let request = PermitRequest::generated().permits("a", 1);
+                scope.spawn(move || {
+                    let guard = semaphores.guard(&request, PATIENCE).unwrap();
+                    order.lock().unwrap().push(number);
+                    drop(guard);
+                });
+                // The order in which they come is the subject.
+                thread::sleep(ms(2));
+            }
+            drop(first);
+        });
+        let order = order.into_inner().unwrap();
+        let swaps = order.windows(2).filter(|pair| pair[0] > pair[1]).count();
+        assert_eq!(order.len(), 200);
+        // A thread may have been started and not run for 2 ms.
+        assert!(swaps < 20, "{order:?}");
+        assert_eq!(semaphores.usage("a").unwrap().held, 0);
+    });
+}
+
+/// Review C12: a waiter on (a, b) that is blocked by a does not keep b's takers out.
+#[test]
+fn a_waiter_for_two_semaphores_keeps_nobody_from_the_one_that_is_free() {
+    within(HANG, || {
+        for (here, _) in pair("head-of-line", &[("a", 1), ("b", 1)]) {
+            let a = here.guard(&want("a", "a", 1), ms(0)).unwrap();
+            thread::scope(|scope| {
+                let here = &here;
+                let both = scope.spawn(move || {
+                    let request = want("both", "a", 1).permits("b", 1);
+                    here.guard(&request, PATIENCE).unwrap()
+                });
+                thread::sleep(ms(300)); // it waits
+                for round in 0..5 {
+                    let start = Instant::now();
+                    let guard = here.guard(&want(&format!("b{round}"), "b", 1), ms(20_000));
+                    drop(guard.unwrap());
+                    assert!(start.elapsed() < ms(10_000));
+                }
+                assert!(!both.is_finished());
+                drop(a);
+                drop(both.join().unwrap());
+            });
+        }
+    });
+}
+
+/// Review B6: a replay is no new wish, and needs no turn.
+#[test]
+fn a_replay_behind_a_waiter_gets_what_it_holds() {
+    within(HANG, || {
+        for (here, _) in pair("replay-behind", &[("a", 1)]) {
+            let permits = acquired(here.acquire(&want("job", "a", 1)).unwrap());
+            thread::scope(|scope| {
+                let here = &here;
+                let cancel = Cancel::new();
+                let wait = Wait::forever().cancel(&cancel);
+                let waiting = scope.spawn(move || here.guard(&want("waits", "a", 1), wait));
+                thread::sleep(ms(300)); // it waits
+                let replay = here.acquire_for(&want("job", "a", 1), ms(5_000)).unwrap();
+                assert_eq!(already_acquired(replay), permits);
+                cancel.cancel();
+                assert_eq!(
+                    waiting.join().unwrap().unwrap_err().kind(),
+                    ErrorKind::Cancelled
+                );
+            });
+        }
+    });
+}
+
+/// Review C13: the wait goes on while the server is away, and ends with what it waited for.
+#[test]
+fn waiting_survives_a_server_that_goes_away_and_comes_back() {
+    within(HANG, || {
+        let (direct, url) = semaphores(&[("a", 1)]);
+        let held = direct.guard(&want("held", "a", 1), ms(0)).unwrap();
+        let proxy = Proxy::to(addr_of(&url));
+        let client = connect(&through(&url, proxy.addr()));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| client.guard(&want("waits", "a", 1), PATIENCE));
+            thread::sleep(ms(300)); // it waits
+            proxy.refuse();
+            proxy.cut();
+            thread::sleep(ms(1_500)); // the server is away
+            assert!(!waiting.is_finished());
+            drop(held);
+            proxy.pass();
+            assert!(waiting.join().unwrap().unwrap().is_valid());
+        });
+        // And one that ends while the server is away says so, in time.
+        let _held = direct.guard(&want("held-again", "a", 1), ms(0)).unwrap();
+        proxy.refuse();
+        proxy.cut();
+        let start = Instant::now();
+        let error = client.guard(&want("late", "a", 1), ms(500)).unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        assert!(
+            start.elapsed() >= ms(490) && start.elapsed() < ms(3_000),
+            "{:?}",
+            start.elapsed()
+        );
+    });
+}
+
+/// Review C14: a timeout is kept, whatever is locked; before, 15 s for 100 ms.
+#[test]
+fn a_timeout_is_kept_on_a_locked_row() {
+    within(HANG, || {
+        let (here, url) = semaphores(&[("a", 1)]);
+        here.usage("a").unwrap();
+        let mut operator = operator(&url);
+        operator.query_drop("BEGIN").unwrap();
+        operator
+            .query_drop("SELECT * FROM contend_semaphore FOR UPDATE")
+            .unwrap();
+        let mut late = Vec::new();
+        for round in 0..5 {
+            let start = Instant::now();
+            let request = want(&format!("job-{round}"), "a", 1);
+            assert!(here.acquire_for(&request, ms(100)).is_err());
+            late.push(start.elapsed().saturating_sub(ms(100)));
+        }
+        late.sort();
+        println!("late by {late:?}");
+        assert!(late[2] < ms(1_000), "{late:?}");
+        operator.query_drop("COMMIT").unwrap();
+        wait_until(PATIENCE, "nothing is left of them", || {
+            here.usage("a").unwrap().held == 0
+        });
+        wait_until(PATIENCE, "the row is free", || {
+            here.acquire(&want("next", "a", 1)).is_ok()
+        });
+    });
+}
+
+/// Review C15: a capacity below the wish is exhausted for now; it may grow.
+#[test]
+fn a_wish_beyond_the_capacity_waits_for_it_to_grow() {
+    within(HANG, || {
+        for (here, _) in pair("grow", &[("a", 0)]) {
+            let seen = exhausted(here.acquire(&want("one", "a", 2)).unwrap());
+            assert_eq!((seen.capacity, seen.wanted), (0, 2));
+            let error = here.guard(&want("one", "a", 2), ms(50)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Exhausted);
+            thread::scope(|scope| {
+                let here = &here;
+                let waiting = scope.spawn(move || here.guard(&want("two", "a", 2), PATIENCE));
+                thread::sleep(ms(200)); // it waits
+                assert_eq!(here.set_capacity("a", 2, Some("ops")).unwrap(), 0);
+                assert!(waiting.join().unwrap().unwrap().is_valid());
+            });
+        }
+    });
+}
+
+/// A cancelled wait keeps nothing, and the next one in line goes on.
+#[test]
+fn a_wait_that_is_cancelled_leaves_the_line() {
+    within(HANG, || {
+        for (here, _) in pair("cancel", &[("a", 1)]) {
+            let held = here.guard(&want("held", "a", 1), ms(0)).unwrap();
+            let cancel = Cancel::new();
+            thread::scope(|scope| {
+                let here = &here;
+                let wait = Wait::at_most(PATIENCE).cancel(&cancel);
+                let first = scope.spawn(move || here.guard(&want("first", "a", 1), wait));
+                thread::sleep(ms(200)); // it waits
+                let second = scope.spawn(move || here.guard(&want("second", "a", 1), PATIENCE));
+                thread::sleep(ms(100));
+                cancel.cancel();
+                let error = first.join().unwrap().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Cancelled);
+                drop(held);
+                drop(second.join().unwrap().unwrap());
+            });
+            assert_eq!(here.usage("a").unwrap().held, 0);
+            assert!(here.status("first").unwrap().is_none_or(|it| !it.held));
+        }
+    });
+}

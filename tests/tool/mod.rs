@@ -1,0 +1,44 @@
+//! The `contend` command as a program, for tests that need processes of their own.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Returns the program. Cargo has built it where its features are on; otherwise it is built now.
+pub fn path() -> PathBuf {
+    if let Some(path) = option_env!("CARGO_BIN_EXE_contend") {
+        return path.into();
+    }
+    let features: Vec<&str> = [
+        ("cli", true),
+        ("mysql", cfg!(feature = "mysql")),
+        ("redis", cfg!(feature = "redis")),
+        ("zk", cfg!(feature = "zk")),
+        ("tls", cfg!(feature = "tls")),
+    ]
+    .iter()
+    .filter_map(|(feature, on)| on.then_some(*feature))
+    .collect();
+    let profile = if cfg!(debug_assertions) {
+        "dev"
+    } else {
+        "release"
+    };
+    let status = Command::new(env!("CARGO"))
+        .args([
+            "build",
+            "--quiet",
+            "--package",
+            "contend",
+            "--profile",
+            profile,
+        ])
+        .args(["--bin", "contend", "--features", &features.join(",")])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("cargo runs");
+    assert!(status.success(), "the contend command does not build");
+    let mut path = std::env::current_exe().expect("a test knows itself");
+    path.pop();
+    path.pop();
+    path.join("contend")
+}

@@ -1,0 +1,462 @@
+//! The latch: what stands in the tree, who is woken, and what becomes of nodes that nobody holds.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use crate::zk_support::{
+    HANG, PATIENCE, contender, factory, granted, line, long_seat, name, refused, session, soon,
+};
+use contend::backend::{OnRefusal, Purpose, Renewal};
+use contend::zk::SessionState;
+use contend::{ErrorKind, EventKind, Moment, Parker, Unparked};
+use testbed::{Direction, Proxy, ZooKeeperServer, wait_until, within};
+
+static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start);
+
+const T: Duration = Duration::from_secs(3);
+/// So long that nothing here can be explained by a retry or an expiry.
+const LONG: Duration = Duration::from_secs(50);
+
+#[test]
+fn the_tree_is_curators() {
+    within(HANG, || {
+        let mutex = name("layout");
+        let factory = factory(SERVER.addr(), LONG);
+        let reader = session(SERVER.addr(), LONG);
+        let mut contender = long_seat(&factory, &mutex, "contender-1");
+        let grant = granted(&mut *contender, OnRefusal::Enqueue);
+        let names = line(&reader, &mutex);
+        let [node] = names.as_slice() else {
+            panic!("{names:?}");
+        };
+        let (uuid, rest) = node.strip_prefix("_c_").unwrap().split_at(36);
+        assert!(uuid.chars().all(|c| c.is_ascii_hexdigit() || c == '-'));
+        assert_eq!(rest, "-latch-0000000000");
+        let path = format!("/simba/{mutex}/{node}");
+        let (data, stat) = reader.get_data(&path, soon()).unwrap();
+        assert_eq!(data, b"contender-1");
+        assert_ne!(stat.ephemeral_owner, 0);
+        assert_eq!(grant.owner.fence(), stat.czxid as u64);
+        assert_eq!(grant.owner.acquired_at(), stat.ctime as u64);
+        assert!(grant.until.unwrap() > Moment::now());
+        assert!(grant.until.unwrap() < Moment::now() + LONG);
+        assert!(contender.release(grant.owner.fence(), soon()).unwrap());
+        assert!(!contender.release(grant.owner.fence(), soon()).unwrap());
+        assert!(line(&reader, &mutex).is_empty());
+    });
+}
+
+#[test]
+fn a_try_that_fails_leaves_no_trace_and_names_the_owner() {
+    within(HANG, || {
+        let mutex = name("try");
+        let factory = factory(SERVER.addr(), LONG);
+        let reader = session(SERVER.addr(), LONG);
+        let mut owner = long_seat(&factory, &mutex, "owner");
+        let fence = granted(&mut *owner, OnRefusal::Leave).owner.fence();
+        let mut other = long_seat(&factory, &mutex, "other");
+        let seen = refused(&mut *other, OnRefusal::Leave);
+        assert_eq!((seen.owner_id(), seen.fence()), ("owner", fence));
+        assert!(seen.is_in_ttl());
+        assert_eq!(line(&reader, &mutex).len(), 1);
+    });
+}
+
+#[test]
+fn a_release_wakes_the_next_and_nobody_else() {
+    within(HANG, || {
+        let mutex = name("herd");
+        let factories = [factory(SERVER.addr(), LONG), factory(SERVER.addr(), LONG)];
+        let mut owner = long_seat(&factories[0], &mutex, "owner");
+        let mut fence = granted(&mut *owner, OnRefusal::Enqueue).owner.fence();
+        let mut waiters: Vec<_> = (0..6)
+            .map(|number| {
+                let parker = Parker::new();
+                let mut contender =
+                    long_seat(&factories[number % 2], &mutex, &format!("w{number}"));
+                contender.listen(&parker.unparker(), soon()).unwrap();
+                assert_eq!(
+                    refused(&mut *contender, OnRefusal::Enqueue).owner_id(),
+                    "owner"
+                );
+                (contender, parker)
+            })
+            .collect();
+        while !waiters.is_empty() {
+            owner.release(fence, soon()).unwrap();
+            let (mut next, parker) = waiters.remove(0);
+            assert_eq!(parker.park(soon()), Unparked::Wake);
+            let grant = granted(&mut *next, OnRefusal::Enqueue);
+            assert!(grant.owner.fence() > fence);
+            for (_, parker) in &waiters {
+                assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
+            }
+            owner = next;
+            fence = grant.owner.fence();
+        }
+    });
+}
+
+#[test]
+fn the_ghost_of_an_unanswered_attempt_is_adopted() {
+    within(HANG, || {
+        let mutex = name("ghost");
+        let proxy = Proxy::to(SERVER.addr());
+        let factory = factory(proxy.addr(), LONG);
+        let reader = session(SERVER.addr(), LONG);
+        // The parents, so that the next request is the creation.
+        let mut first = long_seat(&factory, &mutex, "first");
+        let fence = granted(&mut *first, OnRefusal::Leave).owner.fence();
+        first.release(fence, soon()).unwrap();
+
+        let mut contender = long_seat(&factory, &mutex, "a");
+        proxy.lose_reply_to(b"latch-");
+        let error = contender.acquire(OnRefusal::Enqueue, soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        let ghost = line(&reader, &mutex);
+        assert_eq!(ghost.len(), 1, "the creation got through");
+        let grant = granted(&mut *contender, OnRefusal::Enqueue);
+        assert_eq!(line(&reader, &mutex), ghost);
+        assert!(grant.owner.fence() > fence);
+        assert!(matches!(
+            contender.renew(grant.owner.fence(), soon()).unwrap(),
+            Renewal::Renewed(_)
+        ));
+    });
+}
+
+#[test]
+fn a_ghost_that_nobody_wants_is_swept_away() {
+    within(HANG, || {
+        let mutex = name("sweep");
+        let proxy = Proxy::to(SERVER.addr());
+        let factory = factory(proxy.addr(), LONG);
+        let reader = session(SERVER.addr(), LONG);
+        granted(&mut *long_seat(&factory, &mutex, "first"), OnRefusal::Leave);
+        wait_until(PATIENCE, "a dropped contender leaves nothing", || {
+            line(&reader, &mutex).is_empty()
+        });
+        let mut contender = long_seat(&factory, &mutex, "a");
+        proxy.lose_reply_to(b"latch-");
+        contender.acquire(OnRefusal::Leave, soon()).unwrap_err();
+        assert_eq!(line(&reader, &mutex).len(), 1);
+        // Dropped before the session is connected again, as likely as after.
+        drop(contender);
+        wait_until(PATIENCE, "the ghost is gone", || {
+            line(&reader, &mutex).is_empty()
+        });
+    });
+}
+
+#[test]
+fn a_release_without_an_answer_is_made_up_for() {
+    within(HANG, || {
+        let mutex = name("release");
+        let proxy = Proxy::to(SERVER.addr());
+        let cut = factory(proxy.addr(), LONG);
+        let reader = session(SERVER.addr(), LONG);
+        let mut contender = long_seat(&cut, &mutex, "a");
+        let mut last = 0;
+        for lose_the_request in [false, true, false, true] {
+            let fence = granted(&mut *contender, OnRefusal::Enqueue).owner.fence();
+            assert!(fence > last);
+            last = fence;
+            let by = if lose_the_request {
+                proxy.black_hole(Direction::ToServer);
+                Moment::now() + Duration::from_millis(100)
+            } else {
+                proxy.lose_reply_to(b"latch-0");
+                soon()
+            };
+            assert!(contender.release(fence, by).is_err());
+            if lose_the_request {
+                proxy.cut();
+                proxy.pass();
+            }
+            wait_until(PATIENCE, "the node is gone", || {
+                line(&reader, &mutex).is_empty()
+            });
+            assert!(matches!(
+                contender.renew(fence, soon()).unwrap(),
+                Renewal::Lost(_)
+            ));
+        }
+    });
+}
+
+#[test]
+fn an_owner_whose_node_was_deleted_steps_down_and_contends_again() {
+    within(HANG, || {
+        let mutex = name("deleted");
+        let operator = session(SERVER.addr(), LONG);
+        let (service, events) = factory(SERVER.addr(), LONG)
+            .contend(&mutex)
+            .id("a")
+            .channel()
+            .unwrap();
+        service.start().unwrap();
+        let mut last = 0;
+        for _ in 0..3 {
+            let acquired = events.recv_timeout(PATIENCE).unwrap();
+            assert_eq!(acquired.kind, EventKind::Acquired);
+            assert!(acquired.fence().unwrap() > last);
+            last = acquired.fence().unwrap();
+            let node = line(&operator, &mutex).remove(0);
+            operator
+                .delete(&format!("/simba/{mutex}/{node}"), soon())
+                .unwrap();
+            let released = events.recv_timeout(PATIENCE).unwrap();
+            assert_eq!(released.kind, EventKind::Released);
+        }
+    });
+}
+
+#[test]
+fn a_short_hold_that_lasts_is_told_of_its_deleted_node_too() {
+    within(HANG, || {
+        let mutex = name("short");
+        let factory = factory(SERVER.addr(), LONG);
+        let operator = session(SERVER.addr(), LONG);
+        let mut contender = contender(&factory, &mutex, "a", factory.lease(), Purpose::Lock);
+        let fence = granted(&mut *contender, OnRefusal::Leave).owner.fence();
+        assert!(matches!(
+            contender.renew(fence, soon()).unwrap(),
+            Renewal::Renewed(_)
+        ));
+        let node = line(&operator, &mutex).remove(0);
+        operator
+            .delete(&format!("/simba/{mutex}/{node}"), soon())
+            .unwrap();
+        wait_until(PATIENCE, "the renewal tells", || {
+            matches!(contender.renew(fence, soon()).unwrap(), Renewal::Lost(_))
+        });
+    });
+}
+
+#[test]
+fn a_waiter_whose_node_or_predecessor_was_deleted_does_not_lead_for_that() {
+    within(HANG, || {
+        let mutex = name("middle");
+        let factories = [(); 3].map(|()| factory(SERVER.addr(), LONG));
+        let operator = session(SERVER.addr(), LONG);
+        let services: Vec<_> = factories
+            .iter()
+            .enumerate()
+            .map(|(number, factory)| {
+                let id = format!("s{number}");
+                let service = factory.contend(&mutex).id(&id).build().unwrap();
+                service.start().unwrap();
+                wait_until(PATIENCE, "it is in line", || {
+                    line(&operator, &mutex).len() == number + 1
+                });
+                service
+            })
+            .collect();
+        wait_until(PATIENCE, "the first leads", || services[0].is_owner());
+        let mut nodes = line(&operator, &mutex);
+        nodes.sort_by_key(|node| node.rsplit('-').next().map(str::to_owned));
+        operator
+            .delete(&format!("/simba/{mutex}/{}", nodes[1]), soon())
+            .unwrap();
+        wait_until(PATIENCE, "the second is in line again", || {
+            let now = line(&operator, &mutex);
+            now.len() == 3 && !now.contains(&nodes[1])
+        });
+        assert!(services[0].is_owner() && !services[1].is_owner() && !services[2].is_owner());
+        services[0].stop().unwrap();
+        wait_until(PATIENCE, "the third comes before the second now", || {
+            services[2].is_owner()
+        });
+        services[2].stop().unwrap();
+        wait_until(PATIENCE, "the second leads", || services[1].is_owner());
+    });
+}
+
+#[test]
+fn a_reaped_mutex_is_made_again() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start_with(&[], &["-Dznode.container.checkIntervalMs=100"]);
+        let reader = session(server.addr(), LONG);
+        let factory = factory(server.addr(), LONG);
+        let service = factory.contend("reaped").id("a").build().unwrap();
+        let (observer, _seen) = factory.observe("reaped").channel().unwrap();
+        observer.start().unwrap();
+        let mut last = 0;
+        for _ in 0..3 {
+            service.start().unwrap();
+            wait_until(PATIENCE, "it leads", || service.is_owner());
+            assert!(service.fence().unwrap() > last);
+            last = service.fence().unwrap();
+            wait_until(PATIENCE, "the observer sees it", || {
+                observer.state().after().is_owner("a")
+            });
+            service.stop().unwrap();
+            wait_until(PATIENCE, "the server has tidied up", || {
+                reader.exists("/simba", soon()).unwrap().is_none()
+            });
+            wait_until(PATIENCE, "the observer sees nobody", || {
+                !observer.state().after().has_owner()
+            });
+        }
+    });
+}
+
+#[test]
+fn what_happened_while_the_connection_was_away_is_told_after() {
+    within(HANG, || {
+        let mutex = name("away");
+        let proxy = Proxy::to(SERVER.addr());
+        let (near, far) = (factory(SERVER.addr(), LONG), factory(proxy.addr(), LONG));
+        let mut owner = long_seat(&near, &mutex, "owner");
+        let fence = granted(&mut *owner, OnRefusal::Enqueue).owner.fence();
+        let parker = Parker::new();
+        let mut waiter = long_seat(&far, &mutex, "waiter");
+        waiter.listen(&parker.unparker(), soon()).unwrap();
+        refused(&mut *waiter, OnRefusal::Enqueue);
+        proxy.refuse();
+        proxy.cut();
+        owner.release(fence, soon()).unwrap();
+        assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
+        proxy.pass();
+        // Long before the session or the retry would explain it.
+        assert_eq!(parker.park(soon()), Unparked::Wake);
+        granted(&mut *waiter, OnRefusal::Enqueue);
+    });
+}
+
+#[test]
+fn every_service_of_a_factory_contends_again_after_its_session_expired() {
+    within(HANG, || {
+        let proxy = Proxy::to(SERVER.addr());
+        let far = factory(proxy.addr(), T);
+        let reader = session(SERVER.addr(), LONG);
+        let mutexes: Vec<String> = (0..10).map(|_| name("expired")).collect();
+        let services: Vec<_> = mutexes
+            .iter()
+            .flat_map(|mutex| ["a", "b"].map(|id| far.contend(mutex).id(id).build().unwrap()))
+            .collect();
+        for pair in services.chunks(2) {
+            pair[0].start().unwrap();
+            wait_until(PATIENCE, "the first leads", || pair[0].is_owner());
+            pair[1].start().unwrap();
+        }
+        let (observer, _seen) = far.observe(&mutexes[0]).channel().unwrap();
+        observer.start().unwrap();
+        wait_until(PATIENCE, "two are in each line", || {
+            mutexes.iter().all(|mutex| line(&reader, mutex).len() == 2)
+        });
+        let fences: Vec<_> = services.iter().map(|service| service.fence()).collect();
+        proxy.refuse();
+        proxy.cut();
+        wait_until(PATIENCE, "the session is over", || {
+            mutexes.iter().all(|mutex| line(&reader, mutex).is_empty())
+        });
+        assert!(services.iter().all(|service| !service.is_owner()));
+        proxy.pass();
+        wait_until(PATIENCE, "each mutex has a new leader and a waiter", || {
+            services
+                .chunks(2)
+                .zip(fences.chunks(2))
+                .all(|(pair, before)| pair[0].fence().max(pair[1].fence()) > before[0])
+                && mutexes.iter().all(|mutex| line(&reader, mutex).len() == 2)
+        });
+        wait_until(PATIENCE, "the observer sees a leader", || {
+            observer.state().after().has_owner()
+        });
+    });
+}
+
+#[test]
+fn dropping_everything_does_not_wait_for_a_dead_server() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        for dead in [false, true] {
+            let factory = factory(server.addr(), T);
+            let services: Vec<_> = (0..5)
+                .map(|_| factory.contend(name("drop")).build().unwrap())
+                .collect();
+            services.iter().for_each(|service| service.start().unwrap());
+            wait_until(PATIENCE, "all lead", || {
+                services.iter().all(|service| service.is_owner())
+            });
+            server.pause();
+            if dead {
+                wait_until(PATIENCE, "all stepped down", || {
+                    services.iter().all(|service| !service.is_owner())
+                });
+            }
+            let began = Moment::now();
+            // Each service has a quarter of its ttl to say goodbye; the session has a second.
+            drop(services);
+            drop(factory);
+            let took = Moment::now() - began;
+            server.resume();
+            assert!(took < T * 5 / 4 + Duration::from_secs(15), "{took:?}");
+        }
+    });
+}
+
+#[test]
+fn a_suspended_owner_owns_until_the_bound_and_not_longer() {
+    within(HANG, || {
+        let mutex = name("suspended");
+        let proxy = Proxy::to(SERVER.addr());
+        let far = factory(proxy.addr(), T * 4);
+        let reader = session(SERVER.addr(), LONG);
+        let service = far.contend(&mutex).id("a").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it leads", || service.is_owner());
+        let fence = service.fence();
+        proxy.refuse();
+        proxy.cut();
+        wait_until(PATIENCE, "it says that it is in trouble", || {
+            service.last_error().is_some()
+        });
+        assert_eq!(service.fence(), fence, "still owner inside the bound");
+        let (mut last_led, mut down) = (Moment::now(), false);
+        let mut unsure = false;
+        wait_until(PATIENCE, "the node is gone", || {
+            let now = Moment::now();
+            unsure |= !service.is_in_ttl() && service.is_owner();
+            if service.is_owner() {
+                assert!(!down, "it led again");
+                last_led = now;
+            } else {
+                down = true;
+                assert!(!service.is_in_ttl());
+            }
+            line(&reader, &mutex).is_empty()
+        });
+        assert!(unsure, "it never said that it was not sure");
+        assert!(!service.is_owner(), "it stepped down before its node went");
+        let before = Moment::now() - last_led;
+        assert!(
+            before >= far.lease().transition() / 2,
+            "only {before:?} before"
+        );
+        proxy.pass();
+        wait_until(PATIENCE, "it leads again", || service.is_owner());
+        assert!(service.fence() > fence);
+    });
+}
+
+#[test]
+fn nobody_is_rung_for_what_it_did_itself() {
+    within(HANG, || {
+        let mutex = name("self");
+        let factory = factory(SERVER.addr(), LONG);
+        let parker = Parker::new();
+        let mut contender = long_seat(&factory, &mutex, "a");
+        contender.listen(&parker.unparker(), soon()).unwrap();
+        for _ in 0..5 {
+            let fence = granted(&mut *contender, OnRefusal::Enqueue).owner.fence();
+            contender.release(fence, soon()).unwrap();
+        }
+        let other = session(SERVER.addr(), LONG);
+        // A round trip over the same server: what would have been told has been.
+        granted(&mut *long_seat(&factory, &name("x"), "a"), OnRefusal::Leave);
+        assert_eq!(other.state(), SessionState::Connected);
+        assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
+        contender.withdraw(soon()).unwrap();
+    });
+}

@@ -1,0 +1,231 @@
+//! A true Curator LeaderLatch beside ours, on a nested name, with kills on both sides.
+//!
+//! Runs where a JDK and Curator's jars are (Debian: `default-jdk-headless`, `libcurator-recipes-java`), and
+//! says so where they are not. `CONTEND_CURATOR_TURNS` says how many turns; without it nothing is run.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use crate::zk_support::{HANG, factory, name, number};
+use testbed::{Output, Process, TempDir, ZooKeeperServer, within};
+
+const T: Duration = Duration::from_secs(4);
+
+const JARS: &[&str] = &[
+    "curator-client",
+    "curator-framework",
+    "curator-recipes",
+    "zookeeper",
+    "zookeeper-jute",
+    "guava",
+    "slf4j-api",
+    "slf4j-nop",
+    "netty-handler",
+    "netty-transport",
+    "netty-common",
+    "netty-buffer",
+    "netty-resolver",
+    "netty-codec",
+];
+
+/// The class path, if all of it is there and a Java source can be run.
+fn class_path() -> Option<String> {
+    let jars: Vec<PathBuf> = JARS
+        .iter()
+        .map(|jar| Path::new("/usr/share/java").join(jar).with_extension("jar"))
+        .collect();
+    let javac = Command::new("javac").arg("-version").output();
+    let all = jars.iter().all(|jar| jar.exists()) && javac.is_ok();
+    let jars: Vec<_> = jars.iter().map(|jar| jar.display().to_string()).collect();
+    all.then(|| jars.join(":"))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Ours,
+    Curator,
+}
+
+struct Peer {
+    side: Side,
+    id: String,
+    process: Process,
+}
+
+struct Ground {
+    server: ZooKeeperServer,
+    mutex: String,
+    owned: PathBuf,
+    class_path: String,
+    /// The Java source, which `java` compiles and runs.
+    source: PathBuf,
+    words: mpsc::Sender<(Side, String)>,
+    next: usize,
+}
+
+impl Ground {
+    fn peer(&mut self, side: Side) -> Peer {
+        self.next += 1;
+        let id = format!("{side:?}-{}", self.next);
+        let address = self.server.addr().to_string();
+        let mut command = match side {
+            Side::Ours => {
+                let mut command = Command::new(std::env::current_exe().unwrap());
+                command
+                    .args(["--exact", "curator::ours", "--ignored", "--nocapture"])
+                    .env("CONTEND_CURATOR_SERVER", &address)
+                    .env("CONTEND_CURATOR_MUTEX", &self.mutex)
+                    .env("CONTEND_CURATOR_ID", &id)
+                    .env("CONTEND_CURATOR_OWNED", &self.owned);
+                command
+            }
+            Side::Curator => {
+                let mut command = Command::new("java");
+                command
+                    .args(["-Xmx64m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"])
+                    .args(["-cp", &self.class_path])
+                    .arg(&self.source)
+                    .args([&address, &format!("/simba/{}", self.mutex), &id])
+                    .arg(T.as_millis().to_string())
+                    .arg(&self.owned);
+                command
+            }
+        };
+        command.env("RUST_BACKTRACE", "0");
+        let process = Process::spawn(&command, &Output::Pipe).unwrap();
+        let out = process.take_stdout().unwrap();
+        let words = self.words.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                if words.send((side, line)).is_err() {
+                    return;
+                }
+            }
+        });
+        Peer { side, id, process }
+    }
+
+    fn kill(&self, peer: &Peer) {
+        peer.process.kill();
+        // What it owned with goes with it; its session holds the mutex for T more.
+        if fs::read_to_string(&self.owned).is_ok_and(|owner| owner == peer.id) {
+            fs::remove_file(&self.owned).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_curator_latch_and_ours_take_turns_through_kills() {
+    let Some(class_path) = class_path() else {
+        println!("NOT RUN: no JDK, or not all of Curator's jars, on this machine");
+        return;
+    };
+    let turns = number("CONTEND_CURATOR_TURNS", 0);
+    if turns == 0 {
+        println!("NOT RUN: set CONTEND_CURATOR_TURNS");
+        return;
+    }
+    within(HANG * 5, || {
+        let folder = TempDir::new();
+        let (words, heard) = mpsc::channel();
+        let source = folder.path().join("Latch.java");
+        fs::write(&source, include_str!("Latch.java")).unwrap();
+        let mut ground = Ground {
+            server: ZooKeeperServer::start(),
+            mutex: format!("curator/{}", name("nested")),
+            owned: folder.path().join("owned"),
+            class_path,
+            source,
+            words,
+            next: 0,
+        };
+        let mut peers: Vec<Peer> = [Side::Curator, Side::Ours, Side::Curator, Side::Ours]
+            .into_iter()
+            .map(|side| ground.peer(side))
+            .collect();
+        let (mut ours, mut theirs, mut overlaps, mut kills) = (0, 0, Vec::new(), 0);
+        let mut gaps = Vec::new();
+        let mut last = Instant::now();
+        let every = (turns / 6).max(10);
+        let mut next_kill = every;
+        while ours + theirs < turns || ours == 0 || theirs == 0 {
+            let (side, word) = heard
+                .recv_timeout(HANG)
+                .expect("turns go on: nobody is left out for so long");
+            if word.contains("overlap") {
+                overlaps.push(format!("{side:?}: {word}"));
+            }
+            if word != "turn" {
+                continue;
+            }
+            gaps.push(last.elapsed());
+            last = Instant::now();
+            match side {
+                Side::Ours => ours += 1,
+                Side::Curator => theirs += 1,
+            }
+            if ours + theirs >= next_kill {
+                next_kill += every;
+                let victim = peers.remove(0);
+                ground.kill(&victim);
+                kills += 1;
+                peers.push(ground.peer(victim.side));
+            }
+        }
+        gaps.sort();
+        println!(
+            "{ours} turns of ours, {theirs} of Curator's, {kills} kills: {} overlaps; between turns p50 {:?}, \
+             p99 {:?}, longest {:?}",
+            overlaps.len(),
+            gaps[gaps.len() / 2],
+            gaps[gaps.len() * 99 / 100],
+            gaps[gaps.len() - 1],
+        );
+        assert!(overlaps.is_empty(), "{overlaps:?}");
+    });
+}
+
+/// One of ours, as another process.
+#[test]
+#[ignore = "run by the other test, as another process"]
+fn ours() {
+    let of = |name: &str| std::env::var(name).unwrap();
+    let ours = factory(of("CONTEND_CURATOR_SERVER"), T);
+    let owned = PathBuf::from(of("CONTEND_CURATOR_OWNED"));
+    let id = of("CONTEND_CURATOR_ID");
+    let locker = ours
+        .locker(of("CONTEND_CURATOR_MUTEX"))
+        .id(&id)
+        .build()
+        .unwrap();
+    println!("\nready");
+    loop {
+        let Ok(guard) = locker.lock() else {
+            continue;
+        };
+        let made = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&owned);
+        match &made {
+            Ok(_) => fs::write(&owned, &id).unwrap(),
+            Err(_) => println!("overlap {:?}", fs::read_to_string(&owned)),
+        }
+        std::thread::sleep(Duration::from_millis(2));
+        if made.is_ok() {
+            let _ = fs::remove_file(&owned);
+        }
+        println!(
+            "{}",
+            if guard.unlock().is_ok() {
+                "turn"
+            } else {
+                "lost"
+            }
+        );
+    }
+}

@@ -1,0 +1,105 @@
+//! What a contender leaves behind that did not go in an orderly way.
+
+use std::time::Duration;
+
+use crate::zk_support::{
+    HANG, PATIENCE, contender, factory, granted, line, long_seat, name, refused, session, soon,
+};
+use contend::backend::{OnRefusal, Purpose};
+use contend::{ErrorKind, Lease, Moment};
+use testbed::{Direction, Proxy, ZooKeeperEnsemble, ZooKeeperServer, wait_until, within};
+
+/// So long that nothing here can be explained by an expiry.
+const LONG: Duration = Duration::from_secs(50);
+const T: Duration = Duration::from_secs(3);
+
+/// Rule 7: whoever could not renew has the transition to wind down in. It asked again meanwhile, was told
+/// to wait, and is stopped then: its callback may still be at work, so nobody else may lead before its time.
+#[test]
+fn who_leaves_while_it_winds_down_keeps_the_next_one_waiting() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        let mutex = name("winds-down");
+        let reader = session(server.addr(), LONG);
+        let (ours, theirs) = (factory(server.addr(), LONG), factory(server.addr(), LONG));
+        let lease = Lease::new(Duration::from_millis(200), Duration::from_secs(15)).unwrap();
+        let mut owner = contender(&ours, &mutex, "owner", lease, Purpose::Lead);
+        let until = granted(&mut *owner, OnRefusal::Enqueue).until.unwrap();
+        wait_until(PATIENCE, "its belief has ended", || until < Moment::now());
+        refused(&mut *owner, OnRefusal::Enqueue);
+        let node = line(&reader, &mutex);
+        owner.withdraw(soon()).unwrap();
+        // One that this machine kept from its work for the whole transition shows nothing.
+        if Moment::now() < until + lease.transition() - Duration::from_secs(5) {
+            assert_eq!(line(&reader, &mutex), node);
+            refused(&mut *long_seat(&theirs, &mutex, "other"), OnRefusal::Leave);
+        }
+        drop(owner);
+        wait_until(PATIENCE, "the node goes with the contender", || {
+            line(&reader, &mutex).is_empty()
+        });
+    });
+}
+
+/// As above, for one that is never dropped: the session ends the lease.
+#[test]
+fn what_was_left_to_wind_down_goes_when_its_lease_is_over() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        let mutex = name("runs-out");
+        let reader = session(server.addr(), LONG);
+        let ours = factory(server.addr(), LONG);
+        let lease = Lease::new(Duration::from_millis(200), Duration::from_secs(1)).unwrap();
+        let mut owner = contender(&ours, &mutex, "owner", lease, Purpose::Lead);
+        let until = granted(&mut *owner, OnRefusal::Enqueue).until.unwrap();
+        wait_until(PATIENCE, "its belief has ended", || until < Moment::now());
+        owner.withdraw(soon()).unwrap();
+        wait_until(PATIENCE, "the lease is over", || {
+            line(&reader, &mutex).is_empty()
+        });
+        assert!(until + lease.transition() <= Moment::now());
+    });
+}
+
+/// The creation is still on its way when its contender has given up, the connection is lost, and the
+/// session has been taken up over another one, where nothing is found to clean up. What arrives after
+/// that makes no node: a server that takes a session up ends the connection it had before, and one that
+/// hears of it from elsewhere says that the session has moved.
+#[test]
+fn a_creation_that_arrives_after_the_session_moved_on_leaves_no_ghost() {
+    within(HANG * 2, || {
+        let alone = ZooKeeperServer::start();
+        let ensemble = ZooKeeperEnsemble::start();
+        let (one, other) = (ensemble.node(0).addr(), ensemble.node(1).addr());
+        for (here, there) in [(alone.addr(), alone.addr()), (one, other), (other, one)] {
+            let (near, far) = (Proxy::to(here), Proxy::to(there));
+            far.refuse();
+            let mutex = name("late");
+            let ours = factory(format!("{},{}", near.addr(), far.addr()), T);
+            let reader = session(here, LONG);
+            let mut contender = long_seat(&ours, &mutex, "a");
+            // The parents, so that the next request is the creation.
+            let fence = granted(&mut *contender, OnRefusal::Leave).owner.fence();
+            contender.release(fence, soon()).unwrap();
+
+            near.black_hole(Direction::ToServer);
+            let by = Moment::now() + Duration::from_millis(50);
+            let error = contender.acquire(OnRefusal::Leave, by).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+            contender.withdraw(by).unwrap();
+            far.pass();
+            let mut elsewhere = long_seat(&ours, &name("elsewhere"), "a");
+            wait_until(PATIENCE, "another connection serves the session", || {
+                elsewhere.acquire(OnRefusal::Leave, soon()).is_ok()
+            });
+            // Over that connection the search for the ghost was answered before the attempt was.
+            let before = near.bytes_to_server();
+            near.pass();
+            wait_until(PATIENCE, "what was held has arrived", || near.live() == 0);
+            println!("{} bytes came late", near.bytes_to_server() - before);
+            // The same way as the late creation took, and behind it.
+            reader.sync(soon()).unwrap();
+            assert_eq!(line(&reader, &mutex), Vec::<String>::new());
+        }
+    });
+}

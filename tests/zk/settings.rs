@@ -1,0 +1,212 @@
+//! The terms on which one contends on ZooKeeper: names, URLs, ACLs, and leases that fit a session.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use crate::zk_support::{
+    HANG, PATIENCE, builder, contender, factory, granted, line, long_seat, name, session, soon,
+};
+use contend::backend::{Attempt, OnRefusal, Purpose, Renewal};
+use contend::zk::{Acl, Mode};
+use contend::{ErrorKind, Lease, Moment};
+use testbed::{ZooKeeperServer, wait_until, within};
+
+static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start);
+
+const T: Duration = Duration::from_secs(3);
+const LONG: Duration = Duration::from_secs(50);
+
+/// Rule "names are data", and as Curator has them: review/zk.md 10.
+#[test]
+fn names_nest_and_what_is_no_contender_is_ignored() {
+    within(HANG, || {
+        let factory = factory(SERVER.addr(), LONG);
+        let reader = session(SERVER.addr(), LONG);
+        let salt = name("n");
+        let mutexes = [
+            salt.clone(),
+            format!("{salt}/b"),
+            format!("{salt}/b/c"),
+            format!("100%{salt}"),
+            format!("a%2Fb{salt}"),
+            format!("a.b{salt}"),
+        ];
+        let mut contenders: Vec<_> = mutexes
+            .iter()
+            .map(|mutex| {
+                let mut contender = long_seat(&factory, mutex, "a");
+                granted(&mut *contender, OnRefusal::Leave);
+                contender
+            })
+            .collect();
+        for mutex in &mutexes {
+            let latches = line(&reader, mutex);
+            let latches = latches.iter().filter(|name| name.contains("-latch-"));
+            assert_eq!(latches.count(), 1, "{mutex}");
+        }
+        // A node of somebody else's in between changes nothing.
+        reader
+            .create(&format!("/simba/{salt}/0"), b"", Mode::Persistent, soon())
+            .unwrap();
+        let fence = granted(
+            &mut *long_seat(&factory, &format!("{salt}/0"), "a"),
+            OnRefusal::Leave,
+        );
+        assert!(fence.owner.fence() > 0);
+        contenders.remove(0);
+        wait_until(PATIENCE, "the outer one is free again", || {
+            matches!(
+                long_seat(&factory, &salt, "b").acquire(OnRefusal::Leave, soon()),
+                Ok(Attempt::Granted(_))
+            )
+        });
+        for bad in ["/a", "a/", "a//b", ".", "a/..", "a/latch-0000000001"] {
+            let error = factory.contend(bad).build().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad}");
+            assert!(error.to_string().contains("such as a or a/b"), "{error}");
+            assert!(factory.observe(bad).build().is_err(), "{bad}");
+        }
+    });
+}
+
+#[test]
+fn a_url_with_everything_works_and_hides_its_password() {
+    within(HANG, || {
+        let chroot = name("app");
+        let url = format!(
+            "zk://me:s3cret@{}/{chroot}/x?session_timeout=30s",
+            SERVER.addr()
+        );
+        let factory = contend::connect(&url).unwrap();
+        let mut owner = long_seat(&factory, "demo", "a");
+        granted(&mut *owner, OnRefusal::Leave);
+        let stranger = builder(SERVER.addr(), LONG)
+            .chroot(format!("/{chroot}/x"))
+            .build()
+            .unwrap();
+        let mut outside = long_seat(&stranger, "demo", "b");
+        let error = outside.acquire(OnRefusal::Leave, soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert!(!error.is_transient());
+        assert!(!format!("{factory:?}{error:?}").contains("s3cret"));
+        assert!(!factory.realm().contains("me"));
+    });
+}
+
+#[test]
+fn who_may_not_create_above_may_still_contend_below() {
+    within(HANG, || {
+        let chroot = format!("/{}", name("narrow"));
+        let operator = |acl| {
+            builder(SERVER.addr(), LONG)
+                .digest("operator", "s3cret")
+                .acl(acl)
+                .session()
+                .unwrap()
+        };
+        operator(Acl::CreatorAll)
+            .create(&chroot, b"", Mode::Persistent, soon())
+            .unwrap();
+        let guest = builder(SERVER.addr(), LONG)
+            .chroot(&chroot)
+            .build()
+            .unwrap();
+        let mut contender = long_seat(&guest, "demo", "guest");
+        let error = contender.acquire(OnRefusal::Leave, soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        operator(Acl::Open)
+            .create(&format!("{chroot}/simba"), b"", Mode::Persistent, soon())
+            .unwrap();
+        granted(&mut *contender, OnRefusal::Leave);
+    });
+}
+
+#[test]
+fn a_lease_that_no_session_could_keep_is_refused() {
+    within(HANG, || {
+        let factory = factory(SERVER.addr(), T);
+        for (ttl, transition) in [(3_000, 100), (1_000, 1_600)] {
+            let error = factory
+                .contend("x")
+                .ttl(Duration::from_millis(ttl))
+                .transition(Duration::from_millis(transition))
+                .build()
+                .unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains("session_timeout"), "{error}");
+        }
+        let lease = Lease::new(Duration::from_millis(500), Duration::from_millis(300)).unwrap();
+        let mut contender = contender(&factory, &name("lease"), "a", lease, Purpose::Lead);
+        let before = Moment::now();
+        let grant = granted(&mut *contender, OnRefusal::Leave);
+        let until = grant.until.unwrap();
+        assert!(until > before && until <= Moment::now() + lease.ttl());
+    });
+}
+
+#[test]
+fn a_lease_that_ran_out_is_not_renewed() {
+    within(HANG, || {
+        let mutex = name("ran-out");
+        let factory = factory(SERVER.addr(), LONG);
+        let reader = session(SERVER.addr(), LONG);
+        let lease = Lease::new(Duration::from_secs(1), Duration::from_millis(500)).unwrap();
+        let mut contender = contender(&factory, &mutex, "a", lease, Purpose::Lead);
+        let first = granted(&mut *contender, OnRefusal::Enqueue);
+        let fence = first.owner.fence();
+        wait_until(PATIENCE, "the lease has run out", || {
+            Moment::now() > first.until.unwrap() + lease.transition()
+        });
+        assert!(matches!(
+            contender.renew(fence, soon()).unwrap(),
+            Renewal::Lost(_)
+        ));
+        let again = granted(&mut *contender, OnRefusal::Enqueue);
+        assert!(again.owner.fence() > fence);
+        assert_eq!(line(&reader, &mutex).len(), 1);
+    });
+}
+
+/// A lease that the server would cut short is no lease: the limit is named.
+#[test]
+fn a_server_that_grants_a_shorter_session_is_refused() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start_with(&["maxSessionTimeout=2000"], &[]);
+        let long = factory(server.addr(), Duration::from_secs(20));
+        let error = long_seat(&long, "m", "a")
+            .acquire(OnRefusal::Leave, soon())
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+        assert!(error.to_string().contains("2s at most"), "{error}");
+        let fits = factory(server.addr(), Duration::from_secs(2));
+        granted(&mut *long_seat(&fits, "m", "a"), OnRefusal::Leave);
+        // The sessions that were refused were closed at once: each attempt leaves none behind.
+        drop(long);
+        wait_until(PATIENCE, "one session is left", || {
+            let dump = server.four_letter("dump").unwrap();
+            dump.lines().filter(|line| line.starts_with("0x")).count() <= 1
+        });
+    });
+}
+
+/// review/zk.md 11: with a digest the first user made `/simba` itself its own.
+#[test]
+fn two_users_share_the_root_and_not_the_mutex() {
+    within(HANG, || {
+        let chroot = format!("/{}", name("users"));
+        let user = |user: &str| {
+            builder(SERVER.addr(), LONG)
+                .chroot(&chroot)
+                .digest(user, "s3cret")
+                .build()
+                .unwrap()
+        };
+        let (one, two) = (user("one"), user("two"));
+        granted(&mut *long_seat(&one, "ones", "a"), OnRefusal::Leave);
+        granted(&mut *long_seat(&two, "twos", "a"), OnRefusal::Leave);
+        let error = long_seat(&two, "ones", "b")
+            .acquire(OnRefusal::Leave, soon())
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    });
+}
