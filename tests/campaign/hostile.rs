@@ -308,7 +308,65 @@ fn strange_values_in_redis_keys_are_errors_or_nothing() {
     });
 }
 
-/// URLs, durations and names, from random pieces and random bytes.
+/// What stands in a row that somebody else writes to.
+#[test]
+fn strange_values_in_rows_are_errors_or_nothing() {
+    within(LIMIT, || {
+        let panics = Panics::watch();
+        let before = rss_kib(std::process::id());
+        let server = MariaDbServer::start();
+        let url = server.create_database("d");
+        let url = format!("{url}?ttl=1s&transition=500ms&poll_interval=100ms&create_table=true");
+        let factory = contend::connect(&url).unwrap();
+        drop(factory.locker("row").build().unwrap().lock().unwrap());
+        let full: String = (0..210)
+            .map(|token| format!(":{}", 100_000_000_000_000_000_u64 + token))
+            .collect();
+        let fixed = [
+            ("waiters", "'x'"),
+            ("waiters", "':'"),
+            ("waiters", "'::::::'"),
+            ("waiters", "':000000000000000000'"),
+            ("waiters", "':12345678901234567'"),
+            ("waiters", "REPEAT('9', 3990)"),
+            ("waiters", &format!("'{full}'")),
+            ("owner_id", "'~'"),
+            ("owner_id", "'~x'"),
+            ("owner_id", "'~999999999999999999'"),
+            ("owner_id", "REPEAT('\u{e9}', 128)"),
+            ("version", "4294967295"),
+            ("ttl_at", "18446744073709551615"),
+            ("run_at", "18446744073709551615"),
+            ("acquired_at", "18446744073709551615"),
+        ]
+        .map(|(column, value)| (column, value.to_owned()));
+        let mut random = StdRng::seed_from_u64(0x2035);
+        let noise = (0..30).map(|_| {
+            let length = random.random_range(1..200);
+            let letter = || char::from(b":~0123456789x"[random.random_range(0..13)]);
+            let text: String = std::iter::repeat_with(letter).take(length).collect();
+            ("waiters", format!("'{text}'"))
+        });
+        for (number, (column, value)) in fixed.into_iter().chain(noise).enumerate() {
+            let mutex = format!("strange-{number}");
+            server.sql(&format!(
+                "INSERT INTO d.simba_mutex (mutex, acquired_at, ttl_at, transition_at, owner_id, version) \
+                 VALUES ('{mutex}', 0, 0, UNIX_TIMESTAMP(NOW(3)) * 1000 + 200, 'somebody', 0); \
+                 UPDATE d.simba_mutex SET {column} = {value} WHERE mutex = '{mutex}'"
+            ));
+            let _ = factory.owner(&mutex);
+            let _ = factory.participants(&mutex);
+            let _ = factory.list();
+            let locker = factory.locker(&mutex).build().unwrap();
+            wait_until(Duration::from_secs(30), "it is locked in the end", || {
+                locker.try_lock_for(Duration::from_secs(2)).is_ok()
+            });
+        }
+        calm(&panics, before);
+    });
+}
+
+/// URLs, durations, times of day and names, from random pieces and random bytes.
 #[test]
 fn no_text_makes_a_parser_panic() {
     let panics = Panics::watch();
@@ -365,6 +423,10 @@ fn no_text_makes_a_parser_panic() {
         "inf",
         "1e9",
         ".5s",
+        "02:30",
+        "24:00",
+        "+02:00",
+        "Europe",
     ];
     let mut accepted = 0;
     for _ in 0..20_000 {
@@ -377,6 +439,9 @@ fn no_text_makes_a_parser_panic() {
             }
         }
         accepted += usize::from(contend::parse_duration(&text).is_ok());
+        let _ = contend::Schedule::daily_at(&text, "UTC");
+        let _ = contend::Schedule::daily_at("02:30", &text);
+        let _ = text.parse::<contend::Lease>();
         // No factory is kept: one has threads.
         if !text.starts_with("memory") {
             drop(contend::connect(&text));

@@ -23,6 +23,7 @@ mod register;
 mod secrets;
 mod soak;
 mod stage;
+mod tls;
 
 use std::fs::OpenOptions;
 use std::io::Write;

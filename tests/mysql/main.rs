@@ -13,8 +13,6 @@ mod mysql_ground;
 mod one_server;
 mod stress;
 mod table;
-#[cfg(feature = "tls")]
-mod tls;
 #[path = "../tool/mod.rs"]
 mod tool;
 mod waiting;

@@ -22,8 +22,6 @@ mod peer;
 mod restored;
 mod settings;
 mod storm;
-#[cfg(feature = "tls")]
-mod tls;
 mod tolerance;
 #[path = "../zk_support/mod.rs"]
 mod zk_support;

@@ -151,7 +151,14 @@ impl Server {
             ));
         }
         if cert.is_some() != key.is_some() {
-            return Err(Error::invalid("tls_cert and tls_key come together"));
+            return Err(Error::invalid("tls_cert and tls_key go together"));
+        }
+        for (what, file) in [("tls_ca", ca), ("tls_cert", cert), ("tls_key", key)] {
+            if let Some(file) = file {
+                std::fs::File::open(file).map_err(|error| {
+                    Error::invalid(format!("{what}: cannot read {}: {error}", file.display()))
+                })?;
+            }
         }
         if *required && matches!(self.address, Address::Socket(_)) {
             return Err(Error::invalid(

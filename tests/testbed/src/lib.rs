@@ -21,6 +21,7 @@
 //! - It panics instead of returning errors: in a test a panic is the verdict.
 
 mod binary;
+mod certificates;
 mod cpu_load;
 mod mariadb;
 mod port;
@@ -39,6 +40,7 @@ mod watchdog;
 mod zookeeper;
 mod zookeeper_ensemble;
 
+pub use certificates::Certificates;
 pub use cpu_load::{CpuLoad, cpu_load};
 pub use mariadb::MariaDbServer;
 pub use port::Port;
