@@ -131,7 +131,15 @@ impl Ground {
                     (Fault::Revoke, 2),
                 ],
             ]),
-            Ground::Zk => concat(&[NETWORK, &[(Fault::ServerKill, 1), (Fault::ServerPause, 2)]]),
+            Ground::Zk => concat(&[
+                NETWORK,
+                &[
+                    (Fault::ServerKill, 1),
+                    (Fault::ServerPause, 2),
+                    // Deletes the node, as an operator would.
+                    (Fault::Revoke, 2),
+                ],
+            ]),
             Ground::ZkEnsemble => concat(&[
                 NETWORK,
                 &[
