@@ -38,6 +38,10 @@ pub(super) struct RedisContender {
     place: Vec<u8>,
     /// Whether the server may have us in the queue.
     queued: bool,
+    /// An early acquire was sent, and what became of it is not known: we may own.
+    unsettled: bool,
+    /// Whether the subscription could not follow the mutex to another server.
+    deaf: bool,
 }
 
 impl RedisContender {
@@ -77,6 +81,8 @@ impl RedisContender {
             subscription: Subscription::of_contender(&keys, id),
             place: b"0".to_vec(),
             queued: false,
+            unsettled: false,
+            deaf: false,
             shared: Arc::clone(shared),
             contender: contender.clone(),
             keys,
@@ -86,9 +92,10 @@ impl RedisContender {
     /// Asks to become the owner. With the reply: until when to believe it, where that does not count from
     /// this call.
     fn ask(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<(Reply, Option<Moment>)> {
-        if let Some((early, server)) = self.subscription.take_early() {
+        if let Some(early) = self.subscription.take_early() {
+            self.unsettled = true;
             let until = early.until;
-            let reply = early.finish(server, by);
+            let reply = early.finish(by);
             if let Some(value) = self.shared.deployment.settle(reply)? {
                 let reply = Reply::read(value)?;
                 if reply.outcome >= 0 {
@@ -99,7 +106,7 @@ impl RedisContender {
         let call = match on_refusal {
             OnRefusal::Leave => &mut self.leave,
             OnRefusal::Enqueue => {
-                self.subscription.follow(&self.shared, by)?;
+                self.deaf = self.subscription.follow(&self.shared, by).is_err();
                 self.queued = true;
                 self.enqueue.set(&[&self.place])
             }
@@ -127,27 +134,33 @@ impl RedisContender {
             if !place.is_empty() {
                 self.place = place;
             }
-            let lease = self.contender.lease;
             self.enqueue.set(&[&self.place]);
-            self.subscription.order(&self.enqueue, lease);
+            (self.subscription).prepare(&self.enqueue, self.contender.lease);
         }
-        let left = reply.left()?.unwrap_or(self.contender.lease.total());
+        let lease = self.contender.lease;
+        let mut retry_in = reply.left()?.unwrap_or(lease.total()) + TICK;
+        if self.deaf {
+            retry_in = retry_in.min(lease.call_budget());
+        }
         Ok(Attempt::Refused(Refusal {
-            owner: reply.owner(self.contender.lease)?,
-            retry_in: left + TICK,
+            owner: reply.owner(lease)?,
+            retry_in,
         }))
     }
 
     /// Whoever leaves just when its turn has come may own without knowing it.
     fn give_up_turn(&mut self, by: Moment) -> Result<()> {
-        if !self.subscription.cancel() {
+        self.unsettled |= self.subscription.is_sent();
+        if !self.unsettled {
             return Ok(());
         }
         // Without an answer in half the time, it is asked once more: what there is of it is adopted.
         let attempt = self.acquire(OnRefusal::Leave, by - by.remaining() / 2);
         let attempt = attempt.or_else(|_| self.acquire(OnRefusal::Leave, by));
         if let Attempt::Granted(grant) = attempt? {
+            self.unsettled = true;
             self.release(grant.owner.fence(), by)?;
+            self.unsettled = false;
         }
         Ok(())
     }
@@ -162,6 +175,7 @@ impl RawContender for RedisContender {
         // From here on, and not from the refusal on: a message may come in between.
         self.subscription.set_role(Role::Waiting);
         let (mut reply, until) = self.ask(on_refusal, by)?;
+        self.unsettled = false;
         match u64::try_from(reply.outcome) {
             Ok(0) => self.refused(on_refusal, &mut reply),
             Ok(fence) => {
@@ -182,7 +196,6 @@ impl RawContender for RedisContender {
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
         self.renew.set_fence(fence);
-        let half = by - by.remaining() / 2;
         let deployment = &self.shared.deployment;
         let value = deployment.call(self.keys.slot, &mut self.renew, Lane::Owner, by)?;
         let reply = Reply::read(value)?;
@@ -191,11 +204,8 @@ impl RawContender for RedisContender {
             return Ok(Renewal::Lost(reply.owner(self.contender.lease)?));
         }
         self.subscription.set_role(Role::Owning);
-        // An owner has no need to hear anything now: it may fail, and must not use up the time in
-        // which the renewal counts.
-        if Moment::now() < half {
-            let _ = self.subscription.follow(&self.shared, half);
-        }
+        // An owner has no need to hear anything now: it may fail.
+        let _ = self.subscription.follow(&self.shared, by);
         let owner = reply.granted(&self.contender.id, fence, self.contender.lease);
         Ok(Renewal::Renewed(Grant { owner, until: None }))
     }

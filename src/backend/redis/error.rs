@@ -117,18 +117,26 @@ fn said(error: &RedisError) -> String {
         (Kind::Parse, ..) => "the answer is not Redis's".to_owned(),
         _ => error.to_string(),
     };
-    // What follows names a place inside a script.
+    // What follows names a place inside a script, or repeats the arguments, where any word may stand.
     let text = text.split(" script: ").next().unwrap_or_default();
+    let text = text
+        .split(", with args beginning")
+        .next()
+        .unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn judge(error: &RedisError, text: &str) -> (ErrorKind, &'static str) {
     let says = |word: &str| text.contains(word);
     match error.kind() {
-        Kind::Io if says("certificate") || says("Certificate") || says("handshake") => (
+        Kind::Io if says("certificate") || says("Certificate") || says("fatal alert") => (
             ErrorKind::Misconfigured,
             "; check tls, tls_ca, tls_cert and tls_key",
         ),
+        // A server that restarts closes a connection in its handshake, too.
+        Kind::Io if says("handshake") || says("corrupt message") => {
+            (ErrorKind::Unreachable, "; does this port speak TLS?")
+        }
         Kind::Io => (ErrorKind::Unreachable, ""),
         kind if kind == Kind::Server(ServerErrorKind::ReadOnly) || says("READONLY") => (
             ErrorKind::Unavailable,

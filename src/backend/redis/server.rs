@@ -11,8 +11,8 @@ use super::cluster::Cluster;
 use super::connection::{Connection, Connector, Opener, Target};
 use super::error::Failure;
 use super::script::{Call, command, server_ms};
-use super::subscriber::{Next, Subscriber};
-use super::subscription::{Channel, Listener};
+use super::subscriber::Subscriber;
+use super::subscription::{Channel, Recipient};
 use crate::backend::{PoolUse, Wakeups};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -45,8 +45,8 @@ pub(super) struct Server {
     // Ended in this order: the reader is woken through the pool.
     subscriber: Subscriber,
     pool: Pool<Opener>,
-    /// The command that wakes the subscriber.
-    poke: Vec<u8>,
+    /// The command that wakes the thread that reads messages: it has something to send.
+    wake_reader: Vec<u8>,
     /// The server's clock less ours, in milliseconds; `i64::MIN` until a reply told.
     skew: AtomicI64,
 }
@@ -55,7 +55,7 @@ impl Server {
     pub(super) fn new(
         settings: &ServerSettings,
         target: Target,
-        on_trouble: Box<dyn Fn() + Send + Sync>,
+        on_error: Box<dyn Fn() + Send + Sync>,
     ) -> Result<Server> {
         let target = Arc::new(target);
         // No brace in it, so it is nobody else's; random, so it is no other factory's.
@@ -79,8 +79,8 @@ impl Server {
             },
         )?;
         Ok(Server {
-            poke: command(&[b"PUBLISH", control.as_bytes(), b""]),
-            subscriber: Subscriber::new(&settings.connector, &target, control, on_trouble),
+            wake_reader: command(&[b"PUBLISH", control.as_bytes(), b""]),
+            subscriber: Subscriber::new(&settings.connector, &target, &control, on_error),
             target,
             pool,
             skew: AtomicI64::new(i64::MIN),
@@ -229,20 +229,24 @@ impl Server {
     pub(super) fn subscribe(
         &self,
         channels: &[(Vec<u8>, Channel)],
-        listener: &Arc<Listener>,
+        recipient: &Arc<Recipient>,
         by: Moment,
     ) -> Result<()> {
-        if self.subscriber.add(channels, listener)? == Next::Poke
-            && let Err(error) = self.poke(by)
-        {
-            self.subscriber.not_poked();
-            return Err(error);
+        if self.subscriber.add(channels, recipient)? {
+            let woken = self.retried(Lane::Other, by, |connection| {
+                connection.send(&self.wake_reader, by)?;
+                connection.receive(by)
+            });
+            if let Err(failure) = woken {
+                self.subscriber.not_woken();
+                return Err(failure.into_error());
+            }
         }
-        self.subscriber.acknowledged(channels, listener, by)
+        self.subscriber.acknowledged(channels, recipient, by)
     }
 
-    pub(super) fn unsubscribe(&self, channels: &[(Vec<u8>, Channel)], listener: &Arc<Listener>) {
-        self.subscriber.remove(channels, listener);
+    pub(super) fn unsubscribe(&self, channels: &[(Vec<u8>, Channel)], recipient: &Arc<Recipient>) {
+        self.subscriber.remove(channels, recipient);
     }
 
     pub(super) fn wake_all(&self) {
@@ -259,16 +263,6 @@ impl Server {
 
     pub(super) fn wakeups(&self) -> Wakeups {
         self.subscriber.condition()
-    }
-
-    /// Wakes the subscriber: it has something to send.
-    fn poke(&self, by: Moment) -> Result<()> {
-        self.retried(Lane::Other, by, |connection| {
-            connection.send(&self.poke, by)?;
-            connection.receive(by)
-        })
-        .map(|_| ())
-        .map_err(Failure::into_error)
     }
 
     fn set_deadline(&self, call: &mut Call, deadline: Moment) {
@@ -297,7 +291,7 @@ impl Drop for Server {
         if self.subscriber.close() {
             // Without it, the reader ends at its next heartbeat. The reply is of no interest.
             if let Some(mut connection) = self.pool.try_checkout(Lane::Owner) {
-                let _ = connection.send(&self.poke, deadline);
+                let _ = connection.send(&self.wake_reader, deadline);
             }
             self.subscriber.join(deadline);
         }
