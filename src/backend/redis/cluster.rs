@@ -12,7 +12,7 @@ use ::redis::{ConnectionLike, ProtocolVersion, Value};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::connection::{Address, Target};
-use super::error::{Failure, read};
+use super::error::{CallError, CallResult, read};
 use super::keys::SLOTS;
 use super::script::{Call, command};
 use super::server::{Server, ServerSettings, unavailable};
@@ -149,29 +149,31 @@ impl Cluster {
         call: &mut Call,
         lane: Lane,
         by: Moment,
-    ) -> std::result::Result<(Value, bool), Failure> {
-        let mut server = self.server(slot, by).map_err(Failure::Other)?;
+    ) -> CallResult<(Value, bool)> {
+        let mut server = self.server(slot, by).map_err(CallError::Other)?;
         let mut asking = false;
         for _ in 0..HOPS {
             match server.call(call, lane, asking, by) {
                 // Nothing was done there: it is safe to ask elsewhere.
-                Err(Failure::Moved(to)) => {
+                Err(CallError::Moved(to)) => {
                     asking = false;
                     server = match to {
                         Some(address) => self.map.moved(slot, address),
                         None => self.look_again(by).and_then(|()| self.server(slot, by)),
                     }
-                    .map_err(Failure::Other)?;
+                    .map_err(CallError::Other)?;
                 }
-                Err(Failure::Ask(address)) => {
+                Err(CallError::Ask(address)) => {
                     asking = true;
-                    server = self.map.at(address).map_err(Failure::Other)?;
+                    server = self.map.at(address).map_err(CallError::Other)?;
                 }
-                Err(Failure::ClusterDown(error)) => {
+                Err(CallError::ClusterDown(error)) => {
                     self.suspect(Some(&server));
-                    return Err(Failure::ClusterDown(error));
+                    return Err(CallError::ClusterDown(error));
                 }
-                Err(failure @ (Failure::Closed(_) | Failure::ReadOnly(_) | Failure::Other(_))) => {
+                Err(
+                    failure @ (CallError::Closed(_) | CallError::ReadOnly(_) | CallError::Other(_)),
+                ) => {
                     // The node may have been replaced.
                     self.suspect(None);
                     return Err(failure);
@@ -179,7 +181,7 @@ impl Cluster {
                 reply => return reply,
             }
         }
-        Err(Failure::Other(unavailable(
+        Err(CallError::Other(unavailable(
             "redis cluster: the nodes do not agree on which of them has the mutex",
         )))
     }

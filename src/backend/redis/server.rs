@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
-use ::redis::{RedisError, Value};
+use ::redis::{RedisError, RedisResult, Value};
 
 use super::cluster::Cluster;
 use super::connection::{Connection, Connector, Opener, Target};
-use super::error::Failure;
+use super::error::{CallError, CallResult};
 use super::script::{Call, command, server_ms};
 use super::subscriber::Subscriber;
 use super::subscription::{Channel, Recipient};
@@ -27,7 +27,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const FAREWELL: Duration = Duration::from_millis(1_100);
 
 /// The pause before a slot of a cluster that is on its way is asked again.
-const TRY_AGAIN: Duration = Duration::from_millis(10);
+pub(super) const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// What all servers of a factory have in common.
 #[derive(Clone, Debug)]
@@ -96,7 +96,7 @@ impl Server {
         lane: Lane,
         asking: bool,
         by: Moment,
-    ) -> std::result::Result<(Value, bool), Failure> {
+    ) -> CallResult<(Value, bool)> {
         self.set_deadline(call, by);
         self.retried(lane, by, |connection| {
             let asked = |connection: &mut Connection| {
@@ -122,35 +122,35 @@ impl Server {
     }
 
     /// Sends a plain command that may be sent twice.
-    pub(super) fn command(
-        &self,
-        words: &[&[u8]],
-        by: Moment,
-    ) -> std::result::Result<Value, Failure> {
-        let packed = command(words);
-        self.retried(Lane::Other, by, |connection| {
-            connection.send(&packed, by)?;
+    pub(super) fn command(&self, words: &[&[u8]], by: Moment) -> CallResult<Value> {
+        self.packed(&command(words), by)
+    }
+
+    fn packed(&self, packed: &[u8], by: Moment) -> CallResult<Value> {
+        let request = |connection: &mut Connection| {
+            connection.send(packed, by)?;
             connection.receive(by)
-        })
-        .map(|(value, _)| value)
+        };
+        self.retried(Lane::Other, by, request)
+            .map(|(value, _)| value)
     }
 
     fn retried(
         &self,
         lane: Lane,
         by: Moment,
-        mut request: impl FnMut(&mut Connection) -> std::result::Result<Value, RedisError>,
-    ) -> std::result::Result<(Value, bool), Failure> {
+        mut request: impl FnMut(&mut Connection) -> RedisResult<Value>,
+    ) -> CallResult<(Value, bool)> {
         let began = Moment::now();
         let mut retried = false;
         loop {
-            let mut connection = self.pool.checkout(lane, by).map_err(Failure::Other)?;
+            let mut connection = self.pool.checkout(lane, by).map_err(CallError::Other)?;
             let fresh = connection.is_opened_since(began);
             let sent = Moment::now();
             match request(&mut connection) {
                 Ok(value) => return Ok((value, retried)),
                 Err(error) => match self.failed(&mut connection, error, sent) {
-                    Failure::Closed(_) if !fresh && !retried => retried = true,
+                    CallError::Closed(_) if !fresh && !retried => retried = true,
                     failure => return Err(failure),
                 },
             }
@@ -158,22 +158,22 @@ impl Server {
     }
 
     /// Reads an error, and does what it means for the connections.
-    fn failed(&self, connection: &mut Connection, error: RedisError, sent: Moment) -> Failure {
-        let failure = Failure::new(error, connection.address(), Moment::now() - sent);
+    fn failed(&self, connection: &mut Connection, error: RedisError, sent: Moment) -> CallError {
+        let failure = CallError::new(error, connection.address(), Moment::now() - sent);
         match &failure {
-            Failure::Closed(error) => {
+            CallError::Closed(error) => {
                 connection.poison();
                 self.pool.lost(error);
                 // The idle ones were closed with it more often than not.
                 self.pool.discard_idle(sent);
             }
-            Failure::ReadOnly(error) => {
+            CallError::ReadOnly(error) => {
                 connection.poison();
                 self.pool.lost(error);
                 self.pool.discard_idle(Moment::now());
                 self.subscriber.reconnect();
             }
-            Failure::Other(error) => match error.kind() {
+            CallError::Other(error) => match error.kind() {
                 ErrorKind::Timeout => self.pool.lost(error),
                 // The next one logs in anew, or is another server's.
                 ErrorKind::Denied | ErrorKind::Misconfigured | ErrorKind::Protocol => {
@@ -198,7 +198,7 @@ impl Server {
         call: &mut Call,
         deadline: Moment,
         by: Moment,
-    ) -> std::result::Result<(), Failure> {
+    ) -> CallResult<()> {
         self.set_deadline(call, deadline);
         let sent = Moment::now();
         connection
@@ -213,7 +213,7 @@ impl Server {
         call: &Call,
         sent: Moment,
         by: Moment,
-    ) -> std::result::Result<Value, Failure> {
+    ) -> CallResult<Value> {
         let reply = match connection.receive(by) {
             Err(error) if is_unknown_script(&error) => connection
                 .send(&call.by_text(), by)
@@ -233,14 +233,10 @@ impl Server {
         by: Moment,
     ) -> Result<()> {
         if self.subscriber.add(channels, recipient)? {
-            let woken = self.retried(Lane::Other, by, |connection| {
-                connection.send(&self.wake_reader, by)?;
-                connection.receive(by)
-            });
-            if let Err(failure) = woken {
+            self.packed(&self.wake_reader, by).map_err(|error| {
                 self.subscriber.not_woken();
-                return Err(failure.into_error());
-            }
+                error.into_error()
+            })?;
         }
         self.subscriber.acknowledged(channels, recipient, by)
     }
@@ -330,7 +326,7 @@ impl Deployment {
         loop {
             match self.call_once(slot, call, lane, by) {
                 Ok((value, _)) => return Ok(value),
-                Err(Failure::TryAgain(error)) => {
+                Err(CallError::TryAgain(error)) => {
                     if by.remaining() < TRY_AGAIN * 2 {
                         return Err(error);
                     }
@@ -348,11 +344,11 @@ impl Deployment {
         call: &mut Call,
         lane: Lane,
         by: Moment,
-    ) -> std::result::Result<(Value, bool), Failure> {
+    ) -> CallResult<(Value, bool)> {
         match self {
             Deployment::One(server) => match server.call(call, lane, false, by) {
                 // The sentinels may know a new master by now, and nothing was done on the old one.
-                Err(Failure::ReadOnly(_)) if matches!(*server.target, Target::Master(_)) => {
+                Err(CallError::ReadOnly(_)) if matches!(*server.target, Target::Master(_)) => {
                     server.call(call, lane, false, by)
                 }
                 reply => reply,
@@ -362,18 +358,15 @@ impl Deployment {
     }
 
     /// Reads what became of an early acquire. `None`: nothing was done there.
-    pub(super) fn settle(
-        &self,
-        reply: std::result::Result<Value, Failure>,
-    ) -> Result<Option<Value>> {
+    pub(super) fn settle(&self, reply: CallResult<Value>) -> Result<Option<Value>> {
         match reply {
             Ok(value) => Ok(Some(value)),
             Err(
-                Failure::Moved(_)
-                | Failure::Ask(_)
-                | Failure::TryAgain(_)
-                | Failure::ReadOnly(_)
-                | Failure::ClusterDown(_),
+                CallError::Moved(_)
+                | CallError::Ask(_)
+                | CallError::TryAgain(_)
+                | CallError::ReadOnly(_)
+                | CallError::ClusterDown(_),
             ) => Ok(None),
             Err(failure) => {
                 if let Deployment::Cluster(cluster) = self {

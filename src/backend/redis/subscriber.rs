@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{ProtocolVersion, PushKind, RedisError, Value};
+use ::redis::{ProtocolVersion, PushKind, RedisResult, Value};
 use parking_lot::{Condvar, Mutex};
 
 use super::connection::{Connector, Target, late};
@@ -310,7 +310,7 @@ impl PushConnection<'_> {
     }
 
     /// Reads until the end of the connection or of the factory. `heard`: the server acknowledged.
-    fn run(&mut self, heard: &mut bool) -> std::result::Result<(), RedisError> {
+    fn run(&mut self, heard: &mut bool) -> RedisResult<()> {
         {
             let mut routes = self.reader.routes.lock();
             routes.live = true;
@@ -345,7 +345,7 @@ impl PushConnection<'_> {
     }
 
     /// Sends what was queued. `false`: this connection is to end.
-    fn send_news(&mut self) -> std::result::Result<bool, RedisError> {
+    fn send_news(&mut self) -> RedisResult<bool> {
         let (fresh, stale) = {
             let mut routes = self.reader.routes.lock();
             if routes.closed || routes.outdated {
@@ -372,7 +372,7 @@ impl PushConnection<'_> {
         Ok(true)
     }
 
-    fn send(&mut self, verb: &[u8], channels: &[Vec<u8>]) -> std::result::Result<(), RedisError> {
+    fn send(&mut self, verb: &[u8], channels: &[Vec<u8>]) -> RedisResult<()> {
         for some in channels.chunks(500) {
             let mut arguments = vec![verb];
             arguments.extend(some.iter().map(Vec::as_slice));
@@ -400,7 +400,7 @@ impl PushConnection<'_> {
     }
 
     /// After a silence: asks for a sign of life, or gives up if one was asked for in vain.
-    fn listen_for_life(&mut self) -> std::result::Result<(), RedisError> {
+    fn listen_for_life(&mut self) -> RedisResult<()> {
         let now = Moment::now();
         if self.asked_at > self.heard_at {
             if now - self.asked_at >= HEARTBEAT {
@@ -414,7 +414,7 @@ impl PushConnection<'_> {
 
     /// Subscribes (again) to the control channel, after `fresh`. Not PING: its reply is no push, and the
     /// driver swallows replies, refusals too, of which it thinks that nobody waits for them any more.
-    fn ask(&mut self, fresh: Vec<Vec<u8>>) -> std::result::Result<(), RedisError> {
+    fn ask(&mut self, fresh: Vec<Vec<u8>>) -> RedisResult<()> {
         self.asked_at = Moment::now();
         self.asked.push_back(fresh);
         self.driver

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Shared;
+use super::Common;
 use super::connection::Opener;
-use super::error::Failure;
+use super::error::CallResult;
 use super::keys::Keys;
 use super::script::Call;
 use super::server::Server;
@@ -193,7 +193,7 @@ pub(super) struct EarlyAcquire {
 }
 
 impl EarlyAcquire {
-    pub(super) fn finish(mut self, by: Moment) -> std::result::Result<::redis::Value, Failure> {
+    pub(super) fn finish(mut self, by: Moment) -> CallResult<::redis::Value> {
         (self.server).finish_early(&mut self.checkout, &self.call, self.sent, by)
     }
 }
@@ -238,29 +238,29 @@ impl Subscription {
     /// Returns once `unparker` is unparked by every message that matters.
     pub(super) fn listen(
         &mut self,
-        shared: &Shared,
+        common: &Common,
         unparker: &Unparker,
         by: Moment,
     ) -> Result<()> {
         if let Some(attached) = &self.attached
             && attached.recipient.unparker.same(unparker)
         {
-            return self.follow(shared, by);
+            return self.follow(common, by);
         }
         self.attached = None;
         let recipient = Arc::new(Recipient::new(&self.id, unparker, self.role));
-        let server = shared.server(self.slot, by)?;
+        let server = common.server(self.slot, by)?;
         self.attach(server, recipient, by)
     }
 
     /// Listens on the server that has the mutex now, which in a cluster may not be the one it was. Takes at
     /// most half of the time: the rest is for what comes after it.
-    pub(super) fn follow(&mut self, shared: &Shared, by: Moment) -> Result<()> {
+    pub(super) fn follow(&mut self, common: &Common, by: Moment) -> Result<()> {
         if let Some(attached) = &self.attached
-            && shared.is_cluster()
+            && common.is_cluster()
         {
             let half = by - by.remaining() / 2;
-            let server = shared.server(self.slot, half)?;
+            let server = common.server(self.slot, half)?;
             if !Arc::ptr_eq(&server, &attached.server) {
                 let recipient = Arc::clone(&attached.recipient);
                 return self.attach(server, recipient, half);
