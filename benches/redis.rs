@@ -1,16 +1,22 @@
 //! Redis, beside *bare*: `EVALSHA` of the very same scripts (`lua/`), in the same order, on plain
 //! connections of the driver; and beside *floor*: `SET NX PX` and a compare-and-delete script, which exclude,
 //! and do nothing else.
+//!
+//! Beside criterion's statistics it prints what the issue asks for, line by line: medians, 99th percentiles and
+//! ratios of one recording, the server's own time, and the runs of eight contenders.
 #![allow(missing_docs)]
 
 mod common;
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::LazyLock;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use common::eight::{Cycle, contended_8, lockers};
+use common::eight::{Cycle, contended_8, lockers, together};
 use common::hand_off::{Lockers, Services, Waiter, asleep};
-use common::{beside, in_turns, timed};
+use common::{Tape, beside, in_turns, print_beside, timed};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, Renewal};
 use contend::{Factory, Lease, Moment};
 use criterion::Criterion;
@@ -22,6 +28,7 @@ static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
 fn main() {
     let mut criterion = common::criterion();
     lock_cycle(&mut criterion);
+    lock_cycle_far(&mut criterion);
     renew(&mut criterion);
     hand_off(&mut criterion);
     contended(&mut criterion);
@@ -30,39 +37,104 @@ fn main() {
 }
 
 fn lock_cycle(criterion: &mut Criterion) {
-    beside(
-        criterion,
-        "redis",
-        "lock_cycle",
-        ["bare", "contend", "floor"],
-        |budget| {
-            let mut bare = Bare::at("bare", "0:1@127.0.0.1");
-            let mut floor = Floor::new();
-            let locker = factory().locker("ours").build().unwrap();
-            in_turns(
-                budget,
-                20,
-                [
-                    &mut || timed(|| bare.cycle()),
-                    &mut || timed(|| drop(locker.lock().unwrap())),
-                    &mut || timed(|| floor.cycle()),
-                ],
-            )
-        },
-    );
-    server_time();
+    beside(criterion, "redis", "lock_cycle", CYCLE, |budget| {
+        let tapes = cycles(budget, SERVER.addr());
+        print_beside("redis/lock_cycle", CYCLE, &tapes, 2);
+        server_time();
+        tapes
+    });
+}
+
+const CYCLE: [&str; 3] = ["bare", "contend", "floor"];
+
+fn cycles(budget: common::Budget, server: SocketAddr) -> [Tape; 3] {
+    let mut bare = Bare::on(plain_to(server), "bare", "0:1@127.0.0.1");
+    let mut floor = Floor::new(server);
+    let factory = contend::connect(&format!("redis://{server}")).unwrap();
+    let locker = factory.locker("ours").build().unwrap();
+    in_turns(
+        budget,
+        20,
+        [
+            &mut || timed(|| bare.cycle()),
+            &mut || timed(|| drop(locker.lock().unwrap())),
+            &mut || timed(|| floor.cycle()),
+        ],
+    )
+}
+
+/// The same through a proxy that makes a round trip take 200 us.
+fn lock_cycle_far(criterion: &mut Criterion) {
+    beside(criterion, "redis", "lock_cycle_200us", CYCLE, |budget| {
+        let near = round_trip(far_away(Duration::ZERO));
+        let each_way = Duration::from_micros(200).saturating_sub(near) / 2;
+        let far = far_away(each_way);
+        println!(
+            "redis/lock_cycle_200us: a round trip takes {:?}",
+            round_trip(far)
+        );
+        let tapes = cycles(budget, far);
+        print_beside("redis/lock_cycle_200us", CYCLE, &tapes, 2);
+        tapes
+    });
+}
+
+/// A proxy to the server that delivers every byte so much later. It spins: a sleep is not that exact.
+fn far_away(each_way: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let pass = move |mut from: TcpStream, mut to: TcpStream| {
+        let mut bytes = [0; 4096];
+        while let Ok(read @ 1..) = from.read(&mut bytes) {
+            let began = Instant::now();
+            while began.elapsed() < each_way {
+                std::hint::spin_loop();
+            }
+            if to.write_all(&bytes[..read]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Both);
+    };
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let client = client.unwrap();
+            let server = TcpStream::connect(SERVER.addr()).unwrap();
+            for stream in [&client, &server] {
+                stream.set_nodelay(true).unwrap();
+            }
+            let (back, forth) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            thread::spawn(move || pass(client, forth));
+            thread::spawn(move || pass(server, back));
+        }
+    });
+    address
+}
+
+/// The median of some PINGs.
+fn round_trip(server: SocketAddr) -> Duration {
+    let mut connection = plain_to(server);
+    let mut took: Vec<_> = (0..200)
+        .map(|_| timed(|| redis::cmd("PING").exec(&mut connection).unwrap()))
+        .collect();
+    took.sort();
+    took[took.len() / 2]
 }
 
 /// Prints what the server itself spends on a cycle, by its own count: steady on a busy machine, too.
 fn server_time() {
-    const CYCLES: u32 = 20_000;
+    let cycles: u32 = if std::env::args().any(|it| it == "--test") {
+        100
+    } else {
+        20_000
+    };
     let mut operator = plain();
     let mut evalsha = |work: &mut dyn FnMut()| {
         redis::cmd("CONFIG")
             .arg("RESETSTAT")
             .exec(&mut operator)
             .unwrap();
-        for _ in 0..CYCLES {
+        for _ in 0..cycles {
             work();
         }
         let stats: String = (redis::cmd("INFO").arg("commandstats"))
@@ -79,10 +151,10 @@ fn server_time() {
                     .parse::<f64>()
                     .ok()
             });
-        usec.unwrap_or_default() / f64::from(CYCLES)
+        usec.unwrap_or_default() / f64::from(cycles)
     };
     let locker = factory().locker("server-time").build().unwrap();
-    let mut floor = Floor::new();
+    let mut floor = Floor::new(SERVER.addr());
     let ours = evalsha(&mut || drop(locker.lock().unwrap()));
     let least = evalsha(&mut || floor.cycle());
     println!(
@@ -130,7 +202,7 @@ fn hand_off(criterion: &mut Criterion) {
         let mut lockers = Lockers::new(&factory, "lockers");
         let mut services = Services::new(&factory, "services");
         let mut operator = plain();
-        in_turns(
+        let tapes = in_turns(
             budget,
             1,
             [
@@ -138,7 +210,9 @@ fn hand_off(criterion: &mut Criterion) {
                 &mut || lockers.hand_off(|| queued(&mut operator, "lockers", "b")),
                 &mut || services.hand_off(),
             ],
-        )
+        );
+        print_beside("redis/handoff", sides, &tapes, 0);
+        tapes
     });
 }
 
@@ -152,12 +226,60 @@ fn contended(criterion: &mut Criterion) {
             Box::new(move || bare.cycle())
         };
         let ours = lockers(factory());
-        contended_8(
+        let tapes = contended_8(
             "redis",
             budget,
             [(1, &alone), (8, &plain_contender), (8, &ours)],
-        )
+        );
+        eight_by_run(budget.smoke);
+        tapes
     });
+}
+
+/// Prints locks per second of eight lockers beside those of eight bare contenders, run by run, half a second
+/// of the one and half a second of the other in turns. `CONTEND_BENCH_RUNS` is their number.
+fn eight_by_run(smoke: bool) {
+    let number = |name, default| -> usize {
+        let text: Option<String> = std::env::var(name).ok();
+        text.map_or(default, |text| text.parse().unwrap())
+    };
+    let runs = number("CONTEND_BENCH_RUNS", if smoke { 1 } else { 10 });
+    let turn = Duration::from_millis(if smoke { 20 } else { 500 });
+    let ours = lockers(factory());
+    let mut ratios = Vec::new();
+    for run in 0..runs {
+        let mut had = [[0_u64; 8]; 2];
+        for slice in 0..6 {
+            let side = slice % 2;
+            let make: common::eight::Make<'_> = if side == 0 { &plain_contender } else { &ours };
+            let (counts, _) = together(8, make, &format!("run-{run}-{slice}"), turn);
+            for (all, one) in had[side].iter_mut().zip(counts) {
+                *all += one;
+            }
+        }
+        let [bare, ours] = had.map(|had| had.iter().sum::<u64>() as f64);
+        let spread = |had: &[u64; 8]| {
+            let (least, most) = (had.iter().min().unwrap(), had.iter().max().unwrap());
+            *most as f64 / (*least).max(1) as f64
+        };
+        let ratio = ours / bare.max(1.0);
+        let seconds = turn.as_secs_f64() * 3.0;
+        println!(
+            "redis/eight: run {run}: bare {:.0}/s (max/min {:.3}), contend {:.0}/s (max/min {:.3}), ratio {ratio:.2}",
+            bare / seconds,
+            spread(&had[0]),
+            ours / seconds,
+            spread(&had[1]),
+        );
+        ratios.push(ratio);
+    }
+    ratios.sort_by(f64::total_cmp);
+    println!(
+        "redis/eight: {runs} runs: ratio {:.2} to {:.2}, median {:.2}",
+        ratios[0],
+        ratios[runs - 1],
+        ratios[runs / 2]
+    );
 }
 
 /// Queues, waits for its message, acquires, releases.
@@ -201,11 +323,15 @@ struct Bare {
 
 impl Bare {
     fn at(mutex: &str, id: &str) -> Bare {
+        Bare::on(plain(), mutex, id)
+    }
+
+    fn on(connection: Connection, mutex: &str, id: &str) -> Bare {
         const HAND_OVER: &str = include_str!("../lua/hand_over.lua");
         let script = |text: &str| Script::new(&text.replace("--@hand_over\n", HAND_OVER));
         let key = format!("simba:{{{mutex}}}");
         Bare {
-            connection: plain(),
+            connection,
             acquire: script(include_str!("../lua/acquire.lua")),
             renew: script(include_str!("../lua/renew.lua")),
             release: script(include_str!("../lua/release.lua")),
@@ -268,9 +394,9 @@ struct Floor {
 }
 
 impl Floor {
-    fn new() -> Floor {
+    fn new(server: SocketAddr) -> Floor {
         Floor {
-            connection: plain(),
+            connection: plain_to(server),
             delete: Script::new(
                 "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0",
             ),
@@ -344,7 +470,11 @@ fn queued(operator: &mut Connection, mutex: &str, id: &str) {
 }
 
 fn plain() -> Connection {
-    let info = redis::IntoConnectionInfo::into_connection_info(SERVER.url())
+    plain_to(SERVER.addr())
+}
+
+fn plain_to(server: SocketAddr) -> Connection {
+    let info = redis::IntoConnectionInfo::into_connection_info(format!("redis://{server}"))
         .unwrap()
         .set_tcp_settings(redis::io::tcp::TcpSettings::default().set_nodelay(true));
     redis::Client::open(info).unwrap().get_connection().unwrap()

@@ -33,8 +33,11 @@ local owner, term = seen[1], seen[2]
 local left = 0
 if owner and owner ~= id then
   left = call('PTTL', mutex)
-  if term == '0' and left > tonumber(ARGV[3]) then
-    owner = nil -- the clock was set back: no hand-over lies further ahead than the claim time
+  local claim = tonumber(ARGV[3])
+  if term == '0' and left > claim and call('PTTL', token) > claim then
+    -- The clock was set back: no hand-over lies further ahead than the claim time. Both keys, because a token
+    -- that outlived its mutex (an operator's DEL, a migration) says nothing about the owner after it.
+    owner = nil
   end
 end
 if not owner and call('EXISTS', queue) == 1 then

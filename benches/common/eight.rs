@@ -70,7 +70,8 @@ pub fn contended_8<const N: usize>(
     tapes
 }
 
-fn together(count: usize, make: Make<'_>, mutex: &str, turn: Duration) -> (Vec<u64>, Duration) {
+/// Lets `count` contenders cycle for `turn`, and returns how often each of them did, and in what time.
+pub fn together(count: usize, make: Make<'_>, mutex: &str, turn: Duration) -> (Vec<u64>, Duration) {
     let counting = Arc::new(AtomicBool::new(false));
     let over = Arc::new(AtomicBool::new(false));
     let start = Arc::new(Barrier::new(count + 1));

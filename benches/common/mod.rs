@@ -69,6 +69,19 @@ impl Tape {
             .push((before + operations as f64, nanos + took.as_nanos() as f64));
     }
 
+    /// How long the operation took that so many of all, from 0 to 1, did not outlast, in microseconds.
+    pub fn quantile(&self, part: f64) -> f64 {
+        let starts = std::iter::once(&(0.0, 0.0)).chain(&self.marks);
+        let mut took: Vec<f64> = (starts.zip(&self.marks))
+            .map(|(start, end)| (end.1 - start.1) / (end.0 - start.0).max(1.0) / 1000.0)
+            .collect();
+        took.sort_by(f64::total_cmp);
+        let at = (part * took.len() as f64) as usize;
+        took.get(at.min(took.len().saturating_sub(1)))
+            .copied()
+            .unwrap_or_default()
+    }
+
     fn length(&self) -> (f64, f64) {
         self.marks.last().copied().unwrap_or_default()
     }
@@ -195,6 +208,24 @@ pub fn in_turns<const N: usize>(budget: Budget, block: usize, sides: [Side<'_>; 
         if !budget.lasts(began) {
             return tapes;
         }
+    }
+}
+
+/// Prints the median and the 99th percentile of each side, and the ratio of the medians to that of `base`.
+pub fn print_beside<const N: usize>(
+    operation: &str,
+    sides: [&str; N],
+    tapes: &[Tape; N],
+    base: usize,
+) {
+    let least = tapes[base].quantile(0.5).max(f64::MIN_POSITIVE);
+    for (side, tape) in sides.iter().zip(tapes) {
+        let (p50, p99) = (tape.quantile(0.5), tape.quantile(0.99));
+        println!(
+            "{operation}: {side:<8} p50 {p50:7.1} us  p99 {p99:7.1} us  {:.2} of {}",
+            p50 / least,
+            sides[base]
+        );
     }
 }
 

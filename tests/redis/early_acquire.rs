@@ -160,6 +160,25 @@ fn a_lost_reply_to_it_keeps_nobody_from_withdrawing() {
     });
 }
 
+/// The withdrawal is tried again, and what it could not give back the first time was lost for a lease.
+#[test]
+fn a_withdrawal_that_failed_gives_back_the_next_time_what_was_acquired() {
+    within(HANG, || {
+        let mut pair = Pair::new();
+        pair.hand_over();
+        pair.wait_for("waiter");
+        pair.proxy.refuse();
+        pair.proxy.cut();
+        assert!(pair.waiter.withdraw(soon()).is_err());
+        pair.proxy.pass();
+        wait_until(PATIENCE, "it has withdrawn", || {
+            pair.waiter.withdraw(soon()).is_ok()
+        });
+        assert_eq!(pair.in_the_mutex(), "");
+        granted(pair.owner.acquire(OnRefusal::Leave, soon()));
+    });
+}
+
 #[test]
 fn a_server_that_forgot_the_script_gets_it_again() {
     within(HANG, || {

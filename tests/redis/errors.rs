@@ -301,3 +301,35 @@ fn a_probe_hears_of_connections() {
         );
     });
 }
+
+/// A server says which arguments came with an unknown command: a mutex's name is no error of the server.
+#[test]
+fn a_server_without_scripts_is_misconfigured_whatever_the_mutex_is_called() {
+    within(HANG, || {
+        let server = RedisServer::start_with(&["--rename-command", "EVALSHA", ""]);
+        let factory = connect(&server.url()).unwrap();
+        let mut contender = Driven::at(&factory, "LOADING-OOM", "a").raw;
+        let error = contender.acquire(OnRefusal::Leave, soon()).unwrap_err();
+        check(&error, ErrorKind::Misconfigured, "all commands enabled");
+        assert!(!error.to_string().contains("LOADING"), "{error}");
+    });
+}
+
+/// A restart of the server closes connections in their handshake, too: `lock()` must not give up on that.
+#[cfg(feature = "tls")]
+#[test]
+fn a_connection_that_ends_in_its_tls_handshake_is_tried_again() {
+    within(HANG, || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let mut hello = [0; 16];
+                let _ = std::io::Read::read(&mut client.unwrap(), &mut hello);
+            }
+        });
+        let error = refused(&format!("rediss://{address}"));
+        check(&error, ErrorKind::Unreachable, "redis at 127.0.0.1");
+        assert!(error.is_transient());
+    });
+}

@@ -22,5 +22,6 @@ mod sentinel;
 mod settings;
 mod simba;
 mod slots;
+mod subscriber;
 #[cfg(feature = "tls")]
 mod tls;

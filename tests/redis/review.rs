@@ -118,8 +118,11 @@ fn a_hand_over_further_ahead_than_the_claim_time_is_void() {
         let mut a = Driven::at(&factory, "m", "a");
         let fence = a.own();
         a.release(fence);
-        // An ownership is not.
+        // An ownership is not, even under a token that outlived what it was for.
         server.cli(&["SET", "simba:{m}", "other", "PX", "600000"]);
+        server.cli(&["SET", "simba:{m}:token", "0", "PX", "400"]);
+        let attempt = a.attempt(OnRefusal::Leave);
+        assert!(matches!(attempt, Attempt::Refused(_)), "{attempt:?}");
         server.cli(&["SET", "simba:{m}:token", "7", "PX", "600000"]);
         let refusal = a.queue();
         assert!(refusal.owner.is_owner("other") && refusal.owner.fence() == 7);

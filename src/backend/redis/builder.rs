@@ -11,7 +11,7 @@ use super::connection::{Address, Connector, Login, Target, Tls};
 use super::script::{Scripts, ms};
 use super::sentinel::Sentinels;
 use super::server::{Deployment, Server, ServerSettings};
-use super::{LateProbe, Redis, Shared};
+use super::{Common, LateProbe, Redis};
 use crate::backend::CLAIM_TIME;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
@@ -272,7 +272,7 @@ impl Builder {
             }))?,
             At::Cluster(seeds) => Deployment::Cluster(Cluster::new(settings.clone(), seeds)?),
         };
-        let shared = Arc::new(Shared {
+        let common = Arc::new(Common {
             realm,
             deployment,
             settings,
@@ -282,7 +282,7 @@ impl Builder {
             claim: ms(CLAIM_TIME).to_string(),
             simba: self.simba,
         });
-        let factory = Factory::new(Arc::new(Redis { shared }), self.lease);
+        let factory = Factory::new(Arc::new(Redis { common }), self.lease);
         Ok(factory.with_initial_delay(self.initial_delay))
     }
 

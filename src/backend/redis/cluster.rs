@@ -12,7 +12,7 @@ use ::redis::{ConnectionLike, ProtocolVersion, Value};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::connection::{Address, Target};
-use super::error::{Failure, read};
+use super::error::{CallError, CallResult, read};
 use super::keys::SLOTS;
 use super::script::{Call, command};
 use super::server::{Server, ServerSettings, unavailable};
@@ -37,12 +37,13 @@ const UNUSED: Duration = Duration::from_secs(30);
 const FAREWELL: Duration = Duration::from_millis(1_500);
 
 pub(super) struct Cluster {
-    inner: Arc<Inner>,
+    map: Arc<SlotMap>,
     mapper: Option<Thread>,
 }
 
-struct Inner {
-    state: Mutex<State>,
+/// What the thread that finds out shares with those that call.
+struct SlotMap {
+    slots: Mutex<Slots>,
     /// The mapper has something to do.
     work: Condvar,
     /// There is a new map, or none to be had.
@@ -51,9 +52,9 @@ struct Inner {
     seeds: Vec<Address>,
 }
 
-struct State {
+struct Slots {
     /// The master of each slot, as far as it was ever known.
-    slots: Vec<Option<Arc<Server>>>,
+    masters: Vec<Option<Arc<Server>>>,
     servers: HashMap<Address, Known>,
     /// Everybody that was ever named, to be asked for the slots.
     nodes: Vec<Address>,
@@ -76,7 +77,7 @@ struct Known {
 }
 
 /// What a node said about the cluster.
-struct Map {
+struct SlotsReply {
     ranges: Vec<(u16, u16, Address)>,
     /// Masters and replicas.
     nodes: Vec<Address>,
@@ -84,7 +85,12 @@ struct Map {
     ok: bool,
 }
 
-impl Map {
+impl SlotsReply {
+    /// Whether it names a master for every slot, and is from a node that says that the cluster is well.
+    fn is_whole(&self) -> bool {
+        self.ok && self.covered() == usize::from(SLOTS)
+    }
+
     fn covered(&self) -> usize {
         self.ranges
             .iter()
@@ -95,60 +101,43 @@ impl Map {
 
 impl Cluster {
     pub(super) fn new(settings: ServerSettings, seeds: Vec<Address>) -> Result<Cluster> {
-        let inner = Arc::new(Inner {
-            state: Mutex::new(State {
-                slots: vec![None; usize::from(SLOTS)],
-                servers: HashMap::new(),
-                nodes: seeds.clone(),
-                avoided: HashMap::new(),
-                turn: 0,
-                changed: false,
-                wanted: true,
-                looks: 0,
-                failure: None,
-                closed: false,
-            }),
-            work: Condvar::new(),
-            mapped: Condvar::new(),
-            settings,
-            seeds,
-        });
+        let map = SlotMap::new(settings, seeds);
         let mapper = {
-            let inner = Arc::clone(&inner);
-            thread::start("contend-redis-map", move || inner.map_on_demand())?
+            let map = Arc::clone(&map);
+            thread::start("contend-redis-map", move || map.look_on_demand())?
         };
         Ok(Cluster {
-            inner,
+            map,
             mapper: Some(mapper),
         })
     }
 
     /// The master of a slot, as far as known; waits for the first map.
     pub(super) fn server(&self, slot: u16, by: Moment) -> Result<Arc<Server>> {
-        let mut state = self.inner.state.lock();
-        let seen = state.looks;
+        let mut slots = self.map.slots.lock();
+        let seen = slots.looks;
         loop {
-            if let Some(Some(server)) = state.slots.get(usize::from(slot)) {
+            if let Some(Some(server)) = slots.masters.get(usize::from(slot)) {
                 return Ok(Arc::clone(server));
             }
-            if state.looks != seen {
-                return Err(state.failure.clone().unwrap_or_else(|| {
+            if slots.looks != seen {
+                return Err(slots.failure.clone().unwrap_or_else(|| {
                     unavailable(format!("redis cluster: no master has slot {slot}"))
                 }));
             }
-            self.inner.want(&mut state);
-            self.inner.wait(&mut state, by)?;
+            self.map.want(&mut slots);
+            self.map.wait(&mut slots, by)?;
         }
     }
 
     /// The masters; waits for the first map.
     pub(super) fn servers(&self, by: Moment) -> Result<Vec<Arc<Server>>> {
-        let state = self.inner.state.lock();
-        let mut servers = state.masters();
+        let slots = self.map.slots.lock();
+        let mut servers = slots.masters();
         if servers.is_empty() {
-            drop(state);
+            drop(slots);
             servers.push(self.server(0, by)?);
-            servers = self.inner.state.lock().masters();
+            servers = self.map.slots.lock().masters();
         }
         Ok(servers)
     }
@@ -160,29 +149,31 @@ impl Cluster {
         call: &mut Call,
         lane: Lane,
         by: Moment,
-    ) -> std::result::Result<(Value, bool), Failure> {
-        let mut server = self.server(slot, by).map_err(Failure::Other)?;
+    ) -> CallResult<(Value, bool)> {
+        let mut server = self.server(slot, by).map_err(CallError::Other)?;
         let mut asking = false;
         for _ in 0..HOPS {
             match server.call(call, lane, asking, by) {
                 // Nothing was done there: it is safe to ask elsewhere.
-                Err(Failure::Moved(to)) => {
+                Err(CallError::Moved(to)) => {
                     asking = false;
                     server = match to {
-                        Some(address) => self.inner.moved(slot, address),
+                        Some(address) => self.map.moved(slot, address),
                         None => self.look_again(by).and_then(|()| self.server(slot, by)),
                     }
-                    .map_err(Failure::Other)?;
+                    .map_err(CallError::Other)?;
                 }
-                Err(Failure::Ask(address)) => {
+                Err(CallError::Ask(address)) => {
                     asking = true;
-                    server = self.inner.at(address).map_err(Failure::Other)?;
+                    server = self.map.at(address).map_err(CallError::Other)?;
                 }
-                Err(Failure::ClusterDown(error)) => {
+                Err(CallError::ClusterDown(error)) => {
                     self.suspect(Some(&server));
-                    return Err(Failure::ClusterDown(error));
+                    return Err(CallError::ClusterDown(error));
                 }
-                Err(failure @ (Failure::Closed(_) | Failure::ReadOnly(_) | Failure::Other(_))) => {
+                Err(
+                    failure @ (CallError::Closed(_) | CallError::ReadOnly(_) | CallError::Other(_)),
+                ) => {
                     // The node may have been replaced.
                     self.suspect(None);
                     return Err(failure);
@@ -190,32 +181,32 @@ impl Cluster {
                 reply => return reply,
             }
         }
-        Err(Failure::Other(unavailable(
+        Err(CallError::Other(unavailable(
             "redis cluster: the nodes do not agree on which of them has the mutex",
         )))
     }
 
     /// Looks at the slots again, some time soon; `down` is asked last.
     pub(super) fn suspect(&self, down: Option<&Arc<Server>>) {
-        let mut state = self.inner.state.lock();
+        let mut slots = self.map.slots.lock();
         if let Some(down) = down {
-            let address = (state.servers.iter())
+            let address = (slots.servers.iter())
                 .find(|(_, known)| Arc::ptr_eq(&known.server, down))
                 .map(|(address, _)| address.clone());
             if let Some(address) = address {
-                state.avoided.insert(address, Moment::now() + AVOIDED);
+                slots.avoided.insert(address, Moment::now() + AVOIDED);
             }
         }
-        self.inner.want(&mut state);
+        self.map.want(&mut slots);
     }
 
     /// Looks at the slots again and waits until that was done.
     fn look_again(&self, by: Moment) -> Result<()> {
-        let mut state = self.inner.state.lock();
-        let seen = state.looks;
-        while state.looks == seen {
-            self.inner.want(&mut state);
-            self.inner.wait(&mut state, by)?;
+        let mut slots = self.map.slots.lock();
+        let seen = slots.looks;
+        while slots.looks == seen {
+            self.map.want(&mut slots);
+            self.map.wait(&mut slots, by)?;
         }
         Ok(())
     }
@@ -224,12 +215,12 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         let deadline = Moment::now() + FAREWELL;
-        self.inner.state.lock().closed = true;
-        self.inner.work.notify_one();
+        self.map.slots.lock().closed = true;
+        self.map.work.notify_one();
         let servers: Vec<Arc<Server>> = {
-            let mut state = self.inner.state.lock();
-            state.slots.clear();
-            let known = std::mem::take(&mut state.servers);
+            let mut slots = self.map.slots.lock();
+            slots.masters.clear();
+            let known = std::mem::take(&mut slots.servers);
             known.into_values().map(|known| known.server).collect()
         };
         // All at once: each of them may be paused, and is waited for.
@@ -244,10 +235,10 @@ impl Drop for Cluster {
     }
 }
 
-impl State {
+impl Slots {
     fn masters(&self) -> Vec<Arc<Server>> {
         let mut servers: Vec<Arc<Server>> = Vec::new();
-        for server in self.slots.iter().flatten() {
+        for server in self.masters.iter().flatten() {
             if !servers.iter().any(|known| Arc::ptr_eq(known, server)) {
                 servers.push(Arc::clone(server));
             }
@@ -256,7 +247,7 @@ impl State {
     }
 
     fn set(&mut self, slot: u16, server: &Arc<Server>) {
-        if let Some(known) = self.slots.get_mut(usize::from(slot))
+        if let Some(known) = self.masters.get_mut(usize::from(slot))
             && !known.as_ref().is_some_and(|it| Arc::ptr_eq(it, server))
         {
             *known = Some(Arc::clone(server));
@@ -265,16 +256,37 @@ impl State {
     }
 }
 
-impl Inner {
-    fn want(&self, state: &mut State) {
-        state.wanted = true;
+impl SlotMap {
+    fn new(settings: ServerSettings, seeds: Vec<Address>) -> Arc<SlotMap> {
+        Arc::new(SlotMap {
+            slots: Mutex::new(Slots {
+                masters: vec![None; usize::from(SLOTS)],
+                servers: HashMap::new(),
+                nodes: seeds.clone(),
+                avoided: HashMap::new(),
+                turn: 0,
+                changed: false,
+                wanted: true,
+                looks: 0,
+                failure: None,
+                closed: false,
+            }),
+            work: Condvar::new(),
+            mapped: Condvar::new(),
+            settings,
+            seeds,
+        })
+    }
+
+    fn want(&self, slots: &mut Slots) {
+        slots.wanted = true;
         self.work.notify_one();
     }
 
-    fn wait(&self, state: &mut MutexGuard<'_, State>, by: Moment) -> Result<()> {
+    fn wait(&self, slots: &mut MutexGuard<'_, Slots>, by: Moment) -> Result<()> {
         let left = by.remaining();
         if left.is_zero() {
-            return Err(state.failure.clone().unwrap_or_else(|| {
+            return Err(slots.failure.clone().unwrap_or_else(|| {
                 Error::new(
                     ErrorKind::Timeout,
                     format!(
@@ -285,7 +297,7 @@ impl Inner {
                 .before_asking()
             }));
         }
-        self.mapped.wait_for(state, left);
+        self.mapped.wait_for(slots, left);
         Ok(())
     }
 
@@ -296,22 +308,22 @@ impl Inner {
 
     /// The server at `address`, whether or not it has slots.
     fn at(self: &Arc<Self>, address: Address) -> Result<Arc<Server>> {
-        self.server_at(&mut self.state.lock(), address)
+        self.server_at(&mut self.slots.lock(), address)
     }
 
-    fn server_at(self: &Arc<Self>, state: &mut State, address: Address) -> Result<Arc<Server>> {
+    fn server_at(self: &Arc<Self>, slots: &mut Slots, address: Address) -> Result<Arc<Server>> {
         let now = Moment::now();
-        if let Some(known) = state.servers.get_mut(&address) {
+        if let Some(known) = slots.servers.get_mut(&address) {
             known.used_at = now;
             return Ok(Arc::clone(&known.server));
         }
-        if state.closed {
+        if slots.closed {
             return Err(Error::new(ErrorKind::Closed, "the factory was closed").before_asking());
         }
-        let weak: Weak<Inner> = Arc::downgrade(self);
+        let weak: Weak<SlotMap> = Arc::downgrade(self);
         let alarm = move || {
-            if let Some(inner) = weak.upgrade() {
-                inner.want(&mut inner.state.lock());
+            if let Some(map) = weak.upgrade() {
+                map.want(&mut map.slots.lock());
             }
         };
         let target = Target::At(address.clone());
@@ -320,31 +332,31 @@ impl Inner {
             server: Arc::clone(&server),
             used_at: now,
         };
-        state.servers.insert(address, known);
+        slots.servers.insert(address, known);
         Ok(server)
     }
 
     /// A node said where the slot is: that is newer than any map.
     fn moved(self: &Arc<Self>, slot: u16, address: Address) -> Result<Arc<Server>> {
-        let mut state = self.state.lock();
-        let server = self.server_at(&mut state, address)?;
-        state.set(slot, &server);
-        self.want(&mut state);
+        let mut slots = self.slots.lock();
+        let server = self.server_at(&mut slots, address)?;
+        slots.set(slot, &server);
+        self.want(&mut slots);
         Ok(server)
     }
 
-    fn map_on_demand(self: Arc<Self>) {
+    fn look_on_demand(self: Arc<Self>) {
         loop {
-            let mut state = self.state.lock();
-            while !state.closed && !state.wanted {
-                self.work.wait(&mut state);
+            let mut slots = self.slots.lock();
+            while !slots.closed && !slots.wanted {
+                self.work.wait(&mut slots);
             }
-            if state.closed {
+            if slots.closed {
                 return;
             }
-            state.wanted = false;
-            let nodes = Inner::whom_to_ask(&mut state);
-            drop(state);
+            slots.wanted = false;
+            let nodes = SlotMap::whom_to_ask(&mut slots);
+            drop(slots);
             let map = self.look(&nodes);
             let (wake, gone) = self.apply(map);
             for server in wake {
@@ -353,45 +365,45 @@ impl Inner {
             // Joined here, where nobody waits for it.
             drop(gone);
             let until = Moment::now() + PAUSE;
-            let mut state = self.state.lock();
-            while !state.closed && !until.remaining().is_zero() {
-                self.work.wait_for(&mut state, until.remaining());
+            let mut slots = self.slots.lock();
+            while !slots.closed && !until.remaining().is_zero() {
+                self.work.wait_for(&mut slots, until.remaining());
             }
         }
     }
 
     /// All nodes, beginning with another one each time, and those that said CLUSTERDOWN at the end.
-    fn whom_to_ask(state: &mut State) -> Vec<Address> {
-        let mut nodes = state.nodes.clone();
+    fn whom_to_ask(slots: &mut Slots) -> Vec<Address> {
+        let mut nodes = slots.nodes.clone();
         if !nodes.is_empty() {
-            let turn = state.turn % nodes.len();
+            let turn = slots.turn % nodes.len();
             nodes.rotate_left(turn);
-            state.turn = state.turn.wrapping_add(1);
+            slots.turn = slots.turn.wrapping_add(1);
         }
-        state
+        slots
             .avoided
             .retain(|_, until| !until.remaining().is_zero());
-        nodes.sort_by_key(|node| state.avoided.contains_key(node));
+        nodes.sort_by_key(|node| slots.avoided.contains_key(node));
         nodes
     }
 
     /// The first map that is whole and from a node that says that the cluster is well; else the best.
-    fn look(&self, nodes: &[Address]) -> Result<Map> {
-        let mut best: Option<Map> = None;
+    fn look(&self, nodes: &[Address]) -> Result<SlotsReply> {
+        let mut best: Option<SlotsReply> = None;
         let mut failure = None;
         for node in nodes {
-            if self.state.lock().closed {
+            if self.slots.lock().closed {
                 break;
             }
             match self.ask(node) {
-                Ok(map) if map.ok && map.covered() == usize::from(SLOTS) => return Ok(map),
+                Ok(map) if map.is_whole() => return Ok(map),
                 Ok(map) if map.ranges.is_empty() => {
                     failure = Some(unavailable(format!(
                         "redis at {node}: the cluster has no slots yet"
                     )));
                 }
                 Ok(map) => {
-                    let rank = |map: &Map| (map.ok, map.covered());
+                    let rank = |map: &SlotsReply| (map.ok, map.covered());
                     if best.as_ref().is_none_or(|best| rank(best) < rank(&map)) {
                         best = Some(map);
                     }
@@ -406,7 +418,7 @@ impl Inner {
         }
     }
 
-    fn ask(&self, node: &Address) -> Result<Map> {
+    fn ask(&self, node: &Address) -> Result<SlotsReply> {
         let connector = &self.settings.connector;
         let mut connection = connector.open(node, ProtocolVersion::RESP2)?;
         let slots = connection
@@ -429,29 +441,35 @@ impl Inner {
 
     /// Puts a map in place. A slot that it does not cover stays where it was: a node that forgot the
     /// others takes nobody down. Returns who has to look again, and what is not used any more.
-    fn apply(self: &Arc<Self>, map: Result<Map>) -> (Vec<Arc<Server>>, Vec<Known>) {
-        let mut state = self.state.lock();
-        state.looks += 1;
-        let before = state.masters();
+    fn apply(self: &Arc<Self>, map: Result<SlotsReply>) -> (Vec<Arc<Server>>, Vec<Known>) {
+        let mut slots = self.slots.lock();
+        slots.looks += 1;
         let made = map.and_then(|map| {
             for (first, last, address) in &map.ranges {
-                let server = self.server_at(&mut state, address.clone())?;
+                let server = self.server_at(&mut slots, address.clone())?;
                 for slot in *first..=*last {
-                    state.set(slot, &server);
+                    slots.set(slot, &server);
                 }
             }
+            // Whoever has left a cluster that is whole is asked no more: nodes come and go.
+            let mut nodes = if map.is_whole() {
+                self.seeds.clone()
+            } else {
+                std::mem::take(&mut slots.nodes)
+            };
             for node in map.nodes {
-                if !state.nodes.contains(&node) {
-                    state.nodes.push(node);
+                if !nodes.contains(&node) {
+                    nodes.push(node);
                 }
             }
+            slots.nodes = nodes;
             Ok(())
         });
-        state.failure = made.err();
+        slots.failure = made.err();
         self.mapped.notify_all();
-        let masters = state.masters();
+        let masters = slots.masters();
         let mut gone = Vec::new();
-        let unused: Vec<Address> = (state.servers.iter())
+        let unused: Vec<Address> = (slots.servers.iter())
             .filter(|(_, known)| {
                 !masters.iter().any(|it| Arc::ptr_eq(it, &known.server))
                     && Moment::now() - known.used_at > UNUSED
@@ -460,10 +478,12 @@ impl Inner {
             .map(|(address, _)| address.clone())
             .collect();
         for address in unused {
-            gone.extend(state.servers.remove(&address));
+            gone.extend(slots.servers.remove(&address));
         }
-        let wake = if std::mem::take(&mut state.changed) {
-            before
+        // Also those without a slot: the last one may have been seen to move before this look.
+        let wake = if std::mem::take(&mut slots.changed) {
+            let known = slots.servers.values();
+            known.map(|known| Arc::clone(&known.server)).collect()
         } else {
             Vec::new()
         };
@@ -473,13 +493,13 @@ impl Inner {
 
 impl std::fmt::Debug for Cluster {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(&self.inner.seeds).finish()
+        f.debug_list().entries(&self.map.seeds).finish()
     }
 }
 
 /// Reads `[[first, last, [host, port, ...], replica, ...], ...]`.
-fn read_slots(value: &Value, asked: &Address) -> Map {
-    let mut map = Map {
+fn read_slots(value: &Value, asked: &Address) -> SlotsReply {
+    let mut map = SlotsReply {
         ranges: Vec::new(),
         nodes: Vec::new(),
         ok: false,
@@ -528,6 +548,66 @@ mod tests {
 
     fn tcp(host: &str, port: u16) -> Address {
         Address::Tcp(host.into(), port)
+    }
+
+    fn slot_map() -> Arc<SlotMap> {
+        let connector = Arc::new(super::super::connection::Connector {
+            login: Default::default(),
+            database: 0,
+            tls: None,
+            timeout: Duration::from_millis(100),
+        });
+        let settings = ServerSettings {
+            connector,
+            pool_size: 1,
+            prefix: "simba".into(),
+            probe: Default::default(),
+        };
+        SlotMap::new(settings, vec![tcp("127.0.0.1", 1)])
+    }
+
+    fn reply(ranges: &[(u16, u16, u16)], ok: bool) -> SlotsReply {
+        let ranges: Vec<_> = (ranges.iter())
+            .map(|(first, last, port)| (*first, *last, tcp("127.0.0.1", *port)))
+            .collect();
+        SlotsReply {
+            nodes: ranges.iter().map(|(_, _, node)| node.clone()).collect(),
+            ranges,
+            ok,
+        }
+    }
+
+    /// Nodes come and go: those that are gone would each cost a timeout whenever the slots are looked at.
+    #[test]
+    fn a_node_that_left_a_whole_cluster_is_asked_no_more() {
+        let map = slot_map();
+        let ports = || -> Vec<u16> {
+            let slots = map.slots.lock();
+            let port = |node: &Address| match node {
+                Address::Tcp(_, port) => *port,
+                Address::Unix(_) => 0,
+            };
+            slots.nodes.iter().map(port).collect()
+        };
+        map.apply(Ok(reply(&[(0, 8_000, 2), (8_001, 16_383, 3)], true)));
+        assert_eq!(ports(), [1, 2, 3]);
+        // Not whole, or not well: it may have forgotten some.
+        map.apply(Ok(reply(&[(0, 16_383, 4)], false)));
+        map.apply(Ok(reply(&[(0, 8_000, 4)], true)));
+        assert_eq!(ports(), [1, 2, 3, 4]);
+        map.apply(Ok(reply(&[(0, 16_383, 5)], true)));
+        assert_eq!(ports(), [1, 5]);
+    }
+
+    /// Those who listen on the node that the last slot has left must look again, whoever saw it move.
+    #[test]
+    fn all_are_woken_when_a_redirection_took_the_last_slot_of_a_node() {
+        let map = slot_map();
+        map.apply(Ok(reply(&[(0, 0, 2), (1, 16_383, 3)], true)));
+        let old = Arc::clone(map.slots.lock().masters.first().unwrap().as_ref().unwrap());
+        map.moved(0, tcp("127.0.0.1", 3)).unwrap();
+        let (wake, _) = map.apply(Ok(reply(&[(0, 16_383, 3)], true)));
+        assert!(wake.iter().any(|server| Arc::ptr_eq(server, &old)));
     }
 
     /// Review M5.

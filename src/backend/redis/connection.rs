@@ -9,7 +9,7 @@ use std::time::Duration;
 use ::redis::io::tcp::TcpSettings;
 use ::redis::{
     Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
-    RedisConnectionInfo, RedisError, Value,
+    RedisConnectionInfo, RedisError, RedisResult, Value,
 };
 
 use super::error::read;
@@ -21,6 +21,9 @@ use crate::pool::Connect;
 
 /// No call waits longer, whatever it was allowed.
 const LONGEST: Duration = Duration::from_secs(3600);
+
+/// No call is made with less time.
+const LEAST: Duration = Duration::from_millis(1);
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -129,7 +132,7 @@ impl Connector {
         address: &Address,
         protocol: ProtocolVersion,
         login: &Option<(String, String)>,
-    ) -> std::result::Result<Client, RedisError> {
+    ) -> RedisResult<Client> {
         // Without a name for the connection: it would take a further right.
         let mut settings = RedisConnectionInfo::default()
             .set_skip_set_lib_name()
@@ -160,7 +163,7 @@ impl Connector {
     }
 
     #[cfg(feature = "tls")]
-    fn build(&self, info: ConnectionInfo) -> std::result::Result<Client, RedisError> {
+    fn build(&self, info: ConnectionInfo) -> RedisResult<Client> {
         match &self.tls {
             Some(tls) if tls.ca.is_some() || tls.own.is_some() => {
                 let own = tls.own.clone();
@@ -180,7 +183,7 @@ impl Connector {
     }
 
     #[cfg(not(feature = "tls"))]
-    fn build(&self, info: ConnectionInfo) -> std::result::Result<Client, RedisError> {
+    fn build(&self, info: ConnectionInfo) -> RedisResult<Client> {
         Client::open(info)
     }
 }
@@ -309,7 +312,7 @@ fn warn_of_eviction(info: &[u8], address: &Address) {
 pub(super) struct Connection {
     driver: ::redis::Connection,
     address: Address,
-    /// What both socket timeouts are set to.
+    /// What the timeout for reading is set to.
     timeout: Duration,
     opened_at: Moment,
     /// Whether a reply has not been read: it would be taken for that of the next request.
@@ -332,14 +335,12 @@ impl Connection {
         self.broken = true;
     }
 
-    /// Sends one packed command before `by`. On a connection that owes no reply it does not even wait:
+    /// Sends one packed command, if it is before `by`. On a connection that owes no reply it does not wait:
     /// all that was sent before has arrived, so there is room for a command in the socket.
-    pub(super) fn send(
-        &mut self,
-        command: &[u8],
-        by: Moment,
-    ) -> std::result::Result<(), RedisError> {
-        self.limit(by)?;
+    pub(super) fn send(&mut self, command: &[u8], by: Moment) -> RedisResult<()> {
+        if by.remaining() < LEAST {
+            return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+        }
         self.owes = true;
         self.driver.send_packed_command(command)
     }
@@ -347,8 +348,14 @@ impl Connection {
     /// Reads the reply to what was sent, before `by`. An error of the server comes back as an error.
     ///
     /// After any other error the connection is off by one reply, or worse, and is not used again.
-    pub(super) fn receive(&mut self, by: Moment) -> std::result::Result<Value, RedisError> {
-        self.limit(by)?;
+    pub(super) fn receive(&mut self, by: Moment) -> RedisResult<Value> {
+        let left = by.remaining().min(LONGEST);
+        // Setting a timeout is a system call, and most calls have the same budget as the one before:
+        // what is set may stay as long as it is not beyond `by` and not far below it.
+        if self.timeout > left || self.timeout < left / 4 * 3 {
+            self.timeout = (left / 8 * 7).max(LEAST);
+            self.driver.set_read_timeout(Some(self.timeout))?;
+        }
         let reply = self.driver.recv_response().and_then(Value::extract_error);
         if let Err(error) = &reply
             && (error.is_io_error() || error.kind() == ::redis::ErrorKind::Parse)
@@ -357,22 +364,6 @@ impl Connection {
         }
         self.owes = false;
         reply
-    }
-
-    fn limit(&mut self, by: Moment) -> std::result::Result<(), RedisError> {
-        let left = by.remaining().min(LONGEST);
-        // Setting a timeout is a system call, and most calls have the same budget as the one before:
-        // what is set may stay as long as it is not beyond `by` and not far below it.
-        if self.timeout > left || self.timeout < left / 4 * 3 {
-            let timeout = left / 8 * 7;
-            if timeout < Duration::from_millis(1) {
-                return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-            }
-            self.driver.set_read_timeout(Some(timeout))?;
-            self.driver.set_write_timeout(Some(timeout))?;
-            self.timeout = timeout;
-        }
-        Ok(())
     }
 }
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Shared;
-use super::error::Failure;
+use super::Common;
+use super::error::CallError;
 use super::keys::Keys;
 use super::script::{Call, Reply, integer, ms};
+use super::server::TRY_AGAIN;
 use super::subscription::{Role, Subscription};
 use crate::backend::{Attempt, Contender, Grant, OnRefusal, RawContender, Refusal, Renewal};
 use crate::clock::Moment;
@@ -20,11 +21,8 @@ pub(super) const TICK: Duration = Duration::from_millis(1);
 /// How long the last run of a schedule is kept at least.
 const KEEP_RUN: Duration = Duration::from_secs(24 * 3600);
 
-/// The pause before a slot of a cluster that is on its way is asked again.
-const TRY_AGAIN: Duration = Duration::from_millis(10);
-
 pub(super) struct RedisContender {
-    shared: Arc<Shared>,
+    common: Arc<Common>,
     contender: Contender,
     keys: Keys,
     /// Packed once; see [`Call`].
@@ -38,16 +36,20 @@ pub(super) struct RedisContender {
     place: Vec<u8>,
     /// Whether the server may have us in the queue.
     queued: bool,
+    /// An early acquire was sent, and what became of it is not known: we may own.
+    unsettled: bool,
+    /// Whether the subscription could not follow the mutex to another server.
+    deaf: bool,
 }
 
 impl RedisContender {
-    pub(super) fn new(shared: &Arc<Shared>, contender: &Contender) -> RedisContender {
-        let keys = Keys::of(&shared.settings.prefix, &contender.mutex);
-        let scripts = &shared.scripts;
+    pub(super) fn new(common: &Arc<Common>, contender: &Contender) -> RedisContender {
+        let keys = Keys::of(&common.settings.prefix, &contender.mutex);
+        let scripts = &common.scripts;
         let id = &*contender.id;
         let total = ms(contender.lease.total()).to_string();
-        let keep = shared.keep(contender.lease);
-        let (claim, counts_all) = (shared.claim.as_str(), shared.counts_all());
+        let keep = common.keep(contender.lease);
+        let (claim, counts_all) = (common.claim.as_str(), common.counts_all());
         let (mutex, token, queue) = (&*keys.mutex, &*keys.token, &*keys.queue);
         let acquire = Call::with_deadline(
             &scripts.acquire,
@@ -67,7 +69,7 @@ impl RedisContender {
             leave,
             enqueue: acquire,
             renew,
-            release: Release::new(shared, &keys, id),
+            release: Release::new(common, &keys, id),
             withdraw: Call::with_deadline(
                 &scripts.withdraw,
                 &[mutex, token, queue],
@@ -77,7 +79,9 @@ impl RedisContender {
             subscription: Subscription::of_contender(&keys, id),
             place: b"0".to_vec(),
             queued: false,
-            shared: Arc::clone(shared),
+            unsettled: false,
+            deaf: false,
+            common: Arc::clone(common),
             contender: contender.clone(),
             keys,
         }
@@ -86,10 +90,11 @@ impl RedisContender {
     /// Asks to become the owner. With the reply: until when to believe it, where that does not count from
     /// this call.
     fn ask(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<(Reply, Option<Moment>)> {
-        if let Some((early, server)) = self.subscription.take_early() {
+        if let Some(early) = self.subscription.take_early() {
+            self.unsettled = true;
             let until = early.until;
-            let reply = early.finish(server, by);
-            if let Some(value) = self.shared.deployment.settle(reply)? {
+            let reply = early.finish(by);
+            if let Some(value) = self.common.deployment.settle(reply)? {
                 let reply = Reply::read(value)?;
                 if reply.outcome >= 0 {
                     return Ok((reply, Some(until)));
@@ -99,14 +104,14 @@ impl RedisContender {
         let call = match on_refusal {
             OnRefusal::Leave => &mut self.leave,
             OnRefusal::Enqueue => {
-                self.subscription.follow(&self.shared, by)?;
+                self.deaf = self.subscription.follow(&self.common, by).is_err();
                 self.queued = true;
                 self.enqueue.set(&[&self.place])
             }
         };
         let mut told = false;
         loop {
-            let deployment = &self.shared.deployment;
+            let deployment = &self.common.deployment;
             let value = deployment.call(self.keys.slot, call, Lane::Other, by)?;
             let reply = Reply::read(value)?;
             match reply.outcome {
@@ -127,27 +132,33 @@ impl RedisContender {
             if !place.is_empty() {
                 self.place = place;
             }
-            let lease = self.contender.lease;
             self.enqueue.set(&[&self.place]);
-            self.subscription.order(&self.enqueue, lease);
+            (self.subscription).prepare(&self.enqueue, self.contender.lease);
         }
-        let left = reply.left()?.unwrap_or(self.contender.lease.total());
+        let lease = self.contender.lease;
+        let mut retry_in = reply.left()?.unwrap_or(lease.total()) + TICK;
+        if self.deaf {
+            retry_in = retry_in.min(lease.call_budget());
+        }
         Ok(Attempt::Refused(Refusal {
-            owner: reply.owner(self.contender.lease)?,
-            retry_in: left + TICK,
+            owner: reply.owner(lease)?,
+            retry_in,
         }))
     }
 
     /// Whoever leaves just when its turn has come may own without knowing it.
     fn give_up_turn(&mut self, by: Moment) -> Result<()> {
-        if !self.subscription.cancel() {
+        self.unsettled |= self.subscription.is_sent();
+        if !self.unsettled {
             return Ok(());
         }
         // Without an answer in half the time, it is asked once more: what there is of it is adopted.
         let attempt = self.acquire(OnRefusal::Leave, by - by.remaining() / 2);
         let attempt = attempt.or_else(|_| self.acquire(OnRefusal::Leave, by));
         if let Attempt::Granted(grant) = attempt? {
+            self.unsettled = true;
             self.release(grant.owner.fence(), by)?;
+            self.unsettled = false;
         }
         Ok(())
     }
@@ -155,13 +166,14 @@ impl RedisContender {
 
 impl RawContender for RedisContender {
     fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
-        self.subscription.listen(&self.shared, unparker, by)
+        self.subscription.listen(&self.common, unparker, by)
     }
 
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         // From here on, and not from the refusal on: a message may come in between.
         self.subscription.set_role(Role::Waiting);
         let (mut reply, until) = self.ask(on_refusal, by)?;
+        self.unsettled = false;
         match u64::try_from(reply.outcome) {
             Ok(0) => self.refused(on_refusal, &mut reply),
             Ok(fence) => {
@@ -182,8 +194,7 @@ impl RawContender for RedisContender {
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
         self.renew.set_fence(fence);
-        let half = by - by.remaining() / 2;
-        let deployment = &self.shared.deployment;
+        let deployment = &self.common.deployment;
         let value = deployment.call(self.keys.slot, &mut self.renew, Lane::Owner, by)?;
         let reply = Reply::read(value)?;
         if reply.outcome != 1 {
@@ -191,18 +202,15 @@ impl RawContender for RedisContender {
             return Ok(Renewal::Lost(reply.owner(self.contender.lease)?));
         }
         self.subscription.set_role(Role::Owning);
-        // An owner has no need to hear anything now: it may fail, and must not use up the time in
-        // which the renewal counts.
-        if Moment::now() < half {
-            let _ = self.subscription.follow(&self.shared, half);
-        }
+        // An owner has no need to hear anything now: it may fail.
+        let _ = self.subscription.follow(&self.common, by);
         let owner = reply.granted(&self.contender.id, fence, self.contender.lease);
         Ok(Renewal::Renewed(Grant { owner, until: None }))
     }
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
         self.subscription.set_role(Role::Idle);
-        self.release.run(&self.shared, Some(fence), by)
+        self.release.run(&self.common, Some(fence), by)
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<bool> {
@@ -213,7 +221,7 @@ impl RawContender for RedisContender {
         if !self.queued {
             return settled.map(|()| false);
         }
-        let deployment = &self.shared.deployment;
+        let deployment = &self.common.deployment;
         let call = self.withdraw.set(&[]);
         deployment.call(self.keys.slot, call, Lane::Other, by)?;
         self.queued = false;
@@ -221,8 +229,8 @@ impl RawContender for RedisContender {
     }
 
     fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
-        let mut call = Call::new(&self.shared.scripts.run, &[&self.keys.run], &[], 0);
-        let deployment = &self.shared.deployment;
+        let mut call = Call::new(&self.common.scripts.run, &[&self.keys.run], &[], 0);
+        let deployment = &self.common.deployment;
         let value = deployment.call(self.keys.slot, &mut call, Lane::Owner, by)?;
         let age = u64::try_from(integer(Some(&value))?).ok();
         Ok(age.map(Duration::from_millis))
@@ -232,8 +240,8 @@ impl RawContender for RedisContender {
         let keys = [&*self.keys.run, &self.keys.mutex, &self.keys.token];
         let keep = ms(keep.max(KEEP_RUN)).to_string();
         let arguments = [&*self.contender.id, &fence.to_string(), &keep];
-        let mut call = Call::new(&self.shared.scripts.run, &keys, &arguments, 0);
-        let deployment = &self.shared.deployment;
+        let mut call = Call::new(&self.common.scripts.run, &keys, &arguments, 0);
+        let deployment = &self.common.deployment;
         let value = deployment.call(self.keys.slot, &mut call, Lane::Owner, by)?;
         Ok(integer(Some(&value))? == 1)
     }
@@ -249,10 +257,10 @@ pub(super) struct Release {
 }
 
 impl Release {
-    pub(super) fn new(shared: &Shared, keys: &Keys, id: &str) -> Release {
-        let simba = if shared.simba { "1" } else { "0" };
-        let first = [id, &shared.claim, shared.counts_all(), simba];
-        let call = |keys: &[&str]| Call::new(&shared.scripts.release, keys, &first, 1);
+    pub(super) fn new(common: &Common, keys: &Keys, id: &str) -> Release {
+        let simba = if common.simba { "1" } else { "0" };
+        let first = [id, &common.claim, common.counts_all(), simba];
+        let call = |keys: &[&str]| Call::new(&common.scripts.release, keys, &first, 1);
         Release {
             slot: keys.slot,
             hand_over: call(&[&keys.mutex, &keys.token, &keys.queue]),
@@ -261,7 +269,7 @@ impl Release {
     }
 
     /// Ends the ownership with this fence; `None` for an owner that has none.
-    pub(super) fn run(&mut self, shared: &Shared, fence: Option<u64>, by: Moment) -> Result<bool> {
+    pub(super) fn run(&mut self, common: &Common, fence: Option<u64>, by: Moment) -> Result<bool> {
         for call in [&mut self.hand_over, &mut self.free] {
             match fence {
                 Some(fence) => call.set_fence(fence),
@@ -271,13 +279,13 @@ impl Release {
         let mut call = &mut self.hand_over;
         let mut free = Some(&mut self.free);
         loop {
-            match shared
+            match common
                 .deployment
                 .call_once(self.slot, call, Lane::Owner, by)
             {
                 // Sent twice, and gone: the first one came through.
                 Ok((value, retried)) => return Ok(integer(Some(&value))? == 1 || retried),
-                Err(Failure::TryAgain(error)) => {
+                Err(CallError::TryAgain(error)) => {
                     if let Some(free) = free.take() {
                         call = free;
                     } else if by.remaining() < TRY_AGAIN * 2 {

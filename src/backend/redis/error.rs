@@ -13,7 +13,7 @@ const RIGHTS: &str = "; the user needs the commands EVAL, EVALSHA, PUBLISH, SUBS
      Sentinel ROLE), and the keys and channels under the prefix";
 
 /// Why a call failed, as far as the caller acts on it.
-pub(super) enum Failure {
+pub(super) enum CallError {
     /// The slot lives elsewhere, and nothing was done here.
     Moved(Option<Address>),
     /// The slot is on its way there: ask there, this once.
@@ -30,17 +30,19 @@ pub(super) enum Failure {
     Other(Error),
 }
 
-impl Failure {
+pub(super) type CallResult<T> = std::result::Result<T, CallError>;
+
+impl CallError {
     /// Reads an error of the request that was sent to `server` `waited` ago.
-    pub(super) fn new(error: RedisError, server: &Address, waited: Duration) -> Failure {
+    pub(super) fn new(error: RedisError, server: &Address, waited: Duration) -> CallError {
         let text = said(&error);
         match error.kind() {
             Kind::Server(ServerErrorKind::Moved) => {
-                return Failure::Moved(redirected(&error, server));
+                return CallError::Moved(redirected(&error, server));
             }
             Kind::Server(ServerErrorKind::Ask) => {
                 if let Some(address) = redirected(&error, server) {
-                    return Failure::Ask(address);
+                    return CallError::Ask(address);
                 }
             }
             _ => {}
@@ -49,24 +51,24 @@ impl Failure {
         let kind = error.kind();
         let error = read(&error, server, waited);
         match kind {
-            _ if closed => Failure::Closed(error),
-            Kind::Server(ServerErrorKind::TryAgain) => Failure::TryAgain(error),
-            Kind::Server(ServerErrorKind::ClusterDown) => Failure::ClusterDown(error),
+            _ if closed => CallError::Closed(error),
+            Kind::Server(ServerErrorKind::TryAgain) => CallError::TryAgain(error),
+            Kind::Server(ServerErrorKind::ClusterDown) => CallError::ClusterDown(error),
             // Redis 6.2 wraps what a script's command says into a sentence of its own: hence the words.
-            Kind::Server(ServerErrorKind::ReadOnly) => Failure::ReadOnly(error),
-            _ if text.contains("READONLY") => Failure::ReadOnly(error),
-            _ => Failure::Other(error),
+            Kind::Server(ServerErrorKind::ReadOnly) => CallError::ReadOnly(error),
+            _ if text.contains("READONLY") => CallError::ReadOnly(error),
+            _ => CallError::Other(error),
         }
     }
 
     pub(super) fn into_error(self) -> Error {
         match self {
-            Failure::TryAgain(error)
-            | Failure::Closed(error)
-            | Failure::ReadOnly(error)
-            | Failure::ClusterDown(error)
-            | Failure::Other(error) => error,
-            Failure::Moved(_) | Failure::Ask(_) => Error::new(
+            CallError::TryAgain(error)
+            | CallError::Closed(error)
+            | CallError::ReadOnly(error)
+            | CallError::ClusterDown(error)
+            | CallError::Other(error) => error,
+            CallError::Moved(_) | CallError::Ask(_) => Error::new(
                 ErrorKind::Misconfigured,
                 "redis: the mutex lives on another node; this server is part of a cluster: use \
                  redis+cluster://",
@@ -117,18 +119,26 @@ fn said(error: &RedisError) -> String {
         (Kind::Parse, ..) => "the answer is not Redis's".to_owned(),
         _ => error.to_string(),
     };
-    // What follows names a place inside a script.
+    // What follows names a place inside a script, or repeats the arguments, where any word may stand.
     let text = text.split(" script: ").next().unwrap_or_default();
+    let text = text
+        .split(", with args beginning")
+        .next()
+        .unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn judge(error: &RedisError, text: &str) -> (ErrorKind, &'static str) {
     let says = |word: &str| text.contains(word);
     match error.kind() {
-        Kind::Io if says("certificate") || says("Certificate") || says("handshake") => (
+        Kind::Io if says("certificate") || says("Certificate") || says("fatal alert") => (
             ErrorKind::Misconfigured,
             "; check tls, tls_ca, tls_cert and tls_key",
         ),
+        // A server that restarts closes a connection in its handshake, too.
+        Kind::Io if says("handshake") || says("corrupt message") => {
+            (ErrorKind::Unreachable, "; does this port speak TLS?")
+        }
         Kind::Io => (ErrorKind::Unreachable, ""),
         kind if kind == Kind::Server(ServerErrorKind::ReadOnly) || says("READONLY") => (
             ErrorKind::Unavailable,

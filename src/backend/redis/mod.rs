@@ -72,7 +72,7 @@ use ::redis::Value;
 pub use self::builder::Builder;
 pub(super) use self::builder::connect;
 use self::contender::{RedisContender, Release};
-use self::error::{Failure, not_understood};
+use self::error::{CallError, not_understood};
 use self::keys::Keys;
 use self::observer::RedisObserver;
 use self::script::{Scripts, ms};
@@ -91,11 +91,11 @@ use crate::probe::Probe;
 const REMEMBERED: Duration = Duration::from_secs(3600);
 
 struct Redis {
-    shared: Arc<Shared>,
+    common: Arc<Common>,
 }
 
 /// What a factory and its contenders share.
-struct Shared {
+struct Common {
     realm: String,
     deployment: Deployment,
     settings: ServerSettings,
@@ -109,7 +109,7 @@ struct Shared {
     simba: bool,
 }
 
-impl Shared {
+impl Common {
     fn is_cluster(&self) -> bool {
         matches!(self.deployment, Deployment::Cluster(_))
     }
@@ -136,48 +136,48 @@ impl Shared {
     fn command(&self, slot: u16, words: &[&[u8]], by: Moment) -> Result<Value> {
         let server = self.server(slot, by)?;
         match server.command(words, by) {
-            Err(Failure::Moved(_) | Failure::Ask(_)) if self.is_cluster() => {
+            Err(CallError::Moved(_) | CallError::Ask(_)) if self.is_cluster() => {
                 if let Deployment::Cluster(cluster) = &self.deployment {
                     cluster.suspect(None);
                 }
                 Err(server::unavailable("redis cluster: the slot has moved"))
             }
-            reply => reply.map_err(Failure::into_error),
+            reply => reply.map_err(CallError::into_error),
         }
     }
 }
 
 impl Backend for Redis {
     fn realm(&self) -> &str {
-        &self.shared.realm
+        &self.common.realm
     }
 
     fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
-        Ok(Box::new(RedisContender::new(&self.shared, contender)))
+        Ok(Box::new(RedisContender::new(&self.common, contender)))
     }
 
     fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
-        Ok(Box::new(RedisObserver::new(&self.shared, mutex)))
+        Ok(Box::new(RedisObserver::new(&self.common, mutex)))
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
-        for server in self.shared.deployment.servers(by)? {
+        for server in self.common.deployment.servers(by)? {
             // What every lock needs, and so no further right.
             let reply = server.command(&[b"EVAL", b"return 1", b"0"], by);
-            reply.map_err(Failure::into_error)?;
+            reply.map_err(CallError::into_error)?;
         }
         Ok(())
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        let mut observer = RedisObserver::new(&self.shared, mutex);
+        let mut observer = RedisObserver::new(&self.common, mutex);
         observer.look(by).map(|(owner, _)| owner)
     }
 
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
-        let keys = Keys::of(&self.shared.settings.prefix, mutex);
+        let keys = Keys::of(&self.common.settings.prefix, mutex);
         let question: [&[u8]; 5] = [b"ZRANGE", keys.queue.as_bytes(), b"0", b"-1", b"WITHSCORES"];
-        let Value::Array(fields) = self.shared.command(keys.slot, &question, by)? else {
+        let Value::Array(fields) = self.common.command(keys.slot, &question, by)? else {
             return Err(not_understood());
         };
         let text = |value: &Value| match value {
@@ -199,10 +199,10 @@ impl Backend for Redis {
     }
 
     fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
-        let prefix = &self.shared.settings.prefix;
+        let prefix = &self.common.settings.prefix;
         let pattern = format!("{}:{{*}}*", escape(prefix));
         let mut found = BTreeSet::new();
-        for server in self.shared.deployment.servers(by)? {
+        for server in self.common.deployment.servers(by)? {
             let mut cursor = b"0".to_vec();
             loop {
                 let question: [&[u8]; 6] = [
@@ -213,7 +213,9 @@ impl Backend for Redis {
                     b"COUNT",
                     b"1000",
                 ];
-                let reply = server.command(&question, by).map_err(Failure::into_error)?;
+                let reply = server
+                    .command(&question, by)
+                    .map_err(CallError::into_error)?;
                 let (next, keys): (Vec<u8>, Vec<Vec<u8>>) =
                     ::redis::from_redis_value(reply).map_err(|_| not_understood())?;
                 for key in &keys {
@@ -232,20 +234,20 @@ impl Backend for Redis {
     }
 
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
-        let shared = &self.shared;
-        let keys = Keys::of(&shared.settings.prefix, mutex);
+        let common = &self.common;
+        let keys = Keys::of(&common.settings.prefix, mutex);
         let owner = self.owner(mutex, by)?;
         if !owner.has_owner() || owner.fence() != fence {
             return Ok(false);
         }
         // An owner of Simba before 4 has no fence.
         let fence = Some(fence).filter(|fence| *fence != 0);
-        Release::new(shared, &keys, owner.owner_id()).run(shared, fence, by)
+        Release::new(common, &keys, owner.owner_id()).run(common, fence, by)
     }
 
     fn condition(&self) -> Condition {
         let servers = self
-            .shared
+            .common
             .deployment
             .servers(Moment::now())
             .unwrap_or_default();
@@ -268,13 +270,13 @@ impl Backend for Redis {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        let _ = self.shared.probe.0.set(probe);
+        let _ = self.common.probe.0.set(probe);
     }
 }
 
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Redis({})", self.shared.realm)
+        write!(f, "Redis({})", self.common.realm)
     }
 }
 

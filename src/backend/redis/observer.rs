@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Shared;
+use super::Common;
 use super::contender::TICK;
 use super::keys::Keys;
 use super::script::{Call, Reply};
@@ -19,40 +19,40 @@ use crate::pool::Lane;
 const IDLE: Duration = Duration::from_secs(60);
 
 pub(super) struct RedisObserver {
-    shared: Arc<Shared>,
+    common: Arc<Common>,
     slot: u16,
     look: Call,
     subscription: Subscription,
 }
 
 impl RedisObserver {
-    pub(super) fn new(shared: &Arc<Shared>, mutex: &str) -> RedisObserver {
-        let keys = Keys::of(&shared.settings.prefix, mutex);
+    pub(super) fn new(common: &Arc<Common>, mutex: &str) -> RedisObserver {
+        let keys = Keys::of(&common.settings.prefix, mutex);
         RedisObserver {
-            shared: Arc::clone(shared),
+            common: Arc::clone(common),
             slot: keys.slot,
-            look: Call::new(&shared.scripts.observe, &[&keys.mutex, &keys.token], &[], 0),
+            look: Call::new(&common.scripts.observe, &[&keys.mutex, &keys.token], &[], 0),
             subscription: Subscription::of_observer(&keys),
         }
     }
 
     /// Reads who owns, and for how long at most that can stay so unnoticed.
     pub(super) fn look(&mut self, by: Moment) -> Result<(MutexOwner, Option<Duration>)> {
-        let deployment = &self.shared.deployment;
+        let deployment = &self.common.deployment;
         let value = deployment.call(self.slot, &mut self.look, Lane::Other, by)?;
         let reply = Reply::observed(value)?;
-        Ok((reply.owner(self.shared.lease)?, reply.left()?))
+        Ok((reply.owner(self.common.lease)?, reply.left()?))
     }
 }
 
 impl RawObserver for RedisObserver {
     fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
-        self.subscription.listen(&self.shared, unparker, by)
+        self.subscription.listen(&self.common, unparker, by)
     }
 
     fn observe(&mut self, by: Moment) -> Result<View> {
         // First, so that what changes after this look is heard.
-        self.subscription.follow(&self.shared, by)?;
+        self.subscription.follow(&self.common, by)?;
         let (owner, left) = self.look(by)?;
         Ok(View {
             owner,

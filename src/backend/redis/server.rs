@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
-use ::redis::{RedisError, Value};
+use ::redis::{RedisError, RedisResult, Value};
 
 use super::cluster::Cluster;
 use super::connection::{Connection, Connector, Opener, Target};
-use super::error::Failure;
+use super::error::{CallError, CallResult};
 use super::script::{Call, command, server_ms};
-use super::subscriber::{Next, Subscriber};
-use super::subscription::{Channel, Listener};
+use super::subscriber::Subscriber;
+use super::subscription::{Channel, Recipient};
 use crate::backend::{PoolUse, Wakeups};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -27,7 +27,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const FAREWELL: Duration = Duration::from_millis(1_100);
 
 /// The pause before a slot of a cluster that is on its way is asked again.
-const TRY_AGAIN: Duration = Duration::from_millis(10);
+pub(super) const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// What all servers of a factory have in common.
 #[derive(Clone, Debug)]
@@ -45,8 +45,8 @@ pub(super) struct Server {
     // Ended in this order: the reader is woken through the pool.
     subscriber: Subscriber,
     pool: Pool<Opener>,
-    /// The command that wakes the subscriber.
-    poke: Vec<u8>,
+    /// The command that wakes the thread that reads messages: it has something to send.
+    wake_reader: Vec<u8>,
     /// The server's clock less ours, in milliseconds; `i64::MIN` until a reply told.
     skew: AtomicI64,
 }
@@ -55,7 +55,7 @@ impl Server {
     pub(super) fn new(
         settings: &ServerSettings,
         target: Target,
-        on_trouble: Box<dyn Fn() + Send + Sync>,
+        on_error: Box<dyn Fn() + Send + Sync>,
     ) -> Result<Server> {
         let target = Arc::new(target);
         // No brace in it, so it is nobody else's; random, so it is no other factory's.
@@ -79,8 +79,8 @@ impl Server {
             },
         )?;
         Ok(Server {
-            poke: command(&[b"PUBLISH", control.as_bytes(), b""]),
-            subscriber: Subscriber::new(&settings.connector, &target, control, on_trouble),
+            wake_reader: command(&[b"PUBLISH", control.as_bytes(), b""]),
+            subscriber: Subscriber::new(&settings.connector, &target, &control, on_error),
             target,
             pool,
             skew: AtomicI64::new(i64::MIN),
@@ -96,7 +96,7 @@ impl Server {
         lane: Lane,
         asking: bool,
         by: Moment,
-    ) -> std::result::Result<(Value, bool), Failure> {
+    ) -> CallResult<(Value, bool)> {
         self.set_deadline(call, by);
         self.retried(lane, by, |connection| {
             let asked = |connection: &mut Connection| {
@@ -122,35 +122,35 @@ impl Server {
     }
 
     /// Sends a plain command that may be sent twice.
-    pub(super) fn command(
-        &self,
-        words: &[&[u8]],
-        by: Moment,
-    ) -> std::result::Result<Value, Failure> {
-        let packed = command(words);
-        self.retried(Lane::Other, by, |connection| {
-            connection.send(&packed, by)?;
+    pub(super) fn command(&self, words: &[&[u8]], by: Moment) -> CallResult<Value> {
+        self.packed(&command(words), by)
+    }
+
+    fn packed(&self, packed: &[u8], by: Moment) -> CallResult<Value> {
+        let request = |connection: &mut Connection| {
+            connection.send(packed, by)?;
             connection.receive(by)
-        })
-        .map(|(value, _)| value)
+        };
+        self.retried(Lane::Other, by, request)
+            .map(|(value, _)| value)
     }
 
     fn retried(
         &self,
         lane: Lane,
         by: Moment,
-        mut request: impl FnMut(&mut Connection) -> std::result::Result<Value, RedisError>,
-    ) -> std::result::Result<(Value, bool), Failure> {
+        mut request: impl FnMut(&mut Connection) -> RedisResult<Value>,
+    ) -> CallResult<(Value, bool)> {
         let began = Moment::now();
         let mut retried = false;
         loop {
-            let mut connection = self.pool.checkout(lane, by).map_err(Failure::Other)?;
+            let mut connection = self.pool.checkout(lane, by).map_err(CallError::Other)?;
             let fresh = connection.is_opened_since(began);
             let sent = Moment::now();
             match request(&mut connection) {
                 Ok(value) => return Ok((value, retried)),
                 Err(error) => match self.failed(&mut connection, error, sent) {
-                    Failure::Closed(_) if !fresh && !retried => retried = true,
+                    CallError::Closed(_) if !fresh && !retried => retried = true,
                     failure => return Err(failure),
                 },
             }
@@ -158,22 +158,22 @@ impl Server {
     }
 
     /// Reads an error, and does what it means for the connections.
-    fn failed(&self, connection: &mut Connection, error: RedisError, sent: Moment) -> Failure {
-        let failure = Failure::new(error, connection.address(), Moment::now() - sent);
+    fn failed(&self, connection: &mut Connection, error: RedisError, sent: Moment) -> CallError {
+        let failure = CallError::new(error, connection.address(), Moment::now() - sent);
         match &failure {
-            Failure::Closed(error) => {
+            CallError::Closed(error) => {
                 connection.poison();
                 self.pool.lost(error);
                 // The idle ones were closed with it more often than not.
                 self.pool.discard_idle(sent);
             }
-            Failure::ReadOnly(error) => {
+            CallError::ReadOnly(error) => {
                 connection.poison();
                 self.pool.lost(error);
                 self.pool.discard_idle(Moment::now());
                 self.subscriber.reconnect();
             }
-            Failure::Other(error) => match error.kind() {
+            CallError::Other(error) => match error.kind() {
                 ErrorKind::Timeout => self.pool.lost(error),
                 // The next one logs in anew, or is another server's.
                 ErrorKind::Denied | ErrorKind::Misconfigured | ErrorKind::Protocol => {
@@ -198,7 +198,7 @@ impl Server {
         call: &mut Call,
         deadline: Moment,
         by: Moment,
-    ) -> std::result::Result<(), Failure> {
+    ) -> CallResult<()> {
         self.set_deadline(call, deadline);
         let sent = Moment::now();
         connection
@@ -213,7 +213,7 @@ impl Server {
         call: &Call,
         sent: Moment,
         by: Moment,
-    ) -> std::result::Result<Value, Failure> {
+    ) -> CallResult<Value> {
         let reply = match connection.receive(by) {
             Err(error) if is_unknown_script(&error) => connection
                 .send(&call.by_text(), by)
@@ -229,20 +229,20 @@ impl Server {
     pub(super) fn subscribe(
         &self,
         channels: &[(Vec<u8>, Channel)],
-        listener: &Arc<Listener>,
+        recipient: &Arc<Recipient>,
         by: Moment,
     ) -> Result<()> {
-        if self.subscriber.add(channels, listener)? == Next::Poke
-            && let Err(error) = self.poke(by)
-        {
-            self.subscriber.not_poked();
-            return Err(error);
+        if self.subscriber.add(channels, recipient)? {
+            self.packed(&self.wake_reader, by).map_err(|error| {
+                self.subscriber.not_woken();
+                error.into_error()
+            })?;
         }
-        self.subscriber.acknowledged(channels, listener, by)
+        self.subscriber.acknowledged(channels, recipient, by)
     }
 
-    pub(super) fn unsubscribe(&self, channels: &[(Vec<u8>, Channel)], listener: &Arc<Listener>) {
-        self.subscriber.remove(channels, listener);
+    pub(super) fn unsubscribe(&self, channels: &[(Vec<u8>, Channel)], recipient: &Arc<Recipient>) {
+        self.subscriber.remove(channels, recipient);
     }
 
     pub(super) fn wake_all(&self) {
@@ -259,16 +259,6 @@ impl Server {
 
     pub(super) fn wakeups(&self) -> Wakeups {
         self.subscriber.condition()
-    }
-
-    /// Wakes the subscriber: it has something to send.
-    fn poke(&self, by: Moment) -> Result<()> {
-        self.retried(Lane::Other, by, |connection| {
-            connection.send(&self.poke, by)?;
-            connection.receive(by)
-        })
-        .map(|_| ())
-        .map_err(Failure::into_error)
     }
 
     fn set_deadline(&self, call: &mut Call, deadline: Moment) {
@@ -297,7 +287,7 @@ impl Drop for Server {
         if self.subscriber.close() {
             // Without it, the reader ends at its next heartbeat. The reply is of no interest.
             if let Some(mut connection) = self.pool.try_checkout(Lane::Owner) {
-                let _ = connection.send(&self.poke, deadline);
+                let _ = connection.send(&self.wake_reader, deadline);
             }
             self.subscriber.join(deadline);
         }
@@ -336,7 +326,7 @@ impl Deployment {
         loop {
             match self.call_once(slot, call, lane, by) {
                 Ok((value, _)) => return Ok(value),
-                Err(Failure::TryAgain(error)) => {
+                Err(CallError::TryAgain(error)) => {
                     if by.remaining() < TRY_AGAIN * 2 {
                         return Err(error);
                     }
@@ -354,11 +344,11 @@ impl Deployment {
         call: &mut Call,
         lane: Lane,
         by: Moment,
-    ) -> std::result::Result<(Value, bool), Failure> {
+    ) -> CallResult<(Value, bool)> {
         match self {
             Deployment::One(server) => match server.call(call, lane, false, by) {
                 // The sentinels may know a new master by now, and nothing was done on the old one.
-                Err(Failure::ReadOnly(_)) if matches!(*server.target, Target::Master(_)) => {
+                Err(CallError::ReadOnly(_)) if matches!(*server.target, Target::Master(_)) => {
                     server.call(call, lane, false, by)
                 }
                 reply => reply,
@@ -368,18 +358,15 @@ impl Deployment {
     }
 
     /// Reads what became of an early acquire. `None`: nothing was done there.
-    pub(super) fn settle(
-        &self,
-        reply: std::result::Result<Value, Failure>,
-    ) -> Result<Option<Value>> {
+    pub(super) fn settle(&self, reply: CallResult<Value>) -> Result<Option<Value>> {
         match reply {
             Ok(value) => Ok(Some(value)),
             Err(
-                Failure::Moved(_)
-                | Failure::Ask(_)
-                | Failure::TryAgain(_)
-                | Failure::ReadOnly(_)
-                | Failure::ClusterDown(_),
+                CallError::Moved(_)
+                | CallError::Ask(_)
+                | CallError::TryAgain(_)
+                | CallError::ReadOnly(_)
+                | CallError::ClusterDown(_),
             ) => Ok(None),
             Err(failure) => {
                 if let Deployment::Cluster(cluster) = self {

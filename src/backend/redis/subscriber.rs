@@ -3,17 +3,18 @@
 //! The driver lets nobody send on a connection while another thread reads from it. So what there is
 //! to subscribe is queued here, and the reader is woken by a message on a channel of its own.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{ProtocolVersion, PushKind, RedisError, Value};
+use ::redis::{ProtocolVersion, PushKind, RedisResult, Value};
 use parking_lot::{Condvar, Mutex};
 
-use super::connection::{Address, Connector, Target, late};
+use super::connection::{Connector, Target, late};
 use super::error::{is_timeout, read};
 use super::script::command;
-use super::subscription::{Channel, Listener};
+use super::subscription::{Channel, Recipient};
+use crate::backend::{CLAIM_TIME, Wakeups};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::thread::{self, Thread};
@@ -32,234 +33,204 @@ const YIELD: Duration = Duration::from_millis(20);
 const TOO_EARLY: Duration = Duration::from_millis(5);
 
 pub(super) struct Subscriber {
-    inner: Arc<Inner>,
-    /// Started by the first who listens: many factories never wait.
-    reader: Mutex<Option<Thread>>,
+    reader: Arc<Reader>,
+    /// Started by the first subscription: many factories never wait.
+    thread: Mutex<Option<Thread>>,
 }
 
-struct Inner {
-    state: Mutex<State>,
+/// What the thread that reads messages shares with those that subscribe.
+struct Reader {
+    routes: Mutex<Routes>,
     /// The end has come.
     closing: Condvar,
     connector: Arc<Connector>,
     target: Arc<Target>,
     /// The channel that wakes the reader.
-    control: String,
-    /// Told of trouble: in a cluster, the server may have been replaced.
-    on_trouble: Box<dyn Fn() + Send + Sync>,
+    control: Vec<u8>,
+    /// Called when a connection has failed: in a cluster, the server may have been replaced.
+    on_error: Box<dyn Fn() + Send + Sync>,
 }
 
 #[derive(Default)]
-struct State {
-    routes: HashMap<Vec<u8>, Route>,
+struct Routes {
+    by_channel: HashMap<Vec<u8>, Route>,
     /// Channels to subscribe and to unsubscribe, not sent yet.
     fresh: Vec<Vec<u8>>,
     stale: Vec<Vec<u8>>,
     /// Whether the reader is about to look at those by itself.
-    poked: bool,
+    woken: bool,
     /// Whether the reader has a connection.
     live: bool,
-    /// The connection is not what it seems: a subscription was not acknowledged, or the server is a
-    /// replica now.
-    suspect: bool,
+    /// The connection is to be replaced: the server is a replica now.
+    outdated: bool,
     /// Why there is no connection; not where one has just ended and the next was not tried.
-    trouble: Option<Error>,
+    error: Option<Error>,
     closed: bool,
 }
 
-/// Who listens to one channel.
+/// To whom the messages of one channel go.
 struct Route {
     channel: Channel,
-    listeners: Vec<Arc<Listener>>,
+    recipients: Vec<Arc<Recipient>>,
     /// On the present connection.
     acknowledged: bool,
     /// On an earlier one: messages may have been missed since.
     interrupted: bool,
 }
 
-/// What the caller of [`Subscriber::add`] does next.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Wake the reader, then wait.
-    Poke,
-    /// Wait.
-    Wait,
-}
-
 impl Subscriber {
     pub(super) fn new(
         connector: &Arc<Connector>,
         target: &Arc<Target>,
-        control: String,
-        on_trouble: Box<dyn Fn() + Send + Sync>,
+        control: &str,
+        on_error: Box<dyn Fn() + Send + Sync>,
     ) -> Subscriber {
         Subscriber {
-            inner: Arc::new(Inner {
-                state: Mutex::default(),
+            reader: Arc::new(Reader {
+                routes: Mutex::default(),
                 closing: Condvar::new(),
                 connector: Arc::clone(connector),
                 target: Arc::clone(target),
-                control,
-                on_trouble,
+                control: control.as_bytes().to_vec(),
+                on_error,
             }),
-            reader: Mutex::new(None),
+            thread: Mutex::new(None),
         }
     }
 
-    /// Queues the channels for subscription.
+    /// Queues the channels for subscription. Returns `true` if the caller is to wake the reader.
     pub(super) fn add(
         &self,
         channels: &[(Vec<u8>, Channel)],
-        listener: &Arc<Listener>,
-    ) -> Result<Next> {
-        let mut reader = self.reader.lock();
-        if reader.is_none() {
-            let inner = Arc::clone(&self.inner);
-            *reader = Some(thread::start("contend-redis-sub", move || {
-                inner.read_for_ever();
+        recipient: &Arc<Recipient>,
+    ) -> Result<bool> {
+        let mut thread = self.thread.lock();
+        if thread.is_none() {
+            let reader = Arc::clone(&self.reader);
+            *thread = Some(thread::start("contend-redis-sub", move || {
+                reader.read_for_ever();
             })?);
         }
-        drop(reader);
-        let mut state = self.inner.state.lock();
+        drop(thread);
+        let mut routes = self.reader.routes.lock();
         for (name, channel) in channels {
-            if let Some(route) = state.routes.get_mut(name) {
-                route.listeners.push(Arc::clone(listener));
+            if let Some(route) = routes.by_channel.get_mut(name) {
+                route.recipients.push(Arc::clone(recipient));
                 continue;
             }
-            state.routes.insert(
-                name.clone(),
-                Route {
-                    channel: *channel,
-                    listeners: vec![Arc::clone(listener)],
-                    acknowledged: false,
-                    interrupted: false,
-                },
-            );
-            state.fresh.push(name.clone());
+            let route = Route {
+                channel: *channel,
+                recipients: vec![Arc::clone(recipient)],
+                acknowledged: false,
+                interrupted: false,
+            };
+            routes.by_channel.insert(name.clone(), route);
+            routes.fresh.push(name.clone());
         }
-        Ok(state.next())
+        let wake = !routes.fresh.is_empty() && routes.live && !routes.woken;
+        routes.woken |= wake;
+        Ok(wake)
     }
 
     /// The reader could not be woken.
-    pub(super) fn not_poked(&self) {
-        self.inner.state.lock().poked = false;
+    pub(super) fn not_woken(&self) {
+        self.reader.routes.lock().woken = false;
     }
 
     /// Waits until the server has acknowledged all channels: from then on nothing is missed.
     pub(super) fn acknowledged(
         &self,
         channels: &[(Vec<u8>, Channel)],
-        listener: &Listener,
+        recipient: &Recipient,
         by: Moment,
     ) -> Result<()> {
-        let mut state = self.inner.state.lock();
+        let mut routes = self.reader.routes.lock();
         loop {
-            let done = channels
-                .iter()
-                .all(|(name, _)| state.routes.get(name).is_some_and(|r| r.acknowledged));
-            if done {
+            let is_acknowledged = |(name, _): &(Vec<u8>, Channel)| {
+                (routes.by_channel.get(name)).is_some_and(|route| route.acknowledged)
+            };
+            if channels.iter().all(is_acknowledged) {
                 return Ok(());
             }
-            if !state.live
-                && let Some(trouble) = &state.trouble
-            {
-                return Err(trouble.clone());
+            if let (false, Some(error)) = (routes.live, &routes.error) {
+                return Err(error.clone());
             }
             let left = by.remaining();
             if left.is_zero() {
-                // A refusal that the driver swallowed, or a dead connection: a new one tells.
-                state.suspect = true;
-                return Err(late("subscribing", &self.inner.target));
+                return Err(late("subscribing", &self.reader.target));
             }
-            listener.settled.wait_for(&mut state, left);
+            recipient.acknowledged.wait_for(&mut routes, left);
         }
     }
 
     /// Ends what [`Subscriber::add`] began. The server hears of it with the next message or heartbeat:
-    /// who leaves on purpose stands in no queue, and a hand-off has better things to do at that moment.
-    pub(super) fn remove(&self, channels: &[(Vec<u8>, Channel)], listener: &Arc<Listener>) {
-        let mut state = self.inner.state.lock();
+    /// a contender that leaves on purpose stands in no queue, and a hand-off has better things to do at that
+    /// moment.
+    pub(super) fn remove(&self, channels: &[(Vec<u8>, Channel)], recipient: &Arc<Recipient>) {
+        let mut routes = self.reader.routes.lock();
         for (name, _) in channels {
-            let Some(route) = state.routes.get_mut(name) else {
+            let Some(route) = routes.by_channel.get_mut(name) else {
                 continue;
             };
-            // Only once: a listener that moves between servers may come back to this one.
-            if let Some(at) =
-                (route.listeners.iter()).position(|known| Arc::ptr_eq(known, listener))
-            {
-                route.listeners.swap_remove(at);
+            // Only once: a recipient that moves between servers may come back to this one.
+            let at = (route.recipients.iter()).position(|known| Arc::ptr_eq(known, recipient));
+            if let Some(at) = at {
+                route.recipients.swap_remove(at);
             }
-            if route.listeners.is_empty() {
-                state.routes.remove(name);
-                state.stale.push(name.clone());
+            if route.recipients.is_empty() {
+                routes.by_channel.remove(name);
+                routes.stale.push(name.clone());
             }
         }
     }
 
     /// Has everybody look again.
     pub(super) fn wake_all(&self) {
-        let state = self.inner.state.lock();
-        for route in state.routes.values() {
-            route.interrupted();
-        }
+        let routes = self.reader.routes.lock();
+        routes.by_channel.values().for_each(Route::interrupted);
     }
 
     /// Has the reader open another connection, soon: the server is not what it was.
     pub(super) fn reconnect(&self) {
-        self.inner.state.lock().suspect = true;
+        self.reader.routes.lock().outdated = true;
     }
 
     /// Returns how wake-ups work: not tried, working, or why not.
-    pub(super) fn condition(&self) -> crate::backend::Wakeups {
-        let state = self.inner.state.lock();
-        if state.live {
-            crate::backend::Wakeups::Working
-        } else if let Some(trouble) = &state.trouble {
-            crate::backend::Wakeups::Polling(trouble.to_string().into())
-        } else {
-            crate::backend::Wakeups::Untried
+    pub(super) fn condition(&self) -> Wakeups {
+        let routes = self.reader.routes.lock();
+        match &routes.error {
+            _ if routes.live => Wakeups::Working,
+            Some(error) => Wakeups::Polling(error.to_string().into()),
+            None => Wakeups::Untried,
         }
     }
 
     /// Tells the reader to end. It does so at the next message, or within a heartbeat.
     /// Returns whether there is one to be waited for.
     pub(super) fn close(&self) -> bool {
-        self.inner.state.lock().closed = true;
-        self.inner.closing.notify_all();
-        self.reader
-            .lock()
-            .as_ref()
-            .is_some_and(|reader| !reader.is_over())
+        self.reader.routes.lock().closed = true;
+        self.reader.closing.notify_all();
+        let thread = self.thread.lock();
+        thread.as_ref().is_some_and(|thread| !thread.is_over())
     }
 
     /// Waits until the reader has ended.
     pub(super) fn join(&self, deadline: Moment) {
-        if let Some(mut reader) = self.reader.lock().take() {
-            reader.join(deadline);
-        }
-    }
-}
-
-impl State {
-    fn next(&mut self) -> Next {
-        if !self.fresh.is_empty() && self.live && !self.poked {
-            self.poked = true;
-            Next::Poke
-        } else {
-            Next::Wait
+        if let Some(mut thread) = self.thread.lock().take() {
+            thread.join(deadline);
         }
     }
 }
 
 impl Route {
     fn interrupted(&self) {
-        for listener in &self.listeners {
-            listener.interrupted();
+        for recipient in &self.recipients {
+            recipient.interrupted();
         }
     }
 }
 
-impl Inner {
+impl Reader {
     fn read_for_ever(&self) {
         let mut pause = BACKOFF.0;
         loop {
@@ -268,33 +239,28 @@ impl Inner {
                 .target
                 .open(&self.connector, ProtocolVersion::RESP3)
                 .and_then(|(address, connection)| {
-                    let mut session = Session::new(self, address, connection);
-                    let ended = session.run(&mut heard);
-                    ended.map_err(|error| read(&error, &session.address, HEARTBEAT))
+                    let ended = PushConnection::new(self, connection).run(&mut heard);
+                    ended.map_err(|error| read(&error, &address, HEARTBEAT))
                 });
-            let mut state = self.state.lock();
-            state.live = false;
-            for route in state.routes.values_mut() {
+            let mut routes = self.routes.lock();
+            routes.live = false;
+            for route in routes.by_channel.values_mut() {
                 route.interrupted |= route.acknowledged;
                 route.acknowledged = false;
             }
-            if state.closed {
+            if routes.closed {
                 return;
             }
-            match ended {
-                // A connection that worked is replaced at once, and whoever waits for an
-                // acknowledgement waits for the next one.
-                Err(error) if heard && error.is_transient() => {
-                    log::debug!("redis subscriber: {error}");
-                }
-                Err(error) => {
-                    log::debug!("redis subscriber: {error}");
-                    state.trouble = Some(error);
-                    for listener in state.routes.values().flat_map(|route| &route.listeners) {
-                        listener.settled.notify_one();
+            if let Err(error) = ended {
+                log::debug!("redis subscriber: {error}");
+                // A connection that worked is replaced at once, and whoever waits for an acknowledgement
+                // waits for the next one.
+                if !heard || !error.is_transient() {
+                    routes.error = Some(error);
+                    for recipient in routes.by_channel.values().flat_map(|it| &it.recipients) {
+                        recipient.acknowledged.notify_one();
                     }
                 }
-                Ok(()) => {}
             }
             pause = if heard {
                 BACKOFF.0
@@ -302,67 +268,72 @@ impl Inner {
                 (pause * 2).min(BACKOFF.1)
             };
             let until = Moment::now() + pause;
-            while !state.closed && !until.remaining().is_zero() {
-                self.closing.wait_for(&mut state, until.remaining());
+            while !routes.closed && !until.remaining().is_zero() {
+                self.closing.wait_for(&mut routes, until.remaining());
             }
-            drop(state);
-            (self.on_trouble)();
+            drop(routes);
+            (self.on_error)();
         }
     }
 }
 
-/// The life of one connection on which messages arrive.
-struct Session<'a> {
-    inner: &'a Inner,
-    address: Address,
-    connection: ::redis::Connection,
+/// One connection on which messages arrive.
+struct PushConnection<'a> {
+    reader: &'a Reader,
+    driver: ::redis::Connection,
     alarms: Alarms,
     heard_at: Moment,
     asked_at: Moment,
+    /// What was subscribed since the control channel was subscribed before, for each time that this was
+    /// done and not acknowledged yet. Acknowledgements come in order: what has none by then was refused.
+    asked: VecDeque<Vec<Vec<u8>>>,
+    /// How often each channel was unsubscribed without an acknowledgement yet. Until then one of its
+    /// subscription is that of the last time.
+    leaving: HashMap<Vec<u8>, u32>,
     /// What the socket's timeout is set to.
     timeout: Duration,
 }
 
-impl Session<'_> {
-    fn new(inner: &Inner, address: Address, connection: ::redis::Connection) -> Session<'_> {
+impl PushConnection<'_> {
+    fn new(reader: &Reader, driver: ::redis::Connection) -> PushConnection<'_> {
         let now = Moment::now();
-        Session {
-            inner,
-            address,
-            connection,
+        PushConnection {
+            reader,
+            driver,
             alarms: Alarms::default(),
             heard_at: now,
             asked_at: now,
+            asked: VecDeque::new(),
+            leaving: HashMap::new(),
             timeout: Duration::ZERO,
         }
     }
 
     /// Reads until the end of the connection or of the factory. `heard`: the server acknowledged.
-    fn run(&mut self, heard: &mut bool) -> std::result::Result<(), RedisError> {
+    fn run(&mut self, heard: &mut bool) -> RedisResult<()> {
         {
-            let mut state = self.inner.state.lock();
-            state.live = true;
-            state.suspect = false;
-            state.stale.clear();
-            state.fresh = state.routes.keys().cloned().collect();
+            let mut routes = self.reader.routes.lock();
+            routes.live = true;
+            routes.outdated = false;
+            routes.stale.clear();
+            routes.fresh = routes.by_channel.keys().cloned().collect();
         }
-        self.ask()?;
-        loop {
-            if !self.send_news()? {
-                return Ok(());
-            }
+        self.ask(Vec::new())?;
+        while self.send_news()? {
             let wait = self.ring_alarms().max(Duration::from_millis(1));
             // A system call, and with every message the wait begins anew: to wake a little early is
             // cheaper than to set the clock each time.
             if self.timeout > wait || self.timeout < wait / 2 {
-                self.connection.set_read_timeout(Some(wait))?;
+                self.driver.set_read_timeout(Some(wait))?;
                 self.timeout = wait;
             }
-            match self.connection.recv_response() {
+            match self.driver.recv_response() {
                 Ok(Value::Push { kind, data }) => {
                     self.heard_at = Moment::now();
                     *heard |= kind == PushKind::Subscribe;
-                    self.take(&kind, &data);
+                    if !self.take(&kind, &data) {
+                        return Ok(());
+                    }
                 }
                 Ok(Value::ServerError(error)) => return Err(error.into()),
                 Ok(_) => {}
@@ -370,35 +341,42 @@ impl Session<'_> {
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
     /// Sends what was queued. `false`: this connection is to end.
-    fn send_news(&mut self) -> std::result::Result<bool, RedisError> {
+    fn send_news(&mut self) -> RedisResult<bool> {
         let (fresh, stale) = {
-            let mut state = self.inner.state.lock();
-            if state.closed || state.suspect {
+            let mut routes = self.reader.routes.lock();
+            if routes.closed || routes.outdated {
                 return Ok(false);
             }
-            state.poked = false;
-            if state.fresh.is_empty() && state.stale.is_empty() {
+            routes.woken = false;
+            if routes.fresh.is_empty() && routes.stale.is_empty() {
                 return Ok(true);
             }
-            let mut fresh = std::mem::take(&mut state.fresh);
-            let stale = std::mem::take(&mut state.stale);
+            let mut fresh = std::mem::take(&mut routes.fresh);
+            let stale = std::mem::take(&mut routes.stale);
             // Who came and went, or went and came, before we looked.
-            fresh.retain(|channel| state.routes.contains_key(channel));
+            fresh.retain(|channel| routes.by_channel.contains_key(channel));
             (fresh, stale)
         };
         self.send(b"UNSUBSCRIBE", &stale)?;
-        self.send(b"SUBSCRIBE", &fresh)?;
+        for channel in stale {
+            *self.leaving.entry(channel).or_default() += 1;
+        }
+        if !fresh.is_empty() {
+            self.send(b"SUBSCRIBE", &fresh)?;
+            self.ask(fresh)?;
+        }
         Ok(true)
     }
 
-    fn send(&mut self, verb: &[u8], channels: &[Vec<u8>]) -> std::result::Result<(), RedisError> {
+    fn send(&mut self, verb: &[u8], channels: &[Vec<u8>]) -> RedisResult<()> {
         for some in channels.chunks(500) {
             let mut arguments = vec![verb];
             arguments.extend(some.iter().map(Vec::as_slice));
-            self.connection.send_packed_command(&command(&arguments))?;
+            self.driver.send_packed_command(&command(&arguments))?;
         }
         Ok(())
     }
@@ -407,14 +385,14 @@ impl Session<'_> {
     fn ring_alarms(&mut self) -> Duration {
         let now = Moment::now();
         while let Some(mutex) = self.alarms.due(now) {
-            let state = self.inner.state.lock();
-            let Some(route) = state.routes.get(&mutex) else {
+            let routes = self.reader.routes.lock();
+            let Some(route) = routes.by_channel.get(&mutex) else {
                 continue;
             };
-            let mut waiting = route.listeners.iter().filter(|it| it.is_waiting());
+            let mut waiting = route.recipients.iter().filter(|it| it.is_waiting());
             let parked = waiting.clone().find(|it| it.is_parked());
-            if let Some(listener) = parked.or_else(|| waiting.next()) {
-                listener.wake();
+            if let Some(recipient) = parked.or_else(|| waiting.next()) {
+                recipient.wake();
             }
         }
         let beat = self.heard_at.max(self.asked_at) + HEARTBEAT;
@@ -422,92 +400,106 @@ impl Session<'_> {
     }
 
     /// After a silence: asks for a sign of life, or gives up if one was asked for in vain.
-    fn listen_for_life(&mut self) -> std::result::Result<(), RedisError> {
+    fn listen_for_life(&mut self) -> RedisResult<()> {
         let now = Moment::now();
         if self.asked_at > self.heard_at {
             if now - self.asked_at >= HEARTBEAT {
                 return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
             }
         } else if now - self.heard_at >= HEARTBEAT {
-            self.ask()?;
+            self.ask(Vec::new())?;
         }
         Ok(())
     }
 
-    /// Subscribes (again) to the control channel. Not PING: its reply is no push, and the driver
-    /// swallows replies of which it thinks that nobody waits for them any more.
-    fn ask(&mut self) -> std::result::Result<(), RedisError> {
+    /// Subscribes (again) to the control channel, after `fresh`. Not PING: its reply is no push, and the
+    /// driver swallows replies, refusals too, of which it thinks that nobody waits for them any more.
+    fn ask(&mut self, fresh: Vec<Vec<u8>>) -> RedisResult<()> {
         self.asked_at = Moment::now();
-        let control = self.inner.control.as_bytes();
-        self.connection
-            .send_packed_command(&command(&[b"SUBSCRIBE", control]))
+        self.asked.push_back(fresh);
+        self.driver
+            .send_packed_command(&command(&[b"SUBSCRIBE", &self.reader.control]))
     }
 
-    fn take(&mut self, kind: &PushKind, data: &[Value]) {
+    /// Takes what has arrived. `false`: a subscription was refused, and a new connection is told why.
+    fn take(&mut self, kind: &PushKind, data: &[Value]) -> bool {
         let Some(Value::BulkString(name)) = data.first() else {
-            return;
+            return true;
         };
-        let mut state = self.inner.state.lock();
-        let Some(route) = state.routes.get_mut(name) else {
-            if *kind == PushKind::Subscribe {
-                // The control channel: the server lets us subscribe.
-                state.trouble = None;
-            }
-            return;
-        };
+        let mut routes = self.reader.routes.lock();
         match (kind, data.get(1)) {
-            (PushKind::Message, Some(Value::BulkString(said))) => {
-                let channel = route.channel;
-                if let (Channel::Turn, [listener]) = (channel, route.listeners.as_slice()) {
-                    let listener = Arc::clone(listener);
-                    drop(state);
-                    listener.turn();
-                    return;
-                }
-                let listeners = route.listeners.clone();
-                drop(state);
-                self.deliver(channel, name, said, &listeners);
+            (PushKind::Subscribe, _) if *name == self.reader.control => {
+                routes.error = None;
+                let asked = self.asked.pop_front().unwrap_or_default();
+                let refused = |name: &Vec<u8>| {
+                    let route = routes.by_channel.get(name);
+                    !self.leaving.contains_key(name) && route.is_some_and(|it| !it.acknowledged)
+                };
+                return !asked.iter().any(refused);
             }
-            (PushKind::Subscribe, _) => {
+            (PushKind::Subscribe, _) if !self.leaving.contains_key(name) => {
+                let Some(route) = routes.by_channel.get_mut(name) else {
+                    return true;
+                };
                 route.acknowledged = true;
                 if std::mem::take(&mut route.interrupted) {
                     route.interrupted();
                 }
                 // Each on its own: a thousand that start together must not wake each other.
-                for listener in &route.listeners {
-                    listener.settled.notify_one();
+                for recipient in &route.recipients {
+                    recipient.acknowledged.notify_one();
+                }
+            }
+            (PushKind::Unsubscribe, _) => {
+                if let Some(times) = self.leaving.get_mut(name) {
+                    *times -= 1;
+                    if *times == 0 {
+                        self.leaving.remove(name);
+                    }
+                }
+            }
+            (PushKind::Message, Some(Value::BulkString(said))) => {
+                let Some(route) = routes.by_channel.get(name) else {
+                    return true;
+                };
+                let channel = route.channel;
+                if let (Channel::Turn, [recipient]) = (channel, route.recipients.as_slice()) {
+                    let recipient = Arc::clone(recipient);
+                    drop(routes);
+                    recipient.turn();
+                } else {
+                    let recipients = route.recipients.clone();
+                    drop(routes);
+                    self.deliver(channel, name, said, &recipients);
                 }
             }
             _ => {}
         }
+        true
     }
 
-    fn deliver(&mut self, channel: Channel, name: &[u8], said: &[u8], to: &[Arc<Listener>]) {
+    fn deliver(&mut self, channel: Channel, name: &[u8], said: &[u8], to: &[Arc<Recipient>]) {
         match channel {
             Channel::Turn => to.iter().for_each(|it| it.turn()),
             Channel::Changes => {
                 if let Some(id) = said.strip_prefix(b"acquired@@") {
                     self.alarms.cancel(name);
-                    to.iter().for_each(|it| it.acquired(id));
+                    to.iter().for_each(|it| it.acquired_by(id));
                 } else if said == b"released@@!" {
                     // First those that do not queue; then one of ours sees to it that it goes on.
                     self.alarms.set(name, Moment::now() + YIELD);
-                    for listener in to.iter().filter(|it| !it.is_waiting()) {
-                        listener.released(b"!");
+                    for recipient in to.iter().filter(|it| !it.is_waiting()) {
+                        recipient.released_by(b"!");
                     }
                 } else if let Some(id) = said.strip_prefix(b"released@@") {
                     self.alarms.cancel(name);
-                    to.iter().for_each(|it| it.released(id));
+                    to.iter().for_each(|it| it.released_by(id));
                 }
             }
             Channel::Handed => {
-                let claim = said.split(|byte| *byte == b'@').next().unwrap_or_default();
-                let claim = std::str::from_utf8(claim)
-                    .ok()
-                    .and_then(|it| it.parse().ok());
-                let claim = claim.map_or(crate::backend::CLAIM_TIME, Duration::from_millis);
+                // The claim time in the message is for readers of other languages: it is a constant.
                 if let Some(mutex) = name.strip_suffix(b"!handed") {
-                    self.alarms.set(mutex, Moment::now() + claim + TOO_EARLY);
+                    (self.alarms).set(mutex, Moment::now() + CLAIM_TIME + TOO_EARLY);
                 }
                 to.iter().for_each(|it| it.handed());
             }
@@ -515,7 +507,7 @@ impl Session<'_> {
     }
 }
 
-/// When one waiter of a mutex looks again although nobody told it to.
+/// When one waiter of a mutex looks again although no message came.
 #[derive(Default)]
 struct Alarms {
     at: HashMap<Vec<u8>, Moment>,
@@ -552,7 +544,7 @@ impl Alarms {
 
 impl std::fmt::Debug for Subscriber {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Subscriber({})", self.inner.target)
+        write!(f, "Subscriber({})", self.reader.target)
     }
 }
 

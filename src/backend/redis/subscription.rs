@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Shared;
+use super::Common;
 use super::connection::Opener;
-use super::error::Failure;
+use super::error::CallResult;
 use super::keys::Keys;
 use super::script::Call;
 use super::server::Server;
@@ -34,7 +34,7 @@ pub(super) enum Channel {
     Handed,
 }
 
-/// What a listener listens for.
+/// What a recipient listens for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Role {
@@ -50,35 +50,40 @@ pub(super) enum Role {
 
 /// One contender or observer, as the subscriber sees it.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct Recipient {
     /// The contender's id; empty for an observer.
     id: Vec<u8>,
     unparker: Unparker,
     /// A [`Role`].
     role: AtomicU8,
-    /// Whoever waits for the acknowledgement of its subscription waits here.
-    pub(super) settled: Condvar,
+    /// Notified when a channel of this recipient was acknowledged, or cannot be.
+    pub(super) acknowledged: Condvar,
     early: Mutex<Early>,
 }
 
 /// What there is of an early acquire. Locked while it is sent: a waiter that wakes up by itself in that
 /// moment must find it, or it would own without knowing.
+///
+/// Between the message that its turn has come and the acquisition lies the way from the thread that reads
+/// messages to the one that waits. So the first one sends the acquisition itself, at once, and the second
+/// one, when it is up, only has to read the reply. Only for a waiter that is parked at that moment: what
+/// is sent here, it must come for soon, to own it or to give it back.
 #[derive(Debug, Default)]
 #[allow(clippy::large_enum_variant)] // one for each subscription, and the large one is the hot one
 enum Early {
     #[default]
     None,
-    Ordered(Order),
+    Prepared(Prepared),
     Sent(EarlyAcquire),
 }
 
-impl Listener {
-    fn new(id: &[u8], unparker: &Unparker, role: Role) -> Listener {
-        Listener {
+impl Recipient {
+    fn new(id: &[u8], unparker: &Unparker, role: Role) -> Recipient {
+        Recipient {
             id: id.to_vec(),
             unparker: unparker.clone(),
             role: AtomicU8::new(role as u8),
-            settled: Condvar::new(),
+            acknowledged: Condvar::new(),
             early: Mutex::default(),
         }
     }
@@ -112,10 +117,10 @@ impl Listener {
             return;
         }
         let mut early = self.early.lock();
-        if matches!(*early, Early::Ordered(_))
+        if matches!(*early, Early::Prepared(_))
             && self.unparker.is_parked()
-            && let Early::Ordered(order) = std::mem::take(&mut *early)
-            && let Some(sent) = order.send()
+            && let Early::Prepared(prepared) = std::mem::take(&mut *early)
+            && let Some(sent) = prepared.send()
         {
             *early = Early::Sent(sent);
         }
@@ -124,15 +129,15 @@ impl Listener {
     }
 
     /// `id` has acquired.
-    pub(super) fn acquired(&self, id: &[u8]) {
+    pub(super) fn acquired_by(&self, id: &[u8]) {
         if self.is(Role::Observing) || (self.is(Role::Owning) && id != self.id) {
             self.wake();
         }
     }
 
-    /// `id` has released, and nobody was told in particular.
-    pub(super) fn released(&self, id: &[u8]) {
-        // What an owner hears of itself, it did not do: somebody has revoked it.
+    /// `id` has released, and no waiter in particular was told.
+    pub(super) fn released_by(&self, id: &[u8]) {
+        // An owner that hears this of itself was revoked.
         let own_doing = self.is(Role::Waiting) && id == self.id;
         if !self.is(Role::Idle) && !own_doing {
             self.wake();
@@ -147,20 +152,15 @@ impl Listener {
     }
 }
 
-/// What a waiter leaves with its listener: all that its next attempt takes.
-///
-/// Between the message that its turn has come and the acquisition lies the way from the thread that reads
-/// messages to the one that waits. So the first one sends the acquisition itself, at once, and the second
-/// one, when it is up, only has to read the reply. Only for a waiter that is parked at that moment: what
-/// is sent here, it must come for soon, to own it or to give it back.
+/// All that the next attempt of a waiter takes.
 #[derive(Debug)]
-pub(super) struct Order {
+struct Prepared {
     server: Weak<Server>,
     call: Call,
     lease: Lease,
 }
 
-impl Order {
+impl Prepared {
     /// Sends the attempt. Never waits: `None` if there is no connection to spare, or it is broken.
     fn send(mut self) -> Option<EarlyAcquire> {
         let server = self.server.upgrade()?;
@@ -172,6 +172,7 @@ impl Order {
             .send_early(&mut checkout, &mut self.call, deadline, sent + budget)
             .ok()?;
         Some(EarlyAcquire {
+            server,
             checkout,
             call: self.call,
             sent,
@@ -183,6 +184,7 @@ impl Order {
 /// An attempt that was sent, and its reply not read yet. One that is dropped takes its connection along.
 #[derive(Debug)]
 pub(super) struct EarlyAcquire {
+    server: Arc<Server>,
     checkout: Checkout<Opener>,
     call: Call,
     sent: Moment,
@@ -191,12 +193,8 @@ pub(super) struct EarlyAcquire {
 }
 
 impl EarlyAcquire {
-    pub(super) fn finish(
-        mut self,
-        server: &Server,
-        by: Moment,
-    ) -> std::result::Result<::redis::Value, Failure> {
-        server.finish_early(&mut self.checkout, &self.call, self.sent, by)
+    pub(super) fn finish(mut self, by: Moment) -> CallResult<::redis::Value> {
+        (self.server).finish_early(&mut self.checkout, &self.call, self.sent, by)
     }
 }
 
@@ -240,43 +238,45 @@ impl Subscription {
     /// Returns once `unparker` is unparked by every message that matters.
     pub(super) fn listen(
         &mut self,
-        shared: &Shared,
+        common: &Common,
         unparker: &Unparker,
         by: Moment,
     ) -> Result<()> {
         if let Some(attached) = &self.attached
-            && attached.listener.unparker.same(unparker)
+            && attached.recipient.unparker.same(unparker)
         {
-            return self.follow(shared, by);
+            return self.follow(common, by);
         }
         self.attached = None;
-        let listener = Arc::new(Listener::new(&self.id, unparker, self.role));
-        self.attach(shared, &listener, by)
+        let recipient = Arc::new(Recipient::new(&self.id, unparker, self.role));
+        let server = common.server(self.slot, by)?;
+        self.attach(server, recipient, by)
     }
 
-    /// Listens on the server that has the mutex now, which in a cluster may not be the one it was.
-    pub(super) fn follow(&mut self, shared: &Shared, by: Moment) -> Result<()> {
+    /// Listens on the server that has the mutex now, which in a cluster may not be the one it was. Takes at
+    /// most half of the time: the rest is for what comes after it.
+    pub(super) fn follow(&mut self, common: &Common, by: Moment) -> Result<()> {
         if let Some(attached) = &self.attached
-            && shared.is_cluster()
+            && common.is_cluster()
         {
-            let server = shared.server(self.slot, by)?;
+            let half = by - by.remaining() / 2;
+            let server = common.server(self.slot, half)?;
             if !Arc::ptr_eq(&server, &attached.server) {
-                let listener = Arc::clone(&attached.listener);
-                return self.attach(shared, &listener, by);
+                let recipient = Arc::clone(&attached.recipient);
+                return self.attach(server, recipient, half);
             }
         }
         Ok(())
     }
 
-    fn attach(&mut self, shared: &Shared, listener: &Arc<Listener>, by: Moment) -> Result<()> {
-        let server = shared.server(self.slot, by)?;
+    fn attach(&mut self, server: Arc<Server>, recipient: Arc<Recipient>, by: Moment) -> Result<()> {
         // Whatever happens, it ends with this value.
         let attached = Attached {
-            server: Arc::clone(&server),
-            listener: Arc::clone(listener),
+            server,
+            recipient,
             channels: self.channels.clone(),
         };
-        server.subscribe(&self.channels, listener, by)?;
+        (attached.server).subscribe(&attached.channels, &attached.recipient, by)?;
         self.attached = Some(attached);
         Ok(())
     }
@@ -285,14 +285,14 @@ impl Subscription {
     pub(super) fn set_role(&mut self, role: Role) {
         self.role = role;
         if let Some(attached) = &self.attached {
-            attached.listener.role.store(role as u8, Ordering::Relaxed);
+            attached.recipient.role.store(role as u8, Ordering::Relaxed);
         }
     }
 
     /// Has the next attempt sent as soon as the turn comes.
-    pub(super) fn order(&self, call: &Call, lease: Lease) {
+    pub(super) fn prepare(&self, call: &Call, lease: Lease) {
         if let Some(attached) = &self.attached {
-            *attached.listener.early.lock() = Early::Ordered(Order {
+            *attached.recipient.early.lock() = Early::Prepared(Prepared {
                 server: Arc::downgrade(&attached.server),
                 call: call.clone(),
                 lease,
@@ -300,24 +300,24 @@ impl Subscription {
         }
     }
 
-    /// Cancels the order. Returns `true` if it was sent already: somebody must come for the reply.
-    pub(super) fn cancel(&self) -> bool {
+    /// Returns `true` if an attempt was sent; if not, none is from now on.
+    pub(super) fn is_sent(&self) -> bool {
         let Some(attached) = &self.attached else {
             return false;
         };
-        let mut early = attached.listener.early.lock();
-        if let Early::Ordered(_) = *early {
+        let mut early = attached.recipient.early.lock();
+        if let Early::Prepared(_) = *early {
             *early = Early::None;
         }
         matches!(*early, Early::Sent(_))
     }
 
     /// Takes what was sent in the meantime; from now on nothing is.
-    pub(super) fn take_early(&self) -> Option<(EarlyAcquire, &Server)> {
+    pub(super) fn take_early(&self) -> Option<EarlyAcquire> {
         let attached = self.attached.as_ref()?;
-        match std::mem::take(&mut *attached.listener.early.lock()) {
-            Early::Sent(sent) => Some((sent, &*attached.server)),
-            Early::None | Early::Ordered(_) => None,
+        match std::mem::take(&mut *attached.recipient.early.lock()) {
+            Early::Sent(sent) => Some(sent),
+            Early::None | Early::Prepared(_) => None,
         }
     }
 
@@ -327,15 +327,15 @@ impl Subscription {
     }
 }
 
-/// The channels of one listener on one server; ends with this value, without waiting.
+/// The channels of one recipient on one server; ends with this value, without waiting.
 struct Attached {
     server: Arc<Server>,
-    listener: Arc<Listener>,
+    recipient: Arc<Recipient>,
     channels: Vec<(Vec<u8>, Channel)>,
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        self.server.unsubscribe(&self.channels, &self.listener);
+        self.server.unsubscribe(&self.channels, &self.recipient);
     }
 }

@@ -1,0 +1,121 @@
+//! The connection on which messages arrive: what is acknowledged is subscribed, and slowness breaks nothing.
+
+use std::thread;
+use std::time::Instant;
+
+use contend::ErrorKind;
+use contend::Moment;
+use contend::redis::Builder;
+use testbed::{Proxy, RedisServer, wait_until, within};
+
+use crate::driven::{Driven, HANG, PATIENCE, ms, soon};
+
+/// Rule "subscribe first, then try". A waiter leaves before its subscription is acknowledged, and another
+/// comes for the same channels: the acknowledgement that arrives next is that of the first subscription,
+/// which the server has ended since.
+#[test]
+fn an_acknowledgement_is_that_of_the_present_subscription() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.addr());
+        let factory = Builder::new(proxy.addr().to_string()).build().unwrap();
+        let mut other = Driven::at(&factory, "other", "a");
+        other.listen();
+        let mut waiter = Driven::at(&factory, "m", "a");
+        let fence = waiter.own();
+        waiter.release(fence);
+        // Time is the subject: 300 ms each way. The request to subscribe is sent after 600 ms, and is
+        // acknowledged after 1,200 ms; if the reader is up just then, after 600 ms, and it is tried again.
+        proxy.delay(ms(300));
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let began = Instant::now();
+            let at = |after| thread::sleep(ms(after).saturating_sub(began.elapsed()));
+            let listening = thread::scope(|scope| {
+                scope.spawn(|| {
+                    // Arrives after 800 ms: the reader looks what there is to send, and unsubscribes.
+                    at(500);
+                    server.cli(&["PUBLISH", "simba:{other}", "released@@x"]);
+                });
+                let by = Moment::now() + ms(740);
+                waiter.raw.listen(&waiter.parker.unparker(), by)
+            });
+            if listening.is_err() {
+                at(850);
+                break;
+            }
+            assert!(Instant::now() < end, "it is always acknowledged in time");
+            waiter.raw.withdraw(soon()).unwrap();
+        }
+        waiter.listen();
+        let subscribed = server.cli(&["PUBSUB", "NUMSUB", "simba:{m}:a"]);
+        assert_eq!(subscribed.lines().last(), Some("1"), "{subscribed}");
+    });
+}
+
+/// M3, for messages: a wait that is shorter than the network is no reason to replace the connection, and to
+/// have everybody look again.
+#[test]
+fn a_short_wait_on_a_slow_network_replaces_no_connection() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.addr());
+        let factory = Builder::new(proxy.addr().to_string()).build().unwrap();
+        let mut waiter = Driven::at(&factory, "other", "a");
+        waiter.listen();
+        let connection = || {
+            let list = server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+            list.split(' ').next().unwrap_or_default().to_owned()
+        };
+        let first = connection();
+        assert!(first.starts_with("id="), "{first:?}");
+        let mut holder = Driven::at(
+            &Builder::new(server.addr().to_string()).build().unwrap(),
+            "m",
+            "holder",
+        );
+        holder.own();
+        proxy.delay(ms(60));
+        let locker = factory.locker("m").build().unwrap();
+        for _ in 0..8 {
+            let error = locker.try_lock_for(ms(400)).map(drop).unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::Held | ErrorKind::Timeout),
+                "{error:?}"
+            );
+        }
+        proxy.pass();
+        // What is about to be replaced is, at the latest, when the next message comes.
+        let mut late = Driven::at(&factory, "late", "a");
+        late.raw.listen(&late.parker.unparker(), soon()).unwrap();
+        wait_until(PATIENCE, "there is a connection", || {
+            connection().starts_with("id=")
+        });
+        assert_eq!(connection(), first);
+    });
+}
+
+/// A user whose right to a channel is taken away while the connection lives is told so, not "took too long".
+#[test]
+fn a_subscription_that_is_refused_on_a_live_connection_says_why() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let acl = |channels: &[&str]| {
+            let mut words = vec!["ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all"];
+            words.extend(channels);
+            server.cli(&words);
+        };
+        acl(&["&simba:*"]);
+        let url = format!("redis://app:pw@{}", server.addr());
+        let factory = contend::connect(&url).unwrap();
+        let mut first = Driven::at(&factory, "first", "a");
+        first.listen();
+        // The driver swallows a refusal on a connection on which it has waited in vain before.
+        thread::sleep(ms(1_200));
+        acl(&["resetchannels", "&simba:!*", "&simba:{first}*"]);
+        let mut second = Driven::at(&factory, "second", "a");
+        let error = second.raw.listen(&second.parker.unparker(), soon());
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    });
+}
