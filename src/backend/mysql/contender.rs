@@ -202,7 +202,8 @@ impl MysqlContender {
     }
 
     /// When the head looks if nobody tells it to: at the end of the lease or hand-over that it read, and of
-    /// the claim time of whoever is before it; or, where nobody will tell it, at the poll interval.
+    /// the claim time of whoever is before it; or, where nobody will tell it, at the poll interval. An owner
+    /// of Simba's tells nobody.
     fn time_to_look(&self, row: &Row, registered: bool) -> Duration {
         let Waiter {
             token,
@@ -211,7 +212,7 @@ impl MysqlContender {
             ..
         } = self.waiter();
         let left = row.left() + Duration::from_millis(1);
-        if !registered || queues.waiter_state() != WaiterState::Up {
+        if !registered || row.is_simbas() || queues.waiter_state() != WaiterState::Up {
             return left.clamp(SOON, (*poll_interval).max(SOON));
         }
         if row.tokens().next() == Some(token) {

@@ -448,6 +448,12 @@ impl Row {
             || (self.handed_to().is_some() && self.transition_at > self.now + claim)
     }
 
+    /// Returns `true` if a contender of Simba's owns: our fences are at least the time of acquisition in
+    /// microseconds, Simba's count.
+    pub(super) fn is_simbas(&self) -> bool {
+        self.fence < self.acquired_at.saturating_mul(1_000)
+    }
+
     /// Who owns; `NONE` while the mutex is free or handed over.
     pub(super) fn owner(&self) -> MutexOwner {
         if self.is_over() {
