@@ -242,6 +242,39 @@ fn a_call_returns_within_its_time_on_a_dead_network() {
     });
 }
 
+/// Nobody's lease waits for a log-in, so it may take longer than an answer: a busy machine had no connection
+/// for 20 s, because each answer of the log-in had a sixth of the ttl.
+#[test]
+fn a_log_in_that_is_slower_than_an_answer_may_be_succeeds() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let proxy = Proxy::to(server.addr());
+        proxy.delay_replies(ms(800));
+        // An answer has 500 ms.
+        let factory = connect(&through(&proxy, &url), "");
+        let pool = || factory.backend().unwrap().condition().pool.unwrap();
+        wait_until(PATIENCE, "a connection is open", || pool().open > 0);
+        proxy.pass();
+        let (_service, events) = started(&factory, "m", "a");
+        next(&events, EventKind::Acquired);
+    });
+}
+
+/// Review 12: replies that were late by 0.15 of the ttl unseated an owner.
+#[test]
+fn replies_that_are_late_within_their_limit_unseat_nobody() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let proxy = Proxy::to(server.addr());
+        let (a, events) = started(&connect(&through(&proxy, &url), ""), "m", "a");
+        let fence = next(&events, EventKind::Acquired).fence();
+        proxy.delay_replies(ms(440));
+        // Time is the subject: two leases.
+        thread::sleep(ms(6_000));
+        assert!(a.is_owner() && a.fence() == fence, "{:?}", a.last_error());
+    });
+}
+
 /// Rule 4: an answer that comes late is never taken for that of the next question.
 #[test]
 fn a_connection_without_an_answer_is_never_used_again() {

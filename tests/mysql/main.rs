@@ -11,6 +11,7 @@ mod locker;
 #[path = "../mysql_ground/mod.rs"]
 mod mysql_ground;
 mod one_server;
+mod processes;
 mod stress;
 mod table;
 #[path = "../tool/mod.rs"]

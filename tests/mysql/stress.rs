@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::mysql_ground::{database, ms, operator};
+use crate::processes;
 use contend::ErrorKind;
 use mysql::prelude::Queryable;
 use rand::RngExt;
@@ -15,27 +16,39 @@ use testbed::{Output, Process, within};
 
 const CHILD: &str = "CONTEND_STRESS_CHILD";
 
-fn seconds() -> u64 {
-    let seconds = std::env::var("CONTEND_STRESS_SECONDS");
-    seconds.ok().and_then(|text| text.parse().ok()).unwrap_or(8)
+/// The size of a test, from the environment.
+pub fn size(variable: &str, default: u64) -> u64 {
+    let size = std::env::var(variable);
+    size.ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
 }
 
-/// Not a test of its own: what the processes of the test below do.
+/// Not a test of its own: what the processes of the tests do.
 #[test]
 fn child() {
     let Ok(settings) = std::env::var(CHILD) else {
         return;
     };
-    let mut settings = settings.split(' ');
-    let url = settings.next().unwrap().to_owned();
-    let mutexes: usize = settings.next().unwrap().parse().unwrap();
-    let seconds: u64 = settings.next().unwrap().parse().unwrap();
+    let settings: Vec<&str> = settings.split(' ').collect();
+    let [role, url, count, seconds] = settings[..] else {
+        panic!("{settings:?}");
+    };
+    let (count, seconds) = (count.parse().unwrap(), seconds.parse().unwrap());
+    match role {
+        "stress" => stress(url, count, seconds),
+        "turns" => processes::take_turns(url, count, seconds),
+        _ => processes::wait(url, count),
+    }
+}
+
+fn stress(url: &str, mutexes: usize, seconds: u64) {
     let factory = contend::connect(&format!("{url}?ttl=4s&transition=2s")).unwrap();
     let end = Instant::now() + Duration::from_secs(seconds);
     let results: Vec<(usize, Duration, usize)> = thread::scope(|scope| {
         let contenders: Vec<_> = (0..4)
             .map(|number| {
-                let (url, factory) = (&url, factory.clone());
+                let factory = factory.clone();
                 scope.spawn(move || contender(url, &factory, number, mutexes, end))
             })
             .collect();
@@ -110,21 +123,19 @@ fn contender(
     (locks, longest, gave_up)
 }
 
-fn spawn(url: &str, mutexes: usize, seconds: u64) -> Process {
+/// Starts a process that plays a role with `count` mutexes or lockers.
+pub fn spawn(role: &str, url: &str, count: usize, seconds: u64) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", "stress::child", "--nocapture"])
-        .env(CHILD, format!("{url} {mutexes} {seconds}"));
+        .env(CHILD, format!("{role} {url} {count} {seconds}"));
     Process::spawn(&command, &Output::Pipe).unwrap()
 }
 
 /// Rules "belief ends on the local clock" and "fences strictly grow", over processes.
 #[test]
 fn processes_that_give_up_die_and_lose_connections_exclude_each_other() {
-    if std::env::var(CHILD).is_ok() {
-        return;
-    }
-    let seconds = seconds();
+    let seconds = size("CONTEND_STRESS_SECONDS", 8);
     within(Duration::from_secs(seconds * 2 + 180), || {
         for mutexes in [1, 4] {
             run(mutexes, seconds / 2);
@@ -141,7 +152,9 @@ fn run(mutexes: usize, seconds: u64) {
     )
     .unwrap();
     let end = Instant::now() + Duration::from_secs(seconds);
-    let mut processes: Vec<Process> = (0..3).map(|_| spawn(&url, mutexes, seconds)).collect();
+    let mut processes: Vec<Process> = (0..3)
+        .map(|_| spawn("stress", &url, mutexes, seconds))
+        .collect();
     let mut dead = Vec::new();
     let mut rng = rand::rng();
     let (mut kills, mut cuts) = (0, 0);
@@ -153,7 +166,8 @@ fn run(mutexes: usize, seconds: u64) {
                 .saturating_duration_since(Instant::now())
                 .as_secs()
                 .max(1);
-            let killed = std::mem::replace(&mut processes[victim], spawn(&url, mutexes, left));
+            let killed =
+                std::mem::replace(&mut processes[victim], spawn("stress", &url, mutexes, left));
             dead.push(killed.pid());
             killed.kill();
             kills += 1;

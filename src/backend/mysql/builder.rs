@@ -20,6 +20,9 @@ use crate::url::Url;
 /// for longer than this for a server that hangs.
 const MAX_READ_TIMEOUT: Duration = Duration::from_millis(750);
 
+/// How long a log-in may take; not bound to the lease, because the pool's threads log in.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// The shortest and the longest poll interval.
 const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(60));
 
@@ -64,7 +67,7 @@ pub struct Builder {
     table: String,
     create_table: bool,
     pool_size: u32,
-    connect_timeout: Option<Duration>,
+    connect_timeout: Duration,
     read_timeout: Option<Duration>,
     wakeups: bool,
     poll_interval: Duration,
@@ -81,7 +84,9 @@ impl Builder {
         let known: Vec<&str> = PARAMETERS.into_iter().chain(Server::PARAMETERS).collect();
         url.expect_parameters(&known)?;
         let mut builder = Builder::on(Server::from_url(url)?).lease(url.lease()?);
-        builder.connect_timeout = url.duration("connect_timeout")?;
+        if let Some(timeout) = url.duration("connect_timeout")? {
+            builder = builder.connect_timeout(timeout);
+        }
         builder.read_timeout = url.duration("read_timeout")?;
         if let Some(delay) = url.duration("initial_delay")? {
             builder = builder.initial_delay(delay);
@@ -115,7 +120,7 @@ impl Builder {
             table: DEFAULT_NAME.to_owned(),
             create_table: false,
             pool_size: 8,
-            connect_timeout: None,
+            connect_timeout: CONNECT_TIMEOUT,
             read_timeout: None,
             wakeups: true,
             poll_interval: Duration::from_secs(1),
@@ -223,9 +228,10 @@ impl Builder {
         self
     }
 
-    /// Sets the longest wait for a TCP connection. Defaults to the read timeout.
+    /// Sets the longest wait for a TCP connection, and for each answer of the server during the log-in.
+    /// Connections are opened in the background: no lease waits for one. Defaults to 3 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Builder {
-        self.connect_timeout = Some(timeout);
+        self.connect_timeout = timeout;
         self
     }
 
@@ -292,20 +298,15 @@ impl Builder {
             .read_timeout
             .unwrap_or_else(|| default_read_timeout(self.lease));
         check_read_timeout(read_timeout, self.lease)?;
-        let connect_timeout = self.connect_timeout.unwrap_or(read_timeout);
-        if connect_timeout.is_zero() || connect_timeout > self.lease.ttl() {
-            return Err(Error::invalid(format!(
-                "a connect timeout of {connect_timeout:?} does not go with a ttl of {:?}; it must be \
-                 above zero and at most the ttl",
-                self.lease.ttl()
-            )));
+        if self.connect_timeout.is_zero() {
+            return Err(Error::invalid("connect_timeout must not be zero"));
         }
         let table = Arc::new(Table::new(&self.table, self.create_table)?);
         let prepared = Arc::clone(&table);
         let connector = Connector {
             server: self.server,
             options: ConnectionOptions {
-                connect_timeout,
+                connect_timeout: self.connect_timeout,
                 read_timeout,
                 lock_wait: read_timeout,
                 init: Vec::new(),

@@ -22,9 +22,9 @@ const MAX_KNOCK: Duration = Duration::from_secs(15);
 /// How connections are opened.
 #[derive(Clone)]
 pub(crate) struct ConnectionOptions {
-    /// The longest wait for the TCP connection, and for the write of a request.
+    /// The longest wait for the TCP connection, and for each answer until the connection is ready.
     pub(crate) connect_timeout: Duration,
-    /// The longest wait for an answer.
+    /// The longest wait for an answer from then on.
     pub(crate) read_timeout: Duration,
     /// How long the server lets a statement wait for a row or table lock; whole seconds, at least one.
     pub(crate) lock_wait: Duration,
@@ -123,9 +123,14 @@ impl Connection {
         options: &ConnectionOptions,
         clock: &ServerClock,
     ) -> Result<Connection, RequestError> {
-        let patience = options.read_timeout;
-        let mut connection = caught(patience, || {
-            let mut conn = server.open(options.connect_timeout, patience)?;
+        // Nobody's lease waits for a log-in: on a busy machine it may take far longer than an answer may.
+        let limit = if cfg!(unix) {
+            options.connect_timeout
+        } else {
+            options.read_timeout
+        };
+        let mut connection = caught(limit, || {
+            let mut conn = server.open(options.connect_timeout, limit)?;
             conn.query_drop(session(options))?;
             for statement in &options.init {
                 conn.query_drop(statement)?;
@@ -138,7 +143,7 @@ impl Connection {
             }
             Ok(Connection {
                 conn,
-                patience,
+                patience: limit,
                 poisoned: false,
                 sent,
             })
@@ -151,7 +156,20 @@ impl Connection {
                 return Err(RequestError::poison(error));
             }
         }
+        connection.set_patience(options.read_timeout)?;
         Ok(connection)
+    }
+
+    /// Sets the longest that one request can take.
+    fn set_patience(&mut self, patience: Duration) -> Result<(), RequestError> {
+        #[cfg(unix)]
+        caught(patience, || {
+            let socket = socket2::SockRef::from(&self.conn);
+            socket.set_read_timeout(Some(patience))?;
+            Ok(socket.set_write_timeout(Some(patience))?)
+        })?;
+        self.patience = patience;
+        Ok(())
     }
 
     /// Makes one request: `work` sends one statement and reads its answer. Nothing is sent where the

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::Database;
-use super::connection::Connection;
-use super::queue::{Entry, Turn, WaiterState};
-use super::rows::{Row, Rows, Whose, millis};
+use super::queue::{Entry, Registered, Turn, WaiterState};
+use super::rows::{Call, NO_TOKEN, Row, Rows, Whose, millis};
 use super::table::{TOKEN, WAITERS};
 use super::waiter::Waiter;
 use crate::backend::{
@@ -18,9 +17,6 @@ use crate::error::Result;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::Lane;
-
-/// The token of one that has not registered: no process has it.
-const NO_TOKEN: &str = "0";
 
 /// How often one call tries: the first time it may find no row and make it, the second time it may find
 /// the row free, or that the server's clock was set.
@@ -83,27 +79,23 @@ impl MysqlContender {
     /// before it looks, so that nothing falls in between.
     fn attempt(
         &mut self,
+        call: &mut Call<'_>,
         entry: Option<&Entry>,
         mut turn: Turn,
         not_after: Moment,
     ) -> Result<Attempt> {
-        let rows = Arc::clone(&self.rows);
-        let (mut connection, by) = rows.checkout_late(Lane::Other, not_after)?;
-        let connection = &mut *connection;
         for _ in 0..ROUNDS {
             let (token, more) = match turn {
                 Turn::Head {
                     registered: true,
                     more,
-                } => (self.waiter().token.clone(), more),
-                _ => (NO_TOKEN.to_owned(), false),
+                } => (Some(self.waiter().token.clone()), more),
+                _ => (None, false),
             };
+            let name = token.as_deref().unwrap_or(NO_TOKEN);
             let sent = Moment::now();
-            match rows.acquire(connection, &self.contender, &token, more, not_after, by) {
-                Ok(Some(owner)) => {
-                    let token = (token != NO_TOKEN).then_some(more);
-                    return Ok(self.won(connection, owner, token, sent, by));
-                }
+            match call.acquire(&self.contender, name, more, not_after) {
+                Ok(Some(owner)) => return Ok(self.won(call, owner, token.map(|_| more), sent)),
                 Ok(None) => self.unsure = false,
                 Err(failed) => {
                     self.unsure |= failed.unknown;
@@ -111,7 +103,7 @@ impl MysqlContender {
                 }
             }
             // Not ours, that is known. What fails from here on is not worth an unknown outcome.
-            match self.look(connection, entry, &mut turn, by) {
+            match self.look(call, entry, &mut turn) {
                 Ok(Some(attempt)) => return Ok(attempt),
                 Ok(None) => {}
                 Err(error) if error.is_transient() => break,
@@ -120,16 +112,12 @@ impl MysqlContender {
         }
         let pause = match turn {
             Turn::Head { .. } => {
-                let pause = self
-                    .waiter()
-                    .queues
-                    .quarrelled(self.mutex(), self.waiter().poll_interval);
-                let owner = MutexOwner::NONE;
-                let next = Moment::now() + pause;
-                self.waiter()
-                    .queues
-                    .looked(self.mutex(), self.number, &owner, next);
-                pause
+                let Waiter {
+                    queues,
+                    poll_interval,
+                    ..
+                } = self.waiter();
+                queues.quarrelled(self.mutex(), self.number, *poll_interval)
             }
             _ => SOON,
         };
@@ -140,12 +128,10 @@ impl MysqlContender {
     /// it is the head, and reads the row. `None`: it should try once more.
     fn look(
         &mut self,
-        connection: &mut Connection,
+        call: &mut Call<'_>,
         entry: Option<&Entry>,
         turn: &mut Turn,
-        by: Moment,
     ) -> Result<Option<Attempt>> {
-        let rows = Arc::clone(&self.rows);
         if let (Some(entry), Turn::Alone) = (entry, &*turn) {
             *turn = self.waiter().queues.join(self.mutex(), entry);
             self.queued = true;
@@ -155,13 +141,13 @@ impl MysqlContender {
         }
         if let Turn::Head { registered, .. } = turn
             && !*registered
-            && self.database.waiter.is_up(by - rows.patience())
+            && self.database.waiter.is_up(call.by - call.rows.patience())
         {
-            self.waiter().step(&rows, connection, self.mutex(), by)?;
+            self.waiter().step(call, self.mutex())?;
             *registered = true;
         }
-        let Some(row) = rows.look(connection, self.mutex(), by)? else {
-            rows.insert(connection, self.mutex(), by)?;
+        let Some(row) = call.look(self.mutex())? else {
+            call.insert(self.mutex())?;
             return Ok(None);
         };
         let own = match turn {
@@ -173,36 +159,30 @@ impl MysqlContender {
         if row.is_for(&self.contender.id, own) {
             return Ok(None);
         }
-        let owner = row.owner();
+        let (owner, queues) = (row.owner(), &self.waiter().queues);
         let Turn::Head { registered, .. } = turn else {
-            let retry_in = row
-                .left()
-                .clamp(SOON, self.waiter().poll_interval.max(SOON));
-            return Ok(Some(refused(owner, retry_in)));
+            let longest = self.waiter().poll_interval.max(SOON);
+            return Ok(Some(refused(owner, row.left().clamp(SOON, longest))));
         };
-        let stands = row.tokens().any(|token| token == own);
-        let full = row.waiters.len() > WAITERS - TOKEN;
-        if *registered && !stands {
-            self.waiter()
-                .queues
-                .set_registered(self.mutex(), super::queue::Registered::No);
+        if *registered && !row.tokens().any(|token| token == own) {
+            queues.set_registered(self.mutex(), Registered::No);
             *registered = false;
-            if !full {
+            if row.waiters.len() <= WAITERS - TOKEN {
                 // Somebody took this process for dead: it queues again.
                 return Ok(None);
             }
         }
         let retry_in = self.time_to_look(&row, *registered);
-        let queues = &self.waiter().queues;
         queues.looked(self.mutex(), self.number, &owner, row.sent + retry_in);
         if *registered {
-            self.waiter().watch(&rows, connection, self.mutex(), by);
+            self.waiter().watch(call, self.mutex());
         }
         Ok(Some(refused(owner, retry_in)))
     }
 
     /// When the head looks if nobody tells it to: at the end of the lease or hand-over that it read, and of
-    /// the claim time of whoever is before it; or, where nobody will tell it, at the poll interval.
+    /// the claim time of whoever is before it; or, where nobody will tell it, at the poll interval. An owner
+    /// of Simba's tells nobody.
     fn time_to_look(&self, row: &Row, registered: bool) -> Duration {
         let Waiter {
             token,
@@ -211,7 +191,7 @@ impl MysqlContender {
             ..
         } = self.waiter();
         let left = row.left() + Duration::from_millis(1);
-        if !registered || queues.waiter_state() != WaiterState::Up {
+        if !registered || row.is_simbas() || queues.waiter_state() != WaiterState::Up {
             return left.clamp(SOON, (*poll_interval).max(SOON));
         }
         if row.tokens().next() == Some(token) {
@@ -223,11 +203,10 @@ impl MysqlContender {
 
     fn won(
         &mut self,
-        connection: &mut Connection,
+        call: &mut Call<'_>,
         owner: MutexOwner,
         token: Option<bool>,
         sent: Moment,
-        by: Moment,
     ) -> Attempt {
         self.unsure = false;
         self.queued = false;
@@ -236,7 +215,7 @@ impl MysqlContender {
         let queues = &self.waiter().queues;
         if queues.granted(self.mutex(), self.number, token, &owner, gone_at) {
             // Fails only where the waiting thread sees to it.
-            let _ = self.waiter().step(&self.rows, connection, self.mutex(), by);
+            let _ = self.waiter().step(call, self.mutex());
         }
         Attempt::Granted(Grant { owner, until: None })
     }
@@ -268,7 +247,10 @@ impl RawContender for MysqlContender {
             return Ok(refused(owner, retry_in));
         }
         // However late an answer comes, the server grants nothing after `by`.
-        let outcome = self.attempt(entry.as_ref(), turn, by);
+        let rows = Arc::clone(&self.rows);
+        let outcome = rows.call(Lane::Other, by, |call| {
+            self.attempt(call, entry.as_ref(), turn, by)
+        });
         if outcome.is_err() && self.queued {
             self.waiter().queues.failed(self.mutex(), self.number);
         }
@@ -276,9 +258,10 @@ impl RawContender for MysqlContender {
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
-        let connection = &mut *self.rows.checkout(Lane::Owner, by)?;
+        let mut connection = self.rows.checkout(Lane::Owner, by)?;
+        let mut call = self.rows.on(&mut connection, by);
         let sent = Moment::now();
-        if let Some(ttl_at) = self.rows.renew(connection, &self.contender, fence, by)? {
+        if let Some(ttl_at) = call.renew(&self.contender, fence)? {
             let (ttl, total) = millis(self.contender.lease);
             let now = ttl_at.saturating_sub(ttl);
             let owner = MutexOwner::new(
@@ -294,38 +277,33 @@ impl RawContender for MysqlContender {
             }));
         }
         // Lost, that is known: to whom is worth a look, but not an error.
-        let row = self.rows.look(connection, self.mutex(), by).ok().flatten();
+        let row = call.look(self.mutex()).ok().flatten();
         Ok(Renewal::Lost(
             row.map_or(MutexOwner::NONE, |row| row.owner()),
         ))
     }
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
-        let rows = &self.rows;
-        let (mut connection, by) = rows.checkout_late(Lane::Owner, by)?;
-        let connection = &mut *connection;
-        let whose = Whose::Owner(&self.contender.id, fence);
-        match rows.release(connection, self.mutex(), whose, by) {
-            Ok(Some(token)) => {
-                self.waiter()
-                    .hand_on(rows, connection, self.mutex(), token, by);
-                Ok(true)
-            }
-            Ok(None) => {
-                // Perhaps a release whose answer was lost: whoever it was handed over to was not told.
-                let row = rows.look(connection, self.mutex(), by).ok().flatten();
-                let token = row.as_ref().and_then(Row::handed_to);
-                if let Some(token) = token.and_then(|token| token.parse().ok()) {
-                    self.waiter()
-                        .hand_on(rows, connection, self.mutex(), token, by);
-                }
-                Ok(false)
-            }
-            Err(failed) => {
+        let rows = Arc::clone(&self.rows);
+        rows.call(Lane::Owner, by, |call| {
+            let whose = Whose::Owner(&self.contender.id, fence);
+            let released = call.release(self.mutex(), whose).map_err(|failed| {
                 self.unsure |= failed.unknown;
-                Err(failed.error)
+                failed.error
+            })?;
+            let token = match released {
+                Some(token) => Some(token),
+                // Perhaps a release whose answer was lost: whoever it was handed over to was not told.
+                None => {
+                    let row = call.look(self.mutex()).ok().flatten();
+                    row.and_then(|row| row.handed_to()?.parse().ok())
+                }
+            };
+            if let Some(token) = token {
+                self.waiter().hand_on(call, self.mutex(), token);
             }
-        }
+            Ok(released.is_some())
+        })
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<bool> {
@@ -333,23 +311,21 @@ impl RawContender for MysqlContender {
             return Ok(false);
         }
         // Where this fails the waiting thread tries again.
-        let (mut connection, by) = self.rows.checkout_late(Lane::Other, by)?;
-        self.waiter()
-            .step(&self.rows, &mut connection, self.mutex(), by)?;
+        let step = |call: &mut Call<'_>| self.waiter().step(call, self.mutex());
+        self.rows.call(Lane::Other, by, step)?;
         Ok(true)
     }
 
     fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
-        let (mut connection, by) = self.rows.checkout_late(Lane::Other, by)?;
-        let row = self.rows.look(&mut connection, self.mutex(), by)?;
+        let look = |call: &mut Call<'_>| call.look(self.mutex());
+        let row = self.rows.call(Lane::Other, by, look)?;
         let row = row.filter(|row| row.run_at > 0);
         Ok(row.map(|row| Duration::from_millis(row.now.saturating_sub(row.run_at))))
     }
 
     fn record_run(&mut self, fence: u64, _keep: Duration, by: Moment) -> Result<bool> {
-        let (mut connection, by) = self.rows.checkout_late(Lane::Owner, by)?;
-        let contender = &self.contender;
-        self.rows.record_run(&mut connection, contender, fence, by)
+        let record = |call: &mut Call<'_>| call.record_run(&self.contender, fence);
+        self.rows.call(Lane::Owner, by, record)
     }
 }
 

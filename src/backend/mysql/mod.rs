@@ -50,7 +50,7 @@ use self::connection::{Connector, MysqlPool};
 use self::contender::MysqlContender;
 use self::observer::MysqlObserver;
 use self::permits::{MysqlPermits, PermitSettings};
-use self::rows::{Borrowed, Rows, Whose};
+use self::rows::{Call, Rows, Whose};
 use self::waiter::{Waiter, WaiterThread};
 use super::{Backend, Condition, Contender, Participant, PermitStore, RawContender, RawObserver};
 use crate::clock::Moment;
@@ -134,7 +134,6 @@ impl Database {
         let mut connector = self.rows.pool.connector().clone();
         connector.options.read_timeout = read_timeout;
         connector.options.lock_wait = read_timeout;
-        connector.options.connect_timeout = connector.options.connect_timeout.min(read_timeout);
         let rows = Arc::new(Rows {
             clock: Arc::clone(&self.rows.clock),
             pool: pool(connector, self.pool_size, &self.probe)?,
@@ -144,9 +143,9 @@ impl Database {
         Ok(rows)
     }
 
-    /// A connection for an operator's question.
-    fn connection(&self, by: Moment) -> Result<(Borrowed, Moment)> {
-        self.rows.checkout_late(Lane::Other, by)
+    /// An operator's question.
+    fn call<T>(&self, by: Moment, work: impl FnOnce(&mut Call<'_>) -> Result<T>) -> Result<T> {
+        self.rows.call(Lane::Other, by, work)
     }
 }
 
@@ -192,21 +191,17 @@ impl Backend for Mysql {
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
-        let (mut connection, by) = self.database.connection(by)?;
-        self.database.rows.ping(&mut connection, by)
+        self.database.call(by, |call| call.ping())
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        let (mut connection, by) = self.database.connection(by)?;
-        let row = self.database.rows.look(&mut connection, mutex, by)?;
+        let row = self.database.call(by, |call| call.look(mutex))?;
         Ok(row.map_or(MutexOwner::NONE, |row| row.owner()))
     }
 
     /// The tokens of the processes that wait; first the one that the mutex is handed over to.
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
-        let (mut connection, by) = self.database.connection(by)?;
-        let row = self.database.rows.look(&mut connection, mutex, by)?;
-        let Some(row) = row else {
+        let Some(row) = self.database.call(by, |call| call.look(mutex))? else {
             return Ok(Vec::new());
         };
         let handed = row.handed_to().filter(|_| !row.is_over());
@@ -215,20 +210,19 @@ impl Backend for Mysql {
     }
 
     fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
-        let (mut connection, by) = self.database.connection(by)?;
-        self.database.rows.list(&mut connection, by)
+        self.database.call(by, |call| call.list())
     }
 
     /// The owner learns of it with its next renewal: owning needs no connection that could be woken.
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
-        let (mut connection, by) = self.database.connection(by)?;
-        let rows = &self.database.rows;
-        let Some(token) = rows.release(&mut connection, mutex, Whose::Fence(fence), by)? else {
-            return Ok(false);
-        };
-        let waiter = self.database.waiter.waiter();
-        waiter.hand_on(rows, &mut connection, mutex, token, by);
-        Ok(true)
+        self.database.call(by, |call| {
+            let Some(token) = call.release(mutex, Whose::Fence(fence))? else {
+                return Ok(false);
+            };
+            let waiter = self.database.waiter.waiter();
+            waiter.hand_on(call, mutex, token);
+            Ok(true)
+        })
     }
 
     fn condition(&self) -> Condition {

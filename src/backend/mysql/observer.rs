@@ -33,8 +33,7 @@ impl RawObserver for MysqlObserver {
 
     fn observe(&mut self, by: Moment) -> Result<View> {
         let rows = &self.database.rows;
-        let (mut connection, by) = rows.checkout_late(Lane::Other, by)?;
-        let row = rows.look(&mut connection, &self.mutex, by)?;
+        let row = rows.call(Lane::Other, by, |call| call.look(&self.mutex))?;
         let look_in = self.database.waiter.waiter().poll_interval;
         Ok(match row {
             Some(row) if !row.is_over() => View {

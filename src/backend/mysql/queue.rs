@@ -199,11 +199,7 @@ impl Queues {
     pub(super) fn looked(&self, mutex: &Arc<str>, number: u64, owner: &MutexOwner, next: Moment) {
         let mut state = self.state.lock();
         if let Some(queue) = state.queues.get_mut(mutex) {
-            if queue.is_head(number) {
-                queue.looking = false;
-                queue.next = next;
-            }
-            queue.publish(owner);
+            queue.looked(number, owner, next);
         }
         drop(state);
         self.changed.notify_all();
@@ -222,14 +218,25 @@ impl Queues {
         self.changed.notify_all();
     }
 
-    /// The row looked free, but could not be had: how long to leave it alone. The first time not at all.
-    pub(super) fn quarrelled(&self, mutex: &Arc<str>, poll_interval: Duration) -> Duration {
+    /// The row looked free to the head, but could not be had: how long to leave it alone. Until then
+    /// nobody waits for it either: a wait would end at once, again and again.
+    pub(super) fn quarrelled(
+        &self,
+        mutex: &Arc<str>,
+        number: u64,
+        poll_interval: Duration,
+    ) -> Duration {
         let mut state = self.state.lock();
         let Some(queue) = state.queues.get_mut(mutex) else {
-            return Duration::from_millis(20);
+            return poll_interval;
         };
-        queue.quarrels = queue.quarrels.saturating_add(1);
-        (Duration::from_millis(5) * 2_u32.pow(queue.quarrels.min(10))).min(poll_interval)
+        let quarrels = queue.quarrels.saturating_add(1);
+        let pause = (Duration::from_millis(5) * 2_u32.pow(quarrels.min(10))).min(poll_interval);
+        queue.looked(number, &MutexOwner::NONE, Moment::now() + pause);
+        queue.quarrels = quarrels;
+        drop(state);
+        self.changed.notify_all();
+        pause
     }
 
     /// Leaves the queue; the next one becomes its head. Returns `true` if the token is to be withdrawn.
@@ -389,7 +396,7 @@ impl Queues {
             queue.publish(&row.owner());
             // A lease that was renewed meanwhile ends later than its head thought.
             let ends = row.sent + row.left() + Duration::from_millis(1);
-            if queue.next < ends && !queue.told {
+            if queue.next < ends && !queue.told && !row.is_simbas() {
                 queue.next = ends;
             }
         }
@@ -513,6 +520,15 @@ impl Queue {
         }
     }
 
+    fn looked(&mut self, number: u64, owner: &MutexOwner, next: Moment) {
+        if self.is_head(number) {
+            self.looking = false;
+            self.next = next;
+            self.quarrels = 0;
+        }
+        self.publish(owner);
+    }
+
     fn is_head(&self, number: u64) -> bool {
         self.entries
             .front()
@@ -556,6 +572,7 @@ impl Queue {
             && self.registered == Registered::Yes
             && !self.told
             && !self.looking
+            && self.quarrels == 0
     }
 
     /// Nobody waits, but the token may stand in the row.
@@ -734,10 +751,13 @@ mod tests {
         let a = Waits::new(1);
         let (queues, m) = queue(&[&a]);
         let second = Duration::from_secs(1);
-        let pauses: Vec<Duration> = (0..12).map(|_| queues.quarrelled(&m, second)).collect();
+        let pauses: Vec<Duration> = (0..12).map(|_| queues.quarrelled(&m, 1, second)).collect();
         assert!(pauses.windows(2).all(|two| two[0] <= two[1]));
         assert_eq!(pauses[11], second);
         assert!(pauses.iter().sum::<Duration>() > 4 * second);
+        assert!(queues.watch().is_empty(), "a wait would end at once");
+        queues.looked(&m, 1, &nobody(), far());
+        assert_eq!(queues.watch(), [m]);
     }
 
     #[test]

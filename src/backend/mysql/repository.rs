@@ -1,9 +1,10 @@
-//! The operations on single rows, for who wants to drive them by hand; those of Simba's repository.
+//! `Repository`: the operations of Simba's repository on one mutex's row, public, for callers that wait, renew
+//! and retry by themselves. Nothing in the crate uses it.
 
 use std::sync::Arc;
 
 use super::Database;
-use super::rows::{Borrowed, Row, Whose};
+use super::rows::{Call, NO_TOKEN, Row, Whose};
 use crate::backend::{Contender, Purpose};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -45,8 +46,7 @@ impl Repository {
     /// # Errors
     /// `Denied` without the privilege to create tables, and those of every request.
     pub fn create_table(&self) -> Result<()> {
-        let (mut connection, by) = self.connection()?;
-        self.database.rows.create_table(&mut connection, by)
+        self.call(|call| call.create_table())
     }
 
     /// Makes the row of a mutex.
@@ -55,8 +55,7 @@ impl Repository {
     /// `Conflict` where it is there already.
     pub fn init_mutex(&self, mutex: &str) -> Result<()> {
         name::check_mutex(mutex)?;
-        let (mut connection, by) = self.connection()?;
-        if self.database.rows.insert(&mut connection, mutex, by)? {
+        if self.call(|call| call.insert(mutex))? {
             return Ok(());
         }
         Err(Error::new(
@@ -77,8 +76,7 @@ impl Repository {
     /// `NotFound` where there is no row.
     pub fn get_owner(&self, mutex: &str) -> Result<MutexRow> {
         name::check_mutex(mutex)?;
-        let (mut connection, by) = self.connection()?;
-        self.read(&mut connection, mutex, by)?
+        self.call(|call| read(call, mutex))?
             .ok_or_else(|| no_row(mutex))
     }
 
@@ -105,22 +103,16 @@ impl Repository {
             lease,
             purpose: Purpose::Lock,
         };
-        let (mut connection, by) = self.connection()?;
-        let rows = &self.database.rows;
-        let mut row = None;
-        // Twice: the server's clock may have been set since it was last read.
-        for _ in 0..2 {
-            let granted = rows.acquire(&mut connection, &contender, "0", false, by, by)?;
-            row = Some(
-                rows.look(&mut connection, mutex, by)?
-                    .ok_or_else(|| no_row(mutex))?,
-            );
-            if granted.is_some() || row.as_ref().is_some_and(|row| !row.is_for(id, "0")) {
-                break;
+        self.call(|call| {
+            // The server's clock may have been set since it was last read: the look reads it anew.
+            let granted = call.acquire(&contender, NO_TOKEN, false, call.by)?;
+            let row = call.look(mutex)?.ok_or_else(|| no_row(mutex))?;
+            if granted.is_some() || !row.is_for(id, NO_TOKEN) {
+                return Ok(MutexRow::new(mutex, &row));
             }
-        }
-        row.map(|row| MutexRow::new(mutex, &row))
-            .ok_or_else(|| no_row(mutex))
+            call.acquire(&contender, NO_TOKEN, false, call.by)?;
+            read(call, mutex)?.ok_or_else(|| no_row(mutex))
+        })
     }
 
     /// Gives the mutex up for `id`, whatever its fence. Returns `false` if it was not its.
@@ -130,14 +122,14 @@ impl Repository {
     pub fn release(&self, mutex: &str, id: &str) -> Result<bool> {
         name::check_mutex(mutex)?;
         name::check_id(id)?;
-        let (mut connection, by) = self.connection()?;
-        let rows = &self.database.rows;
-        let Some(token) = rows.release(&mut connection, mutex, Whose::Id(id), by)? else {
-            return Ok(false);
-        };
-        let waiter = self.database.waiter.waiter();
-        waiter.hand_on(rows, &mut connection, &mutex.into(), token, by);
-        Ok(true)
+        self.call(|call| {
+            let Some(token) = call.release(mutex, Whose::Id(id))? else {
+                return Ok(false);
+            };
+            let waiter = self.database.waiter.waiter();
+            waiter.hand_on(call, &mutex.into(), token);
+            Ok(true)
+        })
     }
 
     /// Reads the row of a mutex, and makes it first if need be. Two that do so at once both succeed.
@@ -146,24 +138,24 @@ impl Repository {
     /// Those of every request.
     pub fn ensure_owner(&self, mutex: &str) -> Result<MutexRow> {
         name::check_mutex(mutex)?;
-        let (mut connection, by) = self.connection()?;
-        if let Some(row) = self.read(&mut connection, mutex, by)? {
-            return Ok(row);
-        }
-        self.database.rows.insert(&mut connection, mutex, by)?;
-        self.read(&mut connection, mutex, by)?
-            .ok_or_else(|| no_row(mutex))
+        self.call(|call| {
+            if let Some(row) = read(call, mutex)? {
+                return Ok(row);
+            }
+            call.insert(mutex)?;
+            read(call, mutex)?.ok_or_else(|| no_row(mutex))
+        })
     }
 
-    fn connection(&self) -> Result<(Borrowed, Moment)> {
+    fn call<T>(&self, work: impl FnOnce(&mut Call<'_>) -> Result<T>) -> Result<T> {
         let by = Moment::now() + self.lease.call_budget();
-        self.database.rows.checkout_late(Lane::Owner, by)
+        self.database.rows.call(Lane::Owner, by, work)
     }
+}
 
-    fn read(&self, connection: &mut Borrowed, mutex: &str, by: Moment) -> Result<Option<MutexRow>> {
-        let row = self.database.rows.look(connection, mutex, by)?;
-        Ok(row.map(|row| MutexRow::new(mutex, &row)))
-    }
+fn read(call: &mut Call<'_>, mutex: &str) -> Result<Option<MutexRow>> {
+    let row = call.look(mutex)?;
+    Ok(row.map(|row| MutexRow::new(mutex, &row)))
 }
 
 impl MutexRow {

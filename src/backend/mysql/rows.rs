@@ -1,4 +1,4 @@
-//! The rows: one function per statement.
+//! The statements on a mutex's row, one function each ([`Call`]), and the row as it is read ([`Row`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use mysql::prelude::Queryable;
 use mysql::{Params, params};
 
-use super::connection::{Connection, MysqlPool, ServerClock};
+use super::connection::{Connection, Connector, MysqlPool, ServerClock};
 use super::error::RequestError;
 use super::table::{Statements, Table, column, kill};
 use crate::backend::{CLAIM_TIME, Contender};
@@ -17,7 +17,10 @@ use crate::owner::MutexOwner;
 use crate::pool::{Checkout, Lane};
 
 /// A connection of a factory's pool.
-pub(super) type Borrowed = Checkout<super::connection::Connector>;
+pub(super) type Borrowed = Checkout<Connector>;
+
+/// The token of one that has not registered: no process has it.
+pub(super) const NO_TOKEN: &str = "0";
 
 /// The table, and the pool through which it is reached.
 #[derive(Debug)]
@@ -25,6 +28,13 @@ pub(super) struct Rows {
     pub(super) pool: MysqlPool,
     pub(super) table: Arc<Table>,
     pub(super) clock: Arc<ServerClock>,
+}
+
+/// What one call to the backend asks the server, on one connection and until `by`.
+pub(super) struct Call<'c> {
+    pub(super) rows: &'c Rows,
+    pub(super) connection: &'c mut Connection,
+    pub(super) by: Moment,
 }
 
 /// A row as it was read.
@@ -70,44 +80,57 @@ impl Rows {
         Ok((connection, by.max(Moment::now() + self.patience() * 4)))
     }
 
+    /// Does `work` on a connection that came free before `by`, as [`checkout_late`](Rows::checkout_late).
+    pub(super) fn call<T, E: From<Error>>(
+        &self,
+        lane: Lane,
+        by: Moment,
+        work: impl FnOnce(&mut Call<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let (mut connection, by) = self.checkout_late(lane, by)?;
+        work(&mut self.on(&mut connection, by))
+    }
+
+    /// A call on this connection.
+    pub(super) fn on<'c>(&'c self, connection: &'c mut Connection, by: Moment) -> Call<'c> {
+        Call {
+            rows: self,
+            connection,
+            by,
+        }
+    }
+
     /// The longest that one request can take.
     pub(super) fn patience(&self) -> Duration {
         self.pool.connector().options.read_timeout
     }
+}
 
+impl Call<'_> {
     /// Tries to make `contender` the owner: with the token of its process, where that stands in the row,
     /// and saying whether more of its process wait. Returns the owner's snapshot, or `None`.
     pub(super) fn acquire(
-        &self,
-        connection: &mut Connection,
+        &mut self,
         contender: &Contender,
         token: &str,
         more: bool,
         not_after: Moment,
-        by: Moment,
     ) -> Result<Option<MutexOwner>, Failed> {
         let (ttl, total) = millis(contender.lease);
+        let clock = &self.rows.clock;
         let not_after = match not_after {
             Moment::FAR => u64::MAX >> 1,
-            moment => self.clock.millis_at(moment),
+            moment => clock.millis_at(moment),
         };
         let sent = Moment::now();
-        let fence = self.update(connection, by, |statements| {
-            (
-                statements.acquire.as_str(),
-                params! {
-                    "mutex" => &*contender.mutex,
-                    "id" => &*contender.id,
-                    "token" => token,
-                    "more" => more,
-                    "not_after" => not_after,
-                    ttl,
-                    total,
-                },
-            )
+        let fence = self.update(|statements| {
+            let params = params! {
+                "mutex" => &*contender.mutex, "id" => &*contender.id, token, more, not_after, ttl, total,
+            };
+            (&statements.acquire, params)
         })?;
         Ok(fence.map(|fence| {
-            let now = self.clock.millis_at(sent);
+            let now = clock.millis_at(sent);
             // The fence is the server's time in microseconds, as a rule.
             let at = Some(fence / 1_000)
                 .filter(|at| at.abs_diff(now) < 60_000)
@@ -119,90 +142,65 @@ impl Rows {
 
     /// Sets the lease of an owner anew. Returns its `ttl_at`, or `None` if it is lost.
     pub(super) fn renew(
-        &self,
-        connection: &mut Connection,
+        &mut self,
         contender: &Contender,
         fence: u64,
-        by: Moment,
     ) -> Result<Option<u64>, Failed> {
         let (ttl, total) = millis(contender.lease);
-        self.update(connection, by, |statements| {
-            (
-                statements.renew.as_str(),
-                params! {
-                    "mutex" => &*contender.mutex, "id" => &*contender.id, fence, ttl, total,
-                },
-            )
+        self.update(|statements| {
+            let (mutex, id) = (&*contender.mutex, &*contender.id);
+            (&statements.renew, params! { mutex, id, fence, ttl, total })
         })
     }
 
     /// Ends an ownership. Returns the token that the mutex was handed over to, zero for none, or `None` if
     /// there was no such ownership.
-    pub(super) fn release(
-        &self,
-        connection: &mut Connection,
-        mutex: &str,
-        whose: Whose<'_>,
-        by: Moment,
-    ) -> Result<Option<u64>, Failed> {
-        self.update(connection, by, |statements| match whose {
-            Whose::Owner(id, fence) => (statements.release.as_str(), params! { mutex, id, fence }),
-            Whose::Id(id) => (statements.release_any.as_str(), params! { mutex, id }),
-            Whose::Fence(fence) => (statements.revoke.as_str(), params! { mutex, fence }),
+    pub(super) fn release(&mut self, mutex: &str, whose: Whose<'_>) -> Result<Option<u64>, Failed> {
+        self.update(|statements| match whose {
+            Whose::Owner(id, fence) => (&statements.release, params! { mutex, id, fence }),
+            Whose::Id(id) => (&statements.release_any, params! { mutex, id }),
+            Whose::Fence(fence) => (&statements.revoke, params! { mutex, fence }),
         })
     }
 
     /// Puts a token at the end of the list, unless it is there or there is no room.
-    pub(super) fn register(
-        &self,
-        connection: &mut Connection,
-        mutex: &str,
-        token: &str,
-        by: Moment,
-    ) -> Result<(), Failed> {
-        self.update(connection, by, |statements| {
-            (statements.register.as_str(), params! { mutex, token })
-        })?;
+    pub(super) fn register(&mut self, mutex: &str, token: &str) -> Result<(), Failed> {
+        self.update(|statements| (&statements.register, params! { mutex, token }))?;
         Ok(())
     }
 
     /// Takes a token out of the row. Returns the token that the mutex was handed on to, zero for none.
-    pub(super) fn withdraw(
-        &self,
-        connection: &mut Connection,
-        mutex: &str,
-        token: &str,
-        by: Moment,
-    ) -> Result<u64, Failed> {
-        let next = self.update(connection, by, |statements| {
-            (statements.withdraw.as_str(), params! { mutex, token })
-        })?;
+    pub(super) fn withdraw(&mut self, mutex: &str, token: &str) -> Result<u64, Failed> {
+        let next = self.update(|statements| (&statements.withdraw, params! { mutex, token }))?;
         Ok(next.unwrap_or(0))
     }
 
     /// Frees a mutex that was handed over to `token`.
-    pub(super) fn free(
-        &self,
-        connection: &mut Connection,
-        mutex: &str,
-        token: &str,
-        by: Moment,
-    ) -> Result<(), Failed> {
-        self.update(connection, by, |statements| {
-            (statements.free.as_str(), params! { mutex, token })
-        })?;
+    pub(super) fn free(&mut self, mutex: &str, token: &str) -> Result<(), Failed> {
+        self.update(|statements| (&statements.free, params! { mutex, token }))?;
         Ok(())
     }
 
+    /// Records a run. Returns `false` if the owner has not this fence any more.
+    pub(super) fn record_run(&mut self, contender: &Contender, fence: u64) -> Result<bool> {
+        let recorded = self.update(|statements| {
+            let (mutex, id) = (&*contender.mutex, &*contender.id);
+            (&statements.record_run, params! { mutex, id, fence })
+        })?;
+        Ok(recorded.is_some())
+    }
+
     /// Wakes the process that has `token`.
-    pub(super) fn wake(&self, connection: &mut Connection, token: &str, by: Moment) -> Woken {
-        let killed = connection.run(by, |conn| conn.query_drop(kill(token)));
+    pub(super) fn wake(&mut self, token: &str) -> Woken {
+        let killed = self
+            .connection
+            .run(self.by, |conn| conn.query_drop(kill(token)));
         match killed.as_ref().err().and_then(RequestError::code) {
             Some(1094) => Woken::Dead,
             Some(1095) => Woken::Foreign,
             _ => {
                 if let Err(error) = killed {
-                    self.note(connection, &error.into());
+                    self.note(&error.into());
                 }
                 Woken::Told
             }
@@ -210,19 +208,11 @@ impl Rows {
     }
 
     /// Reads a row, and the server's clock.
-    pub(super) fn look(
-        &self,
-        connection: &mut Connection,
-        mutex: &str,
-        by: Moment,
-    ) -> Result<Option<Row>> {
-        let statements = self.statements(connection, by)?;
+    pub(super) fn look(&mut self, mutex: &str) -> Result<Option<Row>> {
+        let statements = self.statements()?;
         let sent = Moment::now();
-        let row: Option<mysql::Row> = connection
-            .run(by, |conn| {
-                conn.exec_first(&statements.look, params! { mutex })
-            })
-            .map_err(|error| self.failed(connection, error).error)?;
+        let row: Option<mysql::Row> =
+            self.ask(|conn| conn.exec_first(&statements.look, params! { mutex }))?;
         let Some(row) = row else {
             return Ok(None);
         };
@@ -232,115 +222,87 @@ impl Rows {
                 "a column of the table of mutexes is not of the type in sql/init-mutex.sql",
             )
         })?;
-        self.clock.learn(row.now, sent);
+        self.rows.clock.learn(row.now, sent);
         Ok(Some(row))
     }
 
     /// Makes the row of a mutex. Returns `false` if it is there already.
-    pub(super) fn insert(
-        &self,
-        connection: &mut Connection,
-        mutex: &str,
-        by: Moment,
-    ) -> Result<bool> {
-        let statements = self.statements(connection, by)?;
-        let inserted = connection.run(by, |conn| {
+    pub(super) fn insert(&mut self, mutex: &str) -> Result<bool> {
+        let statements = self.statements()?;
+        let inserted = self.connection.run(self.by, |conn| {
             conn.exec_drop(&statements.insert, params! { mutex })
         });
         match inserted {
             Ok(()) => Ok(true),
             Err(error) if error.is_duplicate() => Ok(false),
-            Err(error) => Err(self.failed(connection, error).error),
+            Err(error) => Err(self.failed(error).error),
         }
     }
 
-    /// Records a run. Returns `false` if the owner has not this fence any more.
-    pub(super) fn record_run(
-        &self,
-        connection: &mut Connection,
-        contender: &Contender,
-        fence: u64,
-        by: Moment,
-    ) -> Result<bool> {
-        let recorded = self.update(connection, by, |statements| {
-            (
-                statements.record_run.as_str(),
-                params! { "mutex" => &*contender.mutex, "id" => &*contender.id, fence },
-            )
-        })?;
-        Ok(recorded.is_some())
-    }
-
     /// Reads the names of the mutexes that have an owner or a waiter.
-    pub(super) fn list(&self, connection: &mut Connection, by: Moment) -> Result<Vec<Arc<str>>> {
-        let statements = self.statements(connection, by)?;
-        let names: Vec<String> = connection
-            .run(by, |conn| conn.query(&statements.list))
-            .map_err(|error| self.failed(connection, error).error)?;
+    pub(super) fn list(&mut self) -> Result<Vec<Arc<str>>> {
+        let statements = self.statements()?;
+        let names: Vec<String> = self.ask(|conn| conn.query(&statements.list))?;
         Ok(names.into_iter().map(Arc::from).collect())
     }
 
     /// Asks the server one question.
-    pub(super) fn ping(&self, connection: &mut Connection, by: Moment) -> Result<()> {
-        connection
-            .run(by, |conn| conn.query_drop("DO 1"))
-            .map_err(|error| self.failed(connection, error).error)
+    pub(super) fn ping(&mut self) -> Result<()> {
+        self.ask(|conn| conn.query_drop("DO 1"))
     }
 
     /// Makes the table if it is not there.
-    pub(super) fn create_table(&self, connection: &mut Connection, by: Moment) -> Result<()> {
-        let sql = self.table.create_statement();
-        connection
-            .run(by, |conn| conn.query_drop(sql))
-            .map_err(|error| self.failed(connection, error).error)?;
-        self.table.forget();
+    pub(super) fn create_table(&mut self) -> Result<()> {
+        let sql = self.rows.table.create_statement();
+        self.ask(|conn| conn.query_drop(sql))?;
+        self.rows.table.forget();
         Ok(())
     }
 
     /// The statements for the table as it is.
-    pub(super) fn statements(
-        &self,
-        connection: &mut Connection,
-        by: Moment,
-    ) -> Result<Arc<Statements>> {
-        let statements = self.table.statements(connection, by);
+    pub(super) fn statements(&mut self) -> Result<Arc<Statements>> {
+        let statements = self.rows.table.statements(self.connection, self.by);
         statements.map_err(|error| {
-            self.note(connection, &error);
+            self.note(&error);
             error.before_asking()
         })
     }
 
     /// One UPDATE: the last insert id it set, or `None` where no row matched.
     fn update(
-        &self,
-        connection: &mut Connection,
-        by: Moment,
-        statement: impl for<'s> FnOnce(&'s Statements) -> (&'s str, Params),
+        &mut self,
+        statement: impl for<'s> FnOnce(&'s Statements) -> (&'s String, Params),
     ) -> Result<Option<u64>, Failed> {
-        let statements = self.statements(connection, by)?;
+        let statements = self.statements()?;
         let (sql, params) = statement(&statements);
-        connection
-            .run(by, |conn| {
+        self.connection
+            .run(self.by, |conn| {
                 let result = conn.exec_iter(sql, params)?;
                 let matched = result.affected_rows() > 0;
                 Ok(matched.then(|| result.last_insert_id().unwrap_or(0)))
             })
-            .map_err(|error| self.failed(connection, error))
+            .map_err(|error| self.failed(error))
     }
 
-    fn failed(&self, connection: &Connection, error: RequestError) -> Failed {
+    /// One request whose outcome nobody needs to know if it fails.
+    fn ask<T>(&mut self, work: impl FnOnce(&mut mysql::Conn) -> mysql::Result<T>) -> Result<T> {
+        let answer = self.connection.run(self.by, work);
+        answer.map_err(|error| self.failed(error).error)
+    }
+
+    fn failed(&self, error: RequestError) -> Failed {
         let unknown = error.is_outcome_unknown();
-        let error = self.table.explain(error);
-        self.note(connection, &error);
+        let error = self.rows.table.explain(error);
+        self.note(&error);
         Failed { unknown, error }
     }
 
     /// After a connection broke, those not heard of since its request was sent are suspect: a restarted
     /// server would otherwise be met as many times as there are idle ones, a failed call each.
-    fn note(&self, connection: &Connection, error: &Error) {
-        if connection.is_poisoned() {
-            self.pool.lost(error);
-            self.pool.discard_idle(connection.sent());
+    fn note(&self, error: &Error) {
+        if self.connection.is_poisoned() {
+            self.rows.pool.lost(error);
+            self.rows.pool.discard_idle(self.connection.sent());
         }
     }
 }
@@ -446,6 +408,12 @@ impl Row {
                     || self.tokens().next() == Some(token)
                     || self.transition_at + claim < self.now))
             || (self.handed_to().is_some() && self.transition_at > self.now + claim)
+    }
+
+    /// Returns `true` if a contender of Simba's owns: our fences are at least the time of acquisition in
+    /// microseconds, Simba's count.
+    pub(super) fn is_simbas(&self) -> bool {
+        self.fence < self.acquired_at.saturating_mul(1_000)
     }
 
     /// Who owns; `NONE` while the mutex is free or handed over.

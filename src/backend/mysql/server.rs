@@ -188,7 +188,7 @@ impl Server {
             .pass(password)
             .db_name(Some(self.database.clone()))
             .read_timeout(Some(read))
-            .write_timeout(Some(connect))
+            .write_timeout(Some(read))
             // Else the driver looks for a unix socket and connects a second time.
             .prefer_socket(false)
             .max_allowed_packet(Some(MAX_PACKET))

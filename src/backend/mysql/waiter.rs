@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use super::connection::{Connection, ConnectionOptions};
 use super::error::RequestError;
 use super::queue::{Plan, Queues, Registered, WaiterState};
-use super::rows::{Row, Rows, Woken};
+use super::rows::{Call, Row, Rows, Woken};
 use super::table::kill;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -87,17 +87,11 @@ impl Waiter {
     }
 
     /// Registers or withdraws the token of this process, if the queue of `mutex` asks for it.
-    pub(super) fn step(
-        &self,
-        rows: &Rows,
-        connection: &mut Connection,
-        mutex: &Arc<str>,
-        by: Moment,
-    ) -> Result<()> {
+    pub(super) fn step(&self, call: &mut Call<'_>, mutex: &Arc<str>) -> Result<()> {
         let Some(step) = self.queues.step(mutex) else {
             return Ok(());
         };
-        let Some(held) = step.try_lock_for(by.remaining()) else {
+        let Some(held) = step.try_lock_for(call.by.remaining()) else {
             return Err(Error::new(
                 ErrorKind::Timeout,
                 "another contender of this process did not finish in time",
@@ -106,66 +100,51 @@ impl Waiter {
         let outcome = match self.queues.plan(mutex) {
             Plan::Nothing => Ok(()),
             Plan::Register => {
-                let registered = rows.register(connection, mutex, &self.token, by);
-                self.queues.set_registered(
-                    mutex,
-                    match &registered {
-                        Ok(()) => Registered::Yes,
-                        Err(failed) if failed.unknown => Registered::Unknown,
-                        Err(_) => Registered::No,
-                    },
-                );
-                registered.map_err(Error::from)
+                let outcome = call.register(mutex, &self.token);
+                let registered = match &outcome {
+                    Ok(()) => Registered::Yes,
+                    Err(failed) if failed.unknown => Registered::Unknown,
+                    Err(_) => Registered::No,
+                };
+                self.queues.set_registered(mutex, registered);
+                outcome
             }
-            Plan::Withdraw => match rows.withdraw(connection, mutex, &self.token, by) {
-                Ok(next) => {
-                    self.hand_on(rows, connection, mutex, next, by);
-                    Ok(())
+            Plan::Withdraw => {
+                let outcome = call.withdraw(mutex, &self.token);
+                match &outcome {
+                    Ok(next) => self.hand_on(call, mutex, *next),
+                    Err(_) => self.queues.set_registered(mutex, Registered::Unknown),
                 }
-                Err(failed) => {
-                    self.queues.set_registered(mutex, Registered::Unknown);
-                    Err(failed.into())
-                }
-            },
+                outcome.map(drop)
+            }
         };
         drop(held);
         self.queues.step_over(mutex, step);
-        outcome
+        Ok(outcome?)
     }
 
     /// Tells the process that a mutex was handed over to, passing over those that are dead; zero: it was
     /// handed over to nobody, and whoever waits here without having registered may try.
-    pub(super) fn hand_on(
-        &self,
-        rows: &Rows,
-        connection: &mut Connection,
-        mutex: &Arc<str>,
-        mut token: u64,
-        by: Moment,
-    ) {
+    pub(super) fn hand_on(&self, call: &mut Call<'_>, mutex: &Arc<str>, mut token: u64) {
         for _ in 0..MAX_DEAD {
-            if token == 0 {
-                self.queues.tell(mutex);
-                return;
-            }
             let name = token.to_string();
-            if name == self.token {
-                if self.queues.tell(mutex) {
+            if token == 0 || name == self.token {
+                if self.queues.tell(mutex) || token == 0 {
                     return;
                 }
             } else {
-                match rows.wake(connection, &name, by) {
+                match call.wake(&name) {
                     Woken::Told => return,
                     Woken::Dead => {}
                     Woken::Foreign => {
                         self.say_foreign();
-                        let _ = rows.free(connection, mutex, &name, by);
+                        let _ = call.free(mutex, &name);
                         self.queues.tell(mutex);
                         return;
                     }
                 }
             }
-            match rows.withdraw(connection, mutex, &name, by) {
+            match call.withdraw(mutex, &name) {
                 Ok(next) => token = next,
                 Err(_) => return,
             }
@@ -174,12 +153,13 @@ impl Waiter {
 
     /// Makes sure that the waiter waits for `mutex` too: its wait is ended until it does. A KILL may come
     /// before the wait that it is meant for, so it is repeated.
-    pub(super) fn watch(&self, rows: &Rows, connection: &mut Connection, mutex: &str, by: Moment) {
+    pub(super) fn watch(&self, call: &mut Call<'_>, mutex: &str) {
         for _ in 0..40 {
-            if !self.queues.is_unwatched(mutex) || by.remaining() < connection.patience() {
+            if !self.queues.is_unwatched(mutex) || call.by.remaining() < call.connection.patience()
+            {
                 return;
             }
-            rows.wake(connection, &self.token, by);
+            call.wake(&self.token);
             self.queues.await_change(Duration::from_millis(5));
         }
     }
@@ -241,8 +221,9 @@ impl Waiter {
         let rows = &*self.rows;
         let by = Moment::now() + rows.patience() * 2;
         let (mut reached, by) = rows.checkout_late(Lane::Other, by)?;
-        rows.ping(&mut reached, by)?;
-        if let Some(why) = rows.statements(&mut reached, by)?.no_wakeups {
+        let mut call = rows.on(&mut reached, by);
+        call.ping()?;
+        if let Some(why) = call.statements()?.no_wakeups {
             return Err(NotOpened::Never(why.to_owned()));
         }
         let connector = rows.pool.connector();
@@ -334,7 +315,7 @@ impl Waiter {
                     .await_work(BEAT.saturating_sub(Moment::now() - beat));
                 continue;
             }
-            let statements = self.rows.statements(&mut waiter, by())?;
+            let statements = self.rows.on(&mut waiter, by()).statements()?;
             let sql = statements.wait(&self.token, &mutexes, self.wait_seconds());
             let waited = wait(&mut waiter, &sql);
             self.queues.unwatch();
@@ -388,8 +369,7 @@ impl Waiter {
         for mutex in self.queues.spare_tokens() {
             self.with_blocker(|blocker| {
                 let by = Moment::now() + blocker.patience() * 2;
-                let step = self.step(&self.rows, blocker, &mutex, by);
-                match step {
+                match self.step(&mut self.rows.on(blocker, by), &mutex) {
                     Err(error) if blocker.is_poisoned() => Err(error),
                     // A row that an operator has locked, say: later.
                     Err(_) => {

@@ -1,0 +1,210 @@
+//! Processes that share mutexes, and a server that hangs under many services. Small by default; the
+//! environment sets the sizes for the measurements.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::ChildStdout;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::conformance::{PATIENCE, next, started, wait_for_owner};
+use crate::mysql_ground::{HANG, database, operator};
+use crate::stress::{size, spawn};
+use contend::EventKind;
+use mysql::prelude::Queryable;
+use testbed::{MariaDbServer, Process, Proxy, cpu_time, wait_until, within};
+
+/// The line of a process' output that begins with `word`, without that word.
+fn line(output: &mut BufReader<ChildStdout>, word: &str) -> String {
+    for line in output.lines() {
+        // The test harness may have begun the line.
+        if let Some((_, rest)) = line.unwrap().split_once(word) {
+            return rest.to_owned();
+        }
+    }
+    panic!("a process ended without {word}");
+}
+
+/// A process of `take_turns`: locks one mutex with so many lockers from the word on for some seconds.
+pub fn take_turns(url: &str, lockers: usize, seconds: u64) {
+    let factory = contend::connect(&format!("{url}?ttl=20s")).unwrap();
+    let lockers: Vec<_> = (0..lockers)
+        .map(|_| factory.locker("m").build().unwrap())
+        .collect();
+    for locker in &lockers {
+        drop(locker.lock().unwrap());
+    }
+    println!("READY");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    let over = AtomicBool::new(false);
+    let counts: Vec<String> = thread::scope(|scope| {
+        let threads: Vec<_> = lockers
+            .iter()
+            .map(|locker| {
+                scope.spawn(|| {
+                    let mut count = 0;
+                    loop {
+                        let guard = locker.lock().unwrap();
+                        if over.load(Ordering::SeqCst) {
+                            return count;
+                        }
+                        count += 1;
+                        drop(guard);
+                    }
+                })
+            })
+            .collect();
+        thread::sleep(Duration::from_secs(seconds));
+        over.store(true, Ordering::SeqCst);
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap());
+        joined.map(|count: usize| count.to_string()).collect()
+    });
+    println!("COUNTS {}", counts.join(" "));
+}
+
+/// Review 1: one process starved the others, 3,538 locks against 3 to 29 (`CONTEND_TURNS_SECONDS=10`).
+#[test]
+fn processes_take_turns_whatever_the_number_of_their_lockers() {
+    within(HANG, || {
+        let url = database();
+        let seconds = size("CONTEND_TURNS_SECONDS", 3);
+        let processes = [4, 4, 1].map(|lockers| spawn("turns", &url, lockers, seconds));
+        let mut outputs = processes
+            .each_ref()
+            .map(|process| BufReader::new(process.take_stdout().unwrap()));
+        for output in &mut outputs {
+            line(output, "READY");
+        }
+        let inputs = processes.each_ref().map(|process| {
+            let mut input = process.take_stdin().unwrap();
+            input.write_all(b"go\n").unwrap();
+            input
+        });
+        let counts = outputs.map(|mut output| -> Vec<usize> {
+            let counts = line(&mut output, "COUNTS");
+            let counts = counts.split_whitespace();
+            counts.map(|count| count.parse().unwrap()).collect()
+        });
+        drop(inputs);
+        println!("locks of 4, 4 and 1 lockers in {seconds} s: {counts:?}");
+        let ends =
+            |counts: &[usize]| (*counts.iter().min().unwrap(), *counts.iter().max().unwrap());
+        let (least, most) = ends(&counts.each_ref().map(|counts| counts.iter().sum()));
+        assert!(least * 2 >= most && least > 10, "{counts:?}");
+        for counts in &counts {
+            let (least, most) = ends(counts);
+            assert!(least * 2 + 4 >= most, "{counts:?}");
+        }
+    });
+}
+
+/// A process of `two_connections_...`: waits for so many mutexes until its input ends.
+pub fn wait(url: &str, mutexes: usize) {
+    let factory = contend::connect(&format!("{url}?ttl=60s")).unwrap();
+    let id = std::process::id().to_string();
+    let services: Vec<_> = (0..mutexes)
+        .map(|number| started(&factory, &format!("m{number}"), &id))
+        .collect();
+    for (service, _) in &services {
+        wait_for_owner(service, "owner");
+    }
+    println!("WAITS");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+/// Two connections per process wait, for any number of mutexes (`CONTEND_WAITING_PROCESSES=12`).
+#[test]
+fn two_connections_of_a_process_wait_for_any_number_of_mutexes() {
+    within(HANG, || {
+        const MUTEXES: usize = 20;
+        let url = database();
+        let holder = contend::connect(&format!("{url}?ttl=60s")).unwrap();
+        let owners: Vec<_> = (0..MUTEXES)
+            .map(|number| started(&holder, &format!("m{number}"), "owner"))
+            .collect();
+        for (_, events) in &owners {
+            next(events, EventKind::Acquired);
+        }
+        let mut conn = operator(&url);
+        let name = url.rsplit('/').next().unwrap().to_owned();
+        let mut count = |what: &str| -> u64 {
+            let sql = format!(
+                "SELECT COUNT(*) FROM information_schema.processlist WHERE db = '{name}' {what}"
+            );
+            conn.query_first(sql).unwrap().unwrap()
+        };
+        let before = count("");
+        let processes: Vec<Process> = (0..size("CONTEND_WAITING_PROCESSES", 2))
+            .map(|_| spawn("waits", &url, MUTEXES, 0))
+            .collect();
+        for process in &processes {
+            line(&mut BufReader::new(process.take_stdout().unwrap()), "WAITS");
+        }
+        let many = processes.len() as u64;
+        wait_until(PATIENCE, "each waits in one statement", || {
+            count("AND state = 'User lock'") == many
+        });
+        let all = count("") - before;
+        println!(
+            "{many} processes that wait for {MUTEXES} mutexes each: {many} statements wait, {all} \
+             connections in all, of which 2 per process wait and the rest are its pool's"
+        );
+        assert!(all <= many * 10, "{all}");
+        drop(owners);
+        let mut operator = operator(&url);
+        wait_until(PATIENCE, "every mutex has a new owner", || {
+            let owned: Option<usize> = operator
+                .query_first("SELECT COUNT(*) FROM simba_mutex WHERE owner_id REGEXP '^[0-9]+$'")
+                .unwrap();
+            owned == Some(MUTEXES)
+        });
+    });
+}
+
+/// Review 3 and 8, and the CPU of many services (low): a server that hangs is not hammered with handshakes,
+/// and a dropped factory goes. `CONTEND_HUNG_SECONDS=60 CONTEND_HUNG_SERVICES=50` for the long run.
+#[test]
+fn a_server_that_hangs_is_knocked_at_ever_more_slowly_and_does_not_lock_us_out() {
+    let (seconds, count) = (
+        size("CONTEND_HUNG_SECONDS", 8),
+        size("CONTEND_HUNG_SERVICES", 20),
+    );
+    within(HANG + Duration::from_secs(seconds), || {
+        let server = MariaDbServer::start_with(&["--max-connect-errors=20"]);
+        let url = server.create_database("hangs");
+        operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
+        let proxy = Proxy::to(server.addr());
+        let through = url.replace(&server.addr().to_string(), &proxy.addr().to_string());
+        let factory = contend::connect(&format!("{through}?ttl=2s&transition=1s")).unwrap();
+        let services: Vec<_> = (0..count)
+            .map(|number| started(&factory, &format!("m{number}"), "a"))
+            .collect();
+        for (_, events) in &services {
+            next(events, EventKind::Acquired);
+        }
+        let accepted = proxy.accepted();
+        let spent = cpu_time(std::process::id());
+        server.pause();
+        thread::sleep(Duration::from_secs(seconds));
+        let begun = proxy.accepted() - accepted;
+        println!(
+            "{count} services, a server that hangs for {seconds} s: {begun} handshakes begun, {:?} of CPU \
+             in this process",
+            cpu_time(std::process::id()).saturating_sub(spent)
+        );
+        assert!(begun < 20, "{begun}: as many as lock a host out");
+        server.resume();
+        // A server that had locked us out would refuse this, and them (1129).
+        operator(&url).query_drop("DO 1").unwrap();
+        for (service, _) in &services {
+            wait_until(PATIENCE, "it owns again", || service.is_owner());
+        }
+        server.pause();
+        let began = Instant::now();
+        drop((services, factory));
+        let took = began.elapsed();
+        println!("dropping {count} services while it hangs: {took:?}");
+        assert!(took < Duration::from_secs(20), "{took:?}");
+        wait_until(PATIENCE, "no connection is left", || proxy.live() == 0);
+    });
+}
