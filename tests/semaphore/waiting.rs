@@ -8,7 +8,7 @@ use crate::mysql_ground::{HANG, ms, operator};
 use crate::semaphore_ground::{
     acquired, addr_of, already_acquired, connect, exhausted, pair, semaphores, through, want,
 };
-use contend::semaphore::{PermitRequest, Wait};
+use contend::semaphore::{Acquisition, PermitRequest, Wait};
 use contend::{Cancel, ErrorKind};
 use mysql::prelude::Queryable;
 use testbed::{Proxy, wait_until, within};
@@ -207,6 +207,66 @@ fn a_wait_that_is_cancelled_leaves_the_line() {
             });
             assert_eq!(here.usage("a").unwrap().held, 0);
             assert!(here.status("first").unwrap().is_none_or(|it| !it.held));
+        }
+    });
+}
+
+/// A call that nobody waits for any more is granted something: what the next call under its id was told it
+/// holds is not given back behind its back.
+#[test]
+fn a_retry_after_a_timeout_holds_what_it_was_told_it_holds() {
+    within(HANG, || {
+        let (here, url) = semaphores(&[("a", 1)]);
+        here.usage("a").unwrap();
+        let mut operator = operator(&url);
+        operator
+            .query_drop(
+                "CREATE TRIGGER slow BEFORE INSERT ON contend_permit_request FOR EACH ROW \
+                 SET NEW.owner = IF(SLEEP(0.5), NULL, NEW.owner)",
+            )
+            .unwrap();
+        for round in 0..3 {
+            let request = want(&format!("job-{round}"), "a", 1);
+            let error = here.acquire_for(&request, ms(100)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+            let again = here.acquire_for(&request, ms(20_000)).unwrap();
+            thread::sleep(ms(700)); // whatever comes late has come
+            let held = here.holders("a").unwrap();
+            match again {
+                // The background was faster, and has released it: the id is used up.
+                Acquisition::AlreadyReleased => assert_eq!(held, []),
+                other => {
+                    let permits = other.into_permits().unwrap();
+                    assert_eq!(held.len(), 1, "released behind its back");
+                    assert_eq!(held[0].fence, permits[0].fence);
+                    here.release(&format!("job-{round}")).unwrap();
+                }
+            }
+        }
+        assert_eq!(here.check().unwrap(), []);
+    });
+}
+
+/// Calls of one process under one external id are one after the other, and one of them is granted it.
+#[test]
+fn calls_under_one_external_id_at_once_get_one_grant() {
+    within(HANG, || {
+        for (here, _) in pair("at-once", &[("a", 8)]) {
+            let answers: Vec<Acquisition> = thread::scope(|scope| {
+                let here = &here;
+                let calls: Vec<_> = (0..8)
+                    .map(|_| scope.spawn(move || here.acquire(&want("job", "a", 1)).unwrap()))
+                    .collect();
+                calls.into_iter().map(|it| it.join().unwrap()).collect()
+            });
+            let first = |it: &&Acquisition| matches!(it, Acquisition::Acquired(_));
+            assert_eq!(answers.iter().filter(first).count(), 1, "{answers:?}");
+            let fences: Vec<u64> = answers
+                .into_iter()
+                .map(|it| it.into_permits().unwrap()[0].fence)
+                .collect();
+            assert!(fences.iter().all(|fence| *fence == fences[0]), "{fences:?}");
+            assert_eq!(here.usage("a").unwrap().held, 1);
         }
     });
 }
