@@ -270,3 +270,90 @@ fn calls_under_one_external_id_at_once_get_one_grant() {
         }
     });
 }
+
+/// How many threads of each of two processes wait for one permit, and for how long this goes on.
+fn sharing() -> (usize, Duration) {
+    let number = |name: &str, default: u64| -> u64 {
+        std::env::var(name).map_or(default, |text| text.parse().unwrap())
+    };
+    let seconds = Duration::from_secs(number("CONTEND_SHARING_SECONDS", 2));
+    (number("CONTEND_SHARING_WAITERS", 5) as usize, seconds)
+}
+
+#[test]
+#[ignore = "run by the test below, in processes of its own"]
+fn sharing_worker() {
+    let Ok(url) = std::env::var("CONTEND_SHARING_URL") else {
+        return;
+    };
+    let (waiters, length) = sharing();
+    let semaphores = connect(&url);
+    let start = Instant::now();
+    let waits: Vec<Duration> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..waiters)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut waits = Vec::new();
+                    while start.elapsed() < length {
+                        let asked = Instant::now();
+                        let request = PermitRequest::generated().permits("a", 1);
+                        let left = length.saturating_sub(start.elapsed()).max(ms(1));
+                        if let Ok(guard) = semaphores.guard(&request, left) {
+                            waits.push(asked.elapsed());
+                            thread::sleep(ms(1));
+                            drop(guard);
+                        } else {
+                            waits.push(asked.elapsed());
+                        }
+                    }
+                    waits
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .flat_map(|it| it.join().unwrap())
+            .collect()
+    });
+    println!(
+        "waits: {}, the longest {:?}",
+        waits.len(),
+        waits.iter().max().unwrap()
+    );
+}
+
+/// Two processes that want one permit all the time. Between processes there is no order: they poll.
+/// `CONTEND_SHARING_WAITERS` sets how many threads each has, `CONTEND_SHARING_SECONDS` how long it lasts.
+#[test]
+fn waiters_of_two_processes_share_one_permit() {
+    let (waiters, length) = sharing();
+    within(length + Duration::from_secs(120), || {
+        let (here, url) = semaphores(&[("a", 1)]);
+        let folder = testbed::TempDir::new();
+        let processes: Vec<_> = (0..2)
+            .map(|number| {
+                let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+                command
+                    .args([
+                        "--exact",
+                        "waiting::sharing_worker",
+                        "--ignored",
+                        "--nocapture",
+                    ])
+                    .env("CONTEND_SHARING_URL", &url);
+                let log = folder.path().join(format!("log-{number}"));
+                let process = testbed::Process::spawn(&command, &testbed::Output::Log(log.clone()));
+                (process.unwrap(), log)
+            })
+            .collect();
+        for (process, log) in processes {
+            let status = process.wait(length + Duration::from_secs(60));
+            let log = std::fs::read_to_string(log).unwrap();
+            assert!(status.is_some_and(|it| it.success()), "{log}");
+            let says = log.lines().find(|line| line.contains("waits: ")).unwrap();
+            println!("2 processes x {waiters}, {length:?}: {says}");
+        }
+        assert_eq!(here.usage("a").unwrap().held, 0);
+        assert_eq!(here.check().unwrap(), []);
+    });
+}
