@@ -3,14 +3,15 @@
 //! # What a store may assume
 //! - Names, ids, counts, capacities and ttls were checked, and the permits of a [`Wish`] are sorted by
 //!   the names of their semaphores.
-//! - Whoever calls [`PermitStore::acquire`] repeats a call of unknown outcome with the same token, or
-//!   ends it with [`PermitStore::bury`].
+//! - Whoever calls [`PermitStore::acquire`] repeats a call of unknown outcome with the same token, takes
+//!   it over with the next call ([`Call::former`]), or ends it with [`PermitStore::bury`].
 //!
 //! # What a store must never do
 //! - Grant more than a capacity, or a part of a wish.
 //! - Grant a permit whose id is not above that of every permit granted before: the id is the fence.
-//! - Touch permits that a renewal or release does not name. A [`Held`] names its permits by id, so a
-//!   delayed or repeated call cannot touch what a later call acquired under the same external id.
+//! - Touch another grant than a renewal or release names. A [`Held`] names its grant by a token that no
+//!   other grant has, so a delayed or repeated call cannot touch what a later one acquired under the same
+//!   external id.
 //! - Take a permit back before its end plus a quarter of its ttl, unless it is told to.
 //! - Outlast `by` by more than its [`patience`](PermitStore::patience).
 //! - Say that an outcome is known if the statement that would have written it was not answered.
@@ -37,11 +38,13 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// Returns the longest pause between two looks of a waiting request.
     fn poll_interval(&self) -> Duration;
 
-    /// Makes what the store needs, where it is missing.
+    /// Makes what the store needs, where it is missing. Defaults to nothing.
     ///
     /// # Errors
     /// `Misconfigured` beside tables of the same names that are not ours; any.
-    fn create_tables(&self, by: Moment) -> Result<()>;
+    fn create_tables(&self, _by: Moment) -> Result<()> {
+        Ok(())
+    }
 
     /// Makes a semaphore. Returns `false` if there is one already, which is not changed.
     ///
@@ -117,12 +120,13 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// Any; the outcome counts as unknown, and repeating the call is safe.
     fn release(&self, held: &Arc<Held>, by: Moment) -> Result<bool>;
 
-    /// Gives `count` permits of one semaphore back, fewer than are held of it, or all of it.
-    /// Returns `false` if they were not held any more.
+    /// Lowers the count of one permit of a grant to `left`. Returns `false` if it was that low, or not
+    /// held any more.
     ///
     /// # Errors
-    /// As [`release`](PermitStore::release), but repeating it is safe only if it gives back all of it.
-    fn release_part(&self, held: &Held, part: &HeldPermit, count: u32, by: Moment) -> Result<bool>;
+    /// As [`release`](PermitStore::release).
+    fn release_part(&self, held: &Held, permit: &HeldPermit, left: u32, by: Moment)
+    -> Result<bool>;
 
     /// Gives back whatever is held under an external id.
     ///
@@ -136,12 +140,13 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// Any.
     fn renew_request(&self, external_id: &str, by: Moment) -> Result<PermitRenewal>;
 
-    /// Makes an end of a call of unknown outcome: releases what it acquired, or makes sure that it
-    /// acquires nothing any more. Touches nothing that another call acquired under the external id.
+    /// Makes an end of calls under an external id: releases what one of these tokens was granted, or makes
+    /// sure that it is granted nothing any more. Touches nothing that another call acquired. Returns `true`
+    /// if it released something.
     ///
     /// # Errors
     /// Any; repeating the call is safe.
-    fn bury(&self, call: &Call, by: Moment) -> Result<()>;
+    fn bury(&self, external_id: &str, tokens: &[u64], by: Moment) -> Result<bool>;
 
     /// Takes permits back, each rechecked in the statement that releases it. One that is locked by
     /// somebody else does not hold up the others.
@@ -168,17 +173,22 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// Any.
     fn delete_history(&self, age: Duration, batch: usize, by: Moment) -> Result<u64>;
 
-    /// Compares what each semaphore counts as held with its permits. Returns those that differ.
+    /// Compares what each semaphore counts as held with its permits. Returns those that differ. Defaults
+    /// to none.
     ///
     /// # Errors
     /// Any.
-    fn check(&self, by: Moment) -> Result<Vec<Discrepancy>>;
+    fn check(&self, _by: Moment) -> Result<Vec<Discrepancy>> {
+        Ok(Vec::new())
+    }
 
-    /// Corrects the counts that differ. Returns those that did.
+    /// Corrects the counts that differ. Returns those that did. Defaults to none.
     ///
     /// # Errors
     /// Any.
-    fn repair(&self, by: Moment) -> Result<Vec<Discrepancy>>;
+    fn repair(&self, _by: Moment) -> Result<Vec<Discrepancy>> {
+        Ok(Vec::new())
+    }
 }
 
 /// Microseconds since the epoch on the store's clock.
@@ -203,6 +213,41 @@ impl Wish {
     pub fn wants(&self, name: &str) -> bool {
         self.permits.iter().any(|(wanted, _)| **wanted == *name)
     }
+
+    /// Returns the first semaphore that has too little, given the capacity of each and what is held of it.
+    ///
+    /// # Errors
+    /// `NotFound` if one does not exist.
+    pub fn shortage(
+        &self,
+        semaphore: impl Fn(&str) -> Option<(u32, i64)>,
+    ) -> Result<Option<Exhausted>> {
+        let mut short = None;
+        for (name, wanted) in &self.permits {
+            let (capacity, held) = semaphore(name).ok_or_else(|| no_such_semaphore(name))?;
+            if short.is_none() && free(capacity, held) < u64::from(*wanted) {
+                short = Some(Exhausted {
+                    semaphore: Arc::clone(name),
+                    capacity,
+                    held: u64::try_from(held).unwrap_or(0),
+                    wanted: *wanted,
+                });
+            }
+        }
+        Ok(short)
+    }
+
+    /// Returns how much each semaphore has left, in the order of the wish.
+    #[must_use]
+    pub fn free(&self, semaphore: impl Fn(&str) -> Option<(u32, i64)>) -> Vec<u64> {
+        let left = |(name, _): &(Arc<str>, u32)| semaphore(name).map_or(0, |(c, h)| free(c, h));
+        self.permits.iter().map(left).collect()
+    }
+}
+
+/// Returns what a capacity leaves beside what is held of it.
+pub(crate) fn free(capacity: u32, held: i64) -> u64 {
+    u64::try_from(i64::from(capacity).saturating_sub(held)).unwrap_or(0)
 }
 
 /// One call to acquire, with its retries.
@@ -213,8 +258,41 @@ pub struct Call {
     /// Random; kept with the request that it makes. So a retry whose first reply was lost tells its own
     /// grant from one that another process made under the same external id.
     pub token: u64,
+    /// The tokens of earlier calls of unknown outcome, which this one takes over. What one of them was
+    /// granted gets this call's token, new permits and the full ttl, so that whatever the earlier call
+    /// sent, and is delayed, finds nothing.
+    pub former: Vec<u64>,
     /// What to do about permits that another call holds under the external id.
     pub on_held: OnHeld,
+}
+
+impl Call {
+    /// Decides about a request that stands under the external id, granted to `token`.
+    #[must_use]
+    pub fn recognise(&self, token: u64, status: RequestStatus) -> Recognised {
+        if !status.held {
+            Recognised::Decided(Decision::Known(status))
+        } else if !status.matches(&self.wish) {
+            Recognised::Decided(Decision::Refused(status.conflict(&self.wish.external_id)))
+        } else if token == self.token {
+            Recognised::Ours
+        } else if self.on_held == OnHeld::TakeOver || self.former.contains(&token) {
+            Recognised::TakeOver
+        } else {
+            Recognised::Decided(Decision::Known(status))
+        }
+    }
+}
+
+/// What a call finds under its external id.
+#[derive(Clone, Debug)]
+pub enum Recognised {
+    /// The grant of an earlier try of the same call, whose reply was lost.
+    Ours,
+    /// Permits to release in the transaction that grants as many new ones.
+    TakeOver,
+    /// Nothing to write.
+    Decided(Decision),
 }
 
 /// What to do about permits that another call holds under the external id.
@@ -353,7 +431,8 @@ pub enum Renewed {
 pub enum Sweep {
     /// Those whose end plus a quarter of their ttl has passed.
     Expired,
-    /// Those acquired and last renewed longer ago than this.
+    /// Those acquired and last renewed longer ago than this, unless their ttl still runs: somebody may
+    /// believe in them.
     Stale(Duration),
     /// Those of an owner that were acquired and last renewed before a time.
     Owner(Arc<str>, StoreTime),
@@ -385,19 +464,6 @@ pub struct Exhausted {
     pub held: u64,
     /// How much was asked for.
     pub wanted: u32,
-}
-
-impl Exhausted {
-    /// Makes a report of an exhausted semaphore.
-    #[must_use]
-    pub fn new(semaphore: Arc<str>, capacity: u32, held: u64, wanted: u32) -> Exhausted {
-        Exhausted {
-            semaphore,
-            capacity,
-            held,
-            wanted,
-        }
-    }
 }
 
 impl fmt::Display for Exhausted {
@@ -451,24 +517,6 @@ pub struct RequestStatus {
 }
 
 impl RequestStatus {
-    /// Makes a report of a request.
-    #[must_use]
-    pub fn new(
-        held: bool,
-        permits: Vec<Permit>,
-        owner: Option<Arc<str>>,
-        ttl: Option<Duration>,
-        expires_in: Option<Duration>,
-    ) -> RequestStatus {
-        RequestStatus {
-            held,
-            permits,
-            owner,
-            ttl,
-            expires_in,
-        }
-    }
-
     /// Returns `true` if this is what `wish` asks for.
     #[must_use]
     pub fn matches(&self, wish: &Wish) -> bool {
@@ -522,27 +570,6 @@ pub struct Holder {
     pub expires_in: Option<Duration>,
 }
 
-impl Holder {
-    /// Makes a report of a holder.
-    #[must_use]
-    pub fn new(
-        external_id: Arc<str>,
-        owner: Option<Arc<str>>,
-        permit: (u32, u64),
-        held_for: Duration,
-        expires_in: Option<Duration>,
-    ) -> Holder {
-        Holder {
-            external_id,
-            owner,
-            count: permit.0,
-            fence: permit.1,
-            held_for,
-            expires_in,
-        }
-    }
-}
-
 /// How full a semaphore is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -559,20 +586,6 @@ pub struct Usage {
     pub requests: u64,
 }
 
-impl Usage {
-    /// Makes a report of a semaphore's use.
-    #[must_use]
-    pub fn new(semaphore: Arc<str>, capacity: u32, held: u64, requests: u64) -> Usage {
-        Usage {
-            semaphore,
-            capacity,
-            held,
-            free: u64::from(capacity).saturating_sub(held),
-            requests,
-        }
-    }
-}
-
 /// A change of a capacity, from the history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -587,26 +600,6 @@ pub struct CapacityChange {
     pub from: u32,
     /// The capacity since.
     pub to: u32,
-}
-
-impl CapacityChange {
-    /// Makes an entry of the history.
-    #[must_use]
-    pub fn new(
-        semaphore: Arc<str>,
-        changed_by: Option<Arc<str>>,
-        changed_at: u64,
-        from: u32,
-        to: u32,
-    ) -> CapacityChange {
-        CapacityChange {
-            semaphore,
-            changed_by,
-            changed_at,
-            from,
-            to,
-        }
-    }
 }
 
 /// Why permits were taken back.
@@ -635,24 +628,6 @@ pub struct Swept {
     pub reason: Reason,
 }
 
-impl Swept {
-    /// Makes a report of what was taken back.
-    #[must_use]
-    pub fn new(
-        external_id: Arc<str>,
-        owner: Option<Arc<str>>,
-        permits: Vec<Permit>,
-        reason: Reason,
-    ) -> Swept {
-        Swept {
-            external_id,
-            owner,
-            permits,
-            reason,
-        }
-    }
-}
-
 /// A semaphore that counts something else as held than its permits add up to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -663,18 +638,6 @@ pub struct Discrepancy {
     pub counter: i64,
     /// What its permits add up to.
     pub permits: i64,
-}
-
-impl Discrepancy {
-    /// Makes a report of a wrong count.
-    #[must_use]
-    pub fn new(semaphore: Arc<str>, counter: i64, permits: i64) -> Discrepancy {
-        Discrepancy {
-            semaphore,
-            counter,
-            permits,
-        }
-    }
 }
 
 /// The error of whoever asks for a semaphore that is not there.

@@ -8,10 +8,11 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 
+use super::acquire::RETRY;
 use super::outcome::held_by_another_guard;
 use super::renewals::Keep;
-use super::semaphores::Core;
-use crate::backend::permit_store::{Held, HeldPermit, Permit, PermitStore};
+use super::semaphores::{CALL, SharedSemaphores};
+use crate::backend::permit_store::{Held, HeldPermit, Permit, PermitStore, reclaim_after};
 use crate::background::{CleanUp, Cleaned};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -48,7 +49,7 @@ const GIVE_BACK: Duration = Duration::from_secs(2);
 /// ```
 #[must_use = "dropping the guard releases the permits"]
 pub struct PermitGuard {
-    core: Local<Arc<Core>>,
+    shared: Local<Arc<SharedSemaphores>>,
     keep: Arc<Keep>,
     /// Its number in the list of renewals.
     number: u64,
@@ -60,13 +61,13 @@ pub struct PermitGuard {
 
 impl PermitGuard {
     pub(super) fn new(
-        core: &Arc<Core>,
+        shared: &Arc<SharedSemaphores>,
         keep: Arc<Keep>,
         number: u64,
         only: OnlyGuard,
     ) -> PermitGuard {
         PermitGuard {
-            core: Local::new(Arc::clone(core)),
+            shared: Local::new(Arc::clone(shared)),
             keep,
             number,
             since: Moment::now(),
@@ -105,7 +106,7 @@ impl PermitGuard {
     /// Returns how long the permits are surely ours without a further renewal; zero once they are not.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        match self.core.here().is_some() {
+        match self.shared.here().is_some() {
             true => self.keep.valid_for(),
             false => Duration::ZERO,
         }
@@ -136,7 +137,7 @@ impl PermitGuard {
     /// `InvalidInput` for more than the guard holds, or for all that it holds; `Lost`. If the server
     /// could not be reached, those permits are given back as soon as it can be, or with the rest.
     pub fn release_part(&mut self, semaphore: &str, count: u32) -> Result<()> {
-        let core = Arc::clone(self.core.get()?);
+        let shared = Arc::clone(self.shared.get()?);
         let before = self.keep.held();
         let part = before.permits.iter().find(|it| &*it.semaphore == semaphore);
         let part = match part {
@@ -150,9 +151,10 @@ impl PermitGuard {
                 )));
             }
         };
+        let left = part.count - count;
         let mut held = Held::clone(&before);
         for own in held.permits.iter_mut().filter(|own| own.id == part.id) {
-            own.count -= count;
+            own.count = left;
         }
         held.permits.retain(|own| own.count > 0);
         if held.permits.is_empty() {
@@ -166,21 +168,22 @@ impl PermitGuard {
         // The belief in a part ends before it is given back.
         self.keep.set_held(held);
         let by = Moment::now() + self.keep.lease.call_budget().min(GIVE_BACK);
-        let outcome = core.store.release_part(&before, &part, count, by);
-        match outcome {
+        match shared.store.release_part(&before, &part, left, by) {
             Ok(true) => {
-                core.given_back([(semaphore, count)]);
+                shared.given_back([(semaphore, count)]);
                 Ok(())
             }
             Ok(false) => Err(lost(&before)),
             Err(error) => {
-                let again = GiveBackPart {
-                    store: Arc::clone(&core.store),
+                let lower = ReleasePart {
+                    store: Arc::clone(&shared.store),
                     held: before,
                     part,
-                    count,
+                    left,
                 };
-                core.clean_up(Box::new(again), self.keep.lease.ttl());
+                let until = Moment::now() + reclaim_after(self.keep.lease.ttl());
+                let background = &shared.factory.background;
+                background.clean_up(Box::new(lower), CALL, until);
                 Err(error)
             }
         }
@@ -191,13 +194,13 @@ impl PermitGuard {
             return Ok(());
         }
         // In a child process the permits are still the parent's.
-        let core = self.core.get()?;
-        core.renewals.remove(self.number);
+        let shared = self.shared.get()?;
+        shared.renewals.remove(self.number);
         let was_valid = self.is_valid();
         let held = self.keep.held();
         self.keep.end();
         let by = Moment::now() + self.keep.lease.call_budget().min(GIVE_BACK);
-        let outcome = core.store.release(&held, by);
+        let outcome = shared.store.release(&held, by);
         log::debug!(
             "released the permits of {:?}, held for {:?}",
             held.external_id,
@@ -207,7 +210,7 @@ impl PermitGuard {
             Ok(released) => {
                 if released {
                     let permits = held.permits.iter();
-                    core.given_back(permits.map(|it| (&*it.semaphore, it.count)));
+                    shared.given_back(permits.map(|it| (&*it.semaphore, it.count)));
                 }
                 match released && was_valid {
                     true => Ok(()),
@@ -215,12 +218,7 @@ impl PermitGuard {
                 }
             }
             Err(error) => {
-                let again = GiveBack {
-                    core: Arc::downgrade(core),
-                    store: Arc::clone(&core.store),
-                    held: Arc::clone(&held),
-                };
-                core.clean_up(Box::new(again), self.keep.lease.ttl());
+                shared.end_held(&held, self.keep.lease.ttl());
                 Err(error.context(format_args!(
                     "request {:?} is released as soon as the server answers, or ends with its ttl",
                     held.external_id
@@ -260,61 +258,27 @@ fn lost(held: &Held) -> Error {
     )
 }
 
-/// A release that could not be carried out yet.
-struct GiveBack {
-    core: std::sync::Weak<Core>,
-    store: Arc<dyn PermitStore>,
-    held: Arc<Held>,
-}
-
-impl CleanUp for GiveBack {
-    fn label(&self) -> String {
-        format!("release of {:?}", self.held.external_id)
-    }
-
-    fn attempt(&mut self, by: Moment) -> Cleaned {
-        match self.store.release(&self.held, by) {
-            Ok(released) => {
-                if let Some(core) = self.core.upgrade()
-                    && released
-                {
-                    let permits = self.held.permits.iter();
-                    core.given_back(permits.map(|it| (&*it.semaphore, it.count)));
-                }
-                Cleaned::Done
-            }
-            Err(error) if error.is_transient() => Cleaned::Again(RETRY),
-            Err(_) => Cleaned::Done,
-        }
-    }
-}
-
 /// A partial release that could not be carried out yet.
-struct GiveBackPart {
+struct ReleasePart {
     store: Arc<dyn PermitStore>,
     held: Arc<Held>,
     part: HeldPermit,
-    count: u32,
+    left: u32,
 }
 
-impl CleanUp for GiveBackPart {
+impl CleanUp for ReleasePart {
     fn label(&self) -> String {
         format!("partial release of {:?}", self.held.external_id)
     }
 
     fn attempt(&mut self, by: Moment) -> Cleaned {
-        let outcome = self
-            .store
-            .release_part(&self.held, &self.part, self.count, by);
-        match outcome {
+        let (held, part) = (&self.held, &self.part);
+        match self.store.release_part(held, part, self.left, by) {
             Err(error) if error.is_transient() => Cleaned::Again(RETRY),
             _ => Cleaned::Done,
         }
     }
 }
-
-/// The pause between two attempts to clean up.
-pub(super) const RETRY: Duration = Duration::from_millis(250);
 
 /// The external ids with a live guard in this process, by the realm of their store.
 static LIVE: Mutex<Option<HashSet<(String, Arc<str>)>>> = Mutex::new(None);

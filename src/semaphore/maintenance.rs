@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::outcome::Liveness;
-use super::semaphores::{Core, Semaphores, batches};
+use super::semaphores::{Semaphores, SharedSemaphores, batches};
 use crate::backend::permit_store::{Sweep, Swept};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
@@ -147,7 +147,7 @@ impl MaintenanceBuilder {
                 "an interval or a batch of zero would never rest",
             ));
         }
-        let core = Arc::clone(self.semaphores.core()?);
+        let shared = Arc::clone(self.semaphores.shared()?);
         let parker = Parker::new();
         let unparker = parker.unparker();
         let service = factory
@@ -157,7 +157,7 @@ impl MaintenanceBuilder {
         service.start()?;
         let service = Arc::new(service);
         let worker = Worker {
-            core,
+            shared,
             service: Arc::clone(&service),
             parker: parker.clone(),
             plan,
@@ -220,7 +220,7 @@ impl fmt::Debug for Maintenance {
 }
 
 struct Worker {
-    core: Arc<Core>,
+    shared: Arc<SharedSemaphores>,
     service: Arc<MutexContendService>,
     parker: Parker,
     plan: Plan,
@@ -265,13 +265,13 @@ impl Worker {
         if Moment::now() < *due {
             return;
         }
-        let core = &self.core;
+        let shared = &self.shared;
         let mut sweep = || -> Result<Vec<Swept>> {
-            let mut swept = core.sweep(&Sweep::Expired)?;
+            let mut swept = shared.sweep(&Sweep::Expired)?;
             if let Some(liveness) = &mut self.plan.liveness {
-                swept.extend(core.sweep_dead(liveness)?);
+                swept.extend(shared.sweep_dead(liveness)?);
             }
-            swept.extend(core.sweep(&Sweep::Stale(self.plan.stale_after))?);
+            swept.extend(shared.sweep(&Sweep::Stale(self.plan.stale_after))?);
             Ok(swept)
         };
         *due = match sweep() {
@@ -294,7 +294,7 @@ impl Worker {
             return;
         }
         let go_on = || self.service.is_owner() && !self.parker.is_stopped();
-        let (age, batch, store) = (self.plan.request_age, self.plan.batch, &self.core.store);
+        let (age, batch, store) = (self.plan.request_age, self.plan.batch, &self.shared.store);
         *due = match batches(batch, go_on, |by| store.delete_requests(age, batch, by)) {
             Ok(deleted) => {
                 log::debug!("deleted {deleted} old requests");
@@ -309,7 +309,7 @@ impl Worker {
             return;
         }
         let go_on = || self.service.is_owner() && !self.parker.is_stopped();
-        let (age, batch, store) = (self.plan.history_age, self.plan.batch, &self.core.store);
+        let (age, batch, store) = (self.plan.history_age, self.plan.batch, &self.shared.store);
         let outcome = batches(batch, go_on, |by| store.delete_history(age, batch, by))
             .and_then(|deleted| store.repair(Moment::now() + MINUTE).map(|_| deleted));
         *due = match outcome {

@@ -36,13 +36,14 @@
 //! semaphores allow it; a request that waits for one semaphore does not keep others from another one.
 //! Between processes there is no order: they poll, every 50 ms at first and every `poll_interval` later.
 
+mod acquire;
 mod guard;
 mod maintenance;
 mod outcome;
 mod renewals;
 mod request;
 mod semaphores;
-mod wait;
+mod wait_list;
 
 pub use self::guard::PermitGuard;
 pub use self::maintenance::{Maintenance, MaintenanceBuilder};

@@ -178,6 +178,17 @@ impl Renewals {
         self.list.lock().kept.remove(&number);
     }
 
+    /// Ends the belief in those that `which` names: they are given back without their guards.
+    pub(super) fn end(&self, which: impl Fn(&Held) -> bool) {
+        self.list.lock().kept.retain(|_, kept| {
+            let ends = which(&kept.keep.held());
+            if ends {
+                kept.keep.end();
+            }
+            !ends
+        });
+    }
+
     /// Ends the belief of those whose time has passed, and takes what is due.
     fn take(&self) -> Vec<(u64, Arc<Keep>)> {
         let mut list = self.list.lock();
@@ -203,13 +214,7 @@ impl Renewals {
         due
     }
 
-    fn settle(
-        &self,
-        due: &[(u64, Arc<Keep>)],
-        named: &[Arc<Held>],
-        sent: Moment,
-        outcome: &Result<Vec<Renewed>>,
-    ) {
+    fn settle(&self, due: &[(u64, Arc<Keep>)], sent: Moment, outcome: &Result<Vec<Renewed>>) {
         let mut list = self.list.lock();
         match outcome {
             Ok(_) => list.troubled = false,
@@ -219,17 +224,10 @@ impl Renewals {
             Err(_) => {}
         }
         for (index, (number, keep)) in due.iter().enumerate() {
-            let mut renewed = match outcome {
+            let renewed = match outcome {
                 Ok(renewed) => renewed.get(index).copied().unwrap_or(Renewed::Busy),
                 Err(_) => Renewed::Busy,
             };
-            let same = named
-                .get(index)
-                .is_some_and(|it| Arc::ptr_eq(it, &keep.held()));
-            if renewed == Renewed::Lost && !same {
-                // It named a part that was given back meanwhile.
-                renewed = Renewed::Busy;
-            }
             let ttl = keep.lease.ttl();
             match renewed {
                 Renewed::Yes if keep.renew(sent + keep.lease.belief()) => {
@@ -277,7 +275,7 @@ impl Renewable for Renewals {
             let sent = Moment::now();
             let outcome = self.store.renew(&held, by);
             failed = outcome.is_err();
-            self.settle(&due, &held, sent, &outcome);
+            self.settle(&due, sent, &outcome);
         }
         let mut list = self.list.lock();
         match list.due(failed) {

@@ -1,50 +1,40 @@
-//! `Semaphores`: the front, and how a request is carried out, with its retries and its wait.
+//! `Semaphores`: the front.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{SendError, bounded};
-use parking_lot::Mutex;
-
-use super::guard::{OnlyGuard, PermitGuard, RETRY};
+use super::acquire::{Attempts, Doubts, FIRST_POLL};
+use super::guard::{OnlyGuard, PermitGuard};
 use super::maintenance::MaintenanceBuilder;
 use super::outcome::{Acquisition, Liveness, exhausted_error, used_up};
 use super::renewals::{Keep, Renewals};
 use super::request::{MAX_TEXT, PermitRequest, Wait, check_ttl, lease_of};
-use super::wait::{Advice, Place, WaitList};
+use super::wait_list::WaitList;
 use crate::backend::permit_store::{
-    Call, CapacityChange, Decision, Discrepancy, Exhausted, Failure, Grant, Held, Holder, Look,
-    OnHeld, PermitRenewal, PermitStore, Release, RequestStatus, Sweep, Swept, Usage, Wish,
-    no_such_semaphore, reclaim_after,
+    CapacityChange, Decision, Discrepancy, Grant, Holder, OnHeld, PermitRenewal, PermitStore,
+    Release, RequestStatus, Sweep, Swept, Usage, Wish, no_such_semaphore,
 };
-use crate::background::{CleanUp, Cleaned};
-use crate::cancel::{Cancel, cancelled};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory::Inner;
 use crate::name::check_text;
-use crate::parker::Parker;
 use crate::probe::Probed;
-use crate::thread::{self, Local};
+use crate::thread::Local;
 use crate::url::Url;
 
 /// The ttl of a guard whose request names none.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 /// The longest that one call takes.
-const CALL: Duration = Duration::from_secs(5);
+pub(super) const CALL: Duration = Duration::from_secs(5);
 
 /// The longest that one step of a sweep or a removal takes.
 const LONG_CALL: Duration = Duration::from_secs(20);
 
 /// Tries of one call, the first included.
-const MAX_TRIES: u32 = 3;
-
-/// The first pause between two looks of a waiting request.
-const FIRST_POLL: Duration = Duration::from_millis(50);
+pub(super) const MAX_TRIES: u32 = 3;
 
 /// The counting semaphores of one factory. Cheap to clone; what it holds ends with the last clone and
 /// the last guard.
@@ -65,21 +55,21 @@ const FIRST_POLL: Duration = Duration::from_millis(50);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Semaphores {
-    core: Local<Arc<Core>>,
+    shared: Local<Arc<SharedSemaphores>>,
     default_ttl: Duration,
 }
 
 /// What all handles of a factory share.
-pub(super) struct Core {
+pub(super) struct SharedSemaphores {
     pub(super) renewals: Arc<Renewals>,
-    waiting: WaitList,
-    unsettled: Arc<Unsettled>,
-    probe: Probed,
+    pub(super) waiting: WaitList,
+    pub(super) doubts: Arc<Doubts>,
+    pub(super) probe: Probed,
     pub(super) store: Arc<dyn PermitStore>,
-    factory: Arc<Inner>,
+    pub(super) factory: Arc<Inner>,
 }
 
-impl fmt::Debug for Core {
+impl fmt::Debug for SharedSemaphores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.store.realm())
     }
@@ -118,16 +108,16 @@ impl Semaphores {
 
     pub(crate) fn new(factory: &Arc<Inner>) -> Result<Semaphores> {
         let store = factory.backend.permits()?;
-        let core = Core {
+        let shared = SharedSemaphores {
             renewals: Arc::new(Renewals::new(Arc::clone(&store))),
             waiting: WaitList::default(),
-            unsettled: Arc::default(),
+            doubts: Arc::default(),
             probe: factory.probe(),
             store,
             factory: Arc::clone(factory),
         };
         Ok(Semaphores {
-            core: Local::new(Arc::new(core)),
+            shared: Local::new(Arc::new(shared)),
             default_ttl: DEFAULT_TTL,
         })
     }
@@ -183,13 +173,13 @@ impl Semaphores {
         if let Some(changed_by) = changed_by {
             check_text("changed_by", changed_by, MAX_TEXT)?;
         }
-        let core = self.core.get()?;
-        let before = core
+        let shared = self.shared.get()?;
+        let before = shared
             .store
             .set_capacity(name, capacity, changed_by, within(CALL))?;
         match capacity.checked_sub(before) {
-            Some(more) if more > 0 => core.waiting.released([(name, more)]),
-            _ => core.waiting.changed(name),
+            Some(more) if more > 0 => shared.waiting.released([(name, more)]),
+            _ => shared.waiting.changed(name),
         }
         Ok(before)
     }
@@ -264,10 +254,17 @@ impl Semaphores {
         request: &PermitRequest,
         wait: impl Into<Wait>,
     ) -> Result<Acquisition> {
-        let core = self.core.get()?;
-        let wish = request.plain(core.store.min_ttl())?;
-        let decision = core.decide(wish, OnHeld::Report, &wait.into())?;
+        let shared = self.shared.get()?;
+        let wish = request.plain(shared.store.min_ttl())?;
+        let decision = shared.decide(wish, OnHeld::Report, &wait.into())?;
         Ok(match decision {
+            // An earlier try got them, and its answer came after their end.
+            Decision::Granted(grant) if grant.remaining == Some(Duration::ZERO) => {
+                Acquisition::AlreadyAcquired {
+                    permits: grant.held.to_permits(),
+                    expires_in: grant.remaining,
+                }
+            }
             Decision::Granted(grant) => Acquisition::Acquired(grant.held.to_permits()),
             Decision::Known(status) if !status.held => Acquisition::AlreadyReleased,
             Decision::Known(status) => Acquisition::AlreadyAcquired {
@@ -290,13 +287,13 @@ impl Semaphores {
     /// else; `DuplicateContender` for one with a live guard in this process; `Cancelled`; otherwise as
     /// [`acquire`](Semaphores::acquire).
     pub fn guard(&self, request: &PermitRequest, wait: impl Into<Wait>) -> Result<PermitGuard> {
-        let core = self.core.get()?;
-        let wish = request.guarded(self.default_ttl, core.store.min_ttl())?;
+        let shared = self.shared.get()?;
+        let wish = request.guarded(self.default_ttl, shared.store.min_ttl())?;
         let lease = lease_of(wish.ttl.unwrap_or(self.default_ttl))?;
-        let only = OnlyGuard::new(core.store.realm(), &wish.external_id)?;
+        let only = OnlyGuard::new(shared.store.realm(), &wish.external_id)?;
         let id = Arc::clone(&wish.external_id);
         let named = |error: Error| error.context(format_args!("request {id:?}"));
-        let grant = match core.decide(wish, OnHeld::TakeOver, &wait.into())? {
+        let grant = match shared.decide(wish, OnHeld::TakeOver, &wait.into())? {
             Decision::Granted(grant) => grant,
             Decision::Known(_) => return Err(named(used_up())),
             Decision::Exhausted(exhausted) => return Err(named(exhausted_error(&exhausted))),
@@ -307,34 +304,38 @@ impl Semaphores {
         let keep = Arc::new(Keep::new(grant.held, lease, until));
         if keep.valid_for().is_zero() {
             // A reply after its deadline changes nothing.
-            core.give_up(&keep.held(), lease.ttl());
+            shared.end_held(&keep.held(), lease.ttl());
             return Err(named(Error::new(
                 ErrorKind::Timeout,
                 "the permits were granted too late to be held; they are given back",
             )));
         }
-        match core.renewals.add(&keep, &core.factory.background) {
-            Ok(number) => Ok(PermitGuard::new(core, keep, number, only)),
+        match shared.renewals.add(&keep, &shared.factory.background) {
+            Ok(number) => Ok(PermitGuard::new(shared, keep, number, only)),
             Err(error) => {
-                core.give_up(&keep.held(), lease.ttl());
+                shared.end_held(&keep.held(), lease.ttl());
                 Err(named(error))
             }
         }
     }
 
     /// Gives back whatever is held under an external id. Safe to repeat, from any process. A guard that
-    /// held it learns of it at its next renewal.
+    /// held it is lost: at once in this process, in another one at its next renewal.
     ///
     /// # Errors
     /// `InvalidInput` for an external id that is not allowed; `Unreachable` and the like.
     pub fn release(&self, external_id: &str) -> Result<Release> {
         check_text("external id", external_id, MAX_TEXT)?;
-        let core = self.core.get()?;
+        let shared = self.shared.get()?;
         // What it held is known only before: those who wait for it must be woken.
-        let held = core.waiting_names(external_id);
+        let held = shared.waiting_names(external_id);
+        // A guard of this process stops believing before it is given back.
+        shared
+            .renewals
+            .end(|held| *held.external_id == *external_id);
         let mut tries = 1;
         let released = loop {
-            match core.store.release_request(external_id, within(CALL)) {
+            match shared.store.release_request(external_id, within(CALL)) {
                 Err(error) if error.is_transient() && tries < MAX_TRIES => {
                     tries += 1;
                     pause_after(&error, tries);
@@ -345,7 +346,7 @@ impl Semaphores {
             }
         };
         if released == Release::Released {
-            core.given_back(held.iter().map(|(name, count)| (&**name, *count)));
+            shared.given_back(held.iter().map(|(name, count)| (&**name, *count)));
         }
         Ok(released)
     }
@@ -377,7 +378,7 @@ impl Semaphores {
     /// # Errors
     /// `Misconfigured` without tables; `Unreachable` and the like. What was released stays released.
     pub fn sweep_expired(&self) -> Result<Vec<Swept>> {
-        self.core.get()?.sweep(&Sweep::Expired)
+        self.shared.get()?.sweep(&Sweep::Expired)
     }
 
     /// Asks `liveness` about each owner of held permits, and takes back those of the dead. What an owner
@@ -387,7 +388,7 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn sweep_dead(&self, mut liveness: impl FnMut(&str) -> Liveness) -> Result<Vec<Swept>> {
-        self.core.get()?.sweep_dead(&mut liveness)
+        self.shared.get()?.sweep_dead(&mut liveness)
     }
 
     /// Takes back all permits that were acquired and last renewed longer ago than `age`.
@@ -395,7 +396,7 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn sweep_stale(&self, age: Duration) -> Result<Vec<Swept>> {
-        self.core.get()?.sweep(&Sweep::Stale(age))
+        self.shared.get()?.sweep(&Sweep::Stale(age))
     }
 
     /// Deletes requests that were released longer ago than `age`, `batch` at a time. Returns how many.
@@ -444,22 +445,26 @@ impl Semaphores {
     }
 
     fn store(&self) -> Result<&Arc<dyn PermitStore>> {
-        Ok(&self.core.get()?.store)
+        Ok(&self.shared.get()?.store)
     }
 
-    pub(super) fn core(&self) -> Result<&Arc<Core>> {
-        self.core.get()
+    pub(super) fn shared(&self) -> Result<&Arc<SharedSemaphores>> {
+        self.shared.get()
     }
 }
 
-impl Core {
+impl SharedSemaphores {
     /// Carries a request out: three tries, or as many as the wait allows.
-    fn decide(&self, wish: Wish, on_held: OnHeld, wait: &Wait) -> Result<Decision> {
-        let mut attempts = Attempts::new(self, wish, on_held);
-        let decision = if wait.is_zero() {
-            attempts.tries(Moment::now() + CALL)
-        } else {
-            attempts.wait(wait)
+    fn decide(
+        self: &Arc<SharedSemaphores>,
+        wish: Wish,
+        on_held: OnHeld,
+        wait: &Wait,
+    ) -> Result<Decision> {
+        let mut attempts = Attempts::new(self, wish, on_held, wait)?;
+        let decision = match wait.is_zero() {
+            true => attempts.tries(),
+            false => attempts.wait(wait),
         };
         if let Ok(Decision::Granted(grant)) = &decision {
             self.granted(&attempts.call.wish, grant);
@@ -491,34 +496,6 @@ impl Core {
         self.waiting.released(permits);
     }
 
-    /// Makes a call that ends by `by` for its caller, whatever the server does: where the store itself
-    /// could take longer, on a thread of its own. `late` hears of an answer that nobody waits for.
-    fn bounded<T: Send + 'static>(
-        &self,
-        by: Moment,
-        call: impl FnOnce(&dyn PermitStore) -> T + Send + 'static,
-        late: impl FnOnce(&dyn PermitStore, T) + Send + 'static,
-    ) -> Option<T> {
-        if by.remaining() >= self.store.patience() {
-            return Some(call(&*self.store));
-        }
-        // A channel of no length: what is sent was received, or comes back.
-        let (send, receive) = bounded::<T>(0);
-        let store = Arc::clone(&self.store);
-        let started = thread::start("contend-permits", move || {
-            if let Err(SendError(outcome)) = send.send(call(&*store)) {
-                late(&*store, outcome);
-            }
-        });
-        match started {
-            Ok(_) => receive.recv_timeout(by.remaining()).ok(),
-            Err(error) => {
-                log::debug!("no thread for a call of little time: {error}");
-                None
-            }
-        }
-    }
-
     /// What is held under an external id, if anybody could be waiting for it.
     fn waiting_names(&self, external_id: &str) -> Vec<(Arc<str>, u32)> {
         if self.waiting.is_empty() && !self.probe.is_some() {
@@ -532,24 +509,12 @@ impl Core {
         permits.map(|it| (it.semaphore, it.count)).collect()
     }
 
-    /// Releases what nobody will hold, in the background.
-    fn give_up(&self, held: &Arc<Held>, ttl: Duration) {
-        let again = GiveUp {
-            store: Arc::clone(&self.store),
-            held: Arc::clone(held),
-        };
-        self.clean_up(Box::new(again), ttl);
-    }
-
-    /// Tries until it is done, or until what is left was taken back for its age.
-    pub(super) fn clean_up(&self, job: Box<dyn CleanUp>, ttl: Duration) {
-        let until = Moment::now() + reclaim_after(ttl) + CALL;
-        self.factory.background.clean_up(job, CALL, until);
-    }
-
     pub(super) fn sweep(&self, sweep: &Sweep) -> Result<Vec<Swept>> {
         let swept = self.store.sweep(sweep, within(LONG_CALL))?;
         for one in &swept {
+            let fences = |fence| one.permits.iter().any(|it| it.fence == fence);
+            self.renewals
+                .end(|held| held.permits.iter().any(|it| fences(it.id)));
             let permits = one.permits.iter();
             self.given_back(permits.map(|it| (&*it.semaphore, it.count)));
         }
@@ -574,398 +539,6 @@ impl Core {
             }
         }
         Ok(swept)
-    }
-}
-
-/// One call to acquire with its retries. Dropped with an outcome that is not known, it leaves that to
-/// the background.
-struct Attempts<'a> {
-    core: &'a Core,
-    call: Arc<Call>,
-    /// The permits may have been granted, or may yet be.
-    unknown: bool,
-}
-
-impl Attempts<'_> {
-    fn new(core: &Core, wish: Wish, on_held: OnHeld) -> Attempts<'_> {
-        // An earlier call under this id may have left something: this one takes over what it left.
-        let left = core.unsettled.take(&wish.external_id);
-        Attempts {
-            core,
-            unknown: left.is_some(),
-            call: Arc::new(Call {
-                wish,
-                token: left.unwrap_or_else(|| rand::random::<u64>() >> 1),
-                on_held,
-            }),
-        }
-    }
-
-    /// One try.
-    fn once(&mut self, by: Moment) -> Result<Decision, Failure> {
-        match self.acquire(by) {
-            // The semaphores were locked for it: what an earlier try left has come or gone by now.
-            Ok(decision) => {
-                self.unknown = matches!(&decision, Decision::Refused(_)) && self.unknown;
-                if let Decision::Exhausted(exhausted) = &decision {
-                    let name = &exhausted.semaphore;
-                    self.core.probe.tell(|probe| probe.exhausted(name));
-                }
-                Ok(decision)
-            }
-            Err(failure) => {
-                self.unknown |= failure.unknown;
-                Err(failure)
-            }
-        }
-    }
-
-    fn acquire(&self, by: Moment) -> Result<Decision, Failure> {
-        let call = Arc::clone(&self.call);
-        let late = Arc::clone(&self.call);
-        self.core
-            .bounded(
-                by,
-                move |store| store.acquire(&call, by),
-                move |store, outcome| give_back_late(store, &late, outcome),
-            )
-            .unwrap_or_else(|| Err(Failure::known(no_answer())))
-    }
-
-    /// At most three tries.
-    fn tries(&mut self, by: Moment) -> Result<Decision> {
-        let mut tries = 1;
-        loop {
-            match self.once(by) {
-                Ok(decision) => return Ok(decision),
-                Err(failure) if failure.retry && tries < MAX_TRIES && !by.remaining().is_zero() => {
-                    tries += 1;
-                    pause_after(&failure.error, tries);
-                }
-                Err(failure) => return Err(self.explain(failure.error, tries)),
-            }
-        }
-    }
-
-    /// Tries whenever there is a chance, until the wait ends.
-    fn wait(&mut self, wait: &Wait) -> Result<Decision> {
-        let deadline = wait.deadline();
-        let parker = Parker::new();
-        let dropped = self.core.factory.waits();
-        let cancels = || wait.cancelled_by().into_iter().chain([&dropped]);
-        let watched: Vec<_> = cancels().map(|it| it.watch(&parker.unparker())).collect();
-        let mut last = Last::Nothing;
-        // Those who wait already come first; but what this id holds already needs no turn.
-        if !self.core.waiting.is_claimed(&self.call.wish) || self.is_known(deadline) {
-            match self.attempt(deadline)? {
-                Step::Done(decision) => return Ok(decision),
-                Step::Not(outcome) => last = outcome,
-            }
-        }
-        let list = &self.core.waiting;
-        let call = Arc::clone(&self.call);
-        let place = list.join(&call.wish, &parker);
-        if let Last::Short(exhausted) = &last {
-            place.short_of(exhausted);
-        }
-        let mut poll = Poll::new(self.core.store.poll_interval());
-        loop {
-            if cancels().any(Cancel::is_cancelled) {
-                drop(watched);
-                return Err(cancelled(format_args!(
-                    "request {:?}",
-                    call.wish.external_id
-                )));
-            }
-            if deadline.remaining().is_zero() {
-                return self.timed_out(last, &place);
-            }
-            let advice = place.advice();
-            let outcome = match advice {
-                Advice::Try => Some(self.attempt(deadline)?),
-                Advice::Look => Some(self.look(deadline, &mut poll)?),
-                Advice::Poll | Advice::Stay if poll.is_due() && place.is_first() => {
-                    Some(self.look(deadline, &mut poll)?)
-                }
-                Advice::Poll => {
-                    poll.restart();
-                    None
-                }
-                Advice::Stay => None,
-            };
-            match outcome {
-                Some(Step::Done(decision)) => return Ok(decision),
-                Some(Step::Not(outcome)) => {
-                    if let Last::Short(exhausted) = &outcome {
-                        place.short_of(exhausted);
-                    }
-                    last = outcome;
-                    poll.next();
-                }
-                None => {}
-            }
-            parker.park(deadline.min(poll.at_if(place.is_first())));
-        }
-    }
-
-    /// A try within a wait: what passes by itself does not end it.
-    fn attempt(&mut self, deadline: Moment) -> Result<Step> {
-        match self.once(deadline.min(within(CALL))) {
-            Ok(Decision::Exhausted(exhausted)) => Ok(Step::Not(Last::Short(exhausted))),
-            Ok(decision) => Ok(Step::Done(decision)),
-            Err(failure) if failure.retry => Ok(Step::Not(Last::Failed(failure.error))),
-            Err(failure) => Err(self.explain(failure.error, 1)),
-        }
-    }
-
-    /// A look, and a try if there is a chance.
-    fn look(&mut self, deadline: Moment, poll: &mut Poll) -> Result<Step> {
-        let (by, call) = (deadline.min(within(CALL)), Arc::clone(&self.call));
-        let looked = self
-            .core
-            .bounded(by, move |store| store.look(&call.wish, by), |_, _| {});
-        match looked.unwrap_or_else(|| Err(no_answer())) {
-            Ok(Look::Try) => self.attempt(deadline),
-            Ok(Look::Short {
-                exhausted,
-                next_reclaim,
-            }) => {
-                poll.reclaim(next_reclaim);
-                Ok(Step::Not(Last::Short(exhausted)))
-            }
-            Err(error) if error.is_transient() => Ok(Step::Not(Last::Failed(error))),
-            Err(error) => Err(self.explain(error, 1)),
-        }
-    }
-
-    /// Whether something is known under the external id, as far as a look can tell.
-    fn is_known(&self, deadline: Moment) -> bool {
-        let (by, call) = (deadline.min(within(CALL)), Arc::clone(&self.call));
-        let ask = move |store: &dyn PermitStore| store.status(&call.wish.external_id, by);
-        matches!(self.core.bounded(by, ask, |_, _| {}), Some(Ok(Some(_))))
-    }
-
-    fn timed_out(&self, last: Last, place: &Place<'_>) -> Result<Decision> {
-        let seen = || place.seen(&self.call.wish);
-        match last {
-            Last::Short(exhausted) => Ok(Decision::Exhausted(exhausted)),
-            Last::Failed(error) => Err(self.explain(error, 1)),
-            Last::Nothing => match seen() {
-                Some(exhausted) => Ok(Decision::Exhausted(exhausted)),
-                None => Err(Error::new(
-                    ErrorKind::Timeout,
-                    format!(
-                        "request {:?} had no turn in time: others of this process wait for the same \
-                         semaphores",
-                        self.call.wish.external_id
-                    ),
-                )),
-            },
-        }
-    }
-
-    fn explain(&self, error: Error, tries: u32) -> Error {
-        let id = &self.call.wish.external_id;
-        let error = match tries {
-            1 => error.context(format_args!("request {id:?}")),
-            _ => error.context(format_args!("request {id:?}, after {tries} tries")),
-        };
-        if !self.unknown {
-            return error;
-        }
-        error.context(
-            "the outcome is not known; whatever was acquired is released as soon as the server answers, \
-             and the external id is used up",
-        )
-    }
-}
-
-impl Drop for Attempts<'_> {
-    fn drop(&mut self) {
-        if self.unknown {
-            let core = self.core;
-            core.unsettled.add(&self.call);
-            let bury = Bury {
-                store: Arc::clone(&core.store),
-                unsettled: Arc::clone(&core.unsettled),
-                call: Arc::clone(&self.call),
-            };
-            // Without a ttl nothing else would ever take it back.
-            let until = match self.call.wish.ttl {
-                Some(ttl) => Moment::now() + reclaim_after(ttl) + CALL,
-                None => Moment::FAR,
-            };
-            core.factory
-                .background
-                .clean_up(Box::new(bury), CALL, until);
-        }
-    }
-}
-
-/// An acquire was answered after its caller had given up: nobody will hold what it got.
-fn give_back_late(store: &dyn PermitStore, call: &Call, outcome: Result<Decision, Failure>) {
-    let ended = match outcome {
-        Ok(Decision::Granted(grant)) => {
-            store.release(&Arc::new(grant.held), within(CALL)).map(drop)
-        }
-        Err(failure) if failure.unknown => store.bury(call, within(CALL)),
-        _ => Ok(()),
-    };
-    if let Err(error) = ended {
-        log::warn!(
-            "request {:?} was answered too late, and could not be released: {error}",
-            call.wish.external_id
-        );
-    }
-}
-
-fn no_answer() -> Error {
-    Error::new(
-        ErrorKind::Timeout,
-        "the store did not answer in time; what it grants after this is given back",
-    )
-}
-
-/// What a step of a wait came to.
-enum Step {
-    Done(Decision),
-    Not(Last),
-}
-
-/// Why a waiting request does not have its permits yet.
-enum Last {
-    Nothing,
-    Short(Exhausted),
-    Failed(Error),
-}
-
-/// When a waiting request that comes first looks next.
-struct Poll {
-    at: Moment,
-    interval: Duration,
-    longest: Duration,
-    reclaim: Moment,
-}
-
-impl Poll {
-    fn new(longest: Duration) -> Poll {
-        let interval = FIRST_POLL.min(longest);
-        Poll {
-            at: Moment::now() + interval,
-            interval,
-            longest,
-            reclaim: Moment::FAR,
-        }
-    }
-
-    fn is_due(&self) -> bool {
-        self.at_if(true).remaining().is_zero()
-    }
-
-    fn at_if(&self, first: bool) -> Moment {
-        match first {
-            true => self.at.min(self.reclaim),
-            false => Moment::FAR,
-        }
-    }
-
-    fn restart(&mut self) {
-        self.interval = FIRST_POLL.min(self.longest);
-        self.at = Moment::now() + self.interval;
-    }
-
-    /// Something can be taken back this long from now: the time to look.
-    fn reclaim(&mut self, after: Option<Duration>) {
-        let after = after.map(|after| after.max(FIRST_POLL) + Duration::from_millis(2));
-        self.reclaim = after.map_or(Moment::FAR, |after| Moment::now() + after);
-    }
-
-    fn next(&mut self) {
-        if self.reclaim.remaining().is_zero() {
-            self.reclaim = Moment::FAR;
-        }
-        let jitter = 0.75 + rand::random::<f64>() / 2.0;
-        self.at = Moment::now() + self.interval.mul_f64(jitter);
-        self.interval = (self.interval * 2).min(self.longest);
-    }
-}
-
-/// Calls of unknown outcome that the background has yet to end, by external id.
-#[derive(Debug, Default)]
-struct Unsettled {
-    tokens: Mutex<HashMap<Arc<str>, u64>>,
-}
-
-impl Unsettled {
-    fn add(&self, call: &Call) {
-        let id = Arc::clone(&call.wish.external_id);
-        self.tokens.lock().insert(id, call.token);
-    }
-
-    fn take(&self, external_id: &str) -> Option<u64> {
-        self.tokens.lock().remove(external_id)
-    }
-
-    /// Takes it if it is still the same call.
-    fn claim(&self, call: &Call) -> bool {
-        let mut tokens = self.tokens.lock();
-        let same = tokens.get(&call.wish.external_id) == Some(&call.token);
-        if same {
-            tokens.remove(&call.wish.external_id);
-        }
-        same
-    }
-}
-
-/// Makes an end of a call of unknown outcome, unless a later call under the same id took it over.
-struct Bury {
-    store: Arc<dyn PermitStore>,
-    unsettled: Arc<Unsettled>,
-    call: Arc<Call>,
-}
-
-impl CleanUp for Bury {
-    fn label(&self) -> String {
-        format!(
-            "request {:?} of unknown outcome",
-            self.call.wish.external_id
-        )
-    }
-
-    fn attempt(&mut self, by: Moment) -> Cleaned {
-        if !self.unsettled.claim(&self.call) {
-            return Cleaned::Done;
-        }
-        match self.store.bury(&self.call, by) {
-            Ok(()) => Cleaned::Done,
-            Err(error) if error.is_transient() => {
-                self.unsettled.add(&self.call);
-                Cleaned::Again(RETRY)
-            }
-            Err(error) => {
-                log::warn!("cannot end {}: {error}", self.label());
-                Cleaned::Done
-            }
-        }
-    }
-}
-
-/// Releases permits that were granted too late, or that nothing could renew.
-struct GiveUp {
-    store: Arc<dyn PermitStore>,
-    held: Arc<Held>,
-}
-
-impl CleanUp for GiveUp {
-    fn label(&self) -> String {
-        format!("release of {:?}", self.held.external_id)
-    }
-
-    fn attempt(&mut self, by: Moment) -> Cleaned {
-        match self.store.release(&self.held, by) {
-            Err(error) if error.is_transient() => Cleaned::Again(RETRY),
-            _ => Cleaned::Done,
-        }
     }
 }
 
@@ -1007,7 +580,7 @@ fn pause(tries: u32) {
 }
 
 /// As [`pause`], but a connection that could not be had needs time to come back.
-fn pause_after(error: &Error, tries: u32) {
+pub(super) fn pause_after(error: &Error, tries: u32) {
     if error.asked_nothing() {
         std::thread::sleep(FIRST_POLL * tries);
     }

@@ -1,8 +1,9 @@
 //! What the guards of several processes believe, added up: never more than the capacity.
 //!
 //! Each worker logs from when until when its guards said that they are valid, on the boot-time clock,
-//! which all processes of a machine share. Workers are killed and paused, connections are cut, replies
-//! are lost; a paused holder is one whose permits somebody else gets.
+//! which all processes of a machine share. Workers are killed and paused, the server is killed and
+//! started again, connections are cut, replies are lost; a paused holder is one whose permits somebody
+//! else gets.
 //!
 //! `CONTEND_BELIEFS_SECONDS` sets how long it lasts (default 12), `CONTEND_BELIEFS_THREADS` how many
 //! threads each of the two processes has (default 8).
@@ -14,10 +15,11 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::mysql_ground::ms;
-use crate::semaphore_ground::{SHORT, addr_of, connect, number, semaphores, through};
+use crate::mysql_ground::{ms, operator, start};
+use crate::semaphore_ground::{SHORT, addr_of, connect, through};
 use contend::Moment;
 use contend::semaphore::PermitRequest;
+use mysql::prelude::Queryable;
 use rand::RngExt;
 use testbed::{Output, Process, Proxy, TempDir, wait_until, within};
 
@@ -52,6 +54,7 @@ fn worker() {
                     let count = rng.random_range(1..=2);
                     let request = PermitRequest::generated().permits(name, count).ttl(SHORT);
                     let Ok(guard) = semaphores.guard(&request, ms(rng.random_range(0..500))) else {
+                        thread::sleep(ms(5)); // the server may be away
                         continue;
                     };
                     let (began, valid) = (now(), guard.valid_for());
@@ -100,21 +103,29 @@ fn what_all_guards_believe_never_exceeds_a_capacity() {
     let seconds = std::env::var("CONTEND_BELIEFS_SECONDS");
     let length = Duration::from_secs(seconds.map_or(12, |text| text.parse().unwrap()));
     within(length + Duration::from_secs(180), || {
-        let (direct, url) = semaphores(&CAPACITIES);
+        let server = start();
+        let url = server.create_database("beliefs");
+        let direct = connect(&url);
+        direct.create_tables().unwrap();
+        for (name, capacity) in CAPACITIES {
+            direct.create(name, capacity).unwrap();
+        }
         let folder = TempDir::new();
         let proxies = [(); 2].map(|()| Proxy::to(addr_of(&url)));
         let urls = proxies.each_ref().map(|it| through(&url, it.addr()));
         let mut processes = urls.each_ref().map(|url| spawn(url, folder.path()));
-        let mut deaths: Vec<(u32, u64)> = Vec::new();
-        let (mut pauses, mut samples, mut above) = (0, 0, 0);
+        let mut faults = Faults::default();
+        let (mut samples, mut above) = (0, 0);
         let mut rng = rand::rng();
-        let start = Instant::now();
-        let mut next = ms(3_000);
-        while start.elapsed() < length {
+        let began = Instant::now();
+        let (mut next, mut turn) = (ms(1_500), 0);
+        while began.elapsed() < length {
             thread::sleep(ms(rng.random_range(20..120)));
+            let mut conn = operator(&url);
             let over = "SELECT COUNT(*) FROM contend_semaphore WHERE used > capacity OR used < 0";
-            above += number(&url, over);
+            above += conn.query_first::<u64, _>(over).unwrap().unwrap();
             samples += 1;
+            faults.look(&mut conn);
             let which = rng.random_range(0..2);
             match rng.random_range(0..8) {
                 0 => proxies[which].cut(),
@@ -123,51 +134,108 @@ fn what_all_guards_believe_never_exceeds_a_capacity() {
                 4 => proxies[which].lose_next_reply(),
                 _ => {}
             }
-            if start.elapsed() >= next {
-                next += ms(4_000);
-                if rng.random() {
+            if began.elapsed() < next {
+                continue;
+            }
+            match turn % 3 {
+                0 => {
                     processes[which].kill();
-                    deaths.push((processes[which].pid(), now()));
+                    faults.deaths.push((processes[which].pid(), now()));
+                    faults
+                        .not_recovered
+                        .push((processes[which].pid(), Instant::now()));
                     processes[which] = spawn(&urls[which], folder.path());
-                } else {
+                }
+                1 => {
+                    server.kill();
+                    faults.server_kills.push(now());
+                    server.start();
+                }
+                _ => {
                     processes[which].pause();
                     thread::sleep(SHORT + SHORT / 2); // longer than its permits last
                     processes[which].resume();
-                    pauses += 1;
+                    faults.pauses += 1;
                 }
             }
+            turn += 1;
+            next = began.elapsed() + ms(2_000);
         }
         proxies.iter().for_each(Proxy::pass);
         fs::write(folder.path().join("stop"), "").unwrap();
         for process in &processes {
             assert!(process.wait(Duration::from_secs(60)).is_some(), "it hangs");
         }
-        let (beliefs, most) = judge(folder.path(), &deaths);
+        // Nothing leaks: a sweep, or an acquire, takes back what has expired.
+        let (ended, mut conn) = (Instant::now(), operator(&url));
+        let held = "SELECT COUNT(*) FROM contend_permit WHERE state = 'ACQUIRED'";
+        wait_until(SHORT * 2 + ms(20_000), "nothing is held any more", || {
+            direct.sweep_expired().unwrap();
+            faults.look(&mut conn);
+            conn.query_first::<u64, _>(held).unwrap().unwrap() == 0
+        });
+        let given_back = ended.elapsed();
+        let (beliefs, most, back) = judge(folder.path(), &faults);
         println!(
-            "{length:?}: {beliefs} beliefs, {} kills, {pauses} pauses, {} lost replies; \
-             {samples} samples in SQL, {above} above capacity; most believed {most:?}",
-            deaths.len(),
+            "{length:?}, 2 processes x {} threads: {beliefs} beliefs, {} kills of a worker, {} of the \
+             server, {} pauses, {} lost replies",
+            threads(),
+            faults.deaths.len(),
+            faults.server_kills.len(),
+            faults.pauses,
             proxies.iter().map(Proxy::lost_replies).sum::<usize>(),
         );
+        println!(
+            "{samples} samples in SQL, {above} above capacity; most believed {most:?} of {CAPACITIES:?}"
+        );
+        println!(
+            "after each kill of a worker its permits were free after {:?}",
+            faults.recovered
+        );
+        println!("after each kill of the server the next grant came after {back:?}");
+        println!("leaked: 0; all given back {given_back:?} after the end (ttl {SHORT:?})");
         assert_eq!(above, 0);
         assert!(beliefs > 50, "{beliefs}");
         for ((name, capacity), most) in CAPACITIES.iter().zip(most) {
             assert!(most <= i64::from(*capacity), "{name}: {most} believed in");
         }
-        // Nothing leaks: an acquire takes back what has expired.
-        let leaked = Instant::now();
-        wait_until(Duration::from_secs(60), "nothing is held any more", || {
-            direct.sweep_expired().unwrap();
-            number(&url, "SELECT SUM(used) FROM contend_semaphore") == 0
-        });
-        println!("all given back {:?} after the end", leaked.elapsed());
-        assert!(leaked.elapsed() < SHORT * 2 + ms(20_000));
+        assert!(!faults.deaths.is_empty() && !faults.server_kills.is_empty());
+        assert_eq!(faults.not_recovered, []);
         assert_eq!(direct.check().unwrap(), []);
     });
 }
 
-/// How many beliefs there were, and how much was believed in at most at once, by semaphore.
-fn judge(folder: &Path, deaths: &[(u32, u64)]) -> (usize, Vec<i64>) {
+/// What was done to the workers and the server, and when it was over.
+#[derive(Debug, Default)]
+struct Faults {
+    deaths: Vec<(u32, u64)>,
+    server_kills: Vec<u64>,
+    pauses: usize,
+    not_recovered: Vec<(u32, Instant)>,
+    recovered: Vec<Duration>,
+}
+
+impl Faults {
+    /// Looks whether killed workers still hold something: their process ids are in their external ids.
+    fn look(&mut self, conn: &mut mysql::Conn) {
+        let recovered = &mut self.recovered;
+        self.not_recovered.retain(|(pid, since)| {
+            let held = format!(
+                "SELECT COUNT(*) FROM contend_permit_request \
+                 WHERE state = 'ACQUIRED' AND external_id LIKE '%:{pid}@%'"
+            );
+            let holds = conn.query_first::<u64, _>(held).unwrap() != Some(0);
+            if !holds {
+                recovered.push(since.elapsed());
+            }
+            holds
+        });
+    }
+}
+
+/// How many beliefs there were, how much was believed in at most at once, by semaphore, and how long after
+/// each kill of the server the next belief began.
+fn judge(folder: &Path, faults: &Faults) -> (usize, Vec<i64>, Vec<Duration>) {
     let mut changes: Vec<(u64, i64, usize)> = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -176,7 +244,7 @@ fn judge(folder: &Path, deaths: &[(u32, u64)]) -> (usize, Vec<i64>) {
             continue;
         };
         let pid: u32 = name.split('-').next().unwrap().parse().unwrap();
-        let death = deaths.iter().find(|(dead, _)| *dead == pid);
+        let death = faults.deaths.iter().find(|(dead, _)| *dead == pid);
         let text = fs::read_to_string(&path).unwrap();
         let mut open = None;
         for line in text.lines() {
@@ -204,9 +272,18 @@ fn judge(folder: &Path, deaths: &[(u32, u64)]) -> (usize, Vec<i64>) {
     let mut sums = vec![0; CAPACITIES.len()];
     let mut most = sums.clone();
     let beliefs = changes.iter().filter(|(_, change, _)| *change > 0).count();
-    for (_, change, which) in changes {
-        sums[which] += change;
-        most[which] = most[which].max(sums[which]);
+    for (_, change, which) in &changes {
+        sums[*which] += change;
+        most[*which] = most[*which].max(sums[*which]);
     }
-    (beliefs, most)
+    let kills = faults.server_kills.iter();
+    let back = kills.filter_map(|kill| {
+        // What was granted before may be noted a little later.
+        let mut begun = changes
+            .iter()
+            .filter(|(at, change, _)| *at > kill + 50_000_000 && *change > 0);
+        begun.next().map(|(at, ..)| Duration::from_nanos(at - kill))
+    });
+    let back = back.collect();
+    (beliefs, most, back)
 }

@@ -1,7 +1,10 @@
 //! Each failure of the seed's summary table: how it breaks in the naive way, and that it does not here.
 //! And what else a network, a server and neighbours can do.
 
-use std::sync::Barrier;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -374,7 +377,8 @@ fn one_request_that_blocks_does_not_fail_its_neighbours() {
             let neighbours: Vec<_> = (0..16)
                 .map(|number| {
                     let client = &client;
-                    scope.spawn(move || client.acquire(&want(&format!("good-{number}"), "a", 1)))
+                    let request = want(&format!("good-{number}"), "a", 1);
+                    scope.spawn(move || client.acquire_for(&request, PATIENCE))
                 })
                 .collect();
             for neighbour in neighbours {
@@ -448,4 +452,71 @@ fn an_uncontended_acquire_and_release_need_few_statements() {
             [pair("COM_SET_OPTION", 1), pair("COM_UPDATE_MULTI", 1)]
         );
     });
+}
+
+#[test]
+fn an_uncontended_acquire_takes_two_round_trips_and_a_release_one() {
+    within(HANG, || {
+        let (_, url) = semaphores(&[("a", 100)]);
+        let (addr, requests) = count_requests(addr_of(&url));
+        let client = connect(&format!("{}?pool_size=1", through(&url, addr)));
+        let guard = || client.guard(&PermitRequest::generated().permits("a", 1), ms(0));
+        drop(guard().unwrap()); // connected, and the first renewal is ten seconds away
+        let counts = || requests.load(Ordering::SeqCst);
+        let before = counts();
+        let held = guard().unwrap();
+        let acquired = counts();
+        held.release().unwrap();
+        println!(
+            "round trips: {} to acquire, {} to release",
+            acquired - before,
+            counts() - acquired
+        );
+        assert_eq!((acquired - before, counts() - acquired), (2, 1));
+    });
+}
+
+/// An address that leads to `to`, and how many requests came over it: bytes of a client after bytes of the
+/// server, or the first ones.
+fn count_requests(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let requests = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&requests);
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(to).unwrap());
+            for stream in [&client, &server] {
+                stream.set_nodelay(true).unwrap();
+            }
+            let asked = Arc::new(AtomicBool::new(false));
+            let pump = |mut from: TcpStream, mut to: TcpStream, on_bytes: Box<dyn Fn() + Send>| {
+                thread::spawn(move || {
+                    let mut bytes = [0; 65_536];
+                    while let Ok(length @ 1..) = from.read(&mut bytes) {
+                        on_bytes();
+                        if to.write_all(&bytes[..length]).is_err() {
+                            return;
+                        }
+                    }
+                });
+            };
+            let (count, asks) = (Arc::clone(&count), Arc::clone(&asked));
+            pump(
+                client.try_clone().unwrap(),
+                server.try_clone().unwrap(),
+                Box::new(move || {
+                    if !asks.swap(true, Ordering::SeqCst) {
+                        count.fetch_add(1, Ordering::SeqCst);
+                    }
+                }),
+            );
+            pump(
+                server,
+                client,
+                Box::new(move || asked.store(false, Ordering::SeqCst)),
+            );
+        }
+    });
+    (addr, requests)
 }

@@ -78,6 +78,21 @@ fn read_journal(path: &Path) -> Vec<Entry> {
         .collect()
 }
 
+/// All journals of one thread, one for each life of its process, in the order of its lives.
+fn read_journals(folder: &Path, name: &str) -> Vec<Entry> {
+    let mut lives: Vec<PathBuf> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            let file = path.file_name().unwrap().to_string_lossy().into_owned();
+            file.strip_prefix(name)
+                .is_some_and(|life| life.starts_with('-'))
+        })
+        .collect();
+    lives.sort();
+    lives.iter().flat_map(|path| read_journal(path)).collect()
+}
+
 /// A worker process: the test below starts this one again and again.
 #[test]
 #[ignore = "run by the test in this file, in processes of its own"]
@@ -87,26 +102,29 @@ fn worker() {
     };
     let folder = PathBuf::from(std::env::var("CONTEND_HISTORY_FOLDER").unwrap());
     let number = std::env::var("CONTEND_HISTORY_WORKER").unwrap();
+    let life: usize = std::env::var("CONTEND_HISTORY_LIFE")
+        .unwrap()
+        .parse()
+        .unwrap();
     let semaphores = connect(&url);
     thread::scope(|scope| {
         for thread in 0..THREADS {
             let (semaphores, folder, number) = (&semaphores, &folder, &number);
             scope.spawn(move || {
-                let journal = folder.join(format!("journal-{number}-{thread}"));
-                work(semaphores, &journal, &folder.join("stop"));
+                let name = format!("journal-{number}-{thread}");
+                let past = read_journals(folder, &name);
+                let journal = folder.join(format!("{name}-{life:04}"));
+                work(semaphores, &past, &journal, &folder.join("stop"));
             });
         }
     });
 }
 
-fn work(semaphores: &Semaphores, path: &Path, stop: &Path) {
-    let past = read_journal(path);
-    let file = OpenOptions::new().create(true).append(true).open(path);
+fn work(semaphores: &Semaphores, past: &[Entry], path: &Path, stop: &Path) {
+    let file = OpenOptions::new().create_new(true).append(true).open(path);
     let mut file = file.unwrap();
-    // The rest of a line that a killed process began.
-    writeln!(file).unwrap();
-    trim_blank(path);
-    let mut file = OpenOptions::new().append(true).open(path).unwrap();
+    // One write for each line: what a kill can cut off is the end of the last one.
+    let mut note = |line: String| file.write_all(format!("{line}\n").as_bytes()).unwrap();
     let mut rng = rand::rng();
     // What the process before this one did not bring to an end is asked for again, under its id.
     let open = match past.iter().rev().find(|it| matches!(it, Entry::Wants(..))) {
@@ -126,7 +144,7 @@ fn work(semaphores: &Semaphores, path: &Path, stop: &Path) {
             (format!("{:016x}", rng.random::<u64>()), wish)
         });
         let text: Vec<String> = wish.iter().map(|(n, c)| format!("{n}:{c}")).collect();
-        writeln!(file, "wants {id} {}", text.join(",")).unwrap();
+        note(format!("wants {id} {}", text.join(",")));
         let request = wish
             .iter()
             .fold(PermitRequest::new(&*id), |request, (name, count)| {
@@ -143,7 +161,7 @@ fn work(semaphores: &Semaphores, path: &Path, stop: &Path) {
                         .iter()
                         .map(|permit| format!("{}:{}", permit.semaphore, permit.fence))
                         .collect();
-                    writeln!(file, "got {id} {}", text.join(",")).unwrap();
+                    note(format!("got {id} {}", text.join(",")));
                     break true;
                 }
                 Ok(_) => break false,
@@ -166,37 +184,18 @@ fn work(semaphores: &Semaphores, path: &Path, stop: &Path) {
                 }
             }
         }
-        writeln!(file, "done {id}").unwrap();
+        note(format!("done {id}"));
     }
 }
 
-/// Takes blank lines, and what stands before one without being an entry, out of a journal.
-fn trim_blank(path: &Path) {
-    let text = fs::read_to_string(path).unwrap();
-    let mut lines: Vec<&str> = Vec::new();
-    for line in text.lines() {
-        if !line.is_empty() {
-            lines.push(line);
-        }
-    }
-    // Ended by our line break and not by its own: cut off in the middle.
-    if !text.ends_with("\n\n") && text.len() > 1 {
-        lines.pop();
-    }
-    let mut text = lines.join("\n");
-    if !text.is_empty() {
-        text.push('\n');
-    }
-    fs::write(path, text).unwrap();
-}
-
-fn spawn(number: usize, url: &str, folder: &Path) -> Process {
+fn spawn(number: usize, life: usize, url: &str, folder: &Path) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", "history::worker", "--ignored", "--nocapture"])
         .env("CONTEND_HISTORY_URL", url)
         .env("CONTEND_HISTORY_FOLDER", folder)
-        .env("CONTEND_HISTORY_WORKER", number.to_string());
+        .env("CONTEND_HISTORY_WORKER", number.to_string())
+        .env("CONTEND_HISTORY_LIFE", life.to_string());
     let log = Output::Log(folder.join(format!("log-{number}")));
     Process::spawn(&command, &log).unwrap()
 }
@@ -242,7 +241,7 @@ fn storm(url: &str, semaphores: &Semaphores, folder: &Path, length: Duration) ->
         .map(|proxy| format!("{}?pool_size=4", through(url, proxy.addr())))
         .collect();
     let mut processes: Vec<Process> = (0..PROCESSES)
-        .map(|number| spawn(number, &urls[number], folder))
+        .map(|number| spawn(number, 0, &urls[number], folder))
         .collect();
     let mut counts = Counts::default();
     let mut rng = rand::rng();
@@ -263,8 +262,8 @@ fn storm(url: &str, semaphores: &Semaphores, folder: &Path, length: Duration) ->
             next_kill += ms(1_000);
             let number = rng.random_range(0..PROCESSES);
             processes[number].kill();
-            processes[number] = spawn(number, &urls[number], folder);
             counts.kills += 1;
+            processes[number] = spawn(number, counts.kills, &urls[number], folder);
         }
     }
     for proxy in &proxies {
@@ -340,7 +339,7 @@ fn judge(url: &str, semaphores: &Semaphores, folder: &Path) -> usize {
     let mut gots: HashMap<String, BTreeMap<String, u64>> = HashMap::new();
     for process in 0..PROCESSES {
         for thread in 0..THREADS {
-            for entry in read_journal(&folder.join(format!("journal-{process}-{thread}"))) {
+            for entry in read_journals(folder, &format!("journal-{process}-{thread}")) {
                 match entry {
                     Entry::Wants(id, wish) => {
                         let before = wishes.insert(id.clone(), wish.clone());
@@ -362,7 +361,7 @@ fn judge(url: &str, semaphores: &Semaphores, folder: &Path) -> usize {
     let rows: Vec<Row> = conn
         .query(
             "SELECT r.external_id, p.id, p.semaphore_id, p.count FROM contend_permit_request r \
-             LEFT JOIN contend_permit p ON p.permit_request_id = r.id",
+             LEFT JOIN contend_permit p ON p.permit_request_id = r.id ORDER BY p.id",
         )
         .unwrap();
     type Granted = BTreeMap<String, (u64, u32)>;

@@ -91,6 +91,24 @@ fn each_sweep_takes_back_what_is_its_own_and_says_why() {
     });
 }
 
+/// Somebody may believe in a permit until its ttl ends, however long ago its last renewal was.
+#[test]
+fn what_has_a_ttl_that_still_runs_is_not_stale() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 10)]);
+        let guard = semaphores.guard(&want("long", "a", 1).ttl(100 * HOUR), ms(0));
+        acquired(semaphores.acquire(&want("endless", "a", 1)).unwrap());
+        operator(&url)
+            .query_drop(
+                "UPDATE contend_permit_request SET updated_at = updated_at - INTERVAL 25 HOUR",
+            )
+            .unwrap();
+        let swept = semaphores.sweep_stale(24 * HOUR).unwrap();
+        assert_eq!(ids(swept), ["endless"]);
+        assert!(guard.unwrap().release().is_ok());
+    });
+}
+
 /// Review B9: a request whose row somebody has locked is left for the next time, and does not stop the
 /// sweep; and what was renewed meanwhile is not taken.
 #[test]

@@ -8,7 +8,7 @@ use crate::mysql_ground::{HANG, ms, operator};
 use crate::semaphore_ground::{
     acquired, addr_of, already_acquired, connect, exhausted, pair, semaphores, through, want,
 };
-use contend::semaphore::{PermitRequest, Wait};
+use contend::semaphore::{Acquisition, PermitRequest, Wait};
 use contend::{Cancel, ErrorKind};
 use mysql::prelude::Queryable;
 use testbed::{Proxy, wait_until, within};
@@ -208,5 +208,152 @@ fn a_wait_that_is_cancelled_leaves_the_line() {
             assert_eq!(here.usage("a").unwrap().held, 0);
             assert!(here.status("first").unwrap().is_none_or(|it| !it.held));
         }
+    });
+}
+
+/// A call that nobody waits for any more is granted something: what the next call under its id was told it
+/// holds is not given back behind its back.
+#[test]
+fn a_retry_after_a_timeout_holds_what_it_was_told_it_holds() {
+    within(HANG, || {
+        let (here, url) = semaphores(&[("a", 1)]);
+        here.usage("a").unwrap();
+        let mut operator = operator(&url);
+        operator
+            .query_drop(
+                "CREATE TRIGGER slow BEFORE INSERT ON contend_permit_request FOR EACH ROW \
+                 SET NEW.owner = IF(SLEEP(0.5), NULL, NEW.owner)",
+            )
+            .unwrap();
+        for round in 0..3 {
+            let request = want(&format!("job-{round}"), "a", 1);
+            let error = here.acquire_for(&request, ms(100)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+            let again = here.acquire_for(&request, ms(20_000)).unwrap();
+            thread::sleep(ms(700)); // whatever comes late has come
+            let held = here.holders("a").unwrap();
+            match again {
+                // The background was faster, and has released it: the id is used up.
+                Acquisition::AlreadyReleased => assert_eq!(held, []),
+                other => {
+                    let permits = other.into_permits().unwrap();
+                    assert_eq!(held.len(), 1, "released behind its back");
+                    assert_eq!(held[0].fence, permits[0].fence);
+                    here.release(&format!("job-{round}")).unwrap();
+                }
+            }
+        }
+        assert_eq!(here.check().unwrap(), []);
+    });
+}
+
+/// Calls of one process under one external id are one after the other, and one of them is granted it.
+#[test]
+fn calls_under_one_external_id_at_once_get_one_grant() {
+    within(HANG, || {
+        for (here, _) in pair("at-once", &[("a", 8)]) {
+            let answers: Vec<Acquisition> = thread::scope(|scope| {
+                let here = &here;
+                let calls: Vec<_> = (0..8)
+                    .map(|_| scope.spawn(move || here.acquire(&want("job", "a", 1)).unwrap()))
+                    .collect();
+                calls.into_iter().map(|it| it.join().unwrap()).collect()
+            });
+            let first = |it: &&Acquisition| matches!(it, Acquisition::Acquired(_));
+            assert_eq!(answers.iter().filter(first).count(), 1, "{answers:?}");
+            let fences: Vec<u64> = answers
+                .into_iter()
+                .map(|it| it.into_permits().unwrap()[0].fence)
+                .collect();
+            assert!(fences.iter().all(|fence| *fence == fences[0]), "{fences:?}");
+            assert_eq!(here.usage("a").unwrap().held, 1);
+        }
+    });
+}
+
+/// How many threads of each of two processes wait for one permit, and for how long this goes on.
+fn sharing() -> (usize, Duration) {
+    let number = |name: &str, default: u64| -> u64 {
+        std::env::var(name).map_or(default, |text| text.parse().unwrap())
+    };
+    let seconds = Duration::from_secs(number("CONTEND_SHARING_SECONDS", 2));
+    (number("CONTEND_SHARING_WAITERS", 5) as usize, seconds)
+}
+
+#[test]
+#[ignore = "run by the test below, in processes of its own"]
+fn sharing_worker() {
+    let Ok(url) = std::env::var("CONTEND_SHARING_URL") else {
+        return;
+    };
+    let (waiters, length) = sharing();
+    let semaphores = connect(&url);
+    let start = Instant::now();
+    let waits: Vec<Duration> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..waiters)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut waits = Vec::new();
+                    while start.elapsed() < length {
+                        let asked = Instant::now();
+                        let request = PermitRequest::generated().permits("a", 1);
+                        let left = length.saturating_sub(start.elapsed()).max(ms(1));
+                        if let Ok(guard) = semaphores.guard(&request, left) {
+                            waits.push(asked.elapsed());
+                            thread::sleep(ms(1));
+                            drop(guard);
+                        } else {
+                            waits.push(asked.elapsed());
+                        }
+                    }
+                    waits
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .flat_map(|it| it.join().unwrap())
+            .collect()
+    });
+    println!(
+        "waits: {}, the longest {:?}",
+        waits.len(),
+        waits.iter().max().unwrap()
+    );
+}
+
+/// Two processes that want one permit all the time. Between processes there is no order: they poll.
+/// `CONTEND_SHARING_WAITERS` sets how many threads each has, `CONTEND_SHARING_SECONDS` how long it lasts.
+#[test]
+fn waiters_of_two_processes_share_one_permit() {
+    let (waiters, length) = sharing();
+    within(length + Duration::from_secs(120), || {
+        let (here, url) = semaphores(&[("a", 1)]);
+        let folder = testbed::TempDir::new();
+        let processes: Vec<_> = (0..2)
+            .map(|number| {
+                let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+                command
+                    .args([
+                        "--exact",
+                        "waiting::sharing_worker",
+                        "--ignored",
+                        "--nocapture",
+                    ])
+                    .env("CONTEND_SHARING_URL", &url);
+                let log = folder.path().join(format!("log-{number}"));
+                let process = testbed::Process::spawn(&command, &testbed::Output::Log(log.clone()));
+                (process.unwrap(), log)
+            })
+            .collect();
+        for (process, log) in processes {
+            let status = process.wait(length + Duration::from_secs(60));
+            let log = std::fs::read_to_string(log).unwrap();
+            assert!(status.is_some_and(|it| it.success()), "{log}");
+            let says = log.lines().find(|line| line.contains("waits: ")).unwrap();
+            println!("2 processes x {waiters}, {length:?}: {says}");
+        }
+        assert_eq!(here.usage("a").unwrap().held, 0);
+        assert_eq!(here.check().unwrap(), []);
     });
 }

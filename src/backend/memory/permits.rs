@@ -8,10 +8,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::mutexes::{Registry, now};
 use crate::backend::permit_store::{
-    Call, CapacityChange, Decision, Discrepancy, Exhausted, Failure, Grant, Held, HeldPermit,
-    Holder, Look, OnHeld, Permit, PermitRenewal, PermitStore, Reason, Release, Renewed,
-    RequestStatus, StoreTime, Sweep, Swept, Usage, Wish, no_such_semaphore, reclaim_after,
-    semaphore_in_use,
+    Call, CapacityChange, Decision, Failure, Grant, Held, HeldPermit, Holder, Look, Permit,
+    PermitRenewal, PermitStore, Reason, Recognised, Release, Renewed, RequestStatus, StoreTime,
+    Sweep, Swept, Usage, Wish, free, no_such_semaphore, reclaim_after, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::Result;
@@ -84,25 +83,19 @@ impl Request {
     }
 
     fn status(&self) -> RequestStatus {
-        RequestStatus::new(
-            self.held,
-            self.permits.iter().map(HeldPermit::to_permit).collect(),
-            self.owner.clone(),
-            self.ttl,
-            self.expires()
-                .filter(|_| self.held)
-                .map(|at| at - Moment::now()),
-        )
+        let expires = self.expires().filter(|_| self.held);
+        RequestStatus {
+            held: self.held,
+            permits: self.permits.iter().map(HeldPermit::to_permit).collect(),
+            owner: self.owner.clone(),
+            ttl: self.ttl,
+            expires_in: expires.map(|at| at - Moment::now()),
+        }
     }
 
-    /// Whether these permits are among those held.
+    /// Whether it is held by that grant.
     fn holds(&self, held: &Held) -> bool {
-        self.held
-            && self.token == held.token
-            && held
-                .permits
-                .iter()
-                .all(|it| self.permits.iter().any(|own| own.id == it.id))
+        self.held && self.token == held.token
     }
 
     fn to_held(&self, external_id: &Arc<str>) -> Held {
@@ -122,26 +115,10 @@ impl State {
         self.last_id
     }
 
-    /// The first semaphore that has too little for the wish.
-    fn shortage(&self, wish: &Wish) -> Result<Option<Exhausted>> {
-        let mut short = None;
-        for (name, count) in &wish.permits {
-            let semaphore = self
-                .semaphores
-                .get(name)
-                .ok_or_else(|| no_such_semaphore(name))?;
-            let wanted = semaphore.used.saturating_add(i64::from(*count));
-            if short.is_none() && wanted > i64::from(semaphore.capacity) {
-                let held = u64::try_from(semaphore.used).unwrap_or(0);
-                short = Some(Exhausted::new(
-                    Arc::clone(name),
-                    semaphore.capacity,
-                    held,
-                    *count,
-                ));
-            }
-        }
-        Ok(short)
+    /// The capacity of a semaphore, and what is held of it.
+    fn semaphore(&self, name: &str) -> Option<(u32, i64)> {
+        let semaphore = self.semaphores.get(name);
+        semaphore.map(|semaphore| (semaphore.capacity, semaphore.used))
     }
 
     fn count(&mut self, permits: &[HeldPermit], sign: i64) {
@@ -182,7 +159,12 @@ impl State {
         for id in found {
             let owner = self.requests.get(&id).and_then(|it| it.owner.clone());
             if let Some(permits) = self.release(&id, |_| true) {
-                swept.push(Swept::new(id, owner, permits, reason));
+                swept.push(Swept {
+                    external_id: id,
+                    owner,
+                    permits,
+                    reason,
+                });
             }
         }
         swept
@@ -192,26 +174,20 @@ impl State {
         let wish = &call.wish;
         if let Some(request) = self.requests.get(&wish.external_id) {
             let status = request.status();
-            let ours = request.token == call.token;
-            if !status.held {
-                return Decision::Known(status);
-            }
-            if !status.matches(wish) {
-                return Decision::Refused(status.conflict(&wish.external_id));
-            }
-            if ours {
-                let held = request.to_held(&wish.external_id);
-                return Decision::Granted(self.grant(wish, held, status.expires_in));
-            }
-            match call.on_held {
-                OnHeld::Report => return Decision::Known(status),
-                OnHeld::TakeOver => {
-                    self.release(&wish.external_id, |_| true);
-                    return self.insert(call);
+            let remaining = status.expires_in;
+            return match call.recognise(request.token, status) {
+                Recognised::Decided(decision) => decision,
+                Recognised::Ours => {
+                    let held = request.to_held(&wish.external_id);
+                    Decision::Granted(self.grant(wish, held, remaining))
                 }
-            }
+                Recognised::TakeOver => {
+                    self.release(&wish.external_id, |_| true);
+                    self.insert(call)
+                }
+            };
         }
-        match self.shortage(wish) {
+        match wish.shortage(|name| self.semaphore(name)) {
             Err(error) => Decision::Refused(error),
             Ok(Some(exhausted)) => Decision::Exhausted(exhausted),
             Ok(None) => self.insert(call),
@@ -256,16 +232,11 @@ impl State {
     }
 
     fn grant(&self, wish: &Wish, held: Held, remaining: Option<Duration>) -> Grant {
-        let free = |(name, _): &(Arc<str>, u32)| {
-            let semaphore = self.semaphores.get(name);
-            let left = semaphore.map_or(0, |it| i64::from(it.capacity) - it.used);
-            u64::try_from(left).unwrap_or(0)
-        };
         Grant {
             held,
             sent: Moment::now(),
             remaining,
-            free: wish.permits.iter().map(free).collect(),
+            free: wish.free(|name| self.semaphore(name)),
         }
     }
 }
@@ -299,7 +270,7 @@ impl PermitStore for MemoryPermits {
     }
 
     fn create_tables(&self, _by: Moment) -> Result<()> {
-        self.state().map(drop)
+        self.registry.ping()
     }
 
     fn create(&self, name: &str, capacity: u32, _by: Moment) -> Result<bool> {
@@ -330,13 +301,13 @@ impl PermitStore for MemoryPermits {
             .ok_or_else(|| no_such_semaphore(name))?;
         let old = std::mem::replace(&mut semaphore.capacity, capacity);
         if old != capacity {
-            let change = CapacityChange::new(
-                Arc::from(name),
-                changed_by.map(Arc::from),
-                now().ms,
-                old,
-                capacity,
-            );
+            let change = CapacityChange {
+                semaphore: Arc::from(name),
+                changed_by: changed_by.map(Arc::from),
+                changed_at: now().ms,
+                from: old,
+                to: capacity,
+            };
             state.history.push(change);
         }
         Ok(old)
@@ -366,12 +337,13 @@ impl PermitStore for MemoryPermits {
             let requests = state.requests.values().filter(|request| {
                 request.held && request.permits.iter().any(|p| p.semaphore_id == it.id)
             });
-            Usage::new(
-                Arc::clone(known),
-                it.capacity,
-                u64::try_from(it.used).unwrap_or(0),
-                requests.count() as u64,
-            )
+            Usage {
+                semaphore: Arc::clone(known),
+                capacity: it.capacity,
+                held: u64::try_from(it.used).unwrap_or(0),
+                free: free(it.capacity, it.used),
+                requests: requests.count() as u64,
+            }
         };
         let found = state.semaphores.iter().filter(|(known, _)| wanted(known));
         Ok(found.map(usage).collect())
@@ -386,13 +358,14 @@ impl PermitStore for MemoryPermits {
         for (external_id, request) in &state.requests {
             let permits = request.permits.iter();
             for permit in permits.filter(|it| request.held && &*it.semaphore == name) {
-                holders.push(Holder::new(
-                    Arc::clone(external_id),
-                    request.owner.clone(),
-                    (permit.count, permit.id),
-                    Moment::now() - request.created,
-                    request.status().expires_in,
-                ));
+                holders.push(Holder {
+                    external_id: Arc::clone(external_id),
+                    owner: request.owner.clone(),
+                    count: permit.count,
+                    fence: permit.id,
+                    held_for: Moment::now() - request.created,
+                    expires_in: request.status().expires_in,
+                });
             }
         }
         holders.sort_by_key(|holder| holder.fence);
@@ -426,7 +399,7 @@ impl PermitStore for MemoryPermits {
 
     fn look(&self, wish: &Wish, _by: Moment) -> Result<Look> {
         let state = self.state()?;
-        let Ok(Some(exhausted)) = state.shortage(wish) else {
+        let Ok(Some(exhausted)) = wish.shortage(|name| state.semaphore(name)) else {
             return Ok(Look::Try);
         };
         let now = Moment::now();
@@ -462,30 +435,25 @@ impl PermitStore for MemoryPermits {
     fn release_part(
         &self,
         held: &Held,
-        part: &HeldPermit,
-        count: u32,
+        permit: &HeldPermit,
+        left: u32,
         _by: Moment,
     ) -> Result<bool> {
         let mut state = self.state()?;
-        let Some(request) = state.requests.get_mut(&held.external_id) else {
+        let request = state.requests.get_mut(&held.external_id);
+        let Some(request) = request.filter(|request| request.holds(held)) else {
             return Ok(false);
         };
-        if !request.holds(held) {
+        let own = request.permits.iter_mut().find(|own| own.id == permit.id);
+        let Some(own) = own.filter(|own| own.count > left) else {
             return Ok(false);
-        }
-        let given_back = HeldPermit {
-            count,
-            ..part.clone()
         };
-        for own in request.permits.iter_mut().filter(|own| own.id == part.id) {
-            own.count = own.count.saturating_sub(count);
-        }
+        let freed = HeldPermit {
+            count: std::mem::replace(&mut own.count, left) - left,
+            ..permit.clone()
+        };
         request.permits.retain(|own| own.count > 0);
-        if request.permits.is_empty() {
-            request.held = false;
-            request.renew();
-        }
-        state.count(&[given_back], -1);
+        state.count(&[freed], -1);
         Ok(true)
     }
 
@@ -512,11 +480,10 @@ impl PermitStore for MemoryPermits {
         })
     }
 
-    fn bury(&self, call: &Call, _by: Moment) -> Result<()> {
+    fn bury(&self, external_id: &str, tokens: &[u64], _by: Moment) -> Result<bool> {
         let mut state = self.state()?;
-        let external_id = &call.wish.external_id;
-        state.release(external_id, |request| request.token == call.token);
-        Ok(())
+        let released = state.release(external_id, |request| tokens.contains(&request.token));
+        Ok(released.is_some())
     }
 
     fn sweep(&self, sweep: &Sweep, _by: Moment) -> Result<Vec<Swept>> {
@@ -524,7 +491,9 @@ impl PermitStore for MemoryPermits {
         let now = Moment::now();
         Ok(match sweep {
             Sweep::Expired => state.sweep(Reason::Expired, |it| it.is_reclaimable(now)),
-            Sweep::Stale(age) => state.sweep(Reason::Stale, |it| it.updated + *age <= now),
+            Sweep::Stale(age) => state.sweep(Reason::Stale, |it| {
+                it.updated + *age <= now && it.reclaim_at().is_none_or(|at| at <= now)
+            }),
             Sweep::Owner(owner, before) => state.sweep(Reason::OwnerDead, |it| {
                 it.owner.as_ref() == Some(owner) && it.updated_micros <= *before
             }),
@@ -565,33 +534,5 @@ impl PermitStore for MemoryPermits {
         let count = old.take_while(|it| it.changed_at <= before).count();
         state.history.drain(..count);
         Ok(count as u64)
-    }
-
-    fn check(&self, _by: Moment) -> Result<Vec<Discrepancy>> {
-        let state = self.state()?;
-        let mut found = Vec::new();
-        for (name, semaphore) in &state.semaphores {
-            let held = state.requests.values().filter(|request| request.held);
-            let permits: i64 = held
-                .flat_map(|request| &request.permits)
-                .filter(|permit| permit.semaphore_id == semaphore.id)
-                .map(|permit| i64::from(permit.count))
-                .sum();
-            if permits != semaphore.used {
-                found.push(Discrepancy::new(Arc::clone(name), semaphore.used, permits));
-            }
-        }
-        Ok(found)
-    }
-
-    fn repair(&self, by: Moment) -> Result<Vec<Discrepancy>> {
-        let wrong = self.check(by)?;
-        let mut state = self.state()?;
-        for one in &wrong {
-            if let Some(semaphore) = state.semaphores.get_mut(&one.semaphore) {
-                semaphore.used = one.permits;
-            }
-        }
-        Ok(wrong)
     }
 }

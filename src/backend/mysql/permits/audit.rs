@@ -15,8 +15,10 @@ impl MysqlPermits {
     /// The counters that are wrong now.
     pub(super) fn wrong_counters(&self, by: Moment) -> Result<Vec<Discrepancy>> {
         let found = rows::<(String, i64, i64)>(self.one(&self.statements.check, by)?)?;
-        let wrong = |(name, counter, permits): (String, i64, i64)| {
-            Discrepancy::new(Arc::from(name), counter, permits)
+        let wrong = |(name, counter, permits): (String, i64, i64)| Discrepancy {
+            semaphore: Arc::from(name),
+            counter,
+            permits,
         };
         Ok(found.into_iter().map(wrong).collect())
     }
@@ -46,7 +48,11 @@ impl MysqlPermits {
                         "the counter of the semaphore {name:?} was {counter}, its permits add up to \
                          {permits}: corrected"
                     );
-                    corrected.push(Discrepancy::new(Arc::clone(name), counter, permits));
+                    corrected.push(Discrepancy {
+                        semaphore: Arc::clone(name),
+                        counter,
+                        permits,
+                    });
                 }
                 Ok(_) => {}
                 // Deleted meanwhile.

@@ -9,7 +9,7 @@ use super::sql::{
 use crate::backend::mysql::connection::Connection;
 use crate::backend::mysql::table::strip;
 use crate::backend::permit_store::{
-    CapacityChange, Holder, Usage, no_such_semaphore, semaphore_in_use,
+    CapacityChange, Holder, Usage, free, no_such_semaphore, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -191,9 +191,12 @@ impl MysqlPermits {
         };
         let found = self.one(&fill(&self.statements.usage, &[("{which}", &which)]), by)?;
         let found = rows::<(String, u32, i64, u64)>(found)?;
-        let usage = |(name, capacity, held, requests): (String, u32, i64, u64)| {
-            let held = u64::try_from(held).unwrap_or(0);
-            Usage::new(Arc::from(name), capacity, held, requests)
+        let usage = |(name, capacity, held, requests): (String, u32, i64, u64)| Usage {
+            semaphore: Arc::from(name),
+            capacity,
+            held: u64::try_from(held).unwrap_or(0),
+            free: free(capacity, held),
+            requests,
         };
         Ok(found.into_iter().map(usage).collect())
     }
@@ -214,13 +217,14 @@ impl MysqlPermits {
             return Err(no_such_semaphore(name));
         }
         let holder = |(_, id, owner, count, fence, age, left): Columns| {
-            Some(Holder::new(
-                Arc::from(id?),
-                owner.map(Arc::from),
-                (count?, fence?),
-                duration(age).unwrap_or_default(),
-                duration(left),
-            ))
+            Some(Holder {
+                external_id: Arc::from(id?),
+                owner: owner.map(Arc::from),
+                count: count?,
+                fence: fence?,
+                held_for: duration(age).unwrap_or_default(),
+                expires_in: duration(left),
+            })
         };
         Ok(found.into_iter().filter_map(holder).collect())
     }
@@ -234,8 +238,12 @@ impl MysqlPermits {
             quote(name)
         ));
         let found = rows::<Columns>(self.one(&sql, by)?)?;
-        let change = |(name, changed_by, at, from, to): Columns| {
-            CapacityChange::new(Arc::from(name), changed_by.map(Arc::from), at, from, to)
+        let change = |(name, changed_by, changed_at, from, to): Columns| CapacityChange {
+            semaphore: Arc::from(name),
+            changed_by: changed_by.map(Arc::from),
+            changed_at,
+            from,
+            to,
         };
         Ok(found.into_iter().map(change).collect())
     }

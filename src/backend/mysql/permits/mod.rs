@@ -17,7 +17,7 @@ mod audit;
 mod combiner;
 mod definitions;
 mod reclaim;
-mod record;
+mod request_row;
 mod sql;
 mod transaction;
 
@@ -25,18 +25,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::combiner::{Combiner, Job, Verdict};
-use self::record::Record;
+use self::request_row::RequestRow;
 use self::sql::{
-    Answer, COMMIT, Connections, Statements, answer, duration, fill, list, quote, quote_all,
-    quote_option, rows,
+    Answer, COMMIT, Connections, Statements, answer, duration, fill, list, quote, quote_all, rows,
 };
 use self::transaction::{Freed, Outcome, Transaction};
 use super::connection::Connection;
 use super::rows::Rows;
 use crate::backend::permit_store::{
-    Call, CapacityChange, Decision, Discrepancy, Exhausted, Failure, Held, HeldPermit, Holder,
-    Look, PermitRenewal, PermitStore, Release, Renewed, RequestStatus, StoreTime, Sweep, Swept,
-    Usage, Wish,
+    Call, CapacityChange, Decision, Discrepancy, Failure, Held, HeldPermit, Holder, Look,
+    PermitRenewal, PermitStore, Release, Renewed, RequestStatus, StoreTime, Sweep, Swept, Usage,
+    Wish,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -169,9 +168,9 @@ impl MysqlPermits {
         Ok(answer(&mut answers, 1)?.matched > 0)
     }
 
-    fn record(&self, external_id: &str, by: Moment) -> Result<Option<Record>> {
-        let found = self.one(&Record::statement(&self.statements, [external_id]), by)?;
-        Ok(Record::parse(found)?.pop())
+    fn record(&self, external_id: &str, by: Moment) -> Result<Option<RequestRow>> {
+        let found = self.one(&RequestRow::statement(&self.statements, [external_id]), by)?;
+        Ok(RequestRow::parse(found)?.pop())
     }
 
     /// One statement that commits by itself.
@@ -265,24 +264,18 @@ impl PermitStore for MysqlPermits {
         let found = rows::<(String, u32, i64)>(answer(&mut answers, 0)?)?;
         let next = rows::<(Option<i64>,)>(answer(&mut answers, 1)?)?;
         let next = next.first().and_then(|(micros,)| *micros);
-        for (name, wanted) in &wish.permits {
-            let semaphore = found.iter().find(|(other, ..)| **other == **name);
-            let Some((_, capacity, used)) = semaphore else {
-                // No such semaphore: the acquire says so.
-                return Ok(Look::Try);
-            };
-            if used + i64::from(*wanted) > i64::from(*capacity) {
-                if next.is_some_and(|micros| micros <= 0) {
-                    return Ok(Look::Try);
-                }
-                let held = u64::try_from(*used).unwrap_or(0);
-                return Ok(Look::Short {
-                    exhausted: Exhausted::new(Arc::clone(name), *capacity, held, *wanted),
-                    next_reclaim: duration(next),
-                });
-            }
-        }
-        Ok(Look::Try)
+        let semaphore = |name: &str| {
+            let row = found.iter().find(|(other, ..)| other == name);
+            row.map(|(_, capacity, used)| (*capacity, *used))
+        };
+        Ok(match wish.shortage(semaphore) {
+            Ok(Some(exhausted)) if next.is_none_or(|micros| micros > 0) => Look::Short {
+                exhausted,
+                next_reclaim: duration(next),
+            },
+            // Where there is no such semaphore, the acquire says so.
+            _ => Look::Try,
+        })
     }
 
     fn renew(&self, held: &[Arc<Held>], by: Moment) -> Result<Vec<Renewed>> {
@@ -342,20 +335,30 @@ impl PermitStore for MysqlPermits {
         }
     }
 
-    fn release_part(&self, held: &Held, part: &HeldPermit, count: u32, by: Moment) -> Result<bool> {
-        let left = part.count.saturating_sub(count);
+    fn release_part(
+        &self,
+        held: &Held,
+        permit: &HeldPermit,
+        left: u32,
+        by: Moment,
+    ) -> Result<bool> {
         let sql = fill(
             &self.statements.release_part,
             &[
-                ("{id}", &part.id.to_string()),
+                ("{id}", &permit.id.to_string()),
+                ("{semaphore_id}", &permit.semaphore_id.to_string()),
                 ("{request_id}", &held.request_id.to_string()),
                 ("{token}", &held.token.to_string()),
-                ("{count}", &part.count.to_string()),
                 ("{left}", &left.to_string()),
             ],
         );
-        let mut answers = self.connections.ask(&self.statements, &sql, by)?;
-        Ok(answer(&mut answers, 1)?.matched > 0)
+        let mut connection = self.connections.checkout(Lane::Other, by)?;
+        let outcome = self.send(&mut connection, &format!("{sql};\n{COMMIT}"));
+        if outcome.is_err() {
+            self.connections.roll_back(&mut connection);
+        }
+        // SET, SET, BEGIN, SET and the semaphore come before the permit.
+        Ok(answer(&mut outcome?, 6)?.matched > 0)
     }
 
     fn release_request(&self, external_id: &str, by: Moment) -> Result<Release> {
@@ -380,30 +383,24 @@ impl PermitStore for MysqlPermits {
         })
     }
 
-    fn bury(&self, call: &Call, by: Moment) -> Result<()> {
-        let wish = &call.wish;
-        let tombstone = fill(
-            &self.statements.tombstone,
-            &[
-                ("{external_id}", &quote(&wish.external_id)),
-                ("{token}", &call.token.to_string()),
-                ("{owner}", &quote_option(wish.owner.as_deref())),
-            ],
-        );
+    fn bury(&self, external_id: &str, tokens: &[u64], by: Moment) -> Result<bool> {
+        let token = tokens.last().copied().unwrap_or(0).to_string();
+        let id = quote(external_id);
+        let values = [("{external_id}", &*id), ("{token}", &*token)];
+        let tombstone = fill(&self.statements.tombstone, &values);
         let mut connection = self.connections.checkout(Lane::Other, by)?;
         match self.connections.send(&mut connection, &tombstone) {
-            Ok(_) => return Ok(()),
+            Ok(_) => return Ok(false),
             Err(error) if error.is_duplicate() => {}
             Err(error) => return Err(self.statements.explain(error)),
         }
         drop(connection);
-        // The duplicate key was waited for: whatever the call was about to write has come or gone.
-        let which = format!(
-            "r.external_id = {} AND r.token = {}",
-            quote(&wish.external_id),
-            call.token
-        );
-        self.release_where(&which, by).map(drop)
+        // The duplicate key was waited for: whatever the calls were about to write has come or gone.
+        let tokens = list(tokens.iter().copied());
+        self.release_where(
+            &format!("r.external_id = {id} AND r.token IN ({tokens})"),
+            by,
+        )
     }
 
     fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>> {

@@ -51,7 +51,8 @@ impl MysqlPermits {
             Sweep::Stale(age) => (
                 Reason::Stale,
                 format!(
-                    "r.updated_at <= SYSDATE(6) - INTERVAL {} MICROSECOND",
+                    "r.updated_at <= SYSDATE(6) - INTERVAL {} MICROSECOND \
+                     AND (r.reclaim_at IS NULL OR {EXPIRED})",
                     micros(*age)
                 ),
                 "updated_at",
@@ -133,12 +134,12 @@ impl MysqlPermits {
                             });
                         }
                     }
-                    swept.push(Swept::new(
-                        Arc::from(external_id.as_str()),
-                        owner.as_deref().map(Arc::from),
-                        released,
+                    swept.push(Swept {
+                        external_id: Arc::from(external_id.as_str()),
+                        owner: owner.as_deref().map(Arc::from),
+                        permits: released,
                         reason,
-                    ));
+                    });
                 }
                 let ids = list(gate.iter().map(|(id, ..)| *id));
                 let mut script = vec![fill(&self.statements.release_many, &[("{ids}", &ids)])];

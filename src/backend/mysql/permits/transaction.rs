@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::record::Record;
+use super::request_row::RequestRow;
 use super::sql::{
     Answer, COMMIT, Connections, Statements, answer, fill, list, quote, quote_all, quote_option,
     rows,
@@ -19,7 +19,7 @@ use super::sql::{
 use crate::backend::mysql::connection::Connection;
 use crate::backend::mysql::error::RequestError;
 use crate::backend::permit_store::{
-    Call, Decision, Exhausted, Failure, Grant, Held, HeldPermit, OnHeld, Wish, no_such_semaphore,
+    Call, Decision, Failure, Grant, Held, HeldPermit, OnHeld, Recognised, Wish,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -121,7 +121,7 @@ impl Transaction<'_> {
         let take_over = self
             .calls
             .iter()
-            .filter(|call| call.on_held == OnHeld::TakeOver);
+            .filter(|call| call.on_held == OnHeld::TakeOver || !call.former.is_empty());
         let take_over: Vec<&Arc<str>> = take_over.map(|call| &call.wish.external_id).collect();
         if !take_over.is_empty() {
             let ids = quote_all(take_over.iter());
@@ -129,7 +129,7 @@ impl Transaction<'_> {
         }
         if !self.calls.is_empty() {
             let ids = self.calls.iter().map(|call| &call.wish.external_id);
-            script.push(Record::statement(statements, ids));
+            script.push(RequestRow::statement(statements, ids));
         }
         let sent = Moment::now();
         let mut answers = self
@@ -153,14 +153,14 @@ impl Transaction<'_> {
             ours = next().and_then(rows::<(u64,)>).map_err(Failure::known)?;
         }
         if !self.calls.is_empty() {
-            let records = next().and_then(Record::parse).map_err(Failure::known)?;
+            let records = next().and_then(RequestRow::parse).map_err(Failure::known)?;
             for call in self.calls {
-                let record = records
-                    .iter()
-                    .find(|record| record.external_id == call.wish.external_id);
-                let is_locked = |record: &Record| ours.contains(&(record.request_id,));
-                let plan = match record {
-                    Some(record) => locked.recognise(call, record, is_locked(record), sent),
+                let id = &call.wish.external_id;
+                let plan = match records.iter().find(|record| record.external_id == *id) {
+                    Some(record) => {
+                        let is_locked = ours.contains(&(record.request_id,));
+                        locked.recognise(call, record, is_locked, sent)
+                    }
                     None => locked.decide(&call.wish),
                 };
                 locked.plans.push(plan);
@@ -258,15 +258,15 @@ impl Transaction<'_> {
     }
 
     /// Deals the ids out, in the order in which the rows were sent.
-    fn outcome(self, locked: Locked, mut request_id: u64, mut fence: u64, sent: Moment) -> Outcome {
+    fn outcome(
+        self,
+        mut locked: Locked,
+        mut request_id: u64,
+        mut fence: u64,
+        sent: Moment,
+    ) -> Outcome {
         let mut acquired = Vec::with_capacity(self.calls.len());
-        let Locked {
-            semaphores,
-            step,
-            plans,
-            released,
-            ..
-        } = locked;
+        let (step, plans) = (locked.step, std::mem::take(&mut locked.plans));
         for (call, plan) in self.calls.iter().zip(plans) {
             let id = match plan {
                 Plan::Decided(decision) => {
@@ -284,7 +284,7 @@ impl Transaction<'_> {
             for (name, count) in &wish.permits {
                 permits.push(HeldPermit {
                     id: fence,
-                    semaphore_id: semaphores.get(name).map_or(0, |it| it.id),
+                    semaphore_id: locked.semaphores.get(name).map_or(0, |it| it.id),
                     semaphore: Arc::clone(name),
                     count: *count,
                 });
@@ -300,11 +300,11 @@ impl Transaction<'_> {
                 held,
                 sent,
                 remaining: wish.ttl,
-                free: free(&semaphores, wish),
+                free: wish.free(|name| locked.semaphore(name)),
             })));
         }
         Outcome {
-            released: released.into_iter().map(Ok).collect(),
+            released: locked.released.into_iter().map(Ok).collect(),
             acquired,
         }
     }
@@ -337,6 +337,12 @@ impl Locked {
             locked.semaphores.insert(Arc::from(name), semaphore);
         }
         Ok(locked)
+    }
+
+    /// The capacity of a semaphore, and what is held of it.
+    fn semaphore(&self, name: &str) -> Option<(u32, i64)> {
+        let semaphore = self.semaphores.get(name);
+        semaphore.map(|semaphore| (semaphore.capacity, semaphore.used))
     }
 
     fn writes(&self) -> bool {
@@ -379,53 +385,37 @@ impl Locked {
     }
 
     /// The external id is there already.
-    fn recognise(&self, call: &Call, record: &Record, is_locked: bool, sent: Moment) -> Plan {
-        let status = record.status();
-        let decision = if !record.held {
-            Decision::Known(status)
-        } else if !status.matches(&call.wish) {
-            Decision::Refused(status.conflict(&call.wish.external_id))
-        } else if record.token == call.token {
-            // An earlier try of this very call, whose reply was lost.
-            Decision::Granted(Grant {
+    fn recognise(&self, call: &Call, record: &RequestRow, is_locked: bool, sent: Moment) -> Plan {
+        let decision = match call.recognise(record.token, record.status()) {
+            Recognised::Decided(decision) => Ok(decision),
+            Recognised::Ours => Ok(Decision::Granted(Grant {
                 held: record.to_held(),
                 sent,
                 remaining: record.expires_in,
-                free: free(&self.semaphores, &call.wish),
-            })
-        } else if call.on_held == OnHeld::Report {
-            Decision::Known(status)
-        } else if is_locked {
-            return Plan::TakeOver {
-                request_id: record.request_id,
-            };
-        } else {
-            return Plan::Decided(Err(Failure::known(Error::new(
+                free: call.wish.free(|name| self.semaphore(name)),
+            })),
+            Recognised::TakeOver if is_locked => {
+                return Plan::TakeOver {
+                    request_id: record.request_id,
+                };
+            }
+            Recognised::TakeOver => Err(Failure::known(Error::new(
                 ErrorKind::Unavailable,
                 format!(
                     "request {:?} cannot be taken over: somebody has it locked",
                     call.wish.external_id
                 ),
-            ))));
+            ))),
         };
-        Plan::Decided(Ok(decision))
+        Plan::Decided(decision)
     }
 
     /// Takes what the wish wants, if all of it is there.
     fn decide(&mut self, wish: &Wish) -> Plan {
-        for (name, count) in &wish.permits {
-            let Some(semaphore) = self.semaphores.get(name) else {
-                return Plan::Decided(Ok(Decision::Refused(no_such_semaphore(name))));
-            };
-            if semaphore.used.saturating_add(i64::from(*count)) > i64::from(semaphore.capacity) {
-                let held = u64::try_from(semaphore.used).unwrap_or(0);
-                return Plan::Decided(Ok(Decision::Exhausted(Exhausted::new(
-                    Arc::clone(name),
-                    semaphore.capacity,
-                    held,
-                    *count,
-                ))));
-            }
+        match wish.shortage(|name| self.semaphore(name)) {
+            Err(error) => return Plan::Decided(Ok(Decision::Refused(error))),
+            Ok(Some(exhausted)) => return Plan::Decided(Ok(Decision::Exhausted(exhausted))),
+            Ok(None) => {}
         }
         for (name, count) in &wish.permits {
             if let Some(semaphore) = self.semaphores.get_mut(name) {
@@ -450,16 +440,6 @@ pub(super) fn count(
     let ids = list(changes.iter().map(|(id, _)| *id));
     let values = [("{changes}", &*cases.join(" ")), ("{ids}", &*ids)];
     (!changes.is_empty()).then(|| fill(&statements.count, &values))
-}
-
-fn free(semaphores: &HashMap<Arc<str>, Semaphore>, wish: &Wish) -> Vec<u64> {
-    let free = |(name, _): &(Arc<str>, u32)| {
-        let left = semaphores
-            .get(name)
-            .map_or(0, |it| i64::from(it.capacity) - it.used);
-        u64::try_from(left).unwrap_or(0)
-    };
-    wish.permits.iter().map(free).collect()
 }
 
 fn request_row(call: &Call) -> String {

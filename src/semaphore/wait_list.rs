@@ -1,4 +1,4 @@
-//! The wait list: who of one factory waits for which semaphores, in the order in which they came.
+//! `WaitList`: who of one factory waits for which semaphores, in the order in which they came.
 //!
 //! Pure: it says who should do what, and wakes them; it asks no store and reads no clock.
 //!
@@ -18,11 +18,11 @@ use crate::parker::{Parker, Unparker};
 /// All waiting requests of a factory.
 #[derive(Debug, Default)]
 pub(super) struct WaitList {
-    line: Mutex<Line>,
+    queue: Mutex<Waiters>,
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct Waiters {
     waiters: VecDeque<Waiter>,
     next: u64,
     /// Capacity and held permits of the semaphores waited for, as they were last seen.
@@ -86,8 +86,8 @@ impl Waiter {
     }
 }
 
-impl Line {
-    fn place(&self, number: u64) -> Option<usize> {
+impl Waiters {
+    fn position(&self, number: u64) -> Option<usize> {
         self.waiters
             .binary_search_by_key(&number, |waiter| waiter.number)
             .ok()
@@ -146,75 +146,76 @@ impl Line {
 impl WaitList {
     /// Returns `true` if nobody waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.line.lock().waiters.is_empty()
+        self.queue.lock().waiters.is_empty()
     }
 
     /// Returns `true` if somebody waits for one of these semaphores.
     pub(super) fn is_claimed(&self, wish: &Wish) -> bool {
-        let line = self.line.lock();
-        line.waiters
+        let queue = self.queue.lock();
+        queue
+            .waiters
             .iter()
             .any(|waiter| wish.permits.iter().any(|(name, _)| waiter.claims(name)))
     }
 
     /// Joins the end of the list.
-    pub(super) fn join(&self, wish: &Wish, parker: &Parker) -> Place<'_> {
-        let mut line = self.line.lock();
-        let number = line.next;
-        line.next += 1;
-        line.waiters.push_back(Waiter {
+    pub(super) fn join(&self, wish: &Wish, parker: &Parker) -> Turn<'_> {
+        let mut queue = self.queue.lock();
+        let number = queue.next;
+        queue.next += 1;
+        queue.waiters.push_back(Waiter {
             number,
             permits: wish.permits.clone(),
             claim: Claim::All,
             advice: Advice::Stay,
             unparker: parker.unparker(),
         });
-        drop(line);
-        Place { list: self, number }
+        drop(queue);
+        Turn { list: self, number }
     }
 
     /// Something of these semaphores was given back.
     pub(super) fn released<'a>(&self, permits: impl IntoIterator<Item = (&'a str, u32)>) {
-        let mut line = self.line.lock();
-        if line.waiters.is_empty() {
+        let mut queue = self.queue.lock();
+        if queue.waiters.is_empty() {
             return;
         }
         for (name, count) in permits {
-            line.room(name, u64::from(count));
+            queue.room(name, u64::from(count));
         }
     }
 
     /// A semaphore changed in a way that is not known here, such as its capacity.
     pub(super) fn changed(&self, name: &str) {
-        self.line.lock().room(name, 0);
+        self.queue.lock().room(name, 0);
     }
 
     /// So much is left in these semaphores after a grant.
     pub(super) fn left<'a>(&self, free: impl IntoIterator<Item = (&'a str, u64)>) {
-        let mut line = self.line.lock();
+        let mut queue = self.queue.lock();
         for (name, free) in free {
             if free > 0 {
-                line.room(name, free);
+                queue.room(name, free);
             }
         }
     }
 }
 
-/// A place in the list; left when it is dropped.
+/// A waiter's turn in the list; given up when it is dropped.
 #[derive(Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct Turn<'a> {
     list: &'a WaitList,
     number: u64,
 }
 
-impl Place<'_> {
+impl Turn<'_> {
     /// Takes the advice for this waiter. `Poll` or more only if nobody comes before it.
     pub(super) fn advice(&self) -> Advice {
-        let mut line = self.list.line.lock();
-        let Some(place) = line.place(self.number) else {
+        let mut queue = self.list.queue.lock();
+        let Some(at) = queue.position(self.number) else {
             return Advice::Stay;
         };
-        let Some(waiter) = line.waiters.get_mut(place) else {
+        let Some(waiter) = queue.waiters.get_mut(at) else {
             return Advice::Stay;
         };
         std::mem::replace(&mut waiter.advice, Advice::Stay)
@@ -222,29 +223,29 @@ impl Place<'_> {
 
     /// Returns `true` if none that came before claims a semaphore of this waiter.
     pub(super) fn is_first(&self) -> bool {
-        let line = self.list.line.lock();
-        let Some(place) = line.place(self.number) else {
+        let queue = self.list.queue.lock();
+        let Some(at) = queue.position(self.number) else {
             return false;
         };
-        let Some(own) = line.waiters.get(place) else {
+        let Some(own) = queue.waiters.get(at) else {
             return false;
         };
-        let before = line.waiters.iter().take(place);
+        let before = queue.waiters.iter().take(at);
         let in_the_way = |other: &Waiter| own.permits.iter().any(|(name, _)| other.claims(name));
         !before.into_iter().any(in_the_way)
     }
 
     /// This waiter was found short of a semaphore: it claims only that one from now on.
     pub(super) fn short_of(&self, exhausted: &Exhausted) {
-        let mut line = self.list.line.lock();
-        line.seen.insert(
+        let mut queue = self.list.queue.lock();
+        queue.seen.insert(
             Arc::clone(&exhausted.semaphore),
             (exhausted.capacity, exhausted.held),
         );
-        let Some(place) = line.place(self.number) else {
+        let Some(at) = queue.position(self.number) else {
             return;
         };
-        let Some(waiter) = line.waiters.get_mut(place) else {
+        let Some(waiter) = queue.waiters.get_mut(at) else {
             return;
         };
         let claim = Claim::On(Arc::clone(&exhausted.semaphore));
@@ -257,42 +258,47 @@ impl Place<'_> {
             .into_iter()
             .filter(|name| *name != exhausted.semaphore)
             .collect();
-        line.advance(&freed, self.number);
+        queue.advance(&freed, self.number);
     }
 
     /// What the semaphores were last seen short of, for one that never came first.
     pub(super) fn seen(&self, wish: &Wish) -> Option<Exhausted> {
-        let line = self.list.line.lock();
+        let queue = self.list.queue.lock();
         wish.permits.iter().find_map(|(name, wanted)| {
-            let (capacity, held) = line.seen.get(name)?;
-            Some(Exhausted::new(Arc::clone(name), *capacity, *held, *wanted))
+            let (capacity, held) = queue.seen.get(name)?;
+            Some(Exhausted {
+                semaphore: Arc::clone(name),
+                capacity: *capacity,
+                held: *held,
+                wanted: *wanted,
+            })
         })
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut line = self.list.line.lock();
-        let Some(place) = line.place(self.number) else {
+        let mut queue = self.list.queue.lock();
+        let Some(at) = queue.position(self.number) else {
             return;
         };
-        let Some(waiter) = line.waiters.remove(place) else {
+        let Some(waiter) = queue.waiters.remove(at) else {
             return;
         };
-        if line.waiters.is_empty() {
-            line.seen.clear();
+        if queue.waiters.is_empty() {
+            queue.seen.clear();
             return;
         }
         if waiter.advice >= Advice::Look {
             // It leaves without having done what it was told: the next one does.
             for (name, count) in &waiter.permits {
                 if waiter.claims(name) {
-                    line.room(name, u64::from(*count));
+                    queue.room(name, u64::from(*count));
                 }
             }
         }
         let claimed: Vec<Arc<str>> = waiter.claimed().map(Arc::clone).collect();
-        line.advance(&claimed, self.number);
+        queue.advance(&claimed, self.number);
     }
 }
 
@@ -310,7 +316,16 @@ mod tests {
     }
 
     fn short(name: &str) -> Exhausted {
-        Exhausted::new(Arc::from(name), 1, 1, 1)
+        seen(name, 1, 1, 1)
+    }
+
+    fn seen(name: &str, capacity: u32, held: u64, wanted: u32) -> Exhausted {
+        Exhausted {
+            semaphore: Arc::from(name),
+            capacity,
+            held,
+            wanted,
+        }
     }
 
     /// Review C11: a release wakes only whom it can serve.
@@ -318,16 +333,16 @@ mod tests {
     fn one_permit_given_back_wakes_one_of_a_thousand() {
         let list = WaitList::default();
         let parker = Parker::new();
-        let places: Vec<Place<'_>> = (0..1000)
+        let places: Vec<Turn<'_>> = (0..1000)
             .map(|_| list.join(&wish(&[("a", 1)]), &parker))
             .collect();
         places[0].short_of(&short("a"));
         list.released([("a", 1)]);
-        let advice: Vec<Advice> = places.iter().map(Place::advice).collect();
+        let advice: Vec<Advice> = places.iter().map(Turn::advice).collect();
         assert_eq!(advice[0], Advice::Try);
         assert!(advice[1..].iter().all(|advice| *advice == Advice::Stay));
         list.released([("a", 3)]);
-        let woken = |place: &&Place<'_>| place.advice() == Advice::Try;
+        let woken = |place: &&Turn<'_>| place.advice() == Advice::Try;
         assert_eq!(places.iter().filter(woken).count(), 3);
     }
 
@@ -387,7 +402,7 @@ mod tests {
             (large.advice(), small.advice()),
             (Advice::Look, Advice::Stay)
         );
-        large.short_of(&Exhausted::new(Arc::from("a"), 5, 4, 5));
+        large.short_of(&seen("a", 5, 4, 5));
         assert_eq!(small.advice(), Advice::Stay);
         assert_eq!(small.seen(&wish(&[("a", 1)])).unwrap().held, 4);
     }

@@ -1,4 +1,4 @@
-//! A request as it stands in the tables.
+//! `RequestRow`: a request and its permits, as they are read from the tables.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use super::sql::{Answer, Statements, columns, duration, fill, quote_all};
 use crate::backend::permit_store::{Held, HeldPermit, RequestStatus};
 use crate::error::Result;
 
-/// A request and its permits.
+/// A row of the requests' table, with its permits.
 #[derive(Clone, Debug)]
-pub(super) struct Record {
+pub(super) struct RequestRow {
     pub(super) external_id: Arc<str>,
     pub(super) request_id: u64,
     pub(super) token: u64,
@@ -37,7 +37,7 @@ type Columns = (
     Option<u32>,
 );
 
-impl Record {
+impl RequestRow {
     /// The statement that reads these requests.
     pub(super) fn statement<T: AsRef<str>>(
         statements: &Statements,
@@ -48,16 +48,16 @@ impl Record {
     }
 
     /// What that statement answered.
-    pub(super) fn parse(answer: Answer) -> Result<Vec<Record>> {
-        let mut records: Vec<Record> = Vec::new();
+    pub(super) fn parse(answer: Answer) -> Result<Vec<RequestRow>> {
+        let mut found: Vec<RequestRow> = Vec::new();
         for row in answer.rows {
             let row = columns::<Columns>(row)?;
             let (external_id, request_id, token, state, owner, ttl, expires, ..) = &row;
-            if records
+            if found
                 .last()
                 .is_none_or(|last| last.request_id != *request_id)
             {
-                records.push(Record {
+                found.push(RequestRow {
                     external_id: Arc::from(external_id.as_str()),
                     request_id: *request_id,
                     token: *token,
@@ -69,10 +69,10 @@ impl Record {
                 });
             }
             // A permit without a semaphore was released, and the semaphore deleted since.
-            if let (Some(record), (.., Some(id), Some(semaphore_id), Some(name), Some(count))) =
-                (records.last_mut(), row)
+            if let (Some(found_row), (.., Some(id), Some(semaphore_id), Some(name), Some(count))) =
+                (found.last_mut(), row)
             {
-                record.permits.push(HeldPermit {
+                found_row.permits.push(HeldPermit {
                     id,
                     semaphore_id,
                     semaphore: Arc::from(name),
@@ -80,7 +80,7 @@ impl Record {
                 });
             }
         }
-        Ok(records)
+        Ok(found)
     }
 
     pub(super) fn to_held(&self) -> Held {
@@ -93,12 +93,12 @@ impl Record {
     }
 
     pub(super) fn status(&self) -> RequestStatus {
-        RequestStatus::new(
-            self.held,
-            self.permits.iter().map(HeldPermit::to_permit).collect(),
-            self.owner.clone(),
-            self.ttl,
-            self.expires_in,
-        )
+        RequestStatus {
+            held: self.held,
+            permits: self.permits.iter().map(HeldPermit::to_permit).collect(),
+            owner: self.owner.clone(),
+            ttl: self.ttl,
+            expires_in: self.expires_in,
+        }
     }
 }

@@ -1,0 +1,566 @@
+//! How one request is carried out: its tries, its wait, and what becomes of an outcome in doubt.
+//!
+//! A call that nobody waits for any more, or whose outcome is not known, keeps its external id: the next
+//! call under the id waits for it and takes over what it left, or the background ends it.
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crossbeam_channel::{SendError, bounded};
+use parking_lot::{Condvar, Mutex};
+
+use super::request::Wait;
+use super::semaphores::{CALL, MAX_TRIES, SharedSemaphores, pause_after};
+use super::wait_list::{Advice, Turn};
+use crate::backend::permit_store::{
+    Call, Decision, Exhausted, Failure, Held, Look, OnHeld, PermitStore, Wish, reclaim_after,
+};
+use crate::background::{CleanUp, Cleaned};
+use crate::cancel::{Cancel, cancelled};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::parker::Parker;
+use crate::thread;
+
+/// The first pause between two looks of a waiting request.
+pub(super) const FIRST_POLL: Duration = Duration::from_millis(50);
+
+/// The pause between two attempts to clean up.
+pub(super) const RETRY: Duration = Duration::from_millis(250);
+
+/// One call to acquire with its retries. Keeps its external id until it is dropped.
+pub(super) struct Attempts<'a> {
+    shared: &'a Arc<SharedSemaphores>,
+    pub(super) call: Arc<Call>,
+    /// The permits may have been granted, or may yet be.
+    unknown: bool,
+    /// A call goes on without us, and sees to what comes of it.
+    late: bool,
+}
+
+impl<'a> Attempts<'a> {
+    /// Waits for a call of this process under the same external id, and takes over what it left.
+    ///
+    /// # Errors
+    /// `Timeout`; `Cancelled`.
+    pub(super) fn new(
+        shared: &'a Arc<SharedSemaphores>,
+        wish: Wish,
+        on_held: OnHeld,
+        wait: &Wait,
+    ) -> Result<Attempts<'a>> {
+        let by = match wait.is_zero() {
+            true => Moment::now() + CALL,
+            false => wait.deadline(),
+        };
+        let former = shared.doubts.begin(&wish.external_id, by, wait)?;
+        Ok(Attempts {
+            shared,
+            unknown: !former.is_empty(),
+            late: false,
+            call: Arc::new(Call {
+                wish,
+                token: rand::random::<u64>() >> 1,
+                former,
+                on_held,
+            }),
+        })
+    }
+
+    /// At most three tries.
+    pub(super) fn tries(&mut self) -> Result<Decision> {
+        let by = Moment::now() + CALL;
+        let mut tries = 1;
+        loop {
+            match self.once(Moment::FAR) {
+                Ok(decision) => return Ok(decision),
+                Err(failure) if failure.retry && tries < MAX_TRIES && !by.remaining().is_zero() => {
+                    tries += 1;
+                    pause_after(&failure.error, tries);
+                }
+                Err(failure) => return Err(self.explain(failure.error, tries)),
+            }
+        }
+    }
+
+    /// Tries whenever there is a chance, until the wait ends.
+    pub(super) fn wait(&mut self, wait: &Wait) -> Result<Decision> {
+        let deadline = wait.deadline();
+        let parker = Parker::new();
+        let dropped = self.shared.factory.waits();
+        let cancels = || wait.cancelled_by().into_iter().chain([&dropped]);
+        let _watched: Vec<_> = cancels().map(|it| it.watch(&parker.unparker())).collect();
+        let mut last = Last::Nothing;
+        // Those who wait already come first; but what this id holds already needs no turn.
+        if !self.shared.waiting.is_claimed(&self.call.wish) || self.is_known(deadline) {
+            match self.attempt(deadline)? {
+                Step::Done(decision) => return Ok(decision),
+                Step::Not(outcome) => last = outcome,
+            }
+        }
+        let shared = self.shared;
+        let call = Arc::clone(&self.call);
+        let turn = shared.waiting.join(&call.wish, &parker);
+        if let Last::Short(exhausted) = &last {
+            turn.short_of(exhausted);
+        }
+        let mut poll = Poll::new(shared.store.poll_interval());
+        loop {
+            if cancels().any(Cancel::is_cancelled) {
+                let id = &call.wish.external_id;
+                return Err(cancelled(format_args!("request {id:?}")));
+            }
+            if deadline.remaining().is_zero() {
+                return self.timed_out(last, &turn);
+            }
+            let outcome = match turn.advice() {
+                Advice::Try => Some(self.attempt(deadline)?),
+                Advice::Look => Some(self.look(deadline, &mut poll)?),
+                Advice::Poll | Advice::Stay if poll.is_due() && turn.is_first() => {
+                    Some(self.look(deadline, &mut poll)?)
+                }
+                Advice::Poll => {
+                    poll.restart();
+                    None
+                }
+                Advice::Stay => None,
+            };
+            match outcome {
+                Some(Step::Done(decision)) => return Ok(decision),
+                Some(Step::Not(outcome)) => {
+                    if let Last::Short(exhausted) = &outcome {
+                        turn.short_of(exhausted);
+                    }
+                    last = outcome;
+                    poll.next();
+                }
+                None => {}
+            }
+            parker.park(deadline.min(poll.at_if(turn.is_first())));
+        }
+    }
+
+    /// One try, which ends by `deadline` for its caller.
+    fn once(&mut self, deadline: Moment) -> Result<Decision, Failure> {
+        let (call, late) = (Arc::clone(&self.call), self.late_handler());
+        let outcome = ask(
+            &self.shared.store,
+            deadline,
+            move |store, by| store.acquire(&call, by),
+            late,
+        );
+        match outcome {
+            // The semaphores were locked for it: what an earlier try left has come or gone by now.
+            Some(Ok(decision)) => {
+                self.unknown = matches!(&decision, Decision::Refused(_)) && self.unknown;
+                if let Decision::Exhausted(exhausted) = &decision {
+                    let name = &exhausted.semaphore;
+                    self.shared.probe.tell(|probe| probe.exhausted(name));
+                }
+                Ok(decision)
+            }
+            Some(Err(failure)) => {
+                self.unknown |= failure.unknown;
+                Err(failure)
+            }
+            None => {
+                self.late = true;
+                Err(Failure {
+                    retry: false,
+                    ..Failure::known(no_answer())
+                })
+            }
+        }
+    }
+
+    /// What to do with an answer that comes after its caller has given up. Keeps the factory until then.
+    fn late_handler(&self) -> impl FnOnce(Option<Result<Decision, Failure>>) + Send + use<> {
+        let (shared, call) = (Arc::clone(self.shared), Arc::clone(&self.call));
+        let unknown = self.unknown;
+        move |outcome| {
+            let in_doubt = match outcome {
+                Some(Ok(Decision::Granted(_))) | None => true,
+                Some(Ok(Decision::Refused(_))) => unknown,
+                Some(Ok(_)) => false,
+                Some(Err(failure)) => unknown || failure.unknown,
+            };
+            shared.leave(&call, in_doubt);
+        }
+    }
+
+    /// A try within a wait: what passes by itself does not end it.
+    fn attempt(&mut self, deadline: Moment) -> Result<Step> {
+        match self.once(deadline) {
+            Ok(Decision::Exhausted(exhausted)) => Ok(Step::Not(Last::Short(exhausted))),
+            Ok(decision) => Ok(Step::Done(decision)),
+            Err(failure) if failure.retry => Ok(Step::Not(Last::Failed(failure.error))),
+            Err(failure) => Err(self.explain(failure.error, 1)),
+        }
+    }
+
+    /// A look, and a try if there is a chance.
+    fn look(&mut self, deadline: Moment, poll: &mut Poll) -> Result<Step> {
+        let call = Arc::clone(&self.call);
+        let look = move |store: &dyn PermitStore, by| store.look(&call.wish, by);
+        match ask(&self.shared.store, deadline, look, drop).unwrap_or_else(|| Err(no_answer())) {
+            Ok(Look::Try) => self.attempt(deadline),
+            Ok(Look::Short {
+                exhausted,
+                next_reclaim,
+            }) => {
+                poll.reclaim(next_reclaim);
+                Ok(Step::Not(Last::Short(exhausted)))
+            }
+            Err(error) if error.is_transient() => Ok(Step::Not(Last::Failed(error))),
+            Err(error) => Err(self.explain(error, 1)),
+        }
+    }
+
+    /// Whether something is known under the external id, as far as a look can tell.
+    fn is_known(&self, deadline: Moment) -> bool {
+        let call = Arc::clone(&self.call);
+        let status = move |store: &dyn PermitStore, by| store.status(&call.wish.external_id, by);
+        let known = ask(&self.shared.store, deadline, status, drop);
+        matches!(known, Some(Ok(Some(_))))
+    }
+
+    fn timed_out(&self, last: Last, turn: &Turn<'_>) -> Result<Decision> {
+        match (last, turn.seen(&self.call.wish)) {
+            (Last::Short(exhausted), _) | (Last::Nothing, Some(exhausted)) => {
+                Ok(Decision::Exhausted(exhausted))
+            }
+            (Last::Failed(error), _) => Err(self.explain(error, 1)),
+            (Last::Nothing, None) => Err(Error::new(
+                ErrorKind::Timeout,
+                format!(
+                    "request {:?} had no turn in time: others of this process wait for the same \
+                     semaphores",
+                    self.call.wish.external_id
+                ),
+            )),
+        }
+    }
+
+    fn explain(&self, error: Error, tries: u32) -> Error {
+        let id = &self.call.wish.external_id;
+        let error = match tries {
+            1 => error.context(format_args!("request {id:?}")),
+            _ => error.context(format_args!("request {id:?}, after {tries} tries")),
+        };
+        if !self.unknown {
+            return error;
+        }
+        error.context(
+            "the outcome is not known; whatever was acquired is released as soon as the server answers, \
+             unless the same request takes it over before",
+        )
+    }
+}
+
+impl Drop for Attempts<'_> {
+    fn drop(&mut self) {
+        if !self.late {
+            self.shared.leave(&self.call, self.unknown);
+        }
+    }
+}
+
+/// Makes a call that ends by `deadline` for its caller, whatever the server does: where that is near, on a
+/// thread of its own. `late` hears of an answer that nobody waits for, or that there will be none.
+fn ask<T: Send + 'static>(
+    store: &Arc<dyn PermitStore>,
+    deadline: Moment,
+    call: impl FnOnce(&dyn PermitStore, Moment) -> T + Send + 'static,
+    late: impl FnOnce(Option<T>) + Send + 'static,
+) -> Option<T> {
+    let patience = store.patience();
+    // No try follows one that was left behind.
+    let by = Moment::now() + CALL.max(patience);
+    if patience.is_zero() || by + patience <= deadline {
+        return Some(call(&**store, by));
+    }
+    // A channel of no length: what is sent was received, or comes back.
+    let (send, receive) = bounded::<T>(0);
+    let (store, by) = (Arc::clone(store), by.min(deadline));
+    let mut late = Late(Some(late), PhantomData);
+    let started = thread::start("contend-permits", move || {
+        let unheard = send.send(call(&*store, by));
+        if let Some(late) = late.0.take()
+            && let Err(SendError(answer)) = unheard
+        {
+            late(Some(answer));
+        }
+    });
+    match started {
+        Ok(_) => receive.recv_timeout(deadline.remaining()).ok(),
+        Err(error) => {
+            log::debug!("no thread for a call of little time: {error}");
+            None
+        }
+    }
+}
+
+/// Hears of an answer that nobody waits for; dropped before, that there will be none.
+struct Late<T, F: FnOnce(Option<T>)>(Option<F>, PhantomData<fn(T)>);
+
+impl<T, F: FnOnce(Option<T>)> Drop for Late<T, F> {
+    fn drop(&mut self) {
+        if let Some(late) = self.0.take() {
+            late(None);
+        }
+    }
+}
+
+fn no_answer() -> Error {
+    Error::new(
+        ErrorKind::Timeout,
+        "the store did not answer in time; what it grants after this is given back, unless the same \
+         request takes it over before",
+    )
+}
+
+/// What a step of a wait came to.
+enum Step {
+    Done(Decision),
+    Not(Last),
+}
+
+/// Why a waiting request does not have its permits yet.
+enum Last {
+    Nothing,
+    Short(Exhausted),
+    Failed(Error),
+}
+
+/// When a waiting request that comes first looks next.
+struct Poll {
+    at: Moment,
+    interval: Duration,
+    longest: Duration,
+    reclaim: Moment,
+}
+
+impl Poll {
+    fn new(longest: Duration) -> Poll {
+        let interval = FIRST_POLL.min(longest);
+        Poll {
+            at: Moment::now() + interval,
+            interval,
+            longest,
+            reclaim: Moment::FAR,
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        self.at_if(true).remaining().is_zero()
+    }
+
+    fn at_if(&self, first: bool) -> Moment {
+        match first {
+            true => self.at.min(self.reclaim),
+            false => Moment::FAR,
+        }
+    }
+
+    fn restart(&mut self) {
+        self.interval = FIRST_POLL.min(self.longest);
+        self.at = Moment::now() + self.interval;
+    }
+
+    /// Something can be taken back this long from now: the time to look.
+    fn reclaim(&mut self, after: Option<Duration>) {
+        let after = after.map(|after| after.max(FIRST_POLL) + Duration::from_millis(2));
+        self.reclaim = after.map_or(Moment::FAR, |after| Moment::now() + after);
+    }
+
+    fn next(&mut self) {
+        if self.reclaim.remaining().is_zero() {
+            self.reclaim = Moment::FAR;
+        }
+        let jitter = 0.75 + rand::random::<f64>() / 2.0;
+        self.at = Moment::now() + self.interval.mul_f64(jitter);
+        self.interval = (self.interval * 2).min(self.longest);
+    }
+}
+
+/// The external ids that calls of this factory have in hand, or have left in doubt.
+#[derive(Debug, Default)]
+pub(super) struct Doubts {
+    ids: Mutex<HashMap<Arc<str>, Doubt>>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Doubt {
+    /// A call, or the end of one, is under way.
+    busy: bool,
+    /// Calls with these tokens may have been granted something, which nobody holds.
+    left: Vec<u64>,
+}
+
+impl Doubts {
+    /// Takes an external id for a call. Returns the tokens of calls in doubt.
+    fn begin(&self, external_id: &Arc<str>, by: Moment, wait: &Wait) -> Result<Vec<u64>> {
+        let mut ids = self.ids.lock();
+        loop {
+            let doubt = ids.entry(Arc::clone(external_id)).or_default();
+            if !std::mem::replace(&mut doubt.busy, true) {
+                return Ok(std::mem::take(&mut doubt.left));
+            }
+            if wait.cancelled_by().is_some_and(Cancel::is_cancelled) {
+                return Err(cancelled(format_args!("request {external_id:?}")));
+            }
+            if by.remaining().is_zero() {
+                let message = format!(
+                    "request {external_id:?}: another call of this process under the same external id \
+                     has not ended yet"
+                );
+                return Err(Error::new(ErrorKind::Timeout, message).before_asking());
+            }
+            // Not for long: nobody notifies of a cancelled wait here.
+            let most = by.remaining().min(FIRST_POLL);
+            self.changed.wait_for(&mut ids, most);
+        }
+    }
+
+    /// Gives an id up that was taken, with what is left in doubt.
+    fn end(&self, external_id: &Arc<str>, left: &[u64]) {
+        let mut ids = self.ids.lock();
+        if let Some(doubt) = ids.get_mut(external_id) {
+            doubt.busy = false;
+            doubt.left.extend(left);
+            if doubt.left.is_empty() {
+                ids.remove(external_id);
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Leaves something in doubt under an id, whoever has it.
+    fn add(&self, external_id: &Arc<str>, token: u64) {
+        let mut ids = self.ids.lock();
+        let doubt = ids.entry(Arc::clone(external_id)).or_default();
+        doubt.left.push(token);
+    }
+
+    /// Takes an id to end these calls, if they are still in doubt, and nobody has it.
+    fn claim(&self, external_id: &Arc<str>, tokens: &[u64]) -> Claim {
+        let mut ids = self.ids.lock();
+        match ids.get_mut(external_id) {
+            Some(doubt) if tokens.iter().all(|token| doubt.left.contains(token)) => {
+                if std::mem::replace(&mut doubt.busy, true) {
+                    return Claim::Later;
+                }
+                doubt.left.retain(|token| !tokens.contains(token));
+                Claim::Ours
+            }
+            _ => Claim::Gone,
+        }
+    }
+}
+
+/// What became of a claim to end calls in doubt.
+#[derive(Debug, PartialEq, Eq)]
+enum Claim {
+    Ours,
+    /// A call has the id, and takes them over or not.
+    Later,
+    /// A later call has taken them over.
+    Gone,
+}
+
+impl SharedSemaphores {
+    /// A call is over. What it leaves in doubt, the background ends.
+    fn leave(self: &Arc<SharedSemaphores>, call: &Call, in_doubt: bool) {
+        let wish = &call.wish;
+        if !in_doubt {
+            return self.doubts.end(&wish.external_id, &[]);
+        }
+        let mut tokens = call.former.clone();
+        tokens.push(call.token);
+        self.doubts.end(&wish.external_id, &tokens);
+        self.end_calls(&wish.external_id, tokens, wish.permits.clone(), wish.ttl);
+    }
+
+    /// Releases, in the background, what nobody will hold.
+    pub(super) fn end_held(self: &Arc<SharedSemaphores>, held: &Held, ttl: Duration) {
+        let permits = held.permits.iter();
+        let permits = permits.map(|it| (Arc::clone(&it.semaphore), it.count));
+        self.doubts.add(&held.external_id, held.token);
+        let tokens = vec![held.token];
+        self.end_calls(&held.external_id, tokens, permits.collect(), Some(ttl));
+    }
+
+    fn end_calls(
+        self: &Arc<SharedSemaphores>,
+        external_id: &Arc<str>,
+        tokens: Vec<u64>,
+        permits: Vec<(Arc<str>, u32)>,
+        ttl: Option<Duration>,
+    ) {
+        let end = EndCalls {
+            shared: Arc::downgrade(self),
+            doubts: Arc::clone(&self.doubts),
+            store: Arc::clone(&self.store),
+            external_id: Arc::clone(external_id),
+            tokens,
+            permits,
+        };
+        // Without a ttl nothing else would ever take it back.
+        let until = ttl.map_or(Moment::FAR, |ttl| Moment::now() + reclaim_after(ttl) + CALL);
+        let background = &self.factory.background;
+        background.clean_up(Box::new(end), CALL, until);
+    }
+}
+
+/// Ends calls in doubt, unless a later call under the same id takes them over.
+struct EndCalls {
+    shared: Weak<SharedSemaphores>,
+    doubts: Arc<Doubts>,
+    store: Arc<dyn PermitStore>,
+    external_id: Arc<str>,
+    tokens: Vec<u64>,
+    permits: Vec<(Arc<str>, u32)>,
+}
+
+impl CleanUp for EndCalls {
+    fn label(&self) -> String {
+        format!("release of request {:?}", self.external_id)
+    }
+
+    fn attempt(&mut self, by: Moment) -> Cleaned {
+        match self.doubts.claim(&self.external_id, &self.tokens) {
+            Claim::Ours => {}
+            Claim::Later => return Cleaned::Again(RETRY),
+            Claim::Gone => return Cleaned::Done,
+        }
+        match self.store.bury(&self.external_id, &self.tokens, by) {
+            Err(error) if error.is_transient() => {
+                self.doubts.end(&self.external_id, &self.tokens);
+                return Cleaned::Again(RETRY);
+            }
+            Err(error) => log::warn!("cannot end the {}: {error}", self.label()),
+            Ok(released) => {
+                if let Some(shared) = self.shared.upgrade()
+                    && released
+                {
+                    let permits = self.permits.iter();
+                    shared.given_back(permits.map(|(name, count)| (&**name, *count)));
+                }
+            }
+        }
+        self.doubts.end(&self.external_id, &[]);
+        Cleaned::Done
+    }
+}
+
+impl Drop for EndCalls {
+    fn drop(&mut self) {
+        // Given up: what it holds has run out by now.
+        if self.doubts.claim(&self.external_id, &self.tokens) == Claim::Ours {
+            self.doubts.end(&self.external_id, &[]);
+        }
+    }
+}
