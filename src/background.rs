@@ -33,8 +33,8 @@ const MOST_CLEANERS: usize = 4;
 /// How long helpers stay after the last trouble, and cleaners after the last job.
 const CALM: Duration = Duration::from_secs(10);
 
-/// How long dropping a factory waits for what is under way.
-const DROP: Duration = Duration::from_secs(1);
+/// How long dropping a factory waits for what is under way: with the connections after it, within a second.
+const DROP: Duration = Duration::from_millis(600);
 
 /// Something that must be renewed in time: a guard, or all permits of a store.
 pub(crate) trait Renewable: Send + Sync {

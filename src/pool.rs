@@ -36,7 +36,7 @@ const GRACE: Duration = Duration::from_millis(1);
 const RETRY: Duration = Duration::from_millis(50);
 
 /// How long dropping a pool waits for a connection that is just being opened.
-const FAREWELL: Duration = Duration::from_secs(1);
+const FAREWELL: Duration = Duration::from_millis(300);
 
 /// What a pool must know about a technology.
 pub(crate) trait Connect: Send + Sync + 'static {

@@ -179,7 +179,7 @@ impl Runner {
         limit: Moment,
     ) -> Result<bool> {
         let unparker = &parker.unparker();
-        self.machine.leave_again();
+        self.machine.leave_by(Moment::now(), limit);
         let mut released = Ok(false);
         while Moment::now() < limit {
             match self.visit(unparker, limit) {
@@ -365,10 +365,12 @@ impl Runner {
         let raw = &mut *self.raw;
         catch_unwind(AssertUnwindSafe(|| call(raw))).unwrap_or_else(|_| {
             self.hearing = Hearing::Deaf;
-            let contender = AssertUnwindSafe(|| self.backend.contender(&self.contender));
-            if let Ok(Ok(raw)) = catch_unwind(contender) {
-                self.raw = raw;
-            }
+            // What panicked once may panic when it is dropped, too.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                if let Ok(raw) = self.backend.contender(&self.contender) {
+                    self.raw = raw;
+                }
+            }));
             Err(panicked())
         })
     }

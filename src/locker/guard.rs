@@ -7,8 +7,9 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
-use super::locker::{Held, Inner};
+use super::locker::{Held, Inner, UNLOCK};
 use crate::background::EntryId;
+use crate::clock::Moment;
 use crate::error::{ErrorKind, Result};
 use crate::thread::Local;
 
@@ -121,14 +122,14 @@ impl Guard {
     /// have been done alone. Trouble with the backend, such that the outcome is unknown: the lock is then
     /// released in the background, and its lease ends by itself. The guard is gone either way.
     pub fn unlock(mut self) -> Result<()> {
-        self.end()
+        self.end(Moment::now() + UNLOCK)
     }
 
     fn holding(&self) -> Option<&Holding> {
         self.held.here()?.as_ref()
     }
 
-    fn end(&mut self) -> Result<()> {
+    fn end(&mut self, by: Moment) -> Result<()> {
         // In a child process the lock is still the parent's.
         self.held.get()?;
         let Some(holding) = self.held.here_mut().and_then(Option::take) else {
@@ -137,7 +138,7 @@ impl Guard {
         let Holding {
             inner, entry, loss, ..
         } = &holding;
-        let ended = inner.end(self.fence, *entry);
+        let ended = inner.end(self.fence, *entry, by);
         loss.close();
         ended
     }
@@ -145,7 +146,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Err(error) = self.end()
+        if let Err(error) = self.end(Moment::now() + UNLOCK)
             && error.kind() != ErrorKind::Lost
         {
             // A loss was logged when it came.
@@ -215,16 +216,28 @@ impl GuardAll {
     /// # Errors
     /// As [`Guard::unlock`], for the first lock that has one; all are released.
     pub fn unlock(mut self) -> Result<()> {
-        let guards = std::mem::take(&mut self.guards);
-        let ended: Vec<Result<()>> = guards.into_iter().rev().map(Guard::unlock).collect();
-        ended.into_iter().collect()
+        self.end(Moment::now() + UNLOCK)
+    }
+
+    /// Releases all in the reverse of the order in which they were locked, by the caller's thread until
+    /// `by`.
+    pub(super) fn end(&mut self, by: Moment) -> Result<()> {
+        let mut ended = Ok(());
+        while let Some(mut guard) = self.guards.pop() {
+            let one = guard.end(by);
+            ended = ended.and(one);
+        }
+        ended
     }
 }
 
 impl Drop for GuardAll {
     fn drop(&mut self) {
-        // In the reverse of the order in which they were locked.
-        while self.guards.pop().is_some() {}
+        if let Err(error) = self.end(Moment::now() + UNLOCK)
+            && error.kind() != ErrorKind::Lost
+        {
+            log::warn!("{error}");
+        }
     }
 }
 

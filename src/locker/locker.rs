@@ -23,6 +23,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::factory;
 use crate::health::{Monitored, ServiceHealth};
 use crate::id::LiveId;
+use crate::lease::Lease;
 use crate::machine::contention::Change;
 use crate::parker::{Parker, Unparked};
 use crate::runner::{Called, Runner, Visit, double};
@@ -40,8 +41,8 @@ const SHORTEST_CALL: Duration = Duration::from_millis(80);
 /// What a caller is kept for beyond its timeout to clean up after it, where the backend answers.
 const TIDY: Duration = Duration::from_millis(100);
 
-/// What releasing may take of the thread that unlocks.
-const UNLOCK: Duration = Duration::from_millis(800);
+/// What releasing may take of the thread that unlocks, however many locks it has.
+pub(super) const UNLOCK: Duration = Duration::from_millis(800);
 
 /// A lock that one contender at a time holds, wherever it runs.
 ///
@@ -107,8 +108,8 @@ struct Driven {
 /// How long a call waits for the lock.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// One try.
-    No,
+    /// One try, which is over by then.
+    No(Moment),
     Until(Moment, Duration),
     Forever,
 }
@@ -156,7 +157,9 @@ impl Locker {
     /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; any trouble
     /// with the backend.
     pub fn try_lock(&self) -> Result<Guard> {
-        self.lock_by(Wait::No, None)
+        let inner = self.inner.get()?;
+        let by = Moment::now() + inner.core.contender.lease.call_budget();
+        inner.lock_by(Wait::No(by), None, Loss::new())
     }
 
     /// Waits for the lock until `timeout` has passed. Returns within 200 ms of that, whatever hangs;
@@ -352,9 +355,8 @@ impl Inner {
         cancels: &[Cancel],
         loss: &Arc<Loss>,
     ) -> Result<(u64, Option<EntryId>)> {
-        let budget = self.core.contender.lease.call_budget();
         let (in_turn_by, deadline) = match wait {
-            Wait::No => (start, start + budget),
+            Wait::No(by) => (start, by),
             Wait::Until(deadline, _) => (deadline, deadline),
             Wait::Forever => (Moment::FAR, Moment::FAR),
         };
@@ -397,7 +399,7 @@ impl Inner {
         let _watched: Vec<_> = cancels.iter().map(|it| it.watch(&unparker)).collect();
         // Trouble is returned, unless the call waits without an end: then nobody else would hear of it.
         runner.quiet(!matches!(wait, Wait::Forever));
-        runner.begin(!matches!(wait, Wait::No));
+        runner.begin(!matches!(wait, Wait::No(_)));
         // A free lock is not missed for want of time to ask once.
         let once = Moment::now() + SHORTEST_CALL;
         let mut trouble = None;
@@ -425,7 +427,7 @@ impl Inner {
                     let hopeless = error.as_ref().is_some_and(|it| !it.is_transient());
                     let owns = runner.belief().is_some();
                     trouble = error;
-                    if !owns && (hopeless || matches!(wait, Wait::No)) {
+                    if !owns && (hopeless || matches!(wait, Wait::No(_))) {
                         return Err(self.refused(trouble, runner, wait));
                     }
                 }
@@ -478,17 +480,22 @@ impl Inner {
         }
     }
 
-    /// Ends the ownership with this fence.
-    pub(super) fn end(self: &Arc<Inner>, fence: u64, entry: Option<EntryId>) -> Result<()> {
+    /// Ends the ownership with this fence, by the caller's thread until `by`.
+    pub(super) fn end(
+        self: &Arc<Inner>,
+        fence: u64,
+        entry: Option<EntryId>,
+        by: Moment,
+    ) -> Result<()> {
         let _turn = self.queue.resume();
         if let Some(entry) = entry {
             self.factory.background.remove(entry);
         }
-        let start = Moment::now();
-        let budget = self.core.contender.lease.call_budget();
-        let Some(mut driven) = try_lock_for(&self.core.driven, UNLOCK / 2) else {
-            // A renewal hangs: the release is left to the background, which waits for it. Of this cycle:
-            // what the next call locks is not the background's to release.
+        let by = by.min(Moment::now() + self.core.contender.lease.call_budget());
+        let driven = try_lock_for(&self.core.driven, by.remaining() / 2);
+        let Some(mut driven) = driven.filter(|_| !by.remaining().is_zero()) else {
+            // A renewal hangs, or the lock before this one did: the release is left to the background. Of
+            // this cycle: what the next call locks is not the background's to release.
             self.clean_up(self.core.cycle.load(Ordering::Relaxed));
             return Err(Error::new(
                 ErrorKind::Timeout,
@@ -499,10 +506,9 @@ impl Inner {
             ));
         };
         let was_ours = self.core.snapshot.fence() == Some(fence);
-        let limit = start + budget.min(UNLOCK);
         let Driven { runner, parker, .. } = &mut *driven;
         runner.quiet(true);
-        let released = runner.leave(parker, Some(fence), limit);
+        let released = runner.leave(parker, Some(fence), by);
         self.tidy(driven);
         match released {
             Ok(true) if was_ours => Ok(()),
@@ -578,7 +584,7 @@ impl Inner {
 fn held(mutex: &str, holder: &str, wait: Wait) -> Error {
     let waited = match wait {
         Wait::Until(_, timeout) => format!(", and was not free within {timeout:?}"),
-        Wait::No | Wait::Forever => String::new(),
+        Wait::No(_) | Wait::Forever => String::new(),
     };
     Error::new(ErrorKind::Held, format!("{mutex}: {holder}{waited}"))
 }
@@ -904,7 +910,8 @@ impl LockAllBuilder {
     /// # Errors
     /// As [`Locker::try_lock`], for the first mutex that has one; then none is locked.
     pub fn try_lock(self) -> Result<GuardAll> {
-        self.lock_by(Wait::No)
+        let by = self.lease()?.call_budget();
+        self.lock_by(Wait::No(Moment::now() + by))
     }
 
     /// Waits for all locks until `timeout` has passed.
@@ -915,7 +922,16 @@ impl LockAllBuilder {
         self.lock_by(Wait::Until(Moment::now() + timeout, timeout))
     }
 
+    fn lease(&self) -> Result<Lease> {
+        let lease = self.factory.as_ref().map_err(Clone::clone)?.lease;
+        Lease::new(
+            self.ttl.unwrap_or(lease.ttl()),
+            self.transition.unwrap_or(lease.transition()),
+        )
+    }
+
     fn lock_by(self, wait: Wait) -> Result<GuardAll> {
+        let lease = self.lease()?;
         let factory = self.factory?;
         if self.mutexes.is_empty() {
             return Err(Error::invalid(
@@ -925,13 +941,8 @@ impl LockAllBuilder {
         let loss = Loss::new();
         let mut lockers = Vec::with_capacity(self.mutexes.len());
         for mutex in self.mutexes {
-            let mut builder = LockerBuilder::new(Ok(Arc::clone(&factory)), mutex);
-            if let Some(ttl) = self.ttl {
-                builder = builder.ttl(ttl);
-            }
-            if let Some(transition) = self.transition {
-                builder = builder.transition(transition);
-            }
+            let builder = LockerBuilder::new(Ok(Arc::clone(&factory)), mutex);
+            let builder = builder.ttl(lease.ttl()).transition(lease.transition());
             lockers.push(builder.build()?);
         }
         let mut guards = Vec::with_capacity(lockers.len());
@@ -940,7 +951,8 @@ impl LockAllBuilder {
             match inner.lock_by(wait, self.cancel.as_ref(), Arc::clone(&loss)) {
                 Ok(guard) => guards.push(guard),
                 Err(error) => {
-                    drop(GuardAll::new(guards, loss));
+                    // Within the caller's timeout: what takes longer is the background's.
+                    let _ = GuardAll::new(guards, loss).end(Moment::now() + TIDY);
                     return Err(error);
                 }
             }

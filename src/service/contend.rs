@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use super::callbacks::MutexContender;
@@ -81,11 +81,8 @@ pub(crate) struct Inner {
     live: Arc<LiveId>,
 }
 
-/// What others ask of the worker: only it may call the backend.
-#[derive(Default)]
-struct Inbox {
-    messages: Mutex<VecDeque<Message>>,
-}
+/// What others ask of the worker: only it may call the backend. `None` while there is no worker to answer.
+type Inbox = Mutex<Option<VecDeque<Message>>>;
 
 enum Message {
     Resign {
@@ -116,7 +113,7 @@ impl MutexContendService {
         let name = format!("contend {}", inner.contender.mutex);
         inner.lifecycle.start(name, || {
             inner.snapshot.clear();
-            inner.inbox.messages.lock().clear();
+            *inner.inbox.lock() = Some(VecDeque::new());
             let delivery = inner.listener.open(&inner.contender.mutex)?;
             let carrier = delivery.number();
             let worker = Worker {
@@ -188,14 +185,15 @@ impl MutexContendService {
         if inner.lifecycle.is_inside() {
             return Ok(());
         }
-        recv_timeout(&over, inner.stop_bound()).map_err(|_| {
-            Error::new(
+        recv_timeout(&over, inner.stop_bound()).map_err(|failed| match failed {
+            RecvTimeoutError::Disconnected => inner.not_started(),
+            RecvTimeoutError::Timeout => Error::new(
                 ErrorKind::Timeout,
                 format!(
                     "{}: still resigning; a callback or the backend hangs",
                     inner.contender.mutex
                 ),
-            )
+            ),
         })
     }
 
@@ -358,25 +356,35 @@ impl Inner {
     }
 
     fn send(&self, message: Message) -> Result<()> {
-        let Some(unparker) = self.lifecycle.unparker() else {
-            return Err(Error::new(
-                ErrorKind::InvalidState,
-                format!("{}: the service is not started", self.contender.mutex),
-            ));
-        };
-        self.inbox.messages.lock().push_back(message);
+        let unparker = self.lifecycle.unparker();
+        let unparker = unparker.ok_or_else(|| self.not_started())?;
+        let mut inbox = self.inbox.lock();
+        inbox
+            .as_mut()
+            .ok_or_else(|| self.not_started())?
+            .push_back(message);
         unparker.message();
         Ok(())
+    }
+
+    fn not_started(&self) -> Error {
+        Error::new(
+            ErrorKind::InvalidState,
+            format!("{}: the service is not started", self.contender.mutex),
+        )
     }
 
     fn ask<T>(&self, by: Moment, message: impl FnOnce(Sender<Result<T>>) -> Message) -> Result<T> {
         let (answer, answered) = bounded(1);
         self.send(message(answer))?;
-        recv_timeout(&answered, by.remaining()).unwrap_or_else(|_| {
-            Err(Error::new(
-                ErrorKind::Timeout,
-                format!("{}: no answer in time", self.contender.mutex),
-            ))
+        recv_timeout(&answered, by.remaining()).unwrap_or_else(|failed| {
+            Err(match failed {
+                RecvTimeoutError::Disconnected => self.not_started(),
+                RecvTimeoutError::Timeout => Error::new(
+                    ErrorKind::Timeout,
+                    format!("{}: no answer in time", self.contender.mutex),
+                ),
+            })
         })
     }
 }
@@ -553,7 +561,7 @@ struct Worker {
 enum Leaving {
     No,
     /// Until the machine contends again; who waits for that.
-    ToRejoin(Sender<()>),
+    ToRejoin(Vec<Sender<()>>),
     ForGood,
 }
 
@@ -578,6 +586,9 @@ impl Worker {
             }
             self.tell_trouble();
         }
+        // Whoever waits for an answer is told at once that there will be none.
+        self.inbox.lock().take();
+        self.leaving = Leaving::ForGood;
         if self.runner.machine().has_traces() {
             // The backend hangs: whoever stops does not wait for it.
             let lease = self.runner.contender().lease;
@@ -599,13 +610,15 @@ impl Worker {
     fn read_messages(&mut self) {
         while let Some(message) = self.next_message() {
             match message {
-                Message::Resign { rest, done } => {
-                    if let Leaving::No = self.leaving {
+                Message::Resign { rest, done } => match &mut self.leaving {
+                    Leaving::No => {
                         self.wind_down();
                         self.runner.resign(rest);
-                        self.leaving = Leaving::ToRejoin(done);
+                        self.leaving = Leaving::ToRejoin(vec![done]);
                     }
-                }
+                    Leaving::ToRejoin(waiting) => waiting.push(done),
+                    Leaving::ForGood => {}
+                },
                 Message::LastRun { by, answer } => {
                     let by = self.within_belief(by);
                     let _ = answer.send(self.runner.last_run(by));
@@ -624,7 +637,7 @@ impl Worker {
     }
 
     fn next_message(&self) -> Option<Message> {
-        self.inbox.messages.lock().pop_front()
+        self.inbox.lock().as_mut()?.pop_front()
     }
 
     /// No call may outlast belief, nor a single call's budget.
@@ -661,10 +674,12 @@ impl Worker {
     }
 
     fn wait(&mut self, parker: &Parker, mut until: Moment) {
-        if let Leaving::ToRejoin(done) = &self.leaving
+        if let Leaving::ToRejoin(waiting) = &self.leaving
             && !self.runner.machine().is_leaving()
         {
-            let _ = done.send(());
+            for done in waiting {
+                let _ = done.send(());
+            }
             self.leaving = Leaving::No;
         }
         if self.delivery.is_behind() {
@@ -711,7 +726,7 @@ impl Worker {
     /// Waits until callbacks have run for all that was delivered, up to the end of the lease. One that
     /// runs on keeps the lease from being released: what is left of it is its time to stop in.
     fn settle(&mut self) {
-        if let Some(gone_at) = self.runner.machine().gone_at()
+        if let Some(gone_at) = self.runner.machine().gone_at(Moment::now())
             && !self.delivery.settle(gone_at)
         {
             log::warn!(

@@ -9,10 +9,10 @@ use std::thread::{self, Thread, ThreadId};
 
 use contend::{VirtualTime, enter_virtual_time};
 
-use super::process::Process;
-use super::rules::SPIN;
-use super::world::{Action, World};
 use crate::clock::True;
+use crate::process::Process;
+use crate::rules::SPIN;
+use crate::world::{Action, World};
 
 /// The thread that plays schedules and waits for their ends.
 pub const DRIVER: usize = 0;
