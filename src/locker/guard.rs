@@ -39,12 +39,12 @@ use crate::thread::Local;
 #[must_use = "an unused guard unlocks at once"]
 pub struct Guard {
     /// `None` once it is over.
-    held: Local<Option<Holding>>,
+    held: Local<Option<Locked>>,
     mutex: Arc<str>,
     fence: u64,
 }
 
-struct Holding {
+struct Locked {
     inner: Arc<Inner>,
     entry: Option<EntryId>,
     loss: Arc<Loss>,
@@ -62,7 +62,7 @@ impl Guard {
     ) -> Guard {
         Guard {
             mutex: Arc::clone(inner.mutex()),
-            held: Local::new(Some(Holding {
+            held: Local::new(Some(Locked {
                 inner,
                 entry,
                 loss,
@@ -97,8 +97,8 @@ impl Guard {
     /// Returns how long the lock is surely ours without a further renewal; zero once it is not.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        self.holding().map_or(Duration::ZERO, |holding| {
-            holding.inner.snapshot().valid_for(self.fence)
+        self.locked().map_or(Duration::ZERO, |locked| {
+            locked.inner.snapshot().valid_for(self.fence)
         })
     }
 
@@ -111,33 +111,33 @@ impl Guard {
     /// Every receiver hears of it; it is usable in crossbeam's `select!`.
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
-        self.holding()
-            .map_or_else(|| bounded(0).1, |holding| holding.loss.receiver())
+        self.locked()
+            .map_or_else(|| bounded(0).1, |locked| locked.loss.receiver())
     }
 
     /// Releases the lock.
     ///
     /// # Errors
     /// `Lost` where the lease had ended or been taken away before: what was done under the lock may not
-    /// have been done alone. Trouble with the backend, such that the outcome is unknown: the lock is then
+    /// have been done alone. An error of the backend, such that the outcome is unknown: the lock is then
     /// released in the background, and its lease ends by itself. The guard is gone either way.
     pub fn unlock(mut self) -> Result<()> {
         self.end(Moment::now() + UNLOCK)
     }
 
-    fn holding(&self) -> Option<&Holding> {
+    fn locked(&self) -> Option<&Locked> {
         self.held.here()?.as_ref()
     }
 
     fn end(&mut self, by: Moment) -> Result<()> {
         // In a child process the lock is still the parent's.
         self.held.get()?;
-        let Some(holding) = self.held.here_mut().and_then(Option::take) else {
+        let Some(locked) = self.held.here_mut().and_then(Option::take) else {
             return Ok(());
         };
-        let Holding {
+        let Locked {
             inner, entry, loss, ..
-        } = &holding;
+        } = &locked;
         let ended = inner.end(self.fence, *entry, by);
         loss.close();
         ended

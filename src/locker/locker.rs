@@ -77,15 +77,16 @@ pub struct Locker {
 
 /// What a locker, its clones and its guard share.
 pub(super) struct Inner {
-    core: Arc<Core>,
+    driver: Arc<Driver>,
     queue: ThreadQueue,
     max_hold: Option<Duration>,
     cancel: Option<Cancel>,
     factory: Arc<factory::Inner>,
 }
 
-/// What the background shares too.
-struct Core {
+/// A contender and the runner that drives it: what the background shares too, which must not keep the
+/// factory alive.
+struct Driver {
     contender: Contender,
     realm: Arc<str>,
     /// What the guard reads: never locked across a call.
@@ -154,11 +155,11 @@ impl Locker {
     /// ```
     ///
     /// # Errors
-    /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; any trouble
-    /// with the backend.
+    /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; any error
+    /// of the backend.
     pub fn try_lock(&self) -> Result<Guard> {
         let inner = self.inner.get()?;
-        let by = Moment::now() + inner.core.contender.lease.call_budget();
+        let by = Moment::now() + inner.driver.contender.lease.call_budget();
         inner.lock_by(Wait::No(by), None, Loss::new())
     }
 
@@ -183,7 +184,7 @@ impl Locker {
     ///
     /// # Errors
     /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; `Cancelled`; the
-    /// trouble with the backend that lasted until the end, or that a retry cannot fix.
+    /// error of the backend that lasted until the end, or that a retry cannot fix.
     pub fn try_lock_for(&self, timeout: Duration) -> Result<Guard> {
         self.lock_by(Wait::Until(Moment::now() + timeout, timeout), None)
     }
@@ -262,7 +263,7 @@ impl Locker {
     pub fn id(&self) -> &str {
         self.inner
             .here()
-            .map_or("", |inner| &inner.core.contender.id)
+            .map_or("", |inner| &inner.driver.contender.id)
     }
 
     fn lock_by(&self, wait: Wait, cancel: Option<&Cancel>) -> Result<Guard> {
@@ -314,7 +315,7 @@ impl<E: std::error::Error + 'static> std::error::Error for WithLockError<E> {
     }
 }
 
-impl Monitored for Core {
+impl Monitored for Driver {
     fn health(&self) -> Option<ServiceHealth> {
         None
     }
@@ -322,11 +323,11 @@ impl Monitored for Core {
 
 impl Inner {
     pub(super) fn mutex(&self) -> &Arc<str> {
-        &self.core.contender.mutex
+        &self.driver.contender.mutex
     }
 
     pub(super) fn snapshot(&self) -> &Snapshot {
-        &self.core.snapshot
+        &self.driver.snapshot
     }
 
     fn lock_by(
@@ -336,7 +337,7 @@ impl Inner {
         loss: Arc<Loss>,
     ) -> Result<Guard> {
         let start = Moment::now();
-        let held = Held::enter(&self.core)?;
+        let held = Held::enter(&self.driver)?;
         let mut cancels = vec![self.factory.waits()];
         cancels.extend(cancel.or(self.cancel.as_ref()).cloned());
         let locked = self.lock_in_turn(start, wait, &cancels, &loss);
@@ -362,12 +363,12 @@ impl Inner {
         };
         let turn = self.queue.enter(in_turn_by, cancels);
         let turn = turn.map_err(|blocked| self.blocked(blocked, wait))?;
-        let Some(mut driven) = try_lock_for(&self.core.driven, left(deadline)) else {
+        let Some(mut driven) = try_lock_for(&self.driver.driven, left(deadline)) else {
             // The background is in a call that hangs.
             return Err(self.blocked(Blocked::Busy, wait));
         };
         driven.cycle += 1;
-        self.core.cycle.store(driven.cycle, Ordering::Relaxed);
+        self.driver.cycle.store(driven.cycle, Ordering::Relaxed);
         let outcome = self.acquire(&mut driven, wait, deadline, cancels);
         match outcome {
             Ok(fence) => {
@@ -397,12 +398,12 @@ impl Inner {
         let Driven { runner, parker, .. } = driven;
         let unparker = parker.unparker();
         let _watched: Vec<_> = cancels.iter().map(|it| it.watch(&unparker)).collect();
-        // Trouble is returned, unless the call waits without an end: then nobody else would hear of it.
+        // An error is returned, unless the call waits without an end: then nobody else would hear of it.
         runner.quiet(!matches!(wait, Wait::Forever));
         runner.begin(!matches!(wait, Wait::No(_)));
         // A free lock is not missed for want of time to ask once.
         let once = Moment::now() + SHORTEST_CALL;
-        let mut trouble = None;
+        let mut failed = None;
         let mut asked = false;
         loop {
             if runner.belief().is_none() {
@@ -410,7 +411,7 @@ impl Inner {
                     return Err(cancelled(self.mutex()));
                 }
                 if asked && deadline <= Moment::now() {
-                    return Err(self.refused(trouble, runner, wait));
+                    return Err(self.refused(failed, runner, wait));
                 }
             }
             let limit = deadline.max(once).min(Moment::now() + LONGEST_CALL);
@@ -426,14 +427,14 @@ impl Inner {
                     asked = true;
                     let hopeless = error.as_ref().is_some_and(|it| !it.is_transient());
                     let owns = runner.belief().is_some();
-                    trouble = error;
+                    failed = error;
                     if !owns && (hopeless || matches!(wait, Wait::No(_))) {
-                        return Err(self.refused(trouble, runner, wait));
+                        return Err(self.refused(failed, runner, wait));
                     }
                 }
                 Visit::Called(Called::Observe) => {
                     if runner.machine().is_standing_back() {
-                        let Contender { mutex, id, .. } = &self.core.contender;
+                        let Contender { mutex, id, .. } = &self.driver.contender;
                         return Err(double(mutex, id, runner.seen().fence()));
                     }
                 }
@@ -447,7 +448,7 @@ impl Inner {
                         runner.woken();
                     }
                 }
-                Visit::Over => return Err(self.refused(trouble, runner, wait)),
+                Visit::Over => return Err(self.refused(failed, runner, wait)),
             }
         }
     }
@@ -461,7 +462,7 @@ impl Inner {
     ) -> Result<Option<EntryId>> {
         let now = Moment::now();
         let ownership = Ownership {
-            core: Arc::clone(&self.core),
+            driver: Arc::clone(&self.driver),
             cycle: driven.cycle,
             renew_until: self.max_hold.map_or(Moment::FAR, |max_hold| now + max_hold),
             loss: Arc::clone(loss),
@@ -491,12 +492,12 @@ impl Inner {
         if let Some(entry) = entry {
             self.factory.background.remove(entry);
         }
-        let by = by.min(Moment::now() + self.core.contender.lease.call_budget());
-        let driven = try_lock_for(&self.core.driven, by.remaining() / 2);
+        let by = by.min(Moment::now() + self.driver.contender.lease.call_budget());
+        let driven = try_lock_for(&self.driver.driven, by.remaining() / 2);
         let Some(mut driven) = driven.filter(|_| !by.remaining().is_zero()) else {
             // A renewal hangs, or the lock before this one did: the release is left to the background. Of
             // this cycle: what the next call locks is not the background's to release.
-            self.clean_up(self.core.cycle.load(Ordering::Relaxed));
+            self.clean_up(self.driver.cycle.load(Ordering::Relaxed));
             return Err(Error::new(
                 ErrorKind::Timeout,
                 format!(
@@ -505,7 +506,7 @@ impl Inner {
                 ),
             ));
         };
-        let was_ours = self.core.snapshot.fence() == Some(fence);
+        let was_ours = self.driver.snapshot.fence() == Some(fence);
         let Driven { runner, parker, .. } = &mut *driven;
         runner.quiet(true);
         let released = runner.leave(parker, Some(fence), by);
@@ -522,7 +523,7 @@ impl Inner {
 
     /// Removes the traces of what was given up: at once where the backend answers, else later.
     fn tidy(self: &Arc<Inner>, mut driven: MutexGuard<'_, Driven>) {
-        let contact = self.core.snapshot.contact();
+        let contact = self.driver.snapshot.contact();
         if driven.runner.machine().has_traces() && !matches!(contact, Contact::Failing { .. }) {
             let Driven { runner, parker, .. } = &mut *driven;
             let _ = runner.leave(parker, None, Moment::now() + TIDY);
@@ -534,9 +535,9 @@ impl Inner {
 
     /// Leaves what this cycle may have left on the server to the background.
     fn clean_up(&self, cycle: u64) {
-        let lease = self.core.contender.lease;
+        let lease = self.driver.contender.lease;
         let job = Leave {
-            core: Arc::clone(&self.core),
+            driver: Arc::clone(&self.driver),
             cycle,
         };
         let until = Moment::now() + lease.total() + lease.drift_allowance();
@@ -545,15 +546,15 @@ impl Inner {
     }
 
     fn blocked(&self, blocked: Blocked, wait: Wait) -> Error {
-        let Contender { mutex, id, .. } = &self.core.contender;
+        let Contender { mutex, id, .. } = &self.driver.contender;
         if blocked == Blocked::Cancelled {
             return cancelled(mutex);
         }
-        if self.core.snapshot.fence().is_some() {
+        if self.driver.snapshot.fence().is_some() {
             let holder = format!("held by {id:?}, by another thread of this process");
             return held(mutex, &holder, wait);
         }
-        match self.core.snapshot.last_error() {
+        match self.driver.snapshot.last_error() {
             Some(error) => error.context(format_args!("{mutex}: not locked")),
             None => held(
                 mutex,
@@ -563,15 +564,15 @@ impl Inner {
         }
     }
 
-    /// Why there is no lock: the trouble, if there was some, or who holds it.
-    fn refused(&self, trouble: Option<Error>, runner: &Runner, wait: Wait) -> Error {
+    /// Why there is no lock: the error, if there was one, or who holds it.
+    fn refused(&self, failed: Option<Error>, runner: &Runner, wait: Wait) -> Error {
         let mutex = self.mutex();
-        if let Some(error) = trouble {
+        if let Some(error) = failed {
             return error.context(format_args!("{mutex}: not locked"));
         }
         let holder = match runner.seen().owner_id() {
             "" => "kept for a contender that waits for it, or granted too late".to_owned(),
-            holder if LiveId::is_live(&self.core.realm, mutex, holder) => {
+            holder if LiveId::is_live(&self.driver.realm, mutex, holder) => {
                 format!("held by {holder:?}, of this process")
             }
             holder => format!("held by {holder:?}"),
@@ -598,7 +599,7 @@ fn left(deadline: Moment) -> Duration {
 
 /// One ownership, from the grant to the release: what the background renews.
 struct Ownership {
-    core: Arc<Core>,
+    driver: Arc<Driver>,
     cycle: u64,
     /// From here on the lease is left to run out.
     renew_until: Moment,
@@ -608,7 +609,7 @@ struct Ownership {
 impl Ownership {
     /// When to come again, while the ownership with this fence lasts.
     fn next(&self, driven: &Driven, fence: u64) -> Next {
-        let lease = self.core.contender.lease;
+        let lease = self.driver.contender.lease;
         match driven.runner.belief() {
             Some((until, present)) if present == fence => Next::At(Due {
                 at: driven.runner.machine().due().max(self.not_renewed(until)),
@@ -633,17 +634,17 @@ impl Ownership {
 
 impl Renewable for Ownership {
     fn label(&self) -> String {
-        self.core.contender.mutex.to_string()
+        self.driver.contender.mutex.to_string()
     }
 
     fn visit(&self, by: Moment) -> Next {
         // Busy: a guard on its way out, which has ended these visits, or is about to.
-        let Some(mut driven) = self.core.driven.try_lock() else {
+        let Some(mut driven) = self.driver.driven.try_lock() else {
             return Next::At(Due {
                 at: Moment::now() + Duration::from_millis(5),
                 tell_by: Moment::FAR,
                 again: true,
-                call: self.core.contender.lease.call_budget(),
+                call: self.driver.contender.lease.call_budget(),
             });
         };
         let Some((until, fence)) = driven.runner.belief() else {
@@ -679,17 +680,17 @@ impl Renewable for Ownership {
 
 /// Gives up what an attempt of unknown outcome, or a release without an answer, may have left.
 struct Leave {
-    core: Arc<Core>,
+    driver: Arc<Driver>,
     cycle: u64,
 }
 
 impl CleanUp for Leave {
     fn label(&self) -> String {
-        self.core.contender.mutex.to_string()
+        self.driver.contender.mutex.to_string()
     }
 
     fn attempt(&mut self, by: Moment) -> Cleaned {
-        let Some(mut driven) = try_lock_for(&self.core.driven, by.remaining()) else {
+        let Some(mut driven) = try_lock_for(&self.driver.driven, by.remaining()) else {
             return Cleaned::Again(TIDY);
         };
         if self.cycle != driven.cycle {
@@ -715,10 +716,10 @@ static HELD: Mutex<Option<HashSet<HeldKey>>> = Mutex::new(None);
 pub(super) struct Held(HeldKey);
 
 impl Held {
-    fn enter(core: &Core) -> Result<Held> {
-        let mutex = &core.contender.mutex;
+    fn enter(driver: &Driver) -> Result<Held> {
+        let mutex = &driver.contender.mutex;
         let thread = std::thread::current().id();
-        let key = (thread, Arc::clone(&core.realm), Arc::clone(mutex));
+        let key = (thread, Arc::clone(&driver.realm), Arc::clone(mutex));
         if HELD.lock().get_or_insert_default().insert(key.clone()) {
             return Ok(Held(key));
         }
@@ -814,7 +815,7 @@ impl LockerBuilder {
             &snapshot,
             &factory.probe(),
         )?;
-        let core = Core {
+        let driver = Driver {
             realm: Arc::from(factory.backend.realm()),
             contender,
             snapshot,
@@ -826,11 +827,11 @@ impl LockerBuilder {
             cycle: AtomicU64::new(0),
             _live: live,
         };
-        let core = Arc::new(core);
-        factory.registry.add(&core.snapshot, &core);
+        let driver = Arc::new(driver);
+        factory.registry.add(&driver.snapshot, &driver);
         Ok(Locker {
             inner: Local::new(Arc::new(Inner {
-                core,
+                driver,
                 queue: ThreadQueue::default(),
                 max_hold: self.max_hold,
                 cancel: self.cancel,
@@ -842,7 +843,7 @@ impl LockerBuilder {
 
 impl fmt::Debug for Locker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let realm = self.inner.here().map(|inner| &*inner.core.realm);
+        let realm = self.inner.here().map(|inner| &*inner.driver.realm);
         f.debug_struct("Locker")
             .field("realm", &realm.unwrap_or_default())
             .field("mutex", &self.mutex())

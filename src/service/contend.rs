@@ -9,8 +9,8 @@ use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use super::callbacks::MutexContender;
-use super::delivery::{CATCH_UP, Delivery, Listener, Listening, listening_setters};
-use super::lifecycle::{Lifecycle, Status};
+use super::delivery::{CATCH_UP, Delivery, DeliverySettings, Recipient, delivery_setters};
+use super::lifecycle::{Lifecycle, service_getters};
 use super::settings::{Settings, Validated, contender_setters};
 use crate::backend::{Contender, Purpose};
 use crate::clock::Moment;
@@ -24,7 +24,7 @@ use crate::machine::period::ContendPeriod;
 use crate::owner::MutexState;
 use crate::parker::{Parker, Unparked};
 use crate::runner::{Left, Runner, Visit};
-use crate::snapshot::{Contact, Snapshot, Stats};
+use crate::snapshot::{Snapshot, Stats};
 use crate::thread::Local;
 use crate::virtual_time::{lock, recv_timeout};
 
@@ -68,10 +68,10 @@ pub(crate) struct Inner {
     contender: Contender,
     period: ContendPeriod,
     initial_delay: Duration,
-    /// Whether trouble is an event too.
+    /// Whether an error is an event too.
     failures: bool,
     lead_without_listener: bool,
-    listener: Listener,
+    recipient: Recipient,
     snapshot: Arc<Snapshot>,
     lifecycle: Lifecycle,
     inbox: Arc<Inbox>,
@@ -102,6 +102,8 @@ enum Message {
 }
 
 impl MutexContendService {
+    service_getters!();
+
     /// Starts to contend. Returns at once: a backend that cannot be reached is tried again and again,
     /// see [`last_error`](MutexContendService::last_error).
     ///
@@ -114,7 +116,7 @@ impl MutexContendService {
         inner.lifecycle.start(name, || {
             inner.snapshot.clear();
             *inner.inbox.lock() = Some(VecDeque::new());
-            let delivery = inner.listener.open(&inner.contender.mutex)?;
+            let delivery = inner.recipient.open(&inner.contender.mutex)?;
             let carrier = delivery.number();
             let worker = Worker {
                 runner: Runner::new(
@@ -288,41 +290,6 @@ impl MutexContendService {
             .map_or(MutexState::NONE, |inner| inner.snapshot.state())
     }
 
-    /// Returns where the service is in its life.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        self.inner
-            .here()
-            .map_or(Status::Initial, |inner| inner.lifecycle.status())
-    }
-
-    /// Returns `true` if the status is `Starting` or `Running`.
-    #[must_use]
-    pub fn is_active(&self) -> bool {
-        self.status().is_active()
-    }
-
-    /// Returns `true` if the status is `Running`.
-    #[must_use]
-    pub fn running(&self) -> bool {
-        self.status() == Status::Running
-    }
-
-    /// Returns the trouble that the service has with its backend; `None` once that answers again, and
-    /// before anything was asked (see [`contact`](MutexContendService::contact)).
-    #[must_use]
-    pub fn last_error(&self) -> Option<Error> {
-        self.inner.here()?.snapshot.last_error()
-    }
-
-    /// Returns how the service gets on with its backend: it tells "not tried yet" from "fine".
-    #[must_use]
-    pub fn contact(&self) -> Contact {
-        self.inner
-            .here()
-            .map_or(Contact::Untried, |inner| inner.snapshot.contact())
-    }
-
     /// Returns what the service has done since it was built.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -420,19 +387,19 @@ pub struct ContendBuilder {
     settings: Settings,
     initial_delay: Option<Duration>,
     lead_without_listener: bool,
-    listening: Listening,
+    delivery: DeliverySettings,
 }
 
 impl ContendBuilder {
     contender_setters!();
-    listening_setters!();
+    delivery_setters!();
 
     pub(crate) fn new(factory: Result<Arc<factory::Inner>>, mutex: Arc<str>) -> ContendBuilder {
         ContendBuilder {
             settings: Settings::new(factory, mutex),
             initial_delay: None,
             lead_without_listener: false,
-            listening: Listening::default(),
+            delivery: DeliverySettings::default(),
         }
     }
 
@@ -442,7 +409,7 @@ impl ContendBuilder {
     ) -> ContendBuilder {
         let mut builder =
             ContendBuilder::new(factory, contender.mutex().into()).id(contender.contender_id());
-        builder.listening.own = Some(Arc::new(move |event: &Event| contender.notify_owner(event)));
+        builder.delivery.own = Some(Arc::new(move |event: &Event| contender.notify_owner(event)));
         builder
     }
 
@@ -461,14 +428,14 @@ impl ContendBuilder {
 
     /// Calls `callback` when this contender became the owner.
     pub fn on_acquired(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
-        self.listening.on(EventKind::Acquired, callback);
+        self.delivery.on(EventKind::Acquired, callback);
         self
     }
 
     /// Calls `callback` when this contender ceased to be the owner. Nobody else begins before it
     /// returns, as long as the lease lasts.
     pub fn on_released(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
-        self.listening.on(EventKind::Released, callback);
+        self.delivery.on(EventKind::Released, callback);
         self
     }
 
@@ -478,18 +445,18 @@ impl ContendBuilder {
     /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id
     /// that this process contends under already, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexContendService> {
-        let listening = std::mem::take(&mut self.listening);
+        let listening = std::mem::take(&mut self.delivery);
         let failures = listening.failures;
         let executor = self.settings.factory.as_ref().ok();
         let executor = executor.and_then(|factory| factory.executor());
-        let listener = listening.callbacks(executor.as_ref())?;
-        self.finish(listener, failures)
+        let recipient = listening.callbacks(executor.as_ref())?;
+        self.finish(recipient, failures)
     }
 
     /// As [`build`](ContendBuilder::build), with callbacks that may block: on a thread of their own,
     /// whatever executor the factory has.
     pub(crate) fn build_blocking(mut self) -> Result<MutexContendService> {
-        let listening = std::mem::take(&mut self.listening);
+        let listening = std::mem::take(&mut self.delivery);
         let failures = listening.failures;
         self.finish(listening.callbacks(None)?, failures)
     }
@@ -500,13 +467,13 @@ impl ContendBuilder {
     /// # Errors
     /// As [`build`](ContendBuilder::build); and `InvalidInput` where callbacks were given too.
     pub fn channel(mut self) -> Result<(MutexContendService, Events)> {
-        let listening = std::mem::take(&mut self.listening);
+        let listening = std::mem::take(&mut self.delivery);
         let failures = listening.failures;
-        let (listener, events) = listening.channel()?;
-        Ok((self.finish(listener, failures)?, events))
+        let (recipient, events) = listening.channel()?;
+        Ok((self.finish(recipient, failures)?, events))
     }
 
-    fn finish(self, listener: Listener, failures: bool) -> Result<MutexContendService> {
+    fn finish(self, recipient: Recipient, failures: bool) -> Result<MutexContendService> {
         let Validated {
             factory,
             contender,
@@ -527,7 +494,7 @@ impl ContendBuilder {
             initial_delay,
             failures,
             lead_without_listener: self.lead_without_listener,
-            listener,
+            recipient,
             snapshot: Arc::default(),
             lifecycle: Lifecycle::new(),
             inbox: Arc::default(),
@@ -584,7 +551,7 @@ impl Worker {
                 Visit::Wait { until } => self.wait(parker, until),
                 Visit::Over => break,
             }
-            self.tell_trouble();
+            self.report_error();
         }
         // Whoever waits for an answer is told at once that there will be none.
         self.inbox.lock().take();
@@ -712,8 +679,8 @@ impl Worker {
         }
     }
 
-    fn tell_trouble(&mut self) {
-        if let Some(error) = self.runner.take_trouble()
+    fn report_error(&mut self) {
+        if let Some(error) = self.runner.take_error()
             && self.failures
         {
             let mutex = Arc::clone(&self.runner.contender().mutex);

@@ -160,8 +160,9 @@ impl World {
                     format!("P{p} believes {fence} for {left:?} at {local:?}, counted {counted:?}");
                 return self.violate(COUNTED, what);
             }
-            if fence <= notes.spent {
-                let what = format!("P{p} believes {fence} after {}", notes.spent);
+            let passed = old.is_some_and(|(its, end)| its == fence && end < now);
+            if fence <= notes.spent || passed {
+                let what = format!("P{p} believes {fence} after {} or {old:?}", notes.spent);
                 return self.violate(REVIVE, what);
             }
         }

@@ -1,6 +1,6 @@
 //! One process: its clock, its threads' way to the stage, and what it does with the library.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -41,6 +41,8 @@ pub struct Process {
     pub crashed: AtomicBool,
     pub front: Mutex<Front>,
     stage: OnceLock<Weak<Stage>>,
+    /// True time, as the stage has it.
+    now: OnceLock<Arc<AtomicU64>>,
 }
 
 /// What the monitor asks for belief.
@@ -72,11 +74,13 @@ impl Process {
             crashed: AtomicBool::new(false),
             front: Mutex::new(Front::None),
             stage: OnceLock::new(),
+            now: OnceLock::new(),
         })
     }
 
     pub fn enter(&self, stage: &Arc<Stage>) {
         let _ = self.stage.set(Arc::downgrade(stage));
+        let _ = self.now.set(stage.clock());
     }
 
     pub fn stage(&self) -> Arc<Stage> {
@@ -119,7 +123,8 @@ impl Process {
     }
 
     pub fn local(&self) -> Moment {
-        self.clock().moment(self.stage().now())
+        let now = self.now.get().expect("it has entered a stage");
+        self.clock().moment(now.load(Ordering::Relaxed))
     }
 
     fn show(&self, front: Front) -> Front {

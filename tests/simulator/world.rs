@@ -37,6 +37,8 @@ pub struct World {
     /// Everybody has been told to stop for good.
     pub finale: bool,
     pub owned_at: Option<True>,
+    /// Something has happened since the rules were last held against it.
+    changed: bool,
     server_down_until: True,
     short: u64,
     listeners: Vec<(usize, Id, Unparker)>,
@@ -141,6 +143,7 @@ impl World {
             faulty: true,
             finale: false,
             owned_at: None,
+            changed: true,
             server_down_until: 0,
             listeners: Vec::new(),
             slots: vec![Slot::new(0)],
@@ -328,6 +331,7 @@ impl World {
                 continue;
             }
             self.slots[number].state = State::Running;
+            self.changed = true;
             return Some(number);
         }
         None
@@ -338,7 +342,8 @@ impl World {
     /// Plays one event, and says what is to be done about it.
     pub fn play(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
-        if self.monitor.violation.is_none() {
+        // Time alone makes nobody believe, and takes no lease away.
+        if self.monitor.violation.is_none() && std::mem::take(&mut self.changed) {
             self.check();
         }
         if self.monitor.violation.is_some() && !self.aborted {
@@ -592,6 +597,7 @@ impl World {
             lease,
             ask,
         } = request;
+        self.changed = true;
         self.model.expire(reading);
         let before = self.model.lease;
         let answer = self.model.execute(id, lease, ask, reading);
