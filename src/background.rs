@@ -3,8 +3,8 @@
 //! Renewals and clean-ups never share a thread: a clean-up that hangs must not cost anybody a lease.
 //! One thread renews; where calls hang, up to three helpers work on the same list, so that what can be
 //! renewed is. A helper starts when the list falls behind, when a renewal that failed is about to be
-//! repeated, or when one call could last longer than another's lease; it ends when there was no such
-//! trouble for a while. Threads start with the first entry and end with the factory.
+//! repeated, or when one call could last longer than another's lease; it ends when that has not happened
+//! for a while. Threads start with the first entry and end with the factory.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
@@ -30,11 +30,11 @@ const MOST_RETRIES: usize = MOST_RENEWERS - 1;
 /// How many threads clean up at most.
 const MOST_CLEANERS: usize = 4;
 
-/// How long helpers stay after the last trouble, and cleaners after the last job.
+/// How long helpers stay after the last failure, and cleaners after the last job.
 const CALM: Duration = Duration::from_secs(10);
 
-/// How long dropping a factory waits for what is under way.
-const DROP: Duration = Duration::from_secs(1);
+/// How long dropping a factory waits for what is under way: with the connections after it, within a second.
+const DROP: Duration = Duration::from_millis(400);
 
 /// Something that must be renewed in time: a guard, or all permits of a store.
 pub(crate) trait Renewable: Send + Sync {
@@ -436,7 +436,7 @@ impl Shared {
 
     /// One thread that renews.
     fn renew(self: &Arc<Shared>, number: usize, parker: &Parker) {
-        // A helper joins in the middle of trouble: what is late then is not late because it slept.
+        // A helper joins while renewals fail: what is late then is not late because it slept.
         let mut up_since = Moment::now() - if number > 0 { CALM } else { Duration::ZERO };
         loop {
             let mut until = Moment::FAR;
@@ -482,7 +482,7 @@ impl Shared {
         }
     }
 
-    /// Sees to it that somebody looks after the others during a visit while there is trouble. Without it
+    /// Sees to it that somebody looks after the others during a visit while renewals fail. Without that
     /// one thread is enough, and the first call that hangs costs the others the time of one.
     fn reinforce(
         self: &Arc<Shared>,

@@ -105,7 +105,7 @@ impl Error {
         self
     }
 
-    /// What kind of trouble this is.
+    /// What kind of error this is.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::owner::MutexState;
 use crate::parker::Unparker;
 
-/// A change of ownership, or trouble, of one service.
+/// A change of ownership, or an error, of one service.
 ///
 /// Per service, Acquired and Released alternate strictly, and each comes exactly once.
 #[derive(Clone, Debug)]

@@ -317,7 +317,7 @@ impl Factory {
     /// Reads who owns `mutex`: owner, fence, since when, and how long the lease lasts.
     ///
     /// # Errors
-    /// `InvalidInput` for a name that is not allowed; any trouble with the backend.
+    /// `InvalidInput` for a name that is not allowed; any error of the backend.
     pub fn owner(&self, mutex: impl AsRef<str>) -> Result<MutexOwner> {
         self.inspect(mutex, |backend, mutex, by| backend.owner(mutex, by))
     }
@@ -333,7 +333,7 @@ impl Factory {
     /// Reads the names of the mutexes that have an owner or a waiter, sorted.
     ///
     /// # Errors
-    /// Any trouble with the backend.
+    /// Any error of the backend.
     pub fn list(&self) -> Result<Vec<Arc<str>>> {
         let inner = self.inner()?;
         inner.backend.list(inner.inspection_by())

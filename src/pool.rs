@@ -36,7 +36,7 @@ const GRACE: Duration = Duration::from_millis(1);
 const RETRY: Duration = Duration::from_millis(50);
 
 /// How long dropping a pool waits for a connection that is just being opened.
-const FAREWELL: Duration = Duration::from_secs(1);
+const FAREWELL: Duration = Duration::from_millis(200);
 
 /// What a pool must know about a technology.
 pub(crate) trait Connect: Send + Sync + 'static {
@@ -119,7 +119,7 @@ struct Shared<C> {
     door: Mutex<Door>,
     /// An attempt to connect ended.
     settled: Condvar,
-    desk: Arc<Desk>,
+    lanes: Arc<Lanes>,
     /// Connections not heard of since then are not used again; nanoseconds of the boot-time clock.
     suspect_before: AtomicU64,
     /// When a connection was last opened or came back in order; 0 for never.
@@ -130,13 +130,13 @@ struct Shared<C> {
 #[derive(Default)]
 struct Door {
     /// How the last attempt failed, if it did.
-    trouble: Option<Trouble>,
+    failed: Option<FailedConnect>,
     /// How many attempts are under way.
     connecting: usize,
     closed: bool,
 }
 
-struct Trouble {
+struct FailedConnect {
     error: Error,
     /// Failures in a row.
     failures: u32,
@@ -160,7 +160,7 @@ impl<C: Connect> Pool<C> {
             settings,
             door: Mutex::default(),
             settled: Condvar::new(),
-            desk: Arc::new(Desk::new(size)),
+            lanes: Arc::new(Lanes::new(size)),
             suspect_before: AtomicU64::new(0),
             last_contact: AtomicU64::new(0),
         });
@@ -210,8 +210,8 @@ impl<C: Connect> Pool<C> {
         let Some(inner) = &self.inner else {
             return Err(closed());
         };
-        let desk = &self.shared.desk;
-        let mut room = desk.room.lock();
+        let lanes = &self.shared.lanes;
+        let mut room = lanes.room.lock();
         let mut ask = Ask::Now;
         loop {
             if room.admits(lane) {
@@ -226,7 +226,7 @@ impl<C: Connect> Pool<C> {
                     room.enter(lane);
                     return Ok(Checkout {
                         connection,
-                        _pass: Pass::new(desk, lane),
+                        _pass: Pass::new(lanes, lane),
                     });
                 }
             }
@@ -234,7 +234,7 @@ impl<C: Connect> Pool<C> {
             // connecting failed is all that there is to know.
             let open = inner.state().connections;
             if open == 0
-                && let Some(error) = self.shared.trouble()
+                && let Some(error) = self.shared.connect_error()
             {
                 return Err(error);
             }
@@ -243,7 +243,7 @@ impl<C: Connect> Pool<C> {
                 return Err(self.why_not(open));
             }
             let limit = if ask == Ask::Soon { GRACE } else { LOOK };
-            let heard = desk.wait(&mut room, lane, limit.min(left));
+            let heard = lanes.wait(&mut room, lane, limit.min(left));
             ask = match ask {
                 Ask::Soon => Ask::Now,
                 _ if heard => Ask::Soon,
@@ -254,8 +254,8 @@ impl<C: Connect> Pool<C> {
 
     /// Returns an idle connection that `lane` may use now, or nothing. Never waits.
     pub(crate) fn try_checkout(&self, lane: Lane) -> Option<Checkout<C>> {
-        let desk = &self.shared.desk;
-        let mut room = desk.room.lock();
+        let lanes = &self.shared.lanes;
+        let mut room = lanes.room.lock();
         if !room.admits(lane) {
             return None;
         }
@@ -263,7 +263,7 @@ impl<C: Connect> Pool<C> {
         room.enter(lane);
         Some(Checkout {
             connection,
-            _pass: Pass::new(desk, lane),
+            _pass: Pass::new(lanes, lane),
         })
     }
 
@@ -310,7 +310,7 @@ impl<C: Connect> Pool<C> {
     /// Why there was no connection in time.
     fn why_not(&self, open: u32) -> Error {
         let server = self.shared.connect.server();
-        if let Some(error) = self.shared.trouble() {
+        if let Some(error) = self.shared.connect_error() {
             return error;
         }
         let message = if open == 0 {
@@ -408,7 +408,7 @@ impl<C: Connect> Shared<C> {
         door.connecting -= 1;
         let opened = match opened {
             Ok(connection) => {
-                door.trouble = None;
+                door.failed = None;
                 Ok(Pooled {
                     connection,
                     heard_at: self.heard(),
@@ -417,8 +417,8 @@ impl<C: Connect> Shared<C> {
             Err(error) => {
                 // A connect that fails has done nothing that anybody could miss.
                 let error = error.before_asking();
-                let failures = door.trouble.as_ref().map_or(0, |trouble| trouble.failures) + 1;
-                door.trouble = Some(Trouble {
+                let failures = door.failed.as_ref().map_or(0, |failed| failed.failures) + 1;
+                door.failed = Some(FailedConnect {
                     error: error.clone(),
                     failures,
                     until: Moment::now() + self.connect.pause(&error, failures),
@@ -437,8 +437,8 @@ impl<C: Connect> Shared<C> {
         }
         self.settled.notify_all();
         match &opened {
-            Ok(_) => self.desk.notify_one(),
-            Err(_) => self.desk.notify_all(),
+            Ok(_) => self.lanes.notify_one(),
+            Err(_) => self.lanes.notify_all(),
         }
         opened
     }
@@ -449,19 +449,19 @@ impl<C: Connect> Shared<C> {
         if door.closed {
             return Err(closed());
         }
-        if let Some(trouble) = &mut door.trouble {
-            if trouble.retrying || !trouble.until.remaining().is_zero() {
-                return Err(trouble.error.clone());
+        if let Some(failed) = &mut door.failed {
+            if failed.retrying || !failed.until.remaining().is_zero() {
+                return Err(failed.error.clone());
             }
-            trouble.retrying = true;
+            failed.retrying = true;
         }
         door.connecting += 1;
         Ok(())
     }
 
-    fn trouble(&self) -> Option<Error> {
+    fn connect_error(&self) -> Option<Error> {
         let door = self.door.lock();
-        door.trouble.as_ref().map(|trouble| trouble.error.clone())
+        door.failed.as_ref().map(|failed| failed.error.clone())
     }
 
     fn heard(&self) -> Moment {
@@ -494,7 +494,7 @@ enum Ask {
 
 /// Where those who want a connection wait, owners first.
 #[derive(Debug)]
-struct Desk {
+struct Lanes {
     room: Mutex<Room>,
     owners: Condvar,
     others: Condvar,
@@ -510,15 +510,15 @@ struct Room {
 /// The right to use a connection, given back when dropped.
 #[derive(Debug)]
 struct Pass {
-    desk: Arc<Desk>,
+    lanes: Arc<Lanes>,
     lane: Lane,
 }
 
-impl Desk {
-    /// Makes the desk of a pool of `size` connections. A pool of one connection has none to keep.
-    fn new(size: u32) -> Desk {
+impl Lanes {
+    /// Makes the lanes of a pool of `size` connections. A pool of one connection has none to keep.
+    fn new(size: u32) -> Lanes {
         let kept = size.div_ceil(4).min(size - 1);
-        Desk {
+        Lanes {
             room: Mutex::new(Room {
                 others: size - kept,
                 waiting_owners: 0,
@@ -577,9 +577,9 @@ impl Room {
 }
 
 impl Pass {
-    fn new(desk: &Arc<Desk>, lane: Lane) -> Pass {
+    fn new(lanes: &Arc<Lanes>, lane: Lane) -> Pass {
         Pass {
-            desk: Arc::clone(desk),
+            lanes: Arc::clone(lanes),
             lane,
         }
     }
@@ -587,11 +587,11 @@ impl Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let mut room = self.desk.room.lock();
+        let mut room = self.lanes.room.lock();
         if self.lane == Lane::Other {
             room.others += 1;
         }
-        self.desk.notify(&room);
+        self.lanes.notify(&room);
     }
 }
 
@@ -674,7 +674,7 @@ mod tests {
     #[test]
     fn a_quarter_of_the_connections_but_at_least_one_is_kept_for_owners() {
         for (size, inside) in [(1, 1), (2, 1), (3, 2), (4, 3), (5, 3), (8, 6), (100, 75)] {
-            assert_eq!(Desk::new(size).room.lock().others, inside, "of {size}");
+            assert_eq!(Lanes::new(size).room.lock().others, inside, "of {size}");
         }
         let pool = pool(&Fake::default(), 4);
         let others: Vec<_> = (0..3)

@@ -23,7 +23,7 @@ use crate::machine::period::ContendPeriod;
 use crate::owner::MutexOwner;
 use crate::parker::{Parker, Unparker};
 use crate::probe::{AcquireOutcome, LossReason, Probed, RenewOutcome};
-use crate::snapshot::{Snapshot, Trouble};
+use crate::snapshot::{ErrorChange, Snapshot};
 
 /// What a visit came to.
 #[derive(Debug)]
@@ -73,10 +73,10 @@ pub(crate) struct Runner {
     snapshot: Arc<Snapshot>,
     probe: Probed,
     hearing: Hearing,
-    /// Whether trouble is logged: not where it is returned to a caller.
+    /// Whether errors are logged: not where it is returned to a caller.
     quiet: bool,
-    /// Trouble that listeners who asked for failures are still to be told of.
-    trouble: Option<Error>,
+    /// An error that listeners who asked for failures are still to be told of.
+    unreported: Option<Error>,
     gained_at: Moment,
     woken_at: Option<Moment>,
 }
@@ -102,7 +102,7 @@ impl Runner {
             probe: probe.clone(),
             hearing: Hearing::Deaf,
             quiet: false,
-            trouble: None,
+            unreported: None,
             gained_at: start,
             woken_at: None,
         })
@@ -179,7 +179,7 @@ impl Runner {
         limit: Moment,
     ) -> Result<bool> {
         let unparker = &parker.unparker();
-        self.machine.leave_again();
+        self.machine.leave_by(Moment::now(), limit);
         let mut released = Ok(false);
         while Moment::now() < limit {
             match self.visit(unparker, limit) {
@@ -200,7 +200,7 @@ impl Runner {
         released
     }
 
-    /// Logs trouble with the backend only where nobody is told of it by a returned error.
+    /// Logs errors of the backend only where nobody is told of them by a returned error.
     pub(crate) fn quiet(&mut self, quiet: bool) {
         if self.quiet && !quiet {
             self.snapshot.say_again();
@@ -208,9 +208,9 @@ impl Runner {
         self.quiet = quiet;
     }
 
-    /// Trouble that is new since the last time it was asked for.
-    pub(crate) fn take_trouble(&mut self) -> Option<Error> {
-        self.trouble.take()
+    /// An error that is new since the last time it was asked for.
+    pub(crate) fn take_error(&mut self) -> Option<Error> {
+        self.unreported.take()
     }
 
     pub(crate) fn belief(&self) -> Option<(Moment, u64)> {
@@ -251,8 +251,8 @@ impl Runner {
             Ok(()) => Hearing::Listening,
             Err(_) => Hearing::Failed,
         };
-        let trouble = self.snapshot.note_listen(outcome.as_ref().copied());
-        self.report(trouble, outcome.as_ref().err());
+        let change = self.snapshot.note_listen(outcome.as_ref().copied());
+        self.report(change, outcome.as_ref().err());
         Called::Listen(outcome.err())
     }
 
@@ -365,10 +365,12 @@ impl Runner {
         let raw = &mut *self.raw;
         catch_unwind(AssertUnwindSafe(|| call(raw))).unwrap_or_else(|_| {
             self.hearing = Hearing::Deaf;
-            let contender = AssertUnwindSafe(|| self.backend.contender(&self.contender));
-            if let Ok(Ok(raw)) = catch_unwind(contender) {
-                self.raw = raw;
-            }
+            // What panicked once may panic when it is dropped, too.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                if let Ok(raw) = self.backend.contender(&self.contender) {
+                    self.raw = raw;
+                }
+            }));
             Err(panicked())
         })
     }
@@ -379,8 +381,8 @@ impl Runner {
         outcome: Result<T>,
         asked: impl FnOnce(&T) -> bool,
     ) -> (std::result::Result<T, Failure>, Option<Error>) {
-        let trouble = self.snapshot.note_call(outcome.as_ref().map(asked));
-        self.report(trouble, outcome.as_ref().err());
+        let change = self.snapshot.note_call(outcome.as_ref().map(asked));
+        self.report(change, outcome.as_ref().err());
         match outcome {
             Ok(value) => (Ok(value), None),
             Err(error) => {
@@ -394,17 +396,17 @@ impl Runner {
         }
     }
 
-    /// One log line per change of trouble.
-    fn report(&mut self, trouble: Trouble, error: Option<&Error>) {
+    /// One log line per change.
+    fn report(&mut self, change: ErrorChange, error: Option<&Error>) {
         let Contender { mutex, id, .. } = &self.contender;
-        match (trouble, error) {
-            (Trouble::New, Some(error)) => {
+        match (change, error) {
+            (ErrorChange::New, Some(error)) => {
                 if !self.quiet {
                     log::warn!("{mutex}: {id}: {error}; trying again");
                 }
-                self.trouble = Some(error.clone());
+                self.unreported = Some(error.clone());
             }
-            (Trouble::Over, _) if !self.quiet => {
+            (ErrorChange::Over, _) if !self.quiet => {
                 log::info!("{mutex}: {id}: the backend answers again");
             }
             _ => {}
@@ -449,7 +451,7 @@ impl Runner {
             Change::Double(owner) => {
                 let error = double(mutex, id, owner.fence());
                 log::error!("{error}");
-                self.trouble = Some(error);
+                self.unreported = Some(error);
             }
             Change::OwnerChanged(_) => {}
         }

@@ -1,5 +1,5 @@
-//! What other threads may read about a contender or observer: belief, the last owner, the last error
-//! and counters.
+//! `Snapshot`: what other threads read of a contender or observer while its worker is busy or blocked:
+//! belief (deadline and fence), the last owner, the last error and counters. Not a copy of server data.
 //!
 //! The lock is held for a few instructions and never across I/O. Reader and worker read the clock
 //! *inside* it: so once a reader has seen a deadline passed, no renewal can revive it.
@@ -26,7 +26,7 @@ struct Notes {
     calls: Calls,
     /// Why nobody wakes us, if so.
     deaf: Option<Error>,
-    /// The kinds of trouble that were said since the backend last answered: each once, however they
+    /// The kinds of error that were said since the backend last answered: each once, however they
     /// alternate.
     said: Vec<ErrorKind>,
     stats: Stats,
@@ -95,9 +95,9 @@ impl Stats {
     }
 }
 
-/// What a call's outcome changes about the trouble there is.
+/// What a call's outcome changes about the errors there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub(crate) enum ErrorChange {
     /// As it was.
     Unchanged,
     /// New: worth a log line and an event.
@@ -158,7 +158,7 @@ impl Snapshot {
         }
     }
 
-    /// How the backend is reached; trouble with wake-ups counts as trouble.
+    /// How the backend is reached; an error with wake-ups counts as one.
     pub(crate) fn contact(&self) -> Contact {
         let notes = self.notes.lock();
         match (&notes.calls, &notes.deaf) {
@@ -176,10 +176,10 @@ impl Snapshot {
     }
 
     /// Notes how a call ended; one that asked the server nothing proves nothing.
-    pub(crate) fn note_call(&self, outcome: Result<bool, &Error>) -> Trouble {
+    pub(crate) fn note_call(&self, outcome: Result<bool, &Error>) -> ErrorChange {
         let mut notes = self.notes.lock();
         match outcome {
-            Ok(false) => return Trouble::Unchanged,
+            Ok(false) => return ErrorChange::Unchanged,
             Ok(true) => notes.calls = Calls::Fine,
             Err(error) => {
                 let since = match &notes.calls {
@@ -190,20 +190,20 @@ impl Snapshot {
                 notes.calls = Calls::Failing { error, since };
             }
         }
-        notes.trouble(outcome.err().map(Error::kind))
+        notes.changes(outcome.err().map(Error::kind))
     }
 
     /// Notes whether the backend wakes us. Success elsewhere does not mean that it does.
-    pub(crate) fn note_listen(&self, outcome: Result<(), &Error>) -> Trouble {
+    pub(crate) fn note_listen(&self, outcome: Result<(), &Error>) -> ErrorChange {
         let mut notes = self.notes.lock();
         notes.deaf = outcome.err().cloned();
         if outcome.is_ok() && !matches!(notes.calls, Calls::Failing { .. }) {
             notes.calls = Calls::Fine;
         }
-        notes.trouble(outcome.err().map(Error::kind))
+        notes.changes(outcome.err().map(Error::kind))
     }
 
-    /// Nobody was told of the trouble so far: it counts as new.
+    /// Nobody was told of the error so far: it counts as new.
     pub(crate) fn say_again(&self) {
         self.notes.lock().said.clear();
     }
@@ -228,20 +228,20 @@ impl Snapshot {
 }
 
 impl Notes {
-    fn trouble(&mut self, failed: Option<ErrorKind>) -> Trouble {
+    fn changes(&mut self, failed: Option<ErrorKind>) -> ErrorChange {
         match failed {
-            Some(kind) if self.said.contains(&kind) => Trouble::Unchanged,
+            Some(kind) if self.said.contains(&kind) => ErrorChange::Unchanged,
             Some(kind) => {
                 self.said.push(kind);
-                Trouble::New
+                ErrorChange::New
             }
             None if self.deaf.is_some() || matches!(self.calls, Calls::Failing { .. }) => {
-                Trouble::Unchanged
+                ErrorChange::Unchanged
             }
-            None if self.said.is_empty() => Trouble::Unchanged,
+            None if self.said.is_empty() => ErrorChange::Unchanged,
             None => {
                 self.said.clear();
-                Trouble::Over
+                ErrorChange::Over
             }
         }
     }
@@ -257,28 +257,28 @@ mod tests {
 
     /// Rule "trouble is visible": once per change, never flapping, and nothing untrue.
     #[test]
-    fn trouble_is_said_once_and_is_over_only_when_the_server_has_answered() {
+    fn an_error_is_said_once_and_is_over_only_when_the_server_has_answered() {
         let snapshot = Snapshot::default();
         assert!(matches!(snapshot.contact(), Contact::Untried));
         let (refused, late) = (error(ErrorKind::Unreachable), error(ErrorKind::Timeout));
-        assert_eq!(snapshot.note_call(Err(&refused)), Trouble::New);
-        assert_eq!(snapshot.note_call(Err(&late)), Trouble::New);
+        assert_eq!(snapshot.note_call(Err(&refused)), ErrorChange::New);
+        assert_eq!(snapshot.note_call(Err(&late)), ErrorChange::New);
         for _ in 0..10 {
-            assert_eq!(snapshot.note_call(Err(&refused)), Trouble::Unchanged);
-            assert_eq!(snapshot.note_call(Err(&late)), Trouble::Unchanged);
-            assert_eq!(snapshot.note_call(Ok(false)), Trouble::Unchanged);
+            assert_eq!(snapshot.note_call(Err(&refused)), ErrorChange::Unchanged);
+            assert_eq!(snapshot.note_call(Err(&late)), ErrorChange::Unchanged);
+            assert_eq!(snapshot.note_call(Ok(false)), ErrorChange::Unchanged);
         }
-        assert_eq!(snapshot.note_call(Ok(true)), Trouble::Over);
-        assert_eq!(snapshot.note_call(Ok(true)), Trouble::Unchanged);
-        // Calls work, wake-ups do not: that is one trouble, and stays one.
+        assert_eq!(snapshot.note_call(Ok(true)), ErrorChange::Over);
+        assert_eq!(snapshot.note_call(Ok(true)), ErrorChange::Unchanged);
+        // Calls work, wake-ups do not: that is one error, and stays one.
         let denied = error(ErrorKind::Denied);
-        assert_eq!(snapshot.note_listen(Err(&denied)), Trouble::New);
+        assert_eq!(snapshot.note_listen(Err(&denied)), ErrorChange::New);
         for _ in 0..10 {
-            assert_eq!(snapshot.note_call(Ok(true)), Trouble::Unchanged);
-            assert_eq!(snapshot.note_listen(Err(&denied)), Trouble::Unchanged);
+            assert_eq!(snapshot.note_call(Ok(true)), ErrorChange::Unchanged);
+            assert_eq!(snapshot.note_listen(Err(&denied)), ErrorChange::Unchanged);
             assert!(snapshot.last_error().is_some());
         }
-        assert_eq!(snapshot.note_listen(Ok(())), Trouble::Over);
+        assert_eq!(snapshot.note_listen(Ok(())), ErrorChange::Over);
         assert!(snapshot.last_error().is_none());
     }
 }

@@ -122,7 +122,7 @@ mod simulated {
                 return None;
             }
             time.wait(0, deadline.min(time.now() + pause));
-            pause = (pause * 2).min(Duration::from_millis(5));
+            pause = (pause * 2).min(Duration::from_millis(20));
         }
     }
 

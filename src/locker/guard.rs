@@ -7,8 +7,9 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
-use super::locker::{Held, Inner};
+use super::locker::{Held, Inner, UNLOCK};
 use crate::background::EntryId;
+use crate::clock::Moment;
 use crate::error::{ErrorKind, Result};
 use crate::thread::Local;
 
@@ -38,12 +39,12 @@ use crate::thread::Local;
 #[must_use = "an unused guard unlocks at once"]
 pub struct Guard {
     /// `None` once it is over.
-    held: Local<Option<Holding>>,
+    held: Local<Option<Locked>>,
     mutex: Arc<str>,
     fence: u64,
 }
 
-struct Holding {
+struct Locked {
     inner: Arc<Inner>,
     entry: Option<EntryId>,
     loss: Arc<Loss>,
@@ -61,7 +62,7 @@ impl Guard {
     ) -> Guard {
         Guard {
             mutex: Arc::clone(inner.mutex()),
-            held: Local::new(Some(Holding {
+            held: Local::new(Some(Locked {
                 inner,
                 entry,
                 loss,
@@ -96,8 +97,8 @@ impl Guard {
     /// Returns how long the lock is surely ours without a further renewal; zero once it is not.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        self.holding().map_or(Duration::ZERO, |holding| {
-            holding.inner.snapshot().valid_for(self.fence)
+        self.locked().map_or(Duration::ZERO, |locked| {
+            locked.inner.snapshot().valid_for(self.fence)
         })
     }
 
@@ -110,34 +111,34 @@ impl Guard {
     /// Every receiver hears of it; it is usable in crossbeam's `select!`.
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
-        self.holding()
-            .map_or_else(|| bounded(0).1, |holding| holding.loss.receiver())
+        self.locked()
+            .map_or_else(|| bounded(0).1, |locked| locked.loss.receiver())
     }
 
     /// Releases the lock.
     ///
     /// # Errors
     /// `Lost` where the lease had ended or been taken away before: what was done under the lock may not
-    /// have been done alone. Trouble with the backend, such that the outcome is unknown: the lock is then
+    /// have been done alone. An error of the backend, such that the outcome is unknown: the lock is then
     /// released in the background, and its lease ends by itself. The guard is gone either way.
     pub fn unlock(mut self) -> Result<()> {
-        self.end()
+        self.end(Moment::now() + UNLOCK)
     }
 
-    fn holding(&self) -> Option<&Holding> {
+    fn locked(&self) -> Option<&Locked> {
         self.held.here()?.as_ref()
     }
 
-    fn end(&mut self) -> Result<()> {
+    fn end(&mut self, by: Moment) -> Result<()> {
         // In a child process the lock is still the parent's.
         self.held.get()?;
-        let Some(holding) = self.held.here_mut().and_then(Option::take) else {
+        let Some(locked) = self.held.here_mut().and_then(Option::take) else {
             return Ok(());
         };
-        let Holding {
+        let Locked {
             inner, entry, loss, ..
-        } = &holding;
-        let ended = inner.end(self.fence, *entry);
+        } = &locked;
+        let ended = inner.end(self.fence, *entry, by);
         loss.close();
         ended
     }
@@ -145,7 +146,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Err(error) = self.end()
+        if let Err(error) = self.end(Moment::now() + UNLOCK)
             && error.kind() != ErrorKind::Lost
         {
             // A loss was logged when it came.
@@ -215,16 +216,28 @@ impl GuardAll {
     /// # Errors
     /// As [`Guard::unlock`], for the first lock that has one; all are released.
     pub fn unlock(mut self) -> Result<()> {
-        let guards = std::mem::take(&mut self.guards);
-        let ended: Vec<Result<()>> = guards.into_iter().rev().map(Guard::unlock).collect();
-        ended.into_iter().collect()
+        self.end(Moment::now() + UNLOCK)
+    }
+
+    /// Releases all in the reverse of the order in which they were locked, by the caller's thread until
+    /// `by`.
+    pub(super) fn end(&mut self, by: Moment) -> Result<()> {
+        let mut ended = Ok(());
+        while let Some(mut guard) = self.guards.pop() {
+            let one = guard.end(by);
+            ended = ended.and(one);
+        }
+        ended
     }
 }
 
 impl Drop for GuardAll {
     fn drop(&mut self) {
-        // In the reverse of the order in which they were locked.
-        while self.guards.pop().is_some() {}
+        if let Err(error) = self.end(Moment::now() + UNLOCK)
+            && error.kind() != ErrorKind::Lost
+        {
+            log::warn!("{error}");
+        }
     }
 }
 

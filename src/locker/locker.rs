@@ -23,6 +23,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::factory;
 use crate::health::{Monitored, ServiceHealth};
 use crate::id::LiveId;
+use crate::lease::Lease;
 use crate::machine::contention::Change;
 use crate::parker::{Parker, Unparked};
 use crate::runner::{Called, Runner, Visit, double};
@@ -40,8 +41,8 @@ const SHORTEST_CALL: Duration = Duration::from_millis(80);
 /// What a caller is kept for beyond its timeout to clean up after it, where the backend answers.
 const TIDY: Duration = Duration::from_millis(100);
 
-/// What releasing may take of the thread that unlocks.
-const UNLOCK: Duration = Duration::from_millis(800);
+/// What releasing may take of the thread that unlocks, however many locks it has.
+pub(super) const UNLOCK: Duration = Duration::from_millis(800);
 
 /// A lock that one contender at a time holds, wherever it runs.
 ///
@@ -76,15 +77,16 @@ pub struct Locker {
 
 /// What a locker, its clones and its guard share.
 pub(super) struct Inner {
-    core: Arc<Core>,
+    driver: Arc<Driver>,
     queue: ThreadQueue,
     max_hold: Option<Duration>,
     cancel: Option<Cancel>,
     factory: Arc<factory::Inner>,
 }
 
-/// What the background shares too.
-struct Core {
+/// A contender and the runner that drives it: what the background shares too, which must not keep the
+/// factory alive.
+struct Driver {
     contender: Contender,
     realm: Arc<str>,
     /// What the guard reads: never locked across a call.
@@ -107,8 +109,8 @@ struct Driven {
 /// How long a call waits for the lock.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// One try.
-    No,
+    /// One try, which is over by then.
+    No(Moment),
     Until(Moment, Duration),
     Forever,
 }
@@ -153,10 +155,12 @@ impl Locker {
     /// ```
     ///
     /// # Errors
-    /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; any trouble
-    /// with the backend.
+    /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; any error
+    /// of the backend.
     pub fn try_lock(&self) -> Result<Guard> {
-        self.lock_by(Wait::No, None)
+        let inner = self.inner.get()?;
+        let by = Moment::now() + inner.driver.contender.lease.call_budget();
+        inner.lock_by(Wait::No(by), None, Loss::new())
     }
 
     /// Waits for the lock until `timeout` has passed. Returns within 200 ms of that, whatever hangs;
@@ -180,7 +184,7 @@ impl Locker {
     ///
     /// # Errors
     /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; `Cancelled`; the
-    /// trouble with the backend that lasted until the end, or that a retry cannot fix.
+    /// error of the backend that lasted until the end, or that a retry cannot fix.
     pub fn try_lock_for(&self, timeout: Duration) -> Result<Guard> {
         self.lock_by(Wait::Until(Moment::now() + timeout, timeout), None)
     }
@@ -259,7 +263,7 @@ impl Locker {
     pub fn id(&self) -> &str {
         self.inner
             .here()
-            .map_or("", |inner| &inner.core.contender.id)
+            .map_or("", |inner| &inner.driver.contender.id)
     }
 
     fn lock_by(&self, wait: Wait, cancel: Option<&Cancel>) -> Result<Guard> {
@@ -311,7 +315,7 @@ impl<E: std::error::Error + 'static> std::error::Error for WithLockError<E> {
     }
 }
 
-impl Monitored for Core {
+impl Monitored for Driver {
     fn health(&self) -> Option<ServiceHealth> {
         None
     }
@@ -319,11 +323,11 @@ impl Monitored for Core {
 
 impl Inner {
     pub(super) fn mutex(&self) -> &Arc<str> {
-        &self.core.contender.mutex
+        &self.driver.contender.mutex
     }
 
     pub(super) fn snapshot(&self) -> &Snapshot {
-        &self.core.snapshot
+        &self.driver.snapshot
     }
 
     fn lock_by(
@@ -333,7 +337,7 @@ impl Inner {
         loss: Arc<Loss>,
     ) -> Result<Guard> {
         let start = Moment::now();
-        let held = Held::enter(&self.core)?;
+        let held = Held::enter(&self.driver)?;
         let mut cancels = vec![self.factory.waits()];
         cancels.extend(cancel.or(self.cancel.as_ref()).cloned());
         let locked = self.lock_in_turn(start, wait, &cancels, &loss);
@@ -352,20 +356,19 @@ impl Inner {
         cancels: &[Cancel],
         loss: &Arc<Loss>,
     ) -> Result<(u64, Option<EntryId>)> {
-        let budget = self.core.contender.lease.call_budget();
         let (in_turn_by, deadline) = match wait {
-            Wait::No => (start, start + budget),
+            Wait::No(by) => (start, by),
             Wait::Until(deadline, _) => (deadline, deadline),
             Wait::Forever => (Moment::FAR, Moment::FAR),
         };
         let turn = self.queue.enter(in_turn_by, cancels);
         let turn = turn.map_err(|blocked| self.blocked(blocked, wait))?;
-        let Some(mut driven) = try_lock_for(&self.core.driven, left(deadline)) else {
+        let Some(mut driven) = try_lock_for(&self.driver.driven, left(deadline)) else {
             // The background is in a call that hangs.
             return Err(self.blocked(Blocked::Busy, wait));
         };
         driven.cycle += 1;
-        self.core.cycle.store(driven.cycle, Ordering::Relaxed);
+        self.driver.cycle.store(driven.cycle, Ordering::Relaxed);
         let outcome = self.acquire(&mut driven, wait, deadline, cancels);
         match outcome {
             Ok(fence) => {
@@ -395,12 +398,12 @@ impl Inner {
         let Driven { runner, parker, .. } = driven;
         let unparker = parker.unparker();
         let _watched: Vec<_> = cancels.iter().map(|it| it.watch(&unparker)).collect();
-        // Trouble is returned, unless the call waits without an end: then nobody else would hear of it.
+        // An error is returned, unless the call waits without an end: then nobody else would hear of it.
         runner.quiet(!matches!(wait, Wait::Forever));
-        runner.begin(!matches!(wait, Wait::No));
+        runner.begin(!matches!(wait, Wait::No(_)));
         // A free lock is not missed for want of time to ask once.
         let once = Moment::now() + SHORTEST_CALL;
-        let mut trouble = None;
+        let mut failed = None;
         let mut asked = false;
         loop {
             if runner.belief().is_none() {
@@ -408,7 +411,7 @@ impl Inner {
                     return Err(cancelled(self.mutex()));
                 }
                 if asked && deadline <= Moment::now() {
-                    return Err(self.refused(trouble, runner, wait));
+                    return Err(self.refused(failed, runner, wait));
                 }
             }
             let limit = deadline.max(once).min(Moment::now() + LONGEST_CALL);
@@ -424,14 +427,14 @@ impl Inner {
                     asked = true;
                     let hopeless = error.as_ref().is_some_and(|it| !it.is_transient());
                     let owns = runner.belief().is_some();
-                    trouble = error;
-                    if !owns && (hopeless || matches!(wait, Wait::No)) {
-                        return Err(self.refused(trouble, runner, wait));
+                    failed = error;
+                    if !owns && (hopeless || matches!(wait, Wait::No(_))) {
+                        return Err(self.refused(failed, runner, wait));
                     }
                 }
                 Visit::Called(Called::Observe) => {
                     if runner.machine().is_standing_back() {
-                        let Contender { mutex, id, .. } = &self.core.contender;
+                        let Contender { mutex, id, .. } = &self.driver.contender;
                         return Err(double(mutex, id, runner.seen().fence()));
                     }
                 }
@@ -445,7 +448,7 @@ impl Inner {
                         runner.woken();
                     }
                 }
-                Visit::Over => return Err(self.refused(trouble, runner, wait)),
+                Visit::Over => return Err(self.refused(failed, runner, wait)),
             }
         }
     }
@@ -459,7 +462,7 @@ impl Inner {
     ) -> Result<Option<EntryId>> {
         let now = Moment::now();
         let ownership = Ownership {
-            core: Arc::clone(&self.core),
+            driver: Arc::clone(&self.driver),
             cycle: driven.cycle,
             renew_until: self.max_hold.map_or(Moment::FAR, |max_hold| now + max_hold),
             loss: Arc::clone(loss),
@@ -478,18 +481,23 @@ impl Inner {
         }
     }
 
-    /// Ends the ownership with this fence.
-    pub(super) fn end(self: &Arc<Inner>, fence: u64, entry: Option<EntryId>) -> Result<()> {
+    /// Ends the ownership with this fence, by the caller's thread until `by`.
+    pub(super) fn end(
+        self: &Arc<Inner>,
+        fence: u64,
+        entry: Option<EntryId>,
+        by: Moment,
+    ) -> Result<()> {
         let _turn = self.queue.resume();
         if let Some(entry) = entry {
             self.factory.background.remove(entry);
         }
-        let start = Moment::now();
-        let budget = self.core.contender.lease.call_budget();
-        let Some(mut driven) = try_lock_for(&self.core.driven, UNLOCK / 2) else {
-            // A renewal hangs: the release is left to the background, which waits for it. Of this cycle:
-            // what the next call locks is not the background's to release.
-            self.clean_up(self.core.cycle.load(Ordering::Relaxed));
+        let by = by.min(Moment::now() + self.driver.contender.lease.call_budget());
+        let driven = try_lock_for(&self.driver.driven, by.remaining() / 2);
+        let Some(mut driven) = driven.filter(|_| !by.remaining().is_zero()) else {
+            // A renewal hangs, or the lock before this one did: the release is left to the background. Of
+            // this cycle: what the next call locks is not the background's to release.
+            self.clean_up(self.driver.cycle.load(Ordering::Relaxed));
             return Err(Error::new(
                 ErrorKind::Timeout,
                 format!(
@@ -498,11 +506,10 @@ impl Inner {
                 ),
             ));
         };
-        let was_ours = self.core.snapshot.fence() == Some(fence);
-        let limit = start + budget.min(UNLOCK);
+        let was_ours = self.driver.snapshot.fence() == Some(fence);
         let Driven { runner, parker, .. } = &mut *driven;
         runner.quiet(true);
-        let released = runner.leave(parker, Some(fence), limit);
+        let released = runner.leave(parker, Some(fence), by);
         self.tidy(driven);
         match released {
             Ok(true) if was_ours => Ok(()),
@@ -516,7 +523,7 @@ impl Inner {
 
     /// Removes the traces of what was given up: at once where the backend answers, else later.
     fn tidy(self: &Arc<Inner>, mut driven: MutexGuard<'_, Driven>) {
-        let contact = self.core.snapshot.contact();
+        let contact = self.driver.snapshot.contact();
         if driven.runner.machine().has_traces() && !matches!(contact, Contact::Failing { .. }) {
             let Driven { runner, parker, .. } = &mut *driven;
             let _ = runner.leave(parker, None, Moment::now() + TIDY);
@@ -528,9 +535,9 @@ impl Inner {
 
     /// Leaves what this cycle may have left on the server to the background.
     fn clean_up(&self, cycle: u64) {
-        let lease = self.core.contender.lease;
+        let lease = self.driver.contender.lease;
         let job = Leave {
-            core: Arc::clone(&self.core),
+            driver: Arc::clone(&self.driver),
             cycle,
         };
         let until = Moment::now() + lease.total() + lease.drift_allowance();
@@ -539,15 +546,15 @@ impl Inner {
     }
 
     fn blocked(&self, blocked: Blocked, wait: Wait) -> Error {
-        let Contender { mutex, id, .. } = &self.core.contender;
+        let Contender { mutex, id, .. } = &self.driver.contender;
         if blocked == Blocked::Cancelled {
             return cancelled(mutex);
         }
-        if self.core.snapshot.fence().is_some() {
+        if self.driver.snapshot.fence().is_some() {
             let holder = format!("held by {id:?}, by another thread of this process");
             return held(mutex, &holder, wait);
         }
-        match self.core.snapshot.last_error() {
+        match self.driver.snapshot.last_error() {
             Some(error) => error.context(format_args!("{mutex}: not locked")),
             None => held(
                 mutex,
@@ -557,15 +564,15 @@ impl Inner {
         }
     }
 
-    /// Why there is no lock: the trouble, if there was some, or who holds it.
-    fn refused(&self, trouble: Option<Error>, runner: &Runner, wait: Wait) -> Error {
+    /// Why there is no lock: the error, if there was one, or who holds it.
+    fn refused(&self, failed: Option<Error>, runner: &Runner, wait: Wait) -> Error {
         let mutex = self.mutex();
-        if let Some(error) = trouble {
+        if let Some(error) = failed {
             return error.context(format_args!("{mutex}: not locked"));
         }
         let holder = match runner.seen().owner_id() {
             "" => "kept for a contender that waits for it, or granted too late".to_owned(),
-            holder if LiveId::is_live(&self.core.realm, mutex, holder) => {
+            holder if LiveId::is_live(&self.driver.realm, mutex, holder) => {
                 format!("held by {holder:?}, of this process")
             }
             holder => format!("held by {holder:?}"),
@@ -578,7 +585,7 @@ impl Inner {
 fn held(mutex: &str, holder: &str, wait: Wait) -> Error {
     let waited = match wait {
         Wait::Until(_, timeout) => format!(", and was not free within {timeout:?}"),
-        Wait::No | Wait::Forever => String::new(),
+        Wait::No(_) | Wait::Forever => String::new(),
     };
     Error::new(ErrorKind::Held, format!("{mutex}: {holder}{waited}"))
 }
@@ -592,7 +599,7 @@ fn left(deadline: Moment) -> Duration {
 
 /// One ownership, from the grant to the release: what the background renews.
 struct Ownership {
-    core: Arc<Core>,
+    driver: Arc<Driver>,
     cycle: u64,
     /// From here on the lease is left to run out.
     renew_until: Moment,
@@ -602,7 +609,7 @@ struct Ownership {
 impl Ownership {
     /// When to come again, while the ownership with this fence lasts.
     fn next(&self, driven: &Driven, fence: u64) -> Next {
-        let lease = self.core.contender.lease;
+        let lease = self.driver.contender.lease;
         match driven.runner.belief() {
             Some((until, present)) if present == fence => Next::At(Due {
                 at: driven.runner.machine().due().max(self.not_renewed(until)),
@@ -627,17 +634,17 @@ impl Ownership {
 
 impl Renewable for Ownership {
     fn label(&self) -> String {
-        self.core.contender.mutex.to_string()
+        self.driver.contender.mutex.to_string()
     }
 
     fn visit(&self, by: Moment) -> Next {
         // Busy: a guard on its way out, which has ended these visits, or is about to.
-        let Some(mut driven) = self.core.driven.try_lock() else {
+        let Some(mut driven) = self.driver.driven.try_lock() else {
             return Next::At(Due {
                 at: Moment::now() + Duration::from_millis(5),
                 tell_by: Moment::FAR,
                 again: true,
-                call: self.core.contender.lease.call_budget(),
+                call: self.driver.contender.lease.call_budget(),
             });
         };
         let Some((until, fence)) = driven.runner.belief() else {
@@ -673,17 +680,17 @@ impl Renewable for Ownership {
 
 /// Gives up what an attempt of unknown outcome, or a release without an answer, may have left.
 struct Leave {
-    core: Arc<Core>,
+    driver: Arc<Driver>,
     cycle: u64,
 }
 
 impl CleanUp for Leave {
     fn label(&self) -> String {
-        self.core.contender.mutex.to_string()
+        self.driver.contender.mutex.to_string()
     }
 
     fn attempt(&mut self, by: Moment) -> Cleaned {
-        let Some(mut driven) = try_lock_for(&self.core.driven, by.remaining()) else {
+        let Some(mut driven) = try_lock_for(&self.driver.driven, by.remaining()) else {
             return Cleaned::Again(TIDY);
         };
         if self.cycle != driven.cycle {
@@ -709,10 +716,10 @@ static HELD: Mutex<Option<HashSet<HeldKey>>> = Mutex::new(None);
 pub(super) struct Held(HeldKey);
 
 impl Held {
-    fn enter(core: &Core) -> Result<Held> {
-        let mutex = &core.contender.mutex;
+    fn enter(driver: &Driver) -> Result<Held> {
+        let mutex = &driver.contender.mutex;
         let thread = std::thread::current().id();
-        let key = (thread, Arc::clone(&core.realm), Arc::clone(mutex));
+        let key = (thread, Arc::clone(&driver.realm), Arc::clone(mutex));
         if HELD.lock().get_or_insert_default().insert(key.clone()) {
             return Ok(Held(key));
         }
@@ -808,7 +815,7 @@ impl LockerBuilder {
             &snapshot,
             &factory.probe(),
         )?;
-        let core = Core {
+        let driver = Driver {
             realm: Arc::from(factory.backend.realm()),
             contender,
             snapshot,
@@ -820,11 +827,11 @@ impl LockerBuilder {
             cycle: AtomicU64::new(0),
             _live: live,
         };
-        let core = Arc::new(core);
-        factory.registry.add(&core.snapshot, &core);
+        let driver = Arc::new(driver);
+        factory.registry.add(&driver.snapshot, &driver);
         Ok(Locker {
             inner: Local::new(Arc::new(Inner {
-                core,
+                driver,
                 queue: ThreadQueue::default(),
                 max_hold: self.max_hold,
                 cancel: self.cancel,
@@ -836,7 +843,7 @@ impl LockerBuilder {
 
 impl fmt::Debug for Locker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let realm = self.inner.here().map(|inner| &*inner.core.realm);
+        let realm = self.inner.here().map(|inner| &*inner.driver.realm);
         f.debug_struct("Locker")
             .field("realm", &realm.unwrap_or_default())
             .field("mutex", &self.mutex())
@@ -904,7 +911,8 @@ impl LockAllBuilder {
     /// # Errors
     /// As [`Locker::try_lock`], for the first mutex that has one; then none is locked.
     pub fn try_lock(self) -> Result<GuardAll> {
-        self.lock_by(Wait::No)
+        let by = self.lease()?.call_budget();
+        self.lock_by(Wait::No(Moment::now() + by))
     }
 
     /// Waits for all locks until `timeout` has passed.
@@ -915,7 +923,16 @@ impl LockAllBuilder {
         self.lock_by(Wait::Until(Moment::now() + timeout, timeout))
     }
 
+    fn lease(&self) -> Result<Lease> {
+        let lease = self.factory.as_ref().map_err(Clone::clone)?.lease;
+        Lease::new(
+            self.ttl.unwrap_or(lease.ttl()),
+            self.transition.unwrap_or(lease.transition()),
+        )
+    }
+
     fn lock_by(self, wait: Wait) -> Result<GuardAll> {
+        let lease = self.lease()?;
         let factory = self.factory?;
         if self.mutexes.is_empty() {
             return Err(Error::invalid(
@@ -925,13 +942,8 @@ impl LockAllBuilder {
         let loss = Loss::new();
         let mut lockers = Vec::with_capacity(self.mutexes.len());
         for mutex in self.mutexes {
-            let mut builder = LockerBuilder::new(Ok(Arc::clone(&factory)), mutex);
-            if let Some(ttl) = self.ttl {
-                builder = builder.ttl(ttl);
-            }
-            if let Some(transition) = self.transition {
-                builder = builder.transition(transition);
-            }
+            let builder = LockerBuilder::new(Ok(Arc::clone(&factory)), mutex);
+            let builder = builder.ttl(lease.ttl()).transition(lease.transition());
             lockers.push(builder.build()?);
         }
         let mut guards = Vec::with_capacity(lockers.len());
@@ -940,7 +952,8 @@ impl LockAllBuilder {
             match inner.lock_by(wait, self.cancel.as_ref(), Arc::clone(&loss)) {
                 Ok(guard) => guards.push(guard),
                 Err(error) => {
-                    drop(GuardAll::new(guards, loss));
+                    // Within the caller's timeout: what takes longer is the background's.
+                    let _ = GuardAll::new(guards, loss).end(Moment::now() + TIDY);
                     return Err(error);
                 }
             }

@@ -20,6 +20,9 @@ use crate::machine::period::ContendPeriod;
 use crate::owner::{MutexOwner, MutexState};
 use crate::probe::LossReason;
 
+/// What leaving may take of whoever stops.
+const LEAVING: Duration = Duration::from_secs(1);
+
 /// What to do next.
 #[derive(Clone, Debug)]
 pub enum Step {
@@ -212,13 +215,14 @@ impl Contention {
     }
 
     /// When the backend lets go of the lease that was last owned or given up, unless a renewal of unknown
-    /// outcome has prolonged it.
+    /// outcome has prolonged it. `None` if nobody winds down any more.
     #[must_use]
-    pub fn gone_at(&self) -> Option<Moment> {
+    pub fn gone_at(&self, now: Moment) -> Option<Moment> {
         let owned = self.owned.as_ref().map(|owned| owned.gone_at);
         let left = self.leftover.as_ref().map(|leftover| leftover.gone_at);
         // A lease of unknown fence may be what raised the fence of the last one, and took it away.
-        owned.or(left).or(self.unsure.then_some(self.winding_down))
+        let unsure = self.unsure && now < self.winding_down;
+        owned.or(left).or(unsure.then_some(self.winding_down))
     }
 
     /// Begins to leave: ownership is given up, and the queue is left.
@@ -235,10 +239,11 @@ impl Contention {
         };
     }
 
-    /// Leaves once more, with time of its own, where the last time left traces.
-    pub fn leave_again(&mut self) {
+    /// Leaves, or leaves once more where the last time left traces, until `by`.
+    pub fn leave_by(&mut self, now: Moment, by: Moment) {
+        self.failures = 0;
         self.phase = Phase::Leaving {
-            by: None,
+            by: Some(by.min(now + self.lease.call_budget())),
             then: Then::End,
         };
     }
@@ -596,12 +601,13 @@ impl Contention {
         self.seen = owner;
     }
 
-    /// The way out: release what may be left, leave the queue, all within one call's budget.
+    /// The way out: release what may be left, leave the queue, all within a short time. What does not
+    /// succeed by then is the background's.
     fn leave(&mut self, now: Moment, by: Option<Moment>, then: Then) -> Step {
         let by = by.unwrap_or_else(|| {
             // The first call on the way out does not wait for what went wrong before.
             self.failures = 0;
-            now + self.lease.call_budget()
+            now + self.lease.call_budget().min(LEAVING)
         });
         self.phase = Phase::Leaving { by: Some(by), then };
         if by <= now {

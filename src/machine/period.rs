@@ -6,7 +6,7 @@ use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 
-/// When an owner renews, when a contender tries again, and how both back off from trouble.
+/// When an owner renews, when a contender tries again, and how both back off from errors.
 ///
 /// An owner renews early, so that several retries fit before its ttl ends. A contender tries when the
 /// lease it saw has ended, plus a small jitter. No clock and no randomness of its own: `roll` is a

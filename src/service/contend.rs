@@ -5,12 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use super::callbacks::MutexContender;
-use super::delivery::{CATCH_UP, Delivery, Listener, Listening, listening_setters};
-use super::lifecycle::{Lifecycle, Status};
+use super::delivery::{CATCH_UP, Delivery, DeliverySettings, Recipient, delivery_setters};
+use super::lifecycle::{Lifecycle, service_getters};
 use super::settings::{Settings, Validated, contender_setters};
 use crate::backend::{Contender, Purpose};
 use crate::clock::Moment;
@@ -24,7 +24,7 @@ use crate::machine::period::ContendPeriod;
 use crate::owner::MutexState;
 use crate::parker::{Parker, Unparked};
 use crate::runner::{Left, Runner, Visit};
-use crate::snapshot::{Contact, Snapshot, Stats};
+use crate::snapshot::{Snapshot, Stats};
 use crate::thread::Local;
 use crate::virtual_time::{lock, recv_timeout};
 
@@ -68,10 +68,10 @@ pub(crate) struct Inner {
     contender: Contender,
     period: ContendPeriod,
     initial_delay: Duration,
-    /// Whether trouble is an event too.
+    /// Whether an error is an event too.
     failures: bool,
     lead_without_listener: bool,
-    listener: Listener,
+    recipient: Recipient,
     snapshot: Arc<Snapshot>,
     lifecycle: Lifecycle,
     inbox: Arc<Inbox>,
@@ -81,11 +81,8 @@ pub(crate) struct Inner {
     live: Arc<LiveId>,
 }
 
-/// What others ask of the worker: only it may call the backend.
-#[derive(Default)]
-struct Inbox {
-    messages: Mutex<VecDeque<Message>>,
-}
+/// What others ask of the worker: only it may call the backend. `None` while there is no worker to answer.
+type Inbox = Mutex<Option<VecDeque<Message>>>;
 
 enum Message {
     Resign {
@@ -105,6 +102,8 @@ enum Message {
 }
 
 impl MutexContendService {
+    service_getters!();
+
     /// Starts to contend. Returns at once: a backend that cannot be reached is tried again and again,
     /// see [`last_error`](MutexContendService::last_error).
     ///
@@ -116,8 +115,8 @@ impl MutexContendService {
         let name = format!("contend {}", inner.contender.mutex);
         inner.lifecycle.start(name, || {
             inner.snapshot.clear();
-            inner.inbox.messages.lock().clear();
-            let delivery = inner.listener.open(&inner.contender.mutex)?;
+            *inner.inbox.lock() = Some(VecDeque::new());
+            let delivery = inner.recipient.open(&inner.contender.mutex)?;
             let carrier = delivery.number();
             let worker = Worker {
                 runner: Runner::new(
@@ -188,14 +187,15 @@ impl MutexContendService {
         if inner.lifecycle.is_inside() {
             return Ok(());
         }
-        recv_timeout(&over, inner.stop_bound()).map_err(|_| {
-            Error::new(
+        recv_timeout(&over, inner.stop_bound()).map_err(|failed| match failed {
+            RecvTimeoutError::Disconnected => inner.not_started(),
+            RecvTimeoutError::Timeout => Error::new(
                 ErrorKind::Timeout,
                 format!(
                     "{}: still resigning; a callback or the backend hangs",
                     inner.contender.mutex
                 ),
-            )
+            ),
         })
     }
 
@@ -290,41 +290,6 @@ impl MutexContendService {
             .map_or(MutexState::NONE, |inner| inner.snapshot.state())
     }
 
-    /// Returns where the service is in its life.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        self.inner
-            .here()
-            .map_or(Status::Initial, |inner| inner.lifecycle.status())
-    }
-
-    /// Returns `true` if the status is `Starting` or `Running`.
-    #[must_use]
-    pub fn is_active(&self) -> bool {
-        self.status().is_active()
-    }
-
-    /// Returns `true` if the status is `Running`.
-    #[must_use]
-    pub fn running(&self) -> bool {
-        self.status() == Status::Running
-    }
-
-    /// Returns the trouble that the service has with its backend; `None` once that answers again, and
-    /// before anything was asked (see [`contact`](MutexContendService::contact)).
-    #[must_use]
-    pub fn last_error(&self) -> Option<Error> {
-        self.inner.here()?.snapshot.last_error()
-    }
-
-    /// Returns how the service gets on with its backend: it tells "not tried yet" from "fine".
-    #[must_use]
-    pub fn contact(&self) -> Contact {
-        self.inner
-            .here()
-            .map_or(Contact::Untried, |inner| inner.snapshot.contact())
-    }
-
     /// Returns what the service has done since it was built.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -358,25 +323,35 @@ impl Inner {
     }
 
     fn send(&self, message: Message) -> Result<()> {
-        let Some(unparker) = self.lifecycle.unparker() else {
-            return Err(Error::new(
-                ErrorKind::InvalidState,
-                format!("{}: the service is not started", self.contender.mutex),
-            ));
-        };
-        self.inbox.messages.lock().push_back(message);
+        let unparker = self.lifecycle.unparker();
+        let unparker = unparker.ok_or_else(|| self.not_started())?;
+        let mut inbox = self.inbox.lock();
+        inbox
+            .as_mut()
+            .ok_or_else(|| self.not_started())?
+            .push_back(message);
         unparker.message();
         Ok(())
+    }
+
+    fn not_started(&self) -> Error {
+        Error::new(
+            ErrorKind::InvalidState,
+            format!("{}: the service is not started", self.contender.mutex),
+        )
     }
 
     fn ask<T>(&self, by: Moment, message: impl FnOnce(Sender<Result<T>>) -> Message) -> Result<T> {
         let (answer, answered) = bounded(1);
         self.send(message(answer))?;
-        recv_timeout(&answered, by.remaining()).unwrap_or_else(|_| {
-            Err(Error::new(
-                ErrorKind::Timeout,
-                format!("{}: no answer in time", self.contender.mutex),
-            ))
+        recv_timeout(&answered, by.remaining()).unwrap_or_else(|failed| {
+            Err(match failed {
+                RecvTimeoutError::Disconnected => self.not_started(),
+                RecvTimeoutError::Timeout => Error::new(
+                    ErrorKind::Timeout,
+                    format!("{}: no answer in time", self.contender.mutex),
+                ),
+            })
         })
     }
 }
@@ -412,19 +387,19 @@ pub struct ContendBuilder {
     settings: Settings,
     initial_delay: Option<Duration>,
     lead_without_listener: bool,
-    listening: Listening,
+    delivery: DeliverySettings,
 }
 
 impl ContendBuilder {
     contender_setters!();
-    listening_setters!();
+    delivery_setters!();
 
     pub(crate) fn new(factory: Result<Arc<factory::Inner>>, mutex: Arc<str>) -> ContendBuilder {
         ContendBuilder {
             settings: Settings::new(factory, mutex),
             initial_delay: None,
             lead_without_listener: false,
-            listening: Listening::default(),
+            delivery: DeliverySettings::default(),
         }
     }
 
@@ -434,7 +409,7 @@ impl ContendBuilder {
     ) -> ContendBuilder {
         let mut builder =
             ContendBuilder::new(factory, contender.mutex().into()).id(contender.contender_id());
-        builder.listening.own = Some(Arc::new(move |event: &Event| contender.notify_owner(event)));
+        builder.delivery.own = Some(Arc::new(move |event: &Event| contender.notify_owner(event)));
         builder
     }
 
@@ -453,14 +428,14 @@ impl ContendBuilder {
 
     /// Calls `callback` when this contender became the owner.
     pub fn on_acquired(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
-        self.listening.on(EventKind::Acquired, callback);
+        self.delivery.on(EventKind::Acquired, callback);
         self
     }
 
     /// Calls `callback` when this contender ceased to be the owner. Nobody else begins before it
     /// returns, as long as the lease lasts.
     pub fn on_released(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
-        self.listening.on(EventKind::Released, callback);
+        self.delivery.on(EventKind::Released, callback);
         self
     }
 
@@ -470,18 +445,18 @@ impl ContendBuilder {
     /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id
     /// that this process contends under already, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexContendService> {
-        let listening = std::mem::take(&mut self.listening);
+        let listening = std::mem::take(&mut self.delivery);
         let failures = listening.failures;
         let executor = self.settings.factory.as_ref().ok();
         let executor = executor.and_then(|factory| factory.executor());
-        let listener = listening.callbacks(executor.as_ref())?;
-        self.finish(listener, failures)
+        let recipient = listening.callbacks(executor.as_ref())?;
+        self.finish(recipient, failures)
     }
 
     /// As [`build`](ContendBuilder::build), with callbacks that may block: on a thread of their own,
     /// whatever executor the factory has.
     pub(crate) fn build_blocking(mut self) -> Result<MutexContendService> {
-        let listening = std::mem::take(&mut self.listening);
+        let listening = std::mem::take(&mut self.delivery);
         let failures = listening.failures;
         self.finish(listening.callbacks(None)?, failures)
     }
@@ -492,13 +467,13 @@ impl ContendBuilder {
     /// # Errors
     /// As [`build`](ContendBuilder::build); and `InvalidInput` where callbacks were given too.
     pub fn channel(mut self) -> Result<(MutexContendService, Events)> {
-        let listening = std::mem::take(&mut self.listening);
+        let listening = std::mem::take(&mut self.delivery);
         let failures = listening.failures;
-        let (listener, events) = listening.channel()?;
-        Ok((self.finish(listener, failures)?, events))
+        let (recipient, events) = listening.channel()?;
+        Ok((self.finish(recipient, failures)?, events))
     }
 
-    fn finish(self, listener: Listener, failures: bool) -> Result<MutexContendService> {
+    fn finish(self, recipient: Recipient, failures: bool) -> Result<MutexContendService> {
         let Validated {
             factory,
             contender,
@@ -519,7 +494,7 @@ impl ContendBuilder {
             initial_delay,
             failures,
             lead_without_listener: self.lead_without_listener,
-            listener,
+            recipient,
             snapshot: Arc::default(),
             lifecycle: Lifecycle::new(),
             inbox: Arc::default(),
@@ -553,7 +528,7 @@ struct Worker {
 enum Leaving {
     No,
     /// Until the machine contends again; who waits for that.
-    ToRejoin(Sender<()>),
+    ToRejoin(Vec<Sender<()>>),
     ForGood,
 }
 
@@ -576,8 +551,11 @@ impl Worker {
                 Visit::Wait { until } => self.wait(parker, until),
                 Visit::Over => break,
             }
-            self.tell_trouble();
+            self.report_error();
         }
+        // Whoever waits for an answer is told at once that there will be none.
+        self.inbox.lock().take();
+        self.leaving = Leaving::ForGood;
         if self.runner.machine().has_traces() {
             // The backend hangs: whoever stops does not wait for it.
             let lease = self.runner.contender().lease;
@@ -599,13 +577,15 @@ impl Worker {
     fn read_messages(&mut self) {
         while let Some(message) = self.next_message() {
             match message {
-                Message::Resign { rest, done } => {
-                    if let Leaving::No = self.leaving {
+                Message::Resign { rest, done } => match &mut self.leaving {
+                    Leaving::No => {
                         self.wind_down();
                         self.runner.resign(rest);
-                        self.leaving = Leaving::ToRejoin(done);
+                        self.leaving = Leaving::ToRejoin(vec![done]);
                     }
-                }
+                    Leaving::ToRejoin(waiting) => waiting.push(done),
+                    Leaving::ForGood => {}
+                },
                 Message::LastRun { by, answer } => {
                     let by = self.within_belief(by);
                     let _ = answer.send(self.runner.last_run(by));
@@ -624,7 +604,7 @@ impl Worker {
     }
 
     fn next_message(&self) -> Option<Message> {
-        self.inbox.messages.lock().pop_front()
+        self.inbox.lock().as_mut()?.pop_front()
     }
 
     /// No call may outlast belief, nor a single call's budget.
@@ -661,10 +641,12 @@ impl Worker {
     }
 
     fn wait(&mut self, parker: &Parker, mut until: Moment) {
-        if let Leaving::ToRejoin(done) = &self.leaving
+        if let Leaving::ToRejoin(waiting) = &self.leaving
             && !self.runner.machine().is_leaving()
         {
-            let _ = done.send(());
+            for done in waiting {
+                let _ = done.send(());
+            }
             self.leaving = Leaving::No;
         }
         if self.delivery.is_behind() {
@@ -697,8 +679,8 @@ impl Worker {
         }
     }
 
-    fn tell_trouble(&mut self) {
-        if let Some(error) = self.runner.take_trouble()
+    fn report_error(&mut self) {
+        if let Some(error) = self.runner.take_error()
             && self.failures
         {
             let mutex = Arc::clone(&self.runner.contender().mutex);
@@ -711,7 +693,7 @@ impl Worker {
     /// Waits until callbacks have run for all that was delivered, up to the end of the lease. One that
     /// runs on keeps the lease from being released: what is left of it is its time to stop in.
     fn settle(&mut self) {
-        if let Some(gone_at) = self.runner.machine().gone_at()
+        if let Some(gone_at) = self.runner.machine().gone_at(Moment::now())
             && !self.delivery.settle(gone_at)
         {
             log::warn!(

@@ -46,7 +46,7 @@ pub type Executor = Arc<dyn Fn(Job) + Send + Sync>;
 pub(crate) type Target = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// How a service under construction will be listened to: what the builders have in common.
-pub(crate) struct Listening {
+pub(crate) struct DeliverySettings {
     pub(crate) capacity: usize,
     pub(crate) failures: bool,
     pub(crate) callbacks: Callbacks,
@@ -55,13 +55,13 @@ pub(crate) struct Listening {
     pub(crate) executor: Option<Executor>,
 }
 
-impl Listening {
+impl DeliverySettings {
     pub(crate) fn on(&mut self, kind: EventKind, callback: impl FnMut(&Event) + Send + 'static) {
         self.failures |= kind == EventKind::Failed;
         self.callbacks.on(kind, callback);
     }
 
-    pub(crate) fn callbacks(self, factory: Option<&Executor>) -> Result<Listener> {
+    pub(crate) fn callbacks(self, factory: Option<&Executor>) -> Result<Recipient> {
         let capacity = self.capacity()?;
         let target: Option<Target> = match (self.own, self.callbacks.into_target()) {
             (Some(own), Some(callbacks)) => Some(Arc::new(move |event: &Event| {
@@ -71,16 +71,16 @@ impl Listening {
             (own, callbacks) => own.or(callbacks),
         };
         Ok(match target {
-            Some(target) => Listener::Callbacks {
+            Some(target) => Recipient::Callbacks {
                 target,
                 executor: self.executor.or(factory.cloned()),
                 capacity,
             },
-            None => Listener::Nobody,
+            None => Recipient::Nobody,
         })
     }
 
-    pub(crate) fn channel(self) -> Result<(Listener, Events)> {
+    pub(crate) fn channel(self) -> Result<(Recipient, Events)> {
         if self.own.is_some() || !self.callbacks.is_empty() {
             return Err(Error::invalid(
                 "a service has either callbacks or a channel: give no callbacks, or call build()",
@@ -88,11 +88,11 @@ impl Listening {
         }
         let (queue, receiver) = EventQueue::new(self.capacity()?);
         let (events, audience) = Events::new(receiver);
-        let listener = Listener::Channel {
+        let recipient = Recipient::Channel {
             queue: Arc::new(Mutex::new(queue)),
             audience: Arc::new(audience),
         };
-        Ok((listener, events))
+        Ok((recipient, events))
     }
 
     fn capacity(&self) -> Result<usize> {
@@ -106,9 +106,9 @@ impl Listening {
     }
 }
 
-impl Default for Listening {
-    fn default() -> Listening {
-        Listening {
+impl Default for DeliverySettings {
+    fn default() -> DeliverySettings {
+        DeliverySettings {
             capacity: 256,
             failures: false,
             callbacks: Callbacks::default(),
@@ -118,9 +118,9 @@ impl Default for Listening {
     }
 }
 
-impl fmt::Debug for Listening {
+impl fmt::Debug for DeliverySettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listening")
+        f.debug_struct("DeliverySettings")
             .field("capacity", &self.capacity)
             .field("failures", &self.failures)
             .field("callbacks", &self.callbacks)
@@ -128,19 +128,19 @@ impl fmt::Debug for Listening {
     }
 }
 
-/// The setters of a builder whose field `listening` is a [`Listening`].
-macro_rules! listening_setters {
+/// The setters of a builder whose field `delivery` is a [`DeliverySettings`].
+macro_rules! delivery_setters {
     () => {
         /// Sets how many events wait for a receiver or callback that is slow. Defaults to 256; at least
         /// 2, at most 1048576.
         pub fn event_capacity(mut self, capacity: usize) -> Self {
-            self.listening.capacity = capacity;
+            self.delivery.capacity = capacity;
             self
         }
 
-        /// Sets whether trouble with the backend is an event too. Defaults to `false`.
+        /// Sets whether an error of the backend is an event too. Defaults to `false`.
         pub fn failures(mut self, failures: bool) -> Self {
-            self.listening.failures = failures;
+            self.delivery.failures = failures;
             self
         }
 
@@ -149,28 +149,28 @@ macro_rules! listening_setters {
             mut self,
             callback: impl FnMut(&$crate::Event) + Send + 'static,
         ) -> Self {
-            self.listening.on($crate::EventKind::OwnerChanged, callback);
+            self.delivery.on($crate::EventKind::OwnerChanged, callback);
             self
         }
 
-        /// Calls `callback` when the trouble with the backend changed.
+        /// Calls `callback` when the error of the backend changed.
         pub fn on_failure(mut self, callback: impl FnMut(&$crate::Event) + Send + 'static) -> Self {
-            self.listening.on($crate::EventKind::Failed, callback);
+            self.delivery.on($crate::EventKind::Failed, callback);
             self
         }
 
         /// Runs callbacks through `executor`. Defaults to the factory's, or else to a thread of their
         /// own.
         pub fn executor(mut self, executor: $crate::Executor) -> Self {
-            self.listening.executor = Some(executor);
+            self.delivery.executor = Some(executor);
             self
         }
     };
 }
-pub(crate) use listening_setters;
+pub(crate) use delivery_setters;
 
 /// Who listens to a service.
-pub(crate) enum Listener {
+pub(crate) enum Recipient {
     /// A receiver that the caller holds; it outlives restarts.
     Channel {
         queue: Arc<Mutex<EventQueue>>,
@@ -200,14 +200,14 @@ pub(crate) enum Delivery {
     Nobody,
 }
 
-impl Listener {
+impl Recipient {
     pub(crate) fn open(&self, mutex: &str) -> Result<Delivery> {
         Ok(match self {
-            Listener::Channel { queue, audience } => Delivery::Channel {
+            Recipient::Channel { queue, audience } => Delivery::Channel {
                 queue: Arc::clone(queue),
                 audience: Arc::clone(audience),
             },
-            Listener::Callbacks {
+            Recipient::Callbacks {
                 target,
                 executor,
                 capacity,
@@ -216,7 +216,7 @@ impl Listener {
                 let carrier = Carrier::start(mutex, events, Arc::clone(target), executor.clone())?;
                 Delivery::Callbacks { queue, carrier }
             }
-            Listener::Nobody => Delivery::Nobody,
+            Recipient::Nobody => Delivery::Nobody,
         })
     }
 }

@@ -35,6 +35,47 @@ impl Status {
     }
 }
 
+/// What can be asked of every service whose field `inner` has a `lifecycle` and a `snapshot`.
+macro_rules! service_getters {
+    () => {
+        /// Returns where the service is in its life.
+        #[must_use]
+        pub fn status(&self) -> $crate::Status {
+            self.inner
+                .here()
+                .map_or($crate::Status::Initial, |inner| inner.lifecycle.status())
+        }
+
+        /// Returns `true` if the status is `Starting` or `Running`.
+        #[must_use]
+        pub fn is_active(&self) -> bool {
+            self.status().is_active()
+        }
+
+        /// Returns `true` if the status is `Running`.
+        #[must_use]
+        pub fn running(&self) -> bool {
+            self.status() == $crate::Status::Running
+        }
+
+        /// Returns the error that keeps the service from its backend; `None` once that answers again, and
+        /// before anything was asked (see [`contact`](Self::contact)).
+        #[must_use]
+        pub fn last_error(&self) -> Option<$crate::Error> {
+            self.inner.here()?.snapshot.last_error()
+        }
+
+        /// Returns how the service gets on with its backend: it tells "not tried yet" from "fine".
+        #[must_use]
+        pub fn contact(&self) -> $crate::Contact {
+            self.inner
+                .here()
+                .map_or($crate::Contact::Untried, |inner| inner.snapshot.contact())
+        }
+    };
+}
+pub(crate) use service_getters;
+
 pub(crate) struct Lifecycle {
     stage: Arc<Stage>,
     thread: Mutex<Option<Thread>>,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::callbacks::MutexRetriever;
-use super::delivery::{CATCH_UP, Delivery, Listener, Listening, listening_setters};
-use super::lifecycle::{Lifecycle, Status};
+use super::delivery::{CATCH_UP, Delivery, DeliverySettings, Recipient, delivery_setters};
+use super::lifecycle::{Lifecycle, service_getters};
 use crate::backend::RawObserver;
 use crate::clock::{self, Moment};
 use crate::error::{Error, ErrorKind, Result};
@@ -19,7 +19,7 @@ use crate::machine::observation::{Look, Observation};
 use crate::name::check_mutex;
 use crate::owner::MutexState;
 use crate::parker::{Parker, Unparked, Unparker};
-use crate::snapshot::{Contact, Snapshot, Trouble};
+use crate::snapshot::{ErrorChange, Snapshot};
 use crate::thread::Local;
 
 /// Follows who owns a mutex. It converges on the present owner, and may skip owners in between.
@@ -53,12 +53,14 @@ struct Inner {
     factory: Arc<factory::Inner>,
     mutex: Arc<str>,
     failures: bool,
-    listener: Listener,
+    recipient: Recipient,
     snapshot: Arc<Snapshot>,
     lifecycle: Lifecycle,
 }
 
 impl MutexRetrievalService {
+    service_getters!();
+
     /// Starts to look. Returns at once.
     ///
     /// # Errors
@@ -69,7 +71,7 @@ impl MutexRetrievalService {
         let name = format!("observe {}", inner.mutex);
         inner.lifecycle.start(name, || {
             inner.snapshot.clear();
-            let delivery = inner.listener.open(&inner.mutex)?;
+            let delivery = inner.recipient.open(&inner.mutex)?;
             let carrier = delivery.number();
             let lease = inner.factory.lease;
             let worker = Worker {
@@ -107,41 +109,6 @@ impl MutexRetrievalService {
         self.inner
             .here()
             .map_or(MutexState::NONE, |inner| inner.snapshot.state())
-    }
-
-    /// Returns where the service is in its life.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        self.inner
-            .here()
-            .map_or(Status::Initial, |inner| inner.lifecycle.status())
-    }
-
-    /// Returns `true` if the status is `Starting` or `Running`.
-    #[must_use]
-    pub fn is_active(&self) -> bool {
-        self.status().is_active()
-    }
-
-    /// Returns `true` if the status is `Running`.
-    #[must_use]
-    pub fn running(&self) -> bool {
-        self.status() == Status::Running
-    }
-
-    /// Returns the trouble that the service has with its backend; `None` once that answers again, and
-    /// before anything was asked.
-    #[must_use]
-    pub fn last_error(&self) -> Option<Error> {
-        self.inner.here()?.snapshot.last_error()
-    }
-
-    /// Returns how the service gets on with its backend: it tells "not tried yet" from "fine".
-    #[must_use]
-    pub fn contact(&self) -> Contact {
-        self.inner
-            .here()
-            .map_or(Contact::Untried, |inner| inner.snapshot.contact())
     }
 }
 
@@ -187,17 +154,17 @@ impl fmt::Debug for MutexRetrievalService {
 pub struct ObserveBuilder {
     factory: Result<Arc<factory::Inner>>,
     mutex: Arc<str>,
-    listening: Listening,
+    delivery: DeliverySettings,
 }
 
 impl ObserveBuilder {
-    listening_setters!();
+    delivery_setters!();
 
     pub(crate) fn new(factory: Result<Arc<factory::Inner>>, mutex: Arc<str>) -> ObserveBuilder {
         ObserveBuilder {
             factory,
             mutex,
-            listening: Listening::default(),
+            delivery: DeliverySettings::default(),
         }
     }
 
@@ -206,7 +173,7 @@ impl ObserveBuilder {
         retriever: impl MutexRetriever + 'static,
     ) -> ObserveBuilder {
         let mut builder = ObserveBuilder::new(factory, retriever.mutex().into());
-        builder.listening.own = Some(Arc::new(move |event: &Event| retriever.notify_owner(event)));
+        builder.delivery.own = Some(Arc::new(move |event: &Event| retriever.notify_owner(event)));
         builder
     }
 
@@ -215,12 +182,12 @@ impl ObserveBuilder {
     /// # Errors
     /// `InvalidInput` for a name that is not allowed, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexRetrievalService> {
-        let listening = std::mem::take(&mut self.listening);
+        let listening = std::mem::take(&mut self.delivery);
         let failures = listening.failures;
         let executor = self.factory.as_ref().ok();
         let executor = executor.and_then(|factory| factory.executor());
-        let listener = listening.callbacks(executor.as_ref())?;
-        self.finish(listener, failures)
+        let recipient = listening.callbacks(executor.as_ref())?;
+        self.finish(recipient, failures)
     }
 
     /// Builds the service, and returns the receiver of its events; usable in crossbeam's `select!`. The
@@ -229,13 +196,13 @@ impl ObserveBuilder {
     /// # Errors
     /// As [`build`](ObserveBuilder::build); and `InvalidInput` where callbacks were given too.
     pub fn channel(mut self) -> Result<(MutexRetrievalService, Events)> {
-        let listening = std::mem::take(&mut self.listening);
+        let listening = std::mem::take(&mut self.delivery);
         let failures = listening.failures;
-        let (listener, events) = listening.channel()?;
-        Ok((self.finish(listener, failures)?, events))
+        let (recipient, events) = listening.channel()?;
+        Ok((self.finish(recipient, failures)?, events))
     }
 
-    fn finish(self, listener: Listener, failures: bool) -> Result<MutexRetrievalService> {
+    fn finish(self, recipient: Recipient, failures: bool) -> Result<MutexRetrievalService> {
         let factory = self.factory?;
         check_mutex(&self.mutex)?;
         // What this backend cannot keep is refused now, not at the start.
@@ -244,7 +211,7 @@ impl ObserveBuilder {
             factory,
             mutex: self.mutex,
             failures,
-            listener,
+            recipient,
             snapshot: Arc::default(),
             lifecycle: Lifecycle::new(),
         });
@@ -298,18 +265,18 @@ impl Worker {
             let half = by - by.remaining() / 2;
             let listening = self.guarded(|raw| raw.listen(unparker, half));
             self.listening = listening.is_ok();
-            let trouble = self.snapshot.note_listen(listening.as_ref().copied());
-            self.report(trouble, listening.err());
+            let change = self.snapshot.note_listen(listening.as_ref().copied());
+            self.report(change, listening.err());
         }
         let view = self.guarded(|raw| raw.observe(by));
-        let trouble = self.snapshot.note_call(view.as_ref().map(|_| true));
+        let change = self.snapshot.note_call(view.as_ref().map(|_| true));
         let mut view = match view {
             Ok(view) => {
-                self.report(trouble, None);
+                self.report(change, None);
                 Some(view)
             }
             Err(error) => {
-                self.report(trouble, Some(error));
+                self.report(change, Some(error));
                 None
             }
         };
@@ -331,10 +298,10 @@ impl Worker {
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Panicked, "the backend panicked")))
     }
 
-    fn report(&mut self, trouble: Trouble, error: Option<Error>) {
+    fn report(&mut self, change: ErrorChange, error: Option<Error>) {
         let mutex = &self.mutex;
-        match (trouble, error) {
-            (Trouble::New, Some(error)) => {
+        match (change, error) {
+            (ErrorChange::New, Some(error)) => {
                 log::warn!("{mutex}: observer: {error}; trying again");
                 if self.failures {
                     let mut event = Event::new(EventKind::Failed, mutex, self.snapshot.state());
@@ -342,7 +309,7 @@ impl Worker {
                     self.delivery.deliver(event);
                 }
             }
-            (Trouble::Over, _) => log::info!("{mutex}: observer: the backend answers again"),
+            (ErrorChange::Over, _) => log::info!("{mutex}: observer: the backend answers again"),
             _ => {}
         }
     }

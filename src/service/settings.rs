@@ -66,9 +66,10 @@ impl Settings {
             lease,
             purpose,
         };
-        // What this backend cannot keep is refused now, not at the first attempt.
-        factory.backend.contender(&contender)?;
         let live = LiveId::new(factory.backend.realm(), &contender.mutex, &contender.id)?;
+        // What this backend cannot keep is refused now, not at the first attempt. Not before the id is
+        // ours: dropping a contender withdraws it, and that must not be the one that lives.
+        factory.backend.contender(&contender)?;
         Ok(Validated {
             factory,
             contender,

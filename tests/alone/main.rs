@@ -18,3 +18,4 @@ mod mysql_threads;
 #[cfg(feature = "redis")]
 mod redis_threads;
 mod scale;
+mod waits;

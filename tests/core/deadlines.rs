@@ -338,3 +338,83 @@ fn a_clean_up_does_not_touch_a_later_run_of_the_same_service() {
         }
     });
 }
+
+/// Each guard took a second of its own to be dropped.
+#[test]
+fn many_guards_are_dropped_within_the_time_of_one_where_calls_hang() {
+    within(HANG, || {
+        let memory = factory(60_000, 1_000);
+        let (factory, hung) = hanging(&memory);
+        let names: Vec<String> = (0..8).map(|number| format!("m-{number}")).collect();
+        let guard = factory.lock_all(&names).lock().unwrap();
+        hung.store(true, Ordering::SeqCst);
+        let began = Instant::now();
+        drop(guard);
+        assert!(began.elapsed() < ms(1_000) + SLACK, "{:?}", began.elapsed());
+        hung.store(false, Ordering::SeqCst);
+        wait_until(PATIENCE, "the background has released all", || {
+            memory.list().unwrap().is_empty()
+        });
+
+        // One of them cannot be had, and the rest cannot be given back.
+        let last = memory.locker("m-7").build().unwrap().lock().unwrap();
+        let hangs = Arc::clone(&hung);
+        let factory = hooked::around(&memory, move |when, call, _, by| {
+            if when == When::Before && call == Call::Release && hangs.load(Ordering::SeqCst) {
+                thread::sleep(by.remaining());
+                return Err(silent());
+            }
+            Ok(())
+        });
+        hung.store(true, Ordering::SeqCst);
+        let began = Instant::now();
+        let error = elsewhere(|| factory.lock_all(&names).try_lock_for(ms(300)).map(drop));
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Held);
+        assert!(began.elapsed() < ms(500) + SLACK, "{:?}", began.elapsed());
+        hung.store(false, Ordering::SeqCst);
+        drop(last);
+        wait_until(PATIENCE, "the background has released all", || {
+            memory.list().unwrap().is_empty()
+        });
+    });
+}
+
+/// A callback for another owner that ran on was taken for one that winds down: what the attempt had left stayed
+/// for a whole lease.
+#[test]
+fn a_stop_cleans_up_after_an_attempt_without_an_answer_while_a_callback_runs() {
+    within(HANG, || {
+        let memory = factory(4_000, 60_000);
+        let lost = Arc::new(AtomicBool::new(true));
+        let is_lost = Arc::clone(&lost);
+        let granted = Arc::new(AtomicBool::new(false));
+        let is_granted = Arc::clone(&granted);
+        let owners = memory.clone();
+        let factory = hooked::around(&memory, move |when, call, _, _| {
+            let acquires = when == When::After && matches!(call, Call::Acquire(_));
+            if acquires && is_lost.load(Ordering::SeqCst) && owners.owner("m")?.is_owner("a") {
+                is_granted.store(true, Ordering::SeqCst);
+                return Err(silent());
+            }
+            Ok(())
+        });
+        let guard = memory.locker("m").build().unwrap().lock().unwrap();
+        let (begun, hears) = crossbeam_channel::bounded(8);
+        let builder = factory.contend("m").id("a").on_owner_changed(move |_| {
+            let _ = begun.send(());
+            thread::sleep(ms(2_000));
+        });
+        let service = builder.build().unwrap();
+        service.start().unwrap();
+        hears.recv_timeout(PATIENCE).unwrap();
+        drop(guard);
+        wait_until(PATIENCE, "it owns without knowing", || {
+            granted.load(Ordering::SeqCst)
+        });
+        lost.store(false, Ordering::SeqCst);
+        service.stop().unwrap();
+        wait_until(ms(20_000), "nothing is left", || {
+            memory.list().unwrap().is_empty()
+        });
+    });
+}

@@ -1,7 +1,8 @@
 //! Who contends: one id is one contender, a leader that nobody hears steps down, one that resigns
 //! rejoins.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::as_another_process;
 use crate::conformance::{HANG, PATIENCE, elsewhere, name, next, started, wait_for_owner};
@@ -113,5 +114,67 @@ fn whoever_resigns_is_released_first_and_rejoins_the_end_of_the_queue() {
         a.stop().unwrap();
         b.stop().unwrap();
         assert_eq!(a.resign().unwrap_err().kind(), ErrorKind::InvalidState);
+    });
+}
+
+/// Building it made a contender of the backend and dropped it, which took the live one's place away.
+#[test]
+fn a_refused_double_does_not_cost_the_live_one_its_place() {
+    within(HANG, || {
+        let factory = factory();
+        let _guard = factory.locker("m").build().unwrap().lock().unwrap();
+        let (waits, _events) = started(&factory, "m", "a");
+        let places = || factory.participants("m").unwrap().len();
+        wait_until(PATIENCE, "it waits", || places() == 1);
+        let double = factory.contend("m").id("a").build().map(drop);
+        assert_eq!(double.unwrap_err().kind(), ErrorKind::DuplicateContender);
+        assert_eq!(places(), 1);
+        drop(waits);
+        assert_eq!(places(), 0);
+    });
+}
+
+/// The second call was told at once that the first still hangs, and one that a stop overtook waited for as long
+/// as a stop may take.
+#[test]
+fn whoever_resigns_beside_another_or_beside_a_stop_is_told_the_truth() {
+    within(HANG, || {
+        let factory = factory();
+        let (service, events) = {
+            let (told, events) = crossbeam_channel::unbounded();
+            let also = told.clone();
+            let service = factory
+                .contend("m")
+                .on_acquired(move |_| told.send(EventKind::Acquired).unwrap())
+                .on_released(move |_| {
+                    also.send(EventKind::Released).unwrap();
+                    thread::sleep(Duration::from_millis(300));
+                })
+                .build()
+                .unwrap();
+            (service, events)
+        };
+        service.start().unwrap();
+        let told = |kind| assert_eq!(events.recv_timeout(PATIENCE).unwrap(), kind);
+        told(EventKind::Acquired);
+        thread::scope(|scope| {
+            let both = [(); 2].map(|()| scope.spawn(|| service.resign()));
+            for resigns in both {
+                resigns.join().unwrap().unwrap();
+            }
+        });
+        told(EventKind::Released);
+        told(EventKind::Acquired);
+        let began = Instant::now();
+        thread::scope(|scope| {
+            let resigns = scope.spawn(|| service.resign_for(Duration::from_secs(60)));
+            told(EventKind::Released);
+            service.stop().unwrap();
+            if let Err(error) = resigns.join().unwrap() {
+                assert_eq!(error.kind(), ErrorKind::InvalidState, "{error}");
+            }
+        });
+        // The bound of a stop is 6 s with this lease.
+        assert!(began.elapsed() < Duration::from_secs(5));
     });
 }

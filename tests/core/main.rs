@@ -6,6 +6,7 @@
 #[macro_use]
 #[path = "../conformance/mod.rs"]
 mod conformance;
+mod belief;
 mod deadlines;
 mod health;
 mod identity;
@@ -13,6 +14,4 @@ mod locker;
 mod probe;
 mod scheduler;
 mod service;
-#[path = "../tool/mod.rs"]
-mod tool;
 mod wall_clock;

@@ -1,12 +1,19 @@
 //! Rule 1: a step of the wall clock changes neither ownership nor events.
 
-use crate::tool;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use contend::{EventKind, Lease};
+
+/// Set in the process whose wall clock is stepped.
+const STEPPED: &str = "CONTEND_TEST_WALL_CLOCK";
+
+/// How long each leads: two ttls and more.
+const LEADS: Duration = Duration::from_millis(2_500);
 
 /// The library that shows a process another wall clock, and the real monotonic one.
 fn libfaketime() -> PathBuf {
@@ -19,32 +26,60 @@ fn libfaketime() -> PathBuf {
     )
 }
 
-fn number(line: &str, key: &str) -> Option<u64> {
-    let rest = line.split_once(&format!("\"{key}\":"))?.1;
-    rest.split([',', '}']).next()?.parse().ok()
+/// Two contenders lead three times in turn, and say so: the event, its fence and the wall clock.
+fn elect() {
+    let lease = Lease::new(Duration::from_secs(1), Duration::from_secs(1)).unwrap();
+    let factory = contend::memory::factory("wall-clock", lease);
+    let leads = |id: &str| {
+        let (service, events) = factory.contend("m").id(id).channel().unwrap();
+        service.start().unwrap();
+        (service, events)
+    };
+    let both = [leads("a"), leads("b")];
+    for (service, events) in both.iter().cycle().take(3) {
+        for kind in [EventKind::Acquired, EventKind::Released] {
+            let event = events
+                .iter()
+                .find(|event| event.kind != EventKind::OwnerChanged);
+            let event = event.unwrap();
+            assert_eq!(event.kind, kind);
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            println!(
+                "event {kind} {} {}",
+                event.fence().unwrap(),
+                now.as_millis()
+            );
+            if kind == EventKind::Acquired {
+                thread::sleep(LEADS);
+                assert!(
+                    service.is_owner() && events.is_empty(),
+                    "in spite of the step"
+                );
+                service.resign().unwrap();
+            }
+        }
+    }
 }
 
 #[test]
 fn a_wall_clock_stepped_by_an_hour_changes_neither_ownership_nor_events() {
-    let contend = tool::path();
+    if std::env::var_os(STEPPED).is_some() {
+        return elect();
+    }
     let library = libfaketime();
     testbed::within(Duration::from_secs(100), || {
         let folder = testbed::TempDir::new();
         let clock = folder.path().join("clock");
         fs::write(&clock, "+0").unwrap();
-        let mut child = Command::new(contend)
-            .args([
-                "elect",
-                "--json",
-                "--contenders",
-                "2",
-                "--ttl",
-                "2s",
-                "--transition",
-                "1s",
-            ])
-            .args(["--lead", "5s", "--for", "15s"])
-            .env_remove("CONTEND_URL")
+        let (_, test) = concat!(
+            module_path!(),
+            "::a_wall_clock_stepped_by_an_hour_changes_neither_ownership_nor_events"
+        )
+        .split_once("::")
+        .unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(STEPPED, "1")
             .env("LD_PRELOAD", library)
             .env("FAKETIME_TIMESTAMP_FILE", &clock)
             .env("FAKETIME_NO_CACHE", "1")
@@ -52,56 +87,44 @@ fn a_wall_clock_stepped_by_an_hour_changes_neither_ownership_nor_events() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = Vec::new();
+        let mut events: Vec<(String, u64, i64)> = Vec::new();
         let mut acquired = 0;
         for line in BufReader::new(child.stdout.take().unwrap()).lines() {
             let line = line.unwrap();
-            if line.contains("\"acquired\"") {
+            let Some((_, event)) = line.split_once("event ") else {
+                continue;
+            };
+            let words: Vec<&str> = event.split(' ').collect();
+            if words[0] == "acquired" {
                 // In the middle of every ownership: forward, back beyond the start, and to the truth.
-                let offset = ["+3600", "-3600", "+0"][acquired % 3];
-                fs::write(&clock, offset).unwrap();
+                fs::write(&clock, ["+3600", "-3600", "+0"][acquired % 3]).unwrap();
                 acquired += 1;
             }
-            lines.push(line);
+            let number = |word: &str| word.parse::<i64>().unwrap();
+            events.push((
+                words[0].to_owned(),
+                number(words[1]) as u64,
+                number(words[2]),
+            ));
         }
-        assert!(child.wait().unwrap().success());
+        assert!(child.wait().unwrap().success(), "{events:#?}");
 
-        let stamps: Vec<u64> = lines
-            .iter()
-            .filter_map(|line| number(line, "at_ms"))
-            .collect();
-        let steps = stamps
-            .windows(2)
-            .map(|pair| pair[1] as i64 - pair[0] as i64);
+        let steps = events.windows(2).map(|pair| pair[1].2 - pair[0].2);
         let (forward, back) = steps.fold((0, 0), |(up, down), step| (up.max(step), down.min(step)));
         assert!(
             forward > 3_000_000 && back < -6_000_000,
-            "the clock was not stepped: {lines:#?}"
+            "the clock was not stepped: {events:#?}"
         );
-
-        let ownership: Vec<(&str, Option<u64>)> = lines
-            .iter()
-            .filter_map(|line| {
-                let event = ["acquired", "released"]
-                    .into_iter()
-                    .find(|event| line.contains(event))?;
-                Some((event, number(line, "fence")))
-            })
-            .collect();
-        // Three turns of five seconds, each longer than two ttls, and none cut short.
-        assert!(matches!(ownership.len(), 6 | 8), "{lines:#?}");
-        let mut last = None;
-        for pair in ownership.chunks(2) {
-            assert_eq!(
-                (pair[0].0, pair[1].0),
-                ("acquired", "released"),
-                "{lines:#?}"
-            );
+        assert_eq!(events.len(), 6, "{events:#?}");
+        let mut last = 0;
+        for pair in events.chunks(2) {
+            let kinds = (&*pair[0].0, &*pair[1].0);
+            assert_eq!(kinds, ("acquired", "released"), "{events:#?}");
             assert_eq!(
                 pair[0].1, pair[1].1,
                 "a fence is fixed during one ownership"
             );
-            assert!(pair[0].1 > last, "fences grow: {lines:#?}");
+            assert!(pair[0].1 > last, "fences grow: {events:#?}");
             last = pair[0].1;
         }
     });

@@ -1,89 +1,135 @@
-//! The rules, held against everything that happens. The monitor sees true time, every process and the
-//! backend at once; it uses nothing that the machine says about itself but its belief and its news.
+//! Holds the rules against everything that happens. It sees true time, the backend, every call, and of
+//! the library only what its users see: fences, validity, events, and how long calls take.
 
-use contend::Moment;
-use contend::machine::contention::{Change, Contention, Step};
+use std::collections::VecDeque;
+use std::time::Duration;
 
-use crate::clock::True;
-use crate::model::{Ask, Held, Id};
-use crate::rules::{
-    ALTERNATE, BUDGET, FENCE, GIVE_BACK, LATE, LIVE, OUTLIVES, OVERDUE, REVIVE, SHORTEN,
-    TELL_FIRST, TOUCH, TRACE, TWO, WIND_DOWN,
-};
-use crate::world::World;
+use contend::{Cancel, Lease, LossReason, Moment, VirtualTime, enter_virtual_time};
 
-#[derive(Clone, Copy, Debug)]
-pub struct Belief {
-    pub fence: u64,
-    pub until: Moment,
-    /// The first true time at which it holds no more.
-    pub end: True,
-    /// Counted already as exempt.
-    counted: bool,
-}
+use crate::clock::{MS, True, nanos};
+use crate::model::{Answer, Ask, Held, Id};
+use crate::process::{Front, Role};
+use crate::rules::*;
+use crate::world::{Order, World};
 
+// Read through `Debug`, in the message of a failed test.
+#[allow(dead_code)]
 #[derive(Debug)]
 pub struct Violation {
     pub rule: &'static str,
     pub what: String,
 }
 
-/// What the monitor knows of the mutex as a whole.
+#[derive(Default)]
 pub struct Monitor {
-    /// The only rule to hold, to see how far a bug gets that others would have stopped.
-    only: Option<&'static str>,
+    pub violation: Option<Violation>,
     highest_grant: u64,
-    highest_announced: u64,
+    highest_gained: u64,
     /// The highest fence that the backend has forgotten.
     forgotten: u64,
-    pub violation: Option<Violation>,
+    /// The fence that was granted last, and when.
+    granted: (u64, True),
 }
 
-impl Monitor {
-    pub fn new(only: Option<&'static str>) -> Monitor {
-        Monitor {
-            only,
-            highest_grant: 0,
-            highest_announced: 0,
-            forgotten: 0,
-            violation: None,
+/// What is known of a process.
+pub struct Notes {
+    pub orders: VecDeque<Order>,
+    pub cancel: Option<Cancel>,
+    pub cancelled_at: Option<True>,
+    pub started: bool,
+    pub ended: bool,
+    pub paused_until: True,
+    pub pauses: u64,
+    /// It has callbacks.
+    pub listens: bool,
+    /// The fence gained last, until its loss is announced.
+    pub announced: Option<u64>,
+    last_gained: u64,
+    belief: Option<(u64, True)>,
+    /// The highest fence of a belief that has ended.
+    spent: u64,
+    /// Until when an answer lets it believe, and in what.
+    counted: Option<(u64, Moment)>,
+    /// The callback for Acquired has begun, that for Released has not ended.
+    open: Option<u64>,
+    /// The end of the transition of the last belief.
+    winding_until: Moment,
+    /// The fence of the last renewal, and the earliest moment of the next.
+    renewed: Option<(u64, Moment)>,
+    /// When belief had ended at the latest.
+    due: True,
+    /// An owner was woken then, and has not asked since.
+    woken_at: Option<True>,
+    /// What must be left of the transition when belief ends, whatever the clocks do.
+    wind_down: u64,
+}
+
+impl Notes {
+    pub fn new(lease: Lease) -> Notes {
+        let allowance = lease.total() / 100 + Duration::from_millis(5);
+        Notes {
+            orders: VecDeque::new(),
+            cancel: None,
+            cancelled_at: None,
+            started: false,
+            ended: false,
+            paused_until: 0,
+            pauses: 0,
+            listens: false,
+            announced: None,
+            last_gained: 0,
+            belief: None,
+            spent: 0,
+            counted: None,
+            open: None,
+            winding_until: Moment::from_origin(Duration::ZERO),
+            renewed: None,
+            due: 0,
+            woken_at: None,
+            wind_down: nanos(lease.transition().saturating_sub(allowance)),
+        }
+    }
+
+    pub fn crash(&mut self) {
+        self.paused_until = 0;
+        self.belief = None;
+        self.announced = None;
+    }
+
+    pub fn woken(&mut self, now: True) {
+        if self.announced.is_some() {
+            self.woken_at.get_or_insert(now);
         }
     }
 }
 
 impl World {
     pub fn violate(&mut self, rule: &'static str, what: String) {
-        if self.monitor.only.is_some_and(|only| only != rule) {
+        if self.monitor.violation.is_some() {
             return;
         }
         self.trace(|_| format!("VIOLATION: {rule}: {what}"));
-        self.monitor
-            .violation
-            .get_or_insert(Violation { rule, what });
+        self.monitor.violation = Some(Violation { rule, what });
     }
 
-    /// After every event.
+    /// Before time goes on.
     pub fn check(&mut self) {
         let mut believer = None;
-        for p in 0..self.processes.len() {
-            let process = &mut self.processes[p];
-            if process.announced.is_some() {
-                let end = process.belief.map_or(process.due, |belief| belief.end);
-                if self.now > end.max(process.paused_until) {
-                    let what = format!("P{p} was due at {end} and says nothing");
-                    self.violate(OVERDUE, what);
-                }
+        for p in 1..self.processes.len() {
+            let process = &self.processes[p];
+            if process.is_crashed() || process.role == Role::Observer {
+                continue;
             }
-            let process = &mut self.processes[p];
-            let Some(belief) = &mut process.belief else {
+            let before =
+                enter_virtual_time(Some(self.process(p) as std::sync::Arc<dyn VirtualTime>));
+            let belief = process.belief();
+            enter_virtual_time(before);
+            self.check_belief(p, belief);
+            let Some((fence, _)) = belief else {
                 continue;
             };
-            if belief.end <= self.now {
-                continue;
-            }
-            if belief.fence <= self.monitor.forgotten {
-                let counted = std::mem::replace(&mut belief.counted, true);
-                self.tally.exempt_beliefs += u64::from(!counted);
+            if fence <= self.monitor.forgotten {
+                self.tally.exempt += 1;
                 continue;
             }
             if let Some(other) = believer.replace(p) {
@@ -96,288 +142,319 @@ impl World {
         }
     }
 
+    fn check_belief(&mut self, p: usize, belief: Option<(u64, Duration)>) {
+        let now = self.now;
+        let process = self.process(p);
+        let (clock, lease) = (process.clock(), process.lease);
+        let local = clock.moment(now);
+        let old = self.notes[p].belief;
+        let new = belief.map(|(fence, left)| (fence, clock.reaches_moment(local + left)));
+        let notes = &mut self.notes[p];
+        notes.belief = new;
+        if let Some((fence, left)) = belief {
+            let until = local + left;
+            notes.winding_until = notes.winding_until.max(until + lease.transition());
+            let counted = notes.counted;
+            if left.is_zero() || counted.is_none_or(|(its, end)| its != fence || end < until) {
+                let what =
+                    format!("P{p} believes {fence} for {left:?} at {local:?}, counted {counted:?}");
+                return self.violate(COUNTED, what);
+            }
+            let passed = old.is_some_and(|(its, end)| its == fence && end < now);
+            if fence <= notes.spent || passed {
+                let what = format!("P{p} believes {fence} after {} or {old:?}", notes.spent);
+                return self.violate(REVIVE, what);
+            }
+        }
+        if let Some((fence, end)) = old
+            && new.is_none_or(|(its, _)| its != fence)
+        {
+            notes.spent = notes.spent.max(fence);
+            // Kept for the look at what is overdue.
+            if new.is_none() && notes.announced == Some(fence) {
+                notes.due = end.min(now);
+            }
+        }
+        if process.role == Role::Service
+            && let Some(fence) = notes.announced
+            && belief.is_none()
+            && now > notes.due.max(notes.paused_until)
+        {
+            let what = format!(
+                "P{p}'s {fence} was due at {} and it says nothing",
+                notes.due
+            );
+            self.violate(OVERDUE, what);
+        }
+        let notes = &self.notes[p];
+        if let Some(woken_at) = notes.woken_at
+            && process.role == Role::Service
+            && notes.announced.is_some()
+        {
+            // The call under way, the shortest pause, and one more call.
+            let patience = 2 * nanos(lease.call_budget()) + nanos(lease.ttl()) / 32;
+            if now > woken_at.max(notes.paused_until) + patience * 102 / 100 {
+                let what = format!("P{p} was woken at {woken_at} and has not looked");
+                self.violate(LOOK, what);
+            }
+        }
+    }
+
     /// The lease behind a belief that holds.
     fn check_lease(&mut self, p: usize) {
-        let process = &self.processes[p];
-        let (Some(belief), held) = (process.belief, self.model.lease) else {
+        let (Some((fence, end)), held) = (self.notes[p].belief, self.model.lease) else {
             return;
         };
-        let ours = |held: &Held| held.id == process.id && held.fence >= belief.fence;
+        let id = self.processes[p].id;
+        let ours = |held: &Held| held.id == id && held.fence >= fence;
         let Some(free_at) = held.filter(ours).map(|held| self.model.free_at(&held)) else {
-            let what = format!("P{p} has {belief:?}, the backend {held:?}");
-            return self.violate(OUTLIVES, what);
+            return self.violate(
+                OUTLIVES,
+                format!("P{p} believes {fence}, the backend has {held:?}"),
+            );
         };
         let server = self.model.clock;
-        if free_at < belief.end {
-            let what = format!("P{p} has {belief:?}, the backend {held:?} until {free_at}");
+        let what =
+            format!("P{p} believes {fence} until {end}, the backend {held:?} until {free_at}");
+        if free_at < end {
             self.violate(OUTLIVES, what);
-        } else if server.shows(belief.end) + process.wind_down > server.shows(free_at) {
-            let what = format!("P{p} has {belief:?}, the backend {held:?} until {free_at}");
+        } else if server.shows(end) + self.notes[p].wind_down > server.shows(free_at) {
             self.violate(WIND_DOWN, what);
         }
     }
 
-    /// The machine of `p` decided.
-    pub fn note_step(&mut self, p: usize, step: &Step, now: Moment) {
-        let process = &self.processes[p];
-        let (Step::Acquire { by, .. }
-        | Step::Renew { by, .. }
-        | Step::Release { by, .. }
-        | Step::Withdraw { by }) = *step
-        else {
-            return;
-        };
-        if let Some(fence) = process.untold
-            && !matches!(*step, Step::Release { fence: released, .. } if released == fence)
-            && !process.stop_asked
-        {
-            let what = format!("P{p} was granted {fence}, and now: {step:?}");
-            self.violate(GIVE_BACK, what);
+    /// A call is about to be made.
+    pub fn note_call(
+        &mut self,
+        p: usize,
+        ask: Ask,
+        begun: Moment,
+        by: Moment,
+        belief: Option<(u64, Duration)>,
+    ) {
+        let lease = self.processes[p].lease;
+        let notes = &mut self.notes[p];
+        let until = belief.map_or(Moment::FAR, |(_, left)| begun + left);
+        if by > begun + lease.call_budget() || by > until {
+            return self.violate(
+                BUDGET,
+                format!("P{p} at {begun:?}: {ask:?} by {by:?}, believes until {until:?}"),
+            );
         }
-        let process = &mut self.processes[p];
-        process.untold = None;
-        if matches!(step, Step::Acquire { .. }) && process.woken_at == Some(self.now) {
-            self.tally.woken += 1;
-        }
-        let deadline = process.belief.map_or(Moment::FAR, |belief| belief.until);
-        if by > deadline || by > now + process.lease.call_budget() {
-            self.violate(BUDGET, format!("P{p} at {now:?}: {step:?}"));
+        match ask {
+            Ask::Renew(fence) => {
+                notes.woken_at = None;
+                if let Some((its, earliest)) = notes.renewed
+                    && its == fence
+                    && begun < earliest
+                {
+                    let what = format!("P{p} renews {fence} at {begun:?}, before {earliest:?}");
+                    self.violate(SPACING, what);
+                }
+            }
+            Ask::Release(fence) => {
+                self.tally.releases += 1;
+                let believes = belief.is_some();
+                let tells = notes.listens && notes.open.is_some() && begun < notes.winding_until;
+                if notes.announced.is_some() || believes || tells {
+                    let what = format!(
+                        "P{p} releases {fence}, announced {:?}, callback of {:?} not over",
+                        notes.announced, notes.open
+                    );
+                    self.violate(TELL_FIRST, what);
+                }
+            }
+            _ => {}
         }
     }
 
-    /// After every word with the machine of `p`.
-    pub fn note_belief(&mut self, p: usize) {
-        let now = self.now;
-        let process = &mut self.processes[p];
-        let belief = process
-            .machine
-            .as_ref()
-            .and_then(|machine| machine.belief());
-        let old = process.belief;
-        if belief == old.map(|old| (old.until, old.fence)) {
+    /// A call has ended.
+    pub fn note_answer(&mut self, p: usize, ask: Ask, begun: Moment, answer: Answer) {
+        let process = self.process(p);
+        let notes = &mut self.notes[p];
+        let until = begun + process.lease.belief();
+        match answer {
+            Answer::Granted(held, _) => notes.counted = Some((held.fence, until)),
+            Answer::Renewed(held, _) => {
+                if let Some((fence, end)) = &mut notes.counted
+                    && *fence == held.fence
+                {
+                    *end = (*end).max(until);
+                }
+            }
+            _ => {}
+        }
+        if let Ask::Renew(fence) = ask {
+            let ttl = process.lease.ttl();
+            let pause = match answer {
+                Answer::Renewed(..) => (ttl / 64).max(Duration::from_millis(1)),
+                _ => ttl / 129,
+            };
+            notes.renewed = Some((fence, process.clock().moment(self.now) + pause));
+        }
+        self.trace(|_| format!("P{p}: {ask:?} -> {answer:?}"));
+    }
+
+    /// An attempt that queues is about to be made.
+    pub fn note_queueing(
+        &mut self,
+        p: usize,
+        listening: bool,
+        tried: bool,
+        deaf_since: Option<(Moment, u64)>,
+    ) {
+        let process = self.process(p);
+        if process.is_crashed() {
             return;
         }
-        let new = belief.map(|(until, fence)| Belief {
-            fence,
-            until,
-            end: process.clock.reaches_moment(until),
-            counted: false,
+        if !listening && !tried {
+            self.violate(SUBSCRIBE, format!("P{p} queues deaf"));
+        }
+        let now = process.clock().moment(self.now);
+        let lease = process.lease;
+        if let Some((since, pauses)) = deaf_since
+            && pauses == self.notes[p].pauses
+            // The way to the next attempt leads through an attempt to listen.
+            && now > since + lease.call_budget() * 3 / 2 + Duration::from_millis(51)
+        {
+            self.violate(
+                DEAF,
+                format!("P{p} was refused at {since:?}, deaf, and tries at {now:?}"),
+            );
+        }
+    }
+
+    pub fn note_gained(&mut self, p: usize, fence: u64, belief: Option<(u64, Duration)>) {
+        if self.processes[p].is_crashed() {
+            return;
+        }
+        self.tally.acquired += 1;
+        self.trace(|_| format!("P{p} has gained {fence}"));
+        let service = self.processes[p].role == Role::Service;
+        let notes = &mut self.notes[p];
+        let again = notes.announced.replace(fence);
+        let before = std::mem::replace(&mut notes.last_gained, fence);
+        notes.due = self.now;
+        notes.woken_at = None;
+        if again.is_some() {
+            return self.violate(ALTERNATE, format!("P{p} gains {fence} after {again:?}"));
+        }
+        if service && belief.is_none_or(|(its, left)| its != fence || left.is_zero()) {
+            return self.violate(
+                LATE,
+                format!("P{p} announces {fence} and believes {belief:?}"),
+            );
+        }
+        let highest = self.monitor.highest_gained;
+        if fence <= before || (fence > self.monitor.forgotten && fence <= highest) {
+            return self.violate(
+                FENCE,
+                format!("P{p} gains {fence} after {before}, all: {highest}"),
+            );
+        }
+        self.monitor.highest_gained = highest.max(fence);
+    }
+
+    pub fn note_lost(&mut self, p: usize, fence: u64, reason: LossReason) {
+        if self.processes[p].is_crashed() {
+            return;
+        }
+        self.trace(|_| format!("P{p} has lost {fence}: {reason}"));
+        match reason {
+            LossReason::Expired => self.tally.expired += 1,
+            LossReason::Released => self.tally.given_up += 1,
+            _ => self.tally.taken_away += 1,
+        }
+        let announced = self.notes[p].announced.take();
+        self.notes[p].woken_at = None;
+        if announced != Some(fence) {
+            self.violate(ALTERNATE, format!("P{p} loses {fence} after {announced:?}"));
+        }
+    }
+
+    pub fn note_callback(&mut self, p: usize, acquired: bool, fence: Option<u64>, begins: bool) {
+        self.trace(|_| {
+            format!("P{p}: callback, acquired: {acquired}, {fence:?}, begins: {begins}")
         });
-        process.belief = new;
-        if let Some(old) = old {
-            let same = new.filter(|new| new.fence == old.fence);
-            if same.is_none() {
-                process.spent = process.spent.max(old.fence);
-                process.due = old.end.min(now);
-                process.timed_out = old.end <= now;
-            } else if old.end <= now && same.is_some_and(|new| now < new.end) {
-                let what = format!("P{p} goes from {old:?} to {new:?} at {now}");
-                return self.violate(REVIVE, what);
-            }
+        let notes = &mut self.notes[p];
+        let open = notes.open;
+        match (acquired, begins) {
+            (true, true) => notes.open = fence,
+            (false, false) => notes.open = None,
+            _ => {}
         }
-        if let Some(new) = new
-            && new.fence <= process.spent
-        {
-            let what = format!("P{p} believes {new:?}, after {}", process.spent);
-            self.violate(REVIVE, what);
+        self.tally.callbacks += u64::from(begins);
+        let expected = if acquired && begins { None } else { fence };
+        if open != expected && !self.processes[p].is_crashed() {
+            self.violate(
+                ALTERNATE,
+                format!("P{p}: callback for {fence:?}, acquired: {acquired}, after {open:?}"),
+            );
         }
-    }
-
-    /// The machine of `p` says to tell the listeners.
-    pub fn note_announcement(&mut self, p: usize, change: &Change) {
-        let now = self.now;
-        let process = &mut self.processes[p];
-        let id = &*self.ids[process.id];
-        let believes = process.belief.filter(|belief| now < belief.end);
-        match change {
-            Change::Acquired(state) => {
-                let fence = state.after().fence();
-                self.tally.acquired += 1;
-                let again = process.announced.replace(fence);
-                process.untold = None;
-                if again.is_some() || !state.is_owner(id) || state.before().is_owner(id) {
-                    let what = format!("P{p} announces {state:?} after {again:?}");
-                    return self.violate(ALTERNATE, what);
-                }
-                let local = process.clock.moment(now);
-                let fresh = process.granted.is_some_and(|(sent, granted)| {
-                    granted == fence && local < sent + process.lease.belief()
-                });
-                if !fresh || believes.is_none_or(|belief| belief.fence != fence) {
-                    let what = format!("P{p} announces {state:?} with {:?}", process.belief);
-                    return self.violate(LATE, what);
-                }
-                let before = std::mem::replace(&mut process.last_announced, fence);
-                let exempt = fence <= self.monitor.forgotten;
-                if fence <= before || (!exempt && fence <= self.monitor.highest_announced) {
-                    let highest = self.monitor.highest_announced;
-                    let what = format!("P{p} announces {fence} after {before}, all: {highest}");
-                    return self.violate(FENCE, what);
-                }
-                self.monitor.highest_announced = self.monitor.highest_announced.max(fence);
-            }
-            Change::Released(state, _) => {
-                let fence = process.announced.take();
-                if fence != Some(state.before().fence()) || believes.is_some() {
-                    let what = format!("P{p} announces {state:?} after {fence:?}");
-                    return self.violate(ALTERNATE, what);
-                }
-                if process.timed_out {
-                    self.tally.step_downs += 1;
-                } else {
-                    self.tally.given_up += 1;
-                }
-            }
-            Change::Double(_) => {}
-            Change::OwnerChanged(state) => {
-                if process.announced.is_some() || state.is_owner(id) {
-                    let what = format!("P{p} announces {state:?} as owner");
-                    self.violate(ALTERNATE, what);
-                }
-            }
-        }
-    }
-
-    /// A release is about to be sent.
-    pub fn note_release(&mut self, p: usize, fence: u64) {
-        let process = &mut self.processes[p];
-        let again = process.last_release.replace(fence) == Some(fence);
-        self.tally.release_retries += u64::from(again);
-        self.tally.give_backs += u64::from(!process.stop_asked);
-        let believes = process.belief.is_some_and(|belief| self.now < belief.end);
-        if believes || process.announced.is_some() {
-            let what = format!("P{p} releases {fence}, announced: {:?}", process.announced);
-            self.violate(TELL_FIRST, what);
-        }
-    }
-
-    /// The machine of `p` has nothing left to do.
-    pub fn note_end(&mut self, p: usize) {
-        let process = &self.processes[p];
-        if process.announced.is_some() || process.belief.is_some() {
-            let what = format!("P{p} stopped with {:?} announced", process.announced);
-            self.violate(ALTERNATE, what);
-        }
-    }
-
-    /// The process is gone, and so is what it believed.
-    pub fn note_crash(&mut self, p: usize) {
-        let process = &mut self.processes[p];
-        if let Some(belief) = process.belief.take() {
-            process.spent = process.spent.max(belief.fence);
-        }
-        process.announced = None;
-        process.untold = None;
     }
 
     pub fn note_memory_loss(&mut self) {
         self.monitor.forgotten = self.monitor.highest_grant;
     }
 
-    /// The backend did what `id` asked, and its lease was `before` and is now another or the same.
-    pub fn note_execution(&mut self, id: Id, ask: Ask, before: Option<Held>) {
-        let after = self.model.lease;
-        if let (Ask::Renew(fence) | Ask::Release(fence), Some(held)) = (ask, before)
-            && held.fence != fence
-        {
-            self.tally.stale_requests += 1;
-        }
-        if let Ask::Acquire(_) = ask {
-            // Even a grant that changes nothing is one: told by its answer, not by its effect.
-        } else if before == after {
-            return;
-        }
-        let says =
-            |what: &str| format!("{what}: id {id} asked {ask:?}, {before:?} became {after:?}");
-        match ask {
-            Ask::Acquire(_) => {
-                let Some(held) = after.filter(|_| self.granted) else {
-                    if before != after {
-                        self.violate(TOUCH, says("refused"));
-                    }
-                    return;
-                };
+    pub fn note_execution(&mut self, id: Id, ask: Ask, answer: Answer, before: Option<Held>) {
+        match answer {
+            Answer::Granted(held, _) => {
                 self.tally.grants += 1;
                 self.tally.adoptions += u64::from(before.is_some());
-                if held.id != id || before.is_some_and(|held| held.id != id) {
-                    self.violate(TOUCH, says("stolen"));
-                } else if held.fence <= self.monitor.highest_grant {
-                    self.violate(FENCE, says("not raised"));
+                let highest = self.monitor.highest_grant;
+                if held.fence <= highest {
+                    self.violate(
+                        FENCE,
+                        format!("id {id} is granted {held:?} after {highest}"),
+                    );
                 }
-                self.monitor.highest_grant = self.monitor.highest_grant.max(held.fence);
+                self.monitor.highest_grant = highest.max(held.fence);
+                self.monitor.granted = (held.fence, self.now);
             }
-            Ask::Renew(fence) => {
-                self.tally.renewals += 1;
-                match (before, after) {
-                    (before, Some(after)) if after.fence == fence && after.id == id => {
-                        if before.is_some_and(|before| {
-                            before.fence != fence
-                                || after.transition_at < before.transition_at
-                                || after.ttl_at < before.ttl_at
-                        }) {
-                            self.violate(SHORTEN, says("moved back"));
-                        }
-                    }
-                    _ => self.violate(TOUCH, says("renewed another")),
-                }
-            }
-            Ask::Release(fence) => {
-                if after.is_some() || before.is_none_or(|held| (held.id, held.fence) != (id, fence))
-                {
-                    self.violate(TOUCH, says("released another"));
-                }
-            }
-            Ask::Withdraw | Ask::Observe => self.violate(TOUCH, says("withdrawn")),
+            Answer::Renewed(..) => self.tally.renewals += 1,
+            _ => {}
+        }
+        if ask == Ask::Observe {
+            self.tally.looks += 1;
         }
     }
 
-    /// The machine of `p` is about to be told to stop, if somebody asked for that.
-    pub fn note_stop(&mut self, p: usize) {
-        let process = &self.processes[p];
-        let told = |machine: &Contention| machine.is_leaving();
-        if process.stop_asked && !process.machine.as_ref().is_some_and(told) {
-            let clean = !self.faulty && !self.is_under_way(process.id);
-            self.processes[p].stops_clean = clean;
-        }
-    }
-
-    /// A process has stopped.
-    pub fn check_stop(&mut self, p: usize) {
-        let process = &mut self.processes[p];
-        let (id, old_calls) = (process.id, process.old_calls);
-        if !std::mem::take(&mut process.stops_clean) || process.calls == old_calls {
-            return;
-        }
-        self.tally.clean_stops += u64::from(!self.finale);
-        self.model.expire(self.model.clock.shows(self.now));
-        self.pass_on_wake();
-        let held = self.model.lease.is_some_and(|held| held.id == id);
-        let unknowable = held && (self.granted_to <= old_calls || self.processes[p].refused);
-        if self.model.knows(id) && !unknowable {
-            let what = format!("P{p} has stopped, the backend has {:?}", self.model.lease);
-            self.violate(TRACE, what);
-        }
+    pub fn note_end(&mut self, p: usize) {
+        self.notes[p].ended = true;
+        self.trace(|_| format!("P{p} has ended"));
     }
 
     /// At the end of the calm.
     pub fn check_liveness(&mut self) {
-        let now = self.now;
-        let owns = |belief: Option<Belief>| belief.is_some_and(|belief| now < belief.end);
-        if !self.processes.iter().any(|process| owns(process.belief)) {
+        if self.owned_at.is_none() {
             let what = format!("the backend has {:?}", self.model.lease);
             self.violate(LIVE, what);
+        }
+        let (fence, at) = self.monitor.granted;
+        for p in 1..self.processes.len() {
+            let process = self.process(p);
+            let patience = self.plan.longest_total() + 6 * nanos(process.lease.ttl()) + 2_000 * MS;
+            let Front::Observer(observer) = &*process.front.lock().unwrap() else {
+                continue;
+            };
+            let seen = observer.state();
+            let fresh = seen.before().fence() == fence || seen.after().fence() == fence;
+            if self.notes[p].started && !process.is_crashed() && !fresh && at + patience < self.now
+            {
+                self.violate(LIVE, format!("P{p} saw {seen:?}, not {fence}"));
+            }
         }
     }
 
     /// At the end of all.
     pub fn check_traces(&mut self) {
-        for p in 0..self.processes.len() {
-            let process = &self.processes[p];
-            if process.machine.is_some() || self.model.knows(process.id) {
-                let what = format!(
-                    "P{p} is {:?}, the backend has {:?}",
-                    process.doing, self.model.lease
-                );
+        self.model.expire(self.model.clock.shows(self.now));
+        for p in 1..self.processes.len() {
+            let process = self.process(p);
+            let knows = self.model.knows(process.id);
+            if !process.is_crashed() && self.notes[p].started && (knows || !self.notes[p].ended) {
+                let what = format!("P{p} is over, the backend has {:?}", self.model.lease);
                 return self.violate(TRACE, what);
             }
         }

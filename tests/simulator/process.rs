@@ -1,125 +1,501 @@
-//! One process with one contender: what it holds in its memory, and what the monitor knows of it.
+//! One process: its clock, its threads' way to the stage, and what it does with the library.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::thread::ThreadId;
 use std::time::Duration;
 
-use contend::machine::contention::{Contention, Step};
-use contend::{ContendPeriod, Lease, Moment};
+use contend::{
+    Cancel, ErrorKind, Event, EventKind, Factory, Guard, Job, Lease, LossReason, Moment,
+    MutexContendService, MutexRetrievalService, Probe, VirtualTime,
+};
 
-use crate::clock::{Clock, True, nanos};
-use crate::dice::Dice;
-use crate::model::{Ask, Id};
-use crate::monitor::Belief;
+use crate::backend::SimulatedBackend;
+use crate::clock::{Clock, MS, True, nanos};
+use crate::model::Id;
+use crate::rules::{BOUND, LATE};
+use crate::stage::Stage;
+use crate::world::Order;
+
+/// How much faster the clock of a crashed process runs: what its threads still do is soon over.
+const GHOST: u64 = 1_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Service,
+    Locker,
+    Observer,
+    /// Plays the schedule; does nothing in it.
+    Operator,
+}
 
 pub struct Process {
-    pub clock: Clock,
+    pub number: usize,
+    pub role: Role,
+    /// Which of the plan's clocks and leases it has.
+    pub like: usize,
     pub id: Id,
+    pub name: Arc<str>,
     pub lease: Lease,
-    pub period: ContendPeriod,
-    /// `None`: crashed, stopped, or not started yet.
-    pub machine: Option<Contention>,
-    pub doing: Doing,
-    /// Counts over all incarnations, so that what belongs to an earlier one is known.
-    pub calls: u32,
-    /// The calls of earlier incarnations.
-    pub old_calls: u32,
-    pub timers: u32,
-    pub woken: bool,
-    pub listening: bool,
-    pub stop_asked: bool,
-    pub paused_until: True,
-    // From here on: what the monitor knows of this process.
-    pub belief: Option<Belief>,
-    /// The highest fence of a belief that has ended.
-    pub spent: u64,
-    /// The fence with which Acquired was announced last, until Released is.
-    pub announced: Option<u64>,
-    /// The fence announced last, Released or not.
-    pub last_announced: u64,
-    /// When belief had ended at the latest.
-    pub due: True,
-    /// Whether the last belief ended by its deadline.
-    pub timed_out: bool,
-    /// The send time and the fence of the last grant that the driver was told of.
-    pub granted: Option<(Moment, u64)>,
-    /// A grant that the machine was told of, until it is announced or given back.
-    pub untold: Option<u64>,
-    /// The fence of the last renewal, if it failed.
-    pub failed_renewal: Option<u64>,
-    /// The fence of the last release.
-    pub last_release: Option<u64>,
-    pub woken_at: Option<True>,
-    /// The backend's last word was that this contender owns nothing.
-    pub refused: bool,
-    /// Told to stop in the calm, with nothing sent before that still under way.
-    pub stops_clean: bool,
-    /// What must be left of the transition when belief ends, whatever the clocks do.
-    pub wind_down: u64,
+    clock: Mutex<Clock>,
+    pub crashed: AtomicBool,
+    pub front: Mutex<Front>,
+    stage: OnceLock<Weak<Stage>>,
+    /// True time, as the stage has it.
+    now: OnceLock<Arc<AtomicU64>>,
 }
 
-#[derive(Clone, Debug)]
-pub enum Doing {
-    /// About to ask for the next step.
-    Ready,
-    /// About to do a step that was decided before.
-    Decided(Step),
-    Calling(Call),
-    Waiting,
-    Nothing,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct Call {
-    pub number: u32,
-    pub ask: Ask,
-    pub sent: Moment,
+/// What the monitor asks for belief.
+pub enum Front {
+    None,
+    Service(MutexContendService),
+    Guard(Arc<Guard>),
+    Observer(MutexRetrievalService),
 }
 
 impl Process {
-    pub fn new(id: Id, clock: Clock, lease: Lease, dice: &mut Dice) -> Process {
-        let mut process = Process {
-            clock,
+    pub fn new(
+        number: usize,
+        role: Role,
+        like: usize,
+        id: Id,
+        name: &Arc<str>,
+        lease: Lease,
+        clock: Clock,
+    ) -> Arc<Process> {
+        Arc::new(Process {
+            number,
+            role,
+            like,
             id,
+            name: Arc::clone(name),
             lease,
-            period: ContendPeriod::new(lease),
-            machine: None,
-            doing: Doing::Nothing,
-            calls: 0,
-            old_calls: 0,
-            timers: 0,
-            woken: false,
-            listening: false,
-            stop_asked: false,
-            paused_until: 0,
-            belief: None,
-            spent: 0,
-            announced: None,
-            last_announced: 0,
-            due: 0,
-            timed_out: false,
-            granted: None,
-            untold: None,
-            failed_renewal: None,
-            last_release: None,
-            woken_at: None,
-            refused: false,
-            stops_clean: false,
-            wind_down: 0,
-        };
-        process.set_lease(lease, dice);
-        process
+            clock: Mutex::new(clock),
+            crashed: AtomicBool::new(false),
+            front: Mutex::new(Front::None),
+            stage: OnceLock::new(),
+            now: OnceLock::new(),
+        })
     }
 
-    /// With a renewal as early as by default, or anywhere up to the latest allowed.
-    pub fn set_lease(&mut self, lease: Lease, dice: &mut Dice) {
-        self.lease = lease;
-        self.period = ContendPeriod::new(lease);
-        if dice.chance(400) {
-            let latest = nanos(lease.belief() - lease.call_budget());
-            let after = Duration::from_nanos(dice.between(latest / 10, latest));
-            self.period = self.period.renew_after(after).expect("within its bounds");
+    pub fn enter(&self, stage: &Arc<Stage>) {
+        let _ = self.stage.set(Arc::downgrade(stage));
+        let _ = self.now.set(stage.clock());
+    }
+
+    pub fn stage(&self) -> Arc<Stage> {
+        self.stage
+            .get()
+            .and_then(Weak::upgrade)
+            .expect("the stage outlives its threads")
+    }
+
+    pub fn clock(&self) -> Clock {
+        *self.clock.lock().unwrap()
+    }
+
+    pub fn is_crashed(&self) -> bool {
+        self.crashed.load(Ordering::Relaxed)
+    }
+
+    /// From here on it touches nothing, and runs out fast.
+    pub fn crash(&self, now: True) {
+        self.crashed.store(true, Ordering::Relaxed);
+        let mut clock = self.clock.lock().unwrap();
+        let shown = clock.shows(now);
+        let rate = clock.rate * GHOST;
+        // `now * rate` must not overflow: from here on it counts from `now`.
+        *clock = Clock {
+            offset: shown,
+            rate,
+            from: now,
+        };
+    }
+
+    /// The fence believed in, and for how long.
+    pub fn belief(&self) -> Option<(u64, Duration)> {
+        match &*self.front.lock().unwrap() {
+            // `is_owner` and the fence count, whatever `valid_for` says.
+            Front::Service(service) => Some((service.fence()?, service.valid_for())),
+            Front::Guard(guard) if guard.is_valid() => Some((guard.fence(), guard.valid_for())),
+            _ => None,
         }
-        // What the lease allows two clocks to drift apart.
-        let allowance = lease.total() / 100 + Duration::from_millis(5);
-        self.wind_down = nanos(lease.transition().saturating_sub(allowance));
+    }
+
+    pub fn local(&self) -> Moment {
+        let now = self.now.get().expect("it has entered a stage");
+        self.clock().moment(now.load(Ordering::Relaxed))
+    }
+
+    fn show(&self, front: Front) -> Front {
+        std::mem::replace(&mut *self.front.lock().unwrap(), front)
+    }
+
+    /// Sleeps, unless the process has crashed.
+    pub fn sleep(&self, duration: u64) {
+        let until = self.local() + Duration::from_nanos(duration);
+        while self.local() < until && !self.is_crashed() {
+            VirtualTime::wait(self, 0, until);
+        }
+    }
+
+    fn roll_below(&self, n: u64) -> u64 {
+        self.stage().lock().dice.below(n.max(1))
+    }
+
+    /// Waits for an order until `until`; `None` then.
+    fn order(&self, until: Moment) -> Option<Order> {
+        loop {
+            if self.is_crashed() {
+                return Some(Order::Stop);
+            }
+            let stage = self.stage();
+            if let Some(order) = stage.lock().notes[self.number].orders.pop_front() {
+                return Some(order);
+            }
+            if until <= self.local() {
+                return None;
+            }
+            VirtualTime::wait(self, self.number, until);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_crashed() || self.stage().lock().finale
+    }
+
+    /// What the process does from its start to its end.
+    pub fn live(self: &Arc<Process>) {
+        let stage = self.stage();
+        let backend = Arc::new(SimulatedBackend::new(self));
+        let factory = Factory::new(backend, self.lease).with_probe(Arc::new(Ear(Arc::clone(self))));
+        match self.role {
+            Role::Service => self.serve(&factory),
+            Role::Locker => self.lock(&factory),
+            Role::Observer => self.observe(&factory),
+            Role::Operator => {}
+        }
+        drop(factory);
+        stage.lock().note_end(self.number);
+    }
+
+    fn renew_after(&self) -> Option<Duration> {
+        let latest = nanos(self.lease.belief() - self.lease.call_budget());
+        let stage = self.stage();
+        let mut world = stage.lock();
+        let chosen = world.dice.chance(400);
+        chosen.then(|| Duration::from_nanos(world.dice.between(latest / 10, latest)))
+    }
+
+    fn serve(self: &Arc<Process>, factory: &Factory) {
+        let stage = self.stage();
+        let mut builder = factory.contend("m").id(&*self.name);
+        if let Some(after) = self.renew_after() {
+            builder = builder.renew_after(after);
+        }
+        if stage.lock().dice.chance(600) {
+            let (one, two) = (Arc::clone(self), Arc::clone(self));
+            let process = Arc::clone(self);
+            let executor = move |job: Job| {
+                let stage = process.stage();
+                let drops = {
+                    let mut world = stage.lock();
+                    let faulty = world.faulty;
+                    world.dice.chance(if faulty { 50 } else { 0 })
+                };
+                if !drops {
+                    stage.start(&process, job);
+                }
+            };
+            builder = builder
+                .executor(Arc::new(executor))
+                .on_acquired(move |event| one.callback(event))
+                .on_released(move |event| two.callback(event));
+            stage.lock().notes[self.number].listens = true;
+        }
+        let service = builder.build().expect("a valid service");
+        self.show(Front::Service(service.clone()));
+        while !self.is_over() {
+            service.start().expect("it is stopped");
+            let resigns = loop {
+                match self.order(Moment::FAR) {
+                    Some(Order::Resign) => break true,
+                    Some(Order::Stop) | None => break false,
+                    Some(Order::Cancel) => {}
+                }
+            };
+            if resigns {
+                let rest = Duration::from_nanos(self.roll_below(nanos(self.lease.ttl())));
+                let _ = service.resign_for(rest);
+            }
+            self.stop(&service);
+            if self.is_over() {
+                break;
+            }
+            self.sleep(self.roll_below(nanos(self.lease.ttl()) / 2));
+        }
+        drop(self.show(Front::None));
+        drop(service);
+    }
+
+    fn stop(&self, service: &MutexContendService) {
+        let stage = self.stage();
+        // A callback may take longer than `stop` waits.
+        while service.stop().is_err() {
+            stage.lock().tally.slow_stops += 1;
+        }
+        let mut world = stage.lock();
+        let notes = &world.notes[self.number];
+        if notes.announced.is_some() && !self.is_crashed() {
+            let what = format!(
+                "P{} stopped with {:?} announced",
+                self.number, notes.announced
+            );
+            world.violate(crate::rules::ALTERNATE, what);
+        }
+        world.tally.stops += 1;
+    }
+
+    /// Takes its time, in the transition too.
+    fn callback(&self, event: &Event) {
+        let stage = self.stage();
+        let takes = {
+            let mut world = stage.lock();
+            world.note_callback(
+                self.number,
+                event.kind == EventKind::Acquired,
+                event.fence(),
+                true,
+            );
+            let longest = nanos(self.lease.total());
+            let longest =
+                world
+                    .dice
+                    .pick(&[1, 1, longest / 50, longest / 10, longest, longest * 2]);
+            world.dice.below(longest)
+        };
+        self.sleep(takes);
+        let acquired = event.kind == EventKind::Acquired;
+        stage
+            .lock()
+            .note_callback(self.number, acquired, event.fence(), false);
+    }
+
+    fn lock(self: &Arc<Process>, factory: &Factory) {
+        let stage = self.stage();
+        let mut builder = factory.locker("m").id(&*self.name);
+        if let Some(after) = self.renew_after() {
+            builder = builder.renew_after(after);
+        }
+        let locker = builder.build().expect("a valid locker");
+        let ttl = nanos(self.lease.ttl());
+        while !self.is_over() {
+            let cancel = Cancel::new();
+            let (kind, timeout, pauses) = {
+                let mut world = stage.lock();
+                world.notes[self.number].cancel = Some(cancel.clone());
+                let longest = world.dice.pick(&[ttl / 20, ttl, ttl * 4]);
+                (
+                    world.dice.below(4),
+                    world.dice.below(longest),
+                    world.notes[self.number].pauses,
+                )
+            };
+            let timeout = Duration::from_nanos(timeout);
+            let begun = self.local();
+            let (locked, bound) = match kind {
+                0 | 1 => (locker.lock_until_cancelled(&cancel), None),
+                2 => (locker.try_lock_for(timeout), Some(timeout)),
+                _ => (locker.try_lock(), Some(self.lease.call_budget())),
+            };
+            let calm = |this: &Process| {
+                stage.lock().notes[this.number].pauses == pauses && !this.is_crashed()
+            };
+            if let Some(bound) = bound
+                && self.local() > begun + bound + Duration::from_millis(200)
+                && calm(self)
+            {
+                let took = self.local() - begun;
+                stage.lock().violate(
+                    BOUND,
+                    format!(
+                        "P{}: lock {kind} bound {bound:?} took {took:?}",
+                        self.number
+                    ),
+                );
+            }
+            match locked {
+                Ok(guard) => self.hold(guard, pauses),
+                Err(error) => {
+                    let expected = matches!(
+                        error.kind(),
+                        ErrorKind::Held
+                            | ErrorKind::Cancelled
+                            | ErrorKind::Timeout
+                            | ErrorKind::Unreachable
+                            | ErrorKind::DuplicateContender
+                    );
+                    if !expected {
+                        stage
+                            .lock()
+                            .violate(BOUND, format!("P{}: {error}", self.number));
+                    }
+                    if error.kind() == ErrorKind::Cancelled {
+                        let mut world = stage.lock();
+                        world.tally.cancelled += 1;
+                        if let Some(at) = world.notes[self.number].cancelled_at {
+                            let took = world.now - at;
+                            let bound = nanos(self.lease.call_budget()).min(3_000 * MS) * 103 / 100
+                                + 200 * MS;
+                            if took > bound
+                                && world.notes[self.number].pauses == pauses
+                                && !self.is_crashed()
+                            {
+                                world.violate(
+                                    BOUND,
+                                    format!("P{}: cancelling took {took}", self.number),
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+            stage.lock().notes[self.number].cancelled_at = None;
+            if self.is_over() {
+                break;
+            }
+            self.sleep(self.roll_below(ttl / 4));
+        }
+    }
+
+    fn hold(&self, guard: Guard, pauses: u64) {
+        let stage = self.stage();
+        let fence = guard.fence();
+        if !guard.is_valid()
+            && stage.lock().notes[self.number].pauses == pauses
+            && !self.is_crashed()
+        {
+            stage
+                .lock()
+                .violate(LATE, format!("P{}: lock() returned {guard:?}", self.number));
+        }
+        let lost = guard.lost();
+        let guard = Arc::new(guard);
+        self.show(Front::Guard(Arc::clone(&guard)));
+        let until = self.local()
+            + Duration::from_nanos({
+                let ttl = nanos(self.lease.ttl());
+                let mut world = stage.lock();
+                let longest = world.dice.pick(&[1, ttl / 4, ttl * 3]);
+                world.dice.below(longest)
+            });
+        // Looks now and then, as one that works does.
+        let step = nanos(self.lease.ttl()) / 4;
+        while self.local() < until && !self.is_over() && guard.is_valid() {
+            self.sleep(step.min(nanos(until - self.local())));
+        }
+        if !guard.is_valid() {
+            let quarter = nanos(self.lease.transition()) / 4;
+            self.sleep(quarter + nanos(self.lease.call_budget()) / 8 + 10 * MS);
+            let mut world = stage.lock();
+            world.tally.guards_lost += 1;
+            if world.notes[self.number].pauses == pauses
+                && !self.is_crashed()
+                && lost.try_recv().unwrap_err().is_empty()
+            {
+                world.violate(
+                    crate::rules::OVERDUE,
+                    format!("P{}: nobody said that {fence} is lost", self.number),
+                );
+            }
+        }
+        drop(self.show(Front::None));
+        let guard = Arc::try_unwrap(guard).expect("nobody else has it");
+        let begun = self.local();
+        let pauses = stage.lock().notes[self.number].pauses;
+        let ended = guard.unlock();
+        let took = self.local() - begun;
+        let mut world = stage.lock();
+        if world.notes[self.number].pauses != pauses || self.is_crashed() {
+            return;
+        }
+        if took > Duration::from_secs(1) {
+            world.violate(BOUND, format!("P{}: unlocking took {took:?}", self.number));
+        }
+        if let Err(error) = ended
+            && !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Lost)
+        {
+            world.violate(BOUND, format!("P{}: unlock: {error}", self.number));
+        }
+    }
+
+    fn observe(self: &Arc<Process>, factory: &Factory) {
+        let observer = factory.observe("m").build().expect("a valid observer");
+        self.show(Front::Observer(observer.clone()));
+        while !self.is_over() {
+            observer.start().expect("it is stopped");
+            while self.order(Moment::FAR) == Some(Order::Cancel) {}
+            let _ = observer.stop();
+        }
+        drop(self.show(Front::None));
+    }
+}
+
+impl VirtualTime for Process {
+    fn now(&self) -> Moment {
+        self.local()
+    }
+
+    /// Between a reply and what is made of it: where a pause hurts.
+    fn roll(&self) -> f64 {
+        self.maybe_pause();
+        self.stage().lock().dice.roll()
+    }
+
+    fn wait(&self, key: usize, until: Moment) {
+        let at = self.clock().reaches_moment(until);
+        self.stage().wait(key, at);
+        self.maybe_pause();
+    }
+
+    fn notify(&self, key: usize) {
+        self.stage().notify(key);
+    }
+
+    fn start(&self, _name: &str, body: Box<dyn FnOnce() + Send>) -> ThreadId {
+        let stage = self.stage();
+        let process = stage.lock().process(self.number);
+        stage.start(&process, body)
+    }
+}
+
+impl Process {
+    /// Maybe the whole process is paused here, for a while.
+    pub fn maybe_pause(&self) {
+        let stage = self.stage();
+        if stage.lock().pauses(self.number) {
+            let at = stage.now();
+            stage.wait(0, at);
+        }
+    }
+}
+
+/// Hears of gains and losses from inside.
+struct Ear(Arc<Process>);
+
+impl Probe for Ear {
+    fn gained(&self, _mutex: &str, _id: &str, fence: u64) {
+        let belief = self.0.belief();
+        self.0
+            .stage()
+            .lock()
+            .note_gained(self.0.number, fence, belief);
+    }
+
+    fn lost(&self, _mutex: &str, _id: &str, fence: u64, _held: Duration, reason: LossReason) {
+        self.0
+            .stage()
+            .lock()
+            .note_lost(self.0.number, fence, reason);
     }
 }

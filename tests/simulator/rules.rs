@@ -1,50 +1,49 @@
-//! The rules that no schedule may break.
+//! The rules that no schedule of the real loops may break.
 //!
-//! A *believer* is a process, paused or not, whose machine's `belief()` lies in the
-//! future of its own clock. A crashed process believes nothing. A belief with a fence that the backend
-//! granted before it lost its memory is *exempt* from the rules that the backend's memory carries
-//! (`TWO`, `OUTLIVES`, `WIND_DOWN`): DESIGN 3 leaves it to the fence, which must still grow.
+//! A *believer* is a process, paused or not, whose service or guard says that it owns. A crashed process
+//! believes nothing. A belief with a fence that the backend granted before it lost its memory is *exempt*
+//! from the rules that the backend's memory carries (`TWO`, `OUTLIVES`, `WIND_DOWN`): DESIGN 3 leaves it
+//! to the fence, which must still grow.
 
-/// At no true time are there two believers. Checked after every event; between two events beliefs
-/// only end, so that is everywhere.
+/// At no true time are there two believers.
 pub const TWO: &str = "never two believers at once";
 /// While a process believes, the backend keeps a lease of its id, with the fence believed in (or a
-/// higher one: a repeated acquire adopts), which ends no earlier than the belief, in true time.
+/// higher one), which ends no earlier than the belief, in true time.
 pub const OUTLIVES: &str = "belief ends before the lease does";
-/// What is left of the lease when belief ends, on the backend's clock, is the transition, less at most
-/// what the allowance lets the clocks drift apart.
+/// What is left of the lease when belief ends is the transition, less what the allowance covers.
 pub const WIND_DOWN: &str = "the transition is left for winding down";
-/// Every call ends within `Lease::call_budget`, and a renewal's no later than belief.
-pub const BUDGET: &str = "no call outlasts its budget or the deadline";
-/// Acquired and Released alternate per incarnation, Released names the fence that Acquired did, and a
-/// process that has stopped has announced its Released.
-pub const ALTERNATE: &str = "events alternate";
-/// When the machine says to announce Acquired, belief holds at that instant, and the grant's own send
-/// time plus `Lease::belief` lies in the future.
-pub const LATE: &str = "a late grant is not announced";
-/// A grant that is not announced is released at once, before any other call, unless a stop intervenes.
-pub const GIVE_BACK: &str = "a grant not announced is given back";
-/// Once belief has ended, a process that is not paused announces Released in the same instant.
-pub const OVERDUE: &str = "Released comes at the deadline";
-/// No release leaves a process that believes, or that has not announced Released.
-pub const TELL_FIRST: &str = "Released is announced before the release is sent";
-/// Every grant's fence is higher than all before it, also across a loss of memory; and so is every
-/// announced one, per process always, over all processes unless exempt.
-pub const FENCE: &str = "fences grow";
-/// A renewal or release changes no lease but the one with the fence it was issued for; an acquire
-/// changes none but its own id's; a withdrawal none at all.
-pub const TOUCH: &str = "a request touches no lease but its own";
-/// A renewal moves no end backwards.
-pub const SHORTEN: &str = "a renewal shortens nothing";
+/// `fence()`, `is_owner` and `valid_for` end at the send time of a call that was answered with this fence,
+/// plus `Lease::belief`.
+pub const COUNTED: &str = "belief counts from before the call";
 /// A belief that has ended does not come back with the same fence or a lower one.
 pub const REVIVE: &str = "a deadline once passed never revives";
-/// `Plan::patience` after the calm has begun, somebody believes.
-pub const LIVE: &str = "somebody owns once faults have stopped";
-/// A process that was stopped in the calm has stopped within a ttl, and the backend keeps neither
-/// lease nor queue on_refusal nor reservation for it, whatever trouble it had before. Left out is what it
-/// could not know of: a request still under way when it began to leave, one of an earlier incarnation,
-/// and one that took or prolonged a lease after the backend had said that there was none.
-pub const TRACE: &str = "a stopped process leaves nothing behind";
-
-/// A machine comes to a wait or a call within 64 steps.
-pub const SPIN: &str = "a process never spins";
+/// Gains and losses, and callbacks, alternate and name the same fence.
+pub const ALTERNATE: &str = "events alternate";
+/// What is announced or returned as owned is owned at that moment.
+pub const LATE: &str = "a late grant is not announced";
+/// A service that is not paused says Released when its belief ends; a guard's `lost` is closed before
+/// more than a quarter of the transition and the rest of a call have passed.
+pub const OVERDUE: &str = "Released comes at the deadline";
+/// No release is sent while the process believes, or while its callback for Released has not returned and
+/// the transition has not passed.
+pub const TELL_FIRST: &str = "Released is told before the release is sent";
+/// Fences grow: those granted, and those announced.
+pub const FENCE: &str = "fences grow";
+/// A call ends within the budget, and no later than belief.
+pub const BUDGET: &str = "no call outlasts its budget or the deadline";
+/// Between two renewals of one ownership lies a pause.
+pub const SPACING: &str = "renewals do not follow at once";
+/// Whoever queues has subscribed before, or tried to just now.
+pub const SUBSCRIBE: &str = "subscribe first, then try";
+/// Whoever is not woken tries again within a call's budget and a jitter.
+pub const DEAF: &str = "a deaf contender goes by time";
+/// A caller's timeout bounds its call, a cancelled wait ends, unlocking takes a second at most.
+pub const BOUND: &str = "waits end in time";
+/// After the faults somebody owns before long.
+pub const LIVE: &str = "somebody owns in the end";
+/// The backend knows nothing of a process that ended without faults.
+pub const TRACE: &str = "no trace is left";
+/// A schedule ends, without too many events.
+pub const SPIN: &str = "schedules end";
+/// An owner that is woken looks whether it still owns before long.
+pub const LOOK: &str = "a woken owner looks";

@@ -239,7 +239,8 @@ impl RawContender for MemoryContender {
 
 impl Drop for MemoryContender {
     fn drop(&mut self) {
-        self.registry.disconnect(&self.contender);
+        let unparker = self.unparker.as_ref();
+        self.registry.disconnect(&self.contender, unparker);
     }
 }
 

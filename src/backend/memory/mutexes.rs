@@ -173,14 +173,32 @@ impl Registry {
     }
 
     pub(super) fn withdraw(&self, contender: &Contender) -> Result<()> {
-        self.reach()?.withdraw(contender);
+        let now = now();
+        self.reach()?.look(&contender.mutex, now, |entry| {
+            entry.forget(&contender.id, now);
+        });
         Ok(())
     }
 
     /// As [`withdraw`](Registry::withdraw), also while the registry is unreachable: a server notices
-    /// that a connection is gone without being asked.
-    pub(super) fn disconnect(&self, contender: &Contender) {
-        self.table.lock().withdraw(contender);
+    /// that a connection is gone without being asked. Whoever contends under the id by now, with another
+    /// `unparker`, keeps its place.
+    pub(super) fn disconnect(&self, contender: &Contender, unparker: Option<&Unparker>) {
+        let now = now();
+        self.table.lock().look(&contender.mutex, now, |entry| {
+            let mut waiters = entry.waiters();
+            let known = waiters.find(|waiter| waiter.id == contender.id);
+            let known = known.map(|waiter| waiter.unparker.as_ref());
+            let ours = match (known, unparker) {
+                (Some(Some(known)), Some(unparker)) => known.same(unparker),
+                (Some(known), unparker) => known.is_none() && unparker.is_none(),
+                (None, _) => false,
+            };
+            drop(waiters);
+            if ours {
+                entry.forget(&contender.id, now);
+            }
+        });
     }
 
     pub(super) fn last_run(&self, mutex: &Arc<str>) -> Result<Option<Duration>> {
@@ -216,15 +234,10 @@ impl Registry {
         Ok(self.reach()?.look(mutex, now, |entry| entry.owner(now)))
     }
 
-    /// Those who wait, in order. Whom the mutex was handed to is the first until it claims it.
     pub(super) fn participants(&self, mutex: &Arc<str>) -> Result<Vec<Participant>> {
         Ok(self.reach()?.look(mutex, now(), |entry| {
-            let first = match &entry.holder {
-                Holder::HandedTo { waiter, .. } => Some(waiter),
-                Holder::Nobody | Holder::Owner(_) => None,
-            };
-            let waiters = first.into_iter().chain(&entry.queue);
-            waiters
+            entry
+                .waiters()
                 .map(|waiter| Participant::new(Arc::clone(&waiter.id), Some(waiter.since_ms)))
                 .collect()
         }))
@@ -329,14 +342,6 @@ impl Table {
         answer
     }
 
-    fn withdraw(&mut self, contender: &Contender) {
-        let now = now();
-        self.look(&contender.mutex, now, |entry| {
-            entry.forget(&contender.id);
-            entry.expire(now);
-        });
-    }
-
     /// Forgets what ran out without anybody looking. Once per doubling, so it costs nothing to speak of.
     fn sweep(&mut self, now: Now) {
         self.mutexes.retain(|_, entry| {
@@ -435,6 +440,15 @@ impl Entry {
         }
     }
 
+    /// Those who wait, in order. Whom the mutex was handed to is the first until it claims it.
+    fn waiters(&self) -> impl Iterator<Item = &Waiter> {
+        let handed = match &self.holder {
+            Holder::HandedTo { waiter, .. } => Some(waiter),
+            Holder::Nobody | Holder::Owner(_) => None,
+        };
+        handed.into_iter().chain(&self.queue)
+    }
+
     fn enqueue(&mut self, id: &Arc<str>, unparker: Option<&Unparker>, now: Now) {
         if self.queue.iter().all(|waiter| waiter.id != *id) {
             self.queue.push_back(Waiter {
@@ -446,13 +460,14 @@ impl Entry {
     }
 
     /// Takes a waiter out of the queue, and what was handed to it out of its hands.
-    fn forget(&mut self, id: &Arc<str>) {
+    fn forget(&mut self, id: &Arc<str>, now: Now) {
         self.queue.retain(|waiter| waiter.id != *id);
         if let Holder::HandedTo { waiter, .. } = &self.holder
             && waiter.id == *id
         {
             self.holder = Holder::Nobody;
         }
+        self.expire(now);
     }
 
     fn owned_by(&mut self, contender: &Contender, fence: u64) -> Option<&mut Ownership> {

@@ -34,7 +34,7 @@ const AVOIDED: Duration = Duration::from_secs(10);
 const UNUSED: Duration = Duration::from_secs(30);
 
 /// How long dropping waits for the servers.
-const FAREWELL: Duration = Duration::from_millis(1_500);
+const FAREWELL: Duration = Duration::from_millis(600);
 
 pub(super) struct Cluster {
     map: Arc<SlotMap>,

@@ -24,7 +24,7 @@ use crate::probe::Probed;
 const IDLE: Duration = Duration::from_secs(30);
 
 /// How long the end of a factory waits for its threads.
-const FAREWELL: Duration = Duration::from_millis(1_100);
+const FAREWELL: Duration = Duration::from_millis(400);
 
 /// The pause before a slot of a cluster that is on its way is asked again.
 pub(super) const TRY_AGAIN: Duration = Duration::from_millis(10);

@@ -25,7 +25,7 @@ use crate::probe::{Probe, Probed};
 use crate::thread::{self, Thread};
 
 /// How long a session that ends waits for the server's goodbye, and then for its thread.
-const GOODBYE: Duration = Duration::from_secs(1);
+const GOODBYE: Duration = Duration::from_millis(500);
 
 /// How many mutexes a session remembers something about.
 const KNOWN: usize = 1024;

@@ -9,10 +9,10 @@ use std::thread::{self, Thread, ThreadId};
 
 use contend::{VirtualTime, enter_virtual_time};
 
-use super::process::Process;
-use super::rules::SPIN;
-use super::world::{Action, World};
 use crate::clock::True;
+use crate::process::Process;
+use crate::rules::SPIN;
+use crate::world::{Action, World};
 
 /// The thread that plays schedules and waits for their ends.
 pub const DRIVER: usize = 0;
@@ -23,7 +23,7 @@ thread_local! {
 
 /// What the threads of one schedule share.
 pub struct Stage {
-    now: AtomicU64,
+    now: Arc<AtomicU64>,
     world: Mutex<World>,
     pool: Arc<Pool>,
 }
@@ -128,7 +128,7 @@ impl Drop for Pool {
 impl Stage {
     pub fn new(world: World, pool: &Arc<Pool>) -> Arc<Stage> {
         Arc::new(Stage {
-            now: AtomicU64::new(0),
+            now: Arc::default(),
             world: Mutex::new(world),
             pool: Arc::clone(pool),
         })
@@ -137,6 +137,10 @@ impl Stage {
     /// True time, without a lock.
     pub fn now(&self) -> True {
         self.now.load(Ordering::Relaxed)
+    }
+
+    pub fn clock(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.now)
     }
 
     pub fn lock(&self) -> MutexGuard<'_, World> {

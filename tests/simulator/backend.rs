@@ -10,9 +10,9 @@ use contend::backend::{
 };
 use contend::{Error, ErrorKind, Moment, MutexOwner, Result, Unparker};
 
-use super::process::Process;
-use super::stage::Stage;
 use crate::model::{Answer, Ask, Held};
+use crate::process::Process;
+use crate::stage::Stage;
 
 pub struct SimulatedBackend {
     process: Arc<Process>,

@@ -1,0 +1,161 @@
+//! Waits that end: on a server that is paused, with a long ttl, and when they are cancelled. Prints what each
+//! took; with `--nocapture` as a table.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use contend::{Cancel, ErrorKind};
+use testbed::{threads, wait_until, within};
+
+use crate::conformance::PATIENCE;
+
+const HANG: Duration = Duration::from_secs(150);
+
+/// What a loaded machine may add; far below what the faults took.
+const SLACK: Duration = Duration::from_millis(1_500);
+
+/// How many lockers are cancelled.
+const LOCKERS: usize = 100;
+
+fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
+    let began = Instant::now();
+    (call(), began.elapsed())
+}
+
+/// Every call that a caller waits for, while the server does not answer and the ttl is 60 s.
+fn paused(backend: &str, url: &str, pause: impl FnOnce()) {
+    let factory = contend::connect(url).unwrap();
+    let locker = factory.locker("m").build().unwrap();
+    drop(locker.lock().unwrap());
+    let other = factory.locker("n").build().unwrap();
+    let held = factory.locker("held").build().unwrap().lock().unwrap();
+    let many = factory.lock_all(["a", "b", "c", "d"]).lock().unwrap();
+    let service = factory.contend("led").build().unwrap();
+    service.start().unwrap();
+    wait_until(PATIENCE, "it leads", || service.is_owner());
+    pause();
+
+    let second = Duration::from_secs(1);
+    let row = |what: &str, (outcome, took): (String, Duration), bound: Duration| {
+        println!("{backend:>8}  {what:<26} {took:>9.1?}  bound {bound:>6?}  {outcome}");
+        assert!(took < bound + SLACK, "{backend}: {what} took {took:?}");
+    };
+    let error = |locked: contend::Result<contend::Guard>| locked.unwrap_err().to_string();
+    let half = Duration::from_millis(500);
+    let short = || error(locker.try_lock_for(Duration::from_millis(300)));
+    row("try_lock_for(300ms)", timed(short), half);
+    row("try_lock_for(300ms) again", timed(short), half);
+    // A quarter of the ttl, and 5 s at most.
+    row("try_lock", timed(|| error(other.try_lock())), 5 * second);
+    let dropped = |()| String::new();
+    let (ended, took) = timed(|| drop(held));
+    row("drop of a held guard", (dropped(ended), took), second);
+    let (ended, took) = timed(|| drop(many));
+    row("drop of a guard of four", (dropped(ended), took), second);
+    // The call under way, and a second for the way out.
+    let stop = timed(|| format!("{:?}", service.stop()));
+    row("stop of a leader", stop, 6 * second);
+    let (ended, took) = timed(|| drop((service, locker, other, factory)));
+    row("drop of the factory", (dropped(ended), took), second);
+}
+
+/// A hundred lockers wait in threads of their own, and are cancelled.
+fn cancelled(backend: &str, url: &str, places: usize) {
+    let before = threads(std::process::id());
+    let factory = contend::connect(url).unwrap();
+    let watcher = contend::connect(url).unwrap();
+    let guard = factory.locker("queue").build().unwrap().lock().unwrap();
+    let cancel = Cancel::new();
+    let waits: Vec<_> = (0..LOCKERS)
+        .map(|_| {
+            let locker = factory.locker("queue").cancel(&cancel).build().unwrap();
+            thread::spawn(move || {
+                let kind = locker.lock().map(drop).unwrap_err().kind();
+                (kind, Instant::now())
+            })
+        })
+        .collect();
+    // Those in the queue as the server sees them.
+    let left = || watcher.participants("queue").unwrap().len();
+    wait_until(PATIENCE, "all of them wait", || {
+        factory.stats().attempts > LOCKERS as u64 && left() == places
+    });
+    let began = Instant::now();
+    cancel.cancel();
+    let mut took: Vec<Duration> = Vec::new();
+    for wait in waits {
+        let (kind, at) = wait.join().unwrap();
+        assert_eq!(kind, ErrorKind::Cancelled);
+        took.push(at - began);
+    }
+    took.sort_unstable();
+    wait_until(PATIENCE, "nobody is left in the queue", || left() == 0);
+    let gone = began.elapsed();
+    assert!(guard.is_valid());
+    guard.unlock().unwrap();
+    drop((factory, watcher));
+    wait_until(PATIENCE, "no thread is left", || {
+        threads(std::process::id()) <= before
+    });
+    println!(
+        "{backend:>8}  {LOCKERS} cancelled: median {:.1?}, last {:.1?}; queue empty after {gone:.1?}; \
+         threads left 0",
+        took[LOCKERS / 2],
+        took[LOCKERS - 1],
+    );
+    assert!(took[LOCKERS - 1] < Duration::from_secs(2) + SLACK);
+}
+
+alone! {
+    fn waits_end_on_memory() {
+        within(HANG, || cancelled("memory", "memory://waits", LOCKERS));
+    }
+}
+
+#[cfg(feature = "redis")]
+alone! {
+    fn waits_end_on_redis() {
+        within(HANG, || {
+            let server = testbed::RedisServer::start();
+            let url = server.url();
+            cancelled("redis", &url, LOCKERS);
+            let keys = server.cli(&["KEYS", "*queue*"]);
+            assert!(!keys.contains(":contender"), "{keys}");
+            paused("redis", &format!("{url}?ttl=60s&transition=1s"), || server.pause());
+            server.resume();
+        });
+    }
+}
+
+#[cfg(feature = "mysql")]
+alone! {
+    fn waits_end_on_mysql() {
+        within(HANG, || {
+            use mysql::prelude::Queryable;
+            let server = crate::mysql_ground::start();
+            let url = server.create_database("waits");
+            let mut operator = crate::mysql_ground::operator(&url);
+            operator.query_drop(contend::mysql::INIT_SQL).unwrap();
+            // One for the process: its contenders queue behind it.
+            cancelled("mysql", &url, 1);
+            wait_until(PATIENCE, "no connection waits", || {
+                crate::mysql_ground::waiting(&mut operator, &url) == 0
+            });
+            paused("mysql", &format!("{url}?ttl=60s&transition=1s"), || server.pause());
+            server.resume();
+        });
+    }
+}
+
+#[cfg(feature = "zk")]
+alone! {
+    fn waits_end_on_zk() {
+        within(HANG, || {
+            let server = testbed::ZooKeeperServer::start_with(&["maxSessionTimeout=120000"], &[]);
+            let url = server.url();
+            cancelled("zk", &url, LOCKERS);
+            paused("zk", &format!("{url}?ttl=60s&transition=1s"), || server.pause());
+            server.resume();
+        });
+    }
+}
