@@ -1,6 +1,6 @@
 //! `Health`: how a factory and its services get on, without asking the server.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::backend::{Backend, PoolUse, Wakeups};
 use crate::clock::Moment;
 use crate::error::Error;
+use crate::json::Json;
 use crate::service::Status;
 use crate::snapshot::{Contact, Snapshot, Stats};
 
@@ -71,7 +72,7 @@ impl Health {
             && !running.any(|it| matches!(it.contact, Contact::Failing { .. }))
     }
 
-    /// The health of a factory that cannot be used in this process.
+    /// Returns the health of a factory that cannot be used in this process.
     pub(crate) fn unusable(error: Error) -> Health {
         Health {
             realm: "".into(),
@@ -92,41 +93,30 @@ impl Health {
     /// `mutex`, `id`, `status`, `fence`, `contact`, `error` and `failing_ms`.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let mut json = String::from("{\"realm\":");
-        quote(&mut json, &self.realm);
-        contact_json(&mut json, &self.contact);
-        number(&mut json, "last_contact_ms", self.last_contact.map(millis));
         let (wakeups, why) = match &self.wakeups {
             Wakeups::Untried => ("untried", None),
             Wakeups::Working => ("working", None),
             Wakeups::Polling(why) => ("polling", Some(&**why)),
         };
-        text(&mut json, "wakeups", Some(wakeups));
-        text(&mut json, "polling_because", why);
-        // Writing to a string does not fail, here and below.
-        let _ = match self.pool {
-            Some(PoolUse { open, idle, size }) => write!(
-                json,
-                ",\"pool\":{{\"open\":{open},\"idle\":{idle},\"size\":{size}}}"
-            ),
-            None => write!(json, ",\"pool\":null"),
-        };
-        json.push_str(",\"services\":[");
-        for (index, service) in self.services.iter().enumerate() {
-            json.push_str(if index == 0 {
-                "{\"mutex\":"
-            } else {
-                ",{\"mutex\":"
-            });
-            quote(&mut json, &service.mutex);
-            text(&mut json, "id", service.id.as_deref());
-            text(&mut json, "status", Some(status_word(service.status)));
-            number(&mut json, "fence", service.fence);
-            contact_json(&mut json, &service.contact);
-            json.push('}');
-        }
-        json.push_str("]}");
-        json
+        let pool = self.pool.map(|PoolUse { open, idle, size }| {
+            let json = Json::new().with("open", open).with("idle", idle);
+            json.with("size", size)
+        });
+        let services = self.services.iter().map(|service| {
+            let json = Json::new()
+                .with("mutex", &*service.mutex)
+                .with("id", service.id.as_deref())
+                .with("status", status_word(service.status))
+                .with("fence", service.fence);
+            with_contact(json, &service.contact)
+        });
+        with_contact(Json::new().with("realm", &*self.realm), &self.contact)
+            .with("last_contact_ms", self.last_contact)
+            .with("wakeups", wakeups)
+            .with("polling_because", why)
+            .with("pool", pool)
+            .with("services", services.collect::<Vec<_>>())
+            .end()
     }
 }
 
@@ -192,48 +182,15 @@ impl fmt::Display for Span {
     }
 }
 
-fn contact_json(json: &mut String, contact: &Contact) {
+fn with_contact(json: Json, contact: &Contact) -> Json {
     let (word, error, lasting) = match contact {
         Contact::Untried => ("untried", None, None),
         Contact::Fine => ("fine", None, None),
         Contact::Failing { error, lasting } => ("failing", Some(error.to_string()), Some(*lasting)),
     };
-    text(json, "contact", Some(word));
-    text(json, "error", error.as_deref());
-    number(json, "failing_ms", lasting.map(millis));
-}
-
-fn text(json: &mut String, name: &str, value: Option<&str>) {
-    let _ = write!(json, ",\"{name}\":");
-    match value {
-        Some(value) => quote(json, value),
-        None => json.push_str("null"),
-    }
-}
-
-fn number(json: &mut String, name: &str, value: Option<u64>) {
-    let _ = match value {
-        Some(value) => write!(json, ",\"{name}\":{value}"),
-        None => write!(json, ",\"{name}\":null"),
-    };
-}
-
-fn quote(json: &mut String, text: &str) {
-    json.push('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => json.extend(['\\', c]),
-            c if c.is_control() => {
-                let _ = write!(json, "\\u{:04x}", c as u32);
-            }
-            c => json.push(c),
-        }
-    }
-    json.push('"');
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+    json.with("contact", word)
+        .with("error", error.as_deref())
+        .with("failing_ms", lasting)
 }
 
 /// The services and lockers of a factory, for as long as they live, and how its pings went.
@@ -244,7 +201,7 @@ pub(crate) struct Registry {
 
 #[derive(Debug, Default)]
 struct Known {
-    entries: Vec<Entry>,
+    entries: Vec<Registered>,
     /// What those have done that are gone.
     gone: Stats,
     /// When a ping was answered last.
@@ -254,7 +211,7 @@ struct Known {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Registered {
     /// Outlives the part it belongs to: what that one has counted is not lost.
     snapshot: Arc<Snapshot>,
     part: Weak<dyn Monitored>,
@@ -276,7 +233,7 @@ impl Registry {
         if known.entries.len() == known.entries.capacity() {
             known.forget_the_gone();
         }
-        known.entries.push(Entry {
+        known.entries.push(Registered {
             snapshot: Arc::clone(snapshot),
             part,
         });

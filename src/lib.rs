@@ -65,6 +65,7 @@ mod event;
 mod factory;
 mod health;
 mod id;
+mod json;
 mod lease;
 mod locker;
 #[cfg(feature = "unstable")]

@@ -17,6 +17,9 @@ use crate::probe::{AcquireOutcome, LossReason, Probe, RenewOutcome, RunOutcomeKi
 /// How many names of mutexes, and of semaphores, get a label of their own.
 const DEFAULT_MOST_LABELS: usize = 200;
 
+const OPENED: &str = "contend_connections_opened_total";
+const LOST: &str = "contend_connections_lost_total";
+
 /// The label of all names beyond that number.
 const OTHERS: &str = "(others)";
 
@@ -72,6 +75,9 @@ const OTHERS: &str = "(others)";
 /// `examples/service/alerts.yml` in the repository has alert rules for Prometheus.
 pub struct MetricsProbe {
     mutexes: Labels<MutexMetrics>,
+    /// Apart, because a leader's mutex has no locks, and most have no runs.
+    locks: Labels<LockMetrics>,
+    runs: Labels<RunMetrics>,
     semaphores: Labels<SemaphoreMetrics>,
     connections: OnceLock<Connections>,
 }
@@ -80,10 +86,18 @@ impl MetricsProbe {
     /// Makes a probe, and describes its metrics to the recorder.
     #[must_use]
     pub fn new() -> MetricsProbe {
-        describe();
+        describe_counter!(
+            OPENED,
+            Unit::Count,
+            "Connections to the backend that were opened"
+        );
+        let lost = "Connections to the backend that were lost or could not be opened";
+        describe_counter!(LOST, Unit::Count, lost);
         MetricsProbe {
-            mutexes: Labels::new(DEFAULT_MOST_LABELS),
-            semaphores: Labels::new(DEFAULT_MOST_LABELS),
+            mutexes: Labels::new(),
+            locks: Labels::new(),
+            runs: Labels::new(),
+            semaphores: Labels::new(),
             connections: OnceLock::new(),
         }
     }
@@ -92,14 +106,16 @@ impl MetricsProbe {
     #[must_use]
     pub fn most_labels(mut self, most: usize) -> MetricsProbe {
         self.mutexes.most = most;
+        self.locks.most = most;
+        self.runs.most = most;
         self.semaphores.most = most;
         self
     }
 
     fn connections(&self) -> &Connections {
         self.connections.get_or_init(|| Connections {
-            opened: counter!("contend_connections_opened_total"),
-            lost: counter!("contend_connections_lost_total"),
+            opened: counter!(OPENED),
+            lost: counter!(LOST),
         })
     }
 }
@@ -162,8 +178,7 @@ impl Probe for MetricsProbe {
     }
 
     fn waited(&self, mutex: &str, waited: Duration, locked: bool) {
-        let metrics = self.mutexes.of(mutex);
-        let lock = metrics.lock();
+        let lock = self.locks.of(mutex);
         lock.wait_seconds.record(waited);
         if !locked {
             lock.failed.increment(1);
@@ -183,8 +198,7 @@ impl Probe for MetricsProbe {
     }
 
     fn scheduled_run(&self, mutex: &str, outcome: RunOutcomeKind, late: Duration, took: Duration) {
-        let metrics = self.mutexes.of(mutex);
-        let run = metrics.run();
+        let run = self.runs.of(mutex);
         let counter = match outcome {
             RunOutcomeKind::Ok => &run.ok,
             RunOutcomeKind::Failed => &run.failed,
@@ -216,15 +230,18 @@ struct Labels<M> {
 
 /// Metrics that carry one label.
 trait Labelled {
+    /// Tells the recorder what they mean.
+    fn describe();
     fn register(label: &str) -> Self;
 }
 
 impl<M: Labelled> Labels<M> {
-    fn new(most: usize) -> Labels<M> {
+    fn new() -> Labels<M> {
+        M::describe();
         Labels {
             known: RwLock::default(),
             others: OnceLock::new(),
-            most,
+            most: DEFAULT_MOST_LABELS,
         }
     }
 
@@ -256,215 +273,90 @@ impl<M: Labelled> Labels<M> {
     }
 }
 
-struct MutexMetrics {
-    label: String,
-    owner: Gauge,
-    gained: Counter,
-    lost_released: Counter,
-    lost_expired: Counter,
-    lost_taken_away: Counter,
-    lost_panicked: Counter,
-    held_seconds: Histogram,
-    acquire_granted: Counter,
-    acquire_refused: Counter,
-    acquire_failed: Counter,
-    acquire_seconds: Histogram,
-    renew_renewed: Counter,
-    renew_lost: Counter,
-    renew_failed: Counter,
-    renew_seconds: Histogram,
-    hand_off_seconds: Histogram,
-    /// Registered with the first lock: a leader's mutex has none.
-    lock: OnceLock<LockMetrics>,
-    /// Registered with the first run.
-    run: OnceLock<RunMetrics>,
+/// Declares metrics that carry a label: field, type, name and meaning.
+macro_rules! labelled {
+    ($metrics:ident, $label:literal, {
+        $($field:ident: $kind:ident = $name:literal, $text:literal;)*
+    }) => {
+        struct $metrics {
+            $($field: $kind,)*
+        }
+
+        impl Labelled for $metrics {
+            fn describe() {
+                $(labelled!(describe $kind, $name, $text);)*
+            }
+
+            fn register(label: &str) -> $metrics {
+                $metrics {
+                    $($field: labelled!(register $kind, $name, $label, label),)*
+                }
+            }
+        }
+    };
+    (describe Counter, $name:literal, $text:literal) => {
+        describe_counter!($name, Unit::Count, $text)
+    };
+    (describe Gauge, $name:literal, $text:literal) => {
+        describe_gauge!($name, Unit::Count, $text)
+    };
+    (describe Histogram, $name:literal, $text:literal) => {
+        describe_histogram!($name, Unit::Seconds, $text)
+    };
+    (register Counter, $name:literal, $key:literal, $label:ident) => {
+        counter!($name, $key => $label.to_owned())
+    };
+    (register Gauge, $name:literal, $key:literal, $label:ident) => {
+        gauge!($name, $key => $label.to_owned())
+    };
+    (register Histogram, $name:literal, $key:literal, $label:ident) => {
+        histogram!($name, $key => $label.to_owned())
+    };
 }
 
-struct LockMetrics {
-    wait_seconds: Histogram,
-    failed: Counter,
-}
+labelled!(MutexMetrics, "mutex", {
+    owner: Gauge = "contend_owner", "Contenders of this process that own the mutex";
+    gained: Counter = "contend_gained_total", "Ownerships that began";
+    lost_released: Counter = "contend_lost_released_total", "Ownerships given up on purpose";
+    lost_expired: Counter = "contend_lost_expired_total", "Leases that ended without a renewal";
+    lost_taken_away: Counter = "contend_lost_taken_away_total", "Ownerships revoked, deleted or found to be somebody else's";
+    lost_panicked: Counter = "contend_lost_panicked_total", "Ownerships ended by a panic in the backend";
+    held_seconds: Histogram = "contend_held_seconds", "How long an ownership lasted";
+    acquire_granted: Counter = "contend_acquire_granted_total", "Attempts to acquire that were granted";
+    acquire_refused: Counter = "contend_acquire_refused_total", "Attempts to acquire that found another owner";
+    acquire_failed: Counter = "contend_acquire_failed_total", "Attempts to acquire without an answer";
+    acquire_seconds: Histogram = "contend_acquire_seconds", "How long an attempt to acquire took";
+    renew_renewed: Counter = "contend_renew_renewed_total", "Renewals";
+    renew_lost: Counter = "contend_renew_lost_total", "Renewals that found the ownership gone";
+    renew_failed: Counter = "contend_renew_failed_total", "Renewals without an answer";
+    renew_seconds: Histogram = "contend_renew_seconds", "How long a renewal took";
+    hand_off_seconds: Histogram = "contend_hand_off_seconds", "From the wake-up of a contender to its ownership";
+});
 
-struct RunMetrics {
-    ok: Counter,
-    failed: Counter,
-    panicked: Counter,
-    cancelled: Counter,
-    lost: Counter,
-    seconds: Histogram,
-    late_seconds: Histogram,
-}
+labelled!(LockMetrics, "mutex", {
+    wait_seconds: Histogram = "contend_lock_wait_seconds", "How long a call of lock took";
+    failed: Counter = "contend_lock_failed_total", "Calls of lock that returned without the lock";
+});
 
-struct SemaphoreMetrics {
-    held: Gauge,
-    exhausted: Counter,
-}
+labelled!(RunMetrics, "mutex", {
+    ok: Counter = "contend_run_ok_total", "Scheduled runs that returned Ok";
+    failed: Counter = "contend_run_failed_total", "Scheduled runs that returned an error";
+    panicked: Counter = "contend_run_panicked_total", "Scheduled runs that panicked";
+    cancelled: Counter = "contend_run_cancelled_total", "Scheduled runs during which the scheduler was stopped";
+    lost: Counter = "contend_run_lost_total", "Scheduled runs during which leadership was lost";
+    seconds: Histogram = "contend_run_seconds", "How long a scheduled run took";
+    late_seconds: Histogram = "contend_run_late_seconds", "How long after its time a scheduled run began";
+});
 
+labelled!(SemaphoreMetrics, "semaphore", {
+    held: Gauge = "contend_permits_held", "Permits that this process holds";
+    exhausted: Counter = "contend_exhausted_total", "Requests that found the semaphore exhausted";
+});
+
+/// Metrics without a label.
 struct Connections {
     opened: Counter,
     lost: Counter,
-}
-
-impl MutexMetrics {
-    fn lock(&self) -> &LockMetrics {
-        self.lock.get_or_init(|| LockMetrics {
-            wait_seconds: histogram!("contend_lock_wait_seconds", "mutex" => self.label.clone()),
-            failed: counter!("contend_lock_failed_total", "mutex" => self.label.clone()),
-        })
-    }
-
-    fn run(&self) -> &RunMetrics {
-        let label = || self.label.clone();
-        self.run.get_or_init(|| RunMetrics {
-            ok: counter!("contend_run_ok_total", "mutex" => label()),
-            failed: counter!("contend_run_failed_total", "mutex" => label()),
-            panicked: counter!("contend_run_panicked_total", "mutex" => label()),
-            cancelled: counter!("contend_run_cancelled_total", "mutex" => label()),
-            lost: counter!("contend_run_lost_total", "mutex" => label()),
-            seconds: histogram!("contend_run_seconds", "mutex" => label()),
-            late_seconds: histogram!("contend_run_late_seconds", "mutex" => label()),
-        })
-    }
-}
-
-impl Labelled for MutexMetrics {
-    fn register(name: &str) -> MutexMetrics {
-        let label = || name.to_owned();
-        MutexMetrics {
-            label: label(),
-            owner: gauge!("contend_owner", "mutex" => label()),
-            gained: counter!("contend_gained_total", "mutex" => label()),
-            lost_released: counter!("contend_lost_released_total", "mutex" => label()),
-            lost_expired: counter!("contend_lost_expired_total", "mutex" => label()),
-            lost_taken_away: counter!("contend_lost_taken_away_total", "mutex" => label()),
-            lost_panicked: counter!("contend_lost_panicked_total", "mutex" => label()),
-            held_seconds: histogram!("contend_held_seconds", "mutex" => label()),
-            acquire_granted: counter!("contend_acquire_granted_total", "mutex" => label()),
-            acquire_refused: counter!("contend_acquire_refused_total", "mutex" => label()),
-            acquire_failed: counter!("contend_acquire_failed_total", "mutex" => label()),
-            acquire_seconds: histogram!("contend_acquire_seconds", "mutex" => label()),
-            renew_renewed: counter!("contend_renew_renewed_total", "mutex" => label()),
-            renew_lost: counter!("contend_renew_lost_total", "mutex" => label()),
-            renew_failed: counter!("contend_renew_failed_total", "mutex" => label()),
-            renew_seconds: histogram!("contend_renew_seconds", "mutex" => label()),
-            hand_off_seconds: histogram!("contend_hand_off_seconds", "mutex" => label()),
-            lock: OnceLock::new(),
-            run: OnceLock::new(),
-        }
-    }
-}
-
-impl Labelled for SemaphoreMetrics {
-    fn register(name: &str) -> SemaphoreMetrics {
-        SemaphoreMetrics {
-            held: gauge!("contend_permits_held", "semaphore" => name.to_owned()),
-            exhausted: counter!("contend_exhausted_total", "semaphore" => name.to_owned()),
-        }
-    }
-}
-
-fn describe() {
-    let counters = [
-        ("contend_gained_total", "Ownerships that began"),
-        (
-            "contend_lost_released_total",
-            "Ownerships given up on purpose",
-        ),
-        (
-            "contend_lost_expired_total",
-            "Leases that ended without a renewal",
-        ),
-        (
-            "contend_lost_taken_away_total",
-            "Ownerships revoked, deleted or found to be somebody else's",
-        ),
-        (
-            "contend_lost_panicked_total",
-            "Ownerships ended by a panic in the backend",
-        ),
-        (
-            "contend_acquire_granted_total",
-            "Attempts to acquire that were granted",
-        ),
-        (
-            "contend_acquire_refused_total",
-            "Attempts to acquire that found another owner",
-        ),
-        (
-            "contend_acquire_failed_total",
-            "Attempts to acquire without an answer",
-        ),
-        ("contend_renew_renewed_total", "Renewals"),
-        (
-            "contend_renew_lost_total",
-            "Renewals that found the ownership gone",
-        ),
-        ("contend_renew_failed_total", "Renewals without an answer"),
-        (
-            "contend_lock_failed_total",
-            "Calls of lock that returned without the lock",
-        ),
-        ("contend_run_ok_total", "Scheduled runs that returned Ok"),
-        (
-            "contend_run_failed_total",
-            "Scheduled runs that returned an error",
-        ),
-        ("contend_run_panicked_total", "Scheduled runs that panicked"),
-        (
-            "contend_run_cancelled_total",
-            "Scheduled runs during which the scheduler was stopped",
-        ),
-        (
-            "contend_run_lost_total",
-            "Scheduled runs during which leadership was lost",
-        ),
-        (
-            "contend_exhausted_total",
-            "Requests that found the semaphore exhausted",
-        ),
-        (
-            "contend_connections_opened_total",
-            "Connections to the backend that were opened",
-        ),
-        (
-            "contend_connections_lost_total",
-            "Connections to the backend that were lost or could not be opened",
-        ),
-    ];
-    for (name, text) in counters {
-        describe_counter!(name, Unit::Count, text);
-    }
-    let histograms = [
-        ("contend_held_seconds", "How long an ownership lasted"),
-        (
-            "contend_acquire_seconds",
-            "How long an attempt to acquire took",
-        ),
-        ("contend_renew_seconds", "How long a renewal took"),
-        (
-            "contend_hand_off_seconds",
-            "From the wake-up of a contender to its ownership",
-        ),
-        ("contend_lock_wait_seconds", "How long a call of lock took"),
-        ("contend_run_seconds", "How long a scheduled run took"),
-        (
-            "contend_run_late_seconds",
-            "How long after its time a scheduled run began",
-        ),
-    ];
-    for (name, text) in histograms {
-        describe_histogram!(name, Unit::Seconds, text);
-    }
-    describe_gauge!(
-        "contend_owner",
-        Unit::Count,
-        "Contenders of this process that own the mutex"
-    );
-    describe_gauge!(
-        "contend_permits_held",
-        Unit::Count,
-        "Permits that this process holds"
-    );
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 
 use super::schedule::Schedule;
-use super::worker::{Context, Job, Term, WorkError, Worker, chain};
+use super::worker::{Context, Term, Work, WorkError, Worker, chain};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory::Factory;
@@ -54,14 +54,14 @@ use crate::thread::Local;
 pub struct Scheduler {
     /// Known in a child process too.
     schedule: Schedule,
-    inner: Local<Inner>,
+    inner: Local<LocalScheduler>,
 }
 
-struct Inner {
+struct LocalScheduler {
     service: Arc<MutexContendService>,
     term: Arc<Term>,
     schedule: Schedule,
-    job: Arc<Mutex<Job>>,
+    job: Arc<Mutex<Work>>,
     probe: Probed,
     stop_within: Duration,
     lifecycle: Lifecycle,
@@ -166,7 +166,7 @@ impl Scheduler {
     }
 }
 
-impl Inner {
+impl LocalScheduler {
     fn start(&self) -> Result<()> {
         let name = format!("schedule {}", self.service.mutex());
         self.lifecycle.start(name, || {
@@ -178,6 +178,7 @@ impl Inner {
                 job: Arc::clone(&self.job),
                 probe: self.probe.clone(),
                 own_last: Cell::new(None),
+                failure: Cell::new(None),
             };
             Ok((move |parker| worker.run(&parker), 0))
         })
@@ -210,7 +211,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for LocalScheduler {
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
             let mutex = self.service.mutex();
@@ -342,11 +343,11 @@ impl SchedulerBuilder {
             .on_acquired(move |event| begin.begin(event.fence()))
             .on_released(move |_| end.end())
             .build_blocking()?;
-        let job = Job {
+        let job = Work {
             work: Box::new(move |context| work(context).into_result()),
             on_outcome: self.on_outcome,
         };
-        let inner = Inner {
+        let inner = LocalScheduler {
             service: Arc::new(service),
             term,
             schedule: schedule.clone(),

@@ -32,7 +32,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 pub(super) type WorkError = Box<dyn StdError + Send + Sync>;
 
 /// Scheduled work and who hears what became of its runs.
-pub(super) struct Job {
+pub(super) struct Work {
     pub(super) work: Box<dyn FnMut(&Context) -> std::result::Result<(), WorkError> + Send>,
     pub(super) on_outcome: Option<Box<dyn FnMut(&RunReport) + Send>>,
 }
@@ -70,12 +70,12 @@ pub struct Context {
     fence: u64,
     snapshot: Arc<Snapshot>,
     cancelled: Receiver<Infallible>,
-    run: Run,
+    run: RunTimes,
 }
 
 /// Which run it is.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct RunTimes {
     /// `None`: it was asked for.
     due: Option<SystemTime>,
     late: Duration,
@@ -174,13 +174,13 @@ impl std::fmt::Debug for Context {
 /// What the loop knows of the leadership, told by the service's callbacks, which wait for running work.
 #[derive(Debug, Default)]
 pub(super) struct Term {
-    notes: Mutex<Notes>,
+    notes: Mutex<TermState>,
     /// Work has ended.
     idle: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Notes {
+struct TermState {
     leadership: Option<Leadership>,
     /// Work is running, in this leadership or a past one.
     running: bool,
@@ -292,7 +292,7 @@ impl Term {
     }
 }
 
-impl Notes {
+impl TermState {
     fn unpark(&self) {
         if let Some(unparker) = &self.unparker {
             unparker.unpark();
@@ -313,10 +313,12 @@ pub(super) struct Worker {
     pub(super) service: Arc<MutexContendService>,
     pub(super) term: Arc<Term>,
     pub(super) schedule: Schedule,
-    pub(super) job: Arc<Mutex<Job>>,
+    pub(super) job: Arc<Mutex<Work>>,
     pub(super) probe: Probed,
     /// The last run that this process made itself: known even if the backend has lost its record.
     pub(super) own_last: Cell<Option<Moment>>,
+    /// What went wrong last with the record of runs: said once per change.
+    pub(super) failure: Cell<Option<(&'static str, ErrorKind)>>,
 }
 
 /// What is known of the last run.
@@ -368,7 +370,7 @@ impl Worker {
                 parker.park(until);
                 continue;
             }
-            let run = Run {
+            let run = RunTimes {
                 due: (!asked).then(|| UNIX_EPOCH + plan.due(now)),
                 late: if asked {
                     Duration::ZERO
@@ -377,7 +379,11 @@ impl Worker {
                 },
             };
             match self.try_run(fence, run) {
-                Some((begun, ended)) if !asked => plan.ran(begun, ended, rand::random()),
+                Some((begun, ended)) if !asked => {
+                    plan.ran(begun, ended, rand::random());
+                    // Whatever was before it.
+                    past = Past::Known(None);
+                }
                 Some(_) => {}
                 // Not the leader any more, which the callback is about to say; or not yet again.
                 None => {
@@ -403,7 +409,10 @@ impl Worker {
             return Past::Known(None);
         }
         let age = match self.service.last_run(self.by(fence)) {
-            Ok(age) => age,
+            Ok(age) => {
+                self.works();
+                age
+            }
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 self.warn("runs are not recorded, so a new leader begins anew", &error);
                 None
@@ -418,7 +427,7 @@ impl Worker {
     }
 
     /// Runs the work, and says when it began and ended. `None`: this process does not lead.
-    fn try_run(&self, fence: u64, run: Run) -> Option<(Clocks, Clocks)> {
+    fn try_run(&self, fence: u64, run: RunTimes) -> Option<(Clocks, Clocks)> {
         let recorded = match run.due {
             Some(_) => self.schedule.recorded(),
             None => Recorded::Never,
@@ -465,21 +474,27 @@ impl Worker {
     /// Records a run. Returns `false` if this process does not lead; a failure is logged, and the work
     /// runs all the same.
     fn record(&self, fence: u64) -> bool {
-        match self
-            .service
-            .record_run(fence, self.schedule.kept(), self.by(fence))
-        {
-            Ok(recorded) => {
-                if !recorded {
-                    let mutex = self.service.mutex();
-                    log::warn!(
-                        "{mutex}: no run begins: the backend says that fence {fence} is over"
-                    );
-                }
-                recorded
+        let keep = self.schedule.kept();
+        match self.service.record_run(fence, keep, self.by(fence)) {
+            Ok(true) => {
+                self.works();
+                true
+            }
+            Ok(false) => {
+                let mutex = self.service.mutex();
+                log::warn!(
+                    "{mutex}: the backend says that fence {fence} is over; nothing more runs"
+                );
+                false
             }
             Err(error) => {
-                self.warn("cannot record a run; it goes on all the same", &error);
+                let what = match self.schedule.recorded() {
+                    Recorded::AtTheEnd => {
+                        "cannot record a run that has ended; a new leader may begin the next one too early"
+                    }
+                    _ => "cannot record a run; the work runs all the same",
+                };
+                self.warn(what, &error);
                 true
             }
         }
@@ -490,7 +505,7 @@ impl Worker {
         Moment::now() + self.service.snapshot().valid_for(fence) / 2
     }
 
-    fn tell(&self, job: &mut Job, report: &RunReport) {
+    fn tell(&self, job: &mut Work, report: &RunReport) {
         report.log();
         self.probe.tell(|probe| {
             probe.scheduled_run(&report.mutex, report.kind, report.late, report.took);
@@ -503,8 +518,19 @@ impl Worker {
         }
     }
 
-    fn warn(&self, what: &str, error: &Error) {
-        log::warn!("{}: {what}: {}", self.service.mutex(), chain(error));
+    /// Says what goes wrong with the record of runs, once per change.
+    fn warn(&self, what: &'static str, error: &Error) {
+        let failure = Some((what, error.kind()));
+        if self.failure.replace(failure) != failure {
+            log::warn!("{}: {what}: {}", self.service.mutex(), chain(error));
+        }
+    }
+
+    /// The backend has answered.
+    fn works(&self) {
+        if self.failure.take().is_some() {
+            log::info!("{}: runs are recorded again", self.service.mutex());
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use testbed::{Proxy, RedisServer, TempDir, ZooKeeperServer, is_alive, wait_until
 use crate::mysql_ground;
 use crate::program::{PATIENCE, Program, field, run};
 
-const HANG: Duration = Duration::from_secs(240);
+pub const HANG: Duration = Duration::from_secs(240);
 
 /// One kind of server, shared by the tests of this process.
 pub struct Backend {
@@ -95,7 +95,8 @@ on_every_backend!(
     a_server_that_answers_and_one_that_does_not_are_told_apart,
     health_tells_not_tried_yet_from_fine_and_from_failing,
     an_operator_sees_who_owns_and_who_waits_and_takes_a_mutex_away,
-    status_shows_a_hand_off_while_it_watches,
+    status_shows_a_hand_off_and_an_outage_while_it_watches,
+    status_of_all_mutexes_tells_when_one_is_free,
     a_lock_that_waits_says_for_whom_and_that_the_server_is_away,
     several_mutexes_are_locked_together,
     a_leader_runs_its_command_and_the_next_one_goes_on,
@@ -198,29 +199,61 @@ fn an_operator_sees_who_owns_and_who_waits_and_takes_a_mutex_away(backend: &Back
     assert!(next > fence.parse().unwrap(), "{acquired}");
 }
 
-fn status_shows_a_hand_off_while_it_watches(backend: &Backend) {
+/// `cargo test --all-features --test cli -- status_shows --nocapture` prints what a person sees.
+fn status_shows_a_hand_off_and_an_outage_while_it_watches(backend: &Backend) {
     let url = backend.url();
     let hold = |id| Program::start(&url, &["elect", "--json", "--mutex", "watched", "--id", id]);
-    let watch = [
-        "status",
-        "watched",
-        "--watch",
-        "--json",
-        "--interval",
-        "50ms",
-    ];
-    let mut status = Program::start(&url, &watch);
+    let watch = ["status", "watched", "--watch", "--interval", "50ms"];
+    let proxy = Proxy::to(backend.addr);
+    let through = backend.through(&proxy);
+    let mut table = Program::start(&through, &watch);
+    let mut status = Program::start(&through, &[&watch[..], &["--json"]].concat());
     assert_eq!(field(&status.says("watched"), "owner"), "null");
+    table.says("(free)");
     let mut first = hold("first");
     first.says("\"acquired\"");
     status.says("\"owner\":\"first\"");
+    table.says("first");
     let mut second = hold("second");
-    second.says("\"owner\":\"first\"");
+    wait_until(PATIENCE, "the second waits", || {
+        let (_, out, _) = run(&url, &["status", "watched", "--json"]);
+        !out.contains("\"waiting\":[]")
+    });
     assert_eq!(first.terminate().0, 0);
     second.says("\"acquired\"");
     status.says("\"owner\":\"second\"");
+    table.says("  second");
+
+    proxy.refuse();
+    proxy.cut();
+    let line = status.says("\"error\":\"");
+    assert!(line.contains("\"realm\":"), "{line}");
+    table.says("NO ANSWER for ");
+    table.says("as it was before:");
+    proxy.pass();
+    // Nothing else has changed: that alone is said.
+    status.says("\"error\":null");
+    table.says("answered in ");
     assert_eq!(second.terminate().0, 0);
     status.says("\"owner\":null");
+    table.says("(free)");
+    assert_eq!(status.terminate().0, 0);
+    let (code, lines) = table.terminate();
+    assert_eq!(code, 0);
+    println!("$ contend status watched --watch\n{}", lines.join("\n"));
+}
+
+/// A mutex that is not listed any more is a change too.
+fn status_of_all_mutexes_tells_when_one_is_free(backend: &Backend) {
+    let url = backend.url();
+    let watch = ["status", "--watch", "--json", "--interval", "50ms"];
+    let mut status = Program::start(&url, &watch);
+    let elect = ["elect", "--json", "--mutex", "listed", "--id", "first"];
+    let mut first = Program::start(&url, &elect);
+    first.says("\"acquired\"");
+    status.says("\"mutex\":\"listed\",\"owner\":\"first\"");
+    assert_eq!(first.terminate().0, 0);
+    status.says("\"mutex\":\"listed\",\"owner\":null");
     assert_eq!(status.terminate().0, 0);
 }
 
@@ -334,6 +367,46 @@ fn a_reader_that_goes_away_is_no_reason_to_panic() {
     });
 }
 
+/// A leader whose lines nobody reads any more steps down, in order.
+#[test]
+fn an_election_that_nobody_reads_ends() {
+    within(HANG, || {
+        let url = redis().url();
+        let script = format!(
+            "{} elect --lead 50ms --mutex unread | head -n 3",
+            crate::CONTEND
+        );
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", &script])
+            .env("CONTEND_URL", &url)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        // The shell waits for both sides of the pipe.
+        assert!(shell.wait().unwrap().success());
+        let (_, out, _) = run(&url, &["status", "unread", "--json"]);
+        assert_eq!(field(&out, "owner"), "null", "{out}");
+    });
+}
+
+#[test]
+fn output_that_cannot_be_written_is_said() {
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let output = crate::program::contend("memory://", &["ping"])
+        .stdout(full)
+        .output()
+        .unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(74), "{err}");
+    assert!(
+        err.starts_with("contend: cannot write the output: "),
+        "{err}"
+    );
+}
+
 #[test]
 fn what_is_not_understood_is_a_usage_error() {
     for args in [
@@ -353,6 +426,16 @@ fn what_is_not_understood_is_a_usage_error() {
         let (code, out, err) = run("memory://", args);
         assert_eq!((code, &*out), (64, ""), "{args:?}: {err}");
     }
+    // With --json, what is wrong is an object too.
+    let (code, _, err) = run("memory://", &["--json", "lock", "--mutx", "m"]);
+    assert_eq!(code, 64);
+    assert!(
+        err.starts_with("{\"error\":\"unexpected argument") && err.lines().count() == 1,
+        "{err}"
+    );
+    // A bad name is one for ever: there is nothing to watch.
+    let (code, _, err) = run("memory://", &["status", "--watch", ""]);
+    assert_eq!(code, 64, "{err}");
     // An URL is data too.
     let (code, _, err) = run("nowhere", &["ping"]);
     assert_eq!(code, 64, "{err}");

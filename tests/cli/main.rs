@@ -6,8 +6,10 @@
 mod backends;
 mod elect;
 mod lock;
+mod mistakes;
 #[path = "../mysql_ground/mod.rs"]
 mod mysql_ground;
+mod outages;
 mod program;
 mod semaphore;
 

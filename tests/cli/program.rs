@@ -88,6 +88,13 @@ impl Program {
         None
     }
 
+    /// The next line of either stream; `None` if there is none by `end`.
+    pub fn next_by(&mut self, end: Instant) -> Option<String> {
+        let line = self.lines.recv_deadline(end).ok()?;
+        self.seen.push(line.clone());
+        Some(line)
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

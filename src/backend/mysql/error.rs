@@ -64,7 +64,10 @@ impl RequestError {
     fn answered(answer: &mysql::MySqlError) -> RequestError {
         let code = answer.code;
         let message = match code {
-            1045 | 1698 => "the MySQL server refused user or password".to_owned(),
+            1045 | 1698 => {
+                let user = answer.message.split('\'').nth(1).unwrap_or_default();
+                format!("the MySQL server refused user {user:?} or its password; check both")
+            }
             1129 => "MySQL error 1129: the server has locked this host out after too many handshakes \
                      that were begun and given up; an operator must run FLUSH HOSTS (MySQL 8: TRUNCATE \
                      TABLE performance_schema.host_cache)"
@@ -210,7 +213,10 @@ impl From<RequestError> for Error {
 fn silent(patience: Duration) -> Error {
     Error::new(
         ErrorKind::Timeout,
-        format!("the MySQL server gave no answer within {patience:?}"),
+        format!(
+            "the MySQL server gave no answer within {} ms",
+            patience.as_millis()
+        ),
     )
 }
 

@@ -371,7 +371,7 @@ impl Connection {
 pub(super) fn late(what: &str, server: &dyn fmt::Display) -> Error {
     Error::new(
         ErrorKind::Timeout,
-        format!("redis at {server}: {what} took too long"),
+        format!("redis at {server}: no answer within the time for {what}"),
     )
     .before_asking()
 }

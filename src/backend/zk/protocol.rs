@@ -483,7 +483,7 @@ impl Protocol {
                 if by <= now {
                     return Err(Error::new(
                         ErrorKind::Timeout,
-                        "the server did not answer the handshake in time",
+                        "no answer within the time for a handshake; it hangs, or is this a ZooKeeper server?",
                     ));
                 }
             }

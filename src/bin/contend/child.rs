@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, after, never, select, tick};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::console::{Console, Json};
+use crate::console::{Console, now};
 use crate::exit::{Failure, LOST, by_signal};
 
 /// The first argument of the guardian's process.
@@ -108,9 +108,7 @@ impl Running {
             }
             if !lost && !(terms.may_run)() {
                 lost = true;
-                let event = Json::now()
-                    .text("event", "lost")
-                    .text("message", terms.lost);
+                let event = now().with("event", "lost").with("message", terms.lost);
                 console.message(event, &format!("{}; ending the command", terms.lost));
                 self.target.send(Signal::TERM);
                 kill = after(terms.grace);

@@ -1,10 +1,10 @@
 //! What people and programs read: lines on standard output, messages on standard error, as text or JSON.
 
-use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::exit::Failure;
+use crate::json::Json;
 
 /// The two streams, and how to write to them.
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ impl Console {
     pub fn text(&self, text: &str) -> Result<(), Failure> {
         let mut out = io::stdout().lock();
         let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        written.map_err(|_| Failure::OutputGone)
+        written.map_err(Failure::Output)
     }
 
     /// Writes the object with `--json`, and the text otherwise.
@@ -61,95 +61,24 @@ impl Console {
         let _ = writeln!(io::stderr(), "{line}");
     }
 
+    /// Writes something worth knowing to standard error.
+    pub fn log(&self, text: &str) {
+        self.message(now().with("event", "log").with("message", text), text);
+    }
+
     /// Writes what went wrong to standard error.
     pub fn error(&self, message: &str, kind: &str, code: u8) {
         let event = Json::new()
-            .text("error", message)
-            .text("kind", kind)
-            .number("code", code.into());
+            .with("error", message)
+            .with("kind", kind)
+            .with("code", u32::from(code));
         self.message(event, message);
     }
 }
 
-/// One JSON object, written from left to right.
-pub struct Json {
-    text: String,
-}
-
-impl Json {
-    pub fn new() -> Json {
-        Json {
-            text: String::from("{"),
-        }
-    }
-
-    /// Begins with the wall clock's time, as every event does.
-    pub fn now() -> Json {
-        Json::new().number("at_ms", wall_ms())
-    }
-
-    pub fn text(self, name: &str, value: &str) -> Json {
-        let value = quoted(value);
-        self.raw(name, &value)
-    }
-
-    pub fn number(self, name: &str, value: u64) -> Json {
-        self.raw(name, &value.to_string())
-    }
-
-    pub fn boolean(self, name: &str, value: bool) -> Json {
-        self.raw(name, if value { "true" } else { "false" })
-    }
-
-    /// `null` for `None`.
-    pub fn text_or_null(self, name: &str, value: Option<&str>) -> Json {
-        match value {
-            Some(value) => self.text(name, value),
-            None => self.raw(name, "null"),
-        }
-    }
-
-    /// `null` for `None`.
-    pub fn number_or_null(self, name: &str, value: Option<u64>) -> Json {
-        match value {
-            Some(value) => self.number(name, value),
-            None => self.raw(name, "null"),
-        }
-    }
-
-    pub fn list(self, name: &str, values: impl Iterator<Item = Json>) -> Json {
-        let values: Vec<String> = values.map(Json::end).collect();
-        self.raw(name, &format!("[{}]", values.join(",")))
-    }
-
-    pub fn end(mut self) -> String {
-        self.text.push('}');
-        self.text
-    }
-
-    fn raw(mut self, name: &str, value: &str) -> Json {
-        if self.text.len() > 1 {
-            self.text.push(',');
-        }
-        // Writing to a string does not fail.
-        let _ = write!(self.text, "{}:{value}", quoted(name));
-        self
-    }
-}
-
-fn quoted(text: &str) -> String {
-    let mut json = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => json.extend(['\\', c]),
-            c if c.is_control() => {
-                let _ = write!(json, "\\u{:04x}", c as u32);
-            }
-            c => json.push(c),
-        }
-    }
-    json.push('"');
-    json
+/// Begins an object with the wall clock's time, as every event does.
+pub fn now() -> Json {
+    Json::new().with("at_ms", wall_ms())
 }
 
 /// The wall clock in epoch milliseconds: for people, never for a decision.

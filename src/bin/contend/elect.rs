@@ -9,8 +9,8 @@ use crossbeam_channel::{Sender, bounded, select};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::connection::{Connection, duration};
-use crate::console::{Console, Json};
-use crate::exit::{Failure, code};
+use crate::console::{Console, now};
+use crate::exit::{Failure, at_the_end};
 use crate::signals;
 
 /// Contends for leadership, and prints who leads.
@@ -93,7 +93,7 @@ impl Elect {
             service.start()?;
         }
 
-        while !is_over() {
+        while !is_over() && show.lock().unread.is_none() {
             let resigns = lead.and_then(|lead| Some(show.lock().leads_since()?.1 + lead));
             let next = resigns.into_iter().chain(end).min();
             let patience = next.map_or(Duration::MAX, |next| next - Instant::now());
@@ -112,7 +112,8 @@ impl Elect {
             }
         }
 
-        let trouble = services.iter().find_map(MutexContendService::last_error);
+        // Asked while they still run. The log has said what is wrong when it began.
+        let code = at_the_end(&factory);
         // Who waits goes first, or it would lead for a moment when the leader has gone.
         let leader = show.lock().leads_since().map(|(index, _)| index);
         let (last, first) = services
@@ -125,11 +126,10 @@ impl Elect {
         }
         let mut show = show.lock();
         show.summary(Instant::now() - start);
-        Ok(match trouble {
-            // The log has said so when it began.
-            Some(error) if show.has_seen_nobody() => code(error.kind()),
-            _ => 0,
-        })
+        match show.unread.take() {
+            Some(failure) => Err(failure),
+            None => Ok(code),
+        }
     }
 
     fn services(
@@ -243,7 +243,8 @@ struct Show {
     vacant_since: Option<Instant>,
     hand_offs: Vec<Duration>,
     fences: Vec<u64>,
-    seen: bool,
+    /// Why nobody reads what is printed.
+    unread: Option<Failure>,
 }
 
 impl Show {
@@ -256,11 +257,11 @@ impl Show {
             vacant_since: None,
             hand_offs: Vec::new(),
             fences: Vec::new(),
-            seen: false,
+            unread: None,
         }
     }
 
-    fn headline(&self, factory: &Factory) {
+    fn headline(&mut self, factory: &Factory) {
         if !self.console.is_json() {
             let who = match self.standings.len() {
                 1 => "1 contender".to_owned(),
@@ -298,19 +299,18 @@ impl Show {
             EventKind::OwnerChanged if !event.state.after().owner_id().is_empty() => "owner",
             _ => return,
         };
-        self.seen = true;
         let id = standing.id.clone();
         self.event(what, &id, event.state.after().owner_id(), event.fence());
     }
 
     fn event(&mut self, event: &str, contender: &str, owner: &str, fence: Option<u64>) {
         let line = if self.console.is_json() {
-            Json::now()
-                .text("mutex", &self.mutex)
-                .text("contender", contender)
-                .text("event", event)
-                .text_or_null("owner", Some(owner).filter(|owner| !owner.is_empty()))
-                .number_or_null("fence", fence)
+            now()
+                .with("mutex", &self.mutex)
+                .with("contender", contender)
+                .with("event", event)
+                .with("owner", Some(owner).filter(|owner| !owner.is_empty()))
+                .with("fence", fence)
                 .end()
         } else {
             let at = (Instant::now() - self.start).as_secs_f64();
@@ -326,14 +326,11 @@ impl Show {
         self.say(&line);
     }
 
-    /// A reader that has gone away is no reason to give leadership up in disorder.
-    fn say(&self, line: &str) {
-        let _ = self.console.line(line);
-    }
-
-    /// Whether no owner was ever seen: neither one of ours, nor another.
-    fn has_seen_nobody(&self) -> bool {
-        !self.seen
+    /// Without a reader there is nothing to lead for: the loop ends, and gives leadership up in order.
+    fn say(&mut self, line: &str) {
+        if let Err(failure) = self.console.line(line) {
+            self.unread.get_or_insert(failure);
+        }
     }
 
     fn summary(&mut self, length: Duration) {
@@ -341,13 +338,9 @@ impl Show {
             return;
         }
         self.say("\ncontender    turns   led");
-        for standing in &self.standings {
-            self.say(&format!(
-                "{:<12} {:>5}   {:.2} s",
-                standing.id,
-                standing.turns,
-                standing.led.as_secs_f64()
-            ));
+        for index in 0..self.standings.len() {
+            let Standing { id, turns, led, .. } = &self.standings[index];
+            self.say(&format!("{id:<12} {turns:>5}   {:.2} s", led.as_secs_f64()));
         }
         let led: Duration = self.standings.iter().map(|standing| standing.led).sum();
         let share = 100.0 * led.as_secs_f64() / length.as_secs_f64().max(f64::EPSILON);

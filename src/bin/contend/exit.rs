@@ -2,7 +2,7 @@
 
 use std::io;
 
-use contend::{Error, ErrorKind};
+use contend::{Contact, Error, ErrorKind, Factory};
 
 use crate::console::Console;
 
@@ -23,6 +23,8 @@ const CONFLICT: u8 = 65;
 const UNAVAILABLE: u8 = 69;
 /// An error inside contend (`EX_SOFTWARE`).
 const SOFTWARE: u8 = 70;
+/// The output cannot be written (`EX_IOERR`).
+const OUTPUT: u8 = 74;
 /// The server denied access (`EX_NOPERM`).
 const DENIED: u8 = 77;
 /// The server is not set up for this (`EX_CONFIG`).
@@ -41,8 +43,8 @@ pub enum Failure {
     Usage(String),
     /// The command could not be started.
     Command { program: String, error: io::Error },
-    /// Whoever read our output has gone away.
-    OutputGone,
+    /// Standard output cannot be written to: whoever read it has gone away, or a disk is full.
+    Output(io::Error),
 }
 
 impl Failure {
@@ -53,7 +55,8 @@ impl Failure {
             Failure::Command { error, .. } if error.kind() == io::ErrorKind::NotFound => NOT_FOUND,
             Failure::Command { .. } => NOT_EXECUTABLE,
             // As if SIGPIPE had ended us.
-            Failure::OutputGone => SIGNAL + 13,
+            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => SIGNAL + 13,
+            Failure::Output(_) => OUTPUT,
         }
     }
 
@@ -68,7 +71,11 @@ impl Failure {
                 let message = format!("cannot run {program:?}: {error}");
                 console.error(&message, "command", self.code());
             }
-            Failure::OutputGone => {}
+            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            Failure::Output(error) => {
+                let message = format!("cannot write the output: {error}");
+                console.error(&message, "output", self.code());
+            }
         }
     }
 }
@@ -76,6 +83,19 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         Failure::Library(error)
+    }
+}
+
+/// The exit code of a program that ran until it was told to end: that of the server's trouble, if it never
+/// answered or a retry cannot help.
+pub fn at_the_end(factory: &Factory) -> u8 {
+    let health = factory.health();
+    match (health.contact, health.last_contact) {
+        (Contact::Failing { error, .. }, None) => code(error.kind()),
+        (Contact::Failing { error, .. }, _) if code(error.kind()) != UNAVAILABLE => {
+            code(error.kind())
+        }
+        _ => 0,
     }
 }
 

@@ -6,8 +6,9 @@ use clap::Args;
 use contend::{Error, ErrorKind};
 
 use crate::connection::{Connection, duration};
-use crate::console::{Console, Json};
+use crate::console::{Console, now};
 use crate::exit::Failure;
+use crate::json::Json;
 
 /// Lists the mutexes that have an owner or a waiter.
 #[derive(Args)]
@@ -60,7 +61,7 @@ impl List {
     pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
         let factory = connection.factory()?;
         for mutex in factory.list()? {
-            console.either(|| Json::new().text("mutex", &mutex), || mutex.to_string())?;
+            console.either(|| Json::new().with("mutex", &mutex), || mutex.to_string())?;
         }
         Ok(0)
     }
@@ -85,10 +86,10 @@ impl Revoke {
         }
         console.either(
             || {
-                Json::now()
-                    .text("mutex", mutex)
-                    .text("event", "revoked")
-                    .number("fence", fence)
+                now()
+                    .with("mutex", mutex)
+                    .with("event", "revoked")
+                    .with("fence", fence)
             },
             || format!("{mutex}: revoked, fence {fence}"),
         )?;
@@ -108,8 +109,8 @@ impl Ping {
             console.either(
                 || {
                     answer(realm, true)
-                        .number("took_us", us)
-                        .text_or_null("error", None)
+                        .with("took_us", us)
+                        .with("error", None::<u64>)
                 },
                 || format!("{realm}: answered in {:.2} ms", took.as_secs_f64() * 1e3),
             )?;
@@ -118,8 +119,8 @@ impl Ping {
         let failure = outcome.map(|()| 0).map_err(Failure::from);
         if let (Err(Failure::Library(error)), true) = (&failure, console.is_json()) {
             let line = answer(realm, false)
-                .number_or_null("took_us", None)
-                .text("error", &error.to_string());
+                .with("took_us", None::<u64>)
+                .with("error", &error.to_string());
             console.line(&line.end())?;
             return Ok(crate::exit::code(error.kind()));
         }
@@ -128,7 +129,5 @@ impl Ping {
 }
 
 fn answer(realm: &str, reachable: bool) -> Json {
-    Json::now()
-        .text("realm", realm)
-        .boolean("reachable", reachable)
+    now().with("realm", realm).with("reachable", reachable)
 }

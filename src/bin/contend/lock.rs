@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, Terms};
 use crate::connection::{Connection, duration};
-use crate::console::{Console, Json};
+use crate::console::Console;
 use crate::exit::{self, Failure, LOST};
 use crate::signals;
 use crate::waiting::Waiting;
@@ -102,11 +102,7 @@ impl Lock {
                 Err(error) if error.kind() == ErrorKind::Lost => code = LOST,
                 Err(error) => {
                     // It was ours when the command had ended.
-                    let text = format!("{mutex}: released without an answer: {error}");
-                    console.message(
-                        Json::now().text("event", "log").text("message", &text),
-                        &text,
-                    );
+                    console.log(&format!("{mutex}: released without an answer: {error}"));
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-use crate::console::{Console, Json, date, wall_ms};
+use crate::console::{Console, date, now, wall_ms};
 
 struct Logger {
     console: Console,
@@ -34,11 +34,11 @@ impl Log for Logger {
             return;
         }
         let (level, message) = (word(record.level()), record.args().to_string());
-        let event = Json::now()
-            .text("event", "log")
-            .text("level", level)
-            .text("target", record.target())
-            .text("message", &message);
+        let event = now()
+            .with("event", "log")
+            .with("level", level)
+            .with("target", record.target())
+            .with("message", &message);
         self.console
             .message(event, &format!("{} {level} {message}", date(wall_ms())));
     }

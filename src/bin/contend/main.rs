@@ -9,6 +9,8 @@ mod console;
 mod elect;
 mod exit;
 mod inspection;
+#[path = "../../json.rs"]
+mod json;
 mod lock;
 mod logger;
 mod schedule;
@@ -49,6 +51,7 @@ Exit codes:
   69   the server cannot be reached, does not answer, or cannot serve now
   70   an error inside contend
   73   the external id was released already
+  74   the output cannot be written
   75   held by another contender, or exhausted
   76   the lock or permit was lost before the command had ended
   77   the server denied access: wrong password or missing privilege
@@ -118,12 +121,7 @@ fn main() -> ExitCode {
     }
     let line = match CommandLine::try_parse() {
         Ok(line) => line,
-        Err(error) => {
-            // A reader that has gone away is no reason to panic.
-            let _ = error.print();
-            let is_asked_for = !error.use_stderr();
-            return ExitCode::from(if is_asked_for { 0 } else { USAGE });
-        }
+        Err(error) => return not_understood(&error),
     };
     let console = Console::new(line.json);
     // Their trouble is returned by no call: the log tells of it.
@@ -144,4 +142,19 @@ fn main() -> ExitCode {
         failure.show(&console);
         failure.code()
     }))
+}
+
+/// Help that was asked for, or what is wrong with the command line.
+fn not_understood(error: &clap::Error) -> ExitCode {
+    let is_asked_for = !error.use_stderr();
+    let mut words = std::env::args_os().take_while(|word| word != "--");
+    if !is_asked_for && words.any(|word| word == "--json") {
+        let text = error.to_string();
+        let message = text.trim_start_matches("error: ").trim_end();
+        Failure::Usage(message.to_owned()).show(&Console::new(true));
+    } else {
+        // A reader that has gone away is no reason to panic.
+        let _ = error.print();
+    }
+    ExitCode::from(if is_asked_for { 0 } else { USAGE })
 }

@@ -9,8 +9,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::child::{self, Terms};
 use crate::connection::{Connection, duration};
-use crate::console::{Console, Json};
-use crate::exit::Failure;
+use crate::console::{Console, now};
+use crate::exit::{Failure, at_the_end};
 use crate::signals;
 
 /// Runs a command again and again, on the leader only.
@@ -26,6 +26,7 @@ use crate::signals;
 #[command(after_long_help = "\
 With --json, each line is {\"at_ms\", \"mutex\", \"event\", \"fence\", \"code\"}; the events are started, run (a
 run begins), ended (with the command's exit code) and stopped.
+Exits with 0 when it is told to stop by SIGTERM or SIGINT, with 69, 77 or 78 if the server never let it lead.
 
 Examples:
   contend schedule --mutex report --every 1h -- ./report.sh
@@ -109,16 +110,17 @@ impl Schedule {
         let mutex = self.mutex;
         let scheduler = builder.build(schedule, move |context| job.run(context))?;
         scheduler.start()?;
-        let event = |event| Json::now().text("mutex", &mutex).text("event", event);
+        let event = |event| now().with("mutex", &mutex).with("event", event);
         let pid = std::process::id();
         console.either(
             || event("started"),
             || format!("{pid} started; end it with Ctrl-C"),
         )?;
         let _ = interrupted.recv();
+        let code = at_the_end(&factory);
         scheduler.stop()?;
         console.either(|| event("stopped"), || format!("{pid} stopped"))?;
-        Ok(0)
+        Ok(code)
     }
 
     fn schedule(&self) -> Result<contend::Schedule, Failure> {
@@ -151,10 +153,10 @@ impl Job {
     fn run(&self, context: &Context) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let fence = context.fence();
         let event = |event| {
-            Json::now()
-                .text("mutex", &self.mutex)
-                .text("event", event)
-                .number("fence", fence)
+            now()
+                .with("mutex", &self.mutex)
+                .with("event", event)
+                .with("fence", fence)
         };
         // A reader that has gone away is no reason not to run.
         let _ = self.console.either(
@@ -182,7 +184,7 @@ impl Job {
             }
         };
         let _ = self.console.either(
-            || event("ended").number("code", code.into()),
+            || event("ended").with("code", u32::from(code)),
             || format!("{program} ended with code {code}"),
         );
         match code {

@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use contend::ContenderIdGenerator;
 use contend::semaphore::{
-    Acquisition, Exhausted, Permit, PermitRenewal, PermitRequest, Release, Semaphores, Usage,
+    Acquisition, Exhausted, Permit, PermitRenewal, PermitRequest, Release, Semaphores, Usage, Wait,
 };
+use contend::{Cancel, ContenderIdGenerator};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, Terms};
 use crate::connection::{Connection, duration};
-use crate::console::{Console, Json, span};
-use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH};
+use crate::console::{Console, span};
+use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH, by_signal};
+use crate::json::Json;
 use crate::lock::no_command;
 use crate::signals;
 
@@ -168,19 +169,18 @@ impl Shell<'_> {
     }
 
     fn holders(&self, name: &str) -> Result<u8, Failure> {
-        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         for holder in self.semaphores.holders(name)? {
             let (id, owner) = (&holder.external_id, holder.owner.as_deref());
             let (count, fence, held_for) = (holder.count, holder.fence, holder.held_for);
             self.console.either(
                 || {
                     Json::new()
-                        .text("external_id", id)
-                        .text_or_null("owner", owner)
-                        .number("count", count.into())
-                        .number("fence", fence)
-                        .number("held_ms", ms(held_for))
-                        .number_or_null("expires_in_ms", holder.expires_in.map(ms))
+                        .with("external_id", id)
+                        .with("owner", owner)
+                        .with("count", count)
+                        .with("fence", fence)
+                        .with("held_ms", held_for)
+                        .with("expires_in_ms", holder.expires_in)
                 },
                 || {
                     let owner = owner.map_or(String::new(), |owner| format!(" of {owner}"));
@@ -244,9 +244,11 @@ impl Shell<'_> {
         self.console.either(
             || {
                 let rows = rows.clone().map(|(id, reason)| {
-                    Json::new().text("external_id", id).text("reason", &reason)
+                    Json::new().with("external_id", id).with("reason", &reason)
                 });
-                Json::new().text("result", "swept").list("requests", rows)
+                Json::new()
+                    .with("result", "swept")
+                    .with("requests", rows.collect::<Vec<_>>())
             },
             || {
                 let rows = rows.clone().map(|(id, reason)| format!("{id}: {reason}\n"));
@@ -260,8 +262,16 @@ impl Shell<'_> {
         let (program, arguments) = command.split_first().ok_or_else(no_command)?;
         let external_id = ContenderIdGenerator::Host.generate();
         let request = wanted.request(&external_id, Some(RUN_TTL));
-        let guard = self.semaphores.guard(&request, wanted.timeout())?;
+        // From here on, signals end the wait or the command, and not us.
         let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT, SIGHUP], self.console);
+        let cancel = Cancel::new();
+        let cancelling = signals::cancel_on(&signals, &cancel);
+        let wait = Wait::at_most(wanted.timeout()).cancel(&cancel);
+        let guard = self.semaphores.guard(&request, wait);
+        let guard = match (guard, cancelling.end()) {
+            (guard, None) => guard?,
+            (_, Some(signal)) => return Ok(by_signal(signal)),
+        };
         let terms = Terms {
             may_run: &|| guard.is_valid(),
             lost: "the permits were lost",
@@ -291,11 +301,13 @@ impl Shell<'_> {
             || {
                 let rows = permits.iter().map(|permit| {
                     Json::new()
-                        .text("semaphore", &permit.semaphore)
-                        .number("count", permit.count.into())
-                        .number("fence", permit.fence)
+                        .with("semaphore", &permit.semaphore)
+                        .with("count", permit.count)
+                        .with("fence", permit.fence)
                 });
-                Json::new().text("result", result).list("permits", rows)
+                Json::new()
+                    .with("result", result)
+                    .with("permits", rows.collect::<Vec<_>>())
             },
             || {
                 let rows = permits.iter().map(|permit| {
@@ -312,11 +324,11 @@ impl Shell<'_> {
         let _ = self.console.either(
             || {
                 Json::new()
-                    .text("result", "exhausted")
-                    .text("semaphore", &exhausted.semaphore)
-                    .number("capacity", exhausted.capacity.into())
-                    .number("held", exhausted.held)
-                    .number("wanted", exhausted.wanted.into())
+                    .with("result", "exhausted")
+                    .with("semaphore", &exhausted.semaphore)
+                    .with("capacity", exhausted.capacity)
+                    .with("held", exhausted.held)
+                    .with("wanted", exhausted.wanted)
             },
             || exhausted.to_string(),
         );
@@ -329,11 +341,11 @@ impl Shell<'_> {
         self.console.either(
             || {
                 Json::new()
-                    .text("semaphore", name)
-                    .number("capacity", capacity.into())
-                    .number("held", held)
-                    .number("free", free)
-                    .number("requests", requests)
+                    .with("semaphore", name)
+                    .with("capacity", capacity)
+                    .with("held", held)
+                    .with("free", free)
+                    .with("requests", requests)
             },
             || format!("{name}: {held} of {capacity} held by {requests} requests, {free} free"),
         )
@@ -341,7 +353,7 @@ impl Shell<'_> {
 
     fn show_result(&self, result: &str) {
         let _ = self.console.either(
-            || Json::new().text("result", result),
+            || Json::new().with("result", result),
             || result.replace('_', " "),
         );
     }

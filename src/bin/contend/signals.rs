@@ -6,7 +6,7 @@ use contend::Cancel;
 use crossbeam_channel::{Receiver, Sender, bounded, never, select, unbounded};
 use signal_hook::consts::SIGCHLD;
 
-use crate::console::{Console, Json};
+use crate::console::Console;
 
 /// Returns the signals as they come. From here on they do not end this program.
 pub fn receive(signals: &[i32], console: &Console) -> Receiver<i32> {
@@ -24,11 +24,7 @@ pub fn receive(signals: &[i32], console: &Console) -> Receiver<i32> {
         }
         Err(error) => {
             // Without them the lease still runs out by itself.
-            let message = format!("signals are not handled: {error}");
-            console.message(
-                Json::now().text("event", "log").text("message", &message),
-                &message,
-            );
+            console.log(&format!("signals are not handled: {error}"));
             never()
         }
     }

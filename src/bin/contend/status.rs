@@ -1,15 +1,17 @@
 //! `contend status`: who owns what, since when, and who waits.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use contend::{Error, Factory, MutexOwner, Participant};
+use contend::{Error, ErrorKind, Factory, MutexOwner, Participant};
 use crossbeam_channel::Receiver;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::connection::{Connection, duration};
-use crate::console::{Console, Json, date, span, wall_ms};
+use crate::console::{Console, date, now, span, wall_ms};
 use crate::exit::Failure;
+use crate::json::Json;
 use crate::signals;
 
 /// Shows who owns which mutex, since when, with which fence, and who waits.
@@ -18,7 +20,8 @@ use crate::signals;
 #[derive(Args)]
 #[command(after_long_help = "\
 With --watch on a terminal, the table is drawn anew; otherwise it is printed whenever something changed,
-and with --json a line is printed for each mutex that changed.
+and with --json a line is printed for each mutex that changed, and {\"at_ms\", \"realm\", \"error\"} when the
+server goes away (the error is null when it answers again).
 With --json, each line is {\"at_ms\", \"mutex\", \"owner\", \"fence\", \"since_ms\", \"ttl_left_ms\",
 \"transition_left_ms\", \"waiting\": [{\"id\", \"since_ms\"}]}; a free mutex has the owner null.
 
@@ -45,6 +48,14 @@ struct Row {
     mutex: String,
     owner: MutexOwner,
     waiting: Vec<Participant>,
+}
+
+/// What of a picture is worth a line when it changes: time alone is not.
+#[derive(Default, PartialEq)]
+struct Essence {
+    /// By mutex: owner, fence and who waits.
+    rows: BTreeMap<String, String>,
+    error: Option<String>,
 }
 
 /// What the server answered last, and what has become of it since.
@@ -86,7 +97,8 @@ impl Status {
             let began = Instant::now();
             match self.look(factory) {
                 Ok(new) => picture = new,
-                Err(Failure::Library(error)) => {
+                // A name that is not allowed stays so.
+                Err(Failure::Library(error)) if error.kind() != ErrorKind::InvalidInput => {
                     let since = picture.trouble.take().map_or(began, |(since, _)| since);
                     picture.trouble = Some((since, error));
                 }
@@ -95,12 +107,15 @@ impl Status {
             if console.is_terminal() {
                 console.text(&screen(&picture.table(factory.realm())))?;
             } else {
-                picture.print_changes(factory.realm(), &mut shown, console)?;
+                let essence = picture.essence();
+                if shown.as_ref() != Some(&essence) {
+                    let last = shown.unwrap_or_default();
+                    picture.print_changes(factory.realm(), &last, console)?;
+                }
+                shown = Some(essence);
             }
-            if ended
-                .recv_timeout(self.interval.saturating_sub(began.elapsed()))
-                .is_ok()
-            {
+            let rest = self.interval.saturating_sub(began.elapsed());
+            if ended.recv_timeout(rest).is_ok() {
                 return Ok(0);
             }
         }
@@ -130,38 +145,42 @@ impl Status {
 }
 
 impl Row {
+    /// A mutex that is not listed any more: nobody owns it or waits.
+    fn free(mutex: &str) -> Row {
+        Row {
+            mutex: mutex.to_owned(),
+            owner: MutexOwner::NONE,
+            waiting: Vec::new(),
+        }
+    }
+
     fn json(&self) -> Json {
         let owner = Some(&self.owner).filter(|owner| owner.has_owner());
         let left = |end: u64| end.saturating_sub(self.owner.backend_now());
-        let waiting = self.waiting.iter();
-        Json::now()
-            .text("mutex", &self.mutex)
-            .text_or_null("owner", owner.map(MutexOwner::owner_id))
-            .number_or_null("fence", owner.map(MutexOwner::fence))
-            .number_or_null("since_ms", owner.map(MutexOwner::acquired_at))
-            .number_or_null("ttl_left_ms", owner.map(|owner| left(owner.ttl_at())))
-            .number_or_null(
+        let waiting = self.waiting.iter().map(|one| {
+            let json = Json::new().with("id", &*one.id);
+            json.with("since_ms", one.since)
+        });
+        now()
+            .with("mutex", &self.mutex)
+            .with("owner", owner.map(MutexOwner::owner_id))
+            .with("fence", owner.map(MutexOwner::fence))
+            .with("since_ms", owner.map(MutexOwner::acquired_at))
+            .with("ttl_left_ms", owner.map(|owner| left(owner.ttl_at())))
+            .with(
                 "transition_left_ms",
                 owner.map(|owner| left(owner.transition_at())),
             )
-            .list(
-                "waiting",
-                waiting.map(|one| {
-                    Json::new()
-                        .text("id", &one.id)
-                        .number_or_null("since_ms", one.since)
-                }),
-            )
+            .with("waiting", waiting.collect::<Vec<_>>())
     }
 
-    /// What makes it another row than the one printed last: time alone does not.
     fn essence(&self) -> String {
         let waiting: Vec<&str> = self.waiting.iter().map(|one| &*one.id).collect();
         let owner = match self.owner.has_owner() {
             true => format!("{} {}", self.owner.owner_id(), self.owner.fence()),
             false => String::new(),
         };
-        format!("{}\n{owner}\n{}", self.mutex, waiting.join("\n"))
+        format!("{owner}\n{}", waiting.join("\n"))
     }
 
     fn cells(&self) -> [String; 6] {
@@ -197,7 +216,11 @@ impl Picture {
         match &self.trouble {
             None => text += &format!("answered in {:.1} ms\n\n", self.took.as_secs_f64() * 1e3),
             Some((since, error)) => {
-                text += &format!("NO ANSWER for {}\n{error}\n", span(since.elapsed()));
+                let what = match error.kind() {
+                    ErrorKind::Unreachable | ErrorKind::Timeout => "NO ANSWER",
+                    _ => "NOT SERVED",
+                };
+                text += &format!("{what} for {}\n{error}\n", span(since.elapsed()));
                 if self.rows.is_empty() {
                     return text;
                 }
@@ -227,34 +250,38 @@ impl Picture {
         text
     }
 
-    /// Prints what differs from what was `shown`.
-    fn print_changes(
-        &self,
-        realm: &str,
-        shown: &mut Option<Vec<String>>,
-        console: &Console,
-    ) -> Result<(), Failure> {
-        let mut now: Vec<String> = self.rows.iter().map(Row::essence).collect();
-        let trouble = self.trouble.as_ref().map(|(_, error)| error.to_string());
-        now.extend(trouble.iter().map(|error| format!("\n{error}")));
-        if shown.as_ref() == Some(&now) {
+    fn essence(&self) -> Essence {
+        let rows = self.rows.iter();
+        Essence {
+            rows: rows.map(|row| (row.mutex.clone(), row.essence())).collect(),
+            error: self.trouble.as_ref().map(|(_, error)| error.to_string()),
+        }
+    }
+
+    /// Prints what differs from the `last` one.
+    fn print_changes(&self, realm: &str, last: &Essence, console: &Console) -> Result<(), Failure> {
+        if !console.is_json() {
+            return console.text(&format!("{}\n", self.table(realm)));
+        }
+        let essence = self.essence();
+        if essence.error != last.error {
+            let line = now().with("realm", realm);
+            console.line(&line.with("error", essence.error.as_deref()).end())?;
+        }
+        if essence.error.is_some() {
             return Ok(());
         }
-        if console.is_json() {
-            if let Some(error) = &trouble {
-                let line = Json::now().text("realm", realm).text("error", error);
-                console.line(&line.end())?;
-            } else {
-                let rows = self.rows.iter().zip(&now);
-                let shown = shown.as_deref().unwrap_or_default();
-                for (row, _) in rows.filter(|(_, essence)| !shown.contains(essence)) {
-                    console.line(&row.json().end())?;
-                }
-            }
-        } else {
-            console.text(&format!("{}\n", self.table(realm)))?;
+        let gone = last
+            .rows
+            .keys()
+            .filter(|mutex| !essence.rows.contains_key(*mutex));
+        let gone: Vec<Row> = gone.map(|mutex| Row::free(mutex)).collect();
+        let changed = self.rows.iter();
+        let changed =
+            changed.filter(|row| last.rows.get(&row.mutex) != essence.rows.get(&row.mutex));
+        for row in changed.chain(&gone) {
+            console.line(&row.json().end())?;
         }
-        *shown = Some(now);
         Ok(())
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use contend::{Event, EventKind, Factory, MutexOwner};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, tick};
 
-use crate::console::{Console, Json, date, span, wall_ms};
+use crate::console::{Console, date, now, span};
+use crate::json::Json;
 
 /// A lock that is had within this time needs no word.
 const SILENCE: Duration = Duration::from_millis(400);
@@ -76,7 +77,7 @@ impl Reporter {
             (EventKind::Failed, Some(error)) => {
                 let text = format!("{}: still waiting, but {error}", self.mutex);
                 self.say(
-                    self.event("unreachable").text("error", &error.to_string()),
+                    self.event("unreachable").with("error", &error.to_string()),
                     &text,
                 );
                 true
@@ -96,9 +97,9 @@ impl Reporter {
         let held = Duration::from_millis(owner.backend_now().saturating_sub(since));
         let event = self
             .event("waiting")
-            .text("owner", owner.owner_id())
-            .number("fence", owner.fence())
-            .number("since_ms", since);
+            .with("owner", owner.owner_id())
+            .with("fence", owner.fence())
+            .with("since_ms", since);
         let since = match since {
             0 => String::new(),
             since => format!(" since {} ({})", date(since), span(held)),
@@ -113,10 +114,7 @@ impl Reporter {
     }
 
     fn event(&self, event: &str) -> Json {
-        Json::new()
-            .number("at_ms", wall_ms())
-            .text("event", event)
-            .text("mutex", &self.mutex)
+        now().with("event", event).with("mutex", &self.mutex)
     }
 
     fn say(&self, event: Json, text: &str) {

@@ -1,0 +1,370 @@
+//! The mistakes that a first user made (review/user.md 3, 8, 9, 10, 13), on every backend, and what a person
+//! reads now. `cargo test --all-features --test cli -- mistakes --nocapture` prints the transcripts.
+
+use std::fmt::Write as _;
+use std::sync::LazyLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use contend::{Cancel, ErrorKind};
+use mysql::prelude::Queryable;
+use testbed::{Direction, Proxy, RedisServer, wait_until, within};
+
+use crate::backends::{Backend, HANG, mysql, redis, zk};
+use crate::mysql_ground;
+use crate::program::{PATIENCE, Program, run};
+
+/// What a person typed and read, printed as a whole: tests run side by side.
+struct Transcript(String, Vec<String>);
+
+impl Transcript {
+    fn new(backend: &str) -> Transcript {
+        Transcript(format!("\n=== {backend}\n"), Vec::new())
+    }
+
+    fn mistake(&mut self, number: u32, what: &str) {
+        writeln!(self.0, "\n{number}. {what}").unwrap();
+    }
+
+    /// What a call of the library returned.
+    fn read(&mut self, call: &str, message: &str, says: &[&str]) {
+        writeln!(self.0, "  {call}\n  > {message}").unwrap();
+        self.1.extend(is_clear(call, message, says));
+    }
+
+    /// Runs `contend`, which exits with this code and says so.
+    fn shell(&mut self, url: &str, args: &[&str], code: i32, says: &[&str]) {
+        let (exit, out, err) = run(url, args);
+        let line = args.join(" ");
+        let said = err.trim_end().replace('\n', "\n  > ");
+        writeln!(self.0, "  $ contend {line}\n  > {said}\n  exit code {exit}").unwrap();
+        if exit != code {
+            self.1
+                .push(format!("{line}: exit code {exit}, not {code}: {out}{err}"));
+        }
+        let last = err.lines().last().unwrap_or_default();
+        self.1.extend(is_clear(&line, last, says));
+    }
+}
+
+/// One line, that names each cause once, and nothing of the pool, the driver or the system that a person
+/// cannot use. Returns what is wrong with it.
+fn is_clear(what: &str, message: &str, says: &[&str]) -> Vec<String> {
+    let lacks = says.iter().filter(|text| !message.contains(**text));
+    let mut wrong: Vec<String> = lacks
+        .map(|text| format!("{what}: no {text:?} in: {message}"))
+        .collect();
+    let refused = message.matches("refused").count();
+    if refused > 1 {
+        wrong.push(format!("{what}: the cause {refused} times: {message}"));
+    }
+    for text in ["\n", "pool_size", "os error 11)", "Error {", "Some("] {
+        if message.contains(text) {
+            wrong.push(format!("{what}: {text:?} in: {message}"));
+        }
+    }
+    wrong
+}
+
+/// How one backend is used wrongly.
+struct Ways {
+    backend: &'static Backend,
+    name: &'static str,
+    /// The address of a server of another kind, and what to say then.
+    other_kind: &'static Backend,
+    is_this: &'static str,
+    /// What `contend` exits with then: 78 where the answer shows what the server is not.
+    other_code: i32,
+    /// A URL with a wrong password, and what is said of it.
+    wrong_password: String,
+    denied: &'static [&'static str],
+    /// A URL of somebody without a privilege that is needed, and what is said of it.
+    unprivileged: String,
+    lacks: &'static [&'static str],
+    /// Whether two processes may have one id.
+    ids_do_not_matter: bool,
+}
+
+#[test]
+fn on_redis_each_mistake_is_explained() {
+    static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
+    within(HANG, || {
+        // May do everything but listen.
+        let rules = [
+            "ACL",
+            "SETUSER",
+            "deaf",
+            "on",
+            ">pw",
+            "~*",
+            "resetchannels",
+            "+@all",
+        ];
+        SERVER.cli(&rules);
+        make_mistakes(&Ways {
+            backend: redis(),
+            name: "redis",
+            other_kind: mysql(),
+            is_this: "is this a Redis server?",
+            other_code: 78,
+            wrong_password: format!("redis://bob:wrong@{}", redis().addr),
+            denied: &["user \"bob\"", "check user and password"],
+            unprivileged: format!("redis://deaf:pw@{}", SERVER.addr()),
+            lacks: &["channel"],
+            ids_do_not_matter: false,
+        });
+    });
+}
+
+#[test]
+fn on_mysql_each_mistake_is_explained() {
+    within(HANG, || {
+        let backend = mysql();
+        let url = (backend.url)(backend.addr);
+        let (_, rest) = url.split_once('@').unwrap();
+        let mut operator = mysql_ground::operator(&url);
+        operator
+            .query_drop("CREATE USER IF NOT EXISTS reader IDENTIFIED BY 'pw'")
+            .unwrap();
+        let (_, database) = rest.split_once('/').unwrap();
+        operator
+            .query_drop(format!("GRANT SELECT ON {database}.* TO reader"))
+            .unwrap();
+        make_mistakes(&Ways {
+            backend,
+            name: "mysql",
+            other_kind: redis(),
+            is_this: "is no MySQL server",
+            other_code: 69,
+            wrong_password: format!("mysql://reader:wrong@{rest}"),
+            denied: &["user \"reader\"", "check both"],
+            unprivileged: format!("mysql://reader:pw@{rest}"),
+            lacks: &["denied"],
+            ids_do_not_matter: false,
+        });
+    });
+}
+
+#[test]
+fn on_zookeeper_each_mistake_is_explained() {
+    within(HANG, || {
+        let backend = zk();
+        // A digest is never wrong by itself: it is another user, to whom the nodes do not belong.
+        let owner = format!("zk://alice:pw@{}/mine?acl=creator_all", backend.addr);
+        assert_eq!(run(&owner, &["lock", "--mutex", "m", "--", "true"]).0, 0);
+        let stranger = format!("zk://alice:wrong@{}/mine?acl=creator_all", backend.addr);
+        make_mistakes(&Ways {
+            backend,
+            name: "zk",
+            other_kind: redis(),
+            is_this: "is this a ZooKeeper server?",
+            other_code: 69,
+            wrong_password: stranger.clone(),
+            denied: &["ACL"],
+            unprivileged: stranger,
+            lacks: &["ACL"],
+            ids_do_not_matter: true,
+        });
+    });
+}
+
+fn make_mistakes(ways: &Ways) {
+    let mut told = Transcript::new(ways.name);
+    let url = ways.backend.url();
+    let lock = ["lock", "--mutex", "m", "--timeout", "2s", "--", "true"];
+    shared_id(ways, &mut told);
+
+    told.mistake(2, "the server is down");
+    let proxy = Proxy::to(ways.backend.addr);
+    proxy.refuse();
+    told.shell(
+        &ways.backend.through(&proxy),
+        &lock,
+        69,
+        &["m: ", "refused"],
+    );
+
+    told.mistake(3, "the URL names another kind of server");
+    let other = format!(
+        "{}?{}",
+        (ways.backend.url)(ways.other_kind.addr),
+        ways.backend.lease
+    );
+    told.shell(&other, &lock, ways.other_code, &[ways.is_this]);
+
+    told.mistake(4, "the server hangs");
+    let proxy = Proxy::to(ways.backend.addr);
+    proxy.black_hole(Direction::Both);
+    told.shell(
+        &ways.backend.through(&proxy),
+        &lock,
+        69,
+        &["no answer within"],
+    );
+
+    told.mistake(5, "a privilege is missing");
+    told.shell(&ways.unprivileged, &lock, 77, ways.lacks);
+
+    told.mistake(6, "the password is wrong");
+    told.shell(&ways.wrong_password, &lock, 77, ways.denied);
+
+    told.mistake(7, "a ttl of 1 ms");
+    let short = ["lock", "--mutex", "m", "--ttl", "1ms", "--", "true"];
+    told.shell(&url, &short, 64, &["ttl 1ms", "at least"]);
+
+    in_one_process(&url, &mut told);
+
+    told.mistake(
+        11,
+        "\"fine\" before anything was tried, with a wrong password",
+    );
+    let factory = contend::connect(&ways.wrong_password).unwrap();
+    let health = factory.health().to_string();
+    told.read("factory.health()", &health, &["not tried yet"]);
+    let error = factory.ping(Duration::from_secs(5));
+    // Pinging ZooKeeper needs no node: there the password shows with the first mutex.
+    if let Err(error) = error {
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        told.read("factory.ping(5 s)", &error.to_string(), ways.denied);
+        let health = factory.health().to_string();
+        told.read("factory.health()", &health, &["failing for"]);
+    } else {
+        assert!(ways.ids_do_not_matter, "a wrong password went unnoticed");
+    }
+
+    waits_in_silence(ways, &mut told);
+
+    told.mistake(
+        13,
+        "elect and schedule on a dead server, schedule on no URL",
+    );
+    let proxy = Proxy::to(ways.backend.addr);
+    proxy.refuse();
+    let dead = ways.backend.through(&proxy);
+    told.shell(
+        &dead,
+        &["elect", "--for", "1s"],
+        69,
+        &["warn demo: ", "refused"],
+    );
+    let mut schedule = Program::start(&dead, &["schedule", "--mutex", "m", "--every", "1s"]);
+    let line = schedule.says("warn m: ");
+    told.1.extend(is_clear("schedule", &line, &["refused"]));
+    let (code, lines) = schedule.terminate();
+    let said = lines.join("\n  > ");
+    writeln!(
+        told.0,
+        "  $ contend schedule --mutex m --every 1s\n  > {said}\n  exit code {code}"
+    )
+    .unwrap();
+    if code != 69 {
+        told.1
+            .push(format!("schedule on a dead server: exit code {code}"));
+    }
+    told.shell("x", &["schedule", "--every", "1s"], 64, &["scheme://"]);
+    println!("{}", told.0);
+    assert!(told.1.is_empty(), "{:#?}", told.1);
+}
+
+/// Two processes with one id: neither leads beside the other for long, and one of them says why at once.
+fn shared_id(ways: &Ways, told: &mut Transcript) {
+    told.mistake(1, "two processes are given one id");
+    let elect = ["elect", "--mutex", "twice", "--id", "host-1"];
+    let mut first = Program::start(&ways.backend.url(), &elect);
+    first.says("leads");
+    let mut second = Program::start(&ways.backend.url(), &elect);
+    let look = Duration::from_millis(50);
+    if ways.ids_do_not_matter {
+        second.says("started");
+        assert_eq!(second.says_within(10 * look, "leads"), None);
+        assert_eq!(first.terminate().0, 0);
+        second.says("leads");
+        assert_eq!(second.terminate().0, 0);
+        writeln!(
+            told.0,
+            "  the second waits, and leads when the first has ended"
+        )
+        .unwrap();
+        return;
+    }
+    let double = "another process contends as \"host-1\" too";
+    let mut said = None;
+    wait_until(PATIENCE, "one of them speaks of the other", || {
+        let mut programs = [&mut first, &mut second].into_iter();
+        said = programs.find_map(|program| program.says_within(look, double));
+        said.is_some()
+    });
+    let line = said.unwrap();
+    let line = line.split_once("error ").map_or(&*line, |(_, line)| line);
+    told.read(
+        "$ contend elect --mutex twice --id host-1 (twice)",
+        line,
+        &[double],
+    );
+}
+
+/// What can go wrong between the threads of one process.
+fn in_one_process(url: &str, told: &mut Transcript) {
+    let factory = contend::connect(url).unwrap();
+    told.mistake(8, "two helper functions of one thread lock the same mutex");
+    let locker = factory.locker("mine").build().unwrap();
+    let guard = locker.lock().unwrap();
+    let again = factory.locker("mine").build().unwrap().lock();
+    let error = again.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Reentrant, "{error}");
+    told.read(
+        "second.lock()",
+        &error.to_string(),
+        &["mine: ", "this thread"],
+    );
+
+    told.mistake(9, "another thread of this process holds it");
+    let error = thread::scope(|scope| {
+        let other = factory.locker("mine").build().unwrap();
+        let tried = scope.spawn(move || other.try_lock_for(Duration::from_secs(1)).err());
+        tried.join().unwrap().unwrap()
+    });
+    assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+    let call = "other.try_lock_for(1 s)";
+    told.read(call, &error.to_string(), &["mine: held by", "this process"]);
+
+    told.mistake(10, "the process shall end while lock() waits");
+    let cancel = Cancel::new();
+    let waiter = factory.locker("mine").cancel(&cancel).build().unwrap();
+    let (error, took) = thread::scope(|scope| {
+        let waiting = scope.spawn(move || waiter.lock().err().unwrap());
+        // Time for it to stand in the queue; it may come later just as well.
+        thread::sleep(Duration::from_millis(200));
+        let began = Instant::now();
+        cancel.cancel();
+        (waiting.join().unwrap(), began.elapsed())
+    });
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    let call = format!("lock(), cancelled: returns after {took:.1?}");
+    told.read(&call, &error.to_string(), &["mine: "]);
+    drop(guard);
+}
+
+/// A lock that waits for a dead server says so, and again when it is back.
+fn waits_in_silence(ways: &Ways, told: &mut Transcript) {
+    told.mistake(12, "lock waits for a dead server");
+    let proxy = Proxy::to(ways.backend.addr);
+    proxy.refuse();
+    let args = ["lock", "--mutex", "silent", "--", "echo", "mine"];
+    let mut waiting = Program::start(&ways.backend.through(&proxy), &args);
+    let line = waiting.says("still waiting, but ");
+    told.read(
+        "$ contend lock --mutex silent -- echo mine",
+        &line,
+        &["silent: "],
+    );
+    proxy.pass();
+    waiting.says("mine");
+    let (code, lines) = waiting.ends();
+    assert_eq!(code, 0, "{lines:?}");
+    let said = lines[1..].join("\n  > ");
+    writeln!(told.0, "  > {said}\n  exit code 0").unwrap();
+    let once = lines.iter().filter(|line| line.contains("still waiting"));
+    assert!(once.count() <= 2, "{lines:#?}");
+    wait_until(PATIENCE, "its server is left alone", || proxy.live() == 0);
+}
