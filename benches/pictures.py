@@ -243,17 +243,22 @@ def growth(data):
             if largest:
                 axes.legend(fontsize=8)
         for backend, rows in data["growth"].get(part, {}).items():
-            points = [(row["count"], row[key]) for row in rows if row.get(key) is not None]
-            if not any(y for _, y in points):
+            points = [(row["count"], row[key]) for row in rows if row.get(key) and (row[key] > 0.05 or key == "cpu")]
+            if not points:
                 continue
             largest = max(largest, *(y for _, y in points))
             name = data["backends"].get(backend, backend)
             axes.plot(*zip(*points), marker="o", markersize=4, color=LIGHT[backend], label=name, linewidth=1.6)
-        if largest > 0 and key in ["rss_mib", "threads", "requests_per_s"]:
-            axes.set_yscale("symlog", linthresh=1)
-            axes.yaxis.set_minor_locator(NullLocator())
-        else:
+        if key in ["cpu", None] or not largest:
             axes.set_ylim(0, largest * 1.15 or 1)
+            axes.locator_params(axis="y", nbins=5)
+        else:
+            axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            axes.set_ylim(low / 1.5, high * 1.5)
+            subs = (1,) if high / low > 200 else (1, 2, 5)
+            axes.yaxis.set_major_locator(LogLocator(base=10, subs=subs, numticks=20))
+            axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(plain))
         axes.xaxis.set_major_locator(LogLocator(base=10, numticks=12))
         axes.xaxis.set_minor_locator(NullLocator())
