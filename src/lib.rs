@@ -1,4 +1,5 @@
-//! Distributed mutexes with ownership events, for programs without an async runtime.
+//! Distributed mutexes with ownership events, leader election, schedules, locks and semaphores, on the MySQL,
+//! Redis or ZooKeeper that you already run, for programs without an async runtime.
 //!
 //! ```
 //! use contend::EventKind;
@@ -15,31 +16,49 @@
 //! # Ok::<(), contend::Error>(())
 //! ```
 //!
-//! | for | use |
+//! # Which one do I want?
+//!
+//! | I want | use |
 //! |---|---|
-//! | exactly one process to lead, and to hear when it begins and ends | [`Factory::contend`] |
-//! | knowing who leads, without contending | [`Factory::observe`] |
-//! | at most N at once, over several resources | [`Factory::semaphores`] |
-//! | one at a time in a section of code, with a guard | [`Factory::locker`], [`Factory::lock_all`] |
-//! | work at a fixed rate, with a fixed delay or at times of day, on the leader only | [`Factory::scheduler`] |
+//! | exactly one process to lead, and to know when that begins and ends | [`Factory::contend`] |
+//! | one process at a time in a section of code | [`Factory::locker`], or [`Factory::lock_all`] for several mutexes |
+//! | a job that runs every minute, or nightly, on one of my machines | [`Factory::scheduler`] |
+//! | at most N at once, possibly over several resources | [`Factory::semaphores`] |
+//! | to know who leads, without contending | [`Factory::observe`], [`Factory::owner`] |
+//! | to look in from outside | [`Factory::health`], [`Factory::list`], [`Probe`], the `contend` command |
+//!
+//! Create one [`Factory`] per process, by URL with [`connect`] or with a backend's builder, and share it: its
+//! connections serve any number of services and lockers.
+//!
+//! # Backends and features
 //!
 //! | Cargo feature | URL | |
 //! |---|---|---|
-//! | always there | `memory://NAME` | inside one process: tests, development, a first run |
-//! | `redis` | `redis://`, `redis+cluster://`, `redis+sentinel://`, with `tls` also `rediss://` | hand-over in the key |
-//! | `mysql` | `mysql://` | one table; MySQL 8.0+, MariaDB 10.6+ |
-//! | `zk` | `zk://a:2181,b:2181/chroot` | shares Curator's leader latch |
+//! | always there | `memory://NAME` | [`memory`]: inside one process; tests, development, a first run |
+//! | `redis` | `redis://`, `redis+cluster://`, `redis+sentinel://`, with `tls` also `rediss://` | Redis 6.2+, Valkey |
+//! | `mysql` | `mysql://` | MySQL 8.0+, MariaDB 10.6+; one table, and semaphores |
+//! | `zk` | `zk://a:2181,b:2181/chroot` | ZooKeeper 3.5+, in the layout of Curator's leader latch |
+//!
+//! `tls` adds TLS to all of them, `timezones` time zones to schedules, `metrics` a bridge to the `metrics`
+//! facade, `cli` the `contend` command. What `unstable` adds may change in any release.
 //!
 //! # What is promised
-//! An owner believes that it owns until its ttl ends, counted on its own boot-time clock from before
-//! the request was sent; nobody else can own before ttl and transition have passed on the backend. So
-//! `is_owner()` is never true in two processes at once, as long as local clocks drift apart by less than 1%, the backend
-//! keeps what it acknowledged, and its clock does not jump. Where that may fail (a Redis that restarts
-//! empty, asynchronous failover, a restored snapshot, an operator who deletes the row), pass the
-//! [`fence`](MutexContendService::fence) to what you protect, and reject there any write whose fence is
-//! lower than the highest seen. [`promises`] has every guarantee with what it assumes, [`operations`] is
-//! for those who run it, [`design`] says how it works.
+//! An owner acts as owner until its ttl ends, counted on its own boot-time clock from before the request was
+//! sent; nobody else can own before ttl and transition have passed on the backend. So `is_owner()` is never true
+//! in two processes at once, as long as local clocks drift apart by less than 1%, the backend keeps what it
+//! acknowledged, and its clock does not jump. Where that may fail (a Redis that restarts empty, asynchronous
+//! failover, a restored backup, an operator who deletes the row), pass the
+//! [`fence`](MutexContendService::fence) to what you protect, and reject there any write whose fence is lower
+//! than the highest seen.
+//!
+//! # Further reading
+//! - [How it works](design): the model, the rules, and each backend's protocol.
+//! - [What we promise](promises): every guarantee, what it assumes, what breaks it, and the test that shows it.
+//! - [Operations](operations): symptoms and causes, choosing ttl, connections, privileges, sharing a mutex with
+//!   Simba or Curator.
 
+// docs.rs shows which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // Nothing in the library panics on what a server, a network or a caller can do.
 #![cfg_attr(
     not(test),
@@ -160,6 +179,7 @@ pub mod design {}
 pub mod operations {}
 
 /// The programs in the README compile and, where they need no server, run.
-#[cfg(doctest)]
+// One of them needs signal-hook, which comes with `cli`.
+#[cfg(all(doctest, feature = "cli"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -86,6 +86,35 @@ impl Tape {
         self.marks.last().copied().unwrap_or_default()
     }
 
+    /// Keeps the distribution of single operations for the report, where each was recorded for itself.
+    fn keep_quantiles(&self, id: &str) {
+        let mut before = (0.0, 0.0);
+        let mut times = Vec::with_capacity(self.marks.len());
+        for mark in &self.marks {
+            if mark.0 - before.0 > 1.5 {
+                return;
+            }
+            times.push((mark.1 - before.1).max(0.0) as u64);
+            before = *mark;
+        }
+        times.sort_unstable();
+        let Some(last) = times.len().checked_sub(1) else {
+            return;
+        };
+        let curve: Vec<String> = QUANTILES
+            .iter()
+            .map(|quantile| format!("[{quantile}, {}]", times[(last as f64 * quantile) as usize]))
+            .collect();
+        fact(
+            &format!("{}.quantiles", id.replace('/', "-")),
+            format_args!(
+                "{{\"id\": \"{id}\", \"count\": {}, \"ns\": [{}]}}",
+                times.len(),
+                curve.join(", ")
+            ),
+        );
+    }
+
     /// How long the operations from `start` to `end` took; from the start again after the end.
     fn play(&self, start: u64, end: u64) -> Duration {
         Duration::from_nanos((self.nanos_at(end) - self.nanos_at(start)).max(0.0) as u64)
@@ -102,6 +131,12 @@ impl Tape {
         rounds * nanos + before.1 + part * (after.1 - before.1)
     }
 }
+
+/// What is kept of a distribution.
+const QUANTILES: [f64; 24] = [
+    0.0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75,
+    0.8, 0.85, 0.9, 0.95, 0.99, 0.999, 1.0,
+];
 
 /// How many samples criterion gets of a side.
 const SAMPLES: usize = 60;
@@ -132,7 +167,11 @@ pub fn beside<const N: usize>(
         group.bench_function(BenchmarkId::new(operation, side), |bencher| {
             let tapes = tapes.get_or_init(|| {
                 let record = record.take().expect("recorded once");
-                record(Budget::of(N))
+                let tapes = record(Budget::of(N));
+                for (side, tape) in sides.iter().zip(&tapes) {
+                    tape.keep_quantiles(&format!("{backend}/{operation}/{side}"));
+                }
+                tapes
             });
             let tape = &tapes[number];
             bencher.iter_custom(|iterations| {

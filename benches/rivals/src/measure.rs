@@ -55,9 +55,19 @@ pub fn hold(number: usize) -> Duration {
     Duration::from_micros(20_000 + 13_700 * (number as u64 % 17))
 }
 
+/// What somebody says of itself before it is measured.
+#[derive(Debug, Default)]
+pub struct Introduction {
+    pub version: String,
+    pub setting: String,
+    /// Whether it can wait for a lock at all.
+    pub waits: bool,
+}
+
 /// What one round has of one of them.
 #[derive(Debug, Default)]
 pub struct Outcome {
+    pub backend: String,
     pub name: String,
     pub place: usize,
     pub failed: Option<String>,
@@ -65,41 +75,38 @@ pub struct Outcome {
     pub hand_offs: Vec<f64>,
     pub eight: Vec<u64>,
     pub seconds: f64,
-    version: String,
-    setting: String,
+    pub introduction: Introduction,
 }
 
 impl Outcome {
-    pub fn new(name: &str, place: usize, version: String, setting: String) -> Outcome {
+    pub fn new(backend: &str, name: &str, place: usize, introduction: Introduction) -> Outcome {
         Outcome {
+            backend: backend.to_owned(),
             name: name.to_owned(),
             place,
-            version,
-            setting,
+            introduction,
             ..Outcome::default()
         }
     }
 
-    pub fn missing(name: &str, place: usize, reason: String) -> Outcome {
+    pub fn missing(backend: &str, name: &str, place: usize, reason: String) -> Outcome {
         eprintln!("{name} does not run: {reason}");
-        Outcome {
-            name: name.to_owned(),
-            place,
-            failed: Some(reason),
-            ..Outcome::default()
-        }
+        let mut outcome = Outcome::new(backend, name, place, Introduction::default());
+        outcome.failed = Some(reason);
+        outcome
     }
 
     pub fn json(&self) -> String {
-        let mut json = format!("  {{\"name\": {}", text(&self.name));
+        let (backend, name) = (text(&self.backend), text(&self.name));
+        let mut json = format!("  {{\"backend\": {backend}, \"name\": {name}");
         let mut field = |key: &str, value: String| {
             let _ = write!(json, ", \"{key}\": {value}");
         };
         if let Some(reason) = &self.failed {
             field("failed", text(reason));
         } else {
-            field("version", text(&self.version));
-            field("setting", text(&self.setting));
+            field("version", text(&self.introduction.version));
+            field("setting", text(&self.introduction.setting));
             field("cycles_us", list(&self.cycles));
             field("handoffs_us", list(&self.hand_offs));
             field("eight", format!("{:?}", self.eight));

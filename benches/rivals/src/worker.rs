@@ -1,5 +1,6 @@
 //! Somebody who is measured, as a process: it is told what to do, one line at a time, and answers with
-//! one line of numbers, or with `error: REASON`. Its first line is its version, a tab and its setting.
+//! one line of numbers, or with `error: REASON`. Its first line is its version, a tab and its setting, and,
+//! where it cannot wait for a lock, another tab and `alone`.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use testbed::{Output, Process};
 
-use crate::measure::Subject;
+use crate::measure::{Introduction, Subject};
 use crate::rivals;
 
 /// How long anybody may take for its first line.
@@ -26,31 +27,42 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// One of the Rust ones: this program again.
-    pub fn of_ours(rival: &str, port: u16) -> Result<(String, String, Worker), String> {
-        let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let mut command = Command::new(program);
-        command.arg("--as").arg(rival).arg(port.to_string());
-        Worker::start(&command)
-    }
-
-    /// One in another language.
-    pub fn of_theirs(
-        interpreter: &str,
-        script: &str,
-        rival: &str,
-        port: u16,
-    ) -> Result<(String, String, Worker), String> {
+    /// Starts somebody by name.
+    pub fn start(backend: &str, name: &str, url: &str) -> Result<(Introduction, Worker), String> {
+        let address = url.split("://").nth(1).unwrap_or(url);
+        let address = address.split(['/', '?']).next().unwrap_or(address);
+        let port = address.rsplit(':').next().unwrap_or_default();
         let others = Path::new(env!("CARGO_MANIFEST_DIR")).join("others");
-        let mut command = Command::new(interpreter);
-        command
-            .arg(others.join(script))
-            .arg(rival)
-            .arg(port.to_string());
-        Worker::start(&command)
+        let interpreter = |variable: &str| {
+            let value = std::env::var_os(variable).filter(|value| !value.is_empty());
+            value.ok_or_else(|| format!("{variable} is not set"))
+        };
+        let mut command;
+        match name {
+            "redis-py" | "kazoo" => {
+                command = Command::new(interpreter("RIVALS_PYTHON")?);
+                command.arg(others.join("locks.py")).arg(name).arg(port);
+            }
+            "npm redlock" | "npm redis-semaphore" => {
+                command = Command::new(interpreter("RIVALS_NODE")?);
+                command.arg(others.join("npm.js")).arg(name).arg(port);
+            }
+            "Curator" => {
+                command = Command::new("java");
+                command.arg("-cp").arg(interpreter("RIVALS_CLASSPATH")?);
+                command.arg("Curator").arg(address);
+            }
+            // One of the Rust ones: this program again.
+            _ => {
+                let program = std::env::current_exe().map_err(|error| error.to_string())?;
+                command = Command::new(program);
+                command.args(["--as", backend, name, url]);
+            }
+        }
+        Worker::spawn(&command)
     }
 
-    fn start(command: &Command) -> Result<(String, String, Worker), String> {
+    fn spawn(command: &Command) -> Result<(Introduction, Worker), String> {
         let process = Process::spawn(command, &Output::Pipe).map_err(|error| error.to_string())?;
         let (Some(input), Some(output)) = (process.take_stdin(), process.take_stdout()) else {
             return Err("it has no pipes".to_owned());
@@ -70,8 +82,13 @@ impl Worker {
             _process: process,
         };
         let first = worker.line(START)?;
-        let (version, setting) = first.split_once('\t').unwrap_or((&first, ""));
-        Ok((version.to_owned(), setting.to_owned(), worker))
+        let mut fields = first.split('\t').map(str::to_owned);
+        let introduction = Introduction {
+            version: fields.next().unwrap_or_default(),
+            setting: fields.next().unwrap_or_default(),
+            waits: fields.next().is_none(),
+        };
+        Ok((introduction, worker))
     }
 
     fn line(&self, limit: Duration) -> Result<String, String> {
@@ -126,15 +143,16 @@ impl Subject for Worker {
 }
 
 /// The other end, for the Rust ones: follows orders until there are no more.
-pub fn serve(rival: &str, port: &str) {
+pub fn serve(backend: &str, rival: &str, url: &str) {
     // On whatever thread: the reason is the answer.
     std::panic::set_hook(Box::new(|panic| {
         let reason = panic.to_string();
         println!("error: {}", reason.lines().last().unwrap_or_default());
         std::process::exit(1);
     }));
-    let mut subject = rivals::subject(rival, &format!("redis://127.0.0.1:{port}"));
-    println!("{}\t{}", subject.version, subject.setting);
+    let mut subject = rivals::subject(backend, rival, url);
+    let alone = if subject.waits { "" } else { "\talone" };
+    println!("{}\t{}{alone}", subject.version, subject.setting);
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let mut words = line.split_whitespace();
         let order = words.next().unwrap_or_default();

@@ -1,5 +1,19 @@
 //! Mutexes in a table of a MySQL or MariaDB server.
 //!
+//! ```no_run
+//! use contend::mysql;
+//!
+//! let factory = contend::connect("mysql://app:secret@db.internal/jobs?create_table=true")?;
+//! // The same with a builder:
+//! let factory = mysql::Builder::new("db.internal", "jobs")
+//!     .user("app")
+//!     .password("secret")
+//!     .create_table(true)
+//!     .build()?;
+//! let guard = factory.locker("invoices").build()?.lock()?;
+//! # Ok::<(), contend::Error>(())
+//! ```
+//!
 //! One row per mutex (`sql/init-mutex.sql`), with the columns of Simba 4, so that its contenders and ours
 //! take turns. The server's clock decides when a lease has run out; how long an owner may believe is
 //! counted locally, from before it asked. Each statement is a file in `sql/`, with the invariant that it

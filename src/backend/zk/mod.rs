@@ -1,5 +1,19 @@
 //! Mutexes on ZooKeeper, in the layout of Curator's LeaderLatch, so that a Curator peer takes turns
-//! with us (Cargo feature `zk`).
+//! with us.
+//!
+//! ```no_run
+//! use contend::zk;
+//! use std::time::Duration;
+//!
+//! let factory = contend::connect("zk://a:2181,b:2181,c:2181/jobs?session_timeout=20s")?;
+//! // The same with a builder:
+//! let factory = zk::Builder::new("a:2181,b:2181,c:2181")
+//!     .chroot("/jobs")
+//!     .session_timeout(Duration::from_secs(20))
+//!     .build()?;
+//! let guard = factory.locker("invoices").build()?.lock()?;
+//! # Ok::<(), contend::Error>(())
+//! ```
 //!
 //! Each mutex is a container node `/simba/{mutex}` (a `/` in the name nests), each contender an ephemeral
 //! sequential child of it that holds the contender's id. The lowest sequence leads, and each of the
@@ -8,10 +22,10 @@
 //!
 //! A factory has one session with the ensemble, shared by all its services, and opens another one
 //! when the server says that it has expired. Ownership lives as long as the session does: an owner
-//! believes up to the moment before which the ensemble cannot have expired the session (`heartbeat.rs`),
+//! believes up to the moment before which the ensemble cannot have expired the session,
 //! less the transition, which is a sixth of the session timeout at least.
 //!
-//! The client is our own (`Session`), on `std::net` and one thread.
+//! The client is part of this crate, on `std::net` and one thread.
 //!
 //! Beside a Curator peer: Curator counts every child of the mutex as a contender, and sorts the text of
 //! the sequence. So do not nest a mutex below one that Curator peers contend for if its name sorts before

@@ -5,6 +5,7 @@ use contend::{Guard, Locker};
 use super::{Contender, Rival};
 
 pub struct Ours {
+    pub backend: String,
     pub url: String,
 }
 
@@ -15,7 +16,11 @@ struct Ourselves {
 
 impl Rival for Ours {
     fn setting(&self) -> &'static str {
-        "defaults: woken by the release; one connection subscribes for all of a process"
+        match self.backend.as_str() {
+            "mysql" => "defaults: the release ends the waiter's statement",
+            "zk" => "defaults: watches the node before its own",
+            _ => "defaults: woken by a message of the release",
+        }
     }
 
     fn contender(&self, mutex: &str) -> Box<dyn Contender> {

@@ -2,6 +2,7 @@
 
 mod contend;
 mod distributed_lock;
+mod mysql;
 mod redlock;
 mod rslock;
 
@@ -26,28 +27,37 @@ pub trait Rival {
     /// How it waits, and whose choice that is.
     fn setting(&self) -> &'static str;
 
+    /// Whether it can wait for a lock at all, within a time that can be measured.
+    fn waits(&self) -> bool {
+        true
+    }
+
     fn contender(&self, mutex: &str) -> Box<dyn Contender>;
 }
 
-/// Everybody, ourselves first.
-pub const NAMES: [&str; 4] = ["contend", "rslock", "redlock", "distributed-lock"];
-
 /// The one of this name.
-pub fn subject(name: &str, url: &str) -> InProcess {
+pub fn subject(backend: &str, name: &str, url: &str) -> InProcess {
+    let backend = backend.to_owned();
     let url = url.to_owned();
     let (version, rival): (_, Box<dyn Rival>) = match name {
-        "contend" => (env!("VERSION_OF_CONTEND"), Box::new(contend::Ours { url })),
+        "contend" => (
+            env!("VERSION_OF_CONTEND"),
+            Box::new(contend::Ours { backend, url }),
+        ),
         "rslock" => (env!("VERSION_OF_RSLOCK"), Box::new(rslock::RsLock { url })),
         "redlock" => (env!("VERSION_OF_REDLOCK"), Box::new(redlock::Red { url })),
         "distributed-lock" => (
             env!("VERSION_OF_DISTRIBUTED_LOCK_REDIS"),
             Box::new(distributed_lock::Distributed { url }),
         ),
+        "GET_LOCK" => ("", Box::new(mysql::GetLock { url })),
+        "Simba's statements" => ("3.1", Box::new(mysql::Simba { url })),
         other => panic!("{other} is nobody"),
     };
     InProcess {
         version,
         setting: rival.setting(),
+        waits: rival.waits(),
         alone: rival.contender("alone"),
         rival,
         round: 0,
@@ -65,6 +75,7 @@ fn runtime() -> Runtime {
 pub struct InProcess {
     pub version: &'static str,
     pub setting: &'static str,
+    pub waits: bool,
     rival: Box<dyn Rival>,
     alone: Box<dyn Contender>,
     round: usize,
@@ -100,7 +111,7 @@ impl InProcess {
                 done_out.send(at).unwrap();
             }
         });
-        let mut hand_off = |purpose: f64| {
+        let mut hand_off = |hold: f64| {
             owner.lock();
             go.send(()).unwrap();
             std::thread::sleep(Duration::from_secs_f64(hold / 1e6));

@@ -1,4 +1,4 @@
-"""redis-py's Lock, told what to do by `src/worker.rs`."""
+"""redis-py's and kazoo's locks, told what to do by `src/worker.rs`."""
 
 import os
 import sys
@@ -17,16 +17,27 @@ sys.excepthook = lambda kind, error, trace: fail(error)
 
 from importlib.metadata import version
 
-import redis
-
 TTL = 10
-SETTING = "defaults: looks again every 100 ms"
-port = int(sys.argv[2])
+rival, port = sys.argv[1], int(sys.argv[2])
 
+# Each has a client for each contender, as in a process of its own.
+if rival == "redis-py":
+    import redis
 
-def lock(mutex):
-    # A client for each contender, as in a process of its own.
-    return redis.Redis(host="127.0.0.1", port=port).lock("redis-py-" + mutex, timeout=TTL)
+    PACKAGE, SETTING = "redis", "defaults: looks again every 100 ms"
+
+    def lock(mutex):
+        return redis.Redis(host="127.0.0.1", port=port).lock("redis-py-" + mutex, timeout=TTL)
+
+else:
+    from kazoo.client import KazooClient
+
+    PACKAGE, SETTING = "kazoo", "defaults: watches the node before its own"
+
+    def lock(mutex):
+        client = KazooClient(hosts=f"127.0.0.1:{port}", timeout=TTL)
+        client.start()
+        return client.Lock("/kazoo-" + mutex)
 
 
 def answer(numbers):
@@ -94,7 +105,7 @@ def eight(settle, seconds):
     return counts
 
 
-print(version("redis"), SETTING, sep="\t", flush=True)
+print(version(PACKAGE), SETTING, sep="\t", flush=True)
 for line in sys.stdin:
     order, *arguments = line.split()
     if order == "cycles":
