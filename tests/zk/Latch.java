@@ -1,10 +1,9 @@
 // A Curator peer: takes turns at one path with LeaderLatch, and says so on standard output.
-// Arguments: servers, path, id, session timeout in ms, file that exists while somebody owns.
+// Arguments: servers, path, id, session timeout in ms, link to the owner's id, there while somebody owns.
 
 import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.nio.file.StandardOpenOption;
 import org.apache.curator.framework.CuratorFramework;
 import org.apache.curator.framework.CuratorFrameworkFactory;
 import org.apache.curator.framework.recipes.leader.LeaderLatch;
@@ -23,10 +22,10 @@ public class Latch {
                 latch.await();
                 boolean made = false;
                 try {
-                    Files.writeString(owned, args[2], StandardOpenOption.CREATE_NEW);
+                    Files.createSymbolicLink(owned, Path.of(args[2]));
                     made = true;
                 } catch (FileAlreadyExistsException exception) {
-                    System.out.println("overlap " + Files.readString(owned));
+                    System.out.println("overlap " + args[2]);
                 }
                 Thread.sleep(2);
                 boolean still = latch.hasLeadership();

@@ -526,3 +526,49 @@ fn stops() {
     }
     println!("stopped");
 }
+
+/// A stand-in that lets a client in, acknowledges its heartbeats and does not answer its goodbye. It closes
+/// nothing: the connection must be ended by the client, though nothing is due to wake its thread.
+#[test]
+fn closing_a_session_ends_its_connection_though_the_server_does_not_answer() {
+    within(HANG, || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let session = builder(listener.local_addr().unwrap(), Duration::from_secs(6))
+            .session()
+            .unwrap();
+        let (mut client, _) = listener.accept().unwrap();
+        let mut frame = move || {
+            let mut length = [0; 4];
+            client.read_exact(&mut length).ok()?;
+            let mut frame = vec![0; u32::from_be_bytes(length) as usize];
+            client.read_exact(&mut frame).ok()?;
+            Some((frame, client.try_clone().unwrap()))
+        };
+        let (_, mut client) = frame().unwrap();
+        // Protocol, T = 6 s, session 7, a password of 16 bytes, not read-only.
+        let mut welcome = [0_u8; 41];
+        welcome[3] = 37;
+        welcome[8..12].copy_from_slice(&6_000_i32.to_be_bytes());
+        welcome[19] = 7;
+        welcome[23] = 16;
+        client.write_all(&welcome).unwrap();
+        let server = std::thread::spawn(move || {
+            while let Some((request, mut client)) = frame() {
+                // A `sync`, answered without an error.
+                if request[4..8] == 9_i32.to_be_bytes() {
+                    let mut reply = vec![0, 0, 0, 21];
+                    reply.extend_from_slice(&request[..4]);
+                    reply.extend_from_slice(&[0; 12]);
+                    reply.extend_from_slice(&[0, 0, 0, 1, b'/']);
+                    client.write_all(&reply).unwrap();
+                }
+            }
+        });
+        wait_for(&session, SessionState::Connected);
+        session.close();
+        wait_until(PATIENCE, "the connection is closed", || {
+            server.is_finished()
+        });
+        server.join().unwrap();
+    });
+}

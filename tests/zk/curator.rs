@@ -1,7 +1,12 @@
 //! A true Curator LeaderLatch beside ours, on a nested name, with kills on both sides.
 //!
 //! Runs where a JDK and Curator's jars are (Debian: `default-jdk-headless`, `libcurator-recipes-java`), and
-//! says so where they are not. `CONTEND_CURATOR_TURNS` says how many turns; without it nothing is run.
+//! says so where they are not. `CONTEND_CURATOR_TURNS` says how many turns (40 by default), counted once
+//! every peer has had one. After every tenth a peer is killed, if it has had a turn: killed faster than a
+//! Java machine starts on a busy machine, Curator would never have one.
+//!
+//! Who owns makes a symbolic link whose target is its id, which takes one step: a peer killed in between
+//! leaves nothing half done.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -13,7 +18,7 @@ use std::time::{Duration, Instant};
 use crate::zk_support::{HANG, factory, name, number};
 use testbed::{Output, Process, TempDir, ZooKeeperServer, within};
 
-const T: Duration = Duration::from_secs(4);
+const T: Duration = Duration::from_secs(3);
 
 const JARS: &[&str] = &[
     "curator-client",
@@ -54,6 +59,7 @@ struct Peer {
     side: Side,
     id: String,
     process: Process,
+    had_turn: bool,
 }
 
 struct Ground {
@@ -63,7 +69,7 @@ struct Ground {
     class_path: String,
     /// The Java source, which `java` compiles and runs.
     source: PathBuf,
-    words: mpsc::Sender<(Side, String)>,
+    words: mpsc::Sender<(String, String)>,
     next: usize,
 }
 
@@ -98,21 +104,26 @@ impl Ground {
         command.env("RUST_BACKTRACE", "0");
         let process = Process::spawn(&command, &Output::Pipe).unwrap();
         let out = process.take_stdout().unwrap();
-        let words = self.words.clone();
+        let (words, of) = (self.words.clone(), id.clone());
         std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
-                if words.send((side, line)).is_err() {
+                if words.send((of.clone(), line)).is_err() {
                     return;
                 }
             }
         });
-        Peer { side, id, process }
+        Peer {
+            side,
+            id,
+            process,
+            had_turn: false,
+        }
     }
 
     fn kill(&self, peer: &Peer) {
         peer.process.kill();
         // What it owned with goes with it; its session holds the mutex for T more.
-        if fs::read_to_string(&self.owned).is_ok_and(|owner| owner == peer.id) {
+        if fs::read_link(&self.owned).is_ok_and(|owner| owner == Path::new(&peer.id)) {
             fs::remove_file(&self.owned).unwrap();
         }
     }
@@ -124,11 +135,7 @@ fn a_curator_latch_and_ours_take_turns_through_kills() {
         println!("NOT RUN: no JDK, or not all of Curator's jars, on this machine");
         return;
     };
-    let turns = number("CONTEND_CURATOR_TURNS", 0);
-    if turns == 0 {
-        println!("NOT RUN: set CONTEND_CURATOR_TURNS");
-        return;
-    }
+    let turns = number("CONTEND_CURATOR_TURNS", 40);
     within(HANG * 5, || {
         let folder = TempDir::new();
         let (words, heard) = mpsc::channel();
@@ -148,34 +155,40 @@ fn a_curator_latch_and_ours_take_turns_through_kills() {
             .map(|side| ground.peer(side))
             .collect();
         let (mut ours, mut theirs, mut overlaps, mut kills) = (0, 0, Vec::new(), 0);
-        let mut gaps = Vec::new();
-        let mut last = Instant::now();
-        let every = (turns / 6).max(10);
-        let mut next_kill = every;
-        while ours + theirs < turns || ours == 0 || theirs == 0 {
-            let (side, word) = heard
+        let (mut gaps, mut last) = (Vec::new(), Instant::now());
+        let mut next_kill = 10;
+        while ours + theirs < turns {
+            let (id, word) = heard
                 .recv_timeout(HANG)
                 .expect("turns go on: nobody is left out for so long");
             if word.contains("overlap") {
-                overlaps.push(format!("{side:?}: {word}"));
+                overlaps.push(format!("{id}: {word}"));
             }
+            let Some(peer) = peers.iter_mut().find(|peer| peer.id == id) else {
+                continue;
+            };
             if word != "turn" {
                 continue;
             }
-            gaps.push(last.elapsed());
-            last = Instant::now();
-            match side {
-                Side::Ours => ours += 1,
-                Side::Curator => theirs += 1,
+            peer.had_turn = true;
+            let counts = kills > 0 || peers.iter().all(|peer| peer.had_turn);
+            if counts {
+                gaps.push(last.elapsed());
+                match id.starts_with("Ours") {
+                    true => ours += 1,
+                    false => theirs += 1,
+                }
             }
-            if ours + theirs >= next_kill {
-                next_kill += every;
+            last = Instant::now();
+            if counts && ours + theirs >= next_kill && peers[0].had_turn {
+                next_kill = ours + theirs + 10;
                 let victim = peers.remove(0);
                 ground.kill(&victim);
                 kills += 1;
                 peers.push(ground.peer(victim.side));
             }
         }
+        assert!(ours > 0 && theirs > 0, "{ours} and {theirs} turns");
         gaps.sort();
         println!(
             "{ours} turns of ours, {theirs} of Curator's, {kills} kills: {} overlaps; between turns p50 {:?}, \
@@ -207,13 +220,9 @@ fn ours() {
         let Ok(guard) = locker.lock() else {
             continue;
         };
-        let made = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&owned);
-        match &made {
-            Ok(_) => fs::write(&owned, &id).unwrap(),
-            Err(_) => println!("overlap {:?}", fs::read_to_string(&owned)),
+        let made = std::os::unix::fs::symlink(&id, &owned);
+        if made.is_err() {
+            println!("overlap {:?}", fs::read_link(&owned));
         }
         std::thread::sleep(Duration::from_millis(2));
         if made.is_ok() {

@@ -1,50 +1,67 @@
-//! What an owner bears without losing its leadership: DESIGN "zk", and review/zk.md 6 and 7.
+//! What an owner bears without losing its leadership: design "zk", and review/zk.md 3, 6 and 7.
 //!
-//! `CONTEND_RUNS` says how often each fault comes (1 by default), `CONTEND_T_MS` the session timeout (6 s
+//! By the rules, belief ends T - T/100 - 5 ms - T/6 after the send of the newest heartbeat that counts, which
+//! is T/4 + T/24 and two round trips old at most while all is well. So an owner bears 0.52 T without an
+//! answer (792 ms with T = 1.5 s), and round trips of T/4. Of that, T/4 + T/24 pass before a silent server
+//! is left.
+//!
+//! `CONTEND_RUNS` says how often each fault comes (1 by default), `CONTEND_T_MS` the session timeout (4 s
 //! by default: on a busy machine 1.5 s shows the machine). Faults are shares of it.
 
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread::sleep;
 use std::time::Duration;
 
-use crate::zk_support::{HANG, PATIENCE, factory, name, number, wait_leads};
-use contend::{EventKind, Factory};
-use testbed::{Proxy, ZooKeeperEnsemble, ZooKeeperServer, within};
+use crate::zk_support::{HANG, PATIENCE, Rivals, builder, factory, name, number, wait_leads};
+use contend::{EventKind, Factory, zk};
+use testbed::{Direction, Proxy, ZooKeeperEnsemble, ZooKeeperServer, wait_until, within};
 
 fn timeout() -> Duration {
-    Duration::from_millis(number("CONTEND_T_MS", 6_000))
+    Duration::from_millis(number("CONTEND_T_MS", 4_000))
+}
+
+fn limit() -> Duration {
+    HANG + (timeout() * 6 + Duration::from_secs(10)) * u32::try_from(4 * runs()).unwrap()
 }
 
 fn runs() -> u64 {
     number("CONTEND_RUNS", 1)
 }
 
-/// A leader and a waiter; `fault` strikes and heals again. Returns how often the leader was released.
-fn released(factories: &[Factory; 2], fault: impl FnOnce()) -> usize {
+/// A leader and a waiter; `strike` is a fault and its end. Returns how often the leader was released. Two
+/// that lead at once end the test.
+fn released(leader: &Factory, waiter: &Factory, strike: impl FnOnce()) -> usize {
     let mutex = name("tolerance");
-    let (leader, events) = factories[0].contend(&mutex).id("leader").channel().unwrap();
-    let waiter = factories[1].contend(&mutex).id("waiter").build().unwrap();
-    leader.start().unwrap();
-    wait_leads(&leader);
-    waiter.start().unwrap();
+    let (first, events) = leader.contend(&mutex).id("leader").channel().unwrap();
+    let second = waiter.contend(&mutex).id("waiter").build().unwrap();
+    first.start().unwrap();
+    wait_leads(&first);
+    second.start().unwrap();
+    let rivals = Rivals::watch(vec![Arc::new(first), Arc::new(second)]);
     // Heartbeats have taken over from the handshake.
-    std::thread::sleep(timeout() / 2);
-    fault();
-    std::thread::sleep(timeout());
+    sleep(timeout() / 2);
+    strike();
+    sleep(timeout() / 2);
     let lost = events
         .try_iter()
         .filter(|event| event.kind == EventKind::Released)
         .count();
     if lost == 0 {
-        assert!(leader.is_owner() && !waiter.is_owner());
+        assert!(rivals.services[0].is_owner());
     }
-    waiter.stop().unwrap();
-    leader.stop().unwrap();
+    for service in &rivals.services {
+        service.stop().unwrap();
+    }
+    rivals.judge();
     lost
 }
 
-fn report(what: &str, lost: &[usize]) {
+fn report(what: &str, mut run: impl FnMut() -> usize) {
+    let lost: Vec<usize> = (0..runs()).map(|_| run()).collect();
     let total: usize = lost.iter().sum();
     println!(
-        "{what}, T = {:?}: {total} Released in {} runs",
+        "{what}, T = {:?}: {total} Released, 0 overlaps in {} runs",
         timeout(),
         lost.len()
     );
@@ -53,78 +70,111 @@ fn report(what: &str, lost: &[usize]) {
 
 #[test]
 fn a_server_paused_for_two_fifths_of_the_timeout_costs_nothing() {
-    within(HANG * 4, || {
+    within(limit(), || {
         let server = ZooKeeperServer::start();
-        let lost: Vec<usize> = (0..runs())
-            .map(|_| {
-                let factories = [(); 2].map(|()| factory(server.addr(), timeout()));
-                released(&factories, || {
-                    server.pause();
-                    std::thread::sleep(timeout() * 2 / 5);
-                    server.resume();
-                })
+        report("server paused for 0.4 T", || {
+            let [leader, waiter] = [(); 2].map(|()| factory(server.addr(), timeout()));
+            released(&leader, &waiter, || {
+                server.pause();
+                sleep(timeout() * 2 / 5);
+                server.resume();
             })
-            .collect();
-        report("server paused for 0.4 T", &lost);
+        });
     });
 }
 
 #[test]
 fn replies_a_tenth_of_the_timeout_late_cost_nothing() {
-    within(HANG * 4, || {
+    within(limit(), || {
         let server = ZooKeeperServer::start();
-        let lost: Vec<usize> = (0..runs())
-            .map(|_| {
-                let proxy = Proxy::to(server.addr());
-                let factories = [
-                    factory(proxy.addr(), timeout()),
-                    factory(server.addr(), timeout()),
-                ];
-                released(&factories, || {
-                    proxy.delay(timeout() / 20);
-                    std::thread::sleep(timeout() * 2);
-                    proxy.pass();
-                })
+        report("replies 0.1 T late for 2 T", || {
+            let proxy = Proxy::to(server.addr());
+            let leader = factory(proxy.addr(), timeout());
+            released(&leader, &factory(server.addr(), timeout()), || {
+                proxy.delay_replies(timeout() / 10);
+                sleep(timeout() * 2);
+                proxy.pass();
             })
-            .collect();
-        report("round trips 0.1 T longer for 2 T", &lost);
+        });
     });
 }
 
-#[test]
-fn a_member_that_goes_silent_is_left_in_time() {
-    within(HANG * 4, || {
-        let ensemble = ZooKeeperEnsemble::start();
-        let lost: Vec<usize> = (0..runs())
-            .map(|_| {
-                let silent = ensemble.followers()[0];
-                let proxy = Proxy::to(ensemble.node(silent).addr());
-                // Through the member that goes silent, or the proxy before it, as chance has it.
-                let mut hosts = ensemble.addresses();
-                hosts[silent] = proxy.addr().to_string();
-                let hosts = hosts.join(",");
-                let factories = [(); 2].map(|()| factory(&hosts, timeout()));
-                released(&factories, || {
-                    proxy.black_hole(testbed::Direction::Both);
-                    std::thread::sleep(timeout());
-                    proxy.pass();
-                })
-            })
+/// One client whose connection goes through a proxy to one of the followers.
+struct ThroughFollower {
+    proxies: Vec<Proxy>,
+    follower: usize,
+    factory: Factory,
+}
+
+impl ThroughFollower {
+    fn new(ensemble: &ZooKeeperEnsemble) -> ThroughFollower {
+        let leader = ensemble.wait_leader();
+        let proxies: Vec<Proxy> = ensemble
+            .nodes()
+            .iter()
+            .map(|node| Proxy::to(node.addr()))
             .collect();
-        report("one member of three silent for T", &lost);
+        let hosts: Vec<String> = proxies.iter().map(|p| p.addr().to_string()).collect();
+        proxies[leader].refuse();
+        let factory = builder(hosts.join(","), timeout()).build().unwrap();
+        let mut follower = None;
+        wait_until(PATIENCE, "it is connected to a follower", || {
+            follower = (0..3).find(|index| *index != leader && proxies[*index].live() > 0);
+            factory.ping(PATIENCE).is_ok() && follower.is_some()
+        });
+        proxies[leader].pass();
+        ThroughFollower {
+            proxies,
+            follower: follower.unwrap(),
+            factory,
+        }
+    }
+}
+
+#[test]
+fn one_member_of_three_silent_killed_paused_or_cut_off_costs_nothing() {
+    within(limit() + HANG, || {
+        let ensemble = ZooKeeperEnsemble::start_proxied();
+        for fault in ["silent", "killed", "paused", "cut off from its leader"] {
+            report(&format!("member {fault} for T"), || {
+                ensemble.wait_whole();
+                let client = ThroughFollower::new(&ensemble);
+                let leader = ensemble.node(ensemble.wait_leader()).addr();
+                released(&client.factory, &factory(leader, timeout()), || {
+                    let follower = client.follower;
+                    let (proxy, node) = (&client.proxies[follower], ensemble.node(follower));
+                    match fault {
+                        "silent" => proxy.black_hole(Direction::Both),
+                        "killed" => node.kill(),
+                        "paused" => node.pause(),
+                        _ => ensemble.cut_off(follower),
+                    }
+                    sleep(timeout());
+                    match fault {
+                        "silent" => proxy.pass(),
+                        "killed" => node.start(),
+                        "paused" => node.resume(),
+                        _ => ensemble.heal(follower),
+                    }
+                })
+            });
+        }
     });
 }
 
-/// review/zk.md 3: a server that accepts and does not serve must not be all that is tried.
+/// review/zk.md 3: a server that accepts and does not serve must not be all that is tried. It is left
+/// after T/4, here 1 s.
 #[test]
-#[ignore = "not seen to end yet: to be looked at"]
 fn an_address_that_accepts_and_does_not_serve_is_left_for_the_next() {
     within(HANG, || {
         let server = ZooKeeperServer::start();
         for _ in 0..6 {
-            let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let silent = TcpListener::bind("127.0.0.1:0").unwrap();
             let hosts = format!("{},{}", silent.local_addr().unwrap(), server.addr());
-            let ours = factory(hosts, Duration::from_secs(4));
+            let ours = zk::Builder::new(hosts)
+                .session_timeout(Duration::from_secs(4))
+                .build()
+                .unwrap();
             let locker = ours.locker(name("silent")).build().unwrap();
             drop(locker.try_lock_for(PATIENCE).unwrap());
         }

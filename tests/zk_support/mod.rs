@@ -51,7 +51,8 @@ pub fn wait_leads(service: &MutexContendService) {
 pub fn builder(address: impl ToString, timeout: Duration) -> zk::Builder {
     zk::Builder::new(address.to_string())
         .session_timeout(timeout)
-        // A busy machine may take its time; a third of the session timeout stays the limit.
+        // A busy machine may take its time. A quarter of the session timeout stays the limit while
+        // something rests on the session.
         .connect_timeout(Duration::from_secs(10))
 }
 
@@ -151,6 +152,11 @@ impl Rivals {
                 service.is_owner() || (number > 0 && service.state().after().has_owner())
             });
         }
+        Rivals::watch(services)
+    }
+
+    /// Watches services that contend for one mutex.
+    pub fn watch(services: Vec<Arc<MutexContendService>>) -> Rivals {
         let over = Arc::new(AtomicBool::new(false));
         let witness = std::thread::spawn({
             let (services, over) = (services.clone(), Arc::clone(&over));

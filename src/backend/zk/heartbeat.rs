@@ -40,7 +40,8 @@ pub(super) struct Heartbeat {
     acknowledged: VecDeque<(Moment, Moment)>,
     /// Beats without an answer: when sent.
     unanswered: VecDeque<Moment>,
-    /// The send time of the first beat after the last acknowledgement.
+    /// The send time of the oldest beat that was not acknowledged: a server that takes longer than T/4 could
+    /// not keep an owner, however steadily it answers.
     waiting_since: Option<Moment>,
     due: Moment,
 }

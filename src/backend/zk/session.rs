@@ -592,8 +592,12 @@ impl State {
         self.deliver(Some(why));
     }
 
+    /// Closes the socket, too: the thread may be in a read that nothing else would end.
     fn end(&mut self, phase: SessionState) {
         self.protocol.end(phase);
+        if let Some(mut link) = self.link.take() {
+            link.close();
+        }
         let why = self.protocol.over_error();
         self.deliver(Some(&why));
     }
@@ -750,9 +754,6 @@ impl Shared {
     pub(super) fn thread_ends(&self) {
         let mut state = self.state.lock();
         state.end(SessionState::Closed);
-        if let Some(mut link) = state.link.take() {
-            link.close();
-        }
         self.changed.notify_all();
     }
 
