@@ -351,8 +351,9 @@ impl Connection {
     pub(super) fn receive(&mut self, by: Moment) -> RedisResult<Value> {
         let left = by.remaining().min(LONGEST);
         // Setting a timeout is a system call, and most calls have the same budget as the one before:
-        // what is set may stay as long as it is not beyond `by` and not far below it.
-        if self.timeout > left || self.timeout < left / 4 * 3 {
+        // what is set may stay as long as it is not beyond `by` and not far below it. A quarter is enough: unlock has
+        // less time than lock, and an uncontended cycle is to set nothing.
+        if self.timeout > left || self.timeout < left / 4 {
             self.timeout = (left / 8 * 7).max(LEAST);
             self.driver.set_read_timeout(Some(self.timeout))?;
         }
