@@ -69,6 +69,22 @@ impl Tape {
             .push((before + operations as f64, nanos + took.as_nanos() as f64));
     }
 
+    /// The median and the 99th percentile of what was pushed, in microseconds for one operation.
+    fn percentiles(&self) -> [f64; 2] {
+        let mut last = (0.0, 0.0);
+        let mut each: Vec<f64> = self
+            .marks
+            .iter()
+            .map(|mark| {
+                let took = (mark.1 - last.1) / (mark.0 - last.0).max(1.0);
+                last = *mark;
+                took / 1_000.0
+            })
+            .collect();
+        each.sort_by(f64::total_cmp);
+        [50, 99].map(|percent| each.get(each.len() * percent / 100).copied().unwrap_or(0.0))
+    }
+
     fn length(&self) -> (f64, f64) {
         self.marks.last().copied().unwrap_or_default()
     }
@@ -119,7 +135,14 @@ pub fn beside<const N: usize>(
         group.bench_function(BenchmarkId::new(operation, side), |bencher| {
             let tapes = tapes.get_or_init(|| {
                 let record = record.take().expect("recorded once");
-                record(Budget::of(N))
+                let tapes = record(Budget::of(N));
+                // Criterion shows means; a ratio of medians holds on a busy machine too.
+                let all = tapes.each_ref().map(Tape::percentiles);
+                for (side, [p50, p99]) in sides.iter().zip(all) {
+                    let ratio = p50 / all[0][0];
+                    println!("{backend}/{operation}/{side}: p50 {p50:.1} p99 {p99:.1} us, {ratio:.2} of {}", sides[0]);
+                }
+                tapes
             });
             let tape = &tapes[number];
             bencher.iter_custom(|iterations| {
