@@ -85,14 +85,15 @@ fn renew(criterion: &mut Criterion) {
     });
 }
 
-/// Between two processes: release, KILL, the waiter's statement ends, acquire.
+/// Between two factories, which are two processes to the server: release, KILL, the waiter's statement ends,
+/// acquire.
 fn hand_off(criterion: &mut Criterion) {
     let sides = ["bare", "contend", "locker"];
     beside(criterion, "mysql", "handoff", sides, |budget| {
-        let factory = factory();
+        let (from, to) = (factory(), factory());
         let mut bare = BareHandOff::new("bare-handoff");
-        let mut services = Services::new(&factory, "services");
-        let mut lockers = Lockers::new(&factory, "lockers");
+        let mut services = Services::between([&from, &to], "services");
+        let mut lockers = Lockers::between([&from, &to], "lockers");
         in_turns(
             budget,
             1,

@@ -62,9 +62,14 @@ pub struct Lockers {
 
 impl Lockers {
     pub fn new(factory: &Factory, mutex: &str) -> Lockers {
-        let locker = factory.locker(mutex).id("b").build().unwrap();
+        Lockers::between([factory, factory], mutex)
+    }
+
+    /// From a locker of the first factory to one of the second.
+    pub fn between([from, to]: [&Factory; 2], mutex: &str) -> Lockers {
+        let locker = to.locker(mutex).id("b").build().unwrap();
         Lockers {
-            owner: factory.locker(mutex).id("a").build().unwrap(),
+            owner: from.locker(mutex).id("a").build().unwrap(),
             waiter: Waiter::new(move || {
                 let guard = locker.lock().unwrap();
                 let at = Instant::now();
@@ -94,9 +99,14 @@ pub struct Services {
 
 impl Services {
     pub fn new(factory: &Factory, mutex: &str) -> Services {
-        let service = |id| factory.contend(mutex).id(id).channel().unwrap();
+        Services::between([factory, factory], mutex)
+    }
+
+    /// Between two factories, to and fro.
+    pub fn between([a, b]: [&Factory; 2], mutex: &str) -> Services {
+        let service = |factory: &Factory, id| factory.contend(mutex).id(id).channel().unwrap();
         let services = Services {
-            services: [service("a"), service("b")],
+            services: [service(a, "a"), service(b, "b")],
             owner: 0,
         };
         services.services[0].0.start().unwrap();

@@ -168,8 +168,16 @@ pub fn beside<const N: usize>(
             let tapes = tapes.get_or_init(|| {
                 let record = record.take().expect("recorded once");
                 let tapes = record(Budget::of(N));
+                // Criterion shows means; a ratio of medians holds on a busy machine too.
+                let first = tapes[0].quantile(0.5);
                 for (side, tape) in sides.iter().zip(&tapes) {
                     tape.keep_quantiles(&format!("{backend}/{operation}/{side}"));
+                    let (p50, p99) = (tape.quantile(0.5), tape.quantile(0.99));
+                    println!(
+                        "{backend}/{operation}/{side}: p50 {p50:.1} p99 {p99:.1} us, {:.2} of {}",
+                        p50 / first,
+                        sides[0]
+                    );
                 }
                 tapes
             });

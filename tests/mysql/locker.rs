@@ -68,7 +68,7 @@ fn hand_off(holder: &Factory, waiter: &Factory, purpose: Duration) -> Duration {
     waiter.join().unwrap().saturating_duration_since(released)
 }
 
-/// The place of the first who waits is held by the waiter's own lookout: no reason to be polite to it.
+/// A wake-up is not waited for longer than a hand-over takes, however long the hold before it was.
 #[test]
 fn a_long_hold_is_followed_at_once_in_the_same_process_and_soon_in_another() {
     within(HANG, || {
@@ -78,7 +78,7 @@ fn a_long_hold_is_followed_at_once_in_the_same_process_and_soon_in_another() {
         let same = hand_off(&one, &one, hold);
         let other = hand_off(&one, &two, hold);
         println!("same process: {same:?}, another: {other:?}");
-        // Politeness to oneself would last a second; a look comes after an eighth of the hold.
+        // Well below the poll interval, at which a lost wake-up would be made up for.
         assert!(same < ms(700), "{same:?}");
         assert!(other < ms(800), "{other:?}");
     });

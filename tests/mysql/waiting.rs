@@ -405,6 +405,8 @@ fn whether_contenders_are_woken_is_visible() {
         let holder = connect(&url, "");
         assert_eq!(wakeups(&holder), Wakeups::Untried);
         let guard = locker(&holder, "m").lock().unwrap();
+        // A mutex that had no row is no reason to open the waiting connections.
+        assert_eq!(wakeups(&holder), Wakeups::Untried);
         let factory = connect(&url, "");
         let waits = locker(&factory, "m");
         let waits = thread::spawn(move || waits.try_lock_for(ms(800)).is_err());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::prelude::Queryable;
-use mysql::{Conn, Value};
+use mysql::{Binary, Conn, Params, QueryResult, Statement, Value};
 use parking_lot::Mutex;
 
 use super::error::RequestError;
@@ -115,6 +115,8 @@ pub(crate) struct Connection {
     poisoned: bool,
     /// When the last request was sent.
     sent: Moment,
+    /// What was prepared on it, by its text: the driver would read the text anew for every request.
+    prepared: Vec<(String, Statement)>,
 }
 
 impl Connection {
@@ -146,6 +148,7 @@ impl Connection {
                 patience: limit,
                 poisoned: false,
                 sent,
+                prepared: Vec::new(),
             })
         })?;
         if let Some(prepare) = &options.prepare {
@@ -192,6 +195,30 @@ impl Connection {
         if outcome.as_ref().is_err_and(RequestError::is_poison) {
             self.poisoned = true;
         }
+        outcome
+    }
+
+    /// Makes one request with a prepared statement, as [`run`](Connection::run); a round trip more the
+    /// first time.
+    pub(super) fn exec<T>(
+        &mut self,
+        by: Moment,
+        sql: &str,
+        params: impl Into<Params>,
+        read: impl FnOnce(QueryResult<'_, '_, '_, Binary>) -> mysql::Result<T>,
+    ) -> Result<T, RequestError> {
+        let known = self.prepared.iter().find(|(text, _)| text == sql);
+        let known = known.map(|(_, statement)| statement.clone());
+        let mut new = None;
+        let outcome = self.run(by, |conn| {
+            let statement = match known {
+                Some(statement) => statement,
+                None => new.insert(conn.prep(sql)?).clone(),
+            };
+            read(conn.exec_iter(statement, params)?)
+        });
+        self.prepared
+            .extend(new.map(|statement| (sql.to_owned(), statement)));
         outcome
     }
 

@@ -139,6 +139,13 @@ impl MysqlContender {
                 return Ok(Some(refused(owner.clone(), *retry_in)));
             }
         }
+        if self.waiter().queues.waiter_state() == WaiterState::Untried
+            && call.look(self.mutex())?.is_none()
+        {
+            // The first that waits opens two connections: not for a row that is only missing.
+            call.insert(self.mutex())?;
+            return Ok(None);
+        }
         if let Turn::Head { registered, .. } = turn
             && !*registered
             && self.database.waiter.is_up(call.by - call.rows.patience())

@@ -1,5 +1,5 @@
-//! The contenders of one process that wait for one mutex: services and lockers alike, first come, first
-//! served. Only the head of a queue talks to the server, and what it reads is published to all of it.
+//! The in-process queues: for each mutex the contenders of this process that wait for it, services and
+//! lockers alike, first come, first served. (The queue of processes stands in the row.) Only the head of a queue talks to the server, and what it reads is published to all of it.
 //!
 //! No I/O here. The rules that keep the row and the queue in step:
 //! - The process' token stands in the row exactly while somebody waits here. After every join,

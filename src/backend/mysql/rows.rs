@@ -276,8 +276,7 @@ impl Call<'_> {
         let statements = self.statements()?;
         let (sql, params) = statement(&statements);
         self.connection
-            .run(self.by, |conn| {
-                let result = conn.exec_iter(sql, params)?;
+            .exec(self.by, sql, params, |result| {
                 let matched = result.affected_rows() > 0;
                 Ok(matched.then(|| result.last_insert_id().unwrap_or(0)))
             })

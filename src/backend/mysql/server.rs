@@ -1,4 +1,5 @@
-//! Which server, which database, as whom: what every connection has in common.
+//! The address of a server: host or socket, database, credentials, TLS; and how the driver is told to open a
+//! connection there.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -41,79 +41,50 @@ const QUIET: &str = "(LOCATE(':{token}', waiters) > 0 \
 pub(super) const WAITERS: usize = 3990;
 pub(super) const TOKEN: usize = 19;
 
-/// What each column must be, as in `INIT_SQL`: name, types, least length, whether it is compared byte by
-/// byte in utf8mb4, and what to add where it is missing or to change it to.
+/// What each column must be, as in `INIT_SQL`; `version` may be longer.
 const COLUMNS: [Column; 9] = [
-    Column::text(
+    Column(
         "mutex",
+        "varchar",
         66,
-        true,
         "VARCHAR(66) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
     ),
-    Column::number("acquired_at", "BIGINT UNSIGNED NOT NULL"),
-    Column::number("ttl_at", "BIGINT UNSIGNED NOT NULL"),
-    Column::number("transition_at", "BIGINT UNSIGNED NOT NULL"),
-    Column::text(
+    Column("acquired_at", "bigint", 0, "BIGINT UNSIGNED NOT NULL"),
+    Column("ttl_at", "bigint", 0, "BIGINT UNSIGNED NOT NULL"),
+    Column("transition_at", "bigint", 0, "BIGINT UNSIGNED NOT NULL"),
+    Column(
         "owner_id",
+        "varchar",
         128,
-        true,
         "VARCHAR(128) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
     ),
-    Column {
-        name: "version",
-        types: &["int", "bigint"],
-        length: 0,
-        exact: false,
-        definition: "INT UNSIGNED NOT NULL",
-    },
-    Column::number("fencing_token", "BIGINT UNSIGNED NOT NULL DEFAULT 0"),
-    Column::text(
+    Column("version", "int", 0, "INT UNSIGNED NOT NULL"),
+    Column(
+        "fencing_token",
+        "bigint",
+        0,
+        "BIGINT UNSIGNED NOT NULL DEFAULT 0",
+    ),
+    Column(
         "waiters",
+        "varchar",
         WAITERS,
-        false,
         "VARCHAR(3990) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT ''",
     ),
-    Column::number("run_at", "BIGINT UNSIGNED NOT NULL DEFAULT 0"),
+    Column("run_at", "bigint", 0, "BIGINT UNSIGNED NOT NULL DEFAULT 0"),
 ];
 
-struct Column {
-    name: &'static str,
-    types: &'static [&'static str],
-    length: usize,
-    exact: bool,
-    definition: &'static str,
-}
+/// Name, type, least length, and what to add where it is missing or to change it to.
+struct Column(&'static str, &'static str, usize, &'static str);
 
 impl Column {
-    const fn number(name: &'static str, definition: &'static str) -> Column {
-        Column {
-            name,
-            types: &["bigint"],
-            length: 0,
-            exact: false,
-            definition,
-        }
-    }
-
-    const fn text(
-        name: &'static str,
-        length: usize,
-        exact: bool,
-        definition: &'static str,
-    ) -> Column {
-        Column {
-            name,
-            types: &["varchar"],
-            length,
-            exact,
-            definition,
-        }
-    }
-
     fn fits(&self, found: &Found) -> bool {
-        self.types.contains(&found.kind.as_str())
-            && found.length >= self.length
-            && (!self.exact
+        let Column(name, kind, length, definition) = *self;
+        // Compared byte by byte, in an encoding that has all names.
+        let exact = definition.contains("utf8mb4_bin");
+        (found.kind == kind || (name == "version" && found.kind == "bigint"))
+            && found.length >= length
+            && (!exact
                 || (found.collation.starts_with("utf8mb4") && found.collation.ends_with("_bin")))
             && !found.nullable
     }
@@ -306,9 +277,7 @@ impl Problem {
         let mut wrong = Vec::new();
         let mut changes = Vec::new();
         for column in &COLUMNS {
-            let Column {
-                name, definition, ..
-            } = column;
+            let Column(name, _, _, definition) = column;
             match found.iter().find(|found| found.name == *name) {
                 None => {
                     wrong.push(format!("has no column {name}"));
@@ -345,7 +314,7 @@ impl Problem {
         // Nobody but its owner knows what such a column should hold.
         let mut cured = true;
         for extra in found {
-            let known = COLUMNS.iter().any(|column| column.name == extra.name);
+            let known = COLUMNS.iter().any(|column| column.0 == extra.name);
             if !known && !extra.has_default {
                 wrong.push(format!("has a column {} without a default", extra.name));
                 changes.push(format!("ALTER COLUMN {} SET DEFAULT ...", extra.name));
@@ -579,9 +548,9 @@ mod tests {
 
     #[test]
     fn the_upgrade_script_says_what_the_columns_must_be() {
-        for column in &COLUMNS {
-            if ["mutex", "owner_id", "fencing_token", "waiters", "run_at"].contains(&column.name) {
-                assert!(UPGRADE_SQL.contains(column.definition), "{}", column.name);
+        for Column(name, _, _, definition) in &COLUMNS {
+            if ["mutex", "owner_id", "fencing_token", "waiters", "run_at"].contains(name) {
+                assert!(UPGRADE_SQL.contains(definition), "{name}");
             }
         }
     }
