@@ -101,12 +101,6 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// A [`Failure`], which says whether the outcome is known.
     fn acquire(&self, call: &Arc<Call>, by: Moment) -> Result<Decision, Failure>;
 
-    /// Looks, without locking anything, whether an acquire of this wish has a chance.
-    ///
-    /// # Errors
-    /// Any.
-    fn look(&self, wish: &Wish, by: Moment) -> Result<Look>;
-
     /// Lets the ttl of each of these begin anew, never to an earlier end. One that is locked by somebody
     /// else does not hold up the others.
     ///
@@ -313,7 +307,13 @@ pub enum Decision {
     /// Another call acquired something under the external id before.
     Known(RequestStatus),
     /// Not enough is left; nothing was written.
-    Exhausted(Exhausted),
+    Exhausted {
+        /// The first semaphore that has too little.
+        exhausted: Exhausted,
+        /// When something held on this store can be taken back next, as far as the store can tell
+        /// cheaply.
+        next_reclaim: Option<Duration>,
+    },
     /// No such semaphore, or the external id is in use for something else; nothing was written.
     Refused(Error),
 }
@@ -398,21 +398,6 @@ impl Failure {
             unknown: false,
         }
     }
-}
-
-/// What a look found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// An acquire may succeed, or says what is wrong.
-    Try,
-    /// Not enough is left.
-    Short {
-        /// The first semaphore that has too little.
-        exhausted: Exhausted,
-        /// When something held on this store can be taken back next, as far as the store can tell
-        /// cheaply.
-        next_reclaim: Option<Duration>,
-    },
 }
 
 /// What became of one renewal.
