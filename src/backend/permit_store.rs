@@ -24,6 +24,8 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What keeps semaphores, requests and permits; shared by all handles of a factory.
+///
+/// Every call may fail with any error of the store; named below is what else a failure says.
 pub trait PermitStore: fmt::Debug + Send + Sync {
     /// Where the semaphores are: the same text for two stores exactly if they share their semaphores.
     /// Contains no credential.
@@ -47,9 +49,6 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     }
 
     /// Makes a semaphore. Returns `false` if there is one already, which is not changed.
-    ///
-    /// # Errors
-    /// Any.
     fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool>;
 
     /// Sets a capacity and records the change. Returns the capacity before.
@@ -65,9 +64,6 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     ) -> Result<u32>;
 
     /// Reads the changes of a capacity, oldest first.
-    ///
-    /// # Errors
-    /// Any.
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>>;
 
     /// Deletes a semaphore that nobody holds. Returns `false` if there is none.
@@ -77,9 +73,6 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     fn delete(&self, name: &str, by: Moment) -> Result<bool>;
 
     /// Reads how full one semaphore is, or all of them, by name.
-    ///
-    /// # Errors
-    /// Any.
     fn usage(&self, name: Option<&str>, by: Moment) -> Result<Vec<Usage>>;
 
     /// Reads who holds permits of a semaphore, oldest grant first.
@@ -89,9 +82,6 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>>;
 
     /// Reads a request.
-    ///
-    /// # Errors
-    /// Any.
     fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>>;
 
     /// Takes all permits of the wish, or none. Where a semaphore is exhausted, takes back what has
@@ -123,23 +113,16 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     -> Result<bool>;
 
     /// Gives back whatever is held under an external id.
-    ///
-    /// # Errors
-    /// Any; repeating the call is safe.
+    /// Repeating the call is safe.
     fn release_request(&self, external_id: &str, by: Moment) -> Result<Release>;
 
     /// Lets the ttl of whatever is held under an external id begin anew.
-    ///
-    /// # Errors
-    /// Any.
     fn renew_request(&self, external_id: &str, by: Moment) -> Result<PermitRenewal>;
 
     /// Makes an end of calls under an external id: releases what one of these tokens was granted, or makes
     /// sure that it is granted nothing any more. Touches nothing that another call acquired. Returns `true`
     /// if it released something.
-    ///
-    /// # Errors
-    /// Any; repeating the call is safe.
+    /// Repeating the call is safe.
     fn bury(&self, external_id: &str, tokens: &[u64], by: Moment) -> Result<bool>;
 
     /// Takes permits back, each rechecked in the statement that releases it. One that is locked by
@@ -150,36 +133,21 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>>;
 
     /// Reads the owners of held permits, and the store's time of reading.
-    ///
-    /// # Errors
-    /// Any.
     fn owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)>;
 
     /// Deletes at most `batch` requests that were released longer ago than `age`. Returns how many.
-    ///
-    /// # Errors
-    /// Any.
     fn delete_requests(&self, age: Duration, batch: usize, by: Moment) -> Result<u64>;
 
     /// Deletes at most `batch` changes of capacities older than `age`. Returns how many.
-    ///
-    /// # Errors
-    /// Any.
     fn delete_history(&self, age: Duration, batch: usize, by: Moment) -> Result<u64>;
 
     /// Compares what each semaphore counts as held with its permits. Returns those that differ. Defaults
     /// to none.
-    ///
-    /// # Errors
-    /// Any.
     fn check(&self, _by: Moment) -> Result<Vec<Discrepancy>> {
         Ok(Vec::new())
     }
 
     /// Corrects the counts that differ. Returns those that did. Defaults to none.
-    ///
-    /// # Errors
-    /// Any.
     fn repair(&self, _by: Moment) -> Result<Vec<Discrepancy>> {
         Ok(Vec::new())
     }
