@@ -1,5 +1,6 @@
-//! Counting semaphores: what an acquire and a release cost with more and more held, and how many pairs
-//! of them a second go through one semaphore, beside the seed's statements as they are written there.
+//! Counting semaphores: what an acquire and a release cost beside the same statements on one plain
+//! connection, and with more and more held; how many pairs of them a second go through one semaphore,
+//! beside the seed's statements as they are written there; hand-offs between many waiters.
 //!
 //! `cargo bench --features mysql --bench semaphore`. Reported are times; of `pairs`, the time of one
 //! round in which every thread acquires and releases once.
@@ -30,6 +31,7 @@ const CAPACITY: u32 = 100_000_000;
 
 fn main() {
     let mut criterion = common::criterion();
+    uncontended(&mut criterion);
     held(&mut criterion);
     pairs(&mut criterion);
     waiters();
@@ -160,6 +162,103 @@ fn request(id: &str) -> PermitRequest {
 
 fn guarded() -> PermitRequest {
     PermitRequest::generated().permits("s", 1)
+}
+
+/// Our statements, as the library sends them, on one plain connection: two messages and one.
+struct Bare {
+    conn: Conn,
+}
+
+impl Bare {
+    fn send(&mut self, script: &str) -> u64 {
+        let mut result = self.conn.query_iter(script).unwrap();
+        let mut last = 0;
+        while let Some(set) = result.iter() {
+            last = set.last_insert_id().filter(|id| *id != 0).unwrap_or(last);
+            set.for_each(|row| drop(black_box(row.unwrap())));
+        }
+        last
+    }
+
+    fn pair(&mut self, id: &str) {
+        let script = |files: &[&str]| {
+            let names = [
+                ("{semaphore}", "contend_semaphore"),
+                ("{request}", "contend_permit_request"),
+                ("{permit}", "contend_permit"),
+                ("{names}", "'s'"),
+                ("{external_ids}", &format!("'{id}'")),
+                ("{which}", &format!("r.external_id = '{id}'")),
+                ("{changes}", "WHEN 1 THEN 1"),
+                ("{ids}", "1"),
+            ];
+            let comment = |line: &&str| !line.starts_with("--");
+            let mut text: Vec<String> = files
+                .iter()
+                .map(|file| file.lines().filter(comment).collect::<Vec<_>>().join("\n"))
+                .collect();
+            for part in &mut text {
+                for (name, value) in names {
+                    *part = part.replace(name, value);
+                }
+            }
+            text
+        };
+        let first = script(&[
+            include_str!("../sql/semaphore-begin.sql"),
+            include_str!("../sql/semaphore-lock.sql"),
+            include_str!("../sql/permit-request-lock.sql"),
+            include_str!("../sql/permit-read.sql"),
+        ]);
+        self.send(&first.join(";"));
+        let second = script(&[
+            include_str!("../sql/permit-request-insert.sql"),
+            "SET @first = LAST_INSERT_ID()",
+            include_str!("../sql/permit-insert.sql"),
+            include_str!("../sql/semaphore-count.sql"),
+            "COMMIT;SET wait_timeout = 86400",
+        ]);
+        let times = "30, SYSDATE(6) + INTERVAL 30 SECOND, SYSDATE(6) + INTERVAL 30 * 1.25 SECOND";
+        let request = format!("('{id}', 1, NULL, 'ACQUIRED', {times})");
+        let second = [
+            second[0].replace("{rows}", &request),
+            second[1].clone(),
+            second[2].replace("{rows}", "(1, @first, 1, 'ACQUIRED')"),
+            second[3].clone(),
+            second[4].clone(),
+        ];
+        self.send(&second.join(";"));
+        let release = script(&[include_str!("../sql/permit-release.sql")]);
+        self.send(&release.join(";"));
+    }
+}
+
+/// One pair, nobody else there, beside the same statements on one plain connection.
+fn uncontended(criterion: &mut Criterion) {
+    let sides = ["bare", "contend"];
+    beside(criterion, "semaphore", "uncontended", sides, |budget| {
+        let server = MariaDbServer::start();
+        let (_, url) = ground(&server, "bare", 0);
+        let (semaphores, _) = ground(&server, "ours", 0);
+        let mut bare = Bare {
+            conn: connect(&url),
+        };
+        let timed = |work: &mut dyn FnMut()| {
+            let start = Instant::now();
+            work();
+            start.elapsed()
+        };
+        in_turns(
+            budget,
+            BLOCK,
+            [&mut || timed(&mut || bare.pair(&fresh_id())), &mut || {
+                timed(&mut || {
+                    let guard = semaphores.guard(&guarded(), Duration::from_secs(60));
+                    guard.unwrap().release().unwrap();
+                })
+            }],
+        )
+    });
 }
 
 /// Few held, more, and many, in turns.

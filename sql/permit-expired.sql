@@ -1,12 +1,16 @@
--- Finds requests that hold permits of some semaphores and can be taken back. Locks nothing.
+-- Finds requests that hold permits of some semaphores and can be taken back. Locks nothing. NOW, not SYSDATE, with
+-- which no index would be used for a range.
 --
 -- In:     {names}, {limit}.
--- Out:    their ids.
+-- Out:    their ids; then how many microseconds it is until the next request of any semaphore can be.
 
 SELECT DISTINCT r.id
 FROM {request} r FORCE INDEX (reclaim_at)
 JOIN {permit} p FORCE INDEX (request) ON p.permit_request_id = r.id AND p.state = 'ACQUIRED'
 JOIN {semaphore} s ON s.id = p.semaphore_id
-WHERE r.reclaim_at <= SYSDATE(6)
+WHERE r.reclaim_at <= NOW(6)
   AND s.name IN ({names})
-LIMIT {limit}
+LIMIT {limit};
+SELECT TIMESTAMPDIFF(MICROSECOND, SYSDATE(6), MIN(reclaim_at))
+FROM {request}
+WHERE reclaim_at > NOW(6)

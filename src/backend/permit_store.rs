@@ -24,6 +24,8 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What keeps semaphores, requests and permits; shared by all handles of a factory.
+///
+/// Every call may fail with any error of the store; named below is what else a failure says.
 pub trait PermitStore: fmt::Debug + Send + Sync {
     /// Where the semaphores are: the same text for two stores exactly if they share their semaphores.
     /// Contains no credential.
@@ -47,9 +49,6 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     }
 
     /// Makes a semaphore. Returns `false` if there is one already, which is not changed.
-    ///
-    /// # Errors
-    /// Any.
     fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool>;
 
     /// Sets a capacity and records the change. Returns the capacity before.
@@ -65,9 +64,6 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     ) -> Result<u32>;
 
     /// Reads the changes of a capacity, oldest first.
-    ///
-    /// # Errors
-    /// Any.
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>>;
 
     /// Deletes a semaphore that nobody holds. Returns `false` if there is none.
@@ -77,9 +73,6 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     fn delete(&self, name: &str, by: Moment) -> Result<bool>;
 
     /// Reads how full one semaphore is, or all of them, by name.
-    ///
-    /// # Errors
-    /// Any.
     fn usage(&self, name: Option<&str>, by: Moment) -> Result<Vec<Usage>>;
 
     /// Reads who holds permits of a semaphore, oldest grant first.
@@ -89,9 +82,6 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>>;
 
     /// Reads a request.
-    ///
-    /// # Errors
-    /// Any.
     fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>>;
 
     /// Takes all permits of the wish, or none. Where a semaphore is exhausted, takes back what has
@@ -100,12 +90,6 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// # Errors
     /// A [`Failure`], which says whether the outcome is known.
     fn acquire(&self, call: &Arc<Call>, by: Moment) -> Result<Decision, Failure>;
-
-    /// Looks, without locking anything, whether an acquire of this wish has a chance.
-    ///
-    /// # Errors
-    /// Any.
-    fn look(&self, wish: &Wish, by: Moment) -> Result<Look>;
 
     /// Lets the ttl of each of these begin anew, never to an earlier end. One that is locked by somebody
     /// else does not hold up the others.
@@ -129,23 +113,16 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     -> Result<bool>;
 
     /// Gives back whatever is held under an external id.
-    ///
-    /// # Errors
-    /// Any; repeating the call is safe.
+    /// Repeating the call is safe.
     fn release_request(&self, external_id: &str, by: Moment) -> Result<Release>;
 
     /// Lets the ttl of whatever is held under an external id begin anew.
-    ///
-    /// # Errors
-    /// Any.
     fn renew_request(&self, external_id: &str, by: Moment) -> Result<PermitRenewal>;
 
     /// Makes an end of calls under an external id: releases what one of these tokens was granted, or makes
     /// sure that it is granted nothing any more. Touches nothing that another call acquired. Returns `true`
     /// if it released something.
-    ///
-    /// # Errors
-    /// Any; repeating the call is safe.
+    /// Repeating the call is safe.
     fn bury(&self, external_id: &str, tokens: &[u64], by: Moment) -> Result<bool>;
 
     /// Takes permits back, each rechecked in the statement that releases it. One that is locked by
@@ -156,36 +133,21 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>>;
 
     /// Reads the owners of held permits, and the store's time of reading.
-    ///
-    /// # Errors
-    /// Any.
     fn owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)>;
 
     /// Deletes at most `batch` requests that were released longer ago than `age`. Returns how many.
-    ///
-    /// # Errors
-    /// Any.
     fn delete_requests(&self, age: Duration, batch: usize, by: Moment) -> Result<u64>;
 
     /// Deletes at most `batch` changes of capacities older than `age`. Returns how many.
-    ///
-    /// # Errors
-    /// Any.
     fn delete_history(&self, age: Duration, batch: usize, by: Moment) -> Result<u64>;
 
     /// Compares what each semaphore counts as held with its permits. Returns those that differ. Defaults
     /// to none.
-    ///
-    /// # Errors
-    /// Any.
     fn check(&self, _by: Moment) -> Result<Vec<Discrepancy>> {
         Ok(Vec::new())
     }
 
     /// Corrects the counts that differ. Returns those that did. Defaults to none.
-    ///
-    /// # Errors
-    /// Any.
     fn repair(&self, _by: Moment) -> Result<Vec<Discrepancy>> {
         Ok(Vec::new())
     }
@@ -313,7 +275,13 @@ pub enum Decision {
     /// Another call acquired something under the external id before.
     Known(RequestStatus),
     /// Not enough is left; nothing was written.
-    Exhausted(Exhausted),
+    Exhausted {
+        /// The first semaphore that has too little.
+        exhausted: Exhausted,
+        /// When something held on this store can be taken back next, as far as the store can tell
+        /// cheaply.
+        next_reclaim: Option<Duration>,
+    },
     /// No such semaphore, or the external id is in use for something else; nothing was written.
     Refused(Error),
 }
@@ -398,21 +366,6 @@ impl Failure {
             unknown: false,
         }
     }
-}
-
-/// What a look found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// An acquire may succeed, or says what is wrong.
-    Try,
-    /// Not enough is left.
-    Short {
-        /// The first semaphore that has too little.
-        exhausted: Exhausted,
-        /// When something held on this store can be taken back next, as far as the store can tell
-        /// cheaply.
-        next_reclaim: Option<Duration>,
-    },
 }
 
 /// What became of one renewal.

@@ -15,7 +15,7 @@ use super::request::Wait;
 use super::semaphores::{CALL, MAX_TRIES, SharedSemaphores, pause_after};
 use super::wait_list::{Advice, Turn};
 use crate::backend::permit_store::{
-    Call, Decision, Exhausted, Failure, Held, Look, OnHeld, PermitStore, Wish, reclaim_after,
+    Call, Decision, Exhausted, Failure, Held, OnHeld, PermitStore, Wish, reclaim_after,
 };
 use crate::background::{CleanUp, Cleaned};
 use crate::cancel::{Cancel, cancelled};
@@ -24,7 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::parker::Parker;
 use crate::thread;
 
-/// The first pause between two looks of a waiting request.
+/// The first pause between two tries of a waiting request.
 pub(super) const FIRST_POLL: Duration = Duration::from_millis(50);
 
 /// The pause between two attempts to clean up.
@@ -38,6 +38,8 @@ pub(super) struct Attempts<'a> {
     unknown: bool,
     /// A call goes on without us, and sees to what comes of it.
     late: bool,
+    /// The probe was told that a semaphore is exhausted.
+    told: bool,
 }
 
 impl<'a> Attempts<'a> {
@@ -60,6 +62,7 @@ impl<'a> Attempts<'a> {
             shared,
             unknown: !former.is_empty(),
             late: false,
+            told: false,
             call: Arc::new(Call {
                 wish,
                 token: rand::random::<u64>() >> 1,
@@ -103,10 +106,11 @@ impl<'a> Attempts<'a> {
         let shared = self.shared;
         let call = Arc::clone(&self.call);
         let turn = shared.waiting.join(&call.wish, &parker);
-        if let Last::Short(exhausted) = &last {
-            turn.short_of(exhausted);
-        }
         let mut poll = Poll::new(shared.store.poll_interval());
+        if let Last::Short(exhausted, next) = &last {
+            turn.short_of(exhausted);
+            poll.reclaim(*next);
+        }
         loop {
             if cancels().any(Cancel::is_cancelled) {
                 let id = &call.wish.external_id;
@@ -117,9 +121,9 @@ impl<'a> Attempts<'a> {
             }
             let outcome = match turn.advice() {
                 Advice::Try => Some(self.attempt(deadline)?),
-                Advice::Look => Some(self.look(deadline, &mut poll)?),
+                // Not a mere look: whoever waits for the row's lock is served between two others.
                 Advice::Poll | Advice::Stay if poll.is_due() && turn.is_first() => {
-                    Some(self.look(deadline, &mut poll)?)
+                    Some(self.attempt(deadline)?)
                 }
                 Advice::Poll => {
                     poll.restart();
@@ -130,11 +134,12 @@ impl<'a> Attempts<'a> {
             match outcome {
                 Some(Step::Done(decision)) => return Ok(decision),
                 Some(Step::Not(outcome)) => {
-                    if let Last::Short(exhausted) = &outcome {
+                    poll.next();
+                    if let Last::Short(exhausted, next) = &outcome {
                         turn.short_of(exhausted);
+                        poll.reclaim(*next);
                     }
                     last = outcome;
-                    poll.next();
                 }
                 None => {}
             }
@@ -155,7 +160,9 @@ impl<'a> Attempts<'a> {
             // The semaphores were locked for it: what an earlier try left has come or gone by now.
             Some(Ok(decision)) => {
                 self.unknown = matches!(&decision, Decision::Refused(_)) && self.unknown;
-                if let Decision::Exhausted(exhausted) = &decision {
+                if let Decision::Exhausted { exhausted, .. } = &decision
+                    && !std::mem::replace(&mut self.told, true)
+                {
                     let name = &exhausted.semaphore;
                     self.shared.probe.tell(|probe| probe.exhausted(name));
                 }
@@ -193,28 +200,13 @@ impl<'a> Attempts<'a> {
     /// A try within a wait: what passes by itself does not end it.
     fn attempt(&mut self, deadline: Moment) -> Result<Step> {
         match self.once(deadline) {
-            Ok(Decision::Exhausted(exhausted)) => Ok(Step::Not(Last::Short(exhausted))),
+            Ok(Decision::Exhausted {
+                exhausted,
+                next_reclaim,
+            }) => Ok(Step::Not(Last::Short(exhausted, next_reclaim))),
             Ok(decision) => Ok(Step::Done(decision)),
             Err(failure) if failure.retry => Ok(Step::Not(Last::Failed(failure.error))),
             Err(failure) => Err(self.explain(failure.error, 1)),
-        }
-    }
-
-    /// A look, and a try if there is a chance.
-    fn look(&mut self, deadline: Moment, poll: &mut Poll) -> Result<Step> {
-        let call = Arc::clone(&self.call);
-        let look = move |store: &dyn PermitStore, by| store.look(&call.wish, by);
-        match ask(&self.shared.store, deadline, look, drop).unwrap_or_else(|| Err(no_answer())) {
-            Ok(Look::Try) => self.attempt(deadline),
-            Ok(Look::Short {
-                exhausted,
-                next_reclaim,
-            }) => {
-                poll.reclaim(next_reclaim);
-                Ok(Step::Not(Last::Short(exhausted)))
-            }
-            Err(error) if error.is_transient() => Ok(Step::Not(Last::Failed(error))),
-            Err(error) => Err(self.explain(error, 1)),
         }
     }
 
@@ -228,8 +220,11 @@ impl<'a> Attempts<'a> {
 
     fn timed_out(&self, last: Last, turn: &Turn<'_>) -> Result<Decision> {
         match (last, turn.seen(&self.call.wish)) {
-            (Last::Short(exhausted), _) | (Last::Nothing, Some(exhausted)) => {
-                Ok(Decision::Exhausted(exhausted))
+            (Last::Short(exhausted, _), _) | (Last::Nothing, Some(exhausted)) => {
+                Ok(Decision::Exhausted {
+                    exhausted,
+                    next_reclaim: None,
+                })
             }
             (Last::Failed(error), _) => Err(self.explain(error, 1)),
             (Last::Nothing, None) => Err(Error::new(
@@ -330,11 +325,12 @@ enum Step {
 /// Why a waiting request does not have its permits yet.
 enum Last {
     Nothing,
-    Short(Exhausted),
+    /// Of this semaphore, and when something can be taken back next.
+    Short(Exhausted, Option<Duration>),
     Failed(Error),
 }
 
-/// When a waiting request that comes first looks next.
+/// When a waiting request that comes first tries next.
 struct Poll {
     at: Moment,
     interval: Duration,
@@ -369,16 +365,14 @@ impl Poll {
         self.at = Moment::now() + self.interval;
     }
 
-    /// Something can be taken back this long from now: the time to look.
+    /// Something can be taken back this long from now: the time to try.
     fn reclaim(&mut self, after: Option<Duration>) {
         let after = after.map(|after| after.max(FIRST_POLL) + Duration::from_millis(2));
         self.reclaim = after.map_or(Moment::FAR, |after| Moment::now() + after);
     }
 
     fn next(&mut self) {
-        if self.reclaim.remaining().is_zero() {
-            self.reclaim = Moment::FAR;
-        }
+        self.reclaim = Moment::FAR;
         let jitter = 0.75 + rand::random::<f64>() / 2.0;
         self.at = Moment::now() + self.interval.mul_f64(jitter);
         self.interval = (self.interval * 2).min(self.longest);

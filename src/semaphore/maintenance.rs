@@ -226,114 +226,89 @@ struct Worker {
     plan: Plan,
 }
 
-/// When each task is due.
-#[derive(Clone, Copy)]
-struct Tasks {
-    orphans: Moment,
-    requests: Moment,
-    history: Moment,
+/// What is done: in this order, each at its own interval.
+#[derive(Clone, Copy, Debug)]
+enum Task {
+    /// Take permits back.
+    Orphans,
+    /// Delete old requests.
+    Requests,
+    /// Delete old history, and compare the counters with the permits.
+    History,
 }
 
 impl Worker {
     fn work(mut self) {
         let mut led = false;
-        let mut due = Tasks::now();
+        let tasks = [Task::Orphans, Task::Requests, Task::History];
+        let mut due = tasks.map(|_| Moment::now());
         loop {
             let leads = self.service.is_owner();
             if leads && !led {
                 // What the leader before us did, and when, is not known: all of it is due.
-                due = Tasks::now();
+                due = tasks.map(|_| Moment::now());
             }
             led = leads;
-            if leads {
-                self.orphans(&mut due.orphans);
-                self.requests(&mut due.requests);
-                self.history(&mut due.history);
+            for (task, due) in tasks.into_iter().zip(&mut due) {
+                if leads && *due <= Moment::now() {
+                    *due = Moment::now() + self.perform(task);
+                }
             }
-            let until = if self.service.is_owner() {
-                due.orphans.min(due.requests).min(due.history)
-            } else {
-                Moment::FAR
-            };
-            if self.parker.park(until) == Unparked::Stop {
+            let first = due.iter().min().copied();
+            let until = first.filter(|_| self.service.is_owner());
+            if self.parker.park(until.unwrap_or(Moment::FAR)) == Unparked::Stop {
                 return;
             }
         }
     }
 
-    fn orphans(&mut self, due: &mut Moment) {
-        if Moment::now() < *due {
-            return;
-        }
-        let shared = &self.shared;
-        let mut sweep = || -> Result<Vec<Swept>> {
-            let mut swept = shared.sweep(&Sweep::Expired)?;
-            if let Some(liveness) = &mut self.plan.liveness {
-                swept.extend(shared.sweep_dead(liveness)?);
-            }
-            swept.extend(shared.sweep(&Sweep::Stale(self.plan.stale_after))?);
-            Ok(swept)
-        };
-        *due = match sweep() {
-            Ok(swept) => {
-                for one in swept {
-                    log::info!(
-                        "took the permits of {:?} back: {:?}",
-                        one.external_id,
-                        one.reason
-                    );
-                }
-                Moment::now() + self.plan.orphan_interval
-            }
-            Err(error) => failed("take permits back", &error, self.plan.orphan_interval),
-        };
-    }
-
-    fn requests(&mut self, due: &mut Moment) {
-        if Moment::now() < *due {
-            return;
-        }
+    /// Performs a task. Returns how long to wait before the next time.
+    fn perform(&mut self, task: Task) -> Duration {
+        let (plan, store) = (&mut self.plan, &self.shared.store);
         let go_on = || self.service.is_owner() && !self.parker.is_stopped();
-        let (age, batch, store) = (self.plan.request_age, self.plan.batch, &self.shared.store);
-        *due = match batches(batch, go_on, |by| store.delete_requests(age, batch, by)) {
-            Ok(deleted) => {
-                log::debug!("deleted {deleted} old requests");
-                Moment::now() + self.plan.request_interval
-            }
-            Err(error) => failed("delete old requests", &error, self.plan.request_interval),
+        let (batch, request_age, history_age) = (plan.batch, plan.request_age, plan.history_age);
+        let (interval, outcome) = match task {
+            Task::Orphans => (plan.orphan_interval, take_back(&self.shared, plan)),
+            Task::Requests => (
+                plan.request_interval,
+                batches(batch, go_on, |by| {
+                    store.delete_requests(request_age, batch, by)
+                }),
+            ),
+            Task::History => (
+                plan.history_interval,
+                batches(batch, go_on, |by| {
+                    store.delete_history(history_age, batch, by)
+                })
+                .and_then(|deleted| store.repair(Moment::now() + MINUTE).map(|_| deleted)),
+            ),
         };
-    }
-
-    fn history(&mut self, due: &mut Moment) {
-        if Moment::now() < *due {
-            return;
-        }
-        let go_on = || self.service.is_owner() && !self.parker.is_stopped();
-        let (age, batch, store) = (self.plan.history_age, self.plan.batch, &self.shared.store);
-        let outcome = batches(batch, go_on, |by| store.delete_history(age, batch, by))
-            .and_then(|deleted| store.repair(Moment::now() + MINUTE).map(|_| deleted));
-        *due = match outcome {
-            Ok(deleted) => {
-                log::debug!("deleted {deleted} old changes of capacities");
-                Moment::now() + self.plan.history_interval
+        match outcome {
+            Ok(count) => {
+                log::debug!("semaphore maintenance: {task:?}, {count}");
+                interval
             }
-            Err(error) => failed("delete old history", &error, self.plan.history_interval),
-        };
-    }
-}
-
-impl Tasks {
-    fn now() -> Tasks {
-        let now = Moment::now();
-        Tasks {
-            orphans: now,
-            requests: now,
-            history: now,
+            Err(error) => {
+                log::warn!("semaphore maintenance failed ({task:?}): {error}");
+                interval.min(RETRY)
+            }
         }
     }
 }
 
-fn failed(what: &str, error: &Error, interval: Duration) -> Moment {
-    log::warn!("semaphore maintenance could not {what}: {error}");
-    Moment::now() + interval.min(RETRY)
+fn take_back(shared: &SharedSemaphores, plan: &mut Plan) -> Result<u64> {
+    let mut swept = shared.sweep(&Sweep::Expired)?;
+    if let Some(liveness) = &mut plan.liveness {
+        swept.extend(shared.sweep_dead(liveness)?);
+    }
+    swept.extend(shared.sweep(&Sweep::Stale(plan.stale_after))?);
+    for Swept {
+        external_id,
+        reason,
+        ..
+    } in &swept
+    {
+        log::info!("took the permits of {external_id:?} back: {reason:?}");
+    }
+    Ok(swept.len() as u64)
 }

@@ -190,7 +190,8 @@ impl Semaphores {
     /// As [`create`](Semaphores::create).
     pub fn history(&self, name: &str) -> Result<Vec<CapacityChange>> {
         check_name(name)?;
-        self.store()?.history(name, within(CALL))
+        let store = self.store()?;
+        retried(|| store.history(name, within(CALL)))
     }
 
     /// Deletes a semaphore that nobody holds. Returns `false` if there is none.
@@ -207,7 +208,8 @@ impl Semaphores {
     /// # Errors
     /// `Misconfigured` without tables; `Unreachable` and the like.
     pub fn list(&self) -> Result<Vec<Usage>> {
-        self.store()?.usage(None, within(CALL))
+        let store = self.store()?;
+        retried(|| store.usage(None, within(CALL)))
     }
 
     /// Returns how full a semaphore is.
@@ -216,7 +218,8 @@ impl Semaphores {
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
     pub fn usage(&self, name: &str) -> Result<Usage> {
         check_name(name)?;
-        let mut found = self.store()?.usage(Some(name), within(CALL))?;
+        let store = self.store()?;
+        let mut found = retried(|| store.usage(Some(name), within(CALL)))?;
         found.pop().ok_or_else(|| no_such_semaphore(name))
     }
 
@@ -226,7 +229,8 @@ impl Semaphores {
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
     pub fn holders(&self, name: &str) -> Result<Vec<Holder>> {
         check_name(name)?;
-        self.store()?.holders(name, within(CALL))
+        let store = self.store()?;
+        retried(|| store.holders(name, within(CALL)))
     }
 
     /// Takes the permits, all of them or none, and fails fast where there are not enough.
@@ -271,7 +275,7 @@ impl Semaphores {
                 permits: status.permits,
                 expires_in: status.expires_in,
             },
-            Decision::Exhausted(exhausted) => Acquisition::Exhausted(exhausted),
+            Decision::Exhausted { exhausted, .. } => Acquisition::Exhausted(exhausted),
             Decision::Refused(error) => return Err(error),
         })
     }
@@ -296,7 +300,9 @@ impl Semaphores {
         let grant = match shared.decide(wish, OnHeld::TakeOver, &wait.into())? {
             Decision::Granted(grant) => grant,
             Decision::Known(_) => return Err(named(used_up())),
-            Decision::Exhausted(exhausted) => return Err(named(exhausted_error(&exhausted))),
+            Decision::Exhausted { exhausted, .. } => {
+                return Err(named(exhausted_error(&exhausted)));
+            }
             Decision::Refused(error) => return Err(error),
         };
         let remaining = grant.remaining.unwrap_or(Duration::ZERO);
@@ -369,7 +375,8 @@ impl Semaphores {
     /// As [`release`](Semaphores::release).
     pub fn status(&self, external_id: &str) -> Result<Option<RequestStatus>> {
         check_text("external id", external_id, MAX_TEXT)?;
-        self.store()?.status(external_id, within(CALL))
+        let store = self.store()?;
+        retried(|| store.status(external_id, within(CALL)))
     }
 
     /// Takes back all permits whose ttl, and a quarter of it, has passed on the store's clock. An acquire
@@ -428,7 +435,8 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn check(&self) -> Result<Vec<Discrepancy>> {
-        self.store()?.check(within(LONG_CALL))
+        let store = self.store()?;
+        retried(|| store.check(within(LONG_CALL)))
     }
 
     /// Corrects wrong counters. Returns those that were wrong.
@@ -436,7 +444,8 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn repair(&self) -> Result<Vec<Discrepancy>> {
-        self.store()?.repair(within(LONG_CALL))
+        let store = self.store()?;
+        retried(|| store.repair(within(LONG_CALL)))
     }
 
     /// Begins maintenance in the background: sweeps and removals, by one process at a time.
@@ -510,7 +519,7 @@ impl SharedSemaphores {
     }
 
     pub(super) fn sweep(&self, sweep: &Sweep) -> Result<Vec<Swept>> {
-        let swept = self.store.sweep(sweep, within(LONG_CALL))?;
+        let swept = retried(|| self.store.sweep(sweep, within(LONG_CALL)))?;
         for one in &swept {
             let fences = |fence| one.permits.iter().any(|it| it.fence == fence);
             self.renewals
@@ -527,7 +536,7 @@ impl SharedSemaphores {
     ) -> Result<Vec<Swept>> {
         let mut swept = Vec::new();
         // Whatever is acquired or renewed after this is a sign of life that the answer may not know of.
-        let (owners, asked) = self.store.owners(within(LONG_CALL))?;
+        let (owners, asked) = retried(|| self.store.owners(within(LONG_CALL)))?;
         for owner in owners {
             let answer = catch_unwind(AssertUnwindSafe(|| liveness(&owner)));
             let answer = answer.unwrap_or_else(|_| {
@@ -550,7 +559,7 @@ pub(super) fn batches(
 ) -> Result<u64> {
     let mut sum = 0;
     while go_on() {
-        let done = step(within(LONG_CALL))?;
+        let done = retried(|| step(within(LONG_CALL)))?;
         sum += done;
         if done < batch as u64 {
             break;

@@ -3,7 +3,7 @@
 //! Pure: it says who should do what, and wakes them; it asks no store and reads no clock.
 //!
 //! A waiting request *claims* the semaphore that it was last found short of, or all of its semaphores
-//! while it has not looked yet. It may look and try while none that came before it claims one of its
+//! while it has not tried yet. It may try while none that came before it claims one of its
 //! semaphores. So requests for one semaphore are served in order, only the first of them polls, and one
 //! that waits for another semaphore is in nobody's way.
 
@@ -52,11 +52,9 @@ enum Claim {
 pub(super) enum Advice {
     /// Wait: others come first.
     Stay,
-    /// It comes first now, and looks from time to time.
+    /// It comes first now, and tries from time to time.
     Poll,
-    /// Look at once: something changed that may be enough.
-    Look,
-    /// Try at once: there is room for it.
+    /// Try at once: there is room for it, or something changed that may be enough.
     Try,
 }
 
@@ -105,7 +103,7 @@ impl Waiters {
             if first && concerned && waiter.number != by {
                 // One that waits for a single semaphore knows what it is short of.
                 let knows = waiter.claim != Claim::All || waiter.permits.len() == 1;
-                waiter.advise(if knows { Advice::Poll } else { Advice::Look });
+                waiter.advise(if knows { Advice::Poll } else { Advice::Try });
             }
             claimed.extend(waiter.claimed().map(Arc::clone));
             if names.iter().all(|name| claimed.contains(name)) {
@@ -126,7 +124,7 @@ impl Waiters {
                 if blocked || wanted > room {
                     if first && !blocked {
                         // Together with what was free before it may be enough.
-                        waiter.advise(Advice::Look);
+                        waiter.advise(Advice::Try);
                     }
                     return;
                 }
@@ -289,7 +287,7 @@ impl Drop for Turn<'_> {
             queue.seen.clear();
             return;
         }
-        if waiter.advice >= Advice::Look {
+        if waiter.advice >= Advice::Try {
             // It leaves without having done what it was told: the next one does.
             for (name, count) in &waiter.permits {
                 if waiter.claims(name) {
@@ -400,7 +398,7 @@ mod tests {
         list.released([("a", 1)]);
         assert_eq!(
             (large.advice(), small.advice()),
-            (Advice::Look, Advice::Stay)
+            (Advice::Try, Advice::Stay)
         );
         large.short_of(&seen("a", 5, 4, 5));
         assert_eq!(small.advice(), Advice::Stay);

@@ -153,7 +153,12 @@ fn what_all_guards_believe_never_exceeds_a_capacity() {
                 }
                 _ => {
                     processes[which].pause();
-                    thread::sleep(SHORT + SHORT / 2); // longer than its permits last
+                    let paused = Instant::now();
+                    while paused.elapsed() < SHORT + SHORT / 2 {
+                        // Longer than its permits last.
+                        thread::sleep(ms(100));
+                        faults.look(&mut conn);
+                    }
                     processes[which].resume();
                     faults.pauses += 1;
                 }

@@ -233,7 +233,8 @@ fn a_sweep_of_more_than_a_batch_takes_all_and_cleaning_up_leaves_what_is_held() 
 fn maintenance_is_done_by_the_leader_only_and_goes_on_when_it_leaves() {
     within(HANG, || {
         let (semaphores, url) = semaphores(&[("a", 10)]);
-        let lease = "ttl=2s&transition=500ms&create_table=true";
+        // Long enough to lead through a busy moment; dropping it hands it over at once.
+        let lease = "ttl=20s&transition=1s&create_table=true";
         let factory = contend::connect(&format!("{url}?{lease}")).unwrap();
         let asked = [Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0))];
         let mut both: Vec<_> = asked

@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::mutexes::{Registry, now};
 use crate::backend::permit_store::{
-    Call, CapacityChange, Decision, Failure, Grant, Held, HeldPermit, Holder, Look, Permit,
+    Call, CapacityChange, Decision, Failure, Grant, Held, HeldPermit, Holder, Permit,
     PermitRenewal, PermitStore, Reason, Recognised, Release, Renewed, RequestStatus, StoreTime,
     Sweep, Swept, Usage, Wish, free, no_such_semaphore, reclaim_after, semaphore_in_use,
 };
@@ -121,6 +121,16 @@ impl State {
         semaphore.map(|semaphore| (semaphore.capacity, semaphore.used))
     }
 
+    /// When something that is held of the wish's semaphores can be taken back next.
+    fn next_reclaim(&self, wish: &Wish) -> Option<Duration> {
+        let held = self.requests.values().filter(|request| {
+            let mut permits = request.permits.iter();
+            request.held && permits.any(|it| wish.wants(&it.semaphore))
+        });
+        let next = held.filter_map(Request::reclaim_at).min();
+        next.map(|at| at - Moment::now())
+    }
+
     fn count(&mut self, permits: &[HeldPermit], sign: i64) {
         for permit in permits {
             if let Some(semaphore) = self.semaphores.get_mut(&permit.semaphore)
@@ -189,7 +199,10 @@ impl State {
         }
         match wish.shortage(|name| self.semaphore(name)) {
             Err(error) => Decision::Refused(error),
-            Ok(Some(exhausted)) => Decision::Exhausted(exhausted),
+            Ok(Some(exhausted)) => Decision::Exhausted {
+                exhausted,
+                next_reclaim: self.next_reclaim(wish),
+            },
             Ok(None) => self.insert(call),
         }
     }
@@ -380,7 +393,7 @@ impl PermitStore for MemoryPermits {
     fn acquire(&self, call: &Arc<Call>, _by: Moment) -> Result<Decision, Failure> {
         let mut state = self.state().map_err(Failure::known)?;
         let decision = state.acquire(call);
-        if !matches!(decision, Decision::Exhausted(_)) {
+        if !matches!(decision, Decision::Exhausted { .. }) {
             return Ok(decision);
         }
         let now = Moment::now();
@@ -395,23 +408,6 @@ impl PermitStore for MemoryPermits {
             return Ok(decision);
         }
         Ok(state.acquire(call))
-    }
-
-    fn look(&self, wish: &Wish, _by: Moment) -> Result<Look> {
-        let state = self.state()?;
-        let Ok(Some(exhausted)) = wish.shortage(|name| state.semaphore(name)) else {
-            return Ok(Look::Try);
-        };
-        let now = Moment::now();
-        let held = state.requests.values().filter(|request| request.held);
-        let next = held.filter_map(Request::reclaim_at).min();
-        Ok(match next {
-            Some(at) if at <= now => Look::Try,
-            next => Look::Short {
-                exhausted,
-                next_reclaim: next.map(|at| at - now),
-            },
-        })
     }
 
     fn renew(&self, held: &[Arc<Held>], _by: Moment) -> Result<Vec<Renewed>> {

@@ -25,17 +25,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::combiner::{Combiner, Job, Verdict};
+use self::reclaim::Reclaimed;
 use self::request_row::RequestRow;
-use self::sql::{
-    Answer, COMMIT, Connections, Statements, answer, duration, fill, list, quote, quote_all, rows,
-};
+use self::sql::{Answer, COMMIT, Connections, Statements, answer, fill, list, quote, rows};
 use self::transaction::{Freed, Outcome, Transaction};
 use super::connection::Connection;
 use super::rows::Rows;
 use crate::backend::permit_store::{
-    Call, CapacityChange, Decision, Discrepancy, Failure, Held, HeldPermit, Holder, Look,
-    PermitRenewal, PermitStore, Release, Renewed, RequestStatus, StoreTime, Sweep, Swept, Usage,
-    Wish,
+    Call, CapacityChange, Decision, Discrepancy, Failure, Held, HeldPermit, Holder, PermitRenewal,
+    PermitStore, Release, Renewed, RequestStatus, StoreTime, Sweep, Swept, Usage,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -243,38 +241,21 @@ impl PermitStore for MysqlPermits {
     }
 
     fn acquire(&self, call: &Arc<Call>, by: Moment) -> Result<Decision, Failure> {
-        let decision = self.acquire_once(call, by)?;
-        if !matches!(decision, Decision::Exhausted(_)) {
-            return Ok(decision);
-        }
-        match self.reclaim(&call.wish, by) {
-            Ok(true) => self.acquire_once(call, by),
-            Ok(false) => Ok(decision),
+        let exhausted = match self.acquire_once(call, by)? {
+            Decision::Exhausted { exhausted, .. } => exhausted,
+            decision => return Ok(decision),
+        };
+        let next_reclaim = match self.reclaim(&call.wish, by) {
+            Ok(Reclaimed::Some) => return self.acquire_once(call, by),
+            Ok(Reclaimed::Nothing { next }) => next,
             Err(error) => {
                 log::debug!("could not take back what has expired: {error}");
-                Ok(decision)
+                None
             }
-        }
-    }
-
-    fn look(&self, wish: &Wish, by: Moment) -> Result<Look> {
-        let names = quote_all(wish.permits.iter().map(|(name, _)| name));
-        let sql = fill(&self.statements.look, &[("{names}", &names)]);
-        let mut answers = self.connections.ask(&self.statements, &sql, by)?;
-        let found = rows::<(String, u32, i64)>(answer(&mut answers, 0)?)?;
-        let next = rows::<(Option<i64>,)>(answer(&mut answers, 1)?)?;
-        let next = next.first().and_then(|(micros,)| *micros);
-        let semaphore = |name: &str| {
-            let row = found.iter().find(|(other, ..)| other == name);
-            row.map(|(_, capacity, used)| (*capacity, *used))
         };
-        Ok(match wish.shortage(semaphore) {
-            Ok(Some(exhausted)) if next.is_none_or(|micros| micros > 0) => Look::Short {
-                exhausted,
-                next_reclaim: duration(next),
-            },
-            // Where there is no such semaphore, the acquire says so.
-            _ => Look::Try,
+        Ok(Decision::Exhausted {
+            exhausted,
+            next_reclaim,
         })
     }
 

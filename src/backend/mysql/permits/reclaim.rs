@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::MysqlPermits;
-use super::sql::{COMMIT, answer, fill, list, micros, quote, quote_all, rows};
+use super::sql::{COMMIT, answer, duration, fill, list, micros, quote, quote_all, rows};
 use super::transaction::count;
 use crate::backend::permit_store::{Permit, Reason, StoreTime, Sweep, Swept, Wish};
 use crate::clock::Moment;
@@ -24,25 +24,40 @@ const BATCH: usize = 100;
 
 const EXPIRED: &str = "r.reclaim_at <= SYSDATE(6)";
 
+/// What became of taking back what has expired.
+pub(super) enum Reclaimed {
+    Some,
+    Nothing {
+        /// When something can be taken back next, of any semaphore.
+        next: Option<Duration>,
+    },
+}
+
 impl MysqlPermits {
-    /// Takes back what has expired among the holders of these semaphores. Returns `true` if anything has.
-    pub(super) fn reclaim(&self, wish: &Wish, by: Moment) -> Result<bool> {
+    /// Takes back what has expired among the holders of these semaphores.
+    pub(super) fn reclaim(&self, wish: &Wish, by: Moment) -> Result<Reclaimed> {
         let names = quote_all(wish.permits.iter().map(|(name, _)| name));
         let limit = BATCH.to_string();
         let look = fill(
             &self.statements.expired,
             &[("{names}", &names), ("{limit}", &limit)],
         );
-        let found = rows::<(u64,)>(self.one(&look, by)?)?;
+        let mut answers = self.connections.ask(&self.statements, &look, by)?;
+        let found = rows::<(u64,)>(answer(&mut answers, 0)?)?;
         let ids: Vec<u64> = found.into_iter().map(|(id,)| id).collect();
-        if ids.is_empty() {
-            return Ok(false);
+        let mut swept = Vec::new();
+        if !ids.is_empty() {
+            swept = self.release_many(&ids, EXPIRED, Reason::Expired, by)?;
         }
-        let swept = self.release_many(&ids, EXPIRED, Reason::Expired, by)?;
+        if swept.is_empty() {
+            let next = rows::<(Option<i64>,)>(answer(&mut answers, 1)?)?;
+            let next = duration(next.first().and_then(|(micros,)| *micros));
+            return Ok(Reclaimed::Nothing { next });
+        }
         for one in &swept {
             log::info!("took the permits of {:?} back: expired", one.external_id);
         }
-        Ok(!swept.is_empty())
+        Ok(Reclaimed::Some)
     }
 
     pub(super) fn sweep_all(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>> {
@@ -71,6 +86,8 @@ impl MysqlPermits {
             "SELECT r.id FROM {{request}} r WHERE {which} AND r.state = 'ACQUIRED' \
              ORDER BY r.{order} LIMIT {LOOK}"
         ));
+        // With SYSDATE no index would be used for a range; the release asks again, with SYSDATE.
+        let look = look.replace("SYSDATE", "NOW");
         let mut swept = Vec::new();
         loop {
             let found = rows::<(u64,)>(self.one(&look, by)?)?;
@@ -182,7 +199,7 @@ impl MysqlPermits {
     ) -> Result<u64> {
         let look = self.statements.tables(&format!(
             "SELECT id FROM {{request}} WHERE state = 'RELEASED' \
-             AND updated_at <= SYSDATE(6) - INTERVAL {} MICROSECOND ORDER BY updated_at LIMIT {batch}",
+             AND updated_at <= NOW(6) - INTERVAL {} MICROSECOND ORDER BY updated_at LIMIT {batch}",
             micros(age)
         ));
         let ids = rows::<(u64,)>(self.one(&look, by)?)?;
@@ -213,7 +230,7 @@ impl MysqlPermits {
         by: Moment,
     ) -> Result<u64> {
         let sql = self.statements.tables(&format!(
-            "DELETE FROM {{history}} WHERE changed_at <= SYSDATE(6) - INTERVAL {} MICROSECOND \
+            "DELETE FROM {{history}} WHERE changed_at <= NOW(6) - INTERVAL {} MICROSECOND \
              ORDER BY changed_at LIMIT {batch}",
             micros(age)
         ));

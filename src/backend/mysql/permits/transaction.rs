@@ -414,7 +414,12 @@ impl Locked {
     fn decide(&mut self, wish: &Wish) -> Plan {
         match wish.shortage(|name| self.semaphore(name)) {
             Err(error) => return Plan::Decided(Ok(Decision::Refused(error))),
-            Ok(Some(exhausted)) => return Plan::Decided(Ok(Decision::Exhausted(exhausted))),
+            Ok(Some(exhausted)) => {
+                return Plan::Decided(Ok(Decision::Exhausted {
+                    exhausted,
+                    next_reclaim: None,
+                }));
+            }
             Ok(None) => {}
         }
         for (name, count) in &wish.permits {
