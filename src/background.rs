@@ -667,6 +667,66 @@ mod tests {
         drop(let_go);
     }
 
+    /// Who must be told of a loss comes before what only wants to be renewed, what failed comes last and
+    /// leaves one thread free, and a call ends before another holder must be told.
+    #[test]
+    fn visits_come_in_the_order_of_what_is_at_stake() {
+        let ago = |ms| Moment::now() - Duration::from_millis(ms);
+        let mut renewals = Renewals::new();
+        let mut insert = |at, tell_by, again| {
+            let (fake, _) = fake(Duration::ZERO);
+            let call = Duration::from_secs(30);
+            let due = Due {
+                at,
+                tell_by,
+                again,
+                call,
+            };
+            renewals.insert(Arc::new(fake), due).0
+        };
+        let far = Moment::now() + PATIENCE;
+        let failed: Vec<u64> = (0..5).map(|_| insert(ago(30), far, true)).collect();
+        let (renew, late) = (insert(ago(20), far, false), insert(ago(10), ago(1), false));
+        let mut pop = || renewals.pop(Moment::now());
+        assert_eq!(pop().map(|visit| visit.id), Some(late));
+        let visit = pop().unwrap();
+        assert_eq!((visit.id, visit.others), (renew, far));
+        let retried: Vec<u64> = std::iter::from_fn(|| pop().map(|visit| visit.id)).collect();
+        assert_eq!(retried, failed[..MOST_RETRIES]);
+    }
+
+    /// Sends until when its call may last.
+    struct Bounded(Sender<Moment>);
+
+    impl Renewable for Bounded {
+        fn label(&self) -> String {
+            "bounded".to_owned()
+        }
+
+        fn visit(&self, by: Moment) -> Next {
+            let _ = self.0.send(by);
+            Next::Over
+        }
+
+        fn panicked(&self) {}
+    }
+
+    #[test]
+    fn a_call_ends_before_another_holder_must_be_told() {
+        let background = Background::new();
+        let (other, _) = fake(PATIENCE);
+        let tell_by = Moment::now() + Duration::from_secs(5);
+        let soon = Due {
+            tell_by,
+            ..due(Duration::from_secs(4))
+        };
+        background.add(Arc::new(other), soon).unwrap();
+        let (sends, bounds) = unbounded();
+        let long = Arc::new(Bounded(sends));
+        background.add(long, due(Duration::ZERO)).unwrap();
+        assert!(bounds.recv_timeout(PATIENCE).unwrap() <= tell_by);
+    }
+
     #[test]
     fn what_is_removed_is_not_visited_and_what_is_hastened_comes_sooner() {
         let background = Background::new();

@@ -685,6 +685,17 @@ mod tests {
         assert!(matches!(machine.step(at(8_001)), Step::Wait { .. }));
     }
 
+    /// Rule "every claim carries its fence".
+    #[test]
+    fn a_renewal_with_another_fence_ends_belief() {
+        let mut machine = owner_at(Lease::default(), at(0), 7);
+        let owner = MutexOwner::new("a", 0, 0, 0, 8);
+        let renewed = Ok(Renewal::Renewed(Grant { owner, until: None }));
+        machine.renewed(at(10), at(11), renewed, 0.0);
+        assert_eq!(machine.belief(), None);
+        assert!(!machine.has_traces(), "the lease with fence 7 is gone");
+    }
+
     /// Rule "one id, one contender".
     #[test]
     fn a_double_is_told_and_stood_back_from_until_it_is_gone() {

@@ -586,6 +586,7 @@ mod tests {
     use super::*;
     use crate::backend::Purpose;
     use crate::lease::Lease;
+    use crate::parker::{Parker, Unparked};
 
     fn contender(mutex: &str, ttl_ms: u64) -> Contender {
         Contender {
@@ -601,6 +602,71 @@ mod tests {
             Attempt::Granted(grant) => grant.owner,
             Attempt::Refused(refusal) => panic!("{refusal:?}"),
         }
+    }
+
+    /// `id` as a contender of `m`.
+    fn named(id: &str) -> Contender {
+        Contender {
+            id: id.into(),
+            ..contender("m", 60_000)
+        }
+    }
+
+    /// `a` owns, `b` and `c` wait with a parker each.
+    fn two_wait(registry: &Registry) -> (u64, Parker, Parker) {
+        let attempt = registry.acquire(&named("a"), OnRefusal::Leave, None);
+        let (b, c) = (Parker::new(), Parker::new());
+        for (id, parker) in [("b", &b), ("c", &c)] {
+            let unparker = parker.unparker();
+            let attempt = registry.acquire(&named(id), OnRefusal::Enqueue, Some(&unparker));
+            assert!(matches!(attempt.unwrap(), Attempt::Refused(_)));
+        }
+        (granted(attempt.unwrap()).fence(), b, c)
+    }
+
+    #[test]
+    fn a_hand_over_that_is_not_claimed_in_time_goes_to_the_next() {
+        let registry = Registry::default();
+        let (fence, b, c) = two_wait(&registry);
+        assert!(registry.release(&named("a"), fence).unwrap());
+        assert_eq!(b.park(Moment::now()), Unparked::Wake);
+        assert_eq!(c.park(Moment::now()), Unparked::Timeout);
+        std::thread::sleep(CLAIM_TIME + Duration::from_millis(5));
+        let late = registry.acquire(&named("d"), OnRefusal::Leave, None);
+        assert!(matches!(late.unwrap(), Attempt::Refused(_)));
+        assert_eq!(c.park(Moment::now()), Unparked::Wake);
+        granted(
+            registry
+                .acquire(&named("c"), OnRefusal::Leave, None)
+                .unwrap(),
+        );
+    }
+
+    #[test]
+    fn whoever_withdraws_hands_on_at_once_what_was_handed_to_it() {
+        for by_dropping in [false, true] {
+            let registry = Registry::default();
+            let (fence, b, c) = two_wait(&registry);
+            assert!(registry.release(&named("a"), fence).unwrap());
+            if by_dropping {
+                registry.disconnect(&named("b"), Some(&b.unparker()));
+            } else {
+                registry.withdraw(&named("b")).unwrap();
+            }
+            assert_eq!(c.park(Moment::now()), Unparked::Wake);
+        }
+    }
+
+    #[test]
+    fn dropping_a_contender_takes_nobody_elses_place_away() {
+        let registry = Registry::default();
+        let (_, b, _) = two_wait(&registry);
+        registry.disconnect(&named("b"), None);
+        registry.disconnect(&named("b"), Some(&Parker::new().unparker()));
+        let waiting = || registry.participants(&"m".into()).unwrap().len();
+        assert_eq!(waiting(), 2);
+        registry.disconnect(&named("b"), Some(&b.unparker()));
+        assert_eq!(waiting(), 1);
     }
 
     /// Rule "fences strictly grow", for names that were forgotten in between.
