@@ -284,7 +284,10 @@ impl Runner {
         if self.hearing == Hearing::Failed {
             self.hearing = Hearing::Deaf;
         }
-        let (attempt, error) = self.settle(attempt, |_| true);
+        let (attempt, error) = self.settle(attempt, |attempt| match attempt {
+            Attempt::Granted(_) => true,
+            Attempt::Refused(refusal) => refusal.asked,
+        });
         let roll = clock::roll();
         self.decide(|machine, now| machine.acquired(sent, now, attempt, roll));
         Called::Acquire(error)

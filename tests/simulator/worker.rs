@@ -220,6 +220,7 @@ impl World {
                         Ok(Attempt::Refused(Refusal {
                             owner: seen(held, ms),
                             retry_in,
+                            asked: true,
                         }))
                     }
                     _ => Err(Failure::Unknown),

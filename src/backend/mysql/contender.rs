@@ -247,7 +247,11 @@ impl MysqlContender {
 }
 
 fn refused(owner: MutexOwner, retry_in: Duration) -> Attempt {
-    Attempt::Refused(Refusal { owner, retry_in })
+    Attempt::Refused(Refusal {
+        owner,
+        retry_in,
+        asked: true,
+    })
 }
 
 impl RawContender for MysqlContender {
@@ -265,7 +269,11 @@ impl RawContender for MysqlContender {
         };
         self.queued |= turn != Turn::Alone;
         if let Turn::Wait(owner, retry_in) = turn {
-            return Ok(refused(owner, retry_in));
+            return Ok(Attempt::Refused(Refusal {
+                owner,
+                retry_in,
+                asked: false,
+            }));
         }
         // However late an answer comes, the server grants nothing after `by`.
         let outcome = self.attempt(entry.as_ref(), turn, by);

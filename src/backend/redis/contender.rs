@@ -135,6 +135,7 @@ impl RedisContender {
         Ok(Attempt::Refused(Refusal {
             owner: reply.owner(self.contender.lease)?,
             retry_in: left + TICK,
+            asked: true,
         }))
     }
 
