@@ -124,6 +124,12 @@ impl MutexOwner {
         }
     }
 
+    /// Whether the backend was asked after `moment`.
+    pub(crate) fn is_observed_after(&self, moment: Moment) -> bool {
+        self.observed
+            .is_some_and(|observed| observed.local > moment)
+    }
+
     /// The backend's clock when this snapshot was taken.
     #[must_use]
     pub fn observed_ms(&self) -> Option<u64> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::backend::{
-    Attempt, Backend, Contender, OnRefusal, Purpose, RawContender, RawObserver, Renewal,
+    Attempt, Backend, Contender, OnRefusal, Purpose, RawContender, RawObserver, Refusal, Renewal,
 };
 use crate::background::{CleanUp, Cleaned};
 use crate::clock::{self, Moment};
@@ -284,7 +284,14 @@ impl Runner {
         if self.hearing == Hearing::Failed {
             self.hearing = Hearing::Deaf;
         }
-        let (attempt, error) = self.settle(attempt, |_| true);
+        let since = self.snapshot.failing_since();
+        let (attempt, error) = self.settle(attempt, |attempt| match attempt {
+            Attempt::Granted(_) => true,
+            // Or another contender of this process has asked since our trouble began.
+            Attempt::Refused(Refusal { owner, asked, .. }) => {
+                *asked || since.is_some_and(|since| owner.is_observed_after(since))
+            }
+        });
         let roll = clock::roll();
         self.decide(|machine, now| machine.acquired(sent, now, attempt, roll));
         Called::Acquire(error)

@@ -193,6 +193,14 @@ impl Snapshot {
         notes.changes(outcome.err().map(Error::kind))
     }
 
+    /// Since when calls have failed; `None` while they do not.
+    pub(crate) fn failing_since(&self) -> Option<Moment> {
+        match self.notes.lock().calls {
+            Calls::Failing { since, .. } => Some(since),
+            _ => None,
+        }
+    }
+
     /// Notes whether the backend wakes us. Success elsewhere does not mean that it does.
     pub(crate) fn note_listen(&self, outcome: Result<(), &Error>) -> ErrorChange {
         let mut notes = self.notes.lock();

@@ -151,3 +151,53 @@ fn losing_the_server_ends_the_command_in_time() {
         }
     });
 }
+
+/// As a lock, so a leadership: a command that is deaf to SIGTERM is gone before anybody else can lead, and
+/// when its leader is told to stop.
+#[test]
+fn a_scheduled_command_ends_with_its_leadership() {
+    within(HANG, || {
+        for server_is_killed in [true, false] {
+            let server = RedisServer::start();
+            let mut command = Command::new(CONTEND);
+            command
+                .args(["schedule", "--url", &server.url(), "--mutex", "m"])
+                .args([
+                    "--every",
+                    "1h",
+                    "--ttl",
+                    "2s",
+                    "--transition",
+                    "2s",
+                    "--json",
+                ])
+                .args([
+                    "--",
+                    "sh",
+                    "-c",
+                    "trap '' TERM; echo $$ >&3; sleep 60; sleep 60",
+                ]);
+            let folder = TempDir::new();
+            let pids = folder.path().join("pids");
+            let mut shell = Command::new("sh");
+            let script = "exec 3>\"$0\"; exec \"$@\"";
+            shell.args(["-c", script]).arg(&pids).arg(CONTEND);
+            shell.args(command.get_args());
+            let leader = Process::spawn(&shell, &Output::Pipe).unwrap();
+            wait_until(PATIENCE, "the command runs", || {
+                fs::read_to_string(&pids).is_ok_and(|text| text.ends_with('\n'))
+            });
+            let pid: u32 = fs::read_to_string(&pids).unwrap().trim().parse().unwrap();
+            let told = Instant::now();
+            if server_is_killed {
+                server.kill();
+                wait_until(PATIENCE, "the command has ended", || !is_alive(pid));
+                let took = told.elapsed();
+                println!("ended {took:?} after the server was killed");
+                assert!(took < TTL + TRANSITION, "{took:?}");
+            }
+            assert_eq!(leader.terminate(PATIENCE).code(), Some(0));
+            assert!(!is_alive(pid), "the command outlives its leader");
+        }
+    });
+}

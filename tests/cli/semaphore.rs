@@ -5,7 +5,9 @@ use crate::CONTEND;
 use std::process::Command;
 
 use crate::mysql_ground::{HANG, empty_database};
-use testbed::within;
+use crate::program::{PATIENCE, Program};
+use rustix::process::Signal;
+use testbed::{is_alive, wait_until, within};
 
 struct Shell {
     url: String,
@@ -114,5 +116,37 @@ fn a_shell_creates_acquires_runs_and_releases() {
         ] {
             assert_eq!(shell.run(args), (code, String::new()), "{args:?}");
         }
+    });
+}
+
+/// The guardian's work: a command does not outlive a parent that was killed, and finds its fence.
+#[test]
+fn a_command_under_permits_ends_with_a_killed_parent() {
+    within(HANG, || {
+        let url = empty_database();
+        let shell = Shell { url: url.clone() };
+        assert_eq!(shell.run(&["create", "gpu", "1"]).0, 0);
+        let script = "sh -c 'echo fence $CONTEND_FENCE pid $$; exec sleep 600'; true";
+        let run = ["semaphore", "run", "gpu", "--", "sh", "-c", script];
+        let mut parent = Program::start(&url, &run);
+        let line = parent.says("fence ");
+        let words: Vec<&str> = line.split(' ').collect();
+        assert!(words[1].parse::<u64>().is_ok(), "{line}");
+        let sleeper: u32 = words[3].parse().unwrap();
+        assert!(is_alive(sleeper));
+        // Who waits for a permit is ended by a signal at once, and holds nothing.
+        let wait = ["semaphore", "run", "gpu", "--timeout", "10m", "--", "true"];
+        let waiting = Program::start(&url, &wait);
+        wait_until(PATIENCE, "it handles signals", || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", waiting.pid()));
+            let caught = status.unwrap().lines().find_map(|line| {
+                let mask = line.strip_prefix("SigCgt:")?;
+                u64::from_str_radix(mask.trim(), 16).ok()
+            });
+            caught.is_some_and(|mask| mask & (1 << 14) != 0)
+        });
+        assert_eq!(waiting.terminate().0, 128 + 15);
+        parent.signal(Signal::KILL);
+        wait_until(PATIENCE, "the command was ended too", || !is_alive(sleeper));
     });
 }

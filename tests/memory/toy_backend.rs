@@ -215,6 +215,7 @@ impl RawContender for ToyContender {
             Attempt::Refused(Refusal {
                 owner: entry.seen(),
                 retry_in: left,
+                asked: true,
             })
         }))
     }

@@ -193,6 +193,7 @@ impl RawContender for Line {
                 Attempt::Refused(Refusal {
                     owner: self.seen(held, ms),
                     retry_in: Duration::from_millis(retry_ms),
+                    asked: true,
                 })
             }
             _ => return Err(Line::failed()),

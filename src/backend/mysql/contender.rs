@@ -233,7 +233,11 @@ impl MysqlContender {
 }
 
 fn refused(owner: MutexOwner, retry_in: Duration) -> Attempt {
-    Attempt::Refused(Refusal { owner, retry_in })
+    Attempt::Refused(Refusal {
+        owner,
+        retry_in,
+        asked: true,
+    })
 }
 
 impl RawContender for MysqlContender {
@@ -251,7 +255,11 @@ impl RawContender for MysqlContender {
         };
         self.queued |= turn != Turn::Alone;
         if let Turn::Wait(owner, retry_in) = turn {
-            return Ok(refused(owner, retry_in));
+            return Ok(Attempt::Refused(Refusal {
+                owner,
+                retry_in,
+                asked: false,
+            }));
         }
         // However late an answer comes, the server grants nothing after `by`.
         let rows = Arc::clone(&self.rows);

@@ -65,8 +65,7 @@ impl RequestError {
         let code = answer.code;
         let message = match code {
             1045 | 1698 => {
-                let user = answer.message.split('\'').nth(1).unwrap_or_default();
-                format!("the MySQL server refused user {user:?} or its password; check both")
+                "the MySQL server refused user or password; check both".to_owned()
             }
             1129 => "MySQL error 1129: the server has locked this host out after too many handshakes \
                      that were begun and given up; an operator must run FLUSH HOSTS (MySQL 8: TRUNCATE \
@@ -358,7 +357,7 @@ mod tests {
             assert!(error.is_poison() && error.is_outcome_unknown());
             if kind == io::ErrorKind::WouldBlock {
                 let text = error.into_error().to_string();
-                assert!(text.ends_with("no answer within 750ms"), "{text}");
+                assert!(text.ends_with("no answer within 750 ms"), "{text}");
             }
         }
         assert!(!RequestError::too_late().is_poison());

@@ -143,6 +143,7 @@ impl RedisContender {
         Ok(Attempt::Refused(Refusal {
             owner: reply.owner(lease)?,
             retry_in,
+            asked: true,
         }))
     }
 

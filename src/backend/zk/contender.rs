@@ -59,6 +59,7 @@ impl ZkContender {
             return Ok(Attempt::Refused(Refusal {
                 owner: MutexOwner::NONE,
                 retry_in: rest,
+                asked: false,
             }));
         }
         self.entry.forget_the_past(session);
@@ -325,6 +326,7 @@ impl ZkContender {
         Attempt::Refused(Refusal {
             owner,
             retry_in: lease.total(),
+            asked: true,
         })
     }
 
