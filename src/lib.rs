@@ -178,6 +178,30 @@ pub mod design {}
 #[doc = include_str!("operations.md")]
 pub mod operations {}
 
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_users_hold_can_be_sent_and_shared() {
+        fn shareable<T: Send + Sync + 'static>() {}
+        shareable::<Factory>();
+        shareable::<Error>();
+        shareable::<Event>();
+        shareable::<Events>();
+        shareable::<Locker>();
+        shareable::<Guard>();
+        shareable::<GuardAll>();
+        shareable::<MutexContendService>();
+        shareable::<MutexRetrievalService>();
+        shareable::<Scheduler>();
+        shareable::<Semaphores>();
+        shareable::<PermitGuard>();
+        shareable::<Cancel>();
+        shareable::<Health>();
+    }
+}
+
 /// The programs in the README compile and, where they need no server, run.
 // One of them needs signal-hook, which comes with `cli`.
 #[cfg(all(doctest, feature = "cli"))]
