@@ -54,7 +54,7 @@ use self::builder::{Config, check_fit};
 use self::contender::ZkContender;
 use self::message::{Code, Reply, Request};
 use self::observer::ZkObserver;
-use self::path::{Line, Member, ROOT, mutex_path};
+use self::path::{Member, ROOT, mutex_path};
 use self::protocol::Ask;
 use self::session::{Leader, unexpected};
 use super::{Backend, Condition, Contender, Participant, RawContender, RawObserver, Wakeups};
@@ -136,11 +136,11 @@ impl Backend for Zk {
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
         let session = self.core.session()?;
         let path = mutex_path(&self.core.config.chroot, mutex)?;
-        let line = self.core.line(&session, &path, by)?;
+        let line = session.line(&path, by)?.unwrap_or_default();
         let waiting = line.members().get(1..).unwrap_or_default();
         let asks: Vec<Ask> = waiting
             .iter()
-            .map(|member| data_of(&path, member))
+            .map(|member| Request::Data(format!("{path}/{}", member.name)).into())
             .collect();
         if asks.is_empty() {
             return Ok(Vec::new());
@@ -169,12 +169,7 @@ impl Backend for Zk {
         // Names nest: one round trip per level.
         let mut level = vec![root.clone()];
         while !level.is_empty() {
-            let children = |path: &String| {
-                Ask::from(Request::Children {
-                    path: path.clone(),
-                    watch: false,
-                })
-            };
+            let children = |path: &String| Ask::from(Request::Children(path.clone()));
             let mut answers = session.call(level.iter().map(children).collect(), by)?;
             let mut below = Vec::new();
             for path in &level {
@@ -211,8 +206,7 @@ impl Backend for Zk {
             return Ok(false);
         }
         let path = format!("{path}/{}", leader.name);
-        let delete = Ask::from(Request::Delete { path: path.clone() });
-        match session.call(vec![delete], by)?.next()? {
+        match session.one(Request::Delete(path.clone()), by)? {
             Ok(_) => Ok(true),
             Err(Code::NO_NODE) => Ok(false),
             Err(code) => Err(code.error(&path)),
@@ -250,36 +244,16 @@ impl Core {
         Ok(Arc::clone(&current.session))
     }
 
-    /// The contenders for the mutex at `path`; none where there is no such node.
-    fn line(&self, session: &Session, path: &str, by: Moment) -> Result<Arc<Line>> {
-        match session.call(vec![Ask::line(path)], by)?.next()? {
-            Ok(Reply::Line(line)) => Ok(line),
-            Ok(_) => Err(unexpected()),
-            Err(Code::NO_NODE) => Ok(Arc::default()),
-            Err(code) => Err(code.error(path)),
-        }
-    }
-
     /// Who leads at `path` now.
     fn leader(&self, session: &Session, path: &str, by: Moment) -> Result<Option<Leader>> {
         loop {
-            let line = self.line(session, path, by)?;
+            let line = session.line(path, by)?.unwrap_or_default();
             let Some(first) = line.first() else {
                 return Ok(None);
             };
-            match session.call(vec![data_of(path, first)], by)?.next()? {
-                Ok(Reply::Data(id, stat)) => {
-                    return Ok(Some(Leader {
-                        name: first.name.clone(),
-                        id: String::from_utf8_lossy(&id).as_ref().into(),
-                        stat,
-                        seen: Moment::now(),
-                    }));
-                }
-                Ok(_) => return Err(unexpected()),
-                // Gone between the two reads. Each round asks the server, which ends with `by`.
-                Err(Code::NO_NODE) => {}
-                Err(code) => return Err(code.error(path)),
+            // Gone between the two reads otherwise. Each round asks the server, which ends with `by`.
+            if let Some(leader) = session.leader(path, &first.name, by)? {
+                return Ok(Some(leader));
             }
         }
     }
@@ -294,11 +268,4 @@ impl Core {
             (lease.ttl(), lease.total()),
         )
     }
-}
-
-fn data_of(mutex_path: &str, member: &Member) -> Ask {
-    Ask::from(Request::Data {
-        path: format!("{mutex_path}/{}", member.name),
-        watch: false,
-    })
 }
