@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::Core;
+use super::Sessions;
 use super::message::{Code, Reply, Request};
 use super::node::{Entry, Look, Node, Standing, Term};
 use super::path::Line;
@@ -26,7 +26,7 @@ use crate::parker::Unparker;
 const ROUNDS: usize = 32;
 
 pub(super) struct ZkContender {
-    core: Arc<Core>,
+    sessions: Arc<Sessions>,
     contender: Contender,
     mutex_path: Arc<str>,
     cell: Arc<UnparkerCell>,
@@ -34,14 +34,18 @@ pub(super) struct ZkContender {
 }
 
 impl ZkContender {
-    pub(super) fn new(core: Arc<Core>, contender: &Contender, mutex_path: Arc<str>) -> ZkContender {
+    pub(super) fn new(
+        sessions: Arc<Sessions>,
+        contender: &Contender,
+        mutex_path: Arc<str>,
+    ) -> ZkContender {
         ZkContender {
             entry: Entry::new(
-                Arc::clone(&core),
+                Arc::clone(&sessions),
                 Arc::clone(&contender.id),
                 Arc::clone(&mutex_path),
             ),
-            core,
+            sessions,
             contender: contender.clone(),
             mutex_path,
             cell: Arc::default(),
@@ -325,7 +329,7 @@ impl RawContender for ZkContender {
     }
 
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
-        let session = self.core.session()?;
+        let session = self.sessions.session()?;
         let result = self.try_acquire(&session, on_refusal, by);
         self.or_wake_later(&session, result)
     }
@@ -370,7 +374,7 @@ impl RawContender for ZkContender {
                 ErrorKind::Unreachable,
                 format!(
                     "{}: no server acknowledges the session's heartbeat",
-                    self.core.config.realm
+                    self.sessions.config.realm
                 ),
             );
             return self.or_wake_later(&session, Err(error));
@@ -415,7 +419,7 @@ impl RawContender for ZkContender {
     }
 
     fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
-        let session = self.core.session()?;
+        let session = self.sessions.session()?;
         let path = self.mutex_path.to_string();
         match session.one(Request::Data(path), by)? {
             Ok(Reply::Data(data, _)) => Ok(std::str::from_utf8(&data)

@@ -72,12 +72,12 @@ pub(super) fn connect(url: &Url) -> Result<Factory> {
 /// The backend: a session, and another one when that is over.
 #[derive(Debug)]
 struct Zk {
-    core: Arc<Core>,
+    sessions: Arc<Sessions>,
 }
 
 /// What the contenders of one factory share.
 #[derive(Debug)]
-struct Core {
+struct Sessions {
     config: Arc<Config>,
     current: Mutex<Current>,
 }
@@ -94,7 +94,7 @@ impl Zk {
         let probe = Probed::default();
         let session = Arc::new(Session::open(Arc::clone(&config), probe.clone())?);
         Ok(Zk {
-            core: Arc::new(Core {
+            sessions: Arc::new(Sessions {
                 config,
                 current: Mutex::new(Current { session, probe }),
             }),
@@ -104,38 +104,38 @@ impl Zk {
 
 impl Backend for Zk {
     fn realm(&self) -> &str {
-        &self.core.config.realm
+        &self.sessions.config.realm
     }
 
     fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
-        check_fit(contender.lease, self.core.config.session_timeout)
+        check_fit(contender.lease, self.sessions.config.session_timeout)
             .map_err(|error| error.context(&contender.mutex))?;
-        let path = mutex_path(&self.core.config.chroot, &contender.mutex)?;
-        let core = Arc::clone(&self.core);
-        Ok(Box::new(ZkContender::new(core, contender, path)))
+        let path = mutex_path(&self.sessions.config.chroot, &contender.mutex)?;
+        let sessions = Arc::clone(&self.sessions);
+        Ok(Box::new(ZkContender::new(sessions, contender, path)))
     }
 
     fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
-        let path = mutex_path(&self.core.config.chroot, mutex)?;
-        Ok(Box::new(ZkObserver::new(Arc::clone(&self.core), path)))
+        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        Ok(Box::new(ZkObserver::new(Arc::clone(&self.sessions), path)))
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
-        self.core.session()?.sync(by)
+        self.sessions.session()?.sync(by)
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        let session = self.core.session()?;
-        let path = mutex_path(&self.core.config.chroot, mutex)?;
-        let leader = self.core.leader(&session, &path, by)?;
+        let session = self.sessions.session()?;
+        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let leader = self.sessions.leader(&session, &path, by)?;
         Ok(leader.map_or(MutexOwner::NONE, |leader| {
-            self.core.owner(&session, &leader)
+            self.sessions.owner(&session, &leader)
         }))
     }
 
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
-        let session = self.core.session()?;
-        let path = mutex_path(&self.core.config.chroot, mutex)?;
+        let session = self.sessions.session()?;
+        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
         let line = session.line(&path, by)?.unwrap_or_default();
         let waiting = line.members().get(1..).unwrap_or_default();
         let asks: Vec<Ask> = waiting
@@ -163,8 +163,8 @@ impl Backend for Zk {
     }
 
     fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
-        let session = self.core.session()?;
-        let root = format!("{}{ROOT}", self.core.config.chroot);
+        let session = self.sessions.session()?;
+        let root = format!("{}{ROOT}", self.sessions.config.chroot);
         let mut found: Vec<Arc<str>> = Vec::new();
         // Names nest: one round trip per level.
         let mut level = vec![root.clone()];
@@ -197,9 +197,9 @@ impl Backend for Zk {
     }
 
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
-        let session = self.core.session()?;
-        let path = mutex_path(&self.core.config.chroot, mutex)?;
-        let Some(leader) = self.core.leader(&session, &path, by)? else {
+        let session = self.sessions.session()?;
+        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let Some(leader) = self.sessions.leader(&session, &path, by)? else {
             return Ok(false);
         };
         if u64::try_from(leader.stat.czxid) != Ok(fence) {
@@ -214,7 +214,7 @@ impl Backend for Zk {
     }
 
     fn condition(&self) -> Condition {
-        let session = Arc::clone(&self.core.current.lock().session);
+        let session = Arc::clone(&self.sessions.current.lock().session);
         let last_contact = session.look(|protocol| protocol.last_contact());
         Condition {
             wakeups: match last_contact {
@@ -227,13 +227,13 @@ impl Backend for Zk {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        let mut current = self.core.current.lock();
+        let mut current = self.sessions.current.lock();
         current.probe = Probed::new(Arc::clone(&probe));
         current.session.set_probe(probe);
     }
 }
 
-impl Core {
+impl Sessions {
     /// The session; a new one if a server has ended the last.
     fn session(&self) -> Result<Arc<Session>> {
         let mut current = self.current.lock();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Core;
+use super::Sessions;
 use super::message::{Code, Mode, Permissions, Reply, Request, Stat};
 use super::path::{Line, Member, ROOT, ancestry, node_path, protection};
 use super::protocol::{Answer, Ask};
@@ -50,7 +50,7 @@ impl Creation {
 
 /// A contender's way into the line.
 pub(super) struct Entry {
-    core: Arc<Core>,
+    sessions: Arc<Sessions>,
     /// The contender's id, which the node holds.
     id: Arc<str>,
     /// The node of the mutex.
@@ -63,9 +63,9 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(core: Arc<Core>, id: Arc<str>, mutex_path: Arc<str>) -> Entry {
+    pub(super) fn new(sessions: Arc<Sessions>, id: Arc<str>, mutex_path: Arc<str>) -> Entry {
         Entry {
-            core,
+            sessions,
             id,
             mutex_path,
             standing: Standing::Out,
@@ -153,7 +153,7 @@ impl Entry {
             path: path.clone(),
             data: self.id.as_bytes().to_vec(),
             mode: Mode::EphemeralSequential,
-            permissions: Permissions::Of(self.core.config.acl),
+            permissions: Permissions::Of(self.sessions.config.acl),
         }));
         asks.push(Ask::line(&self.mutex_path));
         let call = session.ask(asks, by)?;
@@ -243,7 +243,7 @@ impl Entry {
 
     /// Curator's containers; the nodes above them, of the chroot, belong to somebody else.
     fn parent(&self, path: &str) -> Request {
-        let root = self.core.config.chroot.len() + ROOT.len();
+        let root = self.sessions.config.chroot.len() + ROOT.len();
         Request::Create {
             path: path.to_owned(),
             data: Vec::new(),
@@ -253,9 +253,9 @@ impl Entry {
                 Mode::Persistent
             },
             permissions: if path.len() > root {
-                Permissions::Of(self.core.config.acl)
+                Permissions::Of(self.sessions.config.acl)
             } else {
-                Permissions::above(self.core.config.acl)
+                Permissions::above(self.sessions.config.acl)
             },
         }
     }

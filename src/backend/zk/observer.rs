@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::Core;
+use super::Sessions;
 use super::message::{Code, Outcome, Reply, Request};
 use super::path::Line;
 use super::protocol::Ask;
@@ -21,7 +21,7 @@ use crate::parker::Unparker;
 const ROUNDS: usize = 16;
 
 pub(super) struct ZkObserver {
-    core: Arc<Core>,
+    sessions: Arc<Sessions>,
     mutex_path: Arc<str>,
     cell: Arc<UnparkerCell>,
     seen: Option<Seen>,
@@ -36,10 +36,10 @@ struct Seen {
 }
 
 impl ZkObserver {
-    pub(super) fn new(core: Arc<Core>, mutex_path: Arc<str>) -> ZkObserver {
+    pub(super) fn new(sessions: Arc<Sessions>, mutex_path: Arc<str>) -> ZkObserver {
         ZkObserver {
             mutex_path,
-            core,
+            sessions,
             cell: Arc::default(),
             seen: None,
         }
@@ -153,15 +153,15 @@ impl RawObserver for ZkObserver {
     }
 
     fn observe(&mut self, by: Moment) -> Result<View> {
-        let session = self.core.session()?;
+        let session = self.sessions.session()?;
         let leader = self.look(&session, by).inspect_err(|_| {
             session.wake_on_news(&self.cell);
         })?;
         Ok(View {
             owner: leader.map_or(MutexOwner::NONE, |leader| {
-                self.core.owner(&session, &leader)
+                self.sessions.owner(&session, &leader)
             }),
-            look_in: self.core.config.session_timeout,
+            look_in: self.sessions.config.session_timeout,
         })
     }
 }

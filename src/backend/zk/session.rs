@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::{Condvar, Mutex};
 
 use super::builder::Config;
-use super::connection::{self, Link, Wake};
+use super::connection::{self, Wake, Writer};
 use super::message::{Code, Mode, Outcome, Permissions, Reply, Request, Stat};
 use super::path::Line;
 use super::protocol::{Answer, Ask, Protocol, SessionState};
@@ -62,7 +62,7 @@ pub(super) struct Shared {
 
 struct State {
     protocol: Protocol,
-    link: Option<Link>,
+    writer: Option<Writer>,
     calls: HashMap<u64, Arc<Call>>,
     next_call: u64,
     /// Why nobody is connected, once every address has been tried in vain.
@@ -228,7 +228,7 @@ impl Session {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 protocol: Protocol::new(Arc::clone(&config)),
-                link: None,
+                writer: None,
                 calls: HashMap::new(),
                 next_call: 0,
                 trouble: None,
@@ -564,8 +564,8 @@ impl State {
     fn settle(&mut self) {
         if self.protocol.has_output() {
             let bytes = self.protocol.take_output();
-            if let Some(link) = &mut self.link
-                && let Err(error) = link.send(bytes)
+            if let Some(writer) = &mut self.writer
+                && let Err(error) = writer.send(bytes)
             {
                 self.broken(&error);
             }
@@ -583,11 +583,11 @@ impl State {
     }
 
     fn disconnect(&mut self, why: &Error) {
-        if let Some(mut link) = self.link.take() {
+        if let Some(mut writer) = self.writer.take() {
             if self.protocol.has_output() {
-                let _ = link.send(self.protocol.take_output());
+                let _ = writer.send(self.protocol.take_output());
             }
-            link.close();
+            writer.close();
         }
         self.protocol.disconnected();
         self.deliver(Some(why));
@@ -596,8 +596,8 @@ impl State {
     /// Closes the socket, too: the thread may be in a read that nothing else would end.
     fn end(&mut self, phase: SessionState) {
         self.protocol.end(phase);
-        if let Some(mut link) = self.link.take() {
-            link.close();
+        if let Some(mut writer) = self.writer.take() {
+            writer.close();
         }
         let why = self.protocol.over_error();
         self.deliver(Some(&why));
@@ -643,7 +643,12 @@ impl Shared {
     }
 
     /// A connection was opened.
-    pub(super) fn begin(&self, link: Link, patience: Duration, addresses: usize) -> io::Result<()> {
+    pub(super) fn begin(
+        &self,
+        writer: Writer,
+        patience: Duration,
+        addresses: usize,
+    ) -> io::Result<()> {
         let mut state = self.state.lock();
         if state.closing {
             // Nobody is to be let in any more: `tick` ends the thread.
@@ -651,28 +656,28 @@ impl Shared {
         }
         state.protocol.begin(Moment::now(), patience, addresses);
         let hello = state.protocol.take_output();
-        let link = state.link.insert(link);
-        link.send(hello)
+        let writer = state.writer.insert(writer);
+        writer.send(hello)
     }
 
     /// Does what is due; `None` if the session is over.
     pub(super) fn tick(&self, now: Moment) -> Result<Option<Wake>> {
         let mut state = self.state.lock();
-        if state.protocol.phase().is_over() || (state.closing && state.link.is_none()) {
+        if state.protocol.phase().is_over() || (state.closing && state.writer.is_none()) {
             return Ok(None);
         }
         state.protocol.tick(now)?;
-        if let Some(link) = &mut state.link
-            && let Err(error) = link.flush()
+        if let Some(writer) = &mut state.writer
+            && let Err(error) = writer.flush()
         {
             state.broken(&error);
         }
         state.settle();
-        let Some(link) = &state.link else {
+        let Some(writer) = &state.writer else {
             return Err(Error::new(ErrorKind::Unreachable, "the connection broke"));
         };
         Ok(Some(Wake {
-            blocked: link.is_blocked(),
+            blocked: writer.is_blocked(),
             at: state.protocol.wake_at(),
         }))
     }
@@ -680,10 +685,10 @@ impl Shared {
     /// The server sent something.
     pub(super) fn received(&self, bytes: Vec<u8>) -> Result<()> {
         let mut state = self.state.lock();
-        let Some(link) = &mut state.link else {
+        let Some(writer) = &mut state.writer else {
             return Ok(());
         };
-        let plain = link.open(bytes).map_err(|error| {
+        let plain = writer.open(bytes).map_err(|error| {
             Error::new(ErrorKind::Unreachable, format!("TLS: {error}")).with_source(error)
         })?;
         let before = state.protocol.phase();
@@ -691,9 +696,9 @@ impl Shared {
         state.settle();
         let after = state.protocol.phase();
         if after.is_over()
-            && let Some(mut link) = state.link.take()
+            && let Some(mut writer) = state.writer.take()
         {
-            link.close();
+            writer.close();
         }
         if before != after {
             if after == SessionState::Connected {
