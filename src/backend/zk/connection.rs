@@ -1,5 +1,5 @@
-//! The session's thread: finds a server, moves bytes between the socket and the protocol, and does what
-//! is due. What the bytes mean is in `protocol.rs`.
+//! The socket thread of a session: finds a server, moves bytes between its socket and the protocol, and does
+//! what is due. What the bytes mean is in `protocol.rs`.
 
 use std::io::{self, ErrorKind as IoErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
@@ -33,16 +33,16 @@ const LASTING: Duration = Duration::from_secs(1);
 /// The sending side of a connection. Callers send their requests themselves, so that none waits for the
 /// thread to wake up.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct Writer {
     stream: TcpStream,
     cipher: Cipher,
     /// What the socket had no room for.
     unsent: Vec<u8>,
 }
 
-impl Link {
-    fn new(stream: TcpStream, cipher: Cipher) -> Link {
-        Link {
+impl Writer {
+    fn new(stream: TcpStream, cipher: Cipher) -> Writer {
+        Writer {
             stream,
             cipher,
             unsent: Vec::new(),
@@ -315,7 +315,7 @@ fn converse(shared: &Shared, host: &str, address: SocketAddr, addresses: usize) 
     // What connecting took is not given once more.
     let left = patience.saturating_sub(Moment::now() - began);
     shared
-        .begin(Link::new(writer, cipher), left, addresses)
+        .begin(Writer::new(writer, cipher), left, addresses)
         .map_err(|error| failed("cannot write", error))?;
     let mut chunk = vec![0; CHUNK];
     loop {

@@ -8,11 +8,10 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::Core;
+use super::Sessions;
 use super::message::{Code, Reply, Request};
 use super::node::{Entry, Look, Node, Standing, Term};
 use super::path::Line;
-use super::protocol::Ask;
 use super::session::{Known, Leader, Session, unexpected};
 use super::watches::UnparkerCell;
 use crate::backend::{
@@ -27,7 +26,7 @@ use crate::parker::Unparker;
 const ROUNDS: usize = 32;
 
 pub(super) struct ZkContender {
-    core: Arc<Core>,
+    sessions: Arc<Sessions>,
     contender: Contender,
     mutex_path: Arc<str>,
     cell: Arc<UnparkerCell>,
@@ -35,14 +34,18 @@ pub(super) struct ZkContender {
 }
 
 impl ZkContender {
-    pub(super) fn new(core: Arc<Core>, contender: &Contender, mutex_path: Arc<str>) -> ZkContender {
+    pub(super) fn new(
+        sessions: Arc<Sessions>,
+        contender: &Contender,
+        mutex_path: Arc<str>,
+    ) -> ZkContender {
         ZkContender {
             entry: Entry::new(
-                Arc::clone(&core),
+                Arc::clone(&sessions),
                 Arc::clone(&contender.id),
                 Arc::clone(&mutex_path),
             ),
-            core,
+            sessions,
             contender: contender.clone(),
             mutex_path,
             cell: Arc::default(),
@@ -106,7 +109,7 @@ impl ZkContender {
             let epoch = session.look(|protocol| protocol.epoch());
             let line = match line {
                 Some(line) => line,
-                None => match self.line(session, by)? {
+                None => match session.line(&self.mutex_path, by)? {
                     Some(line) => line,
                     None => {
                         // Not even the mutex is there.
@@ -155,17 +158,6 @@ impl ZkContender {
         }
     }
 
-    /// Reads the contenders. `None`: not even the mutex is there.
-    fn line(&self, session: &Session, by: Moment) -> Result<Option<Arc<Line>>> {
-        let asks = vec![Ask::line(&self.mutex_path)];
-        match session.call(asks, by)?.next()? {
-            Ok(Reply::Line(line)) => Ok(Some(line)),
-            Ok(_) => Err(unexpected()),
-            Err(Code::NO_NODE) => Ok(None),
-            Err(code) => Err(code.error(&self.mutex_path)),
-        }
-    }
-
     /// Who leads, for one that takes the mutex only if nobody does: it looks before it writes, so that a
     /// try that fails makes no node. Not where the mutex was free when this session looked last: then a
     /// look would only double the cost of a lock that nobody else wants.
@@ -175,7 +167,7 @@ impl ZkContender {
             Some(Known::Led(leader)) => Some(leader),
             None => None,
         };
-        let line = self.line(session, by)?.unwrap_or_default();
+        let line = session.line(&self.mutex_path, by)?.unwrap_or_default();
         let Some(first) = line.first() else {
             session.learn(&self.mutex_path, Known::Free);
             return Ok(None);
@@ -185,7 +177,7 @@ impl ZkContender {
         {
             return Ok(Some(known));
         }
-        let leader = self.data_of(session, &first.name, by)?;
+        let leader = self.leader_at(session, &first.name, by)?;
         if let Some(leader) = &leader {
             session.learn(&self.mutex_path, Known::Led(leader.clone()));
         }
@@ -213,7 +205,7 @@ impl ZkContender {
             // Not waited for: it costs the owner nothing, and fires if the node is gone already.
             node.watch_own(&self.cell)?;
         }
-        session.begin_lease(node.path(), until + lease.transition());
+        session.act(|protocol| protocol.begin_lease(node.path(), until + lease.transition()));
         session.learn(
             &self.mutex_path,
             Known::Led(node.leader(&self.contender.id)),
@@ -279,7 +271,7 @@ impl ZkContender {
             && !matches!(session.known(&self.mutex_path), Some(Known::Led(leader)) if leader.name == first.name)
         {
             // Not free, and not known who leads: the next one looks before it writes.
-            let leader = self.data_of(session, &first.name, by);
+            let leader = self.leader_at(session, &first.name, by);
             match leader {
                 Ok(Some(leader)) => session.learn(&self.mutex_path, Known::Led(leader)),
                 Ok(None) => {}
@@ -297,19 +289,11 @@ impl ZkContender {
         Ok(self.refused(session, leader))
     }
 
-    fn data_of(&self, session: &Session, name: &str, by: Moment) -> Result<Option<Leader>> {
-        let path = format!("{}/{name}", self.mutex_path);
-        let asks = vec![Ask::from(Request::Data { path, watch: false })];
-        match session.call(asks, by)?.next()? {
-            Ok(Reply::Data(id, stat)) => Ok(Some(Leader {
-                name: name.to_owned(),
-                id: String::from_utf8_lossy(&id).as_ref().into(),
-                stat,
-                seen: Moment::now(),
-            })),
-            Ok(_) => Err(unexpected()),
-            // Gone by now, or not for us to read.
-            Err(_) => Ok(None),
+    /// `None`: gone by now, or not for us to read.
+    fn leader_at(&self, session: &Session, name: &str, by: Moment) -> Result<Option<Leader>> {
+        match session.leader(&self.mutex_path, name, by) {
+            Err(error) if error.kind() == ErrorKind::Denied => Ok(None),
+            other => other,
         }
     }
 
@@ -347,7 +331,7 @@ impl RawContender for ZkContender {
     }
 
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
-        let session = self.core.session()?;
+        let session = self.sessions.session()?;
         let result = self.try_acquire(&session, on_refusal, by);
         self.or_wake_later(&session, result)
     }
@@ -392,12 +376,12 @@ impl RawContender for ZkContender {
                 ErrorKind::Unreachable,
                 format!(
                     "{}: no server acknowledges the session's heartbeat",
-                    self.core.config.realm
+                    self.sessions.config.realm
                 ),
             );
             return self.or_wake_later(&session, Err(error));
         }
-        if !session.renew_lease(&path, until + transition) {
+        if !session.act(|protocol| protocol.renew_lease(&path, until + transition)) {
             return lost;
         }
         if let Some(node) = self.entry.node_mut() {
@@ -437,10 +421,9 @@ impl RawContender for ZkContender {
     }
 
     fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
-        let session = self.core.session()?;
+        let session = self.sessions.session()?;
         let path = self.mutex_path.to_string();
-        let asks = vec![Ask::from(Request::Data { path, watch: false })];
-        match session.call(asks, by)?.next()? {
+        match session.one(Request::Data(path), by)? {
             Ok(Reply::Data(data, _)) => Ok(std::str::from_utf8(&data)
                 .ok()
                 .and_then(|text| text.parse().ok())
@@ -464,8 +447,7 @@ impl RawContender for ZkContender {
             path: self.mutex_path.to_string(),
             data: wall_clock().as_millis().to_string().into_bytes(),
         };
-        let mut answers = node.session().call(vec![Ask::from(write)], by)?;
-        match answers.next()? {
+        match node.session().one(write, by)? {
             Ok(_) => Ok(true),
             Err(Code::NO_NODE) => Ok(false),
             Err(code) => Err(code.error(&self.mutex_path)),

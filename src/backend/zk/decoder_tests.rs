@@ -157,7 +157,7 @@ fn frames_come_out_whole_however_they_are_cut() {
             mode: Mode::Container,
             permissions: Permissions::Shared,
         }
-        .encode(xid, &mut out);
+        .encode(xid, false, &mut out);
     }
     for step in [1, 3, 4, 1000, 100_000] {
         let mut frames = Frames::default();

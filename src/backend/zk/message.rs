@@ -91,21 +91,10 @@ pub(super) enum Request {
         mode: Mode,
         permissions: Permissions,
     },
-    Delete {
-        path: String,
-    },
-    Exists {
-        path: String,
-        watch: bool,
-    },
-    Data {
-        path: String,
-        watch: bool,
-    },
-    Children {
-        path: String,
-        watch: bool,
-    },
+    Delete(String),
+    Exists(String),
+    Data(String),
+    Children(String),
     /// Writes `data` to the node at `path`, if the node at `check` exists.
     CheckedWrite {
         check: String,
@@ -142,7 +131,25 @@ pub(super) enum Reply {
 }
 
 impl Request {
-    pub(super) fn encode(&self, xid: i32, out: &mut Encoder) {
+    /// The node that it is about.
+    pub(super) fn path(&self) -> &str {
+        match self {
+            Request::Create { path, .. } | Request::CheckedWrite { path, .. } => path,
+            Request::Delete(path)
+            | Request::Exists(path)
+            | Request::Data(path)
+            | Request::Children(path) => path,
+            Request::Sync | Request::Close => "/",
+        }
+    }
+
+    /// `watch`: the server is to tell what happens to the node next. Only for reads.
+    pub(super) fn encode(&self, xid: i32, watch: bool, out: &mut Encoder) {
+        let read = |out: &mut Encoder, op: i32, path: &str| {
+            out.int(op);
+            out.text(path);
+            out.bool(watch);
+        };
         out.begin();
         out.int(xid);
         match self {
@@ -171,26 +178,14 @@ impl Request {
                 }
                 out.int(flags);
             }
-            Request::Delete { path } => {
+            Request::Delete(path) => {
                 out.int(2);
                 out.text(path);
                 out.int(-1);
             }
-            Request::Exists { path, watch } => {
-                out.int(3);
-                out.text(path);
-                out.bool(*watch);
-            }
-            Request::Data { path, watch } => {
-                out.int(4);
-                out.text(path);
-                out.bool(*watch);
-            }
-            Request::Children { path, watch } => {
-                out.int(8);
-                out.text(path);
-                out.bool(*watch);
-            }
+            Request::Exists(path) => read(out, 3, path),
+            Request::Data(path) => read(out, 4, path),
+            Request::Children(path) => read(out, 8, path),
             Request::CheckedWrite { check, path, data } => {
                 out.int(MULTI);
                 let header = |out: &mut Encoder, op: i32, done: bool| {
@@ -219,11 +214,11 @@ impl Request {
     pub(super) fn shape(&self) -> Shape {
         match self {
             Request::Create { .. } => Shape::Created,
-            Request::Exists { .. } => Shape::Stat,
-            Request::Data { .. } => Shape::Data,
-            Request::Children { .. } => Shape::Children,
+            Request::Exists(_) => Shape::Stat,
+            Request::Data(_) => Shape::Data,
+            Request::Children(_) => Shape::Children,
             Request::CheckedWrite { .. } => Shape::CheckedWrite,
-            Request::Delete { .. } | Request::Sync | Request::Close => Shape::Nothing,
+            Request::Delete(_) | Request::Sync | Request::Close => Shape::Nothing,
         }
     }
 }

@@ -68,7 +68,7 @@ use self::builder::{Config, check_fit};
 use self::contender::ZkContender;
 use self::message::{Code, Reply, Request};
 use self::observer::ZkObserver;
-use self::path::{Line, Member, ROOT, mutex_path};
+use self::path::{Member, ROOT, mutex_path};
 use self::protocol::Ask;
 use self::session::{Leader, unexpected};
 use super::{Backend, Condition, Contender, Participant, RawContender, RawObserver, Wakeups};
@@ -86,12 +86,12 @@ pub(super) fn connect(url: &Url) -> Result<Factory> {
 /// The backend: a session, and another one when that is over.
 #[derive(Debug)]
 struct Zk {
-    core: Arc<Core>,
+    sessions: Arc<Sessions>,
 }
 
 /// What the contenders of one factory share.
 #[derive(Debug)]
-struct Core {
+struct Sessions {
     config: Arc<Config>,
     current: Mutex<Current>,
 }
@@ -108,7 +108,7 @@ impl Zk {
         let probe = Probed::default();
         let session = Arc::new(Session::open(Arc::clone(&config), probe.clone())?);
         Ok(Zk {
-            core: Arc::new(Core {
+            sessions: Arc::new(Sessions {
                 config,
                 current: Mutex::new(Current { session, probe }),
             }),
@@ -118,43 +118,43 @@ impl Zk {
 
 impl Backend for Zk {
     fn realm(&self) -> &str {
-        &self.core.config.realm
+        &self.sessions.config.realm
     }
 
     fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
-        check_fit(contender.lease, self.core.config.session_timeout)
+        check_fit(contender.lease, self.sessions.config.session_timeout)
             .map_err(|error| error.context(&contender.mutex))?;
-        let path = mutex_path(&self.core.config.chroot, &contender.mutex)?;
-        let core = Arc::clone(&self.core);
-        Ok(Box::new(ZkContender::new(core, contender, path)))
+        let path = mutex_path(&self.sessions.config.chroot, &contender.mutex)?;
+        let sessions = Arc::clone(&self.sessions);
+        Ok(Box::new(ZkContender::new(sessions, contender, path)))
     }
 
     fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
-        let path = mutex_path(&self.core.config.chroot, mutex)?;
-        Ok(Box::new(ZkObserver::new(Arc::clone(&self.core), path)))
+        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        Ok(Box::new(ZkObserver::new(Arc::clone(&self.sessions), path)))
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
-        self.core.session()?.sync(by)
+        self.sessions.session()?.sync(by)
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        let session = self.core.session()?;
-        let path = mutex_path(&self.core.config.chroot, mutex)?;
-        let leader = self.core.leader(&session, &path, by)?;
+        let session = self.sessions.session()?;
+        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let leader = self.sessions.leader(&session, &path, by)?;
         Ok(leader.map_or(MutexOwner::NONE, |leader| {
-            self.core.owner(&session, &leader)
+            self.sessions.owner(&session, &leader)
         }))
     }
 
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
-        let session = self.core.session()?;
-        let path = mutex_path(&self.core.config.chroot, mutex)?;
-        let line = self.core.line(&session, &path, by)?;
+        let session = self.sessions.session()?;
+        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let line = session.line(&path, by)?.unwrap_or_default();
         let waiting = line.members().get(1..).unwrap_or_default();
         let asks: Vec<Ask> = waiting
             .iter()
-            .map(|member| data_of(&path, member))
+            .map(|member| Request::Data(format!("{path}/{}", member.name)).into())
             .collect();
         if asks.is_empty() {
             return Ok(Vec::new());
@@ -177,18 +177,13 @@ impl Backend for Zk {
     }
 
     fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
-        let session = self.core.session()?;
-        let root = format!("{}{ROOT}", self.core.config.chroot);
+        let session = self.sessions.session()?;
+        let root = format!("{}{ROOT}", self.sessions.config.chroot);
         let mut found: Vec<Arc<str>> = Vec::new();
         // Names nest: one round trip per level.
         let mut level = vec![root.clone()];
         while !level.is_empty() {
-            let children = |path: &String| {
-                Ask::from(Request::Children {
-                    path: path.clone(),
-                    watch: false,
-                })
-            };
+            let children = |path: &String| Ask::from(Request::Children(path.clone()));
             let mut answers = session.call(level.iter().map(children).collect(), by)?;
             let mut below = Vec::new();
             for path in &level {
@@ -216,17 +211,16 @@ impl Backend for Zk {
     }
 
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
-        let session = self.core.session()?;
-        let path = mutex_path(&self.core.config.chroot, mutex)?;
-        let Some(leader) = self.core.leader(&session, &path, by)? else {
+        let session = self.sessions.session()?;
+        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let Some(leader) = self.sessions.leader(&session, &path, by)? else {
             return Ok(false);
         };
         if u64::try_from(leader.stat.czxid) != Ok(fence) {
             return Ok(false);
         }
         let path = format!("{path}/{}", leader.name);
-        let delete = Ask::from(Request::Delete { path: path.clone() });
-        match session.call(vec![delete], by)?.next()? {
+        match session.one(Request::Delete(path.clone()), by)? {
             Ok(_) => Ok(true),
             Err(Code::NO_NODE) => Ok(false),
             Err(code) => Err(code.error(&path)),
@@ -234,7 +228,7 @@ impl Backend for Zk {
     }
 
     fn condition(&self) -> Condition {
-        let session = Arc::clone(&self.core.current.lock().session);
+        let session = Arc::clone(&self.sessions.current.lock().session);
         let last_contact = session.look(|protocol| protocol.last_contact());
         Condition {
             wakeups: match last_contact {
@@ -247,13 +241,13 @@ impl Backend for Zk {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        let mut current = self.core.current.lock();
+        let mut current = self.sessions.current.lock();
         current.probe = Probed::new(Arc::clone(&probe));
         current.session.set_probe(probe);
     }
 }
 
-impl Core {
+impl Sessions {
     /// The session; a new one if a server has ended the last.
     fn session(&self) -> Result<Arc<Session>> {
         let mut current = self.current.lock();
@@ -264,36 +258,16 @@ impl Core {
         Ok(Arc::clone(&current.session))
     }
 
-    /// The contenders for the mutex at `path`; none where there is no such node.
-    fn line(&self, session: &Session, path: &str, by: Moment) -> Result<Arc<Line>> {
-        match session.call(vec![Ask::line(path)], by)?.next()? {
-            Ok(Reply::Line(line)) => Ok(line),
-            Ok(_) => Err(unexpected()),
-            Err(Code::NO_NODE) => Ok(Arc::default()),
-            Err(code) => Err(code.error(path)),
-        }
-    }
-
     /// Who leads at `path` now.
     fn leader(&self, session: &Session, path: &str, by: Moment) -> Result<Option<Leader>> {
         loop {
-            let line = self.line(session, path, by)?;
+            let line = session.line(path, by)?.unwrap_or_default();
             let Some(first) = line.first() else {
                 return Ok(None);
             };
-            match session.call(vec![data_of(path, first)], by)?.next()? {
-                Ok(Reply::Data(id, stat)) => {
-                    return Ok(Some(Leader {
-                        name: first.name.clone(),
-                        id: String::from_utf8_lossy(&id).as_ref().into(),
-                        stat,
-                        seen: Moment::now(),
-                    }));
-                }
-                Ok(_) => return Err(unexpected()),
-                // Gone between the two reads. Each round asks the server, which ends with `by`.
-                Err(Code::NO_NODE) => {}
-                Err(code) => return Err(code.error(path)),
+            // Gone between the two reads otherwise. Each round asks the server, which ends with `by`.
+            if let Some(leader) = session.leader(path, &first.name, by)? {
+                return Ok(Some(leader));
             }
         }
     }
@@ -308,11 +282,4 @@ impl Core {
             (lease.ttl(), lease.total()),
         )
     }
-}
-
-fn data_of(mutex_path: &str, member: &Member) -> Ask {
-    Ask::from(Request::Data {
-        path: format!("{mutex_path}/{}", member.name),
-        watch: false,
-    })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Core;
+use super::Sessions;
 use super::message::{Code, Mode, Permissions, Reply, Request, Stat};
 use super::path::{Line, Member, ROOT, ancestry, node_path, protection};
 use super::protocol::{Answer, Ask};
@@ -50,7 +50,7 @@ impl Creation {
 
 /// A contender's way into the line.
 pub(super) struct Entry {
-    core: Arc<Core>,
+    sessions: Arc<Sessions>,
     /// The contender's id, which the node holds.
     id: Arc<str>,
     /// The node of the mutex.
@@ -63,9 +63,9 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(core: Arc<Core>, id: Arc<str>, mutex_path: Arc<str>) -> Entry {
+    pub(super) fn new(sessions: Arc<Sessions>, id: Arc<str>, mutex_path: Arc<str>) -> Entry {
         Entry {
-            core,
+            sessions,
             id,
             mutex_path,
             standing: Standing::Out,
@@ -153,7 +153,7 @@ impl Entry {
             path: path.clone(),
             data: self.id.as_bytes().to_vec(),
             mode: Mode::EphemeralSequential,
-            permissions: Permissions::Of(self.core.config.acl),
+            permissions: Permissions::Of(self.sessions.config.acl),
         }));
         asks.push(Ask::line(&self.mutex_path));
         let call = session.ask(asks, by)?;
@@ -189,9 +189,9 @@ impl Entry {
             Ok(answers) => answers,
             Err(error) => {
                 self.standing = match creation.call.answer_to(creation.index()) {
-                    Some(Answer::Replied(Ok(Reply::Created(path, stat)))) => {
-                        Standing::In(Node::new(&creation.session, path, stat, &creation.call)?)
-                    }
+                    Some(Answer::Replied(Ok(Reply::Created(path, stat)))) => Standing::In(
+                        Node::new(&creation.session, path, stat, creation.call.epoch)?,
+                    ),
                     Some(Answer::Lost { handed: true }) => Standing::Unsure {
                         session: creation.session,
                         protection: creation.protection,
@@ -223,7 +223,7 @@ impl Entry {
         match answers.next()? {
             Ok(Reply::Created(path, stat)) => {
                 creation.session.learn_clock(stat.ctime, creation.call.sent);
-                let node = Node::new(&creation.session, path, stat, &creation.call)?;
+                let node = Node::new(&creation.session, path, stat, creation.call.epoch)?;
                 self.standing = Standing::In(node);
                 match answers.next()? {
                     Ok(Reply::Line(line)) => Ok(Some(line)),
@@ -243,7 +243,7 @@ impl Entry {
 
     /// Curator's containers; the nodes above them, of the chroot, belong to somebody else.
     fn parent(&self, path: &str) -> Request {
-        let root = self.core.config.chroot.len() + ROOT.len();
+        let root = self.sessions.config.chroot.len() + ROOT.len();
         Request::Create {
             path: path.to_owned(),
             data: Vec::new(),
@@ -253,9 +253,9 @@ impl Entry {
                 Mode::Persistent
             },
             permissions: if path.len() > root {
-                Permissions::Of(self.core.config.acl)
+                Permissions::Of(self.sessions.config.acl)
             } else {
-                Permissions::above(self.core.config.acl)
+                Permissions::above(self.sessions.config.acl)
             },
         }
     }
@@ -276,23 +276,19 @@ impl Entry {
             return Ok(None);
         };
         let session = Arc::clone(session);
-        let call = session.ask(vec![Ask::line(&self.mutex_path)], by)?;
-        let line = match session.finish(&call, by)?.next()? {
-            Ok(Reply::Line(line)) => line,
-            Ok(_) => return Err(unexpected()),
-            Err(Code::NO_NODE) => Arc::default(),
-            Err(code) => return Err(code.error(&self.mutex_path)),
-        };
+        // Asked before the list: what is read over a later connection is not older.
+        let epoch = session.look(|protocol| protocol.epoch());
+        let line = session.line(&self.mutex_path, by)?.unwrap_or_default();
         let Some(member) = line.find(protection) else {
             self.standing = Standing::Out;
             return Ok(None);
         };
         let path = format!("{}/{}", self.mutex_path, member.name);
         let own = Watch::new(cell);
-        match session.call(vec![Ask::watch(&path, &own)], by)?.next()? {
+        match session.one(Ask::watch(&path, &own), by)? {
             // One of another session ends with that, and says nothing about ours.
             Ok(Reply::Data(_, stat)) if stat.ephemeral_owner == session.id() => {
-                let mut node = Node::new(&session, path, stat, &call)?;
+                let mut node = Node::new(&session, path, stat, epoch)?;
                 node.own = Some(own);
                 self.standing = Standing::In(node);
                 Ok(Some(line))
@@ -322,7 +318,9 @@ impl Entry {
                     .session
                     .cancel_creation(&creation.call, creation.index(), &creation.path);
             }
-            Standing::Unsure { session, path, .. } => session.abandon_creation(path),
+            Standing::Unsure { session, path, .. } => {
+                session.act(|protocol| protocol.abandon_creation(path));
+            }
             Standing::Out | Standing::In(_) => return,
         }
         self.standing = Standing::Out;
@@ -393,7 +391,7 @@ pub(super) enum Look {
 }
 
 impl Node {
-    fn new(session: &Arc<Session>, path: String, stat: Stat, call: &Call) -> Result<Box<Node>> {
+    fn new(session: &Arc<Session>, path: String, stat: Stat, epoch: u64) -> Result<Box<Node>> {
         let name = path.rsplit('/').next().unwrap_or_default().to_owned();
         let member = Member::read(name).ok_or_else(unexpected)?;
         Ok(Box::new(Node {
@@ -401,7 +399,7 @@ impl Node {
             member,
             path,
             stat,
-            epoch: call.epoch,
+            epoch,
             own: None,
             place: Place::Unknown,
             term: None,
@@ -535,10 +533,7 @@ impl Node {
         };
         let leader = (!(known || led && watches_before)).then(|| first.clone());
         if let Some(leader) = &leader {
-            asks.push(Ask::from(Request::Data {
-                path: format!("{mutex_path}/{}", leader.name),
-                watch: false,
-            }));
+            asks.push(Request::Data(format!("{mutex_path}/{}", leader.name)).into());
         }
         let before = Predecessor {
             name: before.name.clone(),
@@ -591,7 +586,7 @@ impl Node {
         if asking.watches_before {
             match answers.next()? {
                 Ok(Reply::Data(id, stat)) if asking.before.led => {
-                    leader = Some((asking.before.name.clone(), id, stat));
+                    leader = Some(Leader::new(&asking.before.name, &id, stat));
                 }
                 Ok(_) => {}
                 Err(Code::NO_NODE) => return Ok(Look::ReadLine),
@@ -607,19 +602,13 @@ impl Node {
         }
         if let Some(member) = asking.leader {
             match answers.next()? {
-                Ok(Reply::Data(id, stat)) => leader = Some((member.name, id, stat)),
+                Ok(Reply::Data(id, stat)) => leader = Some(Leader::new(&member.name, &id, stat)),
                 Ok(_) => return Err(unexpected()),
                 // Gone by now, or not for us to read.
                 Err(_) => {}
             }
         }
-        if let Some((name, id, stat)) = leader {
-            let leader = Leader {
-                name,
-                id: String::from_utf8_lossy(&id).as_ref().into(),
-                stat,
-                seen: Moment::now(),
-            };
+        if let Some(leader) = leader {
             self.session.learn(mutex_path, Known::Led(leader));
         }
         self.place = Place::Behind(asking.before);
@@ -636,7 +625,7 @@ impl Node {
         refresh: Duration,
         by: Moment,
     ) -> Result<Look> {
-        let exists = |path: String| Ask::from(Request::Exists { path, watch: false });
+        let exists = |path: String| Ask::from(Request::Exists(path));
         let (call, asks_leader) = match before.poll.take() {
             Some(poll) => poll,
             None => {
@@ -711,7 +700,8 @@ impl Node {
         }
         let refused = own.is_some_and(|own| own.is_refused());
         let own = Watch::new(cell);
-        self.session.watch(&self.path, &own);
+        self.session
+            .act(|protocol| protocol.watch(&self.path, &own));
         self.own = Some(own);
         if refused {
             return Err(Error::new(
@@ -733,11 +723,11 @@ impl Node {
         let (session, path) = (Arc::clone(&self.session), self.path.clone());
         // Its watches go first: nobody is to be woken for what we do ourselves.
         drop(self);
-        session.end_lease(&path);
+        session.act(|protocol| protocol.end_lease(&path));
         let call = match session.ask(vec![Ask::delete(&path)], by) {
             Ok(call) => call,
             Err(error) => {
-                session.abandon(path);
+                session.act(|protocol| protocol.abandon(path));
                 return Err(error);
             }
         };
@@ -751,6 +741,6 @@ impl Node {
     pub(super) fn abandon(self) {
         let (session, path) = (Arc::clone(&self.session), self.path.clone());
         drop(self);
-        session.abandon(path);
+        session.act(|protocol| protocol.abandon(path));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::Core;
+use super::Sessions;
 use super::message::{Code, Outcome, Reply, Request};
 use super::path::Line;
 use super::protocol::Ask;
@@ -21,7 +21,7 @@ use crate::parker::Unparker;
 const ROUNDS: usize = 16;
 
 pub(super) struct ZkObserver {
-    core: Arc<Core>,
+    sessions: Arc<Sessions>,
     mutex_path: Arc<str>,
     cell: Arc<UnparkerCell>,
     seen: Option<Seen>,
@@ -36,10 +36,10 @@ struct Seen {
 }
 
 impl ZkObserver {
-    pub(super) fn new(core: Arc<Core>, mutex_path: Arc<str>) -> ZkObserver {
+    pub(super) fn new(sessions: Arc<Sessions>, mutex_path: Arc<str>) -> ZkObserver {
         ZkObserver {
             mutex_path,
-            core,
+            sessions,
             cell: Arc::default(),
             seen: None,
         }
@@ -53,24 +53,18 @@ impl ZkObserver {
         let mut empty = false;
         for _ in 0..ROUNDS {
             let line = if empty {
-                let children = Request::Children {
-                    path: mutex_path.to_string(),
-                    watch: true,
-                };
-                self.watch(session, children, &mutex_path, None, by)?
+                let children = Request::Children(mutex_path.to_string());
+                self.watch(session, children, None, by)?
             } else {
-                session.call(vec![Ask::line(&mutex_path)], by)?.next()?
+                session.one(Ask::line(&mutex_path), by)?
             };
             let line = match line {
                 Ok(Reply::Line(line)) => line,
                 Ok(Reply::Children(names)) => Arc::new(Line::new(names)),
                 Ok(_) => return Err(unexpected()),
                 Err(Code::NO_NODE) => {
-                    let exists = Request::Exists {
-                        path: mutex_path.to_string(),
-                        watch: true,
-                    };
-                    match self.watch(session, exists, &mutex_path, None, by)? {
+                    let exists = Request::Exists(mutex_path.to_string());
+                    match self.watch(session, exists, None, by)? {
                         Err(Code::NO_NODE) => {
                             session.learn(&mutex_path, Known::Free);
                             return Ok(None);
@@ -90,11 +84,8 @@ impl ZkObserver {
                 continue;
             };
             let path = format!("{mutex_path}/{}", first.name);
-            let data = Request::Data {
-                path: path.clone(),
-                watch: true,
-            };
-            match self.watch(session, data, &path, Some(&first.name), by)? {
+            let data = Request::Data(path.clone());
+            match self.watch(session, data, Some(&first.name), by)? {
                 Ok(_) => {
                     let leader = self.seen.as_ref().and_then(|seen| seen.leader.clone());
                     if let Some(leader) = &leader {
@@ -124,8 +115,8 @@ impl ZkObserver {
             return Ok(None);
         };
         let path = format!("{}/{}", self.mutex_path, leader.name);
-        let exists = Ask::from(Request::Exists { path, watch: false });
-        let there = session.call(vec![exists], by)?.next()?.is_ok();
+        let exists = Ask::from(Request::Exists(path));
+        let there = session.one(exists, by)?.is_ok();
         Ok(Some(leader).filter(|_| there))
     }
 
@@ -134,20 +125,14 @@ impl ZkObserver {
         &mut self,
         session: &Arc<Session>,
         request: Request,
-        path: &str,
         leader: Option<&str>,
         by: Moment,
     ) -> Result<Outcome> {
         let watch = Watch::new(&self.cell);
-        let call = session.ask(vec![Ask::watching(request, path, &watch)], by)?;
+        let call = session.ask(vec![Ask::watching(request, &watch)], by)?;
         let outcome = session.finish(&call, by)?.next()?;
         let leader = match (&outcome, leader) {
-            (Ok(Reply::Data(id, stat)), Some(name)) => Some(Leader {
-                name: name.to_owned(),
-                id: String::from_utf8_lossy(id).as_ref().into(),
-                stat: *stat,
-                seen: Moment::now(),
-            }),
+            (Ok(Reply::Data(id, stat)), Some(name)) => Some(Leader::new(name, id, *stat)),
             _ => None,
         };
         self.seen = Some(Seen {
@@ -168,15 +153,15 @@ impl RawObserver for ZkObserver {
     }
 
     fn observe(&mut self, by: Moment) -> Result<View> {
-        let session = self.core.session()?;
+        let session = self.sessions.session()?;
         let leader = self.look(&session, by).inspect_err(|_| {
             session.wake_on_news(&self.cell);
         })?;
         Ok(View {
             owner: leader.map_or(MutexOwner::NONE, |leader| {
-                self.core.owner(&session, &leader)
+                self.sessions.owner(&session, &leader)
             }),
-            look_in: self.core.config.session_timeout,
+            look_in: self.sessions.config.session_timeout,
         })
     }
 }

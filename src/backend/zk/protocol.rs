@@ -23,7 +23,7 @@ use std::time::Duration;
 use super::builder::Config;
 use super::heartbeat::Heartbeat;
 use super::message::{
-    Code, Event, Head, Outcome, Reply, Request, Shape, Welcome, XID_AUTH, XID_EVENT, XID_PING,
+    Code, Event, Head, Outcome, Reply, Request, Welcome, XID_AUTH, XID_EVENT, XID_PING,
     XID_SET_WATCHES, encode_auth, encode_hello, encode_set_watches,
 };
 use super::path::Line;
@@ -70,28 +70,14 @@ impl SessionState {
 #[derive(Debug)]
 pub(super) struct Ask {
     request: Request,
-    watch: Option<WatchOf>,
-    effect: Effect,
+    /// Watches the node from the reply on: registered when the reply is read, because the event may be in
+    /// the next frame.
+    watch: Option<Weak<Watch>>,
+    /// Makes or deletes a contender's node. If the answer is lost, the session sees to it that no node is
+    /// left that nobody wants.
+    must_settle: bool,
     /// Answered with a [`Line`] that all who ask for it share.
     shared: bool,
-}
-
-/// A watch that counts from the reply on. Registered when the reply is read, because the event may be
-/// in the next frame.
-#[derive(Clone, Debug)]
-struct WatchOf {
-    path: String,
-    watch: Weak<Watch>,
-}
-
-/// What a request does that must be made up for if its answer is lost.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Effect {
-    None,
-    /// Makes a node whose name begins with this path.
-    Creates(String),
-    /// Deletes this node, which must go.
-    Deletes(String),
 }
 
 impl From<Request> for Ask {
@@ -99,53 +85,38 @@ impl From<Request> for Ask {
         Ask {
             request,
             watch: None,
-            effect: Effect::None,
+            must_settle: false,
             shared: false,
         }
     }
 }
 
 impl Ask {
-    /// Asks, and watches the node at `path` from the reply on.
-    pub(super) fn watching(request: Request, path: &str, watch: &Arc<Watch>) -> Ask {
+    /// Reads, and watches the node from the reply on.
+    pub(super) fn watching(request: Request, watch: &Arc<Watch>) -> Ask {
         Ask {
-            watch: Some(WatchOf {
-                path: path.to_owned(),
-                watch: Arc::downgrade(watch),
-            }),
+            watch: Some(Arc::downgrade(watch)),
             ..Ask::from(request)
         }
     }
 
     /// Reads a node and watches it. Not `exists`, which leaves a watch behind where there is no node.
     pub(super) fn watch(path: &str, watch: &Arc<Watch>) -> Ask {
-        let request = Request::Data {
-            path: path.to_owned(),
-            watch: true,
-        };
-        Ask::watching(request, path, watch)
+        Ask::watching(Request::Data(path.to_owned()), watch)
     }
 
     /// Reads the contenders for a mutex, together with everybody else who asks for them.
     pub(super) fn line(mutex_path: &str) -> Ask {
-        let request = Request::Children {
-            path: mutex_path.to_owned(),
-            watch: false,
-        };
         Ask {
             shared: true,
-            ..Ask::from(request)
+            ..Ask::from(Request::Children(mutex_path.to_owned()))
         }
     }
 
     /// Makes a contender's node, to whose name the server appends a number.
     pub(super) fn create(request: Request) -> Ask {
-        let effect = match &request {
-            Request::Create { path, .. } => Effect::Creates(path.clone()),
-            _ => Effect::None,
-        };
         Ask {
-            effect,
+            must_settle: true,
             ..Ask::from(request)
         }
     }
@@ -153,11 +124,17 @@ impl Ask {
     /// Deletes a node of ours for good: where the answer is lost, it is tried again until it is gone.
     pub(super) fn delete(path: &str) -> Ask {
         Ask {
-            effect: Effect::Deletes(path.to_owned()),
-            ..Ask::from(Request::Delete {
-                path: path.to_owned(),
-            })
+            must_settle: true,
+            ..Ask::from(Request::Delete(path.to_owned()))
         }
+    }
+
+    fn creates(&self) -> bool {
+        self.must_settle && matches!(self.request, Request::Create { .. })
+    }
+
+    fn deletes(&self) -> bool {
+        self.must_settle && matches!(self.request, Request::Delete(_))
     }
 }
 
@@ -202,22 +179,11 @@ enum To {
     Watch,
 }
 
-/// A request that was not sent yet.
+/// A request without an answer. `xid`: zero until it is sent.
 #[derive(Debug)]
-struct Queued {
-    request: Request,
-    watch: Option<WatchOf>,
-    effect: Effect,
-    to: To,
-}
-
-/// A request without an answer.
-#[derive(Debug)]
-struct Sent {
+struct Pending {
     xid: i32,
-    shape: Shape,
-    watch: Option<WatchOf>,
-    effect: Effect,
+    ask: Ask,
     to: To,
 }
 
@@ -296,8 +262,8 @@ pub(super) struct Protocol {
     /// Counts connections: what was read over an earlier one may be behind.
     epoch: u64,
     xid: i32,
-    queue: VecDeque<Queued>,
-    sent: VecDeque<Sent>,
+    queue: VecDeque<Pending>,
+    sent: VecDeque<Pending>,
     /// How many of `sent` are no heartbeats.
     requests: usize,
     listings: HashMap<String, Listing>,
@@ -499,7 +465,7 @@ impl Protocol {
                 }
                 if self.heartbeat.due() <= now && !self.closing {
                     self.heartbeat.sent(now);
-                    self.encode(&Request::Sync, None, Effect::None, To::Heartbeat);
+                    self.send(Request::Sync.into(), To::Heartbeat);
                     self.abandoned.once_more();
                 }
                 self.end_leases(now);
@@ -528,13 +494,8 @@ impl Protocol {
     pub(super) fn ask(&mut self, call: u64, asks: Vec<Ask>) {
         for (index, ask) in asks.into_iter().enumerate() {
             match ask.request {
-                Request::Children { path, .. } if ask.shared => self.join_list(path, call, index),
-                request => self.queue.push_back(Queued {
-                    request,
-                    watch: ask.watch,
-                    effect: ask.effect,
-                    to: To::Call { call, index },
-                }),
+                Request::Children(path) if ask.shared => self.join_list(path, call, index),
+                _ => self.enqueue(ask, To::Call { call, index }),
             }
         }
         self.pump();
@@ -548,17 +509,11 @@ impl Protocol {
     /// Watches a node that we believe to exist, without anybody waiting: the watch fires if it is gone by
     /// now, too.
     pub(super) fn watch(&mut self, path: &str, watch: &Arc<Watch>) {
-        let Ask { request, watch, .. } = Ask::watch(path, watch);
         if self.is_connected() {
-            self.queue.push_back(Queued {
-                request,
-                watch,
-                effect: Effect::None,
-                to: To::Watch,
-            });
+            self.enqueue(Ask::watch(path, watch), To::Watch);
             self.pump();
-        } else if let Some(watch) = watch {
-            self.watch_later(watch);
+        } else {
+            self.watch_later(path, &Arc::downgrade(watch));
         }
     }
 
@@ -606,8 +561,7 @@ impl Protocol {
         let first = !std::mem::replace(&mut self.closing, true);
         let says = first && self.is_connected();
         if says {
-            let to = To::Call { call, index: 0 };
-            self.encode(&Request::Close, None, Effect::None, to);
+            self.send(Request::Close.into(), To::Call { call, index: 0 });
         }
         says
     }
@@ -627,19 +581,14 @@ impl Protocol {
         }
         for listing in std::mem::take(&mut self.listings).into_values() {
             for (call, index) in listing.current.into_iter().chain(listing.next) {
-                let answer = Answer::Lost { handed: false };
-                self.answers.push_back(Answered {
-                    call,
-                    index,
-                    answer,
-                });
+                self.answer(call, index, Answer::Lost { handed: false });
             }
         }
         for sent in std::mem::take(&mut self.sent) {
-            self.lose(sent.to, sent.watch, sent.effect, true);
+            self.lose(sent, true);
         }
         for queued in std::mem::take(&mut self.queue) {
-            self.lose(queued.to, queued.watch, queued.effect, false);
+            self.lose(queued, false);
         }
         self.cancelled.clear();
     }
@@ -754,7 +703,7 @@ impl Protocol {
                 by: now + self.patience(now),
             };
             // Through the leader: a server that merely lags behind has caught up after this.
-            self.encode(&Request::Sync, None, Effect::None, To::Judge);
+            self.send(Request::Sync.into(), To::Judge);
             return Ok(());
         }
         self.serve(sent, timeout, now);
@@ -781,12 +730,12 @@ impl Protocol {
         }
         // Before anything is read: the server may be behind the one that we talked to before.
         self.heartbeat.sent(now);
-        self.encode(&Request::Sync, None, Effect::None, To::Heartbeat);
+        self.send(Request::Sync.into(), To::Heartbeat);
         self.encode_watches();
     }
 
     fn goodbye(&mut self) {
-        Request::Close.encode(1, &mut self.out);
+        Request::Close.encode(1, false, &mut self.out);
     }
 
     fn encode_watches(&mut self) {
@@ -852,7 +801,7 @@ impl Protocol {
         };
         let decoded = match head.code {
             Code::OK if oversized => Ok(Err(Code::OVERSIZED)),
-            Code::OK => sent.shape.decode(body).map_err(malformed),
+            Code::OK => sent.ask.request.shape().decode(body).map_err(malformed),
             // The next handshake tells which, and for certain.
             code @ (Code::SESSION_EXPIRED | Code::SESSION_MOVED) => Err(code.error("a request")),
             code => Ok(Err(code)),
@@ -873,58 +822,49 @@ impl Protocol {
     /// `zxids`: how far the server is, and how far we have seen one be.
     fn complete(
         &mut self,
-        sent: Sent,
+        Pending { ask, to, .. }: Pending,
         outcome: Outcome,
         zxids: (i64, i64),
         now: Moment,
     ) -> Result<()> {
-        if !matches!(sent.to, To::Heartbeat | To::Judge) {
+        if !matches!(to, To::Heartbeat | To::Judge) {
             self.requests = self.requests.saturating_sub(1);
         }
-        if let Some(WatchOf { path, watch }) = &sent.watch {
-            let kind = match (sent.shape, &outcome) {
-                (Shape::Data | Shape::Stat, Ok(_)) => Some(Kind::Data),
-                (Shape::Stat, Err(Code::NO_NODE)) => Some(Kind::Exists),
-                (Shape::Children, Ok(_)) => Some(Kind::Children),
+        let path = ask.request.path();
+        if let Some(weak) = &ask.watch {
+            let kind = match (&ask.request, &outcome) {
+                (Request::Data(_) | Request::Exists(_), Ok(_)) => Some(Kind::Data),
+                (Request::Exists(_), Err(Code::NO_NODE)) => Some(Kind::Exists),
+                (Request::Children(_), Ok(_)) => Some(Kind::Children),
                 _ => None,
             };
-            match kind {
-                Some(kind) => {
-                    self.watches.add(kind, path.clone(), watch);
-                    if let Some(watch) = watch.upgrade() {
-                        watch.confirm();
-                    }
-                }
-                None => {
-                    if let Some(watch) = watch.upgrade() {
-                        match &outcome {
-                            Err(Code::NO_NODE) => watch.fire(true),
-                            _ => watch.refuse(),
-                        }
-                    }
+            if let Some(kind) = kind {
+                self.watches.add(kind, path.to_owned(), weak);
+            }
+            if let Some(watch) = weak.upgrade() {
+                match (kind, &outcome) {
+                    (Some(_), _) => watch.confirm(),
+                    (None, Err(Code::NO_NODE)) => watch.fire(true),
+                    (None, _) => watch.refuse(),
                 }
             }
         }
-        if let Effect::Deletes(path) = &sent.effect {
+        if ask.deletes() {
             match &outcome {
                 Ok(_) | Err(Code::NO_NODE) => {}
-                Err(Code::THROTTLED) => self.abandoned.later.push(path.clone()),
+                Err(Code::THROTTLED) => self.abandoned.later.push(path.to_owned()),
                 Err(code) => log::warn!("{}: {}", self.config.realm, code.error(path)),
             }
         }
-        match sent.to {
+        match to {
             To::Call { call, index } => {
-                if matches!(sent.effect, Effect::Creates(_))
+                if ask.creates()
                     && self.cancelled.remove(&call)
                     && let Ok(Reply::Created(path, _)) = &outcome
                 {
                     self.abandoned.nodes.push(path.clone());
                 }
-                self.answers.push_back(Answered {
-                    call,
-                    index,
-                    answer: Answer::Replied(outcome),
-                });
+                self.answer(call, index, Answer::Replied(outcome));
             }
             To::Line(path) => self.listed(path, outcome),
             To::Heartbeat => match outcome {
@@ -1009,21 +949,13 @@ impl Protocol {
         }
     }
 
-    fn list(&mut self, path: String, callers: Vec<(u64, usize)>) {
-        self.queue.push_back(Queued {
-            request: Request::Children {
-                path: path.clone(),
-                watch: false,
-            },
-            watch: None,
-            effect: Effect::None,
-            to: To::Line(path.clone()),
-        });
-        let listing = Listing {
-            current: callers,
-            next: Vec::new(),
-        };
-        self.listings.insert(path, listing);
+    fn list(&mut self, path: String, current: Vec<(u64, usize)>) {
+        self.enqueue(
+            Request::Children(path.clone()).into(),
+            To::Line(path.clone()),
+        );
+        let next = Vec::new();
+        self.listings.insert(path, Listing { current, next });
     }
 
     fn listed(&mut self, path: String, outcome: Outcome) {
@@ -1033,16 +965,23 @@ impl Protocol {
         };
         let Listing { current, next } = self.listings.remove(&path).unwrap_or_default();
         for (call, index) in current {
-            let answer = Answer::Replied(outcome.clone());
-            self.answers.push_back(Answered {
-                call,
-                index,
-                answer,
-            });
+            self.answer(call, index, Answer::Replied(outcome.clone()));
         }
         if !next.is_empty() {
             self.list(path, next);
         }
+    }
+
+    fn answer(&mut self, call: u64, index: usize, answer: Answer) {
+        self.answers.push_back(Answered {
+            call,
+            index,
+            answer,
+        });
+    }
+
+    fn enqueue(&mut self, ask: Ask, to: To) {
+        self.queue.push_back(Pending { xid: 0, ask, to });
     }
 
     /// Sends what the window has room for.
@@ -1050,59 +989,39 @@ impl Protocol {
         while matches!(self.stage, Stage::Serving)
             && !self.closing
             && self.requests < WINDOW
-            && let Some(queued) = self.queue.pop_front()
+            && let Some(Pending { ask, to, .. }) = self.queue.pop_front()
         {
-            if let (To::Call { call, index }, Effect::Creates(_)) = (&queued.to, &queued.effect)
-                && self.cancelled.remove(call)
+            if let To::Call { call, index } = to
+                && ask.creates()
+                && self.cancelled.remove(&call)
             {
-                let answer = Answer::Lost { handed: false };
-                let (call, index) = (*call, *index);
-                self.answers.push_back(Answered {
-                    call,
-                    index,
-                    answer,
-                });
+                self.answer(call, index, Answer::Lost { handed: false });
                 continue;
             }
             self.requests += 1;
-            self.encode(&queued.request, queued.watch, queued.effect, queued.to);
+            self.send(ask, to);
         }
     }
 
-    fn encode(&mut self, request: &Request, watch: Option<WatchOf>, effect: Effect, to: To) {
+    fn send(&mut self, ask: Ask, to: To) {
         self.xid = self.xid.checked_add(1).unwrap_or(1);
-        request.encode(self.xid, &mut self.out);
-        self.sent.push_back(Sent {
-            xid: self.xid,
-            shape: request.shape(),
-            watch,
-            effect,
-            to,
-        });
+        let xid = self.xid;
+        ask.request.encode(xid, ask.watch.is_some(), &mut self.out);
+        self.sent.push_back(Pending { xid, ask, to });
     }
 
     /// A request will not be answered any more.
-    fn lose(&mut self, to: To, watch: Option<WatchOf>, effect: Effect, handed: bool) {
+    fn lose(&mut self, Pending { ask, to, .. }: Pending, handed: bool) {
+        let path = ask.request.path();
+        if ask.deletes() {
+            self.abandoned.nodes.push(path.to_owned());
+        }
         match to {
             To::Call { call, index } => {
-                match effect {
-                    Effect::Creates(path) if handed && self.cancelled.contains(&call) => {
-                        self.abandon_creation(&path);
-                    }
-                    Effect::Deletes(path) => self.abandoned.nodes.push(path),
-                    _ => {}
+                if ask.creates() && handed && self.cancelled.contains(&call) {
+                    self.abandon_creation(path);
                 }
-                let answer = Answer::Lost { handed };
-                self.answers.push_back(Answered {
-                    call,
-                    index,
-                    answer,
-                });
-            }
-            To::Removal => {
-                if let Effect::Deletes(path) = effect {
-                    self.abandoned.nodes.push(path);
-                }
+                self.answer(call, index, Answer::Lost { handed });
             }
             To::Search {
                 mutex_path,
@@ -1110,15 +1029,18 @@ impl Protocol {
             } => self.abandoned.search_for(mutex_path, beginnings),
             // Not confirmed: the next server is told of it with the others, and says at once if the node
             // is gone.
-            To::Watch => watch.into_iter().for_each(|watch| self.watch_later(watch)),
-            To::Line(_) | To::Heartbeat | To::Judge => {}
+            To::Watch => ask
+                .watch
+                .iter()
+                .for_each(|watch| self.watch_later(path, watch)),
+            To::Removal | To::Line(_) | To::Heartbeat | To::Judge => {}
         }
     }
 
     /// Has the next server keep a watch on a node that we believe to exist.
-    fn watch_later(&mut self, watch: WatchOf) {
-        self.watches.add(Kind::Data, watch.path, &watch.watch);
-        if let Some(watch) = watch.watch.upgrade() {
+    fn watch_later(&mut self, path: &str, watch: &Weak<Watch>) {
+        self.watches.add(Kind::Data, path.to_owned(), watch);
+        if let Some(watch) = watch.upgrade() {
             watch.confirm();
         }
     }
@@ -1126,32 +1048,18 @@ impl Protocol {
     fn clean_up(&mut self) {
         while matches!(self.stage, Stage::Serving) && self.abandoned.out < CLEAN_UP {
             if let Some(path) = self.abandoned.nodes.pop() {
-                self.queue.push_back(Queued {
-                    request: Request::Delete { path: path.clone() },
-                    watch: None,
-                    effect: Effect::Deletes(path),
-                    to: To::Removal,
-                });
+                self.enqueue(Ask::delete(&path), To::Removal);
             } else if let Some(mutex_path) = self.abandoned.creations.keys().next().cloned() {
-                let beginnings = self
-                    .abandoned
-                    .creations
-                    .remove(&mutex_path)
-                    .unwrap_or_default();
+                let found = self.abandoned.creations.remove(&mutex_path);
                 // The server has caught up with the one that may have made the node: the first request of
                 // every connection is a `sync`.
-                self.queue.push_back(Queued {
-                    request: Request::Children {
-                        path: mutex_path.clone(),
-                        watch: false,
-                    },
-                    watch: None,
-                    effect: Effect::None,
-                    to: To::Search {
+                self.enqueue(
+                    Request::Children(mutex_path.clone()).into(),
+                    To::Search {
                         mutex_path,
-                        beginnings,
+                        beginnings: found.unwrap_or_default(),
                     },
-                });
+                );
             } else {
                 return;
             }

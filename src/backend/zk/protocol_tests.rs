@@ -507,12 +507,7 @@ fn heartbeats_pass_the_queue_and_do_not_wait_for_each_other() {
     let mut protocol = protocol();
     assert_eq!(requests(&served(&mut protocol, 0)), [(1, 9)]);
     let asks = (0..1_000)
-        .map(|_| {
-            Ask::from(Request::Exists {
-                path: "/x".into(),
-                watch: false,
-            })
-        })
+        .map(|_| Request::Exists("/x".into()).into())
         .collect();
     protocol.ask(1, asks);
     let sent = requests(&protocol.take_output());

@@ -14,10 +14,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::{Condvar, Mutex};
 
 use super::builder::Config;
-use super::connection::{self, Link, Wake};
+use super::connection::{self, Wake, Writer};
 use super::message::{Code, Mode, Outcome, Permissions, Reply, Request, Stat};
+use super::path::Line;
 use super::protocol::{Answer, Ask, Protocol, SessionState};
-use super::watches::{UnparkerCell, Watch};
+use super::watches::UnparkerCell;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::owner::MutexOwner;
@@ -61,7 +62,7 @@ pub(super) struct Shared {
 
 struct State {
     protocol: Protocol,
-    link: Option<Link>,
+    writer: Option<Writer>,
     calls: HashMap<u64, Arc<Call>>,
     next_call: u64,
     /// Why nobody is connected, once every address has been tried in vain.
@@ -92,6 +93,18 @@ pub(super) struct Leader {
     pub(super) stat: Stat,
     /// When it was last seen to be there.
     pub(super) seen: Moment,
+}
+
+impl Leader {
+    /// `data`: of the node, which is the contender's id.
+    pub(super) fn new(name: &str, data: &[u8], stat: Stat) -> Leader {
+        Leader {
+            name: name.to_owned(),
+            id: String::from_utf8_lossy(data).as_ref().into(),
+            stat,
+            seen: Moment::now(),
+        }
+    }
 }
 
 /// What was asked in one go.
@@ -215,7 +228,7 @@ impl Session {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 protocol: Protocol::new(Arc::clone(&config)),
-                link: None,
+                writer: None,
                 calls: HashMap::new(),
                 next_call: 0,
                 trouble: None,
@@ -299,9 +312,7 @@ impl Session {
     /// # Errors
     /// `NotFound` if it is not there, `Conflict` if it has children, and what the network can do.
     pub fn delete(&self, path: &str, by: Moment) -> Result<()> {
-        let request = Request::Delete {
-            path: self.full(path),
-        };
+        let request = Request::Delete(self.full(path));
         match self.one(request, by)? {
             Ok(_) => Ok(()),
             Err(code) => Err(code.error(path)),
@@ -313,10 +324,7 @@ impl Session {
     /// # Errors
     /// What the network can do.
     pub fn exists(&self, path: &str, by: Moment) -> Result<Option<Stat>> {
-        let request = Request::Exists {
-            path: self.full(path),
-            watch: false,
-        };
+        let request = Request::Exists(self.full(path));
         match self.one(request, by)? {
             Ok(Reply::Stat(stat)) => Ok(Some(stat)),
             Ok(_) => Err(unexpected()),
@@ -330,10 +338,7 @@ impl Session {
     /// # Errors
     /// `NotFound` if it is not there, and what the network can do.
     pub fn get_data(&self, path: &str, by: Moment) -> Result<(Vec<u8>, Stat)> {
-        let request = Request::Data {
-            path: self.full(path),
-            watch: false,
-        };
+        let request = Request::Data(self.full(path));
         match self.one(request, by)? {
             Ok(Reply::Data(data, stat)) => Ok((data, stat)),
             Ok(_) => Err(unexpected()),
@@ -346,10 +351,7 @@ impl Session {
     /// # Errors
     /// `NotFound` if it is not there, and what the network can do.
     pub fn get_children(&self, path: &str, by: Moment) -> Result<Vec<String>> {
-        let request = Request::Children {
-            path: self.full(path),
-            watch: false,
-        };
+        let request = Request::Children(self.full(path));
         match self.one(request, by)? {
             Ok(Reply::Children(names)) => Ok(names),
             Ok(_) => Err(unexpected()),
@@ -401,10 +403,6 @@ impl Session {
         format!("{}{path}", self.shared.config.chroot)
     }
 
-    fn one(&self, request: Request, by: Moment) -> Result<Outcome> {
-        self.call(vec![request.into()], by)?.next()
-    }
-
     /// Asks in one go and waits for all the answers: one round trip. The server works on the requests in
     /// this order, so a later one sees what an earlier one did.
     pub(super) fn call(&self, asks: Vec<Ask>, by: Moment) -> Result<Answers> {
@@ -422,6 +420,37 @@ impl Session {
         state.protocol.ask(number, asks);
         state.settle();
         Ok(call)
+    }
+
+    /// Asks one thing and waits for the answer.
+    pub(super) fn one(&self, ask: impl Into<Ask>, by: Moment) -> Result<Outcome> {
+        self.call(vec![ask.into()], by)?.next()
+    }
+
+    /// Reads the contenders for a mutex. `None`: not even the mutex is there.
+    pub(super) fn line(&self, mutex_path: &str, by: Moment) -> Result<Option<Arc<Line>>> {
+        match self.one(Ask::line(mutex_path), by)? {
+            Ok(Reply::Line(line)) => Ok(Some(line)),
+            Ok(_) => Err(unexpected()),
+            Err(Code::NO_NODE) => Ok(None),
+            Err(code) => Err(code.error(mutex_path)),
+        }
+    }
+
+    /// Reads the node with this name. `None`: it is gone.
+    pub(super) fn leader(
+        &self,
+        mutex_path: &str,
+        name: &str,
+        by: Moment,
+    ) -> Result<Option<Leader>> {
+        let path = format!("{mutex_path}/{name}");
+        match self.one(Request::Data(path.clone()), by)? {
+            Ok(Reply::Data(id, stat)) => Ok(Some(Leader::new(name, &id, stat))),
+            Ok(_) => Err(unexpected()),
+            Err(Code::NO_NODE) => Ok(None),
+            Err(code) => Err(code.error(&path)),
+        }
     }
 
     /// Waits for all the answers to a call. After a `Timeout` they are still due, and may be waited for
@@ -447,40 +476,12 @@ impl Session {
         state.settle();
     }
 
-    /// As [`Session::cancel_creation`], for one that was handed to the socket and not answered.
-    pub(super) fn abandon_creation(&self, path: &str) {
+    /// Changes something in the protocol without waiting, and sends what follows from it.
+    pub(super) fn act<T>(&self, act: impl FnOnce(&mut Protocol) -> T) -> T {
         let mut state = self.shared.state.lock();
-        state.protocol.abandon_creation(path);
+        let result = act(&mut state.protocol);
         state.settle();
-    }
-
-    /// Watches a node that we believe to exist, without waiting: the watch fires if it is gone by now,
-    /// too, and is refused if the server does not keep it.
-    pub(super) fn watch(&self, path: &str, watch: &Arc<Watch>) {
-        let mut state = self.shared.state.lock();
-        state.protocol.watch(path, watch);
-        state.settle();
-    }
-
-    /// Deletes a node for which nobody waits, now or after the next reconnect.
-    pub(super) fn abandon(&self, path: String) {
-        let mut state = self.shared.state.lock();
-        state.protocol.abandon(path);
-        state.settle();
-    }
-
-    /// The node goes at `end` unless its lease is renewed before.
-    pub(super) fn begin_lease(&self, path: &str, end: Moment) {
-        self.shared.state.lock().protocol.begin_lease(path, end);
-    }
-
-    /// Returns `false` if the lease is over, and its node is gone or going.
-    pub(super) fn renew_lease(&self, path: &str, end: Moment) -> bool {
-        self.shared.state.lock().protocol.renew_lease(path, end)
-    }
-
-    pub(super) fn end_lease(&self, path: &str) {
-        self.shared.state.lock().protocol.end_lease(path);
+        result
     }
 
     /// Wakes `cell` when there is something new to say to somebody who was told "unknown".
@@ -563,8 +564,8 @@ impl State {
     fn settle(&mut self) {
         if self.protocol.has_output() {
             let bytes = self.protocol.take_output();
-            if let Some(link) = &mut self.link
-                && let Err(error) = link.send(bytes)
+            if let Some(writer) = &mut self.writer
+                && let Err(error) = writer.send(bytes)
             {
                 self.broken(&error);
             }
@@ -582,11 +583,11 @@ impl State {
     }
 
     fn disconnect(&mut self, why: &Error) {
-        if let Some(mut link) = self.link.take() {
+        if let Some(mut writer) = self.writer.take() {
             if self.protocol.has_output() {
-                let _ = link.send(self.protocol.take_output());
+                let _ = writer.send(self.protocol.take_output());
             }
-            link.close();
+            writer.close();
         }
         self.protocol.disconnected();
         self.deliver(Some(why));
@@ -595,8 +596,8 @@ impl State {
     /// Closes the socket, too: the thread may be in a read that nothing else would end.
     fn end(&mut self, phase: SessionState) {
         self.protocol.end(phase);
-        if let Some(mut link) = self.link.take() {
-            link.close();
+        if let Some(mut writer) = self.writer.take() {
+            writer.close();
         }
         let why = self.protocol.over_error();
         self.deliver(Some(&why));
@@ -642,7 +643,12 @@ impl Shared {
     }
 
     /// A connection was opened.
-    pub(super) fn begin(&self, link: Link, patience: Duration, addresses: usize) -> io::Result<()> {
+    pub(super) fn begin(
+        &self,
+        writer: Writer,
+        patience: Duration,
+        addresses: usize,
+    ) -> io::Result<()> {
         let mut state = self.state.lock();
         if state.closing {
             // Nobody is to be let in any more: `tick` ends the thread.
@@ -650,28 +656,28 @@ impl Shared {
         }
         state.protocol.begin(Moment::now(), patience, addresses);
         let hello = state.protocol.take_output();
-        let link = state.link.insert(link);
-        link.send(hello)
+        let writer = state.writer.insert(writer);
+        writer.send(hello)
     }
 
     /// Does what is due; `None` if the session is over.
     pub(super) fn tick(&self, now: Moment) -> Result<Option<Wake>> {
         let mut state = self.state.lock();
-        if state.protocol.phase().is_over() || (state.closing && state.link.is_none()) {
+        if state.protocol.phase().is_over() || (state.closing && state.writer.is_none()) {
             return Ok(None);
         }
         state.protocol.tick(now)?;
-        if let Some(link) = &mut state.link
-            && let Err(error) = link.flush()
+        if let Some(writer) = &mut state.writer
+            && let Err(error) = writer.flush()
         {
             state.broken(&error);
         }
         state.settle();
-        let Some(link) = &state.link else {
+        let Some(writer) = &state.writer else {
             return Err(Error::new(ErrorKind::Unreachable, "the connection broke"));
         };
         Ok(Some(Wake {
-            blocked: link.is_blocked(),
+            blocked: writer.is_blocked(),
             at: state.protocol.wake_at(),
         }))
     }
@@ -679,10 +685,10 @@ impl Shared {
     /// The server sent something.
     pub(super) fn received(&self, bytes: Vec<u8>) -> Result<()> {
         let mut state = self.state.lock();
-        let Some(link) = &mut state.link else {
+        let Some(writer) = &mut state.writer else {
             return Ok(());
         };
-        let plain = link.open(bytes).map_err(|error| {
+        let plain = writer.open(bytes).map_err(|error| {
             Error::new(ErrorKind::Unreachable, format!("TLS: {error}")).with_source(error)
         })?;
         let before = state.protocol.phase();
@@ -690,9 +696,9 @@ impl Shared {
         state.settle();
         let after = state.protocol.phase();
         if after.is_over()
-            && let Some(mut link) = state.link.take()
+            && let Some(mut writer) = state.writer.take()
         {
-            link.close();
+            writer.close();
         }
         if before != after {
             if after == SessionState::Connected {
