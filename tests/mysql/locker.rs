@@ -6,7 +6,7 @@ use crate::mysql_ground;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::conformance::elsewhere;
+use crate::conformance::{PATIENCE, elsewhere};
 use crate::mysql_ground::{HANG, database, ms, operator};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose};
 use contend::{ErrorKind, Factory, Lease, Moment, Parker};
@@ -22,6 +22,8 @@ fn a_short_timeout_is_enough_for_a_free_lock_and_to_learn_who_holds_another() {
     within(HANG, || {
         let url = database();
         let (ours, theirs) = (connect(&url), connect(&url));
+        // The subject is a statement's time, not that of the first log-in.
+        theirs.ping(PATIENCE).unwrap();
         let locker = theirs.locker("m").id("theirs").build().unwrap();
         for timeout in [1, 100, 700] {
             let guard = locker.try_lock_for(ms(timeout)).unwrap();
