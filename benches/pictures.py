@@ -36,7 +36,7 @@ plt.rcParams.update(
         "svg.hashsalt": "contend",
         "font.family": "DejaVu Sans",
         "font.size": 9,
-        "axes.titlesize": 10,
+        "axes.titlesize": 9,
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
         "axes.spines.top": False,
@@ -118,7 +118,7 @@ def rivals(data):
         cycle.set_yticks(places, [label(rival) for rival in there])
         for text, rival in zip(cycle.get_yticklabels(), there):
             text.set_color(LIGHT["ours"] if rival["name"] == "contend" else LIGHT["ink"])
-        hand_off.set_title("hand-off to a waiter, ms (p50, p90)", loc="left")
+        hand_off.set_title("hand-off, ms (p50 to p90)", loc="left")
         hand_off.set_xscale("log")
         logarithmic(hand_off.xaxis)
         for place, (rival, colour) in enumerate(zip(there, colours)):
@@ -136,7 +136,7 @@ def rivals(data):
         if times:
             hand_off.set_xlim(min(times) / 2, max(max(times) * 4, min(times) * 50))
         hand_off.set_yticks(places, [])
-        eight.set_title("8 contenders, locks/s (most / least)", loc="left")
+        eight.set_title("8 contenders, locks/s (unfairness)", loc="left")
         values = [rival.get("eight_per_s", 0) for rival in there]
         notes = [f"{value:,.0f}  ({fairness(rival)})" if value else "–" for value, rival in zip(values, there)]
         bars(eight, places, values, colours, notes)
