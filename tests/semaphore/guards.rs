@@ -157,10 +157,15 @@ fn a_holder_that_cannot_renew_stops_believing_before_anybody_else_holds() {
         proxy.black_hole(Direction::ToServer);
         let seen = thread::scope(|scope| {
             let guard = &guard;
+            // Read off the guard: on a busy machine a thread is told much later.
             let believed = scope.spawn(move || {
+                let mut end = Instant::now();
+                while guard.is_valid() {
+                    end = Instant::now() + guard.valid_for();
+                    thread::sleep(ms(10));
+                }
                 assert!(lost.recv_timeout(PATIENCE).is_err());
-                assert!(!guard.is_valid());
-                Instant::now()
+                end
             });
             let next = here.guard(&want("next", "a", 1), PATIENCE).unwrap();
             let granted = Instant::now();
