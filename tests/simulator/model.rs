@@ -93,6 +93,16 @@ impl Model {
             || self.reserved.is_some_and(|(first, _)| first == id)
     }
 
+    /// Whether this contender stands in the queue.
+    pub fn is_queued(&self, id: Id) -> bool {
+        self.queue.contains(&id)
+    }
+
+    /// Forgets a waiter that nobody listens for.
+    pub fn forget_dead(&mut self, id: Id) {
+        self.queue.retain(|waiter| *waiter != id);
+    }
+
     /// The first true time at which somebody else can have the mutex.
     pub fn free_at(&self, held: &Held) -> True {
         let last = held.transition_at + u64::from(self.habits.keeps_last_ms);

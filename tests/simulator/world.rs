@@ -600,7 +600,13 @@ impl World {
         self.changed = true;
         self.model.expire(reading);
         let before = self.model.lease;
+        let queued = self.model.is_queued(id);
         let answer = self.model.execute(id, lease, ask, reading);
+        let awaited = matches!(self.slots[seat].state, State::Calling(its) if its == call);
+        if !queued && !awaited && !self.listeners.iter().any(|(_, its, _)| *its == id) {
+            // Overtaken by its own withdrawal: a waiter that nobody listens for is forgotten.
+            self.model.forget_dead(id);
+        }
         self.note_execution(id, ask, answer, before);
         self.trace(|w| format!("backend: {} asks {ask:?}: {answer:?}", w.ids[id]));
         // The way back of a request whose thread has gone on to another process matters to nobody.
