@@ -148,6 +148,10 @@ fn expire(
             }
         })
         .collect();
+    // A follower that lags behind would not have all of the nodes yet.
+    wait_until(PATIENCE, "the watcher's server has caught up", || {
+        watcher.sync(soon()).is_ok()
+    });
     ensemble.cut_off(server);
     std::thread::scope(|scope| {
         if leads {

@@ -5,7 +5,7 @@
 //! answer (792 ms with T = 1.5 s), and round trips of T/4. Of that, T/4 + T/24 pass before a silent server
 //! is left.
 //!
-//! `CONTEND_RUNS` says how often each fault comes (1 by default), `CONTEND_T_MS` the session timeout (3 s
+//! `CONTEND_RUNS` says how often each fault comes (1 by default), `CONTEND_T_MS` the session timeout (4 s
 //! by default: on a busy machine 1.5 s shows the machine). Faults are shares of it.
 
 use std::net::TcpListener;
@@ -18,7 +18,7 @@ use contend::{EventKind, Factory, zk};
 use testbed::{Direction, Proxy, ZooKeeperEnsemble, ZooKeeperServer, wait_until, within};
 
 fn timeout() -> Duration {
-    Duration::from_millis(number("CONTEND_T_MS", 3_000))
+    Duration::from_millis(number("CONTEND_T_MS", 4_000))
 }
 
 fn limit() -> Duration {
