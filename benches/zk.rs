@@ -1,5 +1,6 @@
-//! ZooKeeper, beside *bare*: the same requests in the same order on a plain socket (`zk_wire.rs`), and
-//! beside the `zookeeper` crate, an independent client that sends them one by one.
+//! ZooKeeper, beside *bare*: the same requests in the same order on a plain socket (`zk_wire.rs`); beside
+//! *floor*, the cheapest requests that exclude; and beside the `zookeeper` crate, an independent client
+//! that sends them one by one.
 #![allow(missing_docs)]
 
 mod common;
@@ -16,7 +17,7 @@ use contend::backend::{Attempt, Contender, OnRefusal, Purpose, Renewal};
 use contend::{Factory, Moment};
 use criterion::Criterion;
 use testbed::ZooKeeperServer;
-use zk_wire::{EPHEMERAL_SEQUENTIAL, PERSISTENT, Wire};
+use zk_wire::{EPHEMERAL, EPHEMERAL_SEQUENTIAL, PERSISTENT, Wire};
 use zookeeper::{Acl, CreateMode, ZooKeeper, ZooKeeperExt};
 
 static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start);
@@ -37,8 +38,9 @@ fn main() {
 }
 
 fn lock_cycle(criterion: &mut Criterion) {
-    let sides = ["bare", "contend", "zookeeper_crate"];
+    let sides = ["bare", "contend", "floor", "zookeeper_crate"];
     beside(criterion, "zk", "lock_cycle", sides, |budget| {
+        let mut floor = Wire::connect(SERVER.addr());
         let mut bare = Bare::at("bare");
         let factory = factory();
         let locker = factory.locker("ours").build().unwrap();
@@ -49,10 +51,22 @@ fn lock_cycle(criterion: &mut Criterion) {
             [
                 &mut || timed(|| bare.cycle()),
                 &mut || timed(|| drop(locker.lock().unwrap())),
+                &mut || timed(|| least(&mut floor)),
                 &mut || timed(|| peer.cycle()),
             ],
         )
     });
+}
+
+/// The least that excludes at all: one node under a fixed name, which a second one cannot create. No line,
+/// so nobody knows whose turn is next.
+fn least(wire: &mut Wire) {
+    wire.create("/floor", b"0:1@127.0.0.1", EPHEMERAL);
+    wire.send();
+    wire.created();
+    wire.delete("/floor");
+    wire.send();
+    wire.receive();
 }
 
 /// Ours asks nothing: the session's heartbeats renew for all. *Bare* is what one of those costs.
@@ -96,12 +110,16 @@ fn renew(criterion: &mut Criterion) {
 }
 
 fn hand_off(criterion: &mut Criterion) {
-    let sides = ["bare", "contend", "service"];
+    let sides = ["bare", "contend", "service", "apart"];
     beside(criterion, "zk", "handoff", sides, |budget| {
         let factory = factory();
         let mut bare = BareHandOff::new();
         let mut lockers = Lockers::new(&factory, "lockers");
         let mut services = Services::new(&factory, "services");
+        // Over two sessions, as between two processes.
+        let other = self::factory();
+        let mut apart = Lockers::between([&factory, &other], "apart");
+        let mut line_apart = Wire::connect(SERVER.addr());
         let mut line = Wire::connect(SERVER.addr());
         in_turns(
             budget,
@@ -110,6 +128,7 @@ fn hand_off(criterion: &mut Criterion) {
                 &mut || bare.hand_off(),
                 &mut || lockers.hand_off(|| in_line(&mut line, "/simba/lockers", 2)),
                 &mut || services.hand_off(),
+                &mut || apart.hand_off(|| in_line(&mut line_apart, "/simba/apart", 2)),
             ],
         )
     });

@@ -13,6 +13,7 @@ const SYNC: i32 = 9;
 
 /// How a node is made.
 pub const PERSISTENT: i32 = 0;
+pub const EPHEMERAL: i32 = 1;
 pub const EPHEMERAL_SEQUENTIAL: i32 = 3;
 
 /// A session on a connection of its own. It sends no pings: its owner keeps it busy.

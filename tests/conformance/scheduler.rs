@@ -301,8 +301,9 @@ pub fn a_new_leader_skips_what_was_missed(subject: &Subject) {
     second.stop().unwrap();
 }
 
-/// How much closer than the period two runs may come.
-const NEARLY: Duration = Duration::from_millis(50);
+/// How much closer than the period two runs may come. The time of a run is taken in its work, which a busy
+/// machine begins late: by 122 ms with 28 threads for two processors.
+const NEARLY: Duration = Duration::from_millis(400);
 
 fn often(
     factory: &Factory,

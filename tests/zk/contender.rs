@@ -401,7 +401,7 @@ fn a_suspended_owner_owns_until_the_bound_and_not_longer() {
     within(HANG, || {
         let mutex = name("suspended");
         let proxy = Proxy::to(SERVER.addr());
-        let far = factory(proxy.addr(), T * 4);
+        let far = factory(proxy.addr(), T * 2);
         let reader = session(SERVER.addr(), LONG);
         let service = far.contend(&mutex).id("a").build().unwrap();
         service.start().unwrap();

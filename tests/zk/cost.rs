@@ -63,9 +63,9 @@ fn five_hundred(server: &ZooKeeperServer) {
     // A worker each, and none of ours.
     assert!(threads(pid) - threads_before <= 2 * SERVICES);
     let idle = cpu_time(pid);
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(1));
     println!(
-        "3 s of leading: {:?} of processor time",
+        "1 s of leading: {:?} of processor time",
         cpu_time(pid) - idle
     );
 }
@@ -88,7 +88,7 @@ fn away(server: &ZooKeeperServer) {
     wait_until(PATIENCE, "none leads", || {
         services.iter().all(|service| !service.is_owner())
     });
-    let span = Duration::from_secs(5);
+    let span = Duration::from_secs(3);
     let before = cpu_time(pid);
     std::thread::sleep(span);
     let used = cpu_time(pid) - before;

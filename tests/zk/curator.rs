@@ -1,7 +1,7 @@
 //! A true Curator LeaderLatch beside ours, on a nested name, with kills on both sides.
 //!
 //! Runs where a JDK and Curator's jars are (Debian: `default-jdk-headless`, `libcurator-recipes-java`), and
-//! says so where they are not. `CONTEND_CURATOR_TURNS` says how many turns (40 by default), counted once
+//! says so where they are not. `CONTEND_CURATOR_TURNS` says how many turns (25 by default), counted once
 //! every peer has had one. After every tenth a peer is killed, if it has had a turn: killed faster than a
 //! Java machine starts on a busy machine, Curator would never have one.
 //!
@@ -135,7 +135,7 @@ fn a_curator_latch_and_ours_take_turns_through_kills() {
         println!("NOT RUN: no JDK, or not all of Curator's jars, on this machine");
         return;
     };
-    let turns = number("CONTEND_CURATOR_TURNS", 40);
+    let turns = number("CONTEND_CURATOR_TURNS", 25);
     within(HANG * 5, || {
         let folder = TempDir::new();
         let (words, heard) = mpsc::channel();

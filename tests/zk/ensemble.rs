@@ -12,7 +12,7 @@ conformance!(Subject {
     factory: Box::new(|| {
         contend::zk::Builder::new(ENSEMBLE.addresses().join(","))
             // One call may take a quarter of the ttl, a fifth of this: a busy machine needs it.
-            .session_timeout(Duration::from_secs(9))
+            .session_timeout(Duration::from_secs(5))
             .build()
             .unwrap()
     }),

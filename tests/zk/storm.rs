@@ -12,7 +12,7 @@ use testbed::{Proxy, ZooKeeperServer, cpu_load, wait_until, within};
 #[test]
 fn many_that_start_together_stand_in_line_and_ask_little() {
     let count = number("CONTEND_STORM_CONTENDERS", 150);
-    let timeout = Duration::from_millis(number("CONTEND_STORM_T_MS", 8_000));
+    let timeout = Duration::from_millis(number("CONTEND_STORM_T_MS", 6_000));
     within(HANG * 3, || {
         let server = ZooKeeperServer::start();
         let proxy = Proxy::to(server.addr());
