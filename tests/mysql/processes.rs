@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::ChildStdout;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -220,4 +221,77 @@ fn connections_to(port: u16) -> usize {
         columns[2].ends_with(&end) && columns[3] == "01"
     };
     table.lines().filter(is_open).count()
+}
+
+/// Eight factories, which are eight processes to the server, with one locker each: every lock is handed over
+/// between two of them (`CONTEND_HAND_OVERS_SECONDS=5`). Prints what one hand-over costs.
+#[test]
+fn eight_factories_hand_one_mutex_around() {
+    within(HANG, || {
+        let url = database();
+        let seconds = size("CONTEND_HAND_OVERS_SECONDS", 2);
+        let mut operator = operator(&url);
+        let mut questions = || -> u64 {
+            let row: Option<(String, u64)> = operator
+                .query_first("SHOW GLOBAL STATUS LIKE 'Questions'")
+                .unwrap();
+            row.unwrap().1
+        };
+        let lockers: Vec<_> = (0..8)
+            .map(|_| contend::connect(&url).unwrap().locker("m").build().unwrap())
+            .collect();
+        for locker in &lockers {
+            drop(locker.lock().unwrap());
+        }
+        let released: Mutex<Option<(usize, Instant)>> = Mutex::new(None);
+        let hand_overs = Mutex::new(Vec::new());
+        let over = AtomicBool::new(false);
+        let before = questions();
+        let began = Instant::now();
+        let (released, hand_overs, over) = (&released, &hand_overs, &over);
+        let counts: Vec<usize> = thread::scope(|scope| {
+            let threads: Vec<_> = lockers
+                .iter()
+                .enumerate()
+                .map(|(number, locker)| {
+                    scope.spawn(move || {
+                        let mut count = 0;
+                        while !over.load(Ordering::SeqCst) {
+                            let guard = locker.lock().unwrap();
+                            let now = Instant::now();
+                            if let Some((by, at)) = released.lock().unwrap().take()
+                                && by != number
+                            {
+                                hand_overs.lock().unwrap().push(now - at);
+                            }
+                            count += 1;
+                            *released.lock().unwrap() = Some((number, Instant::now()));
+                            guard.unlock().unwrap();
+                        }
+                        count
+                    })
+                })
+                .collect();
+            thread::sleep(Duration::from_secs(seconds));
+            over.store(true, Ordering::SeqCst);
+            threads.into_iter().map(|it| it.join().unwrap()).collect()
+        });
+        let took = began.elapsed();
+        let statements = questions() - before;
+        let mut times = std::mem::take(&mut *hand_overs.lock().unwrap());
+        times.sort_unstable();
+        let locks: usize = counts.iter().sum();
+        let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+        println!(
+            "{:.0} locks/s, most/least {:.2}, {} hand-overs: p50 {:.2?}, p99 {:.2?}, worst {:.2?}; {:.1} \
+             statements per lock; {counts:?}",
+            locks as f64 / took.as_secs_f64(),
+            *most as f64 / (*least).max(1) as f64,
+            times.len(),
+            times[times.len() / 2],
+            times[times.len() * 99 / 100],
+            times[times.len() - 1],
+            statements as f64 / locks as f64,
+        );
+    });
 }
