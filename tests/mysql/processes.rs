@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::conformance::{PATIENCE, next, started, wait_for_owner};
 use crate::mysql_ground::{HANG, database, operator};
 use crate::stress::{size, spawn};
-use contend::EventKind;
+use contend::{EventKind, Factory, Wakeups};
 use mysql::prelude::Queryable;
 use testbed::{MariaDbServer, Process, Proxy, cpu_time, wait_until, within};
 
@@ -224,7 +224,8 @@ fn connections_to(port: u16) -> usize {
 }
 
 /// Eight factories, which are eight processes to the server, with one locker each: every lock is handed over
-/// between two of them (`CONTEND_HAND_OVERS_SECONDS=5`). Prints what one hand-over costs.
+/// between two of them. Prints what that costs once they run, and how they start
+/// (`CONTEND_HAND_OVERS_SECONDS=5`).
 #[test]
 fn eight_factories_hand_one_mutex_around() {
     within(HANG, || {
@@ -237,61 +238,65 @@ fn eight_factories_hand_one_mutex_around() {
                 .unwrap();
             row.unwrap().1
         };
-        let lockers: Vec<_> = (0..8)
-            .map(|_| contend::connect(&url).unwrap().locker("m").build().unwrap())
+        let factories: Vec<_> = (0..8).map(|_| contend::connect(&url).unwrap()).collect();
+        let lockers: Vec<_> = factories
+            .iter()
+            .map(|factory| factory.locker("m").build().unwrap())
             .collect();
-        for locker in &lockers {
-            drop(locker.lock().unwrap());
-        }
-        let released: Mutex<Option<(usize, Instant)>> = Mutex::new(None);
-        let hand_overs = Mutex::new(Vec::new());
+        // When each of them locked, after all began, and how long after the release before.
+        let locks = Mutex::new(Vec::new());
+        let released = Mutex::new(None);
         let over = AtomicBool::new(false);
-        let before = questions();
         let began = Instant::now();
-        let (released, hand_overs, over) = (&released, &hand_overs, &over);
-        let counts: Vec<usize> = thread::scope(|scope| {
-            let threads: Vec<_> = lockers
-                .iter()
-                .enumerate()
-                .map(|(number, locker)| {
-                    scope.spawn(move || {
-                        let mut count = 0;
-                        while !over.load(Ordering::SeqCst) {
-                            let guard = locker.lock().unwrap();
-                            let now = Instant::now();
-                            if let Some((by, at)) = released.lock().unwrap().take()
-                                && by != number
-                            {
-                                hand_overs.lock().unwrap().push(now - at);
-                            }
-                            count += 1;
-                            *released.lock().unwrap() = Some((number, Instant::now()));
-                            guard.unlock().unwrap();
-                        }
-                        count
-                    })
-                })
-                .collect();
+        let (locks_of, last, stop) = (&locks, &released, &over);
+        let (from, statements) = thread::scope(|scope| {
+            for (number, locker) in lockers.iter().enumerate() {
+                scope.spawn(move || {
+                    while !stop.load(Ordering::SeqCst) {
+                        let guard = locker.lock().unwrap();
+                        let now = Instant::now();
+                        let after = last.lock().unwrap().take().map(|at| now - at);
+                        locks_of.lock().unwrap().push((number, now - began, after));
+                        *last.lock().unwrap() = Some(Instant::now());
+                        guard.unlock().unwrap();
+                    }
+                });
+            }
+            wait_until(PATIENCE, "all of them can be woken", || {
+                let working = |factory: &Factory| factory.health().wakeups == Wakeups::Working;
+                factories.iter().all(working)
+            });
+            let from = began.elapsed();
+            let before = questions();
             thread::sleep(Duration::from_secs(seconds));
             over.store(true, Ordering::SeqCst);
-            threads.into_iter().map(|it| it.join().unwrap()).collect()
+            (from, questions() - before)
         });
-        let took = began.elapsed();
-        let statements = questions() - before;
-        let mut times = std::mem::take(&mut *hand_overs.lock().unwrap());
+        let span = began.elapsed() - from;
+        let locks = locks.into_inner().unwrap();
+        let (start, run): (Vec<_>, Vec<_>) = locks.into_iter().partition(|lock| lock.1 < from);
+        let mut counts = [[0_usize; 8]; 2];
+        for (counts, locks) in counts.iter_mut().zip([&start, &run]) {
+            locks.iter().for_each(|lock| counts[lock.0] += 1);
+        }
+        let mut times: Vec<Duration> = run.iter().filter_map(|lock| lock.2).collect();
         times.sort_unstable();
-        let locks: usize = counts.iter().sum();
-        let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+        let [_, had] = counts;
+        let (least, most) = (had.iter().min().unwrap(), had.iter().max().unwrap());
         println!(
-            "{:.0} locks/s, most/least {:.2}, {} hand-overs: p50 {:.2?}, p99 {:.2?}, worst {:.2?}; {:.1} \
-             statements per lock; {counts:?}",
-            locks as f64 / took.as_secs_f64(),
+            "all could be woken after {from:.1?}; locks until then: {:?}",
+            counts[0]
+        );
+        println!(
+            "{:.0} locks/s, most/least {:.2}, hand-over p50 {:.2?}, p99 {:.2?}, worst {:.2?}; {:.1} statements \
+             per lock",
+            run.len() as f64 / span.as_secs_f64(),
             *most as f64 / (*least).max(1) as f64,
-            times.len(),
             times[times.len() / 2],
             times[times.len() * 99 / 100],
             times[times.len() - 1],
-            statements as f64 / locks as f64,
+            statements as f64 / run.len() as f64,
         );
+        assert!(*least * 2 + 4 >= *most, "{had:?}");
     });
 }
