@@ -71,9 +71,14 @@ pub(super) enum Woken {
 
 impl Rows {
     /// Returns a connection on which one request can be answered until `by`: for owners, whose belief no
-    /// call may outlast.
+    /// call may outlast. With less time than a slow answer may take nothing is asked: giving up the
+    /// connection would cost the owner the next renewal too.
     pub(super) fn checkout(&self, lane: Lane, by: Moment) -> Result<Borrowed> {
-        self.pool.checkout(lane, by - self.patience())
+        let connection = self.pool.checkout(lane, by - self.patience())?;
+        if by.remaining() < self.patience() {
+            return Err(RequestError::too_late().into());
+        }
+        Ok(connection)
     }
 
     /// Returns a connection that came free before `by`, and until when requests on it may take: a caller
