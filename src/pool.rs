@@ -56,6 +56,12 @@ pub(crate) trait Connect: Send + Sync + 'static {
     /// Returns the server's name for messages, without a credential.
     fn server(&self) -> String;
 
+    /// Returns what to say where nothing was heard for `waited` of a connection that is being opened.
+    fn unanswered(&self, waited: Duration) -> String {
+        let _ = waited;
+        format!("{}: no connection could be opened in time", self.server())
+    }
+
     /// Returns how long nobody tries to connect after the `failures`th failure in a row. After a
     /// failure, one thread at a time tries.
     fn pause(&self, error: &Error, failures: u32) -> Duration {
@@ -133,6 +139,8 @@ struct Door {
     failed: Option<FailedConnect>,
     /// How many attempts are under way.
     connecting: usize,
+    /// Since when there is one.
+    connecting_since: Option<Moment>,
     closed: bool,
 }
 
@@ -309,13 +317,15 @@ impl<C: Connect> Pool<C> {
 
     /// Why there was no connection in time.
     fn why_not(&self, open: u32) -> Error {
-        let server = self.shared.connect.server();
         if let Some(error) = self.shared.connect_error() {
             return error;
         }
         let message = if open == 0 {
-            format!("{server}: no connection could be opened in time")
+            let since = self.shared.door.lock().connecting_since;
+            let waited = since.map_or(Duration::ZERO, |since| Moment::now() - since);
+            self.shared.connect.unanswered(waited)
         } else {
+            let server = self.shared.connect.server();
             format!(
                 "{server}: all connections were in use; if this happens often, raise pool_size ({})",
                 self.shared.settings.size
@@ -406,6 +416,9 @@ impl<C: Connect> Shared<C> {
         });
         let mut door = self.door.lock();
         door.connecting -= 1;
+        if door.connecting == 0 {
+            door.connecting_since = None;
+        }
         let opened = match opened {
             Ok(connection) => {
                 door.failed = None;
@@ -456,6 +469,7 @@ impl<C: Connect> Shared<C> {
             failed.retrying = true;
         }
         door.connecting += 1;
+        door.connecting_since.get_or_insert_with(Moment::now);
         Ok(())
     }
 

@@ -137,7 +137,10 @@ fn on_mysql_each_mistake_is_explained() {
             is_this: "is no MySQL server",
             other_code: 69,
             wrong_password: format!("mysql://reader:wrong@{rest}"),
-            denied: &["mysql://", "refused user or password; check both"],
+            denied: &[
+                "mysql://",
+                "refused user \"reader\" or its password; check both",
+            ],
             unprivileged: format!("mysql://reader:pw@{rest}"),
             lacks: &["denied"],
             ids_do_not_matter: false,

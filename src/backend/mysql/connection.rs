@@ -94,6 +94,16 @@ impl pool::Connect for Connector {
         self.server.to_string()
     }
 
+    /// The driver does not say how far it has come.
+    fn unanswered(&self, waited: Duration) -> String {
+        format!(
+            "cannot connect to {}: no answer within {} ms; the server cannot be reached, hangs, or is no \
+             MySQL server",
+            self.server,
+            waited.as_millis()
+        )
+    }
+
     /// A server counts the handshakes that were begun and given up, and locks the host out (1129) at
     /// `max_connect_errors`, 100 by default: ever more slowly, that takes it the better part of an hour.
     fn pause(&self, error: &Error, failures: u32) -> Duration {
@@ -112,6 +122,8 @@ pub(crate) struct Connection {
     conn: Conn,
     /// The longest that one request can take.
     patience: Duration,
+    /// How long its socket waits at the moment; a request with less time shortens it.
+    socket_timeout: Duration,
     poisoned: bool,
     /// When the last request was sent.
     sent: Moment,
@@ -146,6 +158,7 @@ impl Connection {
             Ok(Connection {
                 conn,
                 patience: limit,
+                socket_timeout: limit,
                 poisoned: false,
                 sent,
                 prepared: Vec::new(),
@@ -159,25 +172,29 @@ impl Connection {
                 return Err(RequestError::poison(error));
             }
         }
-        connection.set_patience(options.read_timeout)?;
+        connection.patience = options.read_timeout;
+        connection.set_socket_timeout(options.read_timeout)?;
         Ok(connection)
     }
 
-    /// Sets the longest that one request can take.
-    fn set_patience(&mut self, patience: Duration) -> Result<(), RequestError> {
+    fn set_socket_timeout(&mut self, timeout: Duration) -> Result<(), RequestError> {
+        if timeout == self.socket_timeout {
+            return Ok(());
+        }
         #[cfg(unix)]
-        caught(patience, || {
+        caught(timeout, || {
             let socket = socket2::SockRef::from(&self.conn);
-            socket.set_read_timeout(Some(patience))?;
-            Ok(socket.set_write_timeout(Some(patience))?)
+            socket.set_read_timeout(Some(timeout))?;
+            Ok(socket.set_write_timeout(Some(timeout))?)
         })?;
-        self.patience = patience;
+        self.socket_timeout = timeout;
         Ok(())
     }
 
-    /// Makes one request: `work` sends one statement and reads its answer. Nothing is sent where the
-    /// answer might come after `by`. Whatever leaves the outcome unknown leaves the connection
-    /// unusable: a late answer would be taken for that of the next request.
+    /// Makes one request: `work` sends one statement and reads its answer, for which it waits until `by`
+    /// and never longer than its patience. Nothing is sent where hardly any time is left. Whatever
+    /// leaves the outcome unknown leaves the connection unusable: a late answer would be taken for that of
+    /// the next request.
     pub(crate) fn run<T>(
         &mut self,
         by: Moment,
@@ -186,12 +203,17 @@ impl Connection {
         if self.poisoned {
             return Err(RequestError::given_up());
         }
-        if by.remaining() < self.patience {
+        let limit = by.remaining().min(self.patience);
+        if limit < least(self.patience) {
             return Err(RequestError::too_late());
+        }
+        if let Err(error) = self.set_socket_timeout(limit) {
+            self.poisoned = true;
+            return Err(error);
         }
         let conn = &mut self.conn;
         self.sent = Moment::now();
-        let outcome = caught(self.patience, || work(conn));
+        let outcome = caught(limit, || work(conn));
         if outcome.as_ref().is_err_and(RequestError::is_poison) {
             self.poisoned = true;
         }
@@ -249,6 +271,16 @@ impl fmt::Debug for Connection {
             .field("id", &self.conn.connection_id())
             .field("poisoned", &self.poisoned)
             .finish_non_exhaustive()
+    }
+}
+
+/// The least time in which a request is made at all. Elsewhere than on Unix the driver shows no socket, and
+/// how long an answer is waited for is fixed when a connection is opened.
+pub(super) fn least(patience: Duration) -> Duration {
+    if cfg!(unix) {
+        patience.min(Duration::from_millis(10))
+    } else {
+        patience
     }
 }
 

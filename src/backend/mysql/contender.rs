@@ -148,7 +148,10 @@ impl MysqlContender {
         }
         if let Turn::Head { registered, .. } = turn
             && !*registered
-            && self.database.waiter.is_up(call.by - call.rows.patience())
+            && self
+                .database
+                .waiter
+                .is_up(call.by - call.by.remaining() / 2)
         {
             self.waiter().step(call, self.mutex())?;
             *registered = true;

@@ -65,7 +65,8 @@ impl RequestError {
         let code = answer.code;
         let message = match code {
             1045 | 1698 => {
-                "the MySQL server refused user or password; check both".to_owned()
+                let user = quoted_user(&answer.message);
+                format!("the MySQL server refused user {user:?} or its password; check both")
             }
             1129 => "MySQL error 1129: the server has locked this host out after too many handshakes \
                      that were begun and given up; an operator must run FLUSH HOSTS (MySQL 8: TRUNCATE \
@@ -219,6 +220,12 @@ fn silent(patience: Duration) -> Error {
     )
 }
 
+/// The user of whom the server speaks: `user 'name'@'host'`.
+fn quoted_user(message: &str) -> &str {
+    let before_host = message.split("'@'").next().unwrap_or_default();
+    before_host.split_once('\'').map_or("", |(_, name)| name)
+}
+
 /// The server's words without the user's name, which it likes to repeat: `'user'@'host'`, or `User 'user'`.
 fn without_user(message: &str) -> String {
     let mut parts: Vec<&str> = message.split('\'').collect();
@@ -314,14 +321,23 @@ mod tests {
         assert!(answer(1062).is_duplicate());
     }
 
+    /// Review user.md 8: whoever cannot log in reads as whom.
+    #[test]
+    fn a_refused_log_in_names_the_user() {
+        let refused = said(
+            1045,
+            "Access denied for user 'app'@'localhost' (using password: YES)",
+        );
+        assert_eq!(
+            refused.into_error().to_string(),
+            "the MySQL server refused user \"app\" or its password; check both"
+        );
+    }
+
     /// Review (low): "1044/1142/1226 show the user name".
     #[test]
-    fn no_message_names_the_user() {
+    fn no_other_message_names_the_user() {
         for (code, message) in [
-            (
-                1045,
-                "Access denied for user 'root'@'localhost' (using password: YES)",
-            ),
             (1044, "Access denied for user 'root'@'%' to database 'd'"),
             (
                 1142,

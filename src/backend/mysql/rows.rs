@@ -6,7 +6,7 @@ use std::time::Duration;
 use mysql::prelude::Queryable;
 use mysql::{Params, params};
 
-use super::connection::{Connection, Connector, MysqlPool, ServerClock};
+use super::connection::{Connection, Connector, MysqlPool, ServerClock, least};
 use super::error::RequestError;
 use super::table::{Statements, Table, column, kill};
 use crate::backend::{CLAIM_TIME, Contender};
@@ -21,6 +21,10 @@ pub(super) type Borrowed = Checkout<Connector>;
 
 /// The token of one that has not registered: no process has it.
 pub(super) const NO_TOKEN: &str = "0";
+
+/// How long the statements of a call may take that came with less time: within what `try_lock_for` may take
+/// beyond its timeout.
+const LATE: Duration = Duration::from_millis(150);
 
 /// The table, and the pool through which it is reached.
 #[derive(Debug)]
@@ -67,17 +71,23 @@ pub(super) enum Woken {
 
 impl Rows {
     /// Returns a connection on which one request can be answered until `by`: for owners, whose belief no
-    /// call may outlast.
+    /// call may outlast. With less time than a slow answer may take nothing is asked: giving up the
+    /// connection would cost the owner the next renewal too.
     pub(super) fn checkout(&self, lane: Lane, by: Moment) -> Result<Borrowed> {
-        self.pool.checkout(lane, by - self.patience())
+        let connection = self.pool.checkout(lane, by - self.patience())?;
+        if by.remaining() < self.patience() {
+            return Err(RequestError::too_late().into());
+        }
+        Ok(connection)
     }
 
-    /// Returns a connection that came free before `by`, and until when requests on it may take. How long
-    /// an answer is waited for is fixed when a connection is opened: a caller with less time than that is
-    /// served all the same, and has its answer late only where the server hangs.
+    /// Returns a connection that came free before `by`, and until when requests on it may take: a caller
+    /// with hardly any time is served all the same, and has its answer a little late only where the
+    /// server hangs.
     pub(super) fn checkout_late(&self, lane: Lane, by: Moment) -> Result<(Borrowed, Moment)> {
         let connection = self.pool.checkout(lane, by)?;
-        Ok((connection, by.max(Moment::now() + self.patience() * 4)))
+        let late = LATE.max(least(self.patience()) * 4);
+        Ok((connection, by.max(Moment::now() + late)))
     }
 
     /// Does `work` on a connection that came free before `by`, as [`checkout_late`](Rows::checkout_late).

@@ -155,8 +155,7 @@ impl Waiter {
     /// before the wait that it is meant for, so it is repeated.
     pub(super) fn watch(&self, call: &mut Call<'_>, mutex: &str) {
         for _ in 0..40 {
-            if !self.queues.is_unwatched(mutex) || call.by.remaining() < call.connection.patience()
-            {
+            if !self.queues.is_unwatched(mutex) || call.by.remaining().is_zero() {
                 return;
             }
             call.wake(&self.token);
