@@ -25,6 +25,9 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// No call is made with less time.
 const LEAST: Duration = Duration::from_millis(1);
 
+/// How much later than it has to a call may give up.
+const SLACK: Duration = Duration::from_millis(50);
+
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Address {
@@ -256,7 +259,7 @@ impl Connect for Opener {
         };
         let by = Moment::now() + self.connector.timeout;
         let mut ask = |words: &[&[u8]]| {
-            connection.send(&command(words), by)?;
+            connection.send(&command(words), Moment::now(), by)?;
             connection.receive(by)
         };
         // So that a server without room, still loading, or of another kind is known now. Where an ACL
@@ -335,29 +338,35 @@ impl Connection {
         self.broken = true;
     }
 
-    /// Sends one packed command, if it is before `by`. On a connection that owes no reply it does not wait:
-    /// all that was sent before has arrived, so there is room for a command in the socket.
-    pub(super) fn send(&mut self, command: &[u8], by: Moment) -> RedisResult<()> {
-        if by.remaining() < LEAST {
+    /// Sends one packed command at `now`, if that is before `by`. On a connection that owes no reply it does
+    /// not wait: all that was sent before has arrived, so there is room for a command in the socket.
+    pub(super) fn send(&mut self, command: &[u8], now: Moment, by: Moment) -> RedisResult<()> {
+        if by - now < LEAST {
             return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
         }
         self.owes = true;
         self.driver.send_packed_command(command)
     }
 
-    /// Reads the reply to what was sent, before `by`. An error of the server comes back as an error.
+    /// Reads the reply to what was sent. Waits for it until `by` in full, and at most [`SLACK`] longer. An
+    /// error of the server comes back as an error.
     ///
     /// After any other error the connection is off by one reply, or worse, and is not used again.
     pub(super) fn receive(&mut self, by: Moment) -> RedisResult<Value> {
         let left = by.remaining().min(LONGEST);
-        // Setting a timeout is a system call, and most calls have the same budget as the one before:
-        // what is set may stay as long as it is not beyond `by` and not far below it. A quarter is enough: unlock has
-        // less time than lock, and an uncontended cycle is to set nothing.
-        if self.timeout > left || self.timeout < left / 4 {
-            self.timeout = (left / 8 * 7).max(LEAST);
+        // A slow server has all of the budget: what is set is never shorter, and a little longer so that the
+        // next call with the same budget need not set it. (An uncontended cycle sets it twice, as unlock has
+        // less time than lock; but the request is on its way by now, so that costs no time.)
+        let slack = SLACK.min(left / 8);
+        if self.timeout < left || self.timeout > left + slack {
+            self.timeout = (left + slack / 2).max(LEAST);
             self.driver.set_read_timeout(Some(self.timeout))?;
         }
-        let reply = self.driver.recv_response().and_then(Value::extract_error);
+        // No script returns an error inside of an array.
+        let reply = match self.driver.recv_response() {
+            Ok(Value::ServerError(error)) => Err(error.into()),
+            reply => reply,
+        };
         if let Err(error) = &reply
             && (error.is_io_error() || error.kind() == ::redis::ErrorKind::Parse)
         {
