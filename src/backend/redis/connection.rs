@@ -25,9 +25,6 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// No call is made with less time.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// How much later than it has to a call may give up.
-const SLACK: Duration = Duration::from_millis(50);
-
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Address {
@@ -348,18 +345,16 @@ impl Connection {
         self.driver.send_packed_command(command)
     }
 
-    /// Reads the reply to what was sent. Waits for it until `by` in full, and at most [`SLACK`] longer. An
-    /// error of the server comes back as an error.
+    /// Reads the reply to what was sent, before `by`. An error of the server comes back as an error.
     ///
     /// After any other error the connection is off by one reply, or worse, and is not used again.
     pub(super) fn receive(&mut self, by: Moment) -> RedisResult<Value> {
         let left = by.remaining().min(LONGEST);
-        // A slow server has all of the budget: what is set is never shorter, and a little longer so that the
-        // next call with the same budget need not set it. (An uncontended cycle sets it twice, as unlock has
-        // less time than lock; but the request is on its way by now, so that costs no time.)
-        let slack = SLACK.min(left / 8);
-        if self.timeout < left || self.timeout > left + slack {
-            self.timeout = (left + slack / 2).max(LEAST);
+        // Never beyond `by`, and for a slow server not far below it: a call after one with the same budget
+        // sets nothing. (An uncontended cycle sets it twice, as unlock has less time than lock; but the
+        // request is on its way by now, so that takes none of its time.)
+        if self.timeout > left || self.timeout < left - left / 16 {
+            self.timeout = (left - left / 32).max(LEAST);
             self.driver.set_read_timeout(Some(self.timeout))?;
         }
         // No script returns an error inside of an array.
