@@ -6,7 +6,7 @@
 //! repeated, or when one call could last longer than another's lease; it ends when that has not happened
 //! for a while. Threads start with the first entry and end with the factory.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -191,7 +191,7 @@ impl fmt::Debug for Background {
 
 /// The list of what must be renewed: ordered keys, so that thousands cost a look-up each and no scan.
 struct Renewals {
-    entries: HashMap<u64, Entry>,
+    entries: BTreeMap<u64, Entry>,
     next: u64,
     /// By when they are due.
     due: BTreeSet<(Moment, u64)>,
@@ -245,7 +245,7 @@ struct Visit {
 impl Renewals {
     fn new() -> Renewals {
         Renewals {
-            entries: HashMap::new(),
+            entries: BTreeMap::new(),
             next: 0,
             due: BTreeSet::new(),
             retries: BTreeSet::new(),

@@ -104,6 +104,7 @@ pub(crate) struct Pool<C: Connect> {
 /// Dropped from top to bottom: the connection is back before the next one comes for it.
 pub(crate) struct Checkout<C: Connect> {
     connection: PooledConnection<Manager<C>>,
+    asked_at: Moment,
     _pass: Pass,
 }
 
@@ -117,6 +118,8 @@ pub(crate) struct Pooled<T> {
     connection: T,
     /// When it came back last, or was opened.
     heard_at: Moment,
+    /// When it was looked at to be lent last.
+    came_at: Moment,
 }
 
 struct Shared<C> {
@@ -221,6 +224,7 @@ impl<C: Connect> Pool<C> {
         let lanes = &self.shared.lanes;
         let mut room = lanes.room.lock();
         let mut ask = Ask::Now;
+        let mut waits_since = None;
         loop {
             if room.admits(lane) {
                 // With the lock held, so that nothing comes back between this look and the wait.
@@ -233,11 +237,14 @@ impl<C: Connect> Pool<C> {
                 if let Some(connection) = found {
                     room.enter(lane);
                     return Ok(Checkout {
+                        asked_at: waits_since.unwrap_or(connection.came_at),
                         connection,
                         _pass: Pass::new(lanes, lane),
                     });
                 }
             }
+            let now = Moment::now();
+            waits_since.get_or_insert(now);
             // With connections in use one of them will come back: wait for it. With none, how
             // connecting failed is all that there is to know.
             let open = inner.state().connections;
@@ -246,7 +253,7 @@ impl<C: Connect> Pool<C> {
             {
                 return Err(error);
             }
-            let left = by.remaining();
+            let left = by - now;
             if left.is_zero() {
                 return Err(self.why_not(open));
             }
@@ -270,6 +277,7 @@ impl<C: Connect> Pool<C> {
         let connection = self.inner.as_ref()?.try_get()?;
         room.enter(lane);
         Some(Checkout {
+            asked_at: connection.came_at,
             connection,
             _pass: Pass::new(lanes, lane),
         })
@@ -356,6 +364,18 @@ impl<C: Connect> fmt::Debug for Pool<C> {
     }
 }
 
+impl<C: Connect> Checkout<C> {
+    /// When it was asked for.
+    pub(crate) fn asked_at(&self) -> Moment {
+        self.asked_at
+    }
+
+    /// When it came: just now, without another look at the clock.
+    pub(crate) fn came_at(&self) -> Moment {
+        self.connection.came_at
+    }
+}
+
 impl<C: Connect> Deref for Checkout<C> {
     type Target = C::Connection;
 
@@ -392,6 +412,7 @@ impl<C: Connect> ManageConnection for Manager<C> {
         {
             return Err(closed());
         }
+        pooled.came_at = now;
         Ok(())
     }
 
@@ -422,9 +443,11 @@ impl<C: Connect> Shared<C> {
         let opened = match opened {
             Ok(connection) => {
                 door.failed = None;
+                let now = self.heard();
                 Ok(Pooled {
                     connection,
-                    heard_at: self.heard(),
+                    heard_at: now,
+                    came_at: now,
                 })
             }
             Err(error) => {

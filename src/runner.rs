@@ -111,9 +111,10 @@ impl Runner {
     /// Makes at most one call, which is over before `limit`, and says what to do next. Once it listens,
     /// the backend wakes `unparker`.
     pub(crate) fn visit(&mut self, unparker: &Unparker, limit: Moment) -> Visit {
-        match self.decide(Contention::step) {
+        let (step, now) = self.decide(|machine, now| (machine.step(now), now));
+        match step {
             Step::Announce(change) => {
-                self.account(&change);
+                self.account(&change, now);
                 Visit::Announce(change)
             }
             // Subscribed first, no wake-up can fall between the attempt and the wait after it.
@@ -179,10 +180,13 @@ impl Runner {
         limit: Moment,
     ) -> Result<bool> {
         let unparker = &parker.unparker();
-        self.machine.leave_by(Moment::now(), limit);
+        let mut now = Moment::now();
+        self.machine.leave_by(now, limit);
         let mut released = Ok(false);
-        while Moment::now() < limit {
-            match self.visit(unparker, limit) {
+        while now < limit {
+            let visit = self.visit(unparker, limit);
+            let announced = matches!(visit, Visit::Announce(_));
+            match visit {
                 Visit::Called(Called::Release { fence, outcome }) if ours == Some(fence) => {
                     // After an attempt of unknown outcome, "there was none" may be that one's success.
                     if !matches!((&released, &outcome), (Err(_), Ok(false))) {
@@ -195,6 +199,9 @@ impl Runner {
                 }
                 Visit::Wait { .. } | Visit::Over => break,
                 Visit::Announce(_) | Visit::Called(_) => {}
+            }
+            if !announced {
+                now = Moment::now();
             }
         }
         released
@@ -260,7 +267,6 @@ impl Runner {
         self.machine.acquiring(on_refusal);
         let sent = Moment::now();
         let mut attempt = self.guarded(|raw| raw.acquire(on_refusal, by));
-        let took = Moment::now() - sent;
         if let Ok(Attempt::Refused(refusal)) = &mut attempt
             && self.hearing != Hearing::Listening
         {
@@ -272,14 +278,14 @@ impl Runner {
             stats.granted += u64::from(matches!(attempt, Ok(Attempt::Granted(_))));
             stats.failed_attempts += u64::from(attempt.is_err());
         });
-        let mutex = Arc::clone(&self.contender.mutex);
+        let mutex = &self.contender.mutex;
         self.probe.tell(|probe| {
             let outcome = match &attempt {
                 Ok(Attempt::Granted(_)) => AcquireOutcome::Granted,
                 Ok(Attempt::Refused(_)) => AcquireOutcome::Refused,
                 Err(error) => AcquireOutcome::Failed(error),
             };
-            probe.acquire(&mutex, outcome, took);
+            probe.acquire(mutex, outcome, Moment::now() - sent);
         });
         if self.hearing == Hearing::Failed {
             self.hearing = Hearing::Deaf;
@@ -421,7 +427,7 @@ impl Runner {
     }
 
     /// Logs and counts a change of ownership.
-    fn account(&mut self, change: &Change) {
+    fn account(&mut self, change: &Change, now: Moment) {
         let Contender {
             mutex, id, purpose, ..
         } = &self.contender;
@@ -432,7 +438,7 @@ impl Runner {
         match change {
             Change::Acquired(state) => {
                 let fence = state.after().fence();
-                self.gained_at = Moment::now();
+                self.gained_at = now;
                 self.snapshot.count(|stats| stats.gained += 1);
                 log::log!(level, "{mutex}: {id} acquired, fence {fence}");
                 self.probe.tell(|probe| probe.gained(mutex, id, fence));
@@ -443,7 +449,7 @@ impl Runner {
             }
             Change::Released(state, reason) => {
                 let fence = state.before().fence();
-                let held = Moment::now() - self.gained_at;
+                let held = now - self.gained_at;
                 let given_up = *reason == LossReason::Released;
                 self.snapshot
                     .count(|stats| stats.lost += u64::from(!given_up));

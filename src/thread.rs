@@ -119,7 +119,7 @@ impl Thread {
 ///
 /// Held by the fronts, so that nothing below them needs to know about processes.
 pub(crate) struct Local<T> {
-    /// `None` only while dropping.
+    /// `None` once it was taken out.
     value: Option<T>,
     pid: u32,
 }
@@ -150,10 +150,24 @@ impl<T> Local<T> {
         self.value.as_ref().filter(|_| self.is_here())
     }
 
-    /// The value, to change it; `None` in a child process.
-    pub(crate) fn here_mut(&mut self) -> Option<&mut T> {
-        let here = self.is_here();
-        self.value.as_mut().filter(|_| here)
+    /// Takes the value out, once.
+    ///
+    /// # Errors
+    /// `Forked` in a child process.
+    pub(crate) fn take(&mut self) -> Result<Option<T>> {
+        // Asking for the process is a system call.
+        if self.value.is_some() {
+            self.get()?;
+        }
+        Ok(self.value.take())
+    }
+
+    /// Another value of the same process, which was just [asked for](Local::get).
+    pub(crate) fn with<U>(&self, value: U) -> Local<U> {
+        Local {
+            value: Some(value),
+            pid: self.pid,
+        }
     }
 
     fn is_here(&self) -> bool {
@@ -172,7 +186,7 @@ impl<T: Clone> Clone for Local<T> {
 
 impl<T> Drop for Local<T> {
     fn drop(&mut self) {
-        if !self.is_here() {
+        if self.value.is_some() && !self.is_here() {
             std::mem::forget(self.value.take());
         }
     }

@@ -38,37 +38,29 @@ use crate::thread::Local;
 /// ```
 #[must_use = "an unused guard unlocks at once"]
 pub struct Guard {
-    /// `None` once it is over.
-    held: Local<Option<Locked>>,
+    /// Taken out when it is over.
+    held: Local<Locked>,
     mutex: Arc<str>,
     fence: u64,
 }
 
-struct Locked {
-    inner: Arc<Inner>,
-    entry: Option<EntryId>,
-    loss: Arc<Loss>,
+/// What a guard keeps while it lives.
+pub(super) struct Locked {
+    pub(super) inner: Arc<Inner>,
+    pub(super) fence: u64,
+    pub(super) entry: Option<EntryId>,
+    pub(super) loss: Arc<Loss>,
     /// This thread may not lock the mutex again while it lives.
-    _held: Held,
+    pub(super) _held: Held,
 }
 
 impl Guard {
-    pub(super) fn new(
-        inner: Arc<Inner>,
-        fence: u64,
-        entry: Option<EntryId>,
-        loss: Arc<Loss>,
-        held: Held,
-    ) -> Guard {
+    /// Makes the guard of what `locker` has locked.
+    pub(super) fn new(locker: &Local<Arc<Inner>>, locked: Locked) -> Guard {
         Guard {
-            mutex: Arc::clone(inner.mutex()),
-            held: Local::new(Some(Locked {
-                inner,
-                entry,
-                loss,
-                _held: held,
-            })),
-            fence,
+            mutex: Arc::clone(locked.inner.mutex()),
+            fence: locked.fence,
+            held: locker.with(locked),
         }
     }
 
@@ -126,13 +118,12 @@ impl Guard {
     }
 
     fn locked(&self) -> Option<&Locked> {
-        self.held.here()?.as_ref()
+        self.held.here()
     }
 
     fn end(&mut self, by: Moment) -> Result<()> {
         // In a child process the lock is still the parent's.
-        self.held.get()?;
-        let Some(locked) = self.held.here_mut().and_then(Option::take) else {
+        let Some(locked) = self.held.take()? else {
             return Ok(());
         };
         let Locked {
@@ -242,27 +233,46 @@ impl Drop for GuardAll {
 }
 
 /// How holders learn that they lost a lock: a closed channel tells everybody.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Loss {
-    sender: Mutex<Option<Sender<()>>>,
-    receiver: Receiver<()>,
+    channel: Mutex<LossChannel>,
+}
+
+#[derive(Debug, Default)]
+enum LossChannel {
+    /// Most guards are never asked.
+    #[default]
+    NotAsked,
+    Open {
+        _sender: Sender<()>,
+        receiver: Receiver<()>,
+    },
+    Closed,
 }
 
 impl Loss {
     pub(super) fn new() -> Arc<Loss> {
-        let (sender, receiver) = bounded(0);
-        Arc::new(Loss {
-            sender: Mutex::new(Some(sender)),
-            receiver,
-        })
+        Arc::default()
     }
 
     pub(super) fn close(&self) {
-        self.sender.lock().take();
+        *self.channel.lock() = LossChannel::Closed;
     }
 
     fn receiver(&self) -> Receiver<()> {
-        self.receiver.clone()
+        let mut channel = self.channel.lock();
+        match &*channel {
+            LossChannel::Open { receiver, .. } => receiver.clone(),
+            LossChannel::Closed => bounded(0).1,
+            LossChannel::NotAsked => {
+                let (_sender, receiver) = bounded(0);
+                *channel = LossChannel::Open {
+                    _sender,
+                    receiver: receiver.clone(),
+                };
+                receiver
+            }
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::guard::{Guard, GuardAll, Loss};
+use super::guard::{Guard, GuardAll, Locked, Loss};
 use super::thread_queue::{Blocked, ThreadQueue};
 use crate::backend::{Contender, Purpose};
 use crate::background::{CleanUp, Cleaned, Due, EntryId, Next, Renewable};
@@ -158,9 +158,8 @@ impl Locker {
     /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; any error
     /// of the backend.
     pub fn try_lock(&self) -> Result<Guard> {
-        let inner = self.inner.get()?;
-        let by = Moment::now() + inner.driver.contender.lease.call_budget();
-        inner.lock_by(Wait::No(by), None, Loss::new())
+        let lease = self.inner.get()?.driver.contender.lease;
+        self.lock_by(Wait::No(Moment::now() + lease.call_budget()), None)
     }
 
     /// Waits for the lock until `timeout` has passed. Returns within 200 ms of that, whatever hangs;
@@ -267,7 +266,18 @@ impl Locker {
     }
 
     fn lock_by(&self, wait: Wait, cancel: Option<&Cancel>) -> Result<Guard> {
-        self.inner.get()?.lock_by(wait, cancel, Loss::new())
+        self.lock_as_one_of(wait, cancel, Loss::new())
+    }
+
+    /// Locks, as one of several whose first loss is that of all.
+    fn lock_as_one_of(
+        &self,
+        wait: Wait,
+        cancel: Option<&Cancel>,
+        loss: Arc<Loss>,
+    ) -> Result<Guard> {
+        let locked = self.inner.get()?.lock_by(wait, cancel, loss)?;
+        Ok(Guard::new(&self.inner, locked))
     }
 }
 
@@ -335,25 +345,33 @@ impl Inner {
         wait: Wait,
         cancel: Option<&Cancel>,
         loss: Arc<Loss>,
-    ) -> Result<Guard> {
+    ) -> Result<Locked> {
         let start = Moment::now();
         let held = Held::enter(&self.driver)?;
-        let mut cancels = vec![self.factory.waits()];
-        cancels.extend(cancel.or(self.cancel.as_ref()).cloned());
-        let locked = self.lock_in_turn(start, wait, &cancels, &loss);
+        let waits = &self.factory.waits();
+        let locked = match cancel.or(self.cancel.as_ref()) {
+            Some(cancel) => self.lock_in_turn(start, wait, &[waits, cancel], &loss),
+            None => self.lock_in_turn(start, wait, &[waits], &loss),
+        };
         self.factory.probe().tell(|probe| {
             let waited = Moment::now() - start;
             probe.waited(self.mutex(), waited, locked.is_ok());
         });
         let (fence, entry) = locked?;
-        Ok(Guard::new(Arc::clone(self), fence, entry, loss, held))
+        Ok(Locked {
+            inner: Arc::clone(self),
+            fence,
+            entry,
+            loss,
+            _held: held,
+        })
     }
 
     fn lock_in_turn(
         self: &Arc<Inner>,
         start: Moment,
         wait: Wait,
-        cancels: &[Cancel],
+        cancels: &[&Cancel],
         loss: &Arc<Loss>,
     ) -> Result<(u64, Option<EntryId>)> {
         let (in_turn_by, deadline) = match wait {
@@ -363,7 +381,10 @@ impl Inner {
         };
         let turn = self.queue.enter(in_turn_by, cancels);
         let turn = turn.map_err(|blocked| self.blocked(blocked, wait))?;
-        let Some(mut driven) = try_lock_for(&self.driver.driven, left(deadline)) else {
+        let driven = &self.driver.driven;
+        let driven = driven.try_lock();
+        let driven = driven.or_else(|| try_lock_for(&self.driver.driven, left(deadline)));
+        let Some(mut driven) = driven else {
             // The background is in a call that hangs.
             return Err(self.blocked(Blocked::Busy, wait));
         };
@@ -393,28 +414,30 @@ impl Inner {
         driven: &mut Driven,
         wait: Wait,
         deadline: Moment,
-        cancels: &[Cancel],
+        cancels: &[&Cancel],
     ) -> Result<u64> {
         let Driven { runner, parker, .. } = driven;
         let unparker = parker.unparker();
-        let _watched: Vec<_> = cancels.iter().map(|it| it.watch(&unparker)).collect();
+        let mut watched = Vec::new();
         // An error is returned, unless the call waits without an end: then nobody else would hear of it.
         runner.quiet(!matches!(wait, Wait::Forever));
         runner.begin(!matches!(wait, Wait::No(_)));
         // A free lock is not missed for want of time to ask once.
-        let once = Moment::now() + SHORTEST_CALL;
+        let mut once = None;
         let mut failed = None;
         let mut asked = false;
         loop {
+            let now = Moment::now();
+            let once = *once.get_or_insert(now + SHORTEST_CALL);
             if runner.belief().is_none() {
-                if cancels.iter().any(Cancel::is_cancelled) {
+                if cancels.iter().any(|it| it.is_cancelled()) {
                     return Err(cancelled(self.mutex()));
                 }
-                if asked && deadline <= Moment::now() {
+                if asked && deadline <= now {
                     return Err(self.refused(failed, runner, wait));
                 }
             }
-            let limit = deadline.max(once).min(Moment::now() + LONGEST_CALL);
+            let limit = deadline.max(once).min(now + LONGEST_CALL);
             // What came before an attempt, the attempt sees by itself; a cancel is looked at above.
             match runner.visit(&unparker, limit) {
                 // Not before the machine says so: a pause may have come between the grant and here.
@@ -444,6 +467,10 @@ impl Inner {
                 Visit::Called(_) => {}
                 Visit::Wait { until } => {
                     asked = true;
+                    // Not before: until here, every round looks at them by itself.
+                    if watched.is_empty() {
+                        watched.extend(cancels.iter().map(|it| it.watch(&unparker)));
+                    }
                     if parker.park(until.min(deadline)) == Unparked::Wake {
                         runner.woken();
                     }
@@ -460,11 +487,11 @@ impl Inner {
         fence: u64,
         loss: &Arc<Loss>,
     ) -> Result<Option<EntryId>> {
-        let now = Moment::now();
+        let max_hold = self.max_hold;
         let ownership = Ownership {
             driver: Arc::clone(&self.driver),
             cycle: driven.cycle,
-            renew_until: self.max_hold.map_or(Moment::FAR, |max_hold| now + max_hold),
+            renew_until: max_hold.map_or(Moment::FAR, |max_hold| Moment::now() + max_hold),
             loss: Arc::clone(loss),
         };
         let Next::At(due) = ownership.next(driven, fence) else {
@@ -475,7 +502,7 @@ impl Inner {
             Ok(entry) => Ok(Some(entry)),
             Err(error) => {
                 let Driven { runner, parker, .. } = driven;
-                let _ = runner.leave(parker, Some(fence), now + UNLOCK);
+                let _ = runner.leave(parker, Some(fence), Moment::now() + UNLOCK);
                 Err(error.context(self.mutex()))
             }
         }
@@ -492,9 +519,18 @@ impl Inner {
         if let Some(entry) = entry {
             self.factory.background.remove(entry);
         }
-        let by = by.min(Moment::now() + self.driver.contender.lease.call_budget());
-        let driven = try_lock_for(&self.driver.driven, by.remaining() / 2);
-        let Some(mut driven) = driven.filter(|_| !by.remaining().is_zero()) else {
+        let now = Moment::now();
+        let by = by.min(now + self.driver.contender.lease.call_budget());
+        let driven = &self.driver.driven;
+        let driven = if by <= now {
+            None
+        } else {
+            driven.try_lock().or_else(|| {
+                let patience = (by - now) / 2;
+                try_lock_for(driven, patience).filter(|_| !by.remaining().is_zero())
+            })
+        };
+        let Some(mut driven) = driven else {
             // A renewal hangs, or the lock before this one did: the release is left to the background. Of
             // this cycle: what the next call locks is not the background's to release.
             self.clean_up(self.driver.cycle.load(Ordering::Relaxed));
@@ -523,8 +559,10 @@ impl Inner {
 
     /// Removes the traces of what was given up: at once where the backend answers, else later.
     fn tidy(self: &Arc<Inner>, mut driven: MutexGuard<'_, Driven>) {
-        let contact = self.driver.snapshot.contact();
-        if driven.runner.machine().has_traces() && !matches!(contact, Contact::Failing { .. }) {
+        if !driven.runner.machine().has_traces() {
+            return;
+        }
+        if !matches!(self.driver.snapshot.contact(), Contact::Failing { .. }) {
             let Driven { runner, parker, .. } = &mut *driven;
             let _ = runner.leave(parker, None, Moment::now() + TIDY);
         }
@@ -624,7 +662,7 @@ impl Ownership {
 
     /// Where it is not renewed any more, there is nothing to do before the end of belief.
     fn not_renewed(&self, until: Moment) -> Moment {
-        if self.renew_until <= Moment::now() {
+        if self.renew_until != Moment::FAR && self.renew_until <= Moment::now() {
             until
         } else {
             Moment::from_origin(Duration::ZERO)
@@ -948,8 +986,7 @@ impl LockAllBuilder {
         }
         let mut guards = Vec::with_capacity(lockers.len());
         for locker in &lockers {
-            let inner = locker.inner.get()?;
-            match inner.lock_by(wait, self.cancel.as_ref(), Arc::clone(&loss)) {
+            match locker.lock_as_one_of(wait, self.cancel.as_ref(), Arc::clone(&loss)) {
                 Ok(guard) => guards.push(guard),
                 Err(error) => {
                     // Within the caller's timeout: what takes longer is the background's.

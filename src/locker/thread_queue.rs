@@ -50,7 +50,7 @@ impl Drop for Turn<'_> {
 
 impl ThreadQueue {
     /// Waits for a turn until `deadline`, or until one of `cancels` is cancelled.
-    pub(super) fn enter(&self, deadline: Moment, cancels: &[Cancel]) -> Result<Turn<'_>, Blocked> {
+    pub(super) fn enter(&self, deadline: Moment, cancels: &[&Cancel]) -> Result<Turn<'_>, Blocked> {
         let parker = {
             let mut turns = self.turns.lock();
             if !turns.taken {
@@ -71,7 +71,7 @@ impl ThreadQueue {
                 // The turn came, maybe between the end of the wait and this look.
                 return Ok(Turn(self));
             };
-            let cancelled = cancels.iter().any(Cancel::is_cancelled);
+            let cancelled = cancels.iter().any(|it| it.is_cancelled());
             if cancelled || unparked == Unparked::Timeout {
                 turns.waiting.remove(place);
                 return Err(if cancelled {
@@ -152,7 +152,7 @@ mod tests {
         let cancel = Cancel::new();
         let waits = thread::spawn({
             let (queue, cancel) = (Arc::clone(&queue), cancel.clone());
-            move || queue.enter(soon(), &[cancel]).map(drop).unwrap_err()
+            move || queue.enter(soon(), &[&cancel]).map(drop).unwrap_err()
         });
         waiting(&queue, 1);
         cancel.cancel();

@@ -260,6 +260,26 @@ fn a_call_keeps_to_its_time_whatever_the_server_does() {
     });
 }
 
+/// Unlocking has less time than locking: what it sets on the socket must not stay for the next lock, which
+/// gave up on a slow server after a third of its time.
+#[test]
+fn a_slow_server_has_the_time_of_a_lock_after_an_unlock() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.addr());
+        let factory = Builder::new(proxy.addr().to_string()).build().unwrap();
+        let locker = factory.locker("m").build().unwrap();
+        for _ in 0..2 {
+            locker.lock().unwrap().unlock().unwrap();
+        }
+        // Longer than an unlock waits, and well below the 2.5 s of a lock.
+        proxy.delay_replies(ms(1_000));
+        let guard = locker.try_lock().unwrap();
+        proxy.pass();
+        guard.unlock().unwrap();
+    });
+}
+
 /// Rule 2: those who wait cannot use up the connections that an owner needs.
 #[test]
 fn a_crowd_that_acquires_does_not_keep_an_owner_from_renewing() {

@@ -256,7 +256,7 @@ impl Connect for Opener {
         };
         let by = Moment::now() + self.connector.timeout;
         let mut ask = |words: &[&[u8]]| {
-            connection.send(&command(words), by)?;
+            connection.send(&command(words), Moment::now(), by)?;
             connection.receive(by)
         };
         // So that a server without room, still loading, or of another kind is known now. Where an ACL
@@ -335,10 +335,10 @@ impl Connection {
         self.broken = true;
     }
 
-    /// Sends one packed command, if it is before `by`. On a connection that owes no reply it does not wait:
-    /// all that was sent before has arrived, so there is room for a command in the socket.
-    pub(super) fn send(&mut self, command: &[u8], by: Moment) -> RedisResult<()> {
-        if by.remaining() < LEAST {
+    /// Sends one packed command at `now`, if that is before `by`. On a connection that owes no reply it does
+    /// not wait: all that was sent before has arrived, so there is room for a command in the socket.
+    pub(super) fn send(&mut self, command: &[u8], now: Moment, by: Moment) -> RedisResult<()> {
+        if by - now < LEAST {
             return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
         }
         self.owes = true;
@@ -350,14 +350,18 @@ impl Connection {
     /// After any other error the connection is off by one reply, or worse, and is not used again.
     pub(super) fn receive(&mut self, by: Moment) -> RedisResult<Value> {
         let left = by.remaining().min(LONGEST);
-        // Setting a timeout is a system call, and most calls have the same budget as the one before:
-        // what is set may stay as long as it is not beyond `by` and not far below it. A quarter is enough: unlock has
-        // less time than lock, and an uncontended cycle is to set nothing.
-        if self.timeout > left || self.timeout < left / 4 {
-            self.timeout = (left / 8 * 7).max(LEAST);
+        // Never beyond `by`, and for a slow server not far below it: a call after one with the same budget
+        // sets nothing. (An uncontended cycle sets it twice, as unlock has less time than lock; but the
+        // request is on its way by now, so that takes none of its time.)
+        if self.timeout > left || self.timeout < left - left / 16 {
+            self.timeout = (left - left / 32).max(LEAST);
             self.driver.set_read_timeout(Some(self.timeout))?;
         }
-        let reply = self.driver.recv_response().and_then(Value::extract_error);
+        // No script returns an error inside of an array.
+        let reply = match self.driver.recv_response() {
+            Ok(Value::ServerError(error)) => Err(error.into()),
+            reply => reply,
+        };
         if let Err(error) = &reply
             && (error.is_io_error() || error.kind() == ::redis::ErrorKind::Parse)
         {

@@ -179,7 +179,8 @@ impl RawContender for RedisContender {
             Ok(0) => self.refused(on_refusal, &mut reply),
             Ok(fence) => {
                 self.subscription.set_role(Role::Owning);
-                self.place = b"0".to_vec();
+                self.place.clear();
+                self.place.push(b'0');
                 self.queued = false;
                 Ok(Attempt::Granted(Grant {
                     owner: reply.granted(&self.contender.id, fence, self.contender.lease),
@@ -271,14 +272,15 @@ impl Release {
 
     /// Ends the ownership with this fence; `None` for an owner that has none.
     pub(super) fn run(&mut self, common: &Common, fence: Option<u64>, by: Moment) -> Result<bool> {
-        for call in [&mut self.hand_over, &mut self.free] {
+        let set = |call: &mut Call| {
             match fence {
                 Some(fence) => call.set_fence(fence),
                 None => call.set(&[b""]),
             };
-        }
+        };
         let mut call = &mut self.hand_over;
         let mut free = Some(&mut self.free);
+        set(call);
         loop {
             match common
                 .deployment
@@ -289,6 +291,7 @@ impl Release {
                 Err(CallError::TryAgain(error)) => {
                     if let Some(free) = free.take() {
                         call = free;
+                        set(call);
                     } else if by.remaining() < TRY_AGAIN * 2 {
                         return Err(error);
                     } else {

@@ -1,6 +1,5 @@
 //! The scripts, a call of one as the bytes that go over the wire, and what comes back.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -115,16 +114,16 @@ impl Call {
 
     /// Sets a fence as the last argument.
     pub(super) fn set_fence(&mut self, fence: u64) -> &mut Call {
-        let (digits, used) = digits(fence);
-        self.set(&[digits.get(..used).unwrap_or_default()])
+        let (digits, from) = digits(fence);
+        self.set(&[digits.get(from..).unwrap_or_default()])
     }
 
     /// Sets the deadline, in milliseconds of the server's time; 0 for none.
     pub(super) fn set_deadline(&mut self, deadline_ms: u64) {
         if let Some(at) = self.deadline_at {
             self.bytes.truncate(at);
-            let (digits, used) = digits(deadline_ms);
-            push(&mut self.bytes, digits.get(..used).unwrap_or_default());
+            let (digits, from) = digits(deadline_ms);
+            push(&mut self.bytes, digits.get(from..).unwrap_or_default());
         }
     }
 
@@ -158,19 +157,29 @@ pub(super) fn command(arguments: &[&[u8]]) -> Vec<u8> {
 }
 
 fn push(bytes: &mut Vec<u8>, argument: &[u8]) {
-    // Writing to a vector cannot fail.
-    let _ = write!(bytes, "${}\r\n", argument.len());
+    let (digits, from) = digits(argument.len() as u64);
+    bytes.push(b'$');
+    bytes.extend_from_slice(digits.get(from..).unwrap_or_default());
+    bytes.extend_from_slice(b"\r\n");
     bytes.extend_from_slice(argument);
     bytes.extend_from_slice(b"\r\n");
 }
 
-fn digits(number: u64) -> ([u8; 20], usize) {
-    let mut digits = [0_u8; 20];
-    let mut rest = digits.as_mut_slice();
+/// Writes a number without the formatter, which takes longer than all the rest of packing. Returns where it
+/// begins.
+fn digits(mut number: u64) -> ([u8; 20], usize) {
     // 20 digits hold every number.
-    let _ = write!(rest, "{number}");
-    let used = 20 - rest.len();
-    (digits, used)
+    let mut digits = [b'0'; 20];
+    let mut from = 20;
+    for digit in digits.iter_mut().rev() {
+        *digit += (number % 10) as u8;
+        number /= 10;
+        from -= 1;
+        if number == 0 {
+            break;
+        }
+    }
+    (digits, from)
 }
 
 /// `{outcome, now, ...}`, as `acquire.lua` and `renew.lua` return it.

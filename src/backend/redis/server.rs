@@ -98,21 +98,20 @@ impl Server {
         by: Moment,
     ) -> CallResult<(Value, bool)> {
         self.set_deadline(call, by);
-        self.retried(lane, by, |connection| {
+        self.retried(lane, by, |connection, sent| {
             let asked = |connection: &mut Connection| {
                 if asking {
-                    connection.send(&command(&[b"ASKING"]), by)?;
+                    connection.send(&command(&[b"ASKING"]), sent, by)?;
                     connection.receive(by)?;
                 }
                 Ok::<(), RedisError>(())
             };
             asked(connection)?;
-            let sent = Moment::now();
-            connection.send(call.by_hash(), by)?;
+            connection.send(call.by_hash(), sent, by)?;
             match connection.receive(by) {
                 Err(error) if is_unknown_script(&error) => {
                     asked(connection)?;
-                    connection.send(&call.by_text(), by)?;
+                    connection.send(&call.by_text(), Moment::now(), by)?;
                     connection.receive(by)
                 }
                 reply => reply,
@@ -127,8 +126,8 @@ impl Server {
     }
 
     fn packed(&self, packed: &[u8], by: Moment) -> CallResult<Value> {
-        let request = |connection: &mut Connection| {
-            connection.send(packed, by)?;
+        let request = |connection: &mut Connection, sent| {
+            connection.send(packed, sent, by)?;
             connection.receive(by)
         };
         self.retried(Lane::Other, by, request)
@@ -139,15 +138,14 @@ impl Server {
         &self,
         lane: Lane,
         by: Moment,
-        mut request: impl FnMut(&mut Connection) -> RedisResult<Value>,
+        mut request: impl FnMut(&mut Connection, Moment) -> RedisResult<Value>,
     ) -> CallResult<(Value, bool)> {
-        let began = Moment::now();
         let mut retried = false;
         loop {
             let mut connection = self.pool.checkout(lane, by).map_err(CallError::Other)?;
-            let fresh = connection.is_opened_since(began);
-            let sent = Moment::now();
-            match request(&mut connection) {
+            let fresh = connection.is_opened_since(connection.asked_at());
+            let sent = connection.came_at();
+            match request(&mut connection, sent) {
                 Ok(value) => return Ok((value, retried)),
                 Err(error) => match self.failed(&mut connection, error, sent) {
                     CallError::Closed(_) if !fresh && !retried => retried = true,
@@ -202,7 +200,7 @@ impl Server {
         self.set_deadline(call, deadline);
         let sent = Moment::now();
         connection
-            .send(call.by_hash(), by)
+            .send(call.by_hash(), sent, by)
             .map_err(|error| self.failed(connection, error, sent))
     }
 
@@ -216,7 +214,7 @@ impl Server {
     ) -> CallResult<Value> {
         let reply = match connection.receive(by) {
             Err(error) if is_unknown_script(&error) => connection
-                .send(&call.by_text(), by)
+                .send(&call.by_text(), Moment::now(), by)
                 .and_then(|()| connection.receive(by)),
             reply => reply,
         };
@@ -287,7 +285,7 @@ impl Drop for Server {
         if self.subscriber.close() {
             // Without it, the reader ends at its next heartbeat. The reply is of no interest.
             if let Some(mut connection) = self.pool.try_checkout(Lane::Owner) {
-                let _ = connection.send(&self.wake_reader, deadline);
+                let _ = connection.send(&self.wake_reader, Moment::now(), deadline);
             }
             self.subscriber.join(deadline);
         }
