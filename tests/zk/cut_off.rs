@@ -224,37 +224,6 @@ fn no_session_of_a_cut_off_follower_ends_before_it_is_said_to() {
     });
 }
 
-/// A leader without its quorum acknowledges every `sync` until it notices. Those who elect another one
-/// notice at about the same time, and the new leader counts every session's timeout anew: belief must end
-/// before that is over, with whatever is left of the transition.
-#[test]
-fn no_session_of_a_leader_that_lost_its_quorum_ends_before_belief_does() {
-    // A round takes as long as the leader does to notice: 25 ticks.
-    let rounds = rounds().div_ceil(3);
-    let limit = HANG + Duration::from_secs(25) * u32::try_from(rounds).unwrap();
-    within(limit, || {
-        let ensemble = ensemble();
-        let mut expiries = Expiries::default();
-        for round in 0..rounds {
-            let age = [350, 0, 1_200][usize::try_from(round % 3).unwrap()];
-            let leader = ensemble.wait_leader();
-            let others: Vec<String> = ensemble
-                .followers()
-                .into_iter()
-                .map(|index| ensemble.node(index).addr().to_string())
-                .collect();
-            let others = others.join(",");
-            // The first rival leads, and knows the cut-off leader only.
-            let factories = [only(&ensemble, leader), factory(&others, T)];
-            let rivals = Rivals::start(&factories, "no-quorum");
-            expire(&ensemble, leader, &others, age, &mut expiries);
-            rivals.wait_for_leader(|_| true);
-            rivals.judge();
-        }
-        expiries.print("leader cut off from its quorum");
-    });
-}
-
 /// Followers are cut off and come back by dice, each with a client that knows nobody else.
 /// `CONTEND_SEED` repeats a run, `CONTEND_STORM_SECONDS` makes it longer.
 #[test]
