@@ -120,6 +120,9 @@ pub struct Contention {
     on_refusal: OnRefusal,
     /// Another process owns under our id: look, and do not contend.
     standing_back: bool,
+    /// The last ownership was taken by our own id, soon after it had begun. Once, that may have been a
+    /// repeated request of our own; twice in a row, it is a double.
+    suspected: bool,
     /// The last owner seen, ourselves included.
     seen: MutexOwner,
     next_try: Moment,
@@ -181,6 +184,7 @@ impl Contention {
             comes_again: false,
             on_refusal: OnRefusal::Enqueue,
             standing_back: false,
+            suspected: false,
             seen: MutexOwner::NONE,
             next_try: start,
             failures: 0,
@@ -448,15 +452,18 @@ impl Contention {
                 owned.renew_at = next.max(owned.not_before);
                 owned.gone_at = owned.gone_at.max(gone_at(now, self.lease));
                 self.failures = 0;
+                self.suspected = false;
                 self.seen = grant.owner;
             }
             Ok(Renewal::Renewed(Grant { owner, .. }) | Renewal::Lost(owner)) => {
                 // A late attempt of our own, or a repeated request, raises the fence too: that is no double.
                 let since = owner.acquired_at().saturating_sub(self.seen.acquired_at());
-                let double = owner.is_owner(&self.id)
+                let taken_by_our_id = owner.is_owner(&self.id)
                     && owner.fence() != owned.fence
-                    && self.late_until <= now
-                    && u128::from(since) > self.lease.call_budget().as_millis();
+                    && self.late_until <= now;
+                let soon = u128::from(since) <= self.lease.call_budget().as_millis();
+                let double = taken_by_our_id && (self.suspected || !soon);
+                self.suspected = taken_by_our_id && !double;
                 self.step_down(now, LossReason::TakenAway);
                 self.leftover = None;
                 if double {
@@ -481,6 +488,7 @@ impl Contention {
         match released {
             Ok(found) => {
                 self.leftover = None;
+                self.suspected &= !found;
                 // Not there, and no earlier release of ours took it: a late or repeated acquire of ours may
                 // have raised the fence. On leaving, what it left is adopted too.
                 self.unsure |= !found && (gave_back.is_some() || self.failures == 0);
@@ -739,12 +747,18 @@ mod tests {
         assert!(!machine.is_standing_back());
     }
 
+    /// Two processes with one id that began within one call's time of each other took turns for ever: each
+    /// took the other for a repeated request of its own.
     #[test]
-    fn a_repeated_request_of_our_own_is_no_double() {
+    fn a_repeated_request_of_our_own_is_no_double_but_the_second_in_a_row_is() {
         let mut machine = owner_at(Lease::default(), at(0), 7);
-        let repeated = MutexOwner::new("a", 10, 0, 0, 9);
-        machine.renewed(at(200), at(201), Ok(Renewal::Lost(repeated)), 0.0);
+        let repeated = |fence| Ok(Renewal::Lost(MutexOwner::new("a", 10, 0, 0, fence)));
+        machine.renewed(at(200), at(201), repeated(9), 0.0);
         assert!(!machine.is_standing_back());
+        machine.acquired(at(300), at(301), granted(10), 0.0);
+        while matches!(machine.step(at(301)), Step::Announce(_)) {}
+        machine.renewed(at(400), at(401), repeated(11), 0.0);
+        assert!(machine.is_standing_back());
     }
 
     #[test]
