@@ -683,3 +683,60 @@ fn schedule_stopped_zk() {
         stopped_under_its_work(&|| contend::connect(&server.url()).unwrap(), "zk");
     });
 }
+
+/// Rule "dropping is stopping": who lost its belief, and stops while the server still keeps its lease, gives
+/// it back, also where another of its process waits.
+fn stops_in_its_transition(direct: &str, url: &str, proxy: &Proxy, label: &str) {
+    let lease = "ttl=2s&transition=12s";
+    let f = contend::connect(&format!("{url}?{lease}")).unwrap();
+    let (a, in_a) = f.contend("m").id("a").channel().unwrap();
+    a.start().unwrap();
+    while !a.is_owner() {
+        thread::sleep(ms(5));
+    }
+    let (c, in_c) = f.contend("m").id("c").channel().unwrap();
+    c.start().unwrap();
+    let watch = contend::connect(&format!("{direct}?{lease}")).unwrap();
+    while watch.participants("m").unwrap().is_empty() {
+        thread::sleep(ms(5));
+    }
+    proxy.black_hole(Direction::Both);
+    while a.is_owner() {
+        thread::sleep(ms(5));
+    }
+    thread::sleep(ms(700));
+    proxy.cut();
+    a.stop().unwrap();
+    proxy.pass();
+    let began = Instant::now();
+    while !c.is_owner() {
+        assert!(began.elapsed() < Duration::from_secs(30));
+        thread::sleep(ms(2));
+    }
+    println!(
+        "TRANSITION {label}: c owned {:?} after a had stopped and the server was back",
+        began.elapsed()
+    );
+    assert!(began.elapsed() < Duration::from_secs(6));
+    drop((in_a, in_c));
+}
+
+#[test]
+fn transition_redis() {
+    within(Duration::from_secs(60), || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.addr());
+        let url = format!("redis://{}", proxy.addr());
+        stops_in_its_transition(&format!("redis://{}", server.addr()), &url, &proxy, "redis");
+    });
+}
+
+#[test]
+fn transition_mysql() {
+    within(Duration::from_secs(60), || {
+        let url = mysql_ground::database();
+        let proxy = Proxy::to(semaphore_ground::addr_of(&url));
+        let through = semaphore_ground::through(&url, proxy.addr());
+        stops_in_its_transition(&url, &through, &proxy, "mysql");
+    });
+}
