@@ -401,9 +401,12 @@ impl Contention {
                 self.granted(sent, now, grant);
             }
             Ok(Attempt::Refused(refusal)) => {
-                self.unsure = false;
+                if refusal.asked {
+                    // Somebody else's. What asked the server nothing does not prove that.
+                    self.unsure = false;
+                    self.leftover = None;
+                }
                 self.failures = 0;
-                self.leftover = None;
                 self.see(refusal.owner);
                 self.next_try = if queued {
                     self.period.next_attempt(now, refusal.retry_in, roll)

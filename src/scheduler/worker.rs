@@ -457,8 +457,15 @@ impl Worker {
         let result = catch_unwind(AssertUnwindSafe(|| (job.work)(&context)));
         let took = Moment::now() - began;
         let report = context.report(result, took);
-        if recorded == Recorded::AtTheEnd && context.is_leader() {
-            self.record(fence);
+        if recorded == Recorded::AtTheEnd {
+            if context.is_leader() {
+                self.record(fence);
+            }
+            if !context.is_leader() {
+                // A stop did not wait for the work, but the release does: there is time to write it down.
+                let keep = self.schedule.kept();
+                self.service.record_last_run(fence, keep);
+            }
         }
         let ended = Clocks::read();
         match recorded {

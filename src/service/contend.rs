@@ -99,6 +99,10 @@ enum Message {
         by: Moment,
         answer: Sender<Result<bool>>,
     },
+    RecordLastRun {
+        fence: u64,
+        keep: Duration,
+    },
 }
 
 impl MutexContendService {
@@ -214,6 +218,21 @@ impl MutexContendService {
             by,
             answer,
         })
+    }
+
+    /// Records a run that ended when its leadership was over already. The worker does it before it sends
+    /// the release, which waits for the callback for Released: whoever leads next keeps its distance.
+    /// Nobody waits for that here, because the worker may wait for the caller.
+    pub(crate) fn record_last_run(&self, fence: u64, keep: Duration) {
+        let Some(inner) = self.inner.here() else {
+            return;
+        };
+        if let Some(inbox) = inner.inbox.lock().as_mut() {
+            inbox.push_back(Message::RecordLastRun { fence, keep });
+        }
+        if let Some(unparker) = inner.lifecycle.unparker() {
+            unparker.message();
+        }
     }
 
     /// How long stopping takes at most.
@@ -598,6 +617,19 @@ impl Worker {
                 } => {
                     let by = self.within_belief(by);
                     let _ = answer.send(self.runner.record_run(fence, keep, by));
+                }
+                Message::RecordLastRun { fence, keep } => {
+                    let by = self.within_belief(Moment::FAR);
+                    let why = match self.runner.record_run(fence, keep, by) {
+                        Ok(true) => continue,
+                        Ok(false) => "its lease is over".to_owned(),
+                        Err(error) => error.to_string(),
+                    };
+                    log::warn!(
+                        "{}: the last run of fence {fence} is not recorded, so the next leader may run too \
+                         early: {why}",
+                        self.runner.contender().mutex
+                    );
                 }
             }
         }
