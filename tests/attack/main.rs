@@ -1,4 +1,5 @@
-//! Attacks on the rules of section 3, with two factories on one server.
+//! Attacks on the rules, front by front: storms of faults, hand-offs with give-ups, stops and drops at the wrong
+//! moment. `CONTEND_ATTACK_SECONDS` makes them longer.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
 #[path = "../mysql_ground/mod.rs"]
@@ -20,7 +21,7 @@ const fn ms(ms: u64) -> Duration {
 }
 
 fn seconds() -> u64 {
-    std::env::var("ATTACK_SECONDS").map_or(25, |it| it.parse().unwrap())
+    std::env::var("CONTEND_ATTACK_SECONDS").map_or(6, |it| it.parse().unwrap())
 }
 
 /// Reads all events, and checks that they alternate and that fences grow.

@@ -60,7 +60,8 @@ Exit codes:
   128+n  signal n ended the command, or contend itself
   lock and semaphore run otherwise exit with the code of their command.
 
-With --json, every line on standard output is one JSON object; messages on standard error are too.
+With --json, every line that contend itself prints is one JSON object, errors included; what a command
+prints passes through.
 
 Examples:
   export CONTEND_URL=redis://10.0.0.5
