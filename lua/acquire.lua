@@ -60,11 +60,13 @@ end
 
 if not owner or owner == id then
   local fence = now
-  if seen[3] and seen[3] + 0 >= fence then
-    fence = seen[3] + 1
+  -- What is no number, or none that Lua holds exactly, was written by nobody who fences: it must not stay.
+  local last, own = tonumber(seen[3] or 0), tonumber(term or 0)
+  if last and last >= fence and last < 9007199254740991 then
+    fence = last + 1
   end
-  if term and term + 0 >= fence then
-    fence = term + 1
+  if own and own >= fence and own < 9007199254740991 then
+    fence = own + 1
   end
   local text = string.format('%.0f', fence)
   if owner and term ~= '0' then
