@@ -44,7 +44,7 @@ fn drain(
             if slow {
                 thread::sleep(ms(30));
             }
-            missed += event.missed as u64;
+            missed += event.missed;
             match event.kind {
                 EventKind::Acquired => {
                     gained += 1;
@@ -270,13 +270,13 @@ fn hand_offs(connect: &(dyn Fn() -> Factory + Sync), label: &str) {
                                 drop(guard);
                             }
                             Err(error) if error.kind() == ErrorKind::Held => {
-                                drop(gave_up.fetch_add(1, SeqCst))
+                                gave_up.fetch_add(1, SeqCst);
                             }
                             Err(error) if error.kind() == ErrorKind::Cancelled => {
-                                drop(cancelled.fetch_add(1, SeqCst))
+                                cancelled.fetch_add(1, SeqCst);
                             }
                             Err(error) if error.is_transient() => {
-                                drop(gave_up.fetch_add(1, SeqCst))
+                                gave_up.fetch_add(1, SeqCst);
                             }
                             Err(error) => panic!("{error}"),
                         }
@@ -576,7 +576,9 @@ fn dropped_in_a_callback() {
                     drop(inner.lock().take());
                     let _ = done.send(());
                 })
-                .on_released(move |_| drop(r.fetch_add(1, SeqCst)))
+                .on_released(move |_| {
+                    r.fetch_add(1, SeqCst);
+                })
                 .build()
                 .unwrap();
             let other = f.clone();
