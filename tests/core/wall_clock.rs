@@ -3,11 +3,12 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use contend::{EventKind, Lease};
+use testbed::{Output, Process};
 
 /// Set in the process whose wall clock is stepped.
 const STEPPED: &str = "CONTEND_TEST_WALL_CLOCK";
@@ -35,7 +36,12 @@ fn elect() {
         service.start().unwrap();
         (service, events)
     };
-    let both = [leads("a"), leads("b")];
+    let first = leads("a");
+    // It queues first: a thread that was started first may run second.
+    testbed::wait_until(Duration::from_secs(30), "the first leads", || {
+        first.0.is_owner()
+    });
+    let both = [first, leads("b")];
     for (service, events) in both.iter().cycle().take(3) {
         for kind in [EventKind::Acquired, EventKind::Released] {
             let event = events
@@ -77,19 +83,18 @@ fn a_wall_clock_stepped_by_an_hour_changes_neither_ownership_nor_events() {
         )
         .split_once("::")
         .unwrap();
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(STEPPED, "1")
             .env("LD_PRELOAD", library)
             .env("FAKETIME_TIMESTAMP_FILE", &clock)
             .env("FAKETIME_NO_CACHE", "1")
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        let child = Process::spawn(&child, &Output::Pipe).unwrap();
         let mut events: Vec<(String, u64, i64)> = Vec::new();
         let mut acquired = 0;
-        for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        for line in BufReader::new(child.take_stdout().unwrap()).lines() {
             let line = line.unwrap();
             let Some((_, event)) = line.split_once("event ") else {
                 continue;
@@ -107,7 +112,12 @@ fn a_wall_clock_stepped_by_an_hour_changes_neither_ownership_nor_events() {
                 number(words[2]),
             ));
         }
-        assert!(child.wait().unwrap().success(), "{events:#?}");
+        assert!(
+            child
+                .wait(Duration::from_secs(10))
+                .is_some_and(|it| it.success()),
+            "{events:#?}"
+        );
 
         let steps = events.windows(2).map(|pair| pair[1].2 - pair[0].2);
         let (forward, back) = steps.fold((0, 0), |(up, down), step| (up.max(step), down.min(step)));
