@@ -152,37 +152,52 @@ fn expire(
     wait_until(PATIENCE, "the watcher's server has caught up", || {
         watcher.sync(soon()).is_ok()
     });
-    ensemble.isolate(server);
-    let mut seen = Moment::now();
-    wait_until(PATIENCE, "all sessions are gone", || {
-        let asked = Moment::now();
-        // While they elect another leader there is no answer.
-        let Ok(names) = watcher.get_children(&root, soon()) else {
-            return false;
-        };
-        // Gone by the answer at the latest, and not before the last question whose answer had it.
-        let answered = Moment::now();
-        sessions.retain(|(session, path)| {
-            if names.iter().any(|name| path.ends_with(name)) {
-                return true;
-            }
-            let Some(alive_until) = session.alive_until() else {
-                expiries.told += 1;
+    ensemble.cut_off(server);
+    std::thread::scope(|scope| {
+        if leads {
+            // Once it has noticed, and closed its clients' connections, it would be elected again, and
+            // nobody could follow it.
+            scope.spawn(|| {
+                wait_until(PATIENCE, "the leader has noticed", || {
+                    node.mode().as_deref() != Some("leader")
+                });
+                node.kill();
+            });
+        }
+        let mut seen = Moment::now();
+        wait_until(PATIENCE, "all sessions are gone", || {
+            let asked = Moment::now();
+            // While they elect another leader there is no answer.
+            let Ok(names) = watcher.get_children(&root, soon()) else {
                 return false;
             };
-            let must = alive_until - T / 6 + cushion;
-            assert!(
-                must <= answered,
-                "age {age}: gone {:?} too early",
-                must - answered
-            );
-            expiries.rests.push(seen - (alive_until - T / 6));
-            false
+            // Gone by the answer at the latest, and not before the last question whose answer had it.
+            let answered = Moment::now();
+            sessions.retain(|(session, path)| {
+                if names.iter().any(|name| path.ends_with(name)) {
+                    return true;
+                }
+                let Some(alive_until) = session.alive_until() else {
+                    expiries.told += 1;
+                    return false;
+                };
+                let must = alive_until - T / 6 + cushion;
+                assert!(
+                    must <= answered,
+                    "age {age}: gone {:?} too early",
+                    must - answered
+                );
+                expiries.rests.push(seen - (alive_until - T / 6));
+                false
+            });
+            seen = asked;
+            sessions.is_empty()
         });
-        seen = asked;
-        sessions.is_empty()
     });
     ensemble.heal(server);
+    if !node.is_running() {
+        node.start();
+    }
     ensemble.wait_whole();
 }
 
@@ -218,8 +233,7 @@ fn no_session_of_a_leader_that_lost_its_quorum_ends_before_belief_does() {
     let rounds = rounds().div_ceil(3);
     let limit = HANG + Duration::from_secs(25) * u32::try_from(rounds).unwrap();
     within(limit, || {
-        // A follower that comes to the new leader's proxy before the leader listens is sent away, and
-        // both wait for that long.
+        // The others may vote for the old leader until it is gone, and wait for it for that long.
         let ensemble = ZooKeeperEnsemble::start_with(true, &["initLimit=5"], &[]);
         let mut expiries = Expiries::default();
         for round in 0..rounds {

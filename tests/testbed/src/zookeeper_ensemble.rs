@@ -19,8 +19,6 @@ pub struct ZooKeeperEnsemble {
     nodes: Vec<ZooKeeperServer>,
     /// `links[from][to]`: through which `from` reaches the quorum port of `to`.
     links: Vec<Vec<Option<Proxy>>>,
-    /// The same for the election port.
-    elections: Vec<Vec<Option<Proxy>>>,
 }
 
 impl ZooKeeperEnsemble {
@@ -29,8 +27,13 @@ impl ZooKeeperEnsemble {
         Self::start_with(false, &[], &[])
     }
 
-    /// Starts one whose nodes reach each other's quorum and election ports through proxies: see
-    /// [`cut_off`](Self::cut_off), [`isolate`](Self::isolate) and [`link`](Self::link).
+    /// Starts one whose nodes reach each other's quorum ports through proxies: see
+    /// [`cut_off`](Self::cut_off) and [`link`](Self::link).
+    ///
+    /// Elections do not pass through them, so that a node cut off from its leader still knows who
+    /// that is, as in the fault that is to be shown: cut off, but not thrown into a new election.
+    /// (A proxy before an election port would not help: a node connects back to the address that the other
+    /// one announces, which is its own.)
     pub fn start_proxied() -> Self {
         Self::start_with(true, &[], &[])
     }
@@ -108,25 +111,22 @@ impl ZooKeeperEnsemble {
             .expect("an ensemble of `start_proxied`, and two different nodes")
     }
 
-    /// Cuts a node off from the quorum ports of the other nodes: nothing passes, nothing is closed, and
-    /// its clients stay connected. Elections still reach it, so that a follower knows who leads.
+    /// Cuts a node off from the other nodes, leader or not: nothing passes, nothing is closed, and
+    /// its clients stay connected.
     pub fn cut_off(&self, index: usize) {
-        between(&self.links, index).for_each(|link| link.black_hole(Direction::Both));
+        self.links_of(index)
+            .for_each(|link| link.black_hole(Direction::Both));
     }
 
-    /// As [`cut_off`](Self::cut_off), and from elections, too: what a leader needs, or it would be
-    /// elected again.
-    pub fn isolate(&self, index: usize) {
-        between(&self.elections, index).for_each(|link| link.black_hole(Direction::Both));
-        self.cut_off(index);
-    }
-
-    /// Undoes [`cut_off`](Self::cut_off) and [`isolate`](Self::isolate); what was held on the way
-    /// arrives.
+    /// Undoes [`cut_off`](Self::cut_off); what was held on the way arrives.
     pub fn heal(&self, index: usize) {
-        between(&self.links, index)
-            .chain(between(&self.elections, index))
-            .for_each(Proxy::pass);
+        self.links_of(index).for_each(Proxy::pass);
+    }
+
+    fn links_of(&self, index: usize) -> impl Iterator<Item = &Proxy> {
+        (0..NODES)
+            .filter(move |&other| other != index)
+            .flat_map(move |other| [self.link(index, other), self.link(other, index)])
     }
 
     fn nodes_up(proxied: bool, config: &[&str], jvm: &[&str]) -> Result<Self, StartFailure> {
@@ -134,25 +134,22 @@ impl ZooKeeperEnsemble {
         let ports: Vec<[Port; 3]> = (0..NODES)
             .map(|_| [Port::free(), Port::free(), Port::free()])
             .collect();
-        let proxies = |kind: usize| -> Vec<Vec<Option<Proxy>>> {
-            let between = |from: usize, to: usize| {
-                (proxied && from != to).then(|| Proxy::to(ports[to][kind].addr()))
-            };
-            (0..NODES)
-                .map(|from| (0..NODES).map(|to| between(from, to)).collect())
-                .collect()
-        };
-        let (links, elections) = (proxies(1), proxies(2));
-        let peers: Vec<Vec<String>> = (0..NODES)
+        let links: Vec<Vec<Option<Proxy>>> = (0..NODES)
             .map(|from| {
                 (0..NODES)
+                    .map(|to| (proxied && from != to).then(|| Proxy::to(ports[to][1].addr())))
+                    .collect()
+            })
+            .collect();
+        let peers: Vec<Vec<String>> = links
+            .iter()
+            .map(|links| {
+                (0..NODES)
                     .map(|to| {
-                        let port = |proxy: &Option<Proxy>, kind: usize| {
-                            let own = ports[to][kind].number();
-                            proxy.as_ref().map_or(own, Proxy::port)
-                        };
-                        let quorum = port(&links[from][to], 1);
-                        let election = port(&elections[from][to], 2);
+                        let quorum = links[to]
+                            .as_ref()
+                            .map_or(ports[to][1].number(), Proxy::port);
+                        let election = ports[to][2].number();
                         format!("server.{}=127.0.0.1:{quorum}:{election}", to + 1)
                     })
                     .collect()
@@ -166,11 +163,7 @@ impl ZooKeeperEnsemble {
             .collect();
         nodes.iter().for_each(|node| node.spawn());
         nodes.iter().try_for_each(|node| node.wait_ready())?;
-        Ok(Self {
-            nodes,
-            links,
-            elections,
-        })
+        Ok(Self { nodes, links })
     }
 
     fn find(&self, mode: &str) -> Vec<usize> {
@@ -178,13 +171,6 @@ impl ZooKeeperEnsemble {
             .filter(|&index| self.nodes[index].mode().as_deref() == Some(mode))
             .collect()
     }
-}
-
-/// The proxies from and to one node.
-fn between(links: &[Vec<Option<Proxy>>], index: usize) -> impl Iterator<Item = &Proxy> {
-    (0..NODES)
-        .flat_map(move |other| [&links[index][other], &links[other][index]])
-        .flatten()
 }
 
 /// A node, not started.
