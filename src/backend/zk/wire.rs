@@ -404,29 +404,4 @@ pub(super) mod tests {
         frames.push(&[0, 0, 0, 2, 8, 9]);
         assert_eq!(frames.next(), Ok(Some(Frame::Whole(vec![8, 9]))));
     }
-
-    #[test]
-    fn frames_come_out_whole_however_they_are_cut() {
-        let mut out = Encoder::default();
-        for xid in 1..=20 {
-            Request::Create {
-                path: "/x".repeat(xid as usize),
-                data: vec![7; 1000 * xid as usize],
-                mode: Mode::Container,
-                permissions: Permissions::Shared,
-            }
-            .encode(xid, false, &mut out);
-        }
-        for step in [1, 3, 4, 1000, 100_000] {
-            let mut frames = Frames::default();
-            let mut xids = Vec::new();
-            for piece in out.as_bytes().chunks(step) {
-                frames.push(piece);
-                while let Some(Frame::Whole(frame)) = frames.next().unwrap() {
-                    xids.push(Decoder::new(&frame).int().unwrap());
-                }
-            }
-            assert_eq!(xids, (1..=20).collect::<Vec<_>>());
-        }
-    }
 }
