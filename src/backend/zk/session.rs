@@ -497,6 +497,14 @@ impl Session {
         self.shared.state.lock().known.get(mutex_path).cloned()
     }
 
+    /// The leader that the session last saw, if it saw one.
+    pub(super) fn known_leader(&self, mutex_path: &str) -> Option<Leader> {
+        match self.known(mutex_path) {
+            Some(Known::Led(leader)) => Some(leader),
+            _ => None,
+        }
+    }
+
     /// Remembers what was seen of a mutex.
     pub(super) fn learn(&self, mutex_path: &Arc<str>, known: Known) {
         let mut state = self.shared.state.lock();
