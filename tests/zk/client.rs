@@ -1,5 +1,5 @@
 //! The client under faults. Each fault that was seen in the `zookeeper` crate is shown absent here.
-use crate::zk_support;
+use crate::support;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use crate::zk_support::{HANG, PATIENCE, builder, name, session, soon, wait_for};
+use crate::support::{HANG, PATIENCE, builder, name, session, soon, wait_for};
 use contend::zk::{Acl, Mode, SessionState};
 use contend::{ErrorKind, Moment};
 use testbed::{Direction, Output, Process, Proxy, ZooKeeperServer, wait_until, within};
@@ -159,7 +159,7 @@ fn a_session_expires_by_the_servers_word_and_never_becomes_another() {
         let proxy = Proxy::to(SERVER.addr());
         let session = session(proxy.addr(), SHORT);
         let id = session.id();
-        let other = zk_support::session(SERVER.addr(), LONG);
+        let other = support::session(SERVER.addr(), LONG);
         let root = format!("/{}", name("expiry"));
         other.create(&root, b"", Mode::Persistent, soon()).unwrap();
         let (node, _) = session
@@ -517,10 +517,10 @@ fn stops() {
     log::set_max_level(log::LevelFilter::Warn);
     for _ in 0..5 {
         let server = std::env::var("CONTEND_STOPS_AT").unwrap();
-        let factory = zk_support::factory(server, LONG);
+        let factory = support::factory(server, LONG);
         let service = factory.contend(name("stops")).build().unwrap();
         service.start().unwrap();
-        zk_support::wait_leads(&service);
+        support::wait_leads(&service);
         service.stop().unwrap();
         drop((service, factory));
     }

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use crate::zk_support::{
+use crate::support::{
     HANG, PATIENCE, contender, factory, granted, line, long_seat, name, refused, session, soon,
 };
 use contend::backend::{OnRefusal, Purpose, Renewal};

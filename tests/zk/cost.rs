@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::zk_support::{HANG, PATIENCE, factory};
+use crate::support::{HANG, PATIENCE, factory};
 use testbed::{Output, Process, ZooKeeperServer, cpu_time, rss_kib, threads, wait_until, within};
 
 #[test]

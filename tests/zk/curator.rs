@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crate::zk_support::{HANG, factory, name, number};
+use crate::support::{HANG, factory, name, number};
 use testbed::{Output, Process, TempDir, ZooKeeperServer, within};
 
 const T: Duration = Duration::from_secs(3);

@@ -10,7 +10,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::zk_support::{HANG, PATIENCE, Rivals, factory, name, number, session, soon};
+use crate::support::{HANG, PATIENCE, Rivals, factory, name, number, session, soon};
 use contend::zk::Mode;
 use contend::{Factory, Moment};
 use rand::rngs::StdRng;
@@ -155,8 +155,8 @@ fn expire(
     ensemble.cut_off(server);
     std::thread::scope(|scope| {
         if leads {
-            // Elections do not pass through the proxies: once it has noticed, and closed its clients'
-            // connections, it would be elected again, and nobody could follow it.
+            // Once it has noticed, and closed its clients' connections, it would be elected again, and
+            // nobody could follow it.
             scope.spawn(|| {
                 wait_until(PATIENCE, "the leader has noticed", || {
                     node.mode().as_deref() != Some("leader")
@@ -221,6 +221,37 @@ fn no_session_of_a_cut_off_follower_ends_before_it_is_said_to() {
             expire(&ensemble, follower, &leader, age, &mut expiries);
         }
         expiries.print("follower cut off from its leader");
+    });
+}
+
+/// A leader without its quorum acknowledges every `sync` until it notices. Those who elect another one
+/// notice at about the same time, and the new leader counts every session's timeout anew: belief must end
+/// before that is over, with whatever is left of the transition.
+#[test]
+fn no_session_of_a_leader_that_lost_its_quorum_ends_before_belief_does() {
+    // A round takes as long as the leader does to notice: 25 ticks.
+    let rounds = rounds().div_ceil(3);
+    let limit = HANG + Duration::from_secs(25) * u32::try_from(rounds).unwrap();
+    within(limit, || {
+        // The others may vote for the old leader until it is gone, and wait for it for that long.
+        let ensemble = ZooKeeperEnsemble::start_with(true, &["initLimit=5"], &[]);
+        let mut expiries = Expiries::default();
+        for round in 0..rounds {
+            let age = [350, 0, 1_200][usize::try_from(round % 3).unwrap()];
+            let leader = ensemble.wait_leader();
+            let others = ensemble.followers().into_iter();
+            let others: Vec<String> = others
+                .map(|index| ensemble.node(index).addr().to_string())
+                .collect();
+            let others = others.join(",");
+            // The first rival leads, and knows the cut-off leader only.
+            let factories = [only(&ensemble, leader), factory(&others, T)];
+            let rivals = Rivals::start(&factories, "no-quorum");
+            expire(&ensemble, leader, &others, age, &mut expiries);
+            rivals.wait_for_leader(|_| true);
+            rivals.judge();
+        }
+        expiries.print("leader cut off from its quorum");
     });
 }
 

@@ -5,7 +5,7 @@
 use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::zk_support::{HANG, PATIENCE, Rivals, factory, session, soon, wait_for};
+use crate::support::{HANG, PATIENCE, Rivals, factory, session, soon, wait_for};
 use contend::zk::SessionState;
 use contend::{Factory, Moment};
 use testbed::{ZooKeeperEnsemble, wait_until, within};

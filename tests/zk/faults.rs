@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::zk_support::{HANG, PATIENCE, Rivals, factory, line, name, session};
+use crate::support::{HANG, PATIENCE, Rivals, factory, line, name, session};
 use contend::{Factory, Moment};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

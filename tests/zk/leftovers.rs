@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::zk_support::{
+use crate::support::{
     HANG, PATIENCE, contender, factory, granted, line, long_seat, name, refused, session, soon,
 };
 use contend::backend::{OnRefusal, Purpose};

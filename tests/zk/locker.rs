@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::zk_support::{HANG, PATIENCE, factory, name};
+use crate::support::{HANG, PATIENCE, factory, name};
 use testbed::{ZooKeeperServer, within};
 
 /// Longer than the whole test: what a session has made does not go away by itself.

@@ -22,6 +22,5 @@ mod peer;
 mod restored;
 mod settings;
 mod storm;
+mod support;
 mod tolerance;
-#[path = "../zk_support/mod.rs"]
-mod zk_support;

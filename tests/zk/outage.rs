@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::zk_support::{HANG, PATIENCE, factory, name, number, packets};
+use crate::support::{HANG, PATIENCE, factory, name, number, packets};
 use testbed::{Proxy, ZooKeeperServer, rss_kib, wait_until, within};
 
 const T: Duration = Duration::from_secs(9);

@@ -1,11 +1,11 @@
 //! Turn-taking with an independent client: the `zookeeper` crate, with nodes named as Curator's
 //! LeaderLatch names them.
-use crate::zk_support;
+use crate::support;
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use crate::zk_support::{HANG, PATIENCE, factory, line, long_seat, name, refused, session, soon};
+use crate::support::{HANG, PATIENCE, factory, line, long_seat, name, refused, session, soon};
 use contend::{Moment, Parker, Unparked, backend::OnRefusal};
 use testbed::{ZooKeeperServer, wait_until, within};
 use zookeeper::{Acl, CreateMode, ZooKeeper, ZooKeeperExt};
@@ -145,7 +145,7 @@ fn a_peer_that_writes_to_its_node_does_not_make_us_lead() {
         assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
         peer.leave();
         assert_eq!(parker.park(soon()), Unparked::Wake);
-        zk_support::granted(&mut *contender, OnRefusal::Enqueue);
+        support::granted(&mut *contender, OnRefusal::Enqueue);
     });
 }
 

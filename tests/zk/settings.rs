@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use crate::zk_support::{
+use crate::support::{
     HANG, PATIENCE, builder, contender, factory, granted, line, long_seat, name, session, soon,
 };
 use contend::backend::{Attempt, OnRefusal, Purpose, Renewal};

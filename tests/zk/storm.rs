@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::zk_support::{HANG, PATIENCE, factory, line, name, number, packets, session};
+use crate::support::{HANG, PATIENCE, factory, line, name, number, packets, session};
 use testbed::{Proxy, ZooKeeperServer, cpu_load, wait_until, within};
 
 /// review/zk.md 2 and 9: when they started together, each read the whole line again and again, until the

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::zk_support::{HANG, PATIENCE, Rivals, builder, factory, name, number, wait_leads};
+use crate::support::{HANG, PATIENCE, Rivals, builder, factory, name, number, wait_leads};
 use contend::{EventKind, Factory, zk};
 use testbed::{Direction, Proxy, ZooKeeperEnsemble, ZooKeeperServer, wait_until, within};
 

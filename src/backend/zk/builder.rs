@@ -116,7 +116,8 @@ impl Builder {
     /// A server grants 2 to 20 of its ticks unless configured otherwise (`minSessionTimeout`,
     /// `maxSessionTimeout`, the same on every server). If it grants less than is asked for, the factory's
     /// calls fail with an error that says so. Heartbeats need two ticks at least: on a server whose
-    /// `minSessionTimeout` allows less, do not ask for less.
+    /// `minSessionTimeout` allows less, do not ask for less. With five ticks or more an owner steps down
+    /// in time, too, if the ensemble's leader loses its quorum.
     #[must_use]
     pub fn session_timeout(mut self, timeout: Duration) -> Builder {
         self.session_timeout = Some(timeout);

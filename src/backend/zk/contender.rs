@@ -162,22 +162,30 @@ impl ZkContender {
     /// try that fails makes no node. Not where the mutex was free when this session looked last: then a
     /// look would only double the cost of a lock that nobody else wants.
     fn held_by(&self, session: &Arc<Session>, by: Moment) -> Result<Option<Leader>> {
-        let known = match session.known(&self.mutex_path) {
-            Some(Known::Free) => return Ok(None),
-            Some(Known::Led(leader)) => Some(leader),
-            None => None,
-        };
+        if matches!(session.known(&self.mutex_path), Some(Known::Free)) {
+            return Ok(None);
+        }
         let line = session.line(&self.mutex_path, by)?.unwrap_or_default();
-        let Some(first) = line.first() else {
+        if line.first().is_none() {
             session.learn(&self.mutex_path, Known::Free);
+        }
+        self.first_of(session, &line, by)
+    }
+
+    /// Who leads by `line`: as the session knows it, or read now. `None`: nobody, or gone by now, or not
+    /// for us to read.
+    fn first_of(&self, session: &Session, line: &Line, by: Moment) -> Result<Option<Leader>> {
+        let Some(first) = line.first() else {
             return Ok(None);
         };
-        if let Some(known) = known
-            && known.name == first.name
-        {
+        let known = session.known_leader(&self.mutex_path);
+        if let Some(known) = known.filter(|known| known.name == first.name) {
             return Ok(Some(known));
         }
-        let leader = self.leader_at(session, &first.name, by)?;
+        let leader = match session.leader(&self.mutex_path, &first.name, by) {
+            Err(error) if error.kind() == ErrorKind::Denied => None,
+            other => other?,
+        };
         if let Some(leader) = &leader {
             session.learn(&self.mutex_path, Known::Led(leader.clone()));
         }
@@ -267,34 +275,16 @@ impl ZkContender {
         let Some(node) = self.entry.take_node(|_| true) else {
             return Err(unexpected());
         };
-        if let Some(first) = line.first()
-            && !matches!(session.known(&self.mutex_path), Some(Known::Led(leader)) if leader.name == first.name)
-        {
-            // Not free, and not known who leads: the next one looks before it writes.
-            let leader = self.leader_at(session, &first.name, by);
-            match leader {
-                Ok(Some(leader)) => session.learn(&self.mutex_path, Known::Led(leader)),
-                Ok(None) => {}
-                Err(error) => {
-                    node.abandon();
-                    return Err(error);
-                }
+        // The session learns it, so that the next one looks before it writes.
+        let leader = match self.first_of(session, line, by) {
+            Ok(leader) => leader,
+            Err(error) => {
+                node.abandon();
+                return Err(error);
             }
-        }
-        node.delete(by)?;
-        let leader = match session.known(&self.mutex_path) {
-            Some(Known::Led(leader)) => Some(leader),
-            _ => None,
         };
+        node.delete(by)?;
         Ok(self.refused(session, leader))
-    }
-
-    /// `None`: gone by now, or not for us to read.
-    fn leader_at(&self, session: &Session, name: &str, by: Moment) -> Result<Option<Leader>> {
-        match session.leader(&self.mutex_path, name, by) {
-            Err(error) if error.kind() == ErrorKind::Denied => Ok(None),
-            other => other,
-        }
     }
 
     fn refused(&self, session: &Session, leader: Option<Leader>) -> Attempt {

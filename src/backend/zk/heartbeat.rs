@@ -17,10 +17,12 @@
 //! while all is well, and a server may be silent for about half of T before an owner steps down.
 //!
 //! **What this cannot see**, and what the transition of T/6 at least is for: a leader cut off from its
-//! quorum acknowledges until it notices; a leader that stood still in the very moment of a ping may
+//! quorum acknowledges until it notices, up to two ticks after its followers did. The next leader counts
+//! every timeout anew from its election, and the proof is T/4 old, so with T of five ticks or more
+//! belief ends before a session can. And a leader that stood still in the very moment of a ping may
 //! acknowledge twice around a report that was never sent, which makes its view up to half a tick older
-//! than we think. A full loss of the connection between follower and leader must follow at once for
-//! either to matter.
+//! than we think; a full loss of the connection between follower and leader must follow at once for that
+//! to matter.
 
 use std::collections::VecDeque;
 use std::time::Duration;

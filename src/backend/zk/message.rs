@@ -105,17 +105,6 @@ pub(super) enum Request {
     Close,
 }
 
-/// Which reply a request gets: all that must be kept to decode it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
-    Created,
-    Stat,
-    Data,
-    Children,
-    CheckedWrite,
-    Nothing,
-}
-
 /// The server's answer to a request: what was asked for, or why not.
 pub(super) type Outcome = Result<Reply, Code>;
 
@@ -211,27 +200,15 @@ impl Request {
         out.end();
     }
 
-    pub(super) fn shape(&self) -> Shape {
-        match self {
-            Request::Create { .. } => Shape::Created,
-            Request::Exists(_) => Shape::Stat,
-            Request::Data(_) => Shape::Data,
-            Request::Children(_) => Shape::Children,
-            Request::CheckedWrite { .. } => Shape::CheckedWrite,
-            Request::Delete(_) | Request::Sync | Request::Close => Shape::Nothing,
-        }
-    }
-}
-
-impl Shape {
-    pub(super) fn decode(self, mut body: Decoder<'_>) -> Result<Outcome, Malformed> {
+    /// Decodes the body of the reply to this request.
+    pub(super) fn decode(&self, mut body: Decoder<'_>) -> Result<Outcome, Malformed> {
         Ok(Ok(match self {
-            Shape::Created => Reply::Created(body.text()?, stat(&mut body)?),
-            Shape::Stat => Reply::Stat(stat(&mut body)?),
-            Shape::Data => Reply::Data(body.buffer()?.to_vec(), stat(&mut body)?),
-            Shape::Children => Reply::Children(body.texts()?),
-            Shape::CheckedWrite => return checked_write(&mut body),
-            Shape::Nothing => Reply::Nothing,
+            Request::Create { .. } => Reply::Created(body.text()?, stat(&mut body)?),
+            Request::Exists(_) => Reply::Stat(stat(&mut body)?),
+            Request::Data(_) => Reply::Data(body.buffer()?.to_vec(), stat(&mut body)?),
+            Request::Children(_) => Reply::Children(body.texts()?),
+            Request::CheckedWrite { .. } => return checked_write(&mut body),
+            Request::Delete(_) | Request::Sync | Request::Close => Reply::Nothing,
         }))
     }
 }

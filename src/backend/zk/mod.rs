@@ -44,11 +44,6 @@ mod session;
 mod watches;
 mod wire;
 
-#[cfg(test)]
-mod decoder_tests;
-#[cfg(test)]
-mod protocol_tests;
-
 use std::sync::Arc;
 
 use parking_lot::Mutex;

@@ -527,10 +527,8 @@ impl Node {
         if let Some(own) = &own {
             asks.push(Ask::watch(&self.path, own));
         }
-        let known = match self.session.known(mutex_path) {
-            Some(Known::Led(leader)) => leader.name == first.name,
-            _ => false,
-        };
+        let known = self.session.known_leader(mutex_path);
+        let known = known.is_some_and(|leader| leader.name == first.name);
         let leader = (!(known || led && watches_before)).then(|| first.clone());
         if let Some(leader) = &leader {
             asks.push(Request::Data(format!("{mutex_path}/{}", leader.name)).into());
@@ -612,7 +610,7 @@ impl Node {
             self.session.learn(mutex_path, Known::Led(leader));
         }
         self.place = Place::Behind(asking.before);
-        Ok(Look::Waits(self.known_leader(mutex_path)))
+        Ok(Look::Waits(self.session.known_leader(mutex_path)))
     }
 
     /// One small question, instead of the whole line: with a confirmed watch nothing is missed. Services
@@ -631,7 +629,7 @@ impl Node {
             None => {
                 let mut asks = vec![exists(before.path.clone())];
                 let now = Moment::now();
-                if let Some(mut leader) = self.known_leader(mutex_path)
+                if let Some(mut leader) = self.session.known_leader(mutex_path)
                     && purpose == Purpose::Lead
                     && leader.name != before.name
                     && leader.seen + refresh <= now
@@ -679,14 +677,7 @@ impl Node {
         if leader_gone {
             return Ok(Look::ReadLine);
         }
-        Ok(Look::Waits(self.known_leader(mutex_path)))
-    }
-
-    fn known_leader(&self, mutex_path: &Arc<str>) -> Option<Leader> {
-        match self.session.known(mutex_path) {
-            Some(Known::Led(leader)) => Some(leader),
-            _ => None,
-        }
+        Ok(Look::Waits(self.session.known_leader(mutex_path)))
     }
 
     /// Watches our own node, unless that is done or on its way, without waiting.

@@ -297,13 +297,12 @@ impl Session {
             mode,
             permissions: Permissions::Of(self.shared.config.acl),
         };
-        match self.one(request, by)? {
-            Ok(Reply::Created(full, stat)) => {
+        match self.done(request, by)? {
+            Reply::Created(full, stat) => {
                 let path = full.strip_prefix(self.shared.config.chroot.as_str());
                 Ok((path.unwrap_or(&full).to_owned(), stat))
             }
-            Ok(_) => Err(unexpected()),
-            Err(code) => Err(code.error(path)),
+            _ => Err(unexpected()),
         }
     }
 
@@ -312,11 +311,7 @@ impl Session {
     /// # Errors
     /// `NotFound` if it is not there, `Conflict` if it has children, and what the network can do.
     pub fn delete(&self, path: &str, by: Moment) -> Result<()> {
-        let request = Request::Delete(self.full(path));
-        match self.one(request, by)? {
-            Ok(_) => Ok(()),
-            Err(code) => Err(code.error(path)),
-        }
+        self.done(Request::Delete(self.full(path)), by).map(drop)
     }
 
     /// Returns what the server keeps about a node; `None` if it is not there.
@@ -338,11 +333,9 @@ impl Session {
     /// # Errors
     /// `NotFound` if it is not there, and what the network can do.
     pub fn get_data(&self, path: &str, by: Moment) -> Result<(Vec<u8>, Stat)> {
-        let request = Request::Data(self.full(path));
-        match self.one(request, by)? {
-            Ok(Reply::Data(data, stat)) => Ok((data, stat)),
-            Ok(_) => Err(unexpected()),
-            Err(code) => Err(code.error(path)),
+        match self.done(Request::Data(self.full(path)), by)? {
+            Reply::Data(data, stat) => Ok((data, stat)),
+            _ => Err(unexpected()),
         }
     }
 
@@ -351,11 +344,9 @@ impl Session {
     /// # Errors
     /// `NotFound` if it is not there, and what the network can do.
     pub fn get_children(&self, path: &str, by: Moment) -> Result<Vec<String>> {
-        let request = Request::Children(self.full(path));
-        match self.one(request, by)? {
-            Ok(Reply::Children(names)) => Ok(names),
-            Ok(_) => Err(unexpected()),
-            Err(code) => Err(code.error(path)),
+        match self.done(Request::Children(self.full(path)), by)? {
+            Reply::Children(names) => Ok(names),
+            _ => Err(unexpected()),
         }
     }
 
@@ -364,9 +355,7 @@ impl Session {
     /// # Errors
     /// What the network can do.
     pub fn sync(&self, by: Moment) -> Result<()> {
-        self.one(Request::Sync, by)?
-            .map(drop)
-            .map_err(|code| code.error("/"))
+        self.done(Request::Sync, by).map(drop)
     }
 
     /// Ends the session, and with it its nodes. Waits for the server's answer, but not long for a dead
@@ -425,6 +414,13 @@ impl Session {
     /// Asks one thing and waits for the answer.
     pub(super) fn one(&self, ask: impl Into<Ask>, by: Moment) -> Result<Outcome> {
         self.call(vec![ask.into()], by)?.next()
+    }
+
+    /// As [`one`](Session::one), for what must not be refused.
+    fn done(&self, request: Request, by: Moment) -> Result<Reply> {
+        let path = request.path().to_owned();
+        let outcome = self.one(request, by)?;
+        outcome.map_err(|code| code.error(&path))
     }
 
     /// Reads the contenders for a mutex. `None`: not even the mutex is there.
@@ -499,6 +495,14 @@ impl Session {
     /// What the session last saw of a mutex.
     pub(super) fn known(&self, mutex_path: &str) -> Option<Known> {
         self.shared.state.lock().known.get(mutex_path).cloned()
+    }
+
+    /// The leader that the session last saw, if it saw one.
+    pub(super) fn known_leader(&self, mutex_path: &str) -> Option<Leader> {
+        match self.known(mutex_path) {
+            Some(Known::Led(leader)) => Some(leader),
+            _ => None,
+        }
     }
 
     /// Remembers what was seen of a mutex.

@@ -12,6 +12,7 @@ use crate::port::Port;
 use crate::server::{Server, on_free_ports};
 use crate::temp_dir::TempDir;
 
+/// Where the server is. `CONTEND_ZOOKEEPER_JARS` puts another version before it in the class path.
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 const LOG_JAR: &str = "/usr/share/java/slf4j-simple.jar";
 
@@ -96,7 +97,9 @@ pub(crate) fn command(folder: &TempDir, port: u16, config: &[&str], jvm: &[&str]
     }
     let file = folder.path().join("zoo.cfg");
     fs::write(&file, text).unwrap_or_else(|error| panic!("cannot write {file:?}: {error}"));
+    let other_version = std::env::var("CONTEND_ZOOKEEPER_JARS").unwrap_or_default();
     let jars = [
+        &other_version,
         binary::require(JAR, "libzookeeper-java"),
         binary::require(LOG_JAR, "libslf4j-java"),
     ];

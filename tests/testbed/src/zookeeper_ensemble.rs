@@ -32,6 +32,8 @@ impl ZooKeeperEnsemble {
     ///
     /// Elections do not pass through them, so that a node cut off from its leader still knows who
     /// that is, as in the fault that is to be shown: cut off, but not thrown into a new election.
+    /// (A proxy before an election port would not help: a node connects back to the address that the other
+    /// one announces, which is its own.)
     pub fn start_proxied() -> Self {
         Self::start_with(true, &[], &[])
     }
