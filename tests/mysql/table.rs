@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, next, started, wait_for_owner};
-use crate::mysql_ground::{HANG, database, empty_database, lease, ms, operator};
+use crate::server::{HANG, database, empty_database, lease, ms, operator};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender, Renewal};
 use contend::mysql::{Builder, Repository};
 use contend::{Error, ErrorKind, EventKind, Factory, Lease, Moment};

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, next, started};
-use crate::mysql_ground::{HANG, database, ms, operator, start};
+use crate::server::{HANG, database, ms, operator, start};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender, Wakeups};
 use contend::{EventKind, Factory, Locker, Moment, Parker};
 use mysql::Conn;
@@ -227,7 +227,7 @@ fn waiters_that_lost_their_connections_are_not_killed_again_and_again() {
         thread::sleep(ms(4_000));
         proxy.pass();
         wait_until(PATIENCE, "all wait again", || {
-            crate::mysql_ground::waiting(&mut operator(&url), &url) == 5
+            crate::server::waiting(&mut operator(&url), &url) == 5
         });
         let kills = kills() - before;
         println!("KILLs while five waiters come back: {kills}");
