@@ -70,8 +70,12 @@ fn registers_and_sleeps(factory: &Factory, mutex: &str) -> (Box<dyn RawContender
     let parker = Parker::new();
     let by = || Moment::now() + Duration::from_secs(10);
     raw.listen(&parker.unparker(), by()).unwrap();
-    let attempt = raw.acquire(OnRefusal::Enqueue, by()).unwrap();
-    assert!(matches!(attempt, Attempt::Refused(_)));
+    wait_until(PATIENCE, "it is registered", || {
+        let can_register = factory.health().wakeups == Wakeups::Working;
+        let attempt = raw.acquire(OnRefusal::Enqueue, by()).unwrap();
+        assert!(matches!(attempt, Attempt::Refused(_)));
+        can_register
+    });
     (raw, parker)
 }
 
@@ -383,7 +387,12 @@ fn a_waiter_of_another_account_polls() {
 #[test]
 fn a_limit_on_statements_does_not_end_waits() {
     within(HANG, || {
-        let (_server, url) = own_server(&["--max-statement-time=0.3"]);
+        let limit = if testbed::is_mysql() {
+            "--max-execution-time=300"
+        } else {
+            "--max-statement-time=0.3"
+        };
+        let (_server, url) = own_server(&[limit]);
         let holder = connect(&url, "ttl=30s");
         let guard = locker(&holder, "m").lock().unwrap();
         let factory = connect(&url, "ttl=30s");

@@ -155,6 +155,24 @@ impl Queues {
         queue.turn(entry)
     }
 
+    /// Changes a queue, if it is there, and forgets it if nothing is left of it.
+    fn change<T>(&self, mutex: &str, change: impl FnOnce(&mut Queue) -> T) -> Option<T> {
+        let mut state = self.state.lock();
+        let changed = state.queues.get_mut(mutex).map(change);
+        state.forget(mutex);
+        drop(state);
+        self.changed.notify_all();
+        changed
+    }
+
+    /// Waits while a condition holds, until `by`.
+    fn wait_while(&self, by: Moment, condition: impl Fn(&State) -> bool) {
+        let mut state = self.state.lock();
+        while !by.remaining().is_zero() && condition(&state) {
+            self.changed.wait_for(&mut state, by.remaining());
+        }
+    }
+
     /// A contender owns the mutex, which it took with the token of the process (and `more`), or without.
     /// Returns `true` if the token is to be withdrawn.
     pub(super) fn granted(
@@ -165,57 +183,43 @@ impl Queues {
         owner: &MutexOwner,
         gone_at: Moment,
     ) -> bool {
-        let mut state = self.state.lock();
-        let up = state.waiter == WaiterState::Up;
-        let Some(queue) = state.queues.get_mut(mutex) else {
-            return false;
-        };
-        queue.quarrels = 0;
-        if let Some(more) = token {
-            queue.registered = if more {
-                Registered::Yes
-            } else {
-                Registered::No
-            };
-        }
-        queue.next = gone_at;
-        queue.publish(owner);
-        let was_head = queue.remove(number);
-        if was_head {
-            queue.told = false;
-            if up && queue.registered != Registered::Yes {
-                // Somebody joined in between: it registers itself.
-                queue.tell();
+        let up = self.waiter_state() == WaiterState::Up;
+        let spare = self.change(mutex, |queue| {
+            queue.quarrels = 0;
+            if let Some(more) = token {
+                queue.registered = if more {
+                    Registered::Yes
+                } else {
+                    Registered::No
+                };
             }
-        }
-        let spare = queue.entries.is_empty() && queue.registered != Registered::No;
-        state.forget(mutex);
-        drop(state);
-        self.changed.notify_all();
-        spare
+            queue.next = gone_at;
+            queue.publish(owner);
+            if queue.remove(number) {
+                queue.told = false;
+                if up && queue.registered != Registered::Yes {
+                    // Somebody joined in between: it registers itself.
+                    queue.tell();
+                }
+            }
+            queue.is_spare()
+        });
+        spare.unwrap_or(false)
     }
 
     /// The head has looked: who owns, and when to look again.
     pub(super) fn looked(&self, mutex: &Arc<str>, number: u64, owner: &MutexOwner, next: Moment) {
-        let mut state = self.state.lock();
-        if let Some(queue) = state.queues.get_mut(mutex) {
-            queue.looked(number, owner, next);
-        }
-        drop(state);
-        self.changed.notify_all();
+        self.change(mutex, |queue| queue.looked(number, owner, next));
     }
 
     /// The head could not look.
     pub(super) fn failed(&self, mutex: &Arc<str>, number: u64) {
-        let mut state = self.state.lock();
-        if let Some(queue) = state.queues.get_mut(mutex)
-            && queue.is_head(number)
-        {
-            queue.looking = false;
-            queue.next = Moment::now();
-        }
-        drop(state);
-        self.changed.notify_all();
+        self.change(mutex, |queue| {
+            if queue.is_head(number) {
+                queue.looking = false;
+                queue.next = Moment::now();
+            }
+        });
     }
 
     /// The row looked free to the head, but could not be had: how long to leave it alone. Until then
@@ -226,36 +230,28 @@ impl Queues {
         number: u64,
         poll_interval: Duration,
     ) -> Duration {
-        let mut state = self.state.lock();
-        let Some(queue) = state.queues.get_mut(mutex) else {
-            return poll_interval;
-        };
-        let quarrels = queue.quarrels.saturating_add(1);
-        let pause = (Duration::from_millis(5) * 2_u32.pow(quarrels.min(10))).min(poll_interval);
-        queue.looked(number, &MutexOwner::NONE, Moment::now() + pause);
-        queue.quarrels = quarrels;
-        drop(state);
-        self.changed.notify_all();
-        pause
+        let pause = self.change(mutex, |queue| {
+            let quarrels = queue.quarrels.saturating_add(1);
+            let pause = (Duration::from_millis(5) * 2_u32.pow(quarrels.min(10))).min(poll_interval);
+            queue.looked(number, &MutexOwner::NONE, Moment::now() + pause);
+            queue.quarrels = quarrels;
+            pause
+        });
+        pause.unwrap_or(poll_interval)
     }
 
     /// Leaves the queue; the next one becomes its head. Returns `true` if the token is to be withdrawn.
     pub(super) fn leave(&self, mutex: &Arc<str>, number: u64) -> bool {
-        let mut state = self.state.lock();
-        let Some(queue) = state.queues.get_mut(mutex) else {
-            return false;
-        };
-        if queue.remove(number)
-            && let Some(head) = queue.entries.front()
-        {
-            // It times the lease itself, or takes over what the last head was told.
-            head.unparker.unpark();
-        }
-        let spare = queue.entries.is_empty() && queue.registered != Registered::No;
-        state.forget(mutex);
-        drop(state);
-        self.changed.notify_all();
-        spare
+        let spare = self.change(mutex, |queue| {
+            if queue.remove(number)
+                && let Some(head) = queue.entries.front()
+            {
+                // It times the lease itself, or takes over what the last head was told.
+                head.unparker.unpark();
+            }
+            queue.is_spare()
+        });
+        spare.unwrap_or(false)
     }
 
     /// Makes the head of a queue look. Returns `false` if nobody waits there.
@@ -291,12 +287,7 @@ impl Queues {
 
     /// What has become of the token.
     pub(super) fn set_registered(&self, mutex: &str, registered: Registered) {
-        let mut state = self.state.lock();
-        if let Some(queue) = state.queues.get_mut(mutex) {
-            queue.registered = registered;
-        }
-        drop(state);
-        self.changed.notify_all();
+        self.change(mutex, |queue| queue.registered = registered);
     }
 
     /// Forgets a queue in which nobody waits, after a step.
@@ -349,10 +340,7 @@ impl Queues {
 
     /// Waits until the first attempt to open the waiting connection is over.
     pub(super) fn await_start(&self, by: Moment) {
-        let mut state = self.state.lock();
-        while state.waiter == WaiterState::Starting && !by.remaining().is_zero() {
-            self.changed.wait_for(&mut state, by.remaining());
-        }
+        self.wait_while(by, |state| state.waiter == WaiterState::Starting);
     }
 
     /// The waiting connection came up or went down. Every head looks: what happened meanwhile was missed.
@@ -404,20 +392,16 @@ impl Queues {
 
     /// Gives heads that were told to look a moment to do so.
     pub(super) fn await_looks(&self, mutexes: &[Arc<str>], limit: Duration) {
-        let by = Moment::now() + limit;
-        let mut state = self.state.lock();
-        while !by.remaining().is_zero() && state.any_looks(mutexes) && !state.stopped {
-            self.changed.wait_for(&mut state, by.remaining());
-        }
+        self.wait_while(Moment::now() + limit, |state| {
+            !state.stopped && state.any_looks(mutexes)
+        });
     }
 
     /// Waits until there may be something to wait for, or tokens to withdraw.
     pub(super) fn await_work(&self, limit: Duration) {
-        let by = Moment::now() + limit;
-        let mut state = self.state.lock();
-        while !by.remaining().is_zero() && !state.stopped && !state.has_work() {
-            self.changed.wait_for(&mut state, by.remaining());
-        }
+        self.wait_while(Moment::now() + limit, |state| {
+            !state.stopped && !state.has_work()
+        });
     }
 
     /// The mutexes for which nobody waits here, but for which the token may stand in the row.
@@ -439,16 +423,7 @@ impl Queues {
 
     /// Pauses the waiting thread, unless it is to end.
     pub(super) fn pause(&self, limit: Duration) {
-        let by = Moment::now() + limit;
-        let mut state = self.state.lock();
-        while !by.remaining().is_zero() && !state.stopped {
-            self.changed.wait_for(&mut state, by.remaining());
-        }
-    }
-
-    #[cfg(test)]
-    fn state(&self) -> parking_lot::MutexGuard<'_, State> {
-        self.state.lock()
+        self.wait_while(Moment::now() + limit, |state| !state.stopped);
     }
 }
 
@@ -662,8 +637,8 @@ mod tests {
         assert!(queues.leave(&m, 2));
         assert_eq!(queues.plan(&m), Plan::Withdraw);
         assert_eq!(queues.plan(&m), Plan::Nothing, "noted before it is sent");
-        queues.state().forget(&m);
-        assert!(queues.state().queues.is_empty());
+        queues.state.lock().forget(&m);
+        assert!(queues.state.lock().queues.is_empty());
     }
 
     /// The study's first draft lost wake-ups "where a join met an acquisition".

@@ -6,6 +6,7 @@ use std::time::Duration;
 use mysql::prelude::Queryable;
 use mysql::{Params, params};
 
+use super::builder::default_read_timeout;
 use super::connection::{Connection, Connector, MysqlPool, ServerClock, least};
 use super::error::RequestError;
 use super::table::{Statements, Table, column, kill};
@@ -15,9 +16,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::pool::{Checkout, Lane};
-
-/// A connection of a factory's pool.
-pub(super) type Borrowed = Checkout<Connector>;
 
 /// The token of one that has not registered: no process has it.
 pub(super) const NO_TOKEN: &str = "0";
@@ -70,12 +68,13 @@ pub(super) enum Woken {
 }
 
 impl Rows {
-    /// Returns a connection on which one request can be answered until `by`: for owners, whose belief no
-    /// call may outlast. With less time than a slow answer may take nothing is asked: giving up the
-    /// connection would cost the owner the next renewal too.
-    pub(super) fn checkout(&self, lane: Lane, by: Moment) -> Result<Borrowed> {
-        let connection = self.pool.checkout(lane, by - self.patience())?;
-        if by.remaining() < self.patience() {
+    /// Returns a connection on which an owner's request can be answered until `by`, because belief ends
+    /// before a call that outlasts it. With less time than a slow answer may take nothing is asked:
+    /// giving up the connection would cost the owner the next renewal too.
+    pub(super) fn checkout_for(&self, lease: Lease, by: Moment) -> Result<Checkout<Connector>> {
+        let patience = self.patience().min(default_read_timeout(lease));
+        let connection = self.pool.checkout(Lane::Owner, by - patience)?;
+        if by.remaining() < patience {
             return Err(RequestError::too_late().into());
         }
         Ok(connection)
@@ -84,7 +83,11 @@ impl Rows {
     /// Returns a connection that came free before `by`, and until when requests on it may take: a caller
     /// with hardly any time is served all the same, and has its answer a little late only where the
     /// server hangs.
-    pub(super) fn checkout_late(&self, lane: Lane, by: Moment) -> Result<(Borrowed, Moment)> {
+    pub(super) fn checkout_late(
+        &self,
+        lane: Lane,
+        by: Moment,
+    ) -> Result<(Checkout<Connector>, Moment)> {
         let connection = self.pool.checkout(lane, by)?;
         let late = LATE.max(least(self.patience()) * 4);
         Ok((connection, by.max(Moment::now() + late)))
@@ -223,10 +226,10 @@ impl Call<'_> {
         let sent = Moment::now();
         let row: Option<mysql::Row> =
             self.ask(|conn| conn.exec_first(&statements.look, params! { mutex }))?;
-        let Some(row) = row else {
+        let Some(mut row) = row else {
             return Ok(None);
         };
-        let row = Row::read(row, sent).ok_or_else(|| {
+        let row = Row::read(&mut row, 0, sent).ok_or_else(|| {
             Error::new(
                 ErrorKind::Misconfigured,
                 "a column of the table of mutexes is not of the type in sql/init-mutex.sql",
@@ -351,40 +354,26 @@ pub(super) enum Whose<'a> {
 }
 
 impl Row {
-    fn read(mut row: mysql::Row, sent: Moment) -> Option<Row> {
+    /// Reads the columns of `sql/mutex-look.sql`, which begin at `first`.
+    fn read(row: &mut mysql::Row, first: usize, sent: Moment) -> Option<Row> {
         Some(Row {
-            owner_id: column(&mut row, 0)?,
-            acquired_at: column(&mut row, 1)?,
-            ttl_at: column(&mut row, 2)?,
-            transition_at: column(&mut row, 3)?,
-            fence: column(&mut row, 4)?,
-            waiters: column(&mut row, 5)?,
-            version: column(&mut row, 6)?,
-            run_at: column(&mut row, 7)?,
-            now: column(&mut row, 8)?,
+            owner_id: column(row, first)?,
+            acquired_at: column(row, first + 1)?,
+            ttl_at: column(row, first + 2)?,
+            transition_at: column(row, first + 3)?,
+            fence: column(row, first + 4)?,
+            waiters: column(row, first + 5)?,
+            version: column(row, first + 6)?,
+            run_at: column(row, first + 7)?,
+            now: column(row, first + 8)?,
             sent,
         })
     }
 
-    /// Reads what [`Statements::which`] answers: the mutex, whether it is quiet, and the row without its
-    /// list.
+    /// Reads what [`Statements::which`] returns: the mutex, whether it is quiet, and the row.
     pub(super) fn read_which(mut row: mysql::Row, sent: Moment) -> Option<(String, bool, Row)> {
-        Some((
-            column(&mut row, 0)?,
-            column(&mut row, 1)?,
-            Row {
-                owner_id: column(&mut row, 2)?,
-                acquired_at: column(&mut row, 3)?,
-                ttl_at: column(&mut row, 4)?,
-                transition_at: column(&mut row, 5)?,
-                fence: column(&mut row, 6)?,
-                waiters: String::new(),
-                version: 0,
-                run_at: 0,
-                now: column(&mut row, 7)?,
-                sent,
-            },
-        ))
+        let (mutex, quiet) = (column(&mut row, 0)?, column(&mut row, 1)?);
+        Some((mutex, quiet, Row::read(&mut row, 2, sent)?))
     }
 
     /// The token of the process that the mutex is handed over to.

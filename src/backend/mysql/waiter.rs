@@ -57,15 +57,10 @@ pub(super) struct Waiter {
     rows: Arc<Rows>,
     /// Held here, so that dropping it ends a wait from outside.
     blocker: Mutex<Option<Connection>>,
+    /// The thread that waits, from the first wait on.
+    thread: Mutex<Option<Thread>>,
     /// Said once that another account's processes cannot be woken.
     foreign: AtomicBool,
-}
-
-/// The thread that waits. Dropping it ends the wait.
-#[derive(Debug)]
-pub(super) struct WaiterThread {
-    waiter: Arc<Waiter>,
-    thread: Mutex<Option<Thread>>,
 }
 
 impl Waiter {
@@ -82,7 +77,38 @@ impl Waiter {
             poll_interval,
             rows,
             blocker: Mutex::new(None),
+            thread: Mutex::new(None),
             foreign: AtomicBool::new(false),
+        }
+    }
+
+    /// Starts the thread if it does not run, and gives it a moment to open its connections. Returns `true`
+    /// if a process that registers will be woken.
+    pub(super) fn is_up(self: &Arc<Waiter>, by: Moment) -> bool {
+        if self.queues.start_waiter() {
+            let waiter = Arc::clone(self);
+            match thread::start("contend-mysql-wait", move || waiter.run()) {
+                Ok(thread) => *self.thread.lock() = Some(thread),
+                Err(error) => {
+                    log::warn!("contenders poll: {error}");
+                    let why = error.to_string().into();
+                    self.queues.set_waiter(WaiterState::Polling(why));
+                }
+            }
+        }
+        self.queues.await_start(by.min(Moment::now() + START));
+        self.queues.waiter_state() == WaiterState::Up
+    }
+
+    /// Ends the wait and the thread.
+    pub(super) fn stop(&self) {
+        self.queues.stop();
+        // Without its blocker a wait ends, and closing asks the server nothing.
+        if let Some(mut blocker) = self.blocker.try_lock_for(Duration::from_millis(200)) {
+            drop(blocker.take());
+        }
+        if let Some(thread) = &mut *self.thread.lock() {
+            thread.join(Moment::now() + Duration::from_millis(800));
         }
     }
 
@@ -229,16 +255,15 @@ impl Waiter {
         let options = ConnectionOptions {
             read_timeout: Duration::from_secs(self.wait_seconds()) + ANSWER,
             // A time limit for statements would end waits; a half-open connection must let go of its name.
-            init: vec![format!(
+            init: format!(
                 "SET /*M!100100 max_statement_time = 0, */ /*!80000 max_execution_time = 0, */ \
                  wait_timeout = {WAIT_TIMEOUT_S}"
-            )],
-            prepare: None,
+            ),
             ..connector.options.clone()
         };
-        let mut blocker = connector.open(&options)?;
+        let mut blocker = connector.open(&options, None)?;
         hold(&mut blocker, &format!("contend:wait:{}", self.token))?;
-        let mut waiter = connector.open(&options)?;
+        let mut waiter = connector.open(&options, None)?;
         hold(&mut waiter, &format!("contend:{}", self.token))?;
         if !*tested {
             self.test(&mut waiter, &mut reached)?;
@@ -396,50 +421,6 @@ impl Waiter {
     fn wait_seconds(&self) -> u64 {
         let whole = self.poll_interval.as_secs() + u64::from(self.poll_interval.subsec_nanos() > 0);
         whole.clamp(1, MAX_WAIT_S)
-    }
-}
-
-impl WaiterThread {
-    pub(super) fn new(waiter: Waiter) -> WaiterThread {
-        WaiterThread {
-            waiter: Arc::new(waiter),
-            thread: Mutex::new(None),
-        }
-    }
-
-    pub(super) fn waiter(&self) -> &Waiter {
-        &self.waiter
-    }
-
-    /// Starts the thread if it does not run, and gives it a moment to open its connections. Returns `true`
-    /// if a process that registers will be woken.
-    pub(super) fn is_up(&self, by: Moment) -> bool {
-        let queues = &self.waiter.queues;
-        if queues.start_waiter() {
-            let waiter = Arc::clone(&self.waiter);
-            match thread::start("contend-mysql-wait", move || waiter.run()) {
-                Ok(thread) => *self.thread.lock() = Some(thread),
-                Err(error) => {
-                    log::warn!("contenders poll: {error}");
-                    queues.set_waiter(WaiterState::Polling(error.to_string().into()));
-                }
-            }
-        }
-        queues.await_start(by.min(Moment::now() + START));
-        queues.waiter_state() == WaiterState::Up
-    }
-}
-
-impl Drop for WaiterThread {
-    fn drop(&mut self) {
-        self.waiter.queues.stop();
-        // Without its blocker a wait ends, and closing asks the server nothing.
-        if let Some(mut blocker) = self.waiter.blocker.try_lock_for(Duration::from_millis(200)) {
-            drop(blocker.take());
-        }
-        if let Some(thread) = &mut *self.thread.lock() {
-            thread.join(Moment::now() + Duration::from_millis(800));
-        }
     }
 }
 
