@@ -32,7 +32,7 @@ pub(super) struct Rows {
     pub(super) clock: Arc<ServerClock>,
 }
 
-/// What one call to the backend asks the server, on one connection and until `by`.
+/// Makes the requests of one call to the backend, on one connection and until `by`.
 pub(super) struct Call<'c> {
     pub(super) rows: &'c Rows,
     pub(super) connection: &'c mut Connection,
@@ -56,7 +56,7 @@ pub(super) struct Row {
     pub(super) sent: Moment,
 }
 
-/// What became of waking a process.
+/// The outcome of waking a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     /// It was told, or nobody knows.
@@ -104,7 +104,7 @@ impl Rows {
         work(&mut self.on(&mut connection, by))
     }
 
-    /// A call on this connection.
+    /// Returns a call on this connection.
     pub(super) fn on<'c>(&'c self, connection: &'c mut Connection, by: Moment) -> Call<'c> {
         Call {
             rows: self,
@@ -113,7 +113,7 @@ impl Rows {
         }
     }
 
-    /// The longest that one request can take.
+    /// Returns the longest that one request can take.
     pub(super) fn patience(&self) -> Duration {
         self.pool.connector().options.read_timeout
     }
@@ -272,7 +272,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// The statements for the table as it is.
+    /// Returns the statements for the table as it is.
     pub(super) fn statements(&mut self) -> Result<Arc<Statements>> {
         let statements = self.rows.table.statements(self.connection, self.by);
         statements.map_err(|error| {
@@ -281,7 +281,7 @@ impl Call<'_> {
         })
     }
 
-    /// One UPDATE: the last insert id it set, or `None` where no row matched.
+    /// Runs one UPDATE. Returns the last insert id it set, or `None` if no row matched.
     fn update(
         &mut self,
         statement: impl for<'s> FnOnce(&'s Statements) -> (&'s String, Params),
@@ -296,7 +296,7 @@ impl Call<'_> {
             .map_err(|error| self.failed(error))
     }
 
-    /// One request whose outcome nobody needs to know if it fails.
+    /// Makes one request that changes nothing if it fails.
     fn ask<T>(&mut self, work: impl FnOnce(&mut mysql::Conn) -> mysql::Result<T>) -> Result<T> {
         let answer = self.connection.run(self.by, work);
         answer.map_err(|error| self.failed(error).error)
@@ -309,8 +309,8 @@ impl Call<'_> {
         Failed { unknown, error }
     }
 
-    /// After a connection broke, those not heard of since its request was sent are suspect: a restarted
-    /// server would otherwise be met as many times as there are idle ones, a failed call each.
+    /// Discards idle connections, after one broke, that were not heard of since its request was sent: else
+    /// each of them would fail a call after a restart of the server.
     fn note(&self, error: &Error) {
         if self.connection.is_poisoned() {
             self.rows.pool.lost(error);
@@ -327,7 +327,7 @@ pub(super) struct Failed {
 }
 
 impl From<Error> for Failed {
-    /// Of an error that came before the statement was sent.
+    /// Converts an error that came before the statement was sent.
     fn from(error: Error) -> Failed {
         Failed {
             unknown: false,
@@ -376,17 +376,17 @@ impl Row {
         Some((mutex, quiet, Row::read(&mut row, 2, sent)?))
     }
 
-    /// The token of the process that the mutex is handed over to.
+    /// Returns the token of the process that the mutex is handed over to.
     pub(super) fn handed_to(&self) -> Option<&str> {
         self.owner_id.strip_prefix('~')
     }
 
-    /// The tokens of the processes that wait, first come first.
+    /// Returns the tokens of the processes that wait, first come first.
     pub(super) fn tokens(&self) -> impl Iterator<Item = &str> {
         self.waiters.split(':').skip(1)
     }
 
-    /// How long the lease or the hand-over lasts; zero once it has run out.
+    /// Returns how long the lease or the hand-over lasts; zero once it has run out.
     pub(super) fn left(&self) -> Duration {
         Duration::from_millis((self.transition_at + 1).saturating_sub(self.now))
     }
@@ -414,7 +414,7 @@ impl Row {
         self.fence < self.acquired_at.saturating_mul(1_000)
     }
 
-    /// Who owns; `NONE` while the mutex is free or handed over.
+    /// Returns the owner; `NONE` while the mutex is free or handed over.
     pub(super) fn owner(&self) -> MutexOwner {
         if self.is_over() {
             return MutexOwner::NONE;
@@ -422,7 +422,7 @@ impl Row {
         self.last_owner()
     }
 
-    /// The owner that the row names, its lease run out or not.
+    /// Returns the owner that the row names, its lease run out or not.
     pub(super) fn last_owner(&self) -> MutexOwner {
         if self.owner_id.is_empty() || self.handed_to().is_some() {
             return MutexOwner::NONE;
@@ -438,7 +438,7 @@ impl Row {
     }
 }
 
-/// ttl and the sum of ttl and transition.
+/// Returns ttl, and ttl + transition, in milliseconds.
 pub(super) fn millis(lease: Lease) -> (u64, u64) {
     let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     (millis(lease.ttl()), millis(lease.total()))

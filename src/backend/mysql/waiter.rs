@@ -47,7 +47,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// How long a contender waits for the connections to come up for the first time.
 const START: Duration = Duration::from_secs(1);
 
-/// What waits for all contenders of a process, and wakes other processes.
+/// Waits for all contenders of a process, and wakes other processes.
 #[derive(Debug)]
 pub(super) struct Waiter {
     /// 18 digits that no other process has.
@@ -149,8 +149,8 @@ impl Waiter {
         Ok(outcome?)
     }
 
-    /// Tells the process that a mutex was handed over to, passing over those that are dead; zero: it was
-    /// handed over to nobody, and whoever waits here without having registered may try.
+    /// Wakes the process that a mutex was handed over to, passing over dead ones. A token of zero means that
+    /// it was handed over to nobody: a contender that waits here without being registered may try.
     pub(super) fn hand_on(&self, call: &mut Call<'_>, mutex: &Arc<str>, mut token: u64) {
         for _ in 0..MAX_DEAD {
             let name = token.to_string();
@@ -189,7 +189,7 @@ impl Waiter {
         }
     }
 
-    /// Another account's processes wait in their connections, which we may not end.
+    /// Warns once that processes of another account cannot be woken.
     fn say_foreign(&self) {
         if !self.foreign.swap(true, Ordering::Relaxed) {
             log::warn!(
@@ -206,6 +206,7 @@ impl Waiter {
     fn run(&self) {
         let mut pause = Duration::from_millis(50);
         let mut tested = false;
+        let server = &self.rows.pool.connector().server;
         while !self.queues.is_stopped() {
             let broken = match self.open(&mut tested) {
                 Ok(waiter) => {
@@ -218,8 +219,7 @@ impl Waiter {
                 }
                 Err(NotOpened::Never(why)) => {
                     log::warn!(
-                        "{}: contenders poll every {:?}: {why}",
-                        self.rows.pool.connector().server,
+                        "{server}: contenders poll every {:?}: {why}",
                         self.poll_interval
                     );
                     self.queues.set_waiter(WaiterState::Polling(why.into()));
@@ -227,10 +227,7 @@ impl Waiter {
                 }
                 Err(NotOpened::Now(error)) => error,
             };
-            log::debug!(
-                "{}: the waiting connection: {broken}",
-                self.rows.pool.connector().server
-            );
+            log::debug!("{server}: the waiting connection: {broken}");
             self.queues
                 .set_waiter(WaiterState::Down(broken.to_string().into()));
             self.blocker.lock().take();
@@ -364,7 +361,7 @@ impl Waiter {
         Ok(())
     }
 
-    /// Which of `mutexes` are worth a look.
+    /// Returns those of `mutexes` that are worth a look.
     fn which(
         &self,
         waiter: &mut Connection,
@@ -417,7 +414,7 @@ impl Waiter {
         }
     }
 
-    /// The poll interval in whole seconds, which MySQL would round to, and at most two.
+    /// Returns the poll interval in whole seconds, because MySQL rounds; at most two.
     fn wait_seconds(&self) -> u64 {
         let whole = self.poll_interval.as_secs() + u64::from(self.poll_interval.subsec_nanos() > 0);
         whole.clamp(1, MAX_WAIT_S)
@@ -433,8 +430,7 @@ enum NotOpened {
 }
 
 impl NotOpened {
-    /// Of a server that refuses what is needed: for good, unless the connection broke or the server is
-    /// busy.
+    /// Maps a refusal: final, unless the connection broke or the server is busy.
     fn refused(what: &str, error: RequestError) -> NotOpened {
         let code = error.code();
         let error = error.into_error();
@@ -478,13 +474,13 @@ fn wait(connection: &mut Connection, sql: &str) -> std::result::Result<Waited, R
     }
 }
 
-/// Ended by `KILL QUERY`, or by a time limit.
+/// Returns `true` if a statement was ended by `KILL QUERY` or by a time limit.
 fn is_interrupted(error: &RequestError) -> bool {
     matches!(error.code(), Some(1317 | 1969 | 3024))
 }
 
-/// Takes a name. Where a half-open predecessor of ours holds it, that is ended, by the name and never by
-/// its number, which may be somebody else's by now.
+/// Acquires a name. Ends a half-open predecessor of ours that holds it, by the name and never by its
+/// connection number, which another connection may have by now.
 fn hold(connection: &mut Connection, name: &str) -> std::result::Result<(), NotOpened> {
     for _ in 0..20 {
         let sql = format!("SELECT GET_LOCK('{name}', 0)");
