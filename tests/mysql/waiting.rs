@@ -72,8 +72,11 @@ fn registers_and_sleeps(factory: &Factory, mutex: &str) -> (Box<dyn RawContender
     raw.listen(&parker.unparker(), by()).unwrap();
     wait_until(PATIENCE, "it is registered", || {
         let can_register = factory.health().wakeups == Wakeups::Working;
-        let attempt = raw.acquire(OnRefusal::Enqueue, by()).unwrap();
-        assert!(matches!(attempt, Attempt::Refused(_)));
+        match raw.acquire(OnRefusal::Enqueue, by()) {
+            Ok(attempt) => assert!(matches!(attempt, Attempt::Refused(_))),
+            // A busy machine.
+            Err(error) => assert!(error.is_transient(), "{error:?}"),
+        }
         can_register
     });
     (raw, parker)
