@@ -11,7 +11,7 @@ mod process;
 mod decide;
 mod front_threads;
 #[cfg(feature = "mysql")]
-#[path = "../mysql_ground/mod.rs"]
+#[path = "../mysql/server.rs"]
 mod mysql_ground;
 #[cfg(feature = "mysql")]
 mod mysql_threads;

@@ -2,7 +2,7 @@
 //! moment. `CONTEND_ATTACK_SECONDS` makes them longer.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
-#[path = "../mysql_ground/mod.rs"]
+#[path = "../mysql/server.rs"]
 mod mysql_ground;
 #[path = "../semaphore_ground/mod.rs"]
 mod semaphore_ground;

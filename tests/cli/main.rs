@@ -7,7 +7,7 @@ mod backends;
 mod elect;
 mod lock;
 mod mistakes;
-#[path = "../mysql_ground/mod.rs"]
+#[path = "../mysql/server.rs"]
 mod mysql_ground;
 mod outages;
 mod program;

@@ -1,7 +1,7 @@
 //! The server goes, hangs, is cut off, is full of operators: the rules of DESIGN 3 hold, and the
 //! services come back by themselves. Each fact names its rule.
 
-use crate::mysql_ground;
+use crate::server;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use crate::conformance::{PATIENCE, next, started, wait_for_owner};
-use crate::mysql_ground::{HANG, ms, operator};
+use crate::server::{HANG, ms, operator};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose};
 use contend::{ErrorKind, EventKind, Factory, Moment, MutexContendService};
 use mysql::prelude::Queryable;
@@ -17,7 +17,7 @@ use testbed::{Direction, MariaDbServer, Proxy, wait_until, within};
 
 /// A server of its own, with a database and our table.
 fn own_server() -> (MariaDbServer, String) {
-    let server = mysql_ground::start();
+    let server = server::start();
     let url = server.create_database("faults");
     operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
     (server, url)

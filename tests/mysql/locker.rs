@@ -1,13 +1,13 @@
 //! Lockers with the lease that people use, and a patience that is shorter: of themselves, or of the
 //! holder before them.
 
-use crate::mysql_ground;
+use crate::server;
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, elsewhere};
-use crate::mysql_ground::{HANG, database, ms, operator};
+use crate::server::{HANG, database, ms, operator};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose};
 use contend::{ErrorKind, Factory, Lease, Moment, Parker};
 use mysql::prelude::Queryable;
@@ -90,7 +90,7 @@ fn a_long_hold_is_followed_at_once_in_the_same_process_and_soon_in_another() {
 #[test]
 fn a_lease_whose_grant_was_lost_is_adopted_although_others_wait() {
     within(HANG, || {
-        let server = mysql_ground::start();
+        let server = server::start();
         let proxy = Proxy::to(server.addr());
         let mut conn = operator(&server.url(""));
         conn.query_drop("CREATE DATABASE g").unwrap();

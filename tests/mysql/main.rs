@@ -8,10 +8,9 @@
 mod conformance;
 mod faults;
 mod locker;
-#[path = "../mysql_ground/mod.rs"]
-mod mysql_ground;
 mod one_server;
 mod processes;
+mod server;
 mod stress;
 mod table;
 #[path = "../tool/mod.rs"]

@@ -1,6 +1,6 @@
 //! The MySQL backend keeps what every backend promises, with wake-ups and without.
 
-use crate::mysql_ground;
+use crate::server;
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,7 @@ use crate::conformance::Subject;
 
 fn subject(parameters: &str) -> Subject {
     static URL: OnceLock<String> = OnceLock::new();
-    let url = URL.get_or_init(mysql_ground::database);
+    let url = URL.get_or_init(server::database);
     let url = format!("{url}?ttl=2s&transition=1s{parameters}");
     Subject {
         ordered: !parameters.contains("wakeups=off"),

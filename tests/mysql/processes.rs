@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, next, started, wait_for_owner};
-use crate::mysql_ground::{HANG, database, operator};
+use crate::server::{HANG, database, operator};
 use crate::stress::{size, spawn};
 use contend::{EventKind, Factory, Wakeups};
 use mysql::prelude::Queryable;

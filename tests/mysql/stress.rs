@@ -7,8 +7,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::mysql_ground::{database, ms, operator};
 use crate::processes;
+use crate::server::{database, ms, operator};
 use contend::ErrorKind;
 use mysql::prelude::Queryable;
 use rand::RngExt;

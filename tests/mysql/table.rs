@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, next, started, wait_for_owner};
-use crate::mysql_ground::{HANG, database, empty_database, lease, ms, operator};
+use crate::server::{HANG, database, empty_database, lease, ms, operator};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender, Renewal};
 use contend::mysql::{Builder, Repository};
 use contend::{Error, ErrorKind, EventKind, Factory, Lease, Moment};
@@ -487,7 +487,15 @@ fn a_table_that_does_not_fit_is_refused_with_the_statement_that_mends_it() {
                 "{error}"
             );
             let mends = contend::connect(&format!("{url}?create_table=true")).unwrap();
-            let outcome = acquire(&mends, "m", "a");
+            let mut outcome = acquire(&mends, "m", "a");
+            // On a busy server the ALTER may take longer than an answer may.
+            wait_until(PATIENCE, "there is an answer", || {
+                let slow = matches!(&outcome, Err(error) if error.is_transient());
+                if slow {
+                    outcome = acquire(&mends, "m", "a");
+                }
+                !slow
+            });
             assert_eq!(outcome.is_ok(), mended, "{create}: {outcome:?}");
             // And the same factory finds it mended.
             assert_eq!(acquire(&factory, "m", "a").is_ok(), mended);
@@ -524,10 +532,12 @@ fn a_server_whose_sysdate_stands_still_is_refused() {
 #[test]
 fn names_of_any_script_arrive_as_they_are() {
     within(HANG, || {
-        let server = testbed::MariaDbServer::start_with(&[
-            "--skip-character-set-client-handshake",
-            "--character-set-server=latin1",
-        ]);
+        let mut args = vec!["--character-set-server=latin1"];
+        // MySQL 9 has no such option any more.
+        if !testbed::is_mysql() {
+            args.push("--skip-character-set-client-handshake");
+        }
+        let server = testbed::MariaDbServer::start_with(&args);
         let url = server.create_database("names");
         operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
         acquire(&contend::connect(&url).unwrap(), "日本", "köln").unwrap();
@@ -689,10 +699,9 @@ fn a_refused_log_in_is_an_error_at_once_that_shows_no_password() {
         assert!(!error.is_transient());
         let builder = builder(&url);
         let shown = format!("{error} {error:?}");
-        assert!(
-            !shown.contains("s3cret") && shown.contains("nobody"),
-            "{shown}"
-        );
+        assert!(!shown.contains("s3cret"), "{shown}");
+        // MySQL refuses a user that it does not know without a word of it.
+        assert!(shown.contains("nobody") || testbed::is_mysql(), "{shown}");
         for shown in [
             format!("{factory:?} {}", factory.realm()),
             format!("{builder:?} {:?}", builder.clone().repository().unwrap()),

@@ -69,7 +69,7 @@ mod faults;
 mod front;
 mod guards;
 mod history;
-#[path = "../mysql_ground/mod.rs"]
+#[path = "../mysql/server.rs"]
 mod mysql_ground;
 #[path = "../semaphore_ground/mod.rs"]
 mod semaphore_ground;

@@ -237,8 +237,8 @@ impl Builder {
 
     /// Sets the longest wait for an answer; the server does not let a statement wait longer for a lock
     /// either (whole seconds, at least one). At most a fifth of the ttl, so that no call eats the lease.
-    /// Defaults to a sixth of the ttl, at most 750 ms. Contenders with a shorter ttl than the factory's get
-    /// connections of their own, with a sixth of theirs.
+    /// Defaults to a sixth of the ttl, at most 750 ms. Contenders with a shorter ttl than the factory's
+    /// wait for no longer than a quarter of theirs (on Unix; elsewhere they are refused).
     pub fn read_timeout(mut self, timeout: Duration) -> Builder {
         self.read_timeout = Some(timeout);
         self
@@ -302,17 +302,16 @@ impl Builder {
             return Err(Error::invalid("connect_timeout must not be zero"));
         }
         let table = Arc::new(Table::new(&self.table, self.create_table)?);
-        let prepared = Arc::clone(&table);
         let connector = Connector {
             server: self.server,
             options: ConnectionOptions {
                 connect_timeout: self.connect_timeout,
                 read_timeout,
                 lock_wait: read_timeout,
-                init: Vec::new(),
-                prepare: Some(Arc::new(move |connection| prepared.prepare(connection))),
+                init: String::new(),
             },
             clock: Arc::default(),
+            table: Arc::clone(&table),
         };
         Database::new(
             connector,

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::error::RequestError;
 use super::server::Server;
+use super::table::Table;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool;
@@ -20,7 +21,7 @@ use crate::pool;
 const MAX_KNOCK: Duration = Duration::from_secs(15);
 
 /// How connections are opened.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct ConnectionOptions {
     /// The longest wait for the TCP connection, and for each answer until the connection is ready.
     pub(crate) connect_timeout: Duration,
@@ -28,25 +29,8 @@ pub(crate) struct ConnectionOptions {
     pub(crate) read_timeout: Duration,
     /// How long the server lets a statement wait for a row or table lock; whole seconds, at least one.
     pub(crate) lock_wait: Duration,
-    /// More statements to set the session up with, such as an isolation level.
-    pub(crate) init: Vec<String>,
-    /// What else to do with a new connection before anybody waits for it, such as to prepare
-    /// statements: a call that had to do that first might not fit in its time. It may fail, as long as
-    /// the connection is fit for use.
-    pub(crate) prepare: Option<Prepare>,
-}
-
-/// Makes a new connection ready.
-pub(crate) type Prepare = Arc<dyn Fn(&mut Connection) -> Result<()> + Send + Sync>;
-
-impl fmt::Debug for ConnectionOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectionOptions")
-            .field("connect_timeout", &self.connect_timeout)
-            .field("read_timeout", &self.read_timeout)
-            .field("lock_wait", &self.lock_wait)
-            .finish_non_exhaustive()
-    }
+    /// One more statement to set the session up with, or nothing.
+    pub(crate) init: String,
 }
 
 /// Opens the connections of a pool.
@@ -56,15 +40,21 @@ pub(crate) struct Connector {
     pub(crate) options: ConnectionOptions,
     /// Learns the server's time from every connection.
     pub(crate) clock: Arc<ServerClock>,
+    /// The table that pooled connections are for.
+    pub(super) table: Arc<Table>,
 }
 
 /// A pool of connections to a MySQL server.
 pub(crate) type MysqlPool = pool::Pool<Connector>;
 
 impl Connector {
-    /// Opens a connection, on the thread of whoever may wait for it.
-    pub(crate) fn open(&self, options: &ConnectionOptions) -> Result<Connection> {
-        Connection::open(&self.server, options, &self.clock).map_err(|error| {
+    /// Opens a connection, ready for the statements on `table`.
+    pub(super) fn open(
+        &self,
+        options: &ConnectionOptions,
+        table: Option<&Table>,
+    ) -> Result<Connection> {
+        Connection::open(&self.server, options, &self.clock, table).map_err(|error| {
             let error = error.into_error();
             let hint = match error.kind() {
                 ErrorKind::Timeout => "; it hangs, or is no MySQL server",
@@ -83,7 +73,7 @@ impl pool::Connect for Connector {
     type Connection = Connection;
 
     fn connect(&self) -> Result<Connection> {
-        self.open(&self.options)
+        self.open(&self.options, Some(&self.table))
     }
 
     fn is_broken(&self, connection: &mut Connection) -> bool {
@@ -136,6 +126,7 @@ impl Connection {
         server: &Server,
         options: &ConnectionOptions,
         clock: &ServerClock,
+        table: Option<&Table>,
     ) -> Result<Connection, RequestError> {
         // Nobody's lease waits for a log-in: on a busy machine it may take far longer than an answer may.
         let limit = if cfg!(unix) {
@@ -146,8 +137,8 @@ impl Connection {
         let mut connection = caught(limit, || {
             let mut conn = server.open(options.connect_timeout, limit)?;
             conn.query_drop(session(options))?;
-            for statement in &options.init {
-                conn.query_drop(statement)?;
+            if !options.init.is_empty() {
+                conn.query_drop(&options.init)?;
             }
             let sent = Moment::now();
             let millis: Option<Value> =
@@ -164,13 +155,13 @@ impl Connection {
                 prepared: Vec::new(),
             })
         })?;
-        if let Some(prepare) = &options.prepare {
-            let prepared = prepare(&mut connection);
-            if let Err(error) = prepared
-                && connection.poisoned
-            {
-                return Err(RequestError::poison(error));
-            }
+        // Before anybody waits for it: a call that had to prepare first might not fit in its time. What
+        // fails here fails again where somebody hears of it.
+        if let Some(table) = table
+            && let Err(error) = table.prepare(&mut connection)
+            && connection.poisoned
+        {
+            return Err(RequestError::poison(error));
         }
         connection.patience = options.read_timeout;
         connection.set_socket_timeout(options.read_timeout)?;

@@ -43,8 +43,9 @@ pub(super) struct MysqlContender {
 impl MysqlContender {
     pub(super) fn new(database: &Arc<Database>, contender: &Contender) -> Result<MysqlContender> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        database.check_lease(contender.lease)?;
         Ok(MysqlContender {
-            rows: database.rows_for(contender.lease)?,
+            rows: Arc::clone(&database.rows),
             database: Arc::clone(database),
             contender: contender.clone(),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
@@ -55,8 +56,8 @@ impl MysqlContender {
         })
     }
 
-    fn waiter(&self) -> &Waiter {
-        self.database.waiter.waiter()
+    fn waiter(&self) -> &Arc<Waiter> {
+        &self.database.waiter
     }
 
     fn mutex(&self) -> &Arc<str> {
@@ -112,12 +113,9 @@ impl MysqlContender {
         }
         let pause = match turn {
             Turn::Head { .. } => {
-                let Waiter {
-                    queues,
-                    poll_interval,
-                    ..
-                } = self.waiter();
-                queues.quarrelled(self.mutex(), self.number, *poll_interval)
+                let waiter = self.waiter();
+                let pause = waiter.poll_interval;
+                waiter.queues.quarrelled(self.mutex(), self.number, pause)
             }
             _ => SOON,
         };
@@ -148,10 +146,7 @@ impl MysqlContender {
         }
         if let Turn::Head { registered, .. } = turn
             && !*registered
-            && self
-                .database
-                .waiter
-                .is_up(call.by - call.by.remaining() / 2)
+            && self.waiter().is_up(call.by - call.by.remaining() / 2)
         {
             self.waiter().step(call, self.mutex())?;
             *registered = true;
@@ -194,17 +189,12 @@ impl MysqlContender {
     /// the claim time of whoever is before it; or, where nobody will tell it, at the poll interval. An owner
     /// of Simba's tells nobody.
     fn time_to_look(&self, row: &Row, registered: bool) -> Duration {
-        let Waiter {
-            token,
-            queues,
-            poll_interval,
-            ..
-        } = self.waiter();
+        let waiter = self.waiter();
         let left = row.left() + Duration::from_millis(1);
-        if !registered || row.is_simbas() || queues.waiter_state() != WaiterState::Up {
-            return left.clamp(SOON, (*poll_interval).max(SOON));
+        if !registered || row.is_simbas() || waiter.queues.waiter_state() != WaiterState::Up {
+            return left.clamp(SOON, waiter.poll_interval.max(SOON));
         }
-        if row.tokens().next() == Some(token) {
+        if row.tokens().next() == Some(&waiter.token) {
             left
         } else {
             left + CLAIM_TIME
@@ -276,7 +266,7 @@ impl RawContender for MysqlContender {
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
-        let mut connection = self.rows.checkout(Lane::Owner, by)?;
+        let mut connection = self.rows.checkout_for(self.contender.lease, by)?;
         let mut call = self.rows.on(&mut connection, by);
         let sent = Moment::now();
         if let Some(ttl_at) = call.renew(&self.contender, fence)? {

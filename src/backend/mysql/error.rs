@@ -40,11 +40,20 @@ impl RequestError {
             mysql::Error::DriverError(DriverError::ConnectTimeout | DriverError::Timeout) => {
                 RequestError::poison(silent(patience))
             }
+            // MySQL 9 asks users that it does not know for one that the driver does not have.
+            mysql::Error::DriverError(DriverError::UnknownAuthPlugin(plugin)) => {
+                RequestError::poison(Error::new(
+                    ErrorKind::Denied,
+                    format!(
+                        "the MySQL server refused the user, or wants {plugin}, which is not supported; check \
+                         the user's name"
+                    ),
+                ))
+            }
             mysql::Error::DriverError(error) => {
                 let kind = match &error {
                     DriverError::CouldNotConnect(_) => ErrorKind::Unreachable,
-                    DriverError::UnknownAuthPlugin(_)
-                    | DriverError::OldMysqlPasswordDisabled
+                    DriverError::OldMysqlPasswordDisabled
                     | DriverError::CleartextPluginDisabled => ErrorKind::Denied,
                     DriverError::TlsNotSupported => ErrorKind::Misconfigured,
                     _ => ErrorKind::Protocol,

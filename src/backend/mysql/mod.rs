@@ -53,19 +53,16 @@ pub(crate) mod server;
 pub(crate) mod table;
 mod waiter;
 
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
-use self::builder::{check_read_timeout, default_read_timeout};
+use self::builder::check_read_timeout;
 use self::connection::{Connector, MysqlPool};
 use self::contender::MysqlContender;
 use self::observer::MysqlObserver;
 use self::permits::{MysqlPermits, PermitSettings};
 use self::rows::{Call, Rows, Whose};
-use self::waiter::{Waiter, WaiterThread};
+use self::waiter::Waiter;
 use super::{Backend, Condition, Contender, Participant, PermitStore, RawContender, RawObserver};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
@@ -95,14 +92,11 @@ pub(crate) struct Mysql {
     permits: PermitSettings,
 }
 
-/// What the contenders of one factory share. Dropped from top to bottom: first who waits, last the pools.
+/// What the contenders of one factory share.
 #[derive(Debug)]
 struct Database {
-    waiter: WaiterThread,
+    waiter: Arc<Waiter>,
     rows: Arc<Rows>,
-    /// For leases too short for the read timeout of those connections, by the read timeout of theirs.
-    hasty: Mutex<HashMap<Duration, Arc<Rows>>>,
-    pool_size: u32,
     probe: Arc<LateProbe>,
 }
 
@@ -121,40 +115,32 @@ impl Database {
         let probe = Arc::new(LateProbe::default());
         let rows = Arc::new(Rows {
             clock: Arc::clone(&connector.clock),
-            pool: pool(connector, pool_size, &probe)?,
+            pool: MysqlPool::new(
+                connector,
+                PoolSettings {
+                    name: "contend-mysql",
+                    size: pool_size,
+                    idle_timeout: IDLE,
+                    probe: Probed::new(Arc::clone(&probe) as Arc<dyn Probe>),
+                },
+            )?,
             table,
         });
         let waiter = Waiter::new(Arc::clone(&rows), poll_interval, wakeups);
         Ok(Database {
-            waiter: WaiterThread::new(waiter),
+            waiter: Arc::new(waiter),
             rows,
-            hasty: Mutex::default(),
-            pool_size,
             probe,
         })
     }
 
-    /// What a contender with this lease calls through: an answer that takes longer than a fifth of its
-    /// ttl must not be waited for, and how long a connection waits is fixed when it is opened.
-    fn rows_for(&self, lease: Lease) -> Result<Arc<Rows>> {
-        if check_read_timeout(self.rows.patience(), lease).is_ok() {
-            return Ok(Arc::clone(&self.rows));
+    /// Refuses a lease whose calls could outlast it. On Unix every request has a limit of its own;
+    /// elsewhere how long an answer is waited for is fixed when a connection is opened.
+    fn check_lease(&self, lease: Lease) -> Result<()> {
+        if cfg!(unix) {
+            return Ok(());
         }
-        let read_timeout = default_read_timeout(lease);
-        let mut hasty = self.hasty.lock();
-        if let Some(rows) = hasty.get(&read_timeout) {
-            return Ok(Arc::clone(rows));
-        }
-        let mut connector = self.rows.pool.connector().clone();
-        connector.options.read_timeout = read_timeout;
-        connector.options.lock_wait = read_timeout;
-        let rows = Arc::new(Rows {
-            clock: Arc::clone(&self.rows.clock),
-            pool: pool(connector, self.pool_size, &self.probe)?,
-            table: Arc::clone(&self.rows.table),
-        });
-        hasty.insert(read_timeout, Arc::clone(&rows));
-        Ok(rows)
+        check_read_timeout(self.rows.patience(), lease)
     }
 
     /// An operator's question.
@@ -163,16 +149,10 @@ impl Database {
     }
 }
 
-fn pool(connector: Connector, size: u32, probe: &Arc<LateProbe>) -> Result<MysqlPool> {
-    MysqlPool::new(
-        connector,
-        PoolSettings {
-            name: "contend-mysql",
-            size,
-            idle_timeout: IDLE,
-            probe: Probed::new(Arc::clone(probe) as Arc<dyn Probe>),
-        },
-    )
+impl Drop for Database {
+    fn drop(&mut self) {
+        self.waiter.stop();
+    }
 }
 
 impl Mysql {
@@ -233,8 +213,7 @@ impl Backend for Mysql {
             let Some(token) = call.release(mutex, Whose::Fence(fence))? else {
                 return Ok(false);
             };
-            let waiter = self.database.waiter.waiter();
-            waiter.hand_on(call, mutex, token);
+            self.database.waiter.hand_on(call, mutex, token);
             Ok(true)
         })
     }
@@ -242,7 +221,7 @@ impl Backend for Mysql {
     fn condition(&self) -> Condition {
         let pool = &self.database.rows.pool;
         Condition {
-            wakeups: self.database.waiter.waiter().queues.wakeups(),
+            wakeups: self.database.waiter.queues.wakeups(),
             pool: Some(pool.usage()),
             last_contact: pool.last_contact(),
         }

@@ -34,7 +34,7 @@ impl RawObserver for MysqlObserver {
     fn observe(&mut self, by: Moment) -> Result<View> {
         let rows = &self.database.rows;
         let row = rows.call(Lane::Other, by, |call| call.look(&self.mutex))?;
-        let look_in = self.database.waiter.waiter().poll_interval;
+        let look_in = self.database.waiter.poll_interval;
         Ok(match row {
             Some(row) if !row.is_over() => View {
                 owner: row.owner(),

@@ -25,11 +25,11 @@ use crate::parker::Unparker;
 /// How much later than its head those behind it look whether they have become the head.
 const BEHIND: Duration = Duration::from_millis(50);
 
-/// All queues of a factory, and how its waiting connection is doing.
+/// All queues of a factory, and the state of its waiting connection.
 #[derive(Debug)]
 pub(super) struct Queues {
     state: Mutex<State>,
-    /// Told when the waiting thread or somebody who waits for it should look at the state again.
+    /// Notified when the waiting thread, or a thread that waits for it, should look at the state again.
     changed: Condvar,
 }
 
@@ -42,7 +42,7 @@ struct State {
     stopped: bool,
 }
 
-/// How the waiting connection is doing.
+/// The state of the waiting connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WaiterState {
     /// Nobody has waited yet.
@@ -133,7 +133,7 @@ impl Queues {
 
     // What a contender does.
 
-    /// Whose turn it is. Enters the queue if others wait in it.
+    /// Returns whose turn it is. Enters the queue if others wait in it.
     pub(super) fn turn(&self, mutex: &Arc<str>, entry: &Entry) -> Turn {
         let mut state = self.state.lock();
         match state.queues.get_mut(mutex) {
@@ -155,7 +155,28 @@ impl Queues {
         queue.turn(entry)
     }
 
-    /// A contender owns the mutex, which it took with the token of the process (and `more`), or without.
+    /// Changes a queue, if it is there, and forgets it if nothing is left of it. `change` learns whether
+    /// the waiting connection is up.
+    fn change<T>(&self, mutex: &str, change: impl FnOnce(&mut Queue, bool) -> T) -> Option<T> {
+        let mut state = self.state.lock();
+        let up = state.waiter == WaiterState::Up;
+        let queue = state.queues.get_mut(mutex);
+        let changed = queue.map(|queue| change(queue, up));
+        state.forget(mutex);
+        drop(state);
+        self.changed.notify_all();
+        changed
+    }
+
+    /// Waits while a condition holds, until `by`.
+    fn wait_while(&self, by: Moment, condition: impl Fn(&State) -> bool) {
+        let mut state = self.state.lock();
+        while !by.remaining().is_zero() && condition(&state) {
+            self.changed.wait_for(&mut state, by.remaining());
+        }
+    }
+
+    /// Records that a contender owns the mutex, taken with the token of the process (and `more`) or without.
     /// Returns `true` if the token is to be withdrawn.
     pub(super) fn granted(
         &self,
@@ -165,97 +186,74 @@ impl Queues {
         owner: &MutexOwner,
         gone_at: Moment,
     ) -> bool {
-        let mut state = self.state.lock();
-        let up = state.waiter == WaiterState::Up;
-        let Some(queue) = state.queues.get_mut(mutex) else {
-            return false;
-        };
-        queue.quarrels = 0;
-        if let Some(more) = token {
-            queue.registered = if more {
-                Registered::Yes
-            } else {
-                Registered::No
-            };
-        }
-        queue.next = gone_at;
-        queue.publish(owner);
-        let was_head = queue.remove(number);
-        if was_head {
-            queue.told = false;
-            if up && queue.registered != Registered::Yes {
-                // Somebody joined in between: it registers itself.
-                queue.tell();
+        let spare = self.change(mutex, |queue, up| {
+            queue.quarrels = 0;
+            if let Some(more) = token {
+                queue.registered = if more {
+                    Registered::Yes
+                } else {
+                    Registered::No
+                };
             }
-        }
-        let spare = queue.entries.is_empty() && queue.registered != Registered::No;
-        state.forget(mutex);
-        drop(state);
-        self.changed.notify_all();
-        spare
+            queue.next = gone_at;
+            queue.publish(owner);
+            if queue.remove(number) {
+                queue.told = false;
+                if up && queue.registered != Registered::Yes {
+                    // Somebody joined in between: it registers itself.
+                    queue.tell();
+                }
+            }
+            queue.is_spare()
+        });
+        spare.unwrap_or(false)
     }
 
-    /// The head has looked: who owns, and when to look again.
+    /// Records what the head saw: who owns, and when to look again.
     pub(super) fn looked(&self, mutex: &Arc<str>, number: u64, owner: &MutexOwner, next: Moment) {
-        let mut state = self.state.lock();
-        if let Some(queue) = state.queues.get_mut(mutex) {
-            queue.looked(number, owner, next);
-        }
-        drop(state);
-        self.changed.notify_all();
+        self.change(mutex, |queue, _| queue.looked(number, owner, next));
     }
 
-    /// The head could not look.
+    /// Records that the head could not look.
     pub(super) fn failed(&self, mutex: &Arc<str>, number: u64) {
-        let mut state = self.state.lock();
-        if let Some(queue) = state.queues.get_mut(mutex)
-            && queue.is_head(number)
-        {
-            queue.looking = false;
-            queue.next = Moment::now();
-        }
-        drop(state);
-        self.changed.notify_all();
+        self.change(mutex, |queue, _| {
+            if queue.is_head(number) {
+                queue.looking = false;
+                queue.next = Moment::now();
+            }
+        });
     }
 
-    /// The row looked free to the head, but could not be had: how long to leave it alone. Until then
-    /// nobody waits for it either: a wait would end at once, again and again.
+    /// Records that the row looked free to the head but could not be acquired. Returns how long to leave
+    /// it alone; the waiting connection does not wait for it either, because a wait would end at once.
     pub(super) fn quarrelled(
         &self,
         mutex: &Arc<str>,
         number: u64,
         poll_interval: Duration,
     ) -> Duration {
-        let mut state = self.state.lock();
-        let Some(queue) = state.queues.get_mut(mutex) else {
-            return poll_interval;
-        };
-        let quarrels = queue.quarrels.saturating_add(1);
-        let pause = (Duration::from_millis(5) * 2_u32.pow(quarrels.min(10))).min(poll_interval);
-        queue.looked(number, &MutexOwner::NONE, Moment::now() + pause);
-        queue.quarrels = quarrels;
-        drop(state);
-        self.changed.notify_all();
-        pause
+        let pause = self.change(mutex, |queue, _| {
+            let quarrels = queue.quarrels.saturating_add(1);
+            let pause = (Duration::from_millis(5) * 2_u32.pow(quarrels.min(10))).min(poll_interval);
+            queue.looked(number, &MutexOwner::NONE, Moment::now() + pause);
+            queue.quarrels = quarrels;
+            pause
+        });
+        pause.unwrap_or(poll_interval)
     }
 
     /// Leaves the queue; the next one becomes its head. Returns `true` if the token is to be withdrawn.
     pub(super) fn leave(&self, mutex: &Arc<str>, number: u64) -> bool {
-        let mut state = self.state.lock();
-        let Some(queue) = state.queues.get_mut(mutex) else {
-            return false;
-        };
-        if queue.remove(number)
-            && let Some(head) = queue.entries.front()
-        {
-            // It times the lease itself, or takes over what the last head was told.
-            head.unparker.unpark();
-        }
-        let spare = queue.entries.is_empty() && queue.registered != Registered::No;
-        state.forget(mutex);
-        drop(state);
-        self.changed.notify_all();
-        spare
+        let spare = self.change(mutex, |queue, _| {
+            if queue.remove(number)
+                && let Some(head) = queue.entries.front()
+            {
+                // It times the lease itself, or takes over what the last head was told.
+                head.unparker.unpark();
+            }
+            queue.is_spare()
+        });
+        spare.unwrap_or(false)
     }
 
     /// Makes the head of a queue look. Returns `false` if nobody waits there.
@@ -266,13 +264,13 @@ impl Queues {
 
     // Bringing row and queue in step.
 
-    /// The lock of the steps for a mutex.
+    /// Returns the lock of the steps for a mutex.
     pub(super) fn step(&self, mutex: &str) -> Option<Arc<Mutex<()>>> {
         let state = self.state.lock();
         state.queues.get(mutex).map(|queue| Arc::clone(&queue.step))
     }
 
-    /// What to do now, with the lock of the step held. A withdrawal counts as done.
+    /// Returns what to do now; the caller holds the lock of the step. A withdrawal counts as done.
     pub(super) fn plan(&self, mutex: &str) -> Plan {
         let mut state = self.state.lock();
         let up = state.waiter == WaiterState::Up;
@@ -289,14 +287,9 @@ impl Queues {
         }
     }
 
-    /// What has become of the token.
+    /// Records whether the token stands in the row.
     pub(super) fn set_registered(&self, mutex: &str, registered: Registered) {
-        let mut state = self.state.lock();
-        if let Some(queue) = state.queues.get_mut(mutex) {
-            queue.registered = registered;
-        }
-        drop(state);
-        self.changed.notify_all();
+        self.change(mutex, |queue, _| queue.registered = registered);
     }
 
     /// Forgets a queue in which nobody waits, after a step.
@@ -349,13 +342,11 @@ impl Queues {
 
     /// Waits until the first attempt to open the waiting connection is over.
     pub(super) fn await_start(&self, by: Moment) {
-        let mut state = self.state.lock();
-        while state.waiter == WaiterState::Starting && !by.remaining().is_zero() {
-            self.changed.wait_for(&mut state, by.remaining());
-        }
+        self.wait_while(by, |state| state.waiter == WaiterState::Starting);
     }
 
-    /// The waiting connection came up or went down. Every head looks: what happened meanwhile was missed.
+    /// Records that the waiting connection came up or went down, and makes every head look: what happened
+    /// meanwhile was missed.
     pub(super) fn set_waiter(&self, waiter: WaiterState) {
         let mut state = self.state.lock();
         state.watched = None;
@@ -369,7 +360,7 @@ impl Queues {
         self.changed.notify_all();
     }
 
-    /// The mutexes to wait for. From here on they count as watched.
+    /// Returns the mutexes to wait for. From here on they count as watched.
     pub(super) fn watch(&self) -> Vec<Arc<str>> {
         let mut state = self.state.lock();
         let awaited: Vec<Arc<str>> = state
@@ -384,12 +375,12 @@ impl Queues {
         awaited
     }
 
-    /// A wait is over.
+    /// Records that a wait is over.
     pub(super) fn unwatch(&self) {
         self.state.lock().watched = None;
     }
 
-    /// What a look at all mutexes waited for has shown of one that is quiet.
+    /// Records the row of a mutex that is quiet.
     pub(super) fn saw_quiet(&self, mutex: &str, row: &Row) {
         let mut state = self.state.lock();
         if let Some(queue) = state.queues.get_mut(mutex) {
@@ -404,23 +395,19 @@ impl Queues {
 
     /// Gives heads that were told to look a moment to do so.
     pub(super) fn await_looks(&self, mutexes: &[Arc<str>], limit: Duration) {
-        let by = Moment::now() + limit;
-        let mut state = self.state.lock();
-        while !by.remaining().is_zero() && state.any_looks(mutexes) && !state.stopped {
-            self.changed.wait_for(&mut state, by.remaining());
-        }
+        self.wait_while(Moment::now() + limit, |state| {
+            !state.stopped && state.any_looks(mutexes)
+        });
     }
 
     /// Waits until there may be something to wait for, or tokens to withdraw.
     pub(super) fn await_work(&self, limit: Duration) {
-        let by = Moment::now() + limit;
-        let mut state = self.state.lock();
-        while !by.remaining().is_zero() && !state.stopped && !state.has_work() {
-            self.changed.wait_for(&mut state, by.remaining());
-        }
+        self.wait_while(Moment::now() + limit, |state| {
+            !state.stopped && !state.has_work()
+        });
     }
 
-    /// The mutexes for which nobody waits here, but for which the token may stand in the row.
+    /// Returns the mutexes for which nobody waits here, but whose rows may contain the token.
     pub(super) fn spare_tokens(&self) -> Vec<Arc<str>> {
         let state = self.state.lock();
         let spare = state.queues.iter().filter(|(_, queue)| queue.is_spare());
@@ -439,16 +426,7 @@ impl Queues {
 
     /// Pauses the waiting thread, unless it is to end.
     pub(super) fn pause(&self, limit: Duration) {
-        let by = Moment::now() + limit;
-        let mut state = self.state.lock();
-        while !by.remaining().is_zero() && !state.stopped {
-            self.changed.wait_for(&mut state, by.remaining());
-        }
-    }
-
-    #[cfg(test)]
-    fn state(&self) -> parking_lot::MutexGuard<'_, State> {
-        self.state.lock()
+        self.wait_while(Moment::now() + limit, |state| !state.stopped);
     }
 }
 
@@ -566,7 +544,7 @@ impl Queue {
         self.seen = owner.clone();
     }
 
-    /// The waiting connection should wait for it.
+    /// Returns `true` if the waiting connection should wait for it.
     fn is_awaited(&self) -> bool {
         !self.entries.is_empty()
             && self.registered == Registered::Yes
@@ -575,7 +553,7 @@ impl Queue {
             && self.quarrels == 0
     }
 
-    /// Nobody waits, but the token may stand in the row.
+    /// Returns `true` if nobody waits, but the token may stand in the row.
     fn is_spare(&self) -> bool {
         self.entries.is_empty() && self.registered != Registered::No
     }
@@ -662,8 +640,8 @@ mod tests {
         assert!(queues.leave(&m, 2));
         assert_eq!(queues.plan(&m), Plan::Withdraw);
         assert_eq!(queues.plan(&m), Plan::Nothing, "noted before it is sent");
-        queues.state().forget(&m);
-        assert!(queues.state().queues.is_empty());
+        queues.state.lock().forget(&m);
+        assert!(queues.state.lock().queues.is_empty());
     }
 
     /// The study's first draft lost wake-ups "where a join met an acquisition".

@@ -126,7 +126,7 @@ impl Repository {
             let Some(token) = call.release(mutex, Whose::Id(id))? else {
                 return Ok(false);
             };
-            let waiter = self.database.waiter.waiter();
+            let waiter = &self.database.waiter;
             waiter.hand_on(call, &mutex.into(), token);
             Ok(true)
         })

@@ -6,6 +6,7 @@ use std::time::Duration;
 use mysql::prelude::Queryable;
 use mysql::{Params, params};
 
+use super::builder::default_read_timeout;
 use super::connection::{Connection, Connector, MysqlPool, ServerClock, least};
 use super::error::RequestError;
 use super::table::{Statements, Table, column, kill};
@@ -15,9 +16,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::pool::{Checkout, Lane};
-
-/// A connection of a factory's pool.
-pub(super) type Borrowed = Checkout<Connector>;
 
 /// The token of one that has not registered: no process has it.
 pub(super) const NO_TOKEN: &str = "0";
@@ -34,7 +32,7 @@ pub(super) struct Rows {
     pub(super) clock: Arc<ServerClock>,
 }
 
-/// What one call to the backend asks the server, on one connection and until `by`.
+/// Makes the requests of one call to the backend, on one connection and until `by`.
 pub(super) struct Call<'c> {
     pub(super) rows: &'c Rows,
     pub(super) connection: &'c mut Connection,
@@ -58,7 +56,7 @@ pub(super) struct Row {
     pub(super) sent: Moment,
 }
 
-/// What became of waking a process.
+/// The outcome of waking a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     /// It was told, or nobody knows.
@@ -70,12 +68,13 @@ pub(super) enum Woken {
 }
 
 impl Rows {
-    /// Returns a connection on which one request can be answered until `by`: for owners, whose belief no
-    /// call may outlast. With less time than a slow answer may take nothing is asked: giving up the
-    /// connection would cost the owner the next renewal too.
-    pub(super) fn checkout(&self, lane: Lane, by: Moment) -> Result<Borrowed> {
-        let connection = self.pool.checkout(lane, by - self.patience())?;
-        if by.remaining() < self.patience() {
+    /// Returns a connection on which an owner's request can be answered until `by`, because belief ends
+    /// before a call that outlasts it. With less time than a slow answer may take nothing is asked:
+    /// giving up the connection would cost the owner the next renewal too.
+    pub(super) fn checkout_for(&self, lease: Lease, by: Moment) -> Result<Checkout<Connector>> {
+        let patience = self.patience().min(default_read_timeout(lease));
+        let connection = self.pool.checkout(Lane::Owner, by - patience)?;
+        if by.remaining() < patience {
             return Err(RequestError::too_late().into());
         }
         Ok(connection)
@@ -84,7 +83,11 @@ impl Rows {
     /// Returns a connection that came free before `by`, and until when requests on it may take: a caller
     /// with hardly any time is served all the same, and has its answer a little late only where the
     /// server hangs.
-    pub(super) fn checkout_late(&self, lane: Lane, by: Moment) -> Result<(Borrowed, Moment)> {
+    pub(super) fn checkout_late(
+        &self,
+        lane: Lane,
+        by: Moment,
+    ) -> Result<(Checkout<Connector>, Moment)> {
         let connection = self.pool.checkout(lane, by)?;
         let late = LATE.max(least(self.patience()) * 4);
         Ok((connection, by.max(Moment::now() + late)))
@@ -101,7 +104,7 @@ impl Rows {
         work(&mut self.on(&mut connection, by))
     }
 
-    /// A call on this connection.
+    /// Returns a call on this connection.
     pub(super) fn on<'c>(&'c self, connection: &'c mut Connection, by: Moment) -> Call<'c> {
         Call {
             rows: self,
@@ -110,7 +113,7 @@ impl Rows {
         }
     }
 
-    /// The longest that one request can take.
+    /// Returns the longest that one request can take.
     pub(super) fn patience(&self) -> Duration {
         self.pool.connector().options.read_timeout
     }
@@ -223,10 +226,10 @@ impl Call<'_> {
         let sent = Moment::now();
         let row: Option<mysql::Row> =
             self.ask(|conn| conn.exec_first(&statements.look, params! { mutex }))?;
-        let Some(row) = row else {
+        let Some(mut row) = row else {
             return Ok(None);
         };
-        let row = Row::read(row, sent).ok_or_else(|| {
+        let row = Row::read(&mut row, 0, sent).ok_or_else(|| {
             Error::new(
                 ErrorKind::Misconfigured,
                 "a column of the table of mutexes is not of the type in sql/init-mutex.sql",
@@ -269,7 +272,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// The statements for the table as it is.
+    /// Returns the statements for the table as it is.
     pub(super) fn statements(&mut self) -> Result<Arc<Statements>> {
         let statements = self.rows.table.statements(self.connection, self.by);
         statements.map_err(|error| {
@@ -278,7 +281,7 @@ impl Call<'_> {
         })
     }
 
-    /// One UPDATE: the last insert id it set, or `None` where no row matched.
+    /// Runs one UPDATE. Returns the last insert id it set, or `None` if no row matched.
     fn update(
         &mut self,
         statement: impl for<'s> FnOnce(&'s Statements) -> (&'s String, Params),
@@ -293,7 +296,7 @@ impl Call<'_> {
             .map_err(|error| self.failed(error))
     }
 
-    /// One request whose outcome nobody needs to know if it fails.
+    /// Makes one request that changes nothing if it fails.
     fn ask<T>(&mut self, work: impl FnOnce(&mut mysql::Conn) -> mysql::Result<T>) -> Result<T> {
         let answer = self.connection.run(self.by, work);
         answer.map_err(|error| self.failed(error).error)
@@ -306,8 +309,8 @@ impl Call<'_> {
         Failed { unknown, error }
     }
 
-    /// After a connection broke, those not heard of since its request was sent are suspect: a restarted
-    /// server would otherwise be met as many times as there are idle ones, a failed call each.
+    /// Discards idle connections, after one broke, that were not heard of since its request was sent: else
+    /// each of them would fail a call after a restart of the server.
     fn note(&self, error: &Error) {
         if self.connection.is_poisoned() {
             self.rows.pool.lost(error);
@@ -324,7 +327,7 @@ pub(super) struct Failed {
 }
 
 impl From<Error> for Failed {
-    /// Of an error that came before the statement was sent.
+    /// Converts an error that came before the statement was sent.
     fn from(error: Error) -> Failed {
         Failed {
             unknown: false,
@@ -351,53 +354,39 @@ pub(super) enum Whose<'a> {
 }
 
 impl Row {
-    fn read(mut row: mysql::Row, sent: Moment) -> Option<Row> {
+    /// Reads the columns of `sql/mutex-look.sql`, which begin at `first`.
+    fn read(row: &mut mysql::Row, first: usize, sent: Moment) -> Option<Row> {
         Some(Row {
-            owner_id: column(&mut row, 0)?,
-            acquired_at: column(&mut row, 1)?,
-            ttl_at: column(&mut row, 2)?,
-            transition_at: column(&mut row, 3)?,
-            fence: column(&mut row, 4)?,
-            waiters: column(&mut row, 5)?,
-            version: column(&mut row, 6)?,
-            run_at: column(&mut row, 7)?,
-            now: column(&mut row, 8)?,
+            owner_id: column(row, first)?,
+            acquired_at: column(row, first + 1)?,
+            ttl_at: column(row, first + 2)?,
+            transition_at: column(row, first + 3)?,
+            fence: column(row, first + 4)?,
+            waiters: column(row, first + 5)?,
+            version: column(row, first + 6)?,
+            run_at: column(row, first + 7)?,
+            now: column(row, first + 8)?,
             sent,
         })
     }
 
-    /// Reads what [`Statements::which`] answers: the mutex, whether it is quiet, and the row without its
-    /// list.
+    /// Reads what [`Statements::which`] returns: the mutex, whether it is quiet, and the row.
     pub(super) fn read_which(mut row: mysql::Row, sent: Moment) -> Option<(String, bool, Row)> {
-        Some((
-            column(&mut row, 0)?,
-            column(&mut row, 1)?,
-            Row {
-                owner_id: column(&mut row, 2)?,
-                acquired_at: column(&mut row, 3)?,
-                ttl_at: column(&mut row, 4)?,
-                transition_at: column(&mut row, 5)?,
-                fence: column(&mut row, 6)?,
-                waiters: String::new(),
-                version: 0,
-                run_at: 0,
-                now: column(&mut row, 7)?,
-                sent,
-            },
-        ))
+        let (mutex, quiet) = (column(&mut row, 0)?, column(&mut row, 1)?);
+        Some((mutex, quiet, Row::read(&mut row, 2, sent)?))
     }
 
-    /// The token of the process that the mutex is handed over to.
+    /// Returns the token of the process that the mutex is handed over to.
     pub(super) fn handed_to(&self) -> Option<&str> {
         self.owner_id.strip_prefix('~')
     }
 
-    /// The tokens of the processes that wait, first come first.
+    /// Returns the tokens of the processes that wait, first come first.
     pub(super) fn tokens(&self) -> impl Iterator<Item = &str> {
         self.waiters.split(':').skip(1)
     }
 
-    /// How long the lease or the hand-over lasts; zero once it has run out.
+    /// Returns how long the lease or the hand-over lasts; zero once it has run out.
     pub(super) fn left(&self) -> Duration {
         Duration::from_millis((self.transition_at + 1).saturating_sub(self.now))
     }
@@ -425,7 +414,7 @@ impl Row {
         self.fence < self.acquired_at.saturating_mul(1_000)
     }
 
-    /// Who owns; `NONE` while the mutex is free or handed over.
+    /// Returns the owner; `NONE` while the mutex is free or handed over.
     pub(super) fn owner(&self) -> MutexOwner {
         if self.is_over() {
             return MutexOwner::NONE;
@@ -433,7 +422,7 @@ impl Row {
         self.last_owner()
     }
 
-    /// The owner that the row names, its lease run out or not.
+    /// Returns the owner that the row names, its lease run out or not.
     pub(super) fn last_owner(&self) -> MutexOwner {
         if self.owner_id.is_empty() || self.handed_to().is_some() {
             return MutexOwner::NONE;
@@ -449,7 +438,7 @@ impl Row {
     }
 }
 
-/// ttl and the sum of ttl and transition.
+/// Returns ttl, and ttl + transition, in milliseconds.
 pub(super) fn millis(lease: Lease) -> (u64, u64) {
     let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     (millis(lease.ttl()), millis(lease.total()))

@@ -150,8 +150,7 @@ impl Table {
         })
     }
 
-    /// Makes a new connection ready: all that a call needs is known and prepared. What fails here
-    /// fails again where somebody hears of it.
+    /// Prepares what every cycle needs on a new connection.
     pub(super) fn prepare(&self, connection: &mut Connection) -> Result<()> {
         let statements = self.statements(connection, Moment::FAR)?;
         for sql in [&statements.acquire, &statements.release] {
@@ -259,6 +258,7 @@ impl Found {
 /// Why a table cannot be used.
 #[derive(Debug)]
 struct Problem {
+    /// What is wrong, and what to run.
     what: String,
     /// The statement that cures it, where one does.
     cure: Option<String>,
@@ -325,29 +325,18 @@ impl Problem {
             return None;
         }
         let alter = format!("ALTER TABLE `{table}` {}", changes.join(", "));
-        Some(if cured {
-            Problem {
-                what: wrong.join(", "),
-                cure: Some(alter),
-            }
-        } else {
-            Problem {
-                what: format!("{}; run {alter}", wrong.join(", ")),
-                cure: None,
-            }
+        Some(Problem {
+            what: format!("{}; run {alter}", wrong.join(", ")),
+            cure: cured.then_some(alter),
         })
     }
 
     fn into_error(self, table: &str) -> Error {
-        let mut message = format!("the table {table} {}", self.what);
-        if let Some(cure) = &self.cure {
-            let cure = if cure.starts_with("CREATE") {
-                String::new()
-            } else {
-                format!("; run {cure}")
-            };
-            let _ = write!(message, "{cure}, or add ?create_table=true to the URL");
-        }
+        let or = match self.cure {
+            Some(_) => ", or add ?create_table=true to the URL",
+            None => "",
+        };
+        let message = format!("the table {table} {}{or}", self.what);
         Error::new(ErrorKind::Misconfigured, message)
     }
 }

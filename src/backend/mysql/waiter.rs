@@ -47,7 +47,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// How long a contender waits for the connections to come up for the first time.
 const START: Duration = Duration::from_secs(1);
 
-/// What waits for all contenders of a process, and wakes other processes.
+/// Waits for all contenders of a process, and wakes other processes.
 #[derive(Debug)]
 pub(super) struct Waiter {
     /// 18 digits that no other process has.
@@ -57,15 +57,10 @@ pub(super) struct Waiter {
     rows: Arc<Rows>,
     /// Held here, so that dropping it ends a wait from outside.
     blocker: Mutex<Option<Connection>>,
+    /// The thread that waits, from the first wait on.
+    thread: Mutex<Option<Thread>>,
     /// Said once that another account's processes cannot be woken.
     foreign: AtomicBool,
-}
-
-/// The thread that waits. Dropping it ends the wait.
-#[derive(Debug)]
-pub(super) struct WaiterThread {
-    waiter: Arc<Waiter>,
-    thread: Mutex<Option<Thread>>,
 }
 
 impl Waiter {
@@ -82,7 +77,38 @@ impl Waiter {
             poll_interval,
             rows,
             blocker: Mutex::new(None),
+            thread: Mutex::new(None),
             foreign: AtomicBool::new(false),
+        }
+    }
+
+    /// Starts the thread if it does not run, and gives it a moment to open its connections. Returns `true`
+    /// if a process that registers will be woken.
+    pub(super) fn is_up(self: &Arc<Waiter>, by: Moment) -> bool {
+        if self.queues.start_waiter() {
+            let waiter = Arc::clone(self);
+            match thread::start("contend-mysql-wait", move || waiter.run()) {
+                Ok(thread) => *self.thread.lock() = Some(thread),
+                Err(error) => {
+                    log::warn!("contenders poll: {error}");
+                    let why = error.to_string().into();
+                    self.queues.set_waiter(WaiterState::Polling(why));
+                }
+            }
+        }
+        self.queues.await_start(by.min(Moment::now() + START));
+        self.queues.waiter_state() == WaiterState::Up
+    }
+
+    /// Ends the wait and the thread.
+    pub(super) fn stop(&self) {
+        self.queues.stop();
+        // Without its blocker a wait ends, and closing asks the server nothing.
+        if let Some(mut blocker) = self.blocker.try_lock_for(Duration::from_millis(200)) {
+            drop(blocker.take());
+        }
+        if let Some(thread) = &mut *self.thread.lock() {
+            thread.join(Moment::now() + Duration::from_millis(800));
         }
     }
 
@@ -123,8 +149,8 @@ impl Waiter {
         Ok(outcome?)
     }
 
-    /// Tells the process that a mutex was handed over to, passing over those that are dead; zero: it was
-    /// handed over to nobody, and whoever waits here without having registered may try.
+    /// Wakes the process that a mutex was handed over to, passing over dead ones. A token of zero means that
+    /// it was handed over to nobody: a contender that waits here without being registered may try.
     pub(super) fn hand_on(&self, call: &mut Call<'_>, mutex: &Arc<str>, mut token: u64) {
         for _ in 0..MAX_DEAD {
             let name = token.to_string();
@@ -163,7 +189,7 @@ impl Waiter {
         }
     }
 
-    /// Another account's processes wait in their connections, which we may not end.
+    /// Warns once that processes of another account cannot be woken.
     fn say_foreign(&self) {
         if !self.foreign.swap(true, Ordering::Relaxed) {
             log::warn!(
@@ -180,6 +206,7 @@ impl Waiter {
     fn run(&self) {
         let mut pause = Duration::from_millis(50);
         let mut tested = false;
+        let server = &self.rows.pool.connector().server;
         while !self.queues.is_stopped() {
             let broken = match self.open(&mut tested) {
                 Ok(waiter) => {
@@ -192,8 +219,7 @@ impl Waiter {
                 }
                 Err(NotOpened::Never(why)) => {
                     log::warn!(
-                        "{}: contenders poll every {:?}: {why}",
-                        self.rows.pool.connector().server,
+                        "{server}: contenders poll every {:?}: {why}",
                         self.poll_interval
                     );
                     self.queues.set_waiter(WaiterState::Polling(why.into()));
@@ -201,10 +227,7 @@ impl Waiter {
                 }
                 Err(NotOpened::Now(error)) => error,
             };
-            log::debug!(
-                "{}: the waiting connection: {broken}",
-                self.rows.pool.connector().server
-            );
+            log::debug!("{server}: the waiting connection: {broken}");
             self.queues
                 .set_waiter(WaiterState::Down(broken.to_string().into()));
             self.blocker.lock().take();
@@ -229,16 +252,15 @@ impl Waiter {
         let options = ConnectionOptions {
             read_timeout: Duration::from_secs(self.wait_seconds()) + ANSWER,
             // A time limit for statements would end waits; a half-open connection must let go of its name.
-            init: vec![format!(
+            init: format!(
                 "SET /*M!100100 max_statement_time = 0, */ /*!80000 max_execution_time = 0, */ \
                  wait_timeout = {WAIT_TIMEOUT_S}"
-            )],
-            prepare: None,
+            ),
             ..connector.options.clone()
         };
-        let mut blocker = connector.open(&options)?;
+        let mut blocker = connector.open(&options, None)?;
         hold(&mut blocker, &format!("contend:wait:{}", self.token))?;
-        let mut waiter = connector.open(&options)?;
+        let mut waiter = connector.open(&options, None)?;
         hold(&mut waiter, &format!("contend:{}", self.token))?;
         if !*tested {
             self.test(&mut waiter, &mut reached)?;
@@ -339,7 +361,7 @@ impl Waiter {
         Ok(())
     }
 
-    /// Which of `mutexes` are worth a look.
+    /// Returns those of `mutexes` that are worth a look.
     fn which(
         &self,
         waiter: &mut Connection,
@@ -392,54 +414,10 @@ impl Waiter {
         }
     }
 
-    /// The poll interval in whole seconds, which MySQL would round to, and at most two.
+    /// Returns the poll interval in whole seconds, because MySQL rounds; at most two.
     fn wait_seconds(&self) -> u64 {
         let whole = self.poll_interval.as_secs() + u64::from(self.poll_interval.subsec_nanos() > 0);
         whole.clamp(1, MAX_WAIT_S)
-    }
-}
-
-impl WaiterThread {
-    pub(super) fn new(waiter: Waiter) -> WaiterThread {
-        WaiterThread {
-            waiter: Arc::new(waiter),
-            thread: Mutex::new(None),
-        }
-    }
-
-    pub(super) fn waiter(&self) -> &Waiter {
-        &self.waiter
-    }
-
-    /// Starts the thread if it does not run, and gives it a moment to open its connections. Returns `true`
-    /// if a process that registers will be woken.
-    pub(super) fn is_up(&self, by: Moment) -> bool {
-        let queues = &self.waiter.queues;
-        if queues.start_waiter() {
-            let waiter = Arc::clone(&self.waiter);
-            match thread::start("contend-mysql-wait", move || waiter.run()) {
-                Ok(thread) => *self.thread.lock() = Some(thread),
-                Err(error) => {
-                    log::warn!("contenders poll: {error}");
-                    queues.set_waiter(WaiterState::Polling(error.to_string().into()));
-                }
-            }
-        }
-        queues.await_start(by.min(Moment::now() + START));
-        queues.waiter_state() == WaiterState::Up
-    }
-}
-
-impl Drop for WaiterThread {
-    fn drop(&mut self) {
-        self.waiter.queues.stop();
-        // Without its blocker a wait ends, and closing asks the server nothing.
-        if let Some(mut blocker) = self.waiter.blocker.try_lock_for(Duration::from_millis(200)) {
-            drop(blocker.take());
-        }
-        if let Some(thread) = &mut *self.thread.lock() {
-            thread.join(Moment::now() + Duration::from_millis(800));
-        }
     }
 }
 
@@ -452,8 +430,7 @@ enum NotOpened {
 }
 
 impl NotOpened {
-    /// Of a server that refuses what is needed: for good, unless the connection broke or the server is
-    /// busy.
+    /// Maps a refusal: final, unless the connection broke or the server is busy.
     fn refused(what: &str, error: RequestError) -> NotOpened {
         let code = error.code();
         let error = error.into_error();
@@ -497,13 +474,13 @@ fn wait(connection: &mut Connection, sql: &str) -> std::result::Result<Waited, R
     }
 }
 
-/// Ended by `KILL QUERY`, or by a time limit.
+/// Returns `true` if a statement was ended by `KILL QUERY` or by a time limit.
 fn is_interrupted(error: &RequestError) -> bool {
     matches!(error.code(), Some(1317 | 1969 | 3024))
 }
 
-/// Takes a name. Where a half-open predecessor of ours holds it, that is ended, by the name and never by
-/// its number, which may be somebody else's by now.
+/// Acquires a name. Ends a half-open predecessor of ours that holds it, by the name and never by its
+/// connection number, which another connection may have by now.
 fn hold(connection: &mut Connection, name: &str) -> std::result::Result<(), NotOpened> {
     for _ in 0..20 {
         let sql = format!("SELECT GET_LOCK('{name}', 0)");

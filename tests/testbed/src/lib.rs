@@ -42,7 +42,7 @@ mod zookeeper_ensemble;
 
 pub use certificates::Certificates;
 pub use cpu_load::{CpuLoad, cpu_load};
-pub use mariadb::MariaDbServer;
+pub use mariadb::{MariaDbServer, is_mysql};
 pub use port::Port;
 pub use proc::{cpu_time, is_alive, listens, rss_kib, threads};
 pub use process::{Output, Process};

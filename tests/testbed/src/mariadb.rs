@@ -1,10 +1,11 @@
-//! MariaDB.
+//! MariaDB; or MySQL proper, where `CONTEND_TEST_MYSQLD` names its server program.
 
+use std::env;
 use std::fs;
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -20,8 +21,8 @@ const PACKAGE: &str = "mariadb-server";
 /// How long a probe waits for an answer.
 const PROBE: Duration = Duration::from_millis(200);
 
-/// A redo log that is quickly made and copied; the default is 96 MB.
-const REDO_LOG: &str = "--innodb-log-file-size=8M";
+/// Names a `mysqld` to run in the place of MariaDB's.
+const MYSQLD: &str = "CONTEND_TEST_MYSQLD";
 
 /// A throw-away MariaDB whose `root` has no password.
 #[derive(Debug)]
@@ -98,13 +99,17 @@ fn server(args: &[&str]) -> Server {
         copy(template.path(), &data)
             .unwrap_or_else(|error| panic!("cannot make {data:?}: {error}"));
     }
-    let mut command = Command::new(binary::find("mariadbd", PACKAGE));
+    let mut command = Command::new(program());
     command.args([
         "--no-defaults",
         "--bind-address=127.0.0.1",
         "--skip-name-resolve",
     ]);
-    command.args(["--max-connections=500", REDO_LOG]);
+    command.args(["--max-connections=500", redo_log()]);
+    if is_mysql() {
+        // Its second protocol would want a port too, and its binary log an fsync for every commit.
+        command.args(["--mysqlx=OFF", "--skip-log-bin"]);
+    }
     command.arg(tmpdir(folder.path()));
     command.arg(format!("--port={}", port.number()));
     command.arg(format!("--datadir={}", data.display()));
@@ -121,6 +126,27 @@ fn server(args: &[&str]) -> Server {
     Server::new("mariadbd", folder, vec![port], command, greets)
 }
 
+/// Whether the server is MySQL proper.
+pub fn is_mysql() -> bool {
+    env::var_os(MYSQLD).is_some()
+}
+
+fn program() -> PathBuf {
+    match env::var_os(MYSQLD) {
+        Some(path) => path.into(),
+        None => binary::find("mariadbd", PACKAGE),
+    }
+}
+
+/// A redo log that is quickly made and copied; the default is 96 MB.
+fn redo_log() -> &'static str {
+    if is_mysql() {
+        "--innodb-redo-log-capacity=32M"
+    } else {
+        "--innodb-log-file-size=8M"
+    }
+}
+
 /// An installed data folder that no server runs on, made once for each process: to copy it takes a
 /// tenth of the time.
 fn template() -> MutexGuard<'static, Option<TempDir>> {
@@ -131,14 +157,23 @@ fn template() -> MutexGuard<'static, Option<TempDir>> {
         let scratch = TempDir::new();
         let mut args = vec![
             "--no-defaults".to_owned(),
-            "--auth-root-authentication-method=normal".to_owned(),
-            "--skip-test-db".to_owned(),
-            REDO_LOG.to_owned(),
+            redo_log().to_owned(),
             format!("--datadir={}", folder.path().display()),
             tmpdir(scratch.path()),
         ];
         args.extend(as_user());
-        binary::run(&binary::find("mariadb-install-db", PACKAGE), args);
+        if is_mysql() {
+            // Without names of hosts nobody comes from "localhost".
+            let init = scratch.path().join("init.sql");
+            fs::write(&init, "RENAME USER root@localhost TO root@'%';\n").expect("a scratch file");
+            args.push("--initialize-insecure".to_owned());
+            args.push(format!("--init-file={}", init.display()));
+            binary::run(&program(), args);
+        } else {
+            args.push("--auth-root-authentication-method=normal".to_owned());
+            args.push("--skip-test-db".to_owned());
+            binary::run(&binary::find("mariadb-install-db", PACKAGE), args);
+        }
         *template = Some(folder);
     }
     template

@@ -1,6 +1,5 @@
-//! The server that the tests of one file share: a throw-away MariaDB, or the one that
-//! `CONTEND_TEST_MYSQL_URL` names (`mysql://user:password@host:port`, a user who may create databases),
-//! so that the same tests run on MySQL proper.
+//! The server that the tests of one binary share: a throw-away MariaDB, or MySQL proper with
+//! `CONTEND_TEST_MYSQLD=/path/of/mysqld`.
 
 #![allow(dead_code)]
 
@@ -18,15 +17,13 @@ pub const HANG: Duration = Duration::from_secs(120);
 
 /// The shared server's URL without a database.
 pub fn server() -> &'static str {
-    static URL: OnceLock<String> = OnceLock::new();
-    static SERVER: OnceLock<MariaDbServer> = OnceLock::new();
-    URL.get_or_init(|| match std::env::var("CONTEND_TEST_MYSQL_URL") {
-        Ok(url) => url.trim_end_matches('/').to_owned(),
-        Err(_) => {
-            let server = SERVER.get_or_init(start);
-            server.url("").trim_end_matches('/').to_owned()
-        }
-    })
+    static SERVER: OnceLock<(MariaDbServer, String)> = OnceLock::new();
+    let (_, url) = SERVER.get_or_init(|| {
+        let server = start();
+        let url = server.url("").trim_end_matches('/').to_owned();
+        (server, url)
+    });
+    url
 }
 
 /// A throw-away server that keeps what it committed when it is killed, but not over a power failure:
