@@ -107,6 +107,8 @@ pub mod semaphore;
 mod service;
 mod snapshot;
 mod thread;
+#[cfg(any(feature = "mysql", feature = "redis", feature = "zk"))]
+mod tls;
 // Memory has neither hosts nor numbers in its URL.
 #[cfg_attr(
     not(any(feature = "mysql", feature = "redis", feature = "zk")),
