@@ -652,10 +652,15 @@ impl Worker {
         let abandoned = !self.lead_without_listener && self.delivery.is_abandoned();
         if abandoned && !parker.is_stopped() {
             let Contender { mutex, id, .. } = self.runner.contender();
-            log::error!(
-                "{mutex}: {id}: the receiver of its events was dropped, so nobody works: it steps down for \
-                 good. Keep the receiver, or build with lead_without_listener(true)"
+            let error = Error::new(
+                ErrorKind::InvalidState,
+                format!(
+                    "{mutex}: {id}: the receiver of its events was dropped, so nobody works: it steps down \
+                     for good. Keep the receiver, or build with lead_without_listener(true)"
+                ),
             );
+            log::error!("{error}");
+            self.snapshot.end(error);
         }
         if abandoned || parker.is_stopped() {
             self.wind_down();
