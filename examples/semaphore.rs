@@ -7,7 +7,8 @@
 use std::thread;
 use std::time::Duration;
 
-use contend::{ContenderIdGenerator, PermitRequest, Semaphores};
+use contend::ContenderIdGenerator;
+use contend::semaphore::{PermitRequest, Semaphores};
 
 fn main() -> Result<(), contend::Error> {
     let mut words = std::env::args().skip_while(|word| word != "--url");

@@ -247,7 +247,7 @@ impl Factory {
     /// handles of a factory share one order of waiting.
     ///
     /// ```
-    /// use contend::PermitRequest;
+    /// use contend::semaphore::PermitRequest;
     /// use std::time::Duration;
     ///
     /// let factory = contend::connect("memory://factory-semaphores-doc")?;

@@ -96,9 +96,9 @@ mod metrics;
 mod name;
 mod owner;
 mod parker;
-// Both backends come to use all of it.
+// Each uses what the other does not.
 #[cfg(any(feature = "mysql", feature = "redis"))]
-#[allow(dead_code)]
+#[cfg_attr(not(all(feature = "mysql", feature = "redis")), allow(dead_code))]
 mod pool;
 mod probe;
 mod runner;
@@ -107,6 +107,8 @@ pub mod semaphore;
 mod service;
 mod snapshot;
 mod thread;
+#[cfg(any(feature = "mysql", feature = "redis", feature = "zk"))]
+mod tls;
 // Memory has neither hosts nor numbers in its URL.
 #[cfg_attr(
     not(any(feature = "mysql", feature = "redis", feature = "zk")),
@@ -145,7 +147,6 @@ pub use probe::{AcquireOutcome, LossReason, Probe, RenewOutcome, RunOutcomeKind}
 pub use scheduler::{
     Context, Missed, RunReport, Schedule, Scheduler, SchedulerBuilder, Weekday, WorkResult,
 };
-pub use semaphore::{PermitGuard, PermitRequest, Semaphores};
 pub use service::{
     ContendBuilder, Executor, Job, MutexContendService, MutexRetrievalService, ObserveBuilder,
     Status,
@@ -195,8 +196,8 @@ mod tests {
         shareable::<MutexContendService>();
         shareable::<MutexRetrievalService>();
         shareable::<Scheduler>();
-        shareable::<Semaphores>();
-        shareable::<PermitGuard>();
+        shareable::<semaphore::Semaphores>();
+        shareable::<semaphore::PermitGuard>();
         shareable::<Cancel>();
         shareable::<Health>();
     }

@@ -73,44 +73,44 @@ impl MutexOwner {
         }
     }
 
-    /// The same snapshot, taken when the backend's clock showed `backend_ms` and the local one `local`.
+    /// Returns the same snapshot, taken when the backend's clock showed `backend_ms` and the local one `local`.
     #[must_use]
     pub fn observed_at(mut self, backend_ms: u64, local: Moment) -> MutexOwner {
         self.observed = Some(Observed { backend_ms, local });
         self
     }
 
-    /// The owner's contender id; empty where nobody owns.
+    /// Returns the owner's contender id; empty if nobody owns.
     #[must_use]
     pub fn owner_id(&self) -> &str {
         self.id.as_deref().unwrap_or("")
     }
 
-    /// When the mutex was acquired.
+    /// Returns when the mutex was acquired.
     #[must_use]
     pub fn acquired_at(&self) -> u64 {
         self.acquired_at
     }
 
-    /// When the owner's ttl ends unless it is renewed.
+    /// Returns when the owner's ttl ends unless it is renewed.
     #[must_use]
     pub fn ttl_at(&self) -> u64 {
         self.ttl_at
     }
 
-    /// Until when nobody else can acquire.
+    /// Returns until when nobody else can acquire.
     #[must_use]
     pub fn transition_at(&self) -> u64 {
         self.transition_at
     }
 
-    /// The fence of this ownership: larger than that of every earlier one of the same mutex.
+    /// Returns the fence of this ownership: larger than that of every earlier one of the same mutex.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.fence
     }
 
-    /// The backend's clock now: as read with this snapshot, carried forward by the local boot-time clock.
+    /// Returns the backend's clock now: as read with this snapshot, carried forward by the local boot-time clock.
     #[must_use]
     pub fn backend_now(&self) -> u64 {
         match self.observed {
@@ -130,73 +130,73 @@ impl MutexOwner {
             .is_some_and(|observed| observed.local > moment)
     }
 
-    /// The backend's clock when this snapshot was taken.
+    /// Returns the backend's clock when this snapshot was taken.
     #[must_use]
     pub fn observed_ms(&self) -> Option<u64> {
         self.observed.map(|observed| observed.backend_ms)
     }
 
-    /// Whether the ttl runs still.
+    /// Returns `true` if the ttl runs still.
     #[must_use]
     pub fn is_in_ttl(&self) -> bool {
         self.is_in_ttl_at(self.backend_now())
     }
 
-    /// Whether the ttl runs still at `now_ms`.
+    /// Returns `true` if the ttl runs still at `now_ms`.
     #[must_use]
     pub fn is_in_ttl_at(&self, now_ms: u64) -> bool {
         self.ttl_at > now_ms
     }
 
-    /// Whether the ttl or the transition runs still.
+    /// Returns `true` if the ttl or the transition runs still.
     #[must_use]
     pub fn is_in_transition(&self) -> bool {
         self.is_in_transition_at(self.backend_now())
     }
 
-    /// Whether the ttl or the transition runs still at `now_ms`.
+    /// Returns `true` if the ttl or the transition runs still at `now_ms`.
     #[must_use]
     pub fn is_in_transition_at(&self, now_ms: u64) -> bool {
         self.id.is_some() && self.transition_at >= now_ms
     }
 
-    /// Whether somebody owns: the transition counts as owned.
+    /// Returns `true` if somebody owns: the transition counts as owned.
     #[must_use]
     pub fn has_owner(&self) -> bool {
         self.is_in_transition()
     }
 
-    /// Whether somebody owns at `now_ms`.
+    /// Returns `true` if somebody owns at `now_ms`.
     #[must_use]
     pub fn has_owner_at(&self, now_ms: u64) -> bool {
         self.is_in_transition_at(now_ms)
     }
 
-    /// Whether `id` is named as owner, its lease run out or not.
+    /// Returns `true` if `id` is named as owner, its lease run out or not.
     #[must_use]
     pub fn is_owner(&self, id: &str) -> bool {
         self.id.as_deref() == Some(id)
     }
 
-    /// Whether `id` is the owner and its ttl runs still.
+    /// Returns `true` if `id` is the owner and its ttl runs still.
     #[must_use]
     pub fn is_in_ttl_of(&self, id: &str) -> bool {
         self.is_owner(id) && self.is_in_ttl()
     }
 
-    /// Whether `id` is the owner and its ttl runs still at `now_ms`.
+    /// Returns `true` if `id` is the owner and its ttl runs still at `now_ms`.
     #[must_use]
     pub fn is_in_ttl_of_at(&self, id: &str, now_ms: u64) -> bool {
         self.is_owner(id) && self.is_in_ttl_at(now_ms)
     }
 
-    /// Whether `id` is the owner and its ttl or transition runs still.
+    /// Returns `true` if `id` is the owner and its ttl or transition runs still.
     #[must_use]
     pub fn is_in_transition_of(&self, id: &str) -> bool {
         self.is_owner(id) && self.is_in_transition()
     }
 
-    /// Whether `id` is the owner and its ttl or transition runs still at `now_ms`.
+    /// Returns `true` if `id` is the owner and its ttl or transition runs still at `now_ms`.
     #[must_use]
     pub fn is_in_transition_of_at(&self, id: &str, now_ms: u64) -> bool {
         self.is_owner(id) && self.is_in_transition_at(now_ms)
@@ -250,49 +250,49 @@ impl MutexState {
         after: MutexOwner::NONE,
     };
 
-    /// The change from `before` to `after`.
+    /// Makes the change from `before` to `after`.
     #[must_use]
     pub fn new(before: MutexOwner, after: MutexOwner) -> MutexState {
         MutexState { before, after }
     }
 
-    /// The owner before the change.
+    /// Returns the owner before the change.
     #[must_use]
     pub fn before(&self) -> &MutexOwner {
         &self.before
     }
 
-    /// The owner after the change.
+    /// Returns the owner after the change.
     #[must_use]
     pub fn after(&self) -> &MutexOwner {
         &self.after
     }
 
-    /// Whether the owner's id changed; a renewal changes nothing.
+    /// Returns `true` if the owner's id changed; a renewal changes nothing.
     #[must_use]
     pub fn is_changed(&self) -> bool {
         self.before.owner_id() != self.after.owner_id()
     }
 
-    /// Whether `id` became the owner.
+    /// Returns `true` if `id` became the owner.
     #[must_use]
     pub fn is_acquired(&self, id: &str) -> bool {
         self.is_changed() && self.after.is_owner(id)
     }
 
-    /// Whether `id` ceased to be the owner.
+    /// Returns `true` if `id` ceased to be the owner.
     #[must_use]
     pub fn is_released(&self, id: &str) -> bool {
         self.is_changed() && self.before.is_owner(id)
     }
 
-    /// Whether `id` is the owner now.
+    /// Returns `true` if `id` is the owner now.
     #[must_use]
     pub fn is_owner(&self, id: &str) -> bool {
         self.after.is_owner(id)
     }
 
-    /// Whether `id` is the owner now and its ttl runs still.
+    /// Returns `true` if `id` is the owner now and its ttl runs still.
     #[must_use]
     pub fn is_in_ttl(&self, id: &str) -> bool {
         self.after.is_in_ttl_of(id)

@@ -1,7 +1,7 @@
 //! `Probe`: what happens inside a factory, told to whoever asks.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::error::Error;
@@ -151,5 +151,30 @@ impl Probed {
 impl fmt::Debug for Probed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_some() { "Probe" } else { "no probe" })
+    }
+}
+
+/// Passes on what happens to connections, to a probe that is set after the pool is made.
+#[cfg_attr(not(any(feature = "mysql", feature = "redis")), allow(dead_code))]
+#[derive(Default)]
+pub(crate) struct LateProbe(pub(crate) OnceLock<Arc<dyn Probe>>);
+
+impl Probe for LateProbe {
+    fn connected(&self) {
+        if let Some(probe) = self.0.get() {
+            probe.connected();
+        }
+    }
+
+    fn disconnected(&self, error: &Error) {
+        if let Some(probe) = self.0.get() {
+            probe.disconnected(error);
+        }
+    }
+}
+
+impl fmt::Debug for LateProbe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LateProbe")
     }
 }

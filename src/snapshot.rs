@@ -26,6 +26,8 @@ struct Notes {
     calls: Calls,
     /// Why nobody wakes us, if so.
     deaf: Option<Error>,
+    /// Why the service stepped down for good, if it did so by itself.
+    ended: Option<Error>,
     /// The kinds of error that were said since the backend last answered: each once, however they
     /// alternate.
     said: Vec<ErrorKind>,
@@ -51,7 +53,8 @@ pub enum Contact {
     Untried,
     /// The last call was answered.
     Fine,
-    /// The last call failed, or nobody tells the service of releases.
+    /// The last call failed, nobody tells the service of releases, or it stepped down for good because the
+    /// receiver of its events was dropped.
     Failing {
         /// How it failed.
         error: Error,
@@ -161,8 +164,8 @@ impl Snapshot {
     /// How the backend is reached; an error with wake-ups counts as one.
     pub(crate) fn contact(&self) -> Contact {
         let notes = self.notes.lock();
-        match (&notes.calls, &notes.deaf) {
-            (Calls::Failing { error, since }, _) => Contact::Failing {
+        match (&notes.calls, notes.ended.as_ref().or(notes.deaf.as_ref())) {
+            (Calls::Failing { error, since }, _) if notes.ended.is_none() => Contact::Failing {
                 error: error.clone(),
                 lasting: Moment::now() - *since,
             },
@@ -171,8 +174,13 @@ impl Snapshot {
                 lasting: Duration::ZERO,
             },
             (Calls::Untried, None) => Contact::Untried,
-            (Calls::Fine, None) => Contact::Fine,
+            (_, None) => Contact::Fine,
         }
+    }
+
+    /// Notes why the service steps down for good. Holds until it is started again.
+    pub(crate) fn end(&self, error: Error) {
+        self.notes.lock().ended = Some(error);
     }
 
     /// Notes how a call ended; one that asked the server nothing proves nothing.

@@ -4,7 +4,7 @@
 //! out of their errors and `Debug` output.
 
 use std::fmt;
-use std::str::FromStr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -142,35 +142,70 @@ impl Url {
             .map(|(_, value)| value.as_str())
     }
 
-    /// The parameter as a duration such as `2s`.
-    pub(crate) fn duration(&self, key: &str) -> Result<Option<Duration>> {
-        self.text(key)
-            .map(|text| {
-                parse_duration(text).map_err(|error| error.context(format!("URL parameter {key}")))
-            })
-            .transpose()
+    /// Sets `option` to the parameter `key`, if it is given.
+    pub(crate) fn set<T: Parameter>(&self, key: &str, option: &mut T) -> Result<()> {
+        if let Some(text) = self.text(key) {
+            *option =
+                T::read(text).map_err(|error| error.context(format!("URL parameter {key}")))?;
+        }
+        Ok(())
     }
 
     /// The lease that the parameters `ttl` and `transition` ask for.
     pub(crate) fn lease(&self) -> Result<Lease> {
         let default = Lease::default();
-        Lease::new(
-            self.duration("ttl")?.unwrap_or(default.ttl()),
-            self.duration("transition")?.unwrap_or(default.transition()),
-        )
+        let (mut ttl, mut transition) = (default.ttl(), default.transition());
+        self.set("ttl", &mut ttl)?;
+        self.set("transition", &mut transition)?;
+        Lease::new(ttl, transition)
     }
+}
 
-    /// The parameter as a number, `true` or `false`, or whatever else `T` reads.
-    // ZooKeeper's are durations and a word.
-    #[cfg_attr(not(any(feature = "mysql", feature = "redis")), allow(dead_code))]
-    pub(crate) fn value<T: FromStr>(&self, key: &str) -> Result<Option<T>> {
-        self.text(key)
-            .map(|text| {
-                text.parse().map_err(|_| {
-                    Error::invalid(format!("URL parameter {key}: {text:?} is not understood"))
-                })
-            })
-            .transpose()
+/// What the value of a URL parameter can be.
+pub(crate) trait Parameter: Sized {
+    fn read(text: &str) -> Result<Self>;
+}
+
+impl Parameter for String {
+    fn read(text: &str) -> Result<String> {
+        Ok(text.to_owned())
+    }
+}
+
+impl Parameter for PathBuf {
+    fn read(text: &str) -> Result<PathBuf> {
+        Ok(text.into())
+    }
+}
+
+impl Parameter for Duration {
+    fn read(text: &str) -> Result<Duration> {
+        parse_duration(text)
+    }
+}
+
+impl Parameter for u32 {
+    fn read(text: &str) -> Result<u32> {
+        text.parse()
+            .map_err(|_| Error::invalid(format!("{text:?} is not a whole number")))
+    }
+}
+
+impl Parameter for bool {
+    fn read(text: &str) -> Result<bool> {
+        match text {
+            "true" | "on" | "yes" => Ok(true),
+            "false" | "off" | "no" => Ok(false),
+            _ => Err(Error::invalid(format!(
+                "{text:?} is neither true nor false"
+            ))),
+        }
+    }
+}
+
+impl<T: Parameter> Parameter for Option<T> {
+    fn read(text: &str) -> Result<Option<T>> {
+        T::read(text).map(Some)
     }
 }
 
@@ -293,8 +328,10 @@ mod tests {
             [("h1".into(), 1), ("h2".into(), 9), ("::1".into(), 3)]
         );
         assert_eq!(url.path, "simba/x");
-        assert_eq!(url.duration("ttl").unwrap(), Some(Duration::from_secs(2)));
-        assert_eq!(url.value::<u32>("n").unwrap(), Some(7));
+        let (mut ttl, mut n) = (Duration::ZERO, None::<u32>);
+        url.set("ttl", &mut ttl).unwrap();
+        url.set("n", &mut n).unwrap();
+        assert_eq!((ttl, n), (Duration::from_secs(2), Some(7)));
         assert!(url.expect_parameters(&["ttl", "n"]).is_ok());
     }
 

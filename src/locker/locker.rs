@@ -93,7 +93,8 @@ struct Driver {
     snapshot: Arc<Snapshot>,
     /// Locked across calls.
     driven: Mutex<Driven>,
-    /// As in `driven`, for one that cannot lock it. Whoever has the turn knows that it is its own.
+    /// Counts the calls that lock, so that what is left to the background ends when the next one comes.
+    /// Raised with `driven` locked, by whoever has the turn.
     cycle: AtomicU64,
     /// The id is taken for as long as something of it may be left.
     _live: LiveId,
@@ -102,8 +103,12 @@ struct Driver {
 struct Driven {
     runner: Runner,
     parker: Parker,
-    /// Counts the calls that lock, so that what is left to the background ends when the next one comes.
-    cycle: u64,
+}
+
+impl Driver {
+    fn cycle(&self) -> u64 {
+        self.cycle.load(Ordering::Relaxed)
+    }
 }
 
 /// How long a call waits for the lock.
@@ -388,8 +393,7 @@ impl Inner {
             // The background is in a call that hangs.
             return Err(self.blocked(Blocked::Busy, wait));
         };
-        driven.cycle += 1;
-        self.driver.cycle.store(driven.cycle, Ordering::Relaxed);
+        self.driver.cycle.fetch_add(1, Ordering::Relaxed);
         let outcome = self.acquire(&mut driven, wait, deadline, cancels);
         match outcome {
             Ok(fence) => {
@@ -416,7 +420,7 @@ impl Inner {
         deadline: Moment,
         cancels: &[&Cancel],
     ) -> Result<u64> {
-        let Driven { runner, parker, .. } = driven;
+        let Driven { runner, parker } = driven;
         let unparker = parker.unparker();
         let mut watched = Vec::new();
         // An error is returned, unless the call waits without an end: then nobody else would hear of it.
@@ -490,7 +494,7 @@ impl Inner {
         let max_hold = self.max_hold;
         let ownership = Ownership {
             driver: Arc::clone(&self.driver),
-            cycle: driven.cycle,
+            cycle: self.driver.cycle(),
             renew_until: max_hold.map_or(Moment::FAR, |max_hold| Moment::now() + max_hold),
             loss: Arc::clone(loss),
         };
@@ -501,7 +505,7 @@ impl Inner {
         match self.factory.background.add(Arc::new(ownership), due) {
             Ok(entry) => Ok(Some(entry)),
             Err(error) => {
-                let Driven { runner, parker, .. } = driven;
+                let Driven { runner, parker } = driven;
                 let _ = runner.leave(parker, Some(fence), Moment::now() + UNLOCK);
                 Err(error.context(self.mutex()))
             }
@@ -533,7 +537,7 @@ impl Inner {
         let Some(mut driven) = driven else {
             // A renewal hangs, or the lock before this one did: the release is left to the background. Of
             // this cycle: what the next call locks is not the background's to release.
-            self.clean_up(self.driver.cycle.load(Ordering::Relaxed));
+            self.clean_up();
             return Err(Error::new(
                 ErrorKind::Timeout,
                 format!(
@@ -543,7 +547,7 @@ impl Inner {
             ));
         };
         let was_ours = self.driver.snapshot.fence() == Some(fence);
-        let Driven { runner, parker, .. } = &mut *driven;
+        let Driven { runner, parker } = &mut *driven;
         runner.quiet(true);
         let released = runner.leave(parker, Some(fence), by);
         self.tidy(driven);
@@ -563,20 +567,20 @@ impl Inner {
             return;
         }
         if !matches!(self.driver.snapshot.contact(), Contact::Failing { .. }) {
-            let Driven { runner, parker, .. } = &mut *driven;
+            let Driven { runner, parker } = &mut *driven;
             let _ = runner.leave(parker, None, Moment::now() + TIDY);
         }
         if driven.runner.machine().has_traces() {
-            self.clean_up(driven.cycle);
+            self.clean_up();
         }
     }
 
     /// Leaves what this cycle may have left on the server to the background.
-    fn clean_up(&self, cycle: u64) {
+    fn clean_up(&self) {
         let lease = self.driver.contender.lease;
         let job = Leave {
             driver: Arc::clone(&self.driver),
-            cycle,
+            cycle: self.driver.cycle(),
         };
         let until = Moment::now() + lease.total() + lease.drift_allowance();
         let call = lease.call_budget().min(LONGEST_CALL);
@@ -688,7 +692,7 @@ impl Renewable for Ownership {
         let Some((until, fence)) = driven.runner.belief() else {
             return Next::Over;
         };
-        if driven.cycle != self.cycle {
+        if self.driver.cycle() != self.cycle {
             return Next::Over;
         }
         if self.not_renewed(until) > Moment::now() {
@@ -731,11 +735,11 @@ impl CleanUp for Leave {
         let Some(mut driven) = try_lock_for(&self.driver.driven, by.remaining()) else {
             return Cleaned::Again(TIDY);
         };
-        if self.cycle != driven.cycle {
+        if self.driver.cycle() != self.cycle {
             // The next call has taken it over.
             return Cleaned::Done;
         }
-        let Driven { runner, parker, .. } = &mut *driven;
+        let Driven { runner, parker } = &mut *driven;
         let _ = runner.leave(parker, None, by);
         if driven.runner.machine().has_traces() {
             Cleaned::Again(TIDY * 5)
@@ -860,7 +864,6 @@ impl LockerBuilder {
             driven: Mutex::new(Driven {
                 runner,
                 parker: Parker::new(),
-                cycle: 0,
             }),
             cycle: AtomicU64::new(0),
             _live: live,

@@ -696,6 +696,23 @@ mod tests {
         assert!(matches!(machine.step(at(8_001)), Step::Wait { .. }));
     }
 
+    /// A refusal proves that the lease is somebody else's by now: nothing is left to release.
+    #[test]
+    fn a_refusal_leaves_nothing_to_release() {
+        let (lease, late) = (Lease::default(), at(60_000));
+        let mut machine = owner_at(lease, at(0), 7);
+        let step = machine.step(late);
+        assert!(matches!(step, Step::Announce(Change::Released(..))));
+        assert!(machine.has_traces());
+        let refusal = crate::backend::Refusal {
+            owner: MutexOwner::new("b", 0, 0, 0, 8),
+            retry_in: Duration::from_secs(1),
+            asked: true,
+        };
+        machine.acquired(late, late, Ok(Attempt::Refused(refusal)), 0.0);
+        assert!(!machine.has_traces());
+    }
+
     /// Rule "every claim carries its fence".
     #[test]
     fn a_renewal_with_another_fence_ends_belief() {

@@ -98,7 +98,8 @@ impl Semaphores {
                 )));
             }
         }
-        let ttl = url.duration("ttl")?;
+        let mut ttl = None;
+        url.set("ttl", &mut ttl)?;
         let semaphores = crate::backend::connect_url(&url)?.semaphores()?;
         match ttl {
             Some(ttl) => semaphores.with_ttl(ttl),

@@ -68,8 +68,6 @@ pub(crate) struct Inner {
     contender: Contender,
     period: ContendPeriod,
     initial_delay: Duration,
-    /// Whether an error is an event too.
-    failures: bool,
     lead_without_listener: bool,
     recipient: Recipient,
     snapshot: Arc<Snapshot>,
@@ -134,7 +132,6 @@ impl MutexContendService {
                 snapshot: Arc::clone(&inner.snapshot),
                 delivery,
                 inbox: Arc::clone(&inner.inbox),
-                failures: inner.failures,
                 lead_without_listener: inner.lead_without_listener,
                 leaving: Leaving::No,
                 runs: Arc::clone(&inner.runs),
@@ -464,20 +461,17 @@ impl ContendBuilder {
     /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id
     /// that this process contends under already, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexContendService> {
-        let listening = std::mem::take(&mut self.delivery);
-        let failures = listening.failures;
         let executor = self.settings.factory.as_ref().ok();
         let executor = executor.and_then(|factory| factory.executor());
-        let recipient = listening.callbacks(executor.as_ref())?;
-        self.finish(recipient, failures)
+        let recipient = std::mem::take(&mut self.delivery).callbacks(executor)?;
+        self.finish(recipient)
     }
 
     /// As [`build`](ContendBuilder::build), with callbacks that may block: on a thread of their own,
     /// whatever executor the factory has.
     pub(crate) fn build_blocking(mut self) -> Result<MutexContendService> {
-        let listening = std::mem::take(&mut self.delivery);
-        let failures = listening.failures;
-        self.finish(listening.callbacks(None)?, failures)
+        let recipient = std::mem::take(&mut self.delivery).callbacks(None)?;
+        self.finish(recipient)
     }
 
     /// Builds the service, and returns the receiver of its events; usable in crossbeam's `select!`. The
@@ -486,13 +480,11 @@ impl ContendBuilder {
     /// # Errors
     /// As [`build`](ContendBuilder::build); and `InvalidInput` where callbacks were given too.
     pub fn channel(mut self) -> Result<(MutexContendService, Events)> {
-        let listening = std::mem::take(&mut self.delivery);
-        let failures = listening.failures;
-        let (recipient, events) = listening.channel()?;
-        Ok((self.finish(recipient, failures)?, events))
+        let (recipient, events) = std::mem::take(&mut self.delivery).channel()?;
+        Ok((self.finish(recipient)?, events))
     }
 
-    fn finish(self, recipient: Recipient, failures: bool) -> Result<MutexContendService> {
+    fn finish(self, recipient: Recipient) -> Result<MutexContendService> {
         let Validated {
             factory,
             contender,
@@ -511,7 +503,6 @@ impl ContendBuilder {
             contender,
             period,
             initial_delay,
-            failures,
             lead_without_listener: self.lead_without_listener,
             recipient,
             snapshot: Arc::default(),
@@ -534,7 +525,6 @@ struct Worker {
     snapshot: Arc<Snapshot>,
     delivery: Delivery,
     inbox: Arc<Inbox>,
-    failures: bool,
     lead_without_listener: bool,
     leaving: Leaving,
     runs: Arc<Mutex<u64>>,
@@ -652,10 +642,15 @@ impl Worker {
         let abandoned = !self.lead_without_listener && self.delivery.is_abandoned();
         if abandoned && !parker.is_stopped() {
             let Contender { mutex, id, .. } = self.runner.contender();
-            log::error!(
-                "{mutex}: {id}: the receiver of its events was dropped, so nobody works: it steps down for \
-                 good. Keep the receiver, or build with lead_without_listener(true)"
+            let error = Error::new(
+                ErrorKind::InvalidState,
+                format!(
+                    "{mutex}: {id}: the receiver of its events was dropped, so nobody works: it steps down \
+                     for good. Keep the receiver, or build with lead_without_listener(true)"
+                ),
             );
+            log::error!("{error}");
+            self.snapshot.end(error);
         }
         if abandoned || parker.is_stopped() {
             self.wind_down();
@@ -712,9 +707,7 @@ impl Worker {
     }
 
     fn report_error(&mut self) {
-        if let Some(error) = self.runner.take_error()
-            && self.failures
-        {
+        if let Some(error) = self.runner.take_error() {
             let mutex = Arc::clone(&self.runner.contender().mutex);
             let mut event = Event::new(EventKind::Failed, &mutex, self.snapshot.state());
             event.error = Some(error);

@@ -61,7 +61,7 @@ impl DeliverySettings {
         self.callbacks.on(kind, callback);
     }
 
-    pub(crate) fn callbacks(self, factory: Option<&Executor>) -> Result<Recipient> {
+    pub(crate) fn callbacks(self, factory: Option<Executor>) -> Result<Recipient> {
         let capacity = self.capacity()?;
         let target: Option<Target> = match (self.own, self.callbacks.into_target()) {
             (Some(own), Some(callbacks)) => Some(Arc::new(move |event: &Event| {
@@ -73,8 +73,9 @@ impl DeliverySettings {
         Ok(match target {
             Some(target) => Recipient::Callbacks {
                 target,
-                executor: self.executor.or(factory.cloned()),
+                executor: self.executor.or(factory),
                 capacity,
+                failures: self.failures,
             },
             None => Recipient::Nobody,
         })
@@ -86,7 +87,7 @@ impl DeliverySettings {
                 "a service has either callbacks or a channel: give no callbacks, or call build()",
             ));
         }
-        let (queue, receiver) = EventQueue::new(self.capacity()?);
+        let (queue, receiver) = EventQueue::new(self.capacity()?, self.failures);
         let (events, audience) = Events::new(receiver);
         let recipient = Recipient::Channel {
             queue: Arc::new(Mutex::new(queue)),
@@ -181,6 +182,7 @@ pub(crate) enum Recipient {
         target: Target,
         executor: Option<Executor>,
         capacity: usize,
+        failures: bool,
     },
     /// Nobody.
     Nobody,
@@ -211,8 +213,9 @@ impl Recipient {
                 target,
                 executor,
                 capacity,
+                failures,
             } => {
-                let (queue, events) = EventQueue::new(*capacity);
+                let (queue, events) = EventQueue::new(*capacity, *failures);
                 let carrier = Carrier::start(mutex, events, Arc::clone(target), executor.clone())?;
                 Delivery::Callbacks { queue, carrier }
             }
@@ -300,21 +303,27 @@ pub(crate) struct EventQueue {
     missed: u64,
     /// How many events went into the channel.
     sent: u64,
+    /// Whether an error is an event too.
+    failures: bool,
 }
 
 impl EventQueue {
-    fn new(capacity: usize) -> (EventQueue, Receiver<Event>) {
+    fn new(capacity: usize, failures: bool) -> (EventQueue, Receiver<Event>) {
         let (sender, receiver) = bounded(capacity.max(MIN_CAPACITY));
         let queue = EventQueue {
             sender,
             held_back: None,
             missed: 0,
             sent: 0,
+            failures,
         };
         (queue, receiver)
     }
 
     fn push(&mut self, event: Event) {
+        if event.kind == EventKind::Failed && !self.failures {
+            return;
+        }
         self.catch_up();
         let held_back = self.held_back.as_ref().map(|held_back| held_back.kind);
         match (event.kind, held_back) {
@@ -603,7 +612,7 @@ mod tests {
     fn pairs_stay_whole_and_every_loss_is_counted_for_any_reader() {
         for seed in 0..2_000 {
             let mut dice = SmallRng::seed_from_u64(seed);
-            let (mut queue, receiver) = EventQueue::new(dice.random_range(0..9));
+            let (mut queue, receiver) = EventQueue::new(dice.random_range(0..9), true);
             let (mut sent, mut seen, mut owned) = (0, 0, None);
             let mut expected = None;
             let mut check = |event: Event| {
@@ -672,7 +681,7 @@ mod tests {
                 seen.fetch_add(1, Ordering::Relaxed);
             })
         };
-        let (mut queue, events) = EventQueue::new(1 << 10);
+        let (mut queue, events) = EventQueue::new(1 << 10, true);
         let carrier = Carrier::start("m", events, target, Some(executor)).unwrap();
         for fence in 0..200_000 {
             queue.push(event(EventKind::Acquired, fence));

@@ -58,8 +58,8 @@ macro_rules! service_getters {
             self.status() == $crate::Status::Running
         }
 
-        /// Returns the error that keeps the service from its backend; `None` once that answers again, and
-        /// before anything was asked (see [`contact`](Self::contact)).
+        /// Returns the error that keeps the service from its backend, or why it stepped down for good; `None`
+        /// once the backend answers again, and before anything was asked (see [`contact`](Self::contact)).
         #[must_use]
         pub fn last_error(&self) -> Option<$crate::Error> {
             self.inner.here()?.snapshot.last_error()

@@ -52,7 +52,6 @@ pub struct MutexRetrievalService {
 struct Inner {
     factory: Arc<factory::Inner>,
     mutex: Arc<str>,
-    failures: bool,
     recipient: Recipient,
     snapshot: Arc<Snapshot>,
     lifecycle: Lifecycle,
@@ -81,7 +80,6 @@ impl MutexRetrievalService {
                 mutex: Arc::clone(&inner.mutex),
                 snapshot: Arc::clone(&inner.snapshot),
                 delivery,
-                failures: inner.failures,
                 listening: false,
             };
             Ok((move |parker: Parker| worker.run(&parker), carrier))
@@ -182,12 +180,10 @@ impl ObserveBuilder {
     /// # Errors
     /// `InvalidInput` for a name that is not allowed, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexRetrievalService> {
-        let listening = std::mem::take(&mut self.delivery);
-        let failures = listening.failures;
         let executor = self.factory.as_ref().ok();
         let executor = executor.and_then(|factory| factory.executor());
-        let recipient = listening.callbacks(executor.as_ref())?;
-        self.finish(recipient, failures)
+        let recipient = std::mem::take(&mut self.delivery).callbacks(executor)?;
+        self.finish(recipient)
     }
 
     /// Builds the service, and returns the receiver of its events; usable in crossbeam's `select!`. The
@@ -196,13 +192,11 @@ impl ObserveBuilder {
     /// # Errors
     /// As [`build`](ObserveBuilder::build); and `InvalidInput` where callbacks were given too.
     pub fn channel(mut self) -> Result<(MutexRetrievalService, Events)> {
-        let listening = std::mem::take(&mut self.delivery);
-        let failures = listening.failures;
-        let (recipient, events) = listening.channel()?;
-        Ok((self.finish(recipient, failures)?, events))
+        let (recipient, events) = std::mem::take(&mut self.delivery).channel()?;
+        Ok((self.finish(recipient)?, events))
     }
 
-    fn finish(self, recipient: Recipient, failures: bool) -> Result<MutexRetrievalService> {
+    fn finish(self, recipient: Recipient) -> Result<MutexRetrievalService> {
         let factory = self.factory?;
         check_mutex(&self.mutex)?;
         // What this backend cannot keep is refused now, not at the start.
@@ -210,7 +204,6 @@ impl ObserveBuilder {
         let inner = Arc::new(Inner {
             factory,
             mutex: self.mutex,
-            failures,
             recipient,
             snapshot: Arc::default(),
             lifecycle: Lifecycle::new(),
@@ -230,7 +223,6 @@ struct Worker {
     mutex: Arc<str>,
     snapshot: Arc<Snapshot>,
     delivery: Delivery,
-    failures: bool,
     /// Whether the backend wakes us.
     listening: bool,
 }
@@ -270,21 +262,13 @@ impl Worker {
         }
         let view = self.guarded(|raw| raw.observe(by));
         let change = self.snapshot.note_call(view.as_ref().map(|_| true));
-        let mut view = match view {
-            Ok(view) => {
-                self.report(change, None);
-                Some(view)
+        self.report(change, view.as_ref().err().cloned());
+        let view = view.ok().map(|mut view| {
+            if !self.listening {
+                view.look_in = view.look_in.min(self.lease.call_budget());
             }
-            Err(error) => {
-                self.report(change, Some(error));
-                None
-            }
-        };
-        if let Some(view) = &mut view
-            && !self.listening
-        {
-            view.look_in = view.look_in.min(self.lease.call_budget());
-        }
+            view
+        });
         self.observation
             .observed(Moment::now(), view, clock::roll());
         if let Some(owner) = self.observation.seen() {
@@ -303,11 +287,9 @@ impl Worker {
         match (change, error) {
             (ErrorChange::New, Some(error)) => {
                 log::warn!("{mutex}: observer: {error}; trying again");
-                if self.failures {
-                    let mut event = Event::new(EventKind::Failed, mutex, self.snapshot.state());
-                    event.error = Some(error);
-                    self.delivery.deliver(event);
-                }
+                let mut event = Event::new(EventKind::Failed, mutex, self.snapshot.state());
+                event.error = Some(error);
+                self.delivery.deliver(event);
             }
             (ErrorChange::Over, _) => log::info!("{mutex}: observer: the backend answers again"),
             _ => {}

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use contend::{EventKind, Factory, MutexContendService, PermitRequest, Schedule};
+use contend::semaphore::PermitRequest;
+use contend::{EventKind, Factory, MutexContendService, Schedule};
 use crossbeam_channel::Receiver;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

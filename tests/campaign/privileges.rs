@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use contend::{EventKind, Factory, PermitRequest, Schedule};
+use contend::semaphore::PermitRequest;
+use contend::{EventKind, Factory, Schedule};
 use testbed::{MariaDbServer, ZooKeeperServer, wait_until, within};
 
 const LIMIT: Duration = Duration::from_secs(150);

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
 
-use contend::{Factory, Lease, PermitRequest};
+use contend::semaphore::PermitRequest;
+use contend::{Factory, Lease};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use testbed::{

@@ -83,6 +83,8 @@ fn a_leader_whose_receiver_is_gone_steps_down_for_good() {
         next(&heard, EventKind::Acquired);
         wait_until(PATIENCE, "it has stopped", || !zombie.is_active());
         assert!(!zombie.is_owner());
+        let why = zombie.last_error().expect("it says why it stepped down");
+        assert!(why.to_string().contains("lead_without_listener"), "{why}");
 
         let builder = factory.contend("alone").lead_without_listener(true);
         let (service, events) = builder.channel().unwrap();

@@ -1,19 +1,19 @@
 //! How a factory on MySQL is set up: by hand, or by URL.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::{ConnectionOptions, Connector};
 use super::permits::{DEFAULT_PREFIX, PermitSettings};
 use super::repository::Repository;
-use super::server::{Address, Credentials, Server, flag};
+use super::server::{Address, Credentials, Server};
 use super::table::{DEFAULT_NAME, Table};
 use super::{Database, Mysql};
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
+use crate::tls::tls_setters;
 use crate::url::Url;
 
 /// The longest read timeout that is chosen by itself, however long the lease: who unlocks does not wait
@@ -84,31 +84,15 @@ impl Builder {
         let known: Vec<&str> = PARAMETERS.into_iter().chain(Server::PARAMETERS).collect();
         url.expect_parameters(&known)?;
         let mut builder = Builder::on(Server::from_url(url)?).lease(url.lease()?);
-        if let Some(timeout) = url.duration("connect_timeout")? {
-            builder = builder.connect_timeout(timeout);
-        }
-        builder.read_timeout = url.duration("read_timeout")?;
-        if let Some(delay) = url.duration("initial_delay")? {
-            builder = builder.initial_delay(delay);
-        }
-        if let Some(table) = url.text("table") {
-            builder = builder.table(table);
-        }
-        if let Some(create) = flag(url, "create_table")? {
-            builder = builder.create_table(create);
-        }
-        if let Some(prefix) = url.text("table_prefix") {
-            builder = builder.table_prefix(prefix);
-        }
-        if let Some(size) = url.value("pool_size")? {
-            builder = builder.pool_size(size);
-        }
-        if let Some(wakeups) = flag(url, "wakeups")? {
-            builder = builder.wakeups(wakeups);
-        }
-        if let Some(interval) = url.duration("poll_interval")? {
-            builder = builder.poll_interval(interval);
-        }
+        url.set("connect_timeout", &mut builder.connect_timeout)?;
+        url.set("read_timeout", &mut builder.read_timeout)?;
+        url.set("initial_delay", &mut builder.initial_delay)?;
+        url.set("table", &mut builder.table)?;
+        url.set("create_table", &mut builder.create_table)?;
+        url.set("table_prefix", &mut builder.table_prefix)?;
+        url.set("pool_size", &mut builder.pool_size)?;
+        url.set("wakeups", &mut builder.wakeups)?;
+        url.set("poll_interval", &mut builder.poll_interval)?;
         Ok(builder)
     }
 
@@ -164,29 +148,7 @@ impl Builder {
         self
     }
 
-    /// Sets whether connections must be encrypted; needs the Cargo feature `tls`. Defaults to `false`.
-    pub fn tls(mut self, tls: bool) -> Builder {
-        self.server.tls.required = tls;
-        self
-    }
-
-    /// Sets a PEM file of certificates to trust beside the public ones. Defaults to none.
-    pub fn tls_ca(mut self, file: impl Into<PathBuf>) -> Builder {
-        self.server.tls.ca = Some(file.into());
-        self
-    }
-
-    /// Sets a PEM file with the client's certificate chain. Defaults to none.
-    pub fn tls_cert(mut self, file: impl Into<PathBuf>) -> Builder {
-        self.server.tls.cert = Some(file.into());
-        self
-    }
-
-    /// Sets a PEM file with the key of the client's certificate. Defaults to none.
-    pub fn tls_key(mut self, file: impl Into<PathBuf>) -> Builder {
-        self.server.tls.key = Some(file.into());
-        self
-    }
+    tls_setters!(server.tls);
 
     /// Sets the lease that contenders ask for. Defaults to a ttl of 10 s and a transition of 6 s.
     pub fn lease(mut self, lease: Lease) -> Builder {

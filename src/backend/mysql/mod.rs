@@ -53,7 +53,7 @@ pub(crate) mod server;
 pub(crate) mod table;
 mod waiter;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use self::builder::check_read_timeout;
@@ -65,12 +65,12 @@ use self::rows::{Call, Rows, Whose};
 use self::waiter::Waiter;
 use super::{Backend, Condition, Contender, Participant, PermitStore, RawContender, RawObserver};
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::factory::Factory;
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::pool::{Lane, PoolSettings};
-use crate::probe::{Probe, Probed};
+use crate::probe::{LateProbe, Probe, Probed};
 use crate::url::Url;
 
 pub use self::builder::Builder;
@@ -99,10 +99,6 @@ struct Database {
     rows: Arc<Rows>,
     probe: Arc<LateProbe>,
 }
-
-/// A probe that is set after the pool was made.
-#[derive(Default)]
-struct LateProbe(OnceLock<Arc<dyn Probe>>);
 
 impl Database {
     fn new(
@@ -229,25 +225,5 @@ impl Backend for Mysql {
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
         let _ = self.database.probe.0.set(probe);
-    }
-}
-
-impl Probe for LateProbe {
-    fn connected(&self) {
-        if let Some(probe) = self.0.get() {
-            probe.connected();
-        }
-    }
-
-    fn disconnected(&self, error: &Error) {
-        if let Some(probe) = self.0.get() {
-            probe.disconnected(error);
-        }
-    }
-}
-
-impl std::fmt::Debug for LateProbe {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("LateProbe")
     }
 }

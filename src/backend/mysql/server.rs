@@ -2,14 +2,14 @@
 //! connection there.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::consts::CapabilityFlags;
 use mysql::{Conn, OptsBuilder, SslOpts};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
+use crate::tls::Tls;
 use crate::url::Url;
 
 /// The server's port unless another one is given.
@@ -56,18 +56,6 @@ pub(crate) enum Credentials {
     Asked(Arc<dyn Fn() -> (String, String) + Send + Sync>),
 }
 
-/// Whether and how connections are encrypted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tls {
-    /// Encrypted, or no connection at all.
-    pub(crate) required: bool,
-    /// A PEM file of certificates to trust beside the public ones.
-    pub(crate) ca: Option<PathBuf>,
-    /// A PEM file with the client's certificate chain, and one with its key.
-    pub(crate) cert: Option<PathBuf>,
-    pub(crate) key: Option<PathBuf>,
-}
-
 impl Server {
     /// The parameters that [`Server::from_url`] reads, for the list of known ones.
     pub(crate) const PARAMETERS: [&'static str; 5] =
@@ -85,17 +73,11 @@ impl Server {
                 ));
             }
         };
-        let path = |key| url.text(key).map(PathBuf::from);
         let server = Server {
             address,
             credentials: Credentials::Fixed(url.user.clone(), url.password.clone()),
             database: url.path.clone(),
-            tls: Tls {
-                required: flag(url, "tls")?.unwrap_or(false),
-                ca: path("tls_ca"),
-                cert: path("tls_cert"),
-                key: path("tls_key"),
-            },
+            tls: Tls::from_url(url)?,
         };
         server.check()?;
         Ok(server)
@@ -140,38 +122,13 @@ impl Server {
                 self.database
             )));
         }
-        let Tls {
-            required,
-            ca,
-            cert,
-            key,
-        } = &self.tls;
-        if !required && (ca.is_some() || cert.is_some() || key.is_some()) {
-            return Err(Error::invalid(
-                "tls_ca, tls_cert and tls_key have a meaning only with tls=true",
-            ));
-        }
-        if cert.is_some() != key.is_some() {
-            return Err(Error::invalid("tls_cert and tls_key go together"));
-        }
-        for (what, file) in [("tls_ca", ca), ("tls_cert", cert), ("tls_key", key)] {
-            if let Some(file) = file {
-                std::fs::File::open(file).map_err(|error| {
-                    Error::invalid(format!("{what}: cannot read {}: {error}", file.display()))
-                })?;
-            }
-        }
-        if *required && matches!(self.address, Address::Socket(_)) {
+        if self.tls.on && matches!(self.address, Address::Socket(_)) {
             return Err(Error::invalid(
                 "a unix socket needs no TLS: leave tls or socket away",
             ));
         }
-        if *required && cfg!(not(feature = "tls")) {
-            return Err(Error::new(
-                ErrorKind::FeatureDisabled,
-                "TLS to MySQL needs the Cargo feature \"tls\"",
-            ));
-        }
+        // The driver reads the files again for every connection.
+        self.tls.certificates()?;
         Ok(())
     }
 
@@ -220,12 +177,9 @@ impl Server {
     }
 
     fn ssl_opts(&self) -> Option<SslOpts> {
-        if !self.tls.required {
+        if !self.tls.on {
             return None;
         }
-        // Chosen by hand: with two providers compiled in, rustls panics instead of choosing.
-        #[cfg(feature = "tls")]
-        drop(rustls::crypto::ring::default_provider().install_default());
         let options = SslOpts::default().with_root_cert_path(self.tls.ca.clone());
         #[cfg(feature = "tls")]
         let options = options.with_client_identity(
@@ -236,18 +190,6 @@ impl Server {
                 .map(|(cert, key)| mysql::ClientIdentity::new(cert, key)),
         );
         Some(options)
-    }
-}
-
-/// Reads a parameter that is on or off.
-pub(super) fn flag(url: &Url, key: &str) -> Result<Option<bool>> {
-    match url.text(key) {
-        None => Ok(None),
-        Some("true" | "on" | "yes") => Ok(Some(true)),
-        Some("false" | "off" | "no") => Ok(Some(false)),
-        Some(other) => Err(Error::invalid(format!(
-            "URL parameter {key}: {other:?} is neither true (on, yes) nor false (off, no)"
-        ))),
     }
 }
 

@@ -1,22 +1,23 @@
 //! How a factory on Redis is set up, by hand or by URL.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use super::cluster::Cluster;
-use super::connection::{Address, Connector, Login, Target, Tls};
+use super::connection::{Address, Connector, Login, Target};
 use super::script::{Scripts, ms};
 use super::sentinel::Sentinels;
 use super::server::{Deployment, Server, ServerSettings};
-use super::{Common, LateProbe, Redis};
+use super::{Common, Redis};
 use crate::backend::CLAIM_TIME;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
-use crate::probe::Probed;
+use crate::probe::{LateProbe, Probed};
+use crate::tls::{Tls, tls_setters};
 use crate::url::{Url, address};
 
 const PORT: u16 = 6379;
@@ -45,10 +46,7 @@ const PARAMETERS: &[&str] = &[
 pub struct Builder {
     /// Read at once, complained about by `build`.
     at: Result<At>,
-    tls: bool,
-    tls_ca: Option<PathBuf>,
-    tls_cert: Option<PathBuf>,
-    tls_key: Option<PathBuf>,
+    tls: Tls,
     user: Option<String>,
     password: Option<String>,
     asked: Option<Login>,
@@ -103,10 +101,7 @@ impl Builder {
     fn at(at: Result<At>) -> Builder {
         Builder {
             at,
-            tls: false,
-            tls_ca: None,
-            tls_cert: None,
-            tls_key: None,
+            tls: Tls::default(),
             user: None,
             password: None,
             asked: None,
@@ -122,31 +117,7 @@ impl Builder {
         }
     }
 
-    /// Sets whether connections are encrypted, those to sentinels included; needs the Cargo feature `tls`.
-    /// Defaults to `false`.
-    pub fn tls(mut self, tls: bool) -> Builder {
-        self.tls = tls;
-        self
-    }
-
-    /// Sets the file (PEM) with the certificates that a server's is checked against. Defaults to those that
-    /// the system trusts.
-    pub fn tls_ca(mut self, file: impl Into<PathBuf>) -> Builder {
-        self.tls_ca = Some(file.into());
-        self
-    }
-
-    /// Sets the file (PEM) with our own certificate, for servers that ask for one. Defaults to none.
-    pub fn tls_cert(mut self, file: impl Into<PathBuf>) -> Builder {
-        self.tls_cert = Some(file.into());
-        self
-    }
-
-    /// Sets the file (PEM) with the key of our own certificate. Defaults to none.
-    pub fn tls_key(mut self, file: impl Into<PathBuf>) -> Builder {
-        self.tls_key = Some(file.into());
-        self
-    }
+    tls_setters!(tls);
 
     /// Sets the ACL user. Defaults to the server's `default` user.
     pub fn user(mut self, user: impl Into<String>) -> Builder {
@@ -236,7 +207,7 @@ impl Builder {
     /// `FeatureDisabled` for TLS without the Cargo feature `tls`.
     pub fn build(self) -> Result<Factory> {
         let at = self.checked()?;
-        let tls = self.certificates()?;
+        let tls = self.tls.certificates()?;
         let realm = self.realm(&at);
         let probe = Arc::new(LateProbe::default());
         let settings = ServerSettings {
@@ -305,7 +276,7 @@ impl Builder {
                     "a redis+sentinel URL names the master: redis+sentinel://host:26379/mymaster",
                 );
             }
-            At::One(Address::Unix(_)) if self.tls => {
+            At::One(Address::Unix(_)) if self.tls.on => {
                 return wrong("a unix socket is not encrypted: leave tls out");
             }
             _ => {}
@@ -327,37 +298,6 @@ impl Builder {
         Ok(at)
     }
 
-    /// Reads the certificates, where TLS is wanted.
-    fn certificates(&self) -> Result<Option<Tls>> {
-        let read = |what: &str, file: &Option<PathBuf>| -> Result<Option<Vec<u8>>> {
-            file.as_ref()
-                .map(|file| {
-                    std::fs::read(file).map_err(|error| {
-                        Error::invalid(format!("{what}: cannot read {}: {error}", file.display()))
-                    })
-                })
-                .transpose()
-        };
-        let ca = read("tls_ca", &self.tls_ca)?;
-        let own = match (
-            read("tls_cert", &self.tls_cert)?,
-            read("tls_key", &self.tls_key)?,
-        ) {
-            (Some(certificate), Some(key)) => Some((certificate, key)),
-            (None, None) => None,
-            _ => return Err(Error::invalid("tls_cert and tls_key go together")),
-        };
-        if !self.tls {
-            return if ca.is_some() || own.is_some() {
-                Err(Error::invalid("tls_ca, tls_cert and tls_key need tls=true"))
-            } else {
-                Ok(None)
-            };
-        }
-        tls_provider()?;
-        Ok(Some(Tls { ca, own }))
-    }
-
     fn realm(&self, at: &At) -> String {
         let join = |hosts: &[Address]| {
             let hosts: Vec<_> = hosts.iter().map(Address::to_string).collect();
@@ -365,7 +305,7 @@ impl Builder {
         };
         let place = match at {
             At::One(address @ Address::Unix(_)) => format!("redis+unix://{address}"),
-            At::One(address) if self.tls => format!("rediss://{address}"),
+            At::One(address) if self.tls.on => format!("rediss://{address}"),
             At::One(address) => format!("redis://{address}"),
             At::Cluster(hosts) => format!("redis+cluster://{}", join(hosts)),
             At::Sentinel(hosts, name) => format!("redis+sentinel://{}/{name}", join(hosts)),
@@ -391,26 +331,11 @@ fn addresses<H: AsRef<str>>(hosts: impl IntoIterator<Item = H>, port: u16) -> Re
         .collect()
 }
 
-#[cfg(feature = "tls")]
-fn tls_provider() -> Result<()> {
-    // An error means that the program has chosen a provider already.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    Ok(())
-}
-
-#[cfg(not(feature = "tls"))]
-fn tls_provider() -> Result<()> {
-    Err(Error::new(
-        crate::error::ErrorKind::FeatureDisabled,
-        "TLS to redis needs the Cargo feature \"tls\"",
-    ))
-}
-
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("at", &self.at)
-            .field("tls", &self.tls)
+            .field("tls", &self.tls.on)
             .field("database", &self.database)
             .field("prefix", &self.prefix)
             .field("lease", &self.lease)
@@ -460,15 +385,17 @@ pub(crate) fn connect(url: &Url) -> Result<Factory> {
         path = database;
     }
     builder = builder.lease(url.lease()?);
-    builder.tls = url.scheme == "rediss" || flag(url, "tls")?;
-    builder.tls_ca = url.text("tls_ca").map(PathBuf::from);
-    builder.tls_cert = url.text("tls_cert").map(PathBuf::from);
-    builder.tls_key = url.text("tls_key").map(PathBuf::from);
+    builder.tls = Tls::from_url(url)?;
+    builder.tls.on |= url.scheme == "rediss";
     builder.user.clone_from(&url.user);
     builder.password.clone_from(&url.password);
-    builder.sentinel_user = url.text("sentinel_user").map(str::to_owned);
-    builder.sentinel_password = url.text("sentinel_password").map(str::to_owned);
-    builder.simba = flag(url, "simba")?;
+    url.set("sentinel_user", &mut builder.sentinel_user)?;
+    url.set("sentinel_password", &mut builder.sentinel_password)?;
+    url.set("simba", &mut builder.simba)?;
+    url.set("initial_delay", &mut builder.initial_delay)?;
+    url.set("prefix", &mut builder.prefix)?;
+    url.set("pool_size", &mut builder.pool_size)?;
+    url.set("connect_timeout", &mut builder.connect_timeout)?;
     if !path.is_empty() {
         builder.database = path.parse().map_err(|_| {
             Error::invalid(format!(
@@ -476,27 +403,5 @@ pub(crate) fn connect(url: &Url) -> Result<Factory> {
             ))
         })?;
     }
-    if let Some(delay) = url.duration("initial_delay")? {
-        builder = builder.initial_delay(delay);
-    }
-    if let Some(prefix) = url.text("prefix") {
-        builder = builder.prefix(prefix);
-    }
-    if let Some(size) = url.value("pool_size")? {
-        builder = builder.pool_size(size);
-    }
-    if let Some(timeout) = url.duration("connect_timeout")? {
-        builder = builder.connect_timeout(timeout);
-    }
     builder.build()
-}
-
-fn flag(url: &Url, key: &str) -> Result<bool> {
-    match url.text(key) {
-        None | Some("false" | "off" | "no") => Ok(false),
-        Some("true" | "on" | "yes") => Ok(true),
-        Some(other) => Err(Error::invalid(format!(
-            "URL parameter {key}: {other:?} is neither true nor false"
-        ))),
-    }
 }

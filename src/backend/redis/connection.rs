@@ -18,6 +18,7 @@ use super::sentinel::Sentinels;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Connect;
+use crate::tls::Certificates;
 
 /// No call waits longer, whatever it was allowed.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -86,17 +87,8 @@ impl Login {
 pub(super) struct Connector {
     pub(super) login: Login,
     pub(super) database: u32,
-    pub(super) tls: Option<Tls>,
+    pub(super) tls: Option<Certificates>,
     pub(super) timeout: Duration,
-}
-
-/// Certificates, as PEM. Without `ca`, those that the system trusts.
-#[derive(Clone, Default)]
-#[cfg_attr(not(feature = "tls"), allow(dead_code))]
-pub(super) struct Tls {
-    pub(super) ca: Option<Vec<u8>>,
-    /// Our own certificate and its key.
-    pub(super) own: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Connector {

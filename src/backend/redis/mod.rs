@@ -64,7 +64,7 @@ mod subscription;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::Value;
@@ -81,10 +81,10 @@ use super::{
     Backend, Condition, Contender, Participant, PoolUse, RawContender, RawObserver, Wakeups,
 };
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
-use crate::probe::Probe;
+use crate::probe::{LateProbe, Probe};
 
 /// How long the last fence is remembered after the lease. After that the server's time in microseconds is
 /// the floor, which lies above every earlier fence unless the clock was set back by more.
@@ -277,24 +277,6 @@ impl Backend for Redis {
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Redis({})", self.common.realm)
-    }
-}
-
-/// A probe that comes after the pools it is for.
-#[derive(Default)]
-struct LateProbe(OnceLock<Arc<dyn Probe>>);
-
-impl Probe for LateProbe {
-    fn connected(&self) {
-        if let Some(probe) = self.0.get() {
-            probe.connected();
-        }
-    }
-
-    fn disconnected(&self, error: &Error) {
-        if let Some(probe) = self.0.get() {
-            probe.disconnected(error);
-        }
     }
 }
 

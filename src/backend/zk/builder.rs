@@ -1,7 +1,6 @@
 //! Where the ensemble is and how to talk to it.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
 use crate::probe::Probed;
+use crate::tls::{Tls, tls_setters};
 use crate::url::Url;
 
 /// What a `zk://` URL may say.
@@ -58,10 +58,7 @@ pub struct Builder {
     initial_delay: Duration,
     digest: Option<(String, String)>,
     acl: Option<Acl>,
-    tls: bool,
-    tls_ca: Option<PathBuf>,
-    tls_cert: Option<PathBuf>,
-    tls_key: Option<PathBuf>,
+    tls: Tls,
 }
 
 impl Builder {
@@ -79,10 +76,7 @@ impl Builder {
             initial_delay: Duration::ZERO,
             digest: None,
             acl: None,
-            tls: false,
-            tls_ca: None,
-            tls_cert: None,
-            tls_key: None,
+            tls: Tls::default(),
         }
     }
 
@@ -155,36 +149,7 @@ impl Builder {
         self
     }
 
-    /// Encrypts every connection and checks the server's certificate and host name (Cargo feature `tls`).
-    /// The port is the server's `secureClientPort`. Defaults to `false`.
-    #[must_use]
-    pub fn tls(mut self, tls: bool) -> Builder {
-        self.tls = tls;
-        self
-    }
-
-    /// Sets the PEM file with the certificates of the authorities to trust. Defaults to the system's.
-    /// Turns TLS on.
-    #[must_use]
-    pub fn tls_ca(mut self, file: impl Into<PathBuf>) -> Builder {
-        self.tls_ca = Some(file.into());
-        self.tls(true)
-    }
-
-    /// Sets the PEM file with our own certificate, for servers that ask for one. Turns TLS on; needs
-    /// [`tls_key`](Builder::tls_key).
-    #[must_use]
-    pub fn tls_cert(mut self, file: impl Into<PathBuf>) -> Builder {
-        self.tls_cert = Some(file.into());
-        self.tls(true)
-    }
-
-    /// Sets the PEM file with the private key of our own certificate. Turns TLS on.
-    #[must_use]
-    pub fn tls_key(mut self, file: impl Into<PathBuf>) -> Builder {
-        self.tls_key = Some(file.into());
-        self.tls(true)
-    }
+    tls_setters!(tls);
 
     /// Builds the factory. Its session is opened in the background.
     ///
@@ -206,22 +171,19 @@ impl Builder {
         Session::open(Arc::new(self.config()?), Probed::default())
     }
 
-    /// `zk://user:password@h1:2181,h2:2181/chroot?ttl=10s&transition=6s&tls_ca=ca.pem`.
+    /// `zk://user:password@h1:2181,h2:2181/chroot?ttl=10s&transition=6s&tls=true`.
     pub(super) fn from_url(url: &Url) -> Result<Builder> {
         url.expect_parameters(PARAMETERS)?;
         let mut builder = Builder::new(url.hosts.join(","));
         if !url.path.is_empty() {
             builder = builder.chroot(format!("/{}", url.path));
         }
-        builder.ttl = url.duration("ttl")?;
-        builder.transition = url.duration("transition")?;
-        builder.session_timeout = url.duration("session_timeout")?;
-        if let Some(timeout) = url.duration("connect_timeout")? {
-            builder = builder.connect_timeout(timeout);
-        }
-        if let Some(delay) = url.duration("initial_delay")? {
-            builder = builder.initial_delay(delay);
-        }
+        url.set("ttl", &mut builder.ttl)?;
+        url.set("transition", &mut builder.transition)?;
+        url.set("session_timeout", &mut builder.session_timeout)?;
+        url.set("connect_timeout", &mut builder.connect_timeout)?;
+        url.set("initial_delay", &mut builder.initial_delay)?;
+        builder.tls = Tls::from_url(url)?;
         match (&url.user, &url.password) {
             (Some(user), Some(password)) => builder = builder.digest(user, password),
             (None, None) => {}
@@ -240,17 +202,6 @@ impl Builder {
                 )));
             }
             None => {}
-        }
-        builder.tls_ca = url.text("tls_ca").map(PathBuf::from);
-        builder.tls_cert = url.text("tls_cert").map(PathBuf::from);
-        builder.tls_key = url.text("tls_key").map(PathBuf::from);
-        let files = [&builder.tls_ca, &builder.tls_cert, &builder.tls_key];
-        let any_file = files.iter().any(|file| file.is_some());
-        builder.tls = switch(url, "tls")?.unwrap_or(any_file);
-        if any_file && !builder.tls {
-            return Err(Error::invalid(
-                "URL parameter tls: it is off, but tls_ca, tls_cert or tls_key is given",
-            ));
         }
         Ok(builder)
     }
@@ -329,10 +280,7 @@ impl Builder {
                 .as_ref()
                 .map(|(user, password)| format!("{user}:{password}").into_bytes()),
             acl,
-            #[cfg(feature = "tls")]
             tls: self.tls_config()?,
-            #[cfg(not(feature = "tls"))]
-            tls: self.no_tls()?,
         })
     }
 
@@ -358,18 +306,8 @@ impl Builder {
     }
 
     #[cfg(not(feature = "tls"))]
-    fn no_tls(&self) -> Result<()> {
-        if self.tls {
-            return Err(Error::new(
-                crate::error::ErrorKind::FeatureDisabled,
-                format!(
-                    "TLS needs the Cargo feature \"tls\": contend = {{ version = \"{}\", features = \
-                     [\"zk\", \"tls\"] }}",
-                    env!("CARGO_PKG_VERSION")
-                ),
-            ));
-        }
-        Ok(())
+    fn tls_config(&self) -> Result<()> {
+        self.tls.certificates().map(drop)
     }
 
     #[cfg(feature = "tls")]
@@ -377,60 +315,46 @@ impl Builder {
         use rustls::pki_types::pem::PemObject;
         use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-        if !self.tls {
+        let Some(files) = self.tls.certificates()? else {
             return Ok(None);
-        }
-        let invalid = |option: &str, file: &std::path::Path, what: &dyn fmt::Display| {
-            Error::invalid(format!("{option} {file:?}: {what}"))
         };
-        let certificates = |option: &str, file: &PathBuf| -> Result<Vec<CertificateDer<'static>>> {
-            let list: Vec<_> = CertificateDer::pem_file_iter(file)
-                .and_then(Iterator::collect)
-                .map_err(|error| invalid(option, file, &error))?;
+        let invalid =
+            |option: &str, what: &dyn fmt::Display| Error::invalid(format!("{option}: {what}"));
+        let certificates = |option: &str, pem: &[u8]| -> Result<Vec<CertificateDer<'static>>> {
+            let list: Vec<_> = CertificateDer::pem_slice_iter(pem)
+                .collect::<Result<_, _>>()
+                .map_err(|error| invalid(option, &error))?;
             if list.is_empty() {
-                return Err(invalid(option, file, &"there is no certificate in it"));
+                return Err(invalid(option, &"the file contains no certificate"));
             }
             Ok(list)
         };
         let mut roots = rustls::RootCertStore::empty();
-        match &self.tls_ca {
-            Some(file) => {
-                for certificate in certificates("tls_ca", file)? {
-                    roots
-                        .add(certificate)
-                        .map_err(|error| invalid("tls_ca", file, &error))?;
-                }
+        if let Some(pem) = &files.ca {
+            for certificate in certificates("tls_ca", pem)? {
+                roots
+                    .add(certificate)
+                    .map_err(|error| invalid("tls_ca", &error))?;
             }
-            None => {
-                let found = rustls_native_certs::load_native_certs();
-                roots.add_parsable_certificates(found.certs);
-                if roots.is_empty() {
-                    return Err(Error::invalid(
-                        "the system has no certificates of authorities to trust; give tls_ca",
-                    ));
-                }
+        } else {
+            let found = rustls_native_certs::load_native_certs();
+            roots.add_parsable_certificates(found.certs);
+            if roots.is_empty() {
+                return Err(Error::invalid(
+                    "the system has no certificates of authorities to trust; give tls_ca",
+                ));
             }
         }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| Error::invalid(format!("TLS: {error}")))?
-            .with_root_certificates(roots);
-        let config = match (&self.tls_cert, &self.tls_key) {
-            (None, None) => builder.with_no_client_auth(),
-            (Some(cert), Some(key)) => {
-                let chain = certificates("tls_cert", cert)?;
+        let builder = rustls::ClientConfig::builder().with_root_certificates(roots);
+        let config = match &files.own {
+            None => builder.with_no_client_auth(),
+            Some((cert, key)) => {
                 // The error may not quote the key.
-                let key_der = PrivateKeyDer::from_pem_file(key)
-                    .map_err(|_| invalid("tls_key", key, &"there is no PEM private key in it"))?;
+                let key = PrivateKeyDer::from_pem_slice(key)
+                    .map_err(|_| invalid("tls_key", &"the file contains no PEM private key"))?;
                 builder
-                    .with_client_auth_cert(chain, key_der)
-                    .map_err(|error| invalid("tls_cert", cert, &error))?
-            }
-            _ => {
-                return Err(Error::invalid(
-                    "tls_cert and tls_key are given together or not at all",
-                ));
+                    .with_client_auth_cert(certificates("tls_cert", cert)?, key)
+                    .map_err(|error| invalid("tls_cert", &error))?
             }
         };
         Ok(Some(Arc::new(config)))
@@ -450,18 +374,6 @@ pub(super) fn check_fit(lease: Lease, timeout: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The parameter as a switch.
-fn switch(url: &Url, key: &str) -> Result<Option<bool>> {
-    match url.text(key) {
-        None => Ok(None),
-        Some("true" | "on" | "yes") => Ok(Some(true)),
-        Some("false" | "off" | "no") => Ok(Some(false)),
-        Some(other) => Err(Error::invalid(format!(
-            "URL parameter {key}: {other:?} is not understood; write true or false"
-        ))),
-    }
-}
-
 /// Without the password.
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -473,7 +385,7 @@ impl fmt::Debug for Builder {
             .field("connect_timeout", &self.connect_timeout)
             .field("authenticated", &self.digest.is_some())
             .field("acl", &self.acl)
-            .field("tls", &self.tls)
+            .field("tls", &self.tls.on)
             .finish_non_exhaustive()
     }
 }
@@ -610,11 +522,11 @@ mod tests {
             ),
             (
                 "zk://a?tls=maybe",
-                "URL parameter tls: \"maybe\" is not understood; write true or false",
+                "URL parameter tls: \"maybe\" is neither true nor false",
             ),
             (
                 "zk://a?tls=false&tls_ca=x",
-                "URL parameter tls: it is off, but tls_ca, tls_cert or tls_key is given",
+                "tls_ca, tls_cert and tls_key need tls=true",
             ),
             (
                 "zk://a?timeout=1s",
