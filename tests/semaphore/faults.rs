@@ -8,10 +8,10 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::mysql_ground::{HANG, ms, operator};
-use crate::semaphore_ground::{
+use crate::ground::{
     SHORT, acquired, addr_of, connect, exhausted, number, semaphores, through, want,
 };
+use crate::mysql_ground::{HANG, ms, operator};
 use contend::semaphore::{Acquisition, PermitRequest, Release, Semaphores};
 use contend::{ErrorKind, Moment};
 use mysql::prelude::Queryable;
@@ -480,7 +480,7 @@ fn an_uncontended_acquire_takes_two_round_trips_and_a_release_one() {
 
 /// An address that leads to `to`, and how many requests came over it: bytes of a client after bytes of the
 /// server, or the first ones.
-fn count_requests(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+pub fn count_requests(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     let requests = Arc::new(AtomicUsize::new(0));

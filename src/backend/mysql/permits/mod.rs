@@ -245,17 +245,18 @@ impl PermitStore for MysqlPermits {
             Decision::Exhausted { exhausted, .. } => exhausted,
             decision => return Ok(decision),
         };
-        let next_reclaim = match self.reclaim(&call.wish, by) {
+        let (next_reclaim, newest) = match self.reclaim(&call.wish, &exhausted, by) {
             Ok(Reclaimed::Some) => return self.acquire_once(call, by),
-            Ok(Reclaimed::Nothing { next }) => next,
+            Ok(Reclaimed::Nothing { next, newest }) => (next, newest),
             Err(error) => {
                 log::debug!("could not take back what has expired: {error}");
-                None
+                (None, None)
             }
         };
         Ok(Decision::Exhausted {
             exhausted,
             next_reclaim,
+            newest,
         })
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::MysqlPermits;
 use super::sql::{COMMIT, answer, duration, fill, list, micros, quote, quote_all, rows};
 use super::transaction::count;
-use crate::backend::permit_store::{Permit, Reason, StoreTime, Sweep, Swept, Wish};
+use crate::backend::permit_store::{Exhausted, Permit, Reason, StoreTime, Sweep, Swept, Wish};
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::pool::Lane;
@@ -30,17 +30,28 @@ pub(super) enum Reclaimed {
     Nothing {
         /// When something can be taken back next, of any semaphore.
         next: Option<Duration>,
+        /// The newest grant on the semaphore that has too little.
+        newest: Option<u64>,
     },
 }
 
 impl MysqlPermits {
     /// Takes back what has expired among the holders of these semaphores.
-    pub(super) fn reclaim(&self, wish: &Wish, by: Moment) -> Result<Reclaimed> {
+    pub(super) fn reclaim(
+        &self,
+        wish: &Wish,
+        exhausted: &Exhausted,
+        by: Moment,
+    ) -> Result<Reclaimed> {
         let names = quote_all(wish.permits.iter().map(|(name, _)| name));
-        let limit = BATCH.to_string();
         let look = fill(
             &self.statements.expired,
-            &[("{names}", &names), ("{limit}", &limit)],
+            &[
+                ("{names}", &names),
+                ("{limit}", &BATCH.to_string()),
+                ("{short}", &quote(&exhausted.semaphore)),
+                ("{wanted}", &exhausted.wanted.to_string()),
+            ],
         );
         let mut answers = self.connections.ask(&self.statements, &look, by)?;
         let found = rows::<(u64,)>(answer(&mut answers, 0)?)?;
@@ -52,7 +63,9 @@ impl MysqlPermits {
         if swept.is_empty() {
             let next = rows::<(Option<i64>,)>(answer(&mut answers, 1)?)?;
             let next = duration(next.first().and_then(|(micros,)| *micros));
-            return Ok(Reclaimed::Nothing { next });
+            let newest = rows::<(u64,)>(answer(&mut answers, 2)?)?;
+            let newest = newest.first().map(|(id,)| *id);
+            return Ok(Reclaimed::Nothing { next, newest });
         }
         for one in &swept {
             log::info!("took the permits of {:?} back: expired", one.external_id);

@@ -418,6 +418,7 @@ impl Locked {
                 return Plan::Decided(Ok(Decision::Exhausted {
                     exhausted,
                     next_reclaim: None,
+                    newest: None,
                 }));
             }
             Ok(None) => {}
