@@ -117,8 +117,13 @@ impl<'a> Attempts<'a> {
                 return self.timed_out(last, &turn);
             }
             let advice = turn.advice();
+            // A try that could not be answered in time any more would leave its outcome in doubt.
+            let due = |poll: &Poll| match turn.is_first() && poll.at + FIRST_POLL <= deadline {
+                true => poll.at,
+                false => Moment::FAR,
+            };
             // Not a mere look: whoever waits for the row's lock is served between two others.
-            if advice == Advice::Try || poll.is_due() && turn.is_first() {
+            if advice == Advice::Try || due(&poll).remaining().is_zero() {
                 last = match self.attempt(deadline)? {
                     Break(decision) => return Ok(decision),
                     Continue(outcome) => outcome,
@@ -127,12 +132,7 @@ impl<'a> Attempts<'a> {
             } else if advice == Advice::Poll {
                 poll.restart();
             }
-            let next = if turn.is_first() {
-                poll.at
-            } else {
-                Moment::FAR
-            };
-            parker.park(deadline.min(next));
+            parker.park(deadline.min(due(&poll)));
         }
     }
 
@@ -334,10 +334,6 @@ impl Poll {
         };
         poll.restart();
         poll
-    }
-
-    fn is_due(&self) -> bool {
-        self.at.remaining().is_zero()
     }
 
     fn restart(&mut self) {

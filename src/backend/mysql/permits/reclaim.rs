@@ -1,4 +1,4 @@
-//! Taking back what nobody gives back, and deleting what nobody will ask for any more.
+//! Taking back what nobody gives back.
 //!
 //! A sweep first looks, without locking anything, and then releases in transactions that lock the
 //! semaphores in order and check the reason again: a renewal that came in between wins, and a request
@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::MysqlPermits;
 use super::sql::{COMMIT, answer, duration, fill, list, micros, quote, quote_all, rows};
 use super::transaction::count;
-use crate::backend::permit_store::{Exhausted, Permit, Reason, StoreTime, Sweep, Swept, Wish};
+use crate::backend::permit_store::{Exhausted, Permit, Reason, Sweep, Swept, Wish};
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::pool::Lane;
@@ -189,64 +189,5 @@ impl MysqlPermits {
             }
             outcome => outcome,
         }
-    }
-
-    pub(super) fn all_owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
-        let sql = self.statements.tables(
-            "SELECT TIMESTAMPDIFF(MICROSECOND, CAST('1970-01-01' AS DATETIME(6)), SYSDATE(6));\
-             SELECT DISTINCT owner FROM {request} WHERE state = 'ACQUIRED' AND owner IS NOT NULL",
-        );
-        let mut answers = self.connections.ask(&self.statements, &sql, by)?;
-        let now = rows::<(u64,)>(answer(&mut answers, 0)?)?;
-        let owners = rows::<(String,)>(answer(&mut answers, 1)?)?;
-        let owners = owners.into_iter().map(|(owner,)| Arc::from(owner));
-        Ok((owners.collect(), now.first().map_or(0, |(now,)| *now)))
-    }
-
-    /// Deletes one batch of old requests and their permits. With its request an external id is forgotten.
-    pub(super) fn delete_old_requests(
-        &self,
-        age: Duration,
-        batch: usize,
-        by: Moment,
-    ) -> Result<u64> {
-        let look = self.statements.tables(&format!(
-            "SELECT id FROM {{request}} WHERE state = 'RELEASED' \
-             AND updated_at <= NOW(6) - INTERVAL {} MICROSECOND ORDER BY updated_at LIMIT {batch}",
-            micros(age)
-        ));
-        let ids = rows::<(u64,)>(self.one(&look, by)?)?;
-        if ids.is_empty() {
-            return Ok(0);
-        }
-        let ids = list(ids.into_iter().map(|(id,)| id));
-        // One message: both or neither, and no time in between in which somebody waits for us.
-        let script = self.statements.tables(&format!(
-            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;BEGIN;\
-             DELETE FROM {{permit}} WHERE permit_request_id IN ({ids}) AND state = 'RELEASED';\
-             DELETE FROM {{request}} WHERE id IN ({ids}) AND state = 'RELEASED';COMMIT"
-        ));
-        let mut connection = self.connections.checkout(Lane::Other, by)?;
-        match self.send(&mut connection, &script) {
-            Ok(mut answers) => Ok(answer(&mut answers, 3)?.matched),
-            Err(error) => {
-                self.connections.roll_back(&mut connection);
-                Err(error)
-            }
-        }
-    }
-
-    pub(super) fn delete_old_history(
-        &self,
-        age: Duration,
-        batch: usize,
-        by: Moment,
-    ) -> Result<u64> {
-        let sql = self.statements.tables(&format!(
-            "DELETE FROM {{history}} WHERE changed_at <= NOW(6) - INTERVAL {} MICROSECOND \
-             ORDER BY changed_at LIMIT {batch}",
-            micros(age)
-        ));
-        Ok(self.one(&sql, by)?.matched)
     }
 }
