@@ -270,7 +270,10 @@ fn a_lost_connection_and_a_lock_held_for_long_are_tried_again() {
             wait_until(PATIENCE, "it is released", || client.release(&id).is_ok());
             assert_eq!(client.release(&id).unwrap(), Release::AlreadyReleased);
         }
-        assert!(at_once >= 3, "{at_once} of 6 were tried again by themselves");
+        assert!(
+            at_once >= 3,
+            "{at_once} of 6 were tried again by themselves"
+        );
         // Longer than a lock wait, shorter than three.
         let mut blocker = operator(&url);
         blocker.query_drop("BEGIN").unwrap();
