@@ -281,6 +281,8 @@ pub enum Decision {
         /// When something held on this store can be taken back next, as far as the store can tell
         /// cheaply.
         next_reclaim: Option<Duration>,
+        /// The fence of a recent grant on it: another one at the next try shows that permits change hands.
+        newest: Option<u64>,
     },
     /// No such semaphore, or the external id is in use for something else; nothing was written.
     Refused(Error),

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -95,22 +96,18 @@ impl<'a> Attempts<'a> {
         let dropped = self.shared.factory.waits();
         let cancels = || wait.cancelled_by().into_iter().chain([&dropped]);
         let _watched: Vec<_> = cancels().map(|it| it.watch(&parker.unparker())).collect();
+        let mut poll = Poll::new(self.shared.store.poll_interval());
         let mut last = Last::Nothing;
         // Those who wait already come first; but what this id holds already needs no turn.
         if !self.shared.waiting.is_claimed(&self.call.wish) || self.is_known(deadline) {
-            match self.attempt(deadline)? {
-                Step::Done(decision) => return Ok(decision),
-                Step::Not(outcome) => last = outcome,
-            }
+            last = match self.attempt(deadline)? {
+                Break(decision) => return Ok(decision),
+                Continue(outcome) => outcome,
+            };
         }
-        let shared = self.shared;
-        let call = Arc::clone(&self.call);
-        let turn = shared.waiting.join(&call.wish, &parker);
-        let mut poll = Poll::new(shared.store.poll_interval());
-        if let Last::Short(exhausted, next) = &last {
-            turn.short_of(exhausted);
-            poll.reclaim(*next);
-        }
+        let (waiting, call) = (&self.shared.waiting, Arc::clone(&self.call));
+        let turn = waiting.join(&call.wish, &parker);
+        poll.after(&last, &turn);
         loop {
             if cancels().any(Cancel::is_cancelled) {
                 let id = &call.wish.external_id;
@@ -119,31 +116,23 @@ impl<'a> Attempts<'a> {
             if deadline.remaining().is_zero() {
                 return self.timed_out(last, &turn);
             }
-            let outcome = match turn.advice() {
-                Advice::Try => Some(self.attempt(deadline)?),
-                // Not a mere look: whoever waits for the row's lock is served between two others.
-                Advice::Poll | Advice::Stay if poll.is_due() && turn.is_first() => {
-                    Some(self.attempt(deadline)?)
-                }
-                Advice::Poll => {
-                    poll.restart();
-                    None
-                }
-                Advice::Stay => None,
+            let advice = turn.advice();
+            // A try that could not be answered in time any more would leave its outcome in doubt.
+            let due = |poll: &Poll| match turn.is_first() && poll.at + FIRST_POLL <= deadline {
+                true => poll.at,
+                false => Moment::FAR,
             };
-            match outcome {
-                Some(Step::Done(decision)) => return Ok(decision),
-                Some(Step::Not(outcome)) => {
-                    poll.next();
-                    if let Last::Short(exhausted, next) = &outcome {
-                        turn.short_of(exhausted);
-                        poll.reclaim(*next);
-                    }
-                    last = outcome;
-                }
-                None => {}
+            // Not a mere look: whoever waits for the row's lock is served between two others.
+            if advice == Advice::Try || due(&poll).remaining().is_zero() {
+                last = match self.attempt(deadline)? {
+                    Break(decision) => return Ok(decision),
+                    Continue(outcome) => outcome,
+                };
+                poll.after(&last, &turn);
+            } else if advice == Advice::Poll {
+                poll.restart();
             }
-            parker.park(deadline.min(poll.at_if(turn.is_first())));
+            parker.park(deadline.min(due(&poll)));
         }
     }
 
@@ -198,14 +187,15 @@ impl<'a> Attempts<'a> {
     }
 
     /// A try within a wait: what passes by itself does not end it.
-    fn attempt(&mut self, deadline: Moment) -> Result<Step> {
+    fn attempt(&mut self, deadline: Moment) -> Result<ControlFlow<Decision, Last>> {
         match self.once(deadline) {
             Ok(Decision::Exhausted {
                 exhausted,
                 next_reclaim,
-            }) => Ok(Step::Not(Last::Short(exhausted, next_reclaim))),
-            Ok(decision) => Ok(Step::Done(decision)),
-            Err(failure) if failure.retry => Ok(Step::Not(Last::Failed(failure.error))),
+                newest,
+            }) => Ok(Continue(Last::Short(exhausted, next_reclaim, newest))),
+            Ok(decision) => Ok(Break(decision)),
+            Err(failure) if failure.retry => Ok(Continue(Last::Failed(failure.error))),
             Err(failure) => Err(self.explain(failure.error, 1)),
         }
     }
@@ -220,10 +210,11 @@ impl<'a> Attempts<'a> {
 
     fn timed_out(&self, last: Last, turn: &Turn<'_>) -> Result<Decision> {
         match (last, turn.seen(&self.call.wish)) {
-            (Last::Short(exhausted, _), _) | (Last::Nothing, Some(exhausted)) => {
+            (Last::Short(exhausted, ..), _) | (Last::Nothing, Some(exhausted)) => {
                 Ok(Decision::Exhausted {
                     exhausted,
                     next_reclaim: None,
+                    newest: None,
                 })
             }
             (Last::Failed(error), _) => Err(self.explain(error, 1)),
@@ -316,48 +307,33 @@ fn no_answer() -> Error {
     )
 }
 
-/// What a step of a wait came to.
-enum Step {
-    Done(Decision),
-    Not(Last),
-}
-
 /// Why a waiting request does not have its permits yet.
 enum Last {
     Nothing,
-    /// Of this semaphore, and when something can be taken back next.
-    Short(Exhausted, Option<Duration>),
+    /// Of this semaphore; when something can be taken back next; a recent grant on it.
+    Short(Exhausted, Option<Duration>, Option<u64>),
     Failed(Error),
 }
 
-/// When a waiting request that comes first tries next.
+/// When a waiting request that comes first tries next: after 50 ms, and for as long as no grant elsewhere
+/// shows that permits change hands, after longer and longer.
 struct Poll {
     at: Moment,
     interval: Duration,
     longest: Duration,
-    reclaim: Moment,
+    newest: Option<u64>,
 }
 
 impl Poll {
     fn new(longest: Duration) -> Poll {
-        let interval = FIRST_POLL.min(longest);
-        Poll {
-            at: Moment::now() + interval,
-            interval,
+        let mut poll = Poll {
+            at: Moment::FAR,
+            interval: longest,
             longest,
-            reclaim: Moment::FAR,
-        }
-    }
-
-    fn is_due(&self) -> bool {
-        self.at_if(true).remaining().is_zero()
-    }
-
-    fn at_if(&self, first: bool) -> Moment {
-        match first {
-            true => self.at.min(self.reclaim),
-            false => Moment::FAR,
-        }
+            newest: None,
+        };
+        poll.restart();
+        poll
     }
 
     fn restart(&mut self) {
@@ -365,16 +341,22 @@ impl Poll {
         self.at = Moment::now() + self.interval;
     }
 
-    /// Something can be taken back this long from now: the time to try.
-    fn reclaim(&mut self, after: Option<Duration>) {
-        let after = after.map(|after| after.max(FIRST_POLL) + Duration::from_millis(2));
-        self.reclaim = after.map_or(Moment::FAR, |after| Moment::now() + after);
-    }
-
-    fn next(&mut self) {
-        self.reclaim = Moment::FAR;
+    /// Sets the time of the next try after one that came to this.
+    fn after(&mut self, last: &Last, turn: &Turn<'_>) {
+        let mut reclaim = None;
+        if let Last::Short(exhausted, next_reclaim, newest) = last {
+            turn.short_of(exhausted);
+            reclaim = *next_reclaim;
+            if std::mem::replace(&mut self.newest, *newest) != *newest {
+                self.interval = FIRST_POLL.min(self.longest);
+            }
+        }
         let jitter = 0.75 + rand::random::<f64>() / 2.0;
-        self.at = Moment::now() + self.interval.mul_f64(jitter);
+        let mut pause = self.interval.mul_f64(jitter);
+        if let Some(reclaim) = reclaim {
+            pause = pause.min(reclaim.max(FIRST_POLL) + Duration::from_millis(2));
+        }
+        self.at = Moment::now() + pause;
         self.interval = (self.interval * 2).min(self.longest);
     }
 }
@@ -556,5 +538,45 @@ impl Drop for EndCalls {
         if self.doubts.claim(&self.external_id, &self.tokens) == Claim::Ours {
             self.doubts.end(&self.external_id, &[]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wait_list::WaitList;
+    use super::*;
+
+    #[test]
+    fn the_pause_between_two_tries_grows_only_while_nothing_changes_hands() {
+        let list = WaitList::default();
+        let wish = Wish {
+            external_id: Arc::from("id"),
+            owner: None,
+            ttl: None,
+            permits: vec![(Arc::from("a"), 1)],
+        };
+        let turn = list.join(&wish, &Parker::new());
+        let short = |newest| {
+            let semaphore = Arc::from("a");
+            let (capacity, held, wanted) = (1, 1, 1);
+            let exhausted = Exhausted {
+                semaphore,
+                capacity,
+                held,
+                wanted,
+            };
+            Last::Short(exhausted, None, Some(newest))
+        };
+        let mut poll = Poll::new(Duration::from_secs(1));
+        let mut pauses = |newest: [u64; 8]| {
+            newest.map(|newest| {
+                poll.after(&short(newest), &turn);
+                poll.at.remaining()
+            })
+        };
+        let hot = pauses([1, 2, 3, 4, 5, 6, 7, 8]);
+        assert!(hot.iter().all(|it| *it < FIRST_POLL * 2), "{hot:?}");
+        let cold = pauses([8; 8]);
+        assert!(cold[7] > Duration::from_millis(700), "{cold:?}");
     }
 }

@@ -9,7 +9,6 @@ use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 
 use super::acquire::RETRY;
-use super::outcome::held_by_another_guard;
 use super::renewals::Keep;
 use super::semaphores::{CALL, SharedSemaphores};
 use crate::backend::permit_store::{Held, HeldPermit, Permit, PermitStore, reclaim_after};
@@ -296,7 +295,13 @@ impl OnlyGuard {
         let key = (realm.to_owned(), Arc::clone(external_id));
         let mut live = LIVE.lock();
         if !live.get_or_insert_default().insert(key.clone()) {
-            return Err(held_by_another_guard(external_id));
+            return Err(Error::new(
+                ErrorKind::DuplicateContender,
+                format!(
+                    "request {external_id:?} has a live guard in this process, or is being acquired; \
+                     drop that one first, or use an external id of its own for each operation"
+                ),
+            ));
         }
         Ok(OnlyGuard { key })
     }

@@ -147,7 +147,7 @@ impl MaintenanceBuilder {
                 "an interval or a batch of zero would never rest",
             ));
         }
-        let shared = Arc::clone(self.semaphores.shared()?);
+        let shared = Arc::clone(self.semaphores.shared.get()?);
         let parker = Parker::new();
         let unparker = parker.unparker();
         let service = factory

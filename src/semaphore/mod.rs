@@ -34,7 +34,8 @@
 //! # Waiting
 //! Requests of one factory are served in the order in which they came, each as soon as its own
 //! semaphores allow it; a request that waits for one semaphore does not keep others from another one.
-//! Between processes there is no order: they poll, every 50 ms at first and every `poll_interval` later.
+//! Between processes there is no order: they poll, every 50 ms while permits change hands, and ever less
+//! often, in the end every `poll_interval`, while nothing moves.
 
 mod acquire;
 mod guard;

@@ -1,6 +1,5 @@
 //! What a caller is told about its request.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::permit_store::{Exhausted, Permit};
@@ -73,15 +72,4 @@ pub(super) fn used_up() -> Error {
 
 pub(super) fn exhausted_error(exhausted: &Exhausted) -> Error {
     Error::new(ErrorKind::Exhausted, exhausted.to_string())
-}
-
-/// The error of a second live guard.
-pub(super) fn held_by_another_guard(external_id: &Arc<str>) -> Error {
-    Error::new(
-        ErrorKind::DuplicateContender,
-        format!(
-            "request {external_id:?} has a live guard in this process, or is being acquired; drop that \
-             one first, or use an external id of its own for each operation"
-        ),
-    )
 }

@@ -55,7 +55,7 @@ pub(super) const MAX_TRIES: u32 = 3;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Semaphores {
-    shared: Local<Arc<SharedSemaphores>>,
+    pub(super) shared: Local<Arc<SharedSemaphores>>,
     default_ttl: Duration,
 }
 
@@ -340,18 +340,15 @@ impl Semaphores {
         shared
             .renewals
             .end(|held| *held.external_id == *external_id);
-        let mut tries = 1;
-        let released = loop {
-            match shared.store.release_request(external_id, within(CALL)) {
-                Err(error) if error.is_transient() && tries < MAX_TRIES => {
-                    tries += 1;
-                    pause_after(&error, tries);
-                }
-                // A try whose answer was lost may have done it.
-                Ok(Release::AlreadyReleased) if tries > 1 => break Release::Released,
-                outcome => break outcome?,
-            }
-        };
+        let mut tries = 0;
+        let mut released = retried(|| {
+            tries += 1;
+            shared.store.release_request(external_id, within(CALL))
+        })?;
+        if released == Release::AlreadyReleased && tries > 1 {
+            // A try whose answer was lost may have done it.
+            released = Release::Released;
+        }
         if released == Release::Released {
             shared.given_back(held.iter().map(|(name, count)| (&**name, *count)));
         }
@@ -456,10 +453,6 @@ impl Semaphores {
 
     fn store(&self) -> Result<&Arc<dyn PermitStore>> {
         Ok(&self.shared.get()?.store)
-    }
-
-    pub(super) fn shared(&self) -> Result<&Arc<SharedSemaphores>> {
-        self.shared.get()
     }
 }
 
@@ -583,18 +576,15 @@ fn retried<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     }
 }
 
-/// A short random pause, longer with every try: two that met in a deadlock must not meet again.
-fn pause(tries: u32) {
-    let most = 5_000 * u64::from(tries.min(10));
-    std::thread::sleep(Duration::from_micros(rand::random::<u64>() % most + 500));
-}
-
-/// As [`pause`], but a connection that could not be had needs time to come back.
+/// Pauses for a short random time, longer with every try: two that met in a deadlock must not meet again,
+/// and a connection that could not be had needs time to come back.
 pub(super) fn pause_after(error: &Error, tries: u32) {
+    let most = 5_000 * u64::from(tries);
+    let mut pause = Duration::from_micros(rand::random::<u64>() % most + 500);
     if error.asked_nothing() {
-        std::thread::sleep(FIRST_POLL * tries);
+        pause += FIRST_POLL * tries;
     }
-    pause(tries);
+    std::thread::sleep(pause);
 }
 
 fn within(call: Duration) -> Moment {

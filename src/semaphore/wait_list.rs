@@ -33,18 +33,11 @@ struct Waiters {
 struct Waiter {
     number: u64,
     permits: Vec<(Arc<str>, u32)>,
-    claim: Claim,
+    /// The semaphore that it was found short of, which those who came later leave to it; all of its
+    /// semaphores while it has not tried yet.
+    short_of: Option<Arc<str>>,
     advice: Advice,
     unparker: Unparker,
-}
-
-/// Which semaphores those who came later leave to a waiter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Claim {
-    /// It has not looked yet.
-    All,
-    /// It was found short of this one.
-    On(Arc<str>),
 }
 
 /// What a waiter should do.
@@ -65,15 +58,19 @@ impl Waiter {
     }
 
     fn claims(&self, name: &str) -> bool {
-        match &self.claim {
-            Claim::All => self.wanted(name).is_some(),
-            Claim::On(own) => **own == *name,
+        match &self.short_of {
+            None => self.wanted(name).is_some(),
+            Some(own) => **own == *name,
         }
     }
 
-    fn claimed(&self) -> impl Iterator<Item = &Arc<str>> {
+    fn claimed(&self) -> impl Iterator<Item = Arc<str>> {
         let names = self.permits.iter().map(|(name, _)| name);
-        names.filter(|name| self.claims(name))
+        names.filter(|name| self.claims(name)).cloned()
+    }
+
+    fn wants_any(&self, claimed: &HashSet<Arc<str>>) -> bool {
+        self.permits.iter().any(|(name, _)| claimed.contains(name))
     }
 
     fn advise(&mut self, advice: Advice) {
@@ -91,21 +88,23 @@ impl Waiters {
             .ok()
     }
 
+    fn get_mut(&mut self, number: u64) -> Option<&mut Waiter> {
+        let at = self.position(number)?;
+        self.waiters.get_mut(at)
+    }
+
     /// Tells those who wait for `names`, which `by` has let go of, and come first now that they do.
     fn advance(&mut self, names: &[Arc<str>], by: u64) {
         let mut claimed: HashSet<Arc<str>> = HashSet::new();
         for waiter in &mut self.waiters {
-            let first = !waiter
-                .permits
-                .iter()
-                .any(|(name, _)| claimed.contains(name));
+            let first = !waiter.wants_any(&claimed);
             let concerned = names.iter().any(|name| waiter.wanted(name).is_some());
             if first && concerned && waiter.number != by {
                 // One that waits for a single semaphore knows what it is short of.
-                let knows = waiter.claim != Claim::All || waiter.permits.len() == 1;
+                let knows = waiter.short_of.is_some() || waiter.permits.len() == 1;
                 waiter.advise(if knows { Advice::Poll } else { Advice::Try });
             }
-            claimed.extend(waiter.claimed().map(Arc::clone));
+            claimed.extend(waiter.claimed());
             if names.iter().all(|name| claimed.contains(name)) {
                 return;
             }
@@ -118,7 +117,7 @@ impl Waiters {
         let mut claimed: HashSet<Arc<str>> = HashSet::new();
         let mut first = true;
         for waiter in &mut self.waiters {
-            let blocked = waiter.permits.iter().any(|(own, _)| claimed.contains(own));
+            let blocked = waiter.wants_any(&claimed);
             if waiter.claims(name) {
                 let wanted = u64::from(waiter.wanted(name).unwrap_or(0));
                 if blocked || wanted > room {
@@ -135,7 +134,7 @@ impl Waiters {
                     return;
                 }
             } else {
-                claimed.extend(waiter.claimed().map(Arc::clone));
+                claimed.extend(waiter.claimed());
             }
         }
     }
@@ -164,7 +163,7 @@ impl WaitList {
         queue.waiters.push_back(Waiter {
             number,
             permits: wish.permits.clone(),
-            claim: Claim::All,
+            short_of: None,
             advice: Advice::Stay,
             unparker: parker.unparker(),
         });
@@ -210,27 +209,19 @@ impl Turn<'_> {
     /// Takes the advice for this waiter. `Poll` or more only if nobody comes before it.
     pub(super) fn advice(&self) -> Advice {
         let mut queue = self.list.queue.lock();
-        let Some(at) = queue.position(self.number) else {
-            return Advice::Stay;
-        };
-        let Some(waiter) = queue.waiters.get_mut(at) else {
-            return Advice::Stay;
-        };
-        std::mem::replace(&mut waiter.advice, Advice::Stay)
+        let advice = queue.get_mut(self.number).map(|it| &mut it.advice);
+        advice.map_or(Advice::Stay, |it| std::mem::replace(it, Advice::Stay))
     }
 
     /// Returns `true` if none that came before claims a semaphore of this waiter.
     pub(super) fn is_first(&self) -> bool {
         let queue = self.list.queue.lock();
-        let Some(at) = queue.position(self.number) else {
+        let at = queue.position(self.number);
+        let Some(own) = at.and_then(|at| queue.waiters.get(at)) else {
             return false;
         };
-        let Some(own) = queue.waiters.get(at) else {
-            return false;
-        };
-        let before = queue.waiters.iter().take(at);
-        let in_the_way = |other: &Waiter| own.permits.iter().any(|(name, _)| other.claims(name));
-        !before.into_iter().any(in_the_way)
+        let mut before = queue.waiters.iter().take_while(|it| it.number < own.number);
+        !before.any(|other| own.permits.iter().any(|(name, _)| other.claims(name)))
     }
 
     /// This waiter was found short of a semaphore: it claims only that one from now on.
@@ -240,23 +231,15 @@ impl Turn<'_> {
             Arc::clone(&exhausted.semaphore),
             (exhausted.capacity, exhausted.held),
         );
-        let Some(at) = queue.position(self.number) else {
+        let Some(waiter) = queue.get_mut(self.number) else {
             return;
         };
-        let Some(waiter) = queue.waiters.get_mut(at) else {
-            return;
-        };
-        let claim = Claim::On(Arc::clone(&exhausted.semaphore));
-        let freed: Vec<Arc<str>> = waiter.claimed().map(Arc::clone).collect();
-        if waiter.claim == claim {
-            return;
+        let mut freed: Vec<Arc<str>> = waiter.claimed().collect();
+        freed.retain(|name| *name != exhausted.semaphore);
+        waiter.short_of = Some(Arc::clone(&exhausted.semaphore));
+        if !freed.is_empty() {
+            queue.advance(&freed, self.number);
         }
-        waiter.claim = claim;
-        let freed: Vec<Arc<str>> = freed
-            .into_iter()
-            .filter(|name| *name != exhausted.semaphore)
-            .collect();
-        queue.advance(&freed, self.number);
     }
 
     /// What the semaphores were last seen short of, for one that never came first.
@@ -277,10 +260,8 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut queue = self.list.queue.lock();
-        let Some(at) = queue.position(self.number) else {
-            return;
-        };
-        let Some(waiter) = queue.waiters.remove(at) else {
+        let at = queue.position(self.number);
+        let Some(waiter) = at.and_then(|at| queue.waiters.remove(at)) else {
             return;
         };
         if queue.waiters.is_empty() {
@@ -295,7 +276,7 @@ impl Drop for Turn<'_> {
                 }
             }
         }
-        let claimed: Vec<Arc<str>> = waiter.claimed().map(Arc::clone).collect();
+        let claimed: Vec<Arc<str>> = waiter.claimed().collect();
         queue.advance(&claimed, self.number);
     }
 }

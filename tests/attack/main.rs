@@ -4,7 +4,7 @@
 
 #[path = "../mysql/server.rs"]
 mod mysql_ground;
-#[path = "../semaphore_ground/mod.rs"]
+#[path = "../semaphore/ground.rs"]
 mod semaphore_ground;
 
 use std::sync::Arc;

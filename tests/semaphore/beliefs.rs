@@ -15,8 +15,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::ground::{SHORT, addr_of, connect, through};
 use crate::mysql_ground::{ms, operator, start};
-use crate::semaphore_ground::{SHORT, addr_of, connect, through};
 use contend::Moment;
 use contend::semaphore::PermitRequest;
 use mysql::prelude::Queryable;

@@ -4,10 +4,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::ground::{acquired, already_acquired, connect, exhausted, number, semaphores, want};
 use crate::mysql_ground::{HANG, empty_database, ms, operator};
-use crate::semaphore_ground::{
-    acquired, already_acquired, connect, exhausted, number, semaphores, want,
-};
 use contend::ErrorKind;
 use contend::semaphore::{Acquisition, PermitRenewal, PermitRequest, Release, Semaphores};
 use mysql::prelude::Queryable;

@@ -4,10 +4,10 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::mysql_ground::{HANG, ms, operator};
-use crate::semaphore_ground::{
+use crate::ground::{
     SHORT, acquired, addr_of, connect, database, exhausted, number, pair, semaphores, through, want,
 };
+use crate::mysql_ground::{HANG, ms, operator};
 use contend::semaphore::{Acquisition, PermitRequest, Release};
 use contend::{ErrorKind, memory};
 use mysql::prelude::Queryable;

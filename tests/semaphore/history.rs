@@ -15,8 +15,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::ground::{addr_of, connect, database, number, through};
 use crate::mysql_ground::{ms, operator};
-use crate::semaphore_ground::{addr_of, connect, database, number, through};
 use contend::semaphore::{Acquisition, PermitRequest, Release, Semaphores};
 use mysql::prelude::Queryable;
 use rand::RngExt;

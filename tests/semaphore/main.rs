@@ -67,12 +67,11 @@
 mod beliefs;
 mod faults;
 mod front;
+mod ground;
 mod guards;
 mod history;
 #[path = "../mysql/server.rs"]
 mod mysql_ground;
-#[path = "../semaphore_ground/mod.rs"]
-mod semaphore_ground;
 mod sweeps;
 mod tables;
 mod waiting;

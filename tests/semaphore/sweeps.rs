@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::ground::{SHORT, acquired, connect, number, semaphores, want};
 use crate::mysql_ground::{HANG, ms, operator};
-use crate::semaphore_ground::{SHORT, acquired, connect, number, semaphores, want};
 use contend::semaphore::{Liveness, PermitRenewal, Reason, Release, Swept};
 use mysql::prelude::Queryable;
 use testbed::{wait_until, within};

@@ -1,7 +1,7 @@
 //! The tables: made where they are missing, recognised where they are somebody else's.
 
+use crate::ground::{acquired, number, want};
 use crate::mysql_ground::{HANG, empty_database, operator};
-use crate::semaphore_ground::{acquired, number, want};
 use contend::ErrorKind;
 use contend::semaphore::Semaphores;
 use mysql::prelude::Queryable;

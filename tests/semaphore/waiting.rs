@@ -1,13 +1,15 @@
 //! Waiting: in order, only whom there is room for, through faults, and no longer than was asked for.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::mysql_ground::{HANG, ms, operator};
-use crate::semaphore_ground::{
+use crate::faults::count_requests;
+use crate::ground::{
     acquired, addr_of, already_acquired, connect, exhausted, pair, semaphores, through, want,
 };
+use crate::mysql_ground::{HANG, ms, operator};
 use contend::semaphore::{Acquisition, PermitRequest, Wait};
 use contend::{Cancel, ErrorKind};
 use mysql::prelude::Queryable;
@@ -268,6 +270,49 @@ fn calls_under_one_external_id_at_once_get_one_grant() {
             assert!(fences.iter().all(|fence| *fence == fences[0]), "{fences:?}");
             assert_eq!(here.usage("a").unwrap().held, 1);
         }
+    });
+}
+
+/// Whoever waits for what other processes hand around looks every 50 ms, and seldom while nothing moves.
+#[test]
+fn a_waiter_looks_often_only_while_permits_change_hands_elsewhere() {
+    within(HANG, || {
+        let (here, url) = semaphores(&[("a", 1)]);
+        let _held = here.guard(&want("held", "a", 1), ms(0)).unwrap();
+        let (addr, requests) = count_requests(addr_of(&url));
+        let client = connect(&through(&url, addr));
+        let looks = |id: &str| {
+            let before = requests.load(Ordering::SeqCst);
+            let error = client.guard(&want(id, "a", 1), ms(4_000)).unwrap_err();
+            // A busy machine may leave the last look without an answer.
+            let kinds = [ErrorKind::Exhausted, ErrorKind::Timeout];
+            assert!(kinds.contains(&error.kind()), "{error}");
+            requests.load(Ordering::SeqCst) - before
+        };
+        let still = looks("still");
+        let over = AtomicBool::new(false);
+        let moving = thread::scope(|scope| {
+            scope.spawn(|| {
+                // A grant, as another process would make it.
+                let mut operator = operator(&url);
+                while !over.load(Ordering::SeqCst) {
+                    operator
+                        .query_drop(
+                            "INSERT INTO contend_permit (semaphore_id, permit_request_id, count, state) \
+                             SELECT id, 0, 1, 'ACQUIRED' FROM contend_semaphore",
+                        )
+                        .unwrap();
+                    thread::sleep(ms(10));
+                }
+            });
+            let moving = looks("moving");
+            over.store(true, Ordering::SeqCst);
+            moving
+        });
+        println!(
+            "requests within 4 s: {still} while nothing moves, {moving} while permits change hands"
+        );
+        assert!(moving > still * 2, "{still}, {moving}");
     });
 }
 

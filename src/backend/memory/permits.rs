@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::mutexes::{Registry, now};
 use crate::backend::permit_store::{
-    Call, CapacityChange, Decision, Failure, Grant, Held, HeldPermit, Holder, Permit,
+    Call, CapacityChange, Decision, Exhausted, Failure, Grant, Held, HeldPermit, Holder, Permit,
     PermitRenewal, PermitStore, Reason, Recognised, Release, Renewed, RequestStatus, StoreTime,
     Sweep, Swept, Usage, Wish, free, no_such_semaphore, reclaim_after, semaphore_in_use,
 };
@@ -121,14 +121,18 @@ impl State {
         semaphore.map(|semaphore| (semaphore.capacity, semaphore.used))
     }
 
-    /// When something that is held of the wish's semaphores can be taken back next.
-    fn next_reclaim(&self, wish: &Wish) -> Option<Duration> {
-        let held = self.requests.values().filter(|request| {
-            let mut permits = request.permits.iter();
-            request.held && permits.any(|it| wish.wants(&it.semaphore))
-        });
-        let next = held.filter_map(Request::reclaim_at).min();
-        next.map(|at| at - Moment::now())
+    /// Refuses the wish for now, with the next time and the newest fence of what is held of its semaphores.
+    fn exhausted(&self, wish: &Wish, exhausted: Exhausted) -> Decision {
+        let wanted = |it: &&HeldPermit| wish.wants(&it.semaphore);
+        let held = self.requests.values().filter(|request| request.held);
+        let held = held.filter(|it| it.permits.iter().any(|it| wanted(&it)));
+        let next = held.clone().filter_map(Request::reclaim_at).min();
+        let permits = held.flat_map(|it| it.permits.iter().filter(wanted));
+        Decision::Exhausted {
+            exhausted,
+            next_reclaim: next.map(|at| at - Moment::now()),
+            newest: permits.map(|permit| permit.id).max(),
+        }
     }
 
     fn count(&mut self, permits: &[HeldPermit], sign: i64) {
@@ -199,10 +203,7 @@ impl State {
         }
         match wish.shortage(|name| self.semaphore(name)) {
             Err(error) => Decision::Refused(error),
-            Ok(Some(exhausted)) => Decision::Exhausted {
-                exhausted,
-                next_reclaim: self.next_reclaim(wish),
-            },
+            Ok(Some(exhausted)) => self.exhausted(wish, exhausted),
             Ok(None) => self.insert(call),
         }
     }

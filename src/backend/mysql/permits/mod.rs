@@ -13,7 +13,6 @@
 //! Round trips: two for an acquire and one for a release, if nobody else wants the semaphore; two for all
 //! that is combined; two for a batch of renewals.
 
-mod audit;
 mod combiner;
 mod definitions;
 mod reclaim;
@@ -27,13 +26,18 @@ use std::time::Duration;
 use self::combiner::{Combiner, Job, Verdict};
 use self::reclaim::Reclaimed;
 use self::request_row::RequestRow;
-use self::sql::{Answer, COMMIT, Connections, Statements, answer, fill, list, quote, rows};
+use self::sql::{
+    Answer, COMMIT, Connections, INIT_SQL, Statements, answer, duration, fill, list, micros, quote,
+    quote_option, rows,
+};
 use self::transaction::{Freed, Outcome, Transaction};
 use super::connection::Connection;
 use super::rows::Rows;
+use super::table::strip;
 use crate::backend::permit_store::{
     Call, CapacityChange, Decision, Discrepancy, Failure, Held, HeldPermit, Holder, PermitRenewal,
-    PermitStore, Release, Renewed, RequestStatus, StoreTime, Sweep, Swept, Usage,
+    PermitStore, Release, Renewed, RequestStatus, StoreTime, Sweep, Swept, Usage, free,
+    no_such_semaphore, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -142,21 +146,12 @@ impl MysqlPermits {
     fn release_on(&self, connection: &mut Connection, held: &Held) -> Result<Freed, Failure> {
         let which = format!("r.id = {} AND r.token = {}", held.request_id, held.token);
         let sql = fill(&self.statements.release, &[("{which}", &which)]);
-        match self.connections.send(connection, &sql) {
-            Ok(mut answers) => {
-                let matched = answer(&mut answers, 1).map_err(Failure::known)?.matched;
-                Ok(if matched > 0 { Freed::Yes } else { Freed::No })
-            }
-            Err(error) => {
-                let unknown = error.is_outcome_unknown();
-                let error = self.statements.explain(error);
-                Err(Failure {
-                    retry: error.is_transient(),
-                    unknown,
-                    error,
-                })
-            }
-        }
+        let mut answers = self
+            .connections
+            .send(connection, &sql)
+            .map_err(|error| self.statements.failure(error, true))?;
+        let matched = answer(&mut answers, 1).map_err(Failure::known)?.matched;
+        Ok(if matched > 0 { Freed::Yes } else { Freed::No })
     }
 
     /// Releases whatever `which` names: a condition on r.
@@ -202,11 +197,25 @@ impl PermitStore for MysqlPermits {
     }
 
     fn create_tables(&self, by: Moment) -> Result<()> {
-        self.make_tables(by)
+        self.check_tables(by)?;
+        // One by one: each may take as long as an answer may.
+        for statement in self.statements.tables(&strip(INIT_SQL)).split(';') {
+            self.connections.ask(&self.statements, statement, by)?;
+        }
+        self.check_tables(by)
     }
 
     fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool> {
-        self.define(name, capacity, by)
+        let sql = self.statements.tables(&format!(
+            "INSERT INTO {{semaphore}} (name, capacity) VALUES ({}, {capacity})",
+            quote(name)
+        ));
+        let mut connection = self.connections.checkout(Lane::Other, by)?;
+        match self.connections.send(&mut connection, &sql) {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_duplicate() => Ok(false),
+            Err(error) => Err(self.statements.explain(error)),
+        }
     }
 
     fn set_capacity(
@@ -216,23 +225,105 @@ impl PermitStore for MysqlPermits {
         changed_by: Option<&str>,
         by: Moment,
     ) -> Result<u32> {
-        self.change_capacity(name, capacity, changed_by, by)
+        self.with_locked(name, by, |id, old, _, connection| {
+            if old != capacity {
+                let sql = self.statements.tables(&format!(
+                    "UPDATE {{semaphore}} SET capacity = {capacity}, updated_at = SYSDATE(6) \
+                     WHERE id = {id};\
+                     INSERT INTO {{history}} \
+                     (semaphore_id, semaphore_name, changed_by, old_capacity, new_capacity) \
+                     VALUES ({id}, {}, {}, {old}, {capacity})",
+                    quote(name),
+                    quote_option(changed_by)
+                ));
+                self.send(connection, &sql)?;
+            }
+            Ok(old)
+        })
     }
 
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>> {
-        self.read_history(name, by)
+        type Columns = (String, Option<String>, u64, u32, u32);
+        let sql = self.statements.tables(&format!(
+            "SELECT semaphore_name, changed_by, \
+             CAST(UNIX_TIMESTAMP(changed_at) * 1000 AS UNSIGNED), old_capacity, new_capacity \
+             FROM {{history}} WHERE semaphore_name = {} ORDER BY id",
+            quote(name)
+        ));
+        let found = rows::<Columns>(self.one(&sql, by)?)?;
+        let change = |(name, changed_by, changed_at, from, to): Columns| CapacityChange {
+            semaphore: Arc::from(name),
+            changed_by: changed_by.map(Arc::from),
+            changed_at,
+            from,
+            to,
+        };
+        Ok(found.into_iter().map(change).collect())
     }
 
     fn delete(&self, name: &str, by: Moment) -> Result<bool> {
-        self.undefine(name, by)
+        let outcome = self.with_locked(name, by, |id, capacity, used, connection| {
+            // Not the counter alone: this is the one decision that no repair could correct.
+            let look = self.statements.tables(&format!(
+                "SELECT 1 FROM {{permit}} WHERE semaphore_id = {id} AND state = 'ACQUIRED' LIMIT 1"
+            ));
+            let held = answer(&mut self.send(connection, &look)?, 0)?;
+            if used != 0 || !held.rows.is_empty() {
+                return Err(semaphore_in_use(name, used, capacity));
+            }
+            let sql = format!("DELETE FROM {{semaphore}} WHERE id = {id}");
+            self.send(connection, &self.statements.tables(&sql))?;
+            Ok(true)
+        });
+        match outcome {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            outcome => outcome,
+        }
     }
 
     fn usage(&self, name: Option<&str>, by: Moment) -> Result<Vec<Usage>> {
-        self.read_usage(name, by)
+        let which = match name {
+            Some(name) => format!("s.name = {}", quote(name)),
+            None => "TRUE".to_owned(),
+        };
+        let found = self.one(&fill(&self.statements.usage, &[("{which}", &which)]), by)?;
+        let found = rows::<(String, u32, i64, u64)>(found)?;
+        let usage = |(name, capacity, held, requests): (String, u32, i64, u64)| Usage {
+            semaphore: Arc::from(name),
+            capacity,
+            held: u64::try_from(held).unwrap_or(0),
+            free: free(capacity, held),
+            requests,
+        };
+        Ok(found.into_iter().map(usage).collect())
     }
 
     fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>> {
-        self.read_holders(name, by)
+        type Columns = (
+            u64,
+            Option<String>,
+            Option<String>,
+            Option<u32>,
+            Option<u64>,
+            Option<i64>,
+            Option<i64>,
+        );
+        let sql = fill(&self.statements.holders, &[("{name}", &quote(name))]);
+        let found = rows::<Columns>(self.one(&sql, by)?)?;
+        if found.is_empty() {
+            return Err(no_such_semaphore(name));
+        }
+        let holder = |(_, id, owner, count, fence, age, left): Columns| {
+            Some(Holder {
+                external_id: Arc::from(id?),
+                owner: owner.map(Arc::from),
+                count: count?,
+                fence: fence?,
+                held_for: duration(age).unwrap_or_default(),
+                expires_in: duration(left),
+            })
+        };
+        Ok(found.into_iter().filter_map(holder).collect())
     }
 
     fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>> {
@@ -245,17 +336,18 @@ impl PermitStore for MysqlPermits {
             Decision::Exhausted { exhausted, .. } => exhausted,
             decision => return Ok(decision),
         };
-        let next_reclaim = match self.reclaim(&call.wish, by) {
+        let (next_reclaim, newest) = match self.reclaim(&call.wish, &exhausted, by) {
             Ok(Reclaimed::Some) => return self.acquire_once(call, by),
-            Ok(Reclaimed::Nothing { next }) => next,
+            Ok(Reclaimed::Nothing { next, newest }) => (next, newest),
             Err(error) => {
                 log::debug!("could not take back what has expired: {error}");
-                None
+                (None, None)
             }
         };
         Ok(Decision::Exhausted {
             exhausted,
             next_reclaim,
+            newest,
         })
     }
 
@@ -389,23 +481,100 @@ impl PermitStore for MysqlPermits {
     }
 
     fn owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
-        self.all_owners(by)
+        let sql = self.statements.tables(
+            "SELECT TIMESTAMPDIFF(MICROSECOND, CAST('1970-01-01' AS DATETIME(6)), SYSDATE(6));\
+             SELECT DISTINCT owner FROM {request} WHERE state = 'ACQUIRED' AND owner IS NOT NULL",
+        );
+        let mut answers = self.connections.ask(&self.statements, &sql, by)?;
+        let now = rows::<(u64,)>(answer(&mut answers, 0)?)?;
+        let owners = rows::<(String,)>(answer(&mut answers, 1)?)?;
+        let owners = owners.into_iter().map(|(owner,)| Arc::from(owner));
+        Ok((owners.collect(), now.first().map_or(0, |(now,)| *now)))
     }
 
     fn delete_requests(&self, age: Duration, batch: usize, by: Moment) -> Result<u64> {
-        self.delete_old_requests(age, batch, by)
+        let look = self.statements.tables(&format!(
+            "SELECT id FROM {{request}} WHERE state = 'RELEASED' \
+             AND updated_at <= NOW(6) - INTERVAL {} MICROSECOND ORDER BY updated_at LIMIT {batch}",
+            micros(age)
+        ));
+        let ids = rows::<(u64,)>(self.one(&look, by)?)?;
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        let ids = list(ids.into_iter().map(|(id,)| id));
+        // One message: both or neither, and no time in between in which somebody waits for us.
+        let script = self.statements.tables(&format!(
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;BEGIN;\
+             DELETE FROM {{permit}} WHERE permit_request_id IN ({ids}) AND state = 'RELEASED';\
+             DELETE FROM {{request}} WHERE id IN ({ids}) AND state = 'RELEASED';COMMIT"
+        ));
+        let mut connection = self.connections.checkout(Lane::Other, by)?;
+        match self.send(&mut connection, &script) {
+            Ok(mut answers) => Ok(answer(&mut answers, 3)?.matched),
+            Err(error) => {
+                self.connections.roll_back(&mut connection);
+                Err(error)
+            }
+        }
     }
 
     fn delete_history(&self, age: Duration, batch: usize, by: Moment) -> Result<u64> {
-        self.delete_old_history(age, batch, by)
+        let sql = self.statements.tables(&format!(
+            "DELETE FROM {{history}} WHERE changed_at <= NOW(6) - INTERVAL {} MICROSECOND \
+             ORDER BY changed_at LIMIT {batch}",
+            micros(age)
+        ));
+        Ok(self.one(&sql, by)?.matched)
     }
 
     fn check(&self, by: Moment) -> Result<Vec<Discrepancy>> {
-        self.wrong_counters(by)
+        let found = rows::<(String, i64, i64)>(self.one(&self.statements.check, by)?)?;
+        let wrong = |(name, counter, permits): (String, i64, i64)| Discrepancy {
+            semaphore: Arc::from(name),
+            counter,
+            permits,
+        };
+        Ok(found.into_iter().map(wrong).collect())
     }
 
     fn repair(&self, by: Moment) -> Result<Vec<Discrepancy>> {
-        self.correct_counters(by)
+        let mut corrected = Vec::new();
+        for wrong in self.check(by)? {
+            let name = &wrong.semaphore;
+            let outcome = self.with_locked(name, by, |id, _, counter, connection| {
+                // Counted anew under the lock: permits come and go while nobody holds it.
+                let sum = self.statements.tables(&format!(
+                    "SELECT CAST(COALESCE(SUM(count), 0) AS SIGNED) FROM {{permit}} \
+                     WHERE semaphore_id = {id} AND state = 'ACQUIRED'"
+                ));
+                let sum = rows::<(i64,)>(answer(&mut self.send(connection, &sum)?, 0)?)?;
+                let permits = sum.first().map_or(0, |(sum,)| *sum);
+                if counter != permits {
+                    let sql = format!("UPDATE {{semaphore}} SET used = {permits} WHERE id = {id}");
+                    self.send(connection, &self.statements.tables(&sql))?;
+                }
+                Ok((counter, permits))
+            });
+            match outcome {
+                Ok((counter, permits)) if counter != permits => {
+                    log::warn!(
+                        "the counter of the semaphore {name:?} was {counter}, its permits add up to \
+                         {permits}: corrected"
+                    );
+                    corrected.push(Discrepancy {
+                        semaphore: Arc::clone(name),
+                        counter,
+                        permits,
+                    });
+                }
+                Ok(_) => {}
+                // Deleted meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(corrected)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Taking back what nobody gives back, and deleting what nobody will ask for any more.
+//! Taking back what nobody gives back.
 //!
 //! A sweep first looks, without locking anything, and then releases in transactions that lock the
 //! semaphores in order and check the reason again: a renewal that came in between wins, and a request
@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::MysqlPermits;
 use super::sql::{COMMIT, answer, duration, fill, list, micros, quote, quote_all, rows};
 use super::transaction::count;
-use crate::backend::permit_store::{Permit, Reason, StoreTime, Sweep, Swept, Wish};
+use crate::backend::permit_store::{Exhausted, Permit, Reason, Sweep, Swept, Wish};
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::pool::Lane;
@@ -30,17 +30,28 @@ pub(super) enum Reclaimed {
     Nothing {
         /// When something can be taken back next, of any semaphore.
         next: Option<Duration>,
+        /// The newest grant on the semaphore that has too little.
+        newest: Option<u64>,
     },
 }
 
 impl MysqlPermits {
     /// Takes back what has expired among the holders of these semaphores.
-    pub(super) fn reclaim(&self, wish: &Wish, by: Moment) -> Result<Reclaimed> {
+    pub(super) fn reclaim(
+        &self,
+        wish: &Wish,
+        exhausted: &Exhausted,
+        by: Moment,
+    ) -> Result<Reclaimed> {
         let names = quote_all(wish.permits.iter().map(|(name, _)| name));
-        let limit = BATCH.to_string();
         let look = fill(
             &self.statements.expired,
-            &[("{names}", &names), ("{limit}", &limit)],
+            &[
+                ("{names}", &names),
+                ("{limit}", &BATCH.to_string()),
+                ("{short}", &quote(&exhausted.semaphore)),
+                ("{wanted}", &exhausted.wanted.to_string()),
+            ],
         );
         let mut answers = self.connections.ask(&self.statements, &look, by)?;
         let found = rows::<(u64,)>(answer(&mut answers, 0)?)?;
@@ -52,7 +63,9 @@ impl MysqlPermits {
         if swept.is_empty() {
             let next = rows::<(Option<i64>,)>(answer(&mut answers, 1)?)?;
             let next = duration(next.first().and_then(|(micros,)| *micros));
-            return Ok(Reclaimed::Nothing { next });
+            let newest = rows::<(u64,)>(answer(&mut answers, 2)?)?;
+            let newest = newest.first().map(|(id,)| *id);
+            return Ok(Reclaimed::Nothing { next, newest });
         }
         for one in &swept {
             log::info!("took the permits of {:?} back: expired", one.external_id);
@@ -176,64 +189,5 @@ impl MysqlPermits {
             }
             outcome => outcome,
         }
-    }
-
-    pub(super) fn all_owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
-        let sql = self.statements.tables(
-            "SELECT TIMESTAMPDIFF(MICROSECOND, CAST('1970-01-01' AS DATETIME(6)), SYSDATE(6));\
-             SELECT DISTINCT owner FROM {request} WHERE state = 'ACQUIRED' AND owner IS NOT NULL",
-        );
-        let mut answers = self.connections.ask(&self.statements, &sql, by)?;
-        let now = rows::<(u64,)>(answer(&mut answers, 0)?)?;
-        let owners = rows::<(String,)>(answer(&mut answers, 1)?)?;
-        let owners = owners.into_iter().map(|(owner,)| Arc::from(owner));
-        Ok((owners.collect(), now.first().map_or(0, |(now,)| *now)))
-    }
-
-    /// Deletes one batch of old requests and their permits. With its request an external id is forgotten.
-    pub(super) fn delete_old_requests(
-        &self,
-        age: Duration,
-        batch: usize,
-        by: Moment,
-    ) -> Result<u64> {
-        let look = self.statements.tables(&format!(
-            "SELECT id FROM {{request}} WHERE state = 'RELEASED' \
-             AND updated_at <= NOW(6) - INTERVAL {} MICROSECOND ORDER BY updated_at LIMIT {batch}",
-            micros(age)
-        ));
-        let ids = rows::<(u64,)>(self.one(&look, by)?)?;
-        if ids.is_empty() {
-            return Ok(0);
-        }
-        let ids = list(ids.into_iter().map(|(id,)| id));
-        // One message: both or neither, and no time in between in which somebody waits for us.
-        let script = self.statements.tables(&format!(
-            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;BEGIN;\
-             DELETE FROM {{permit}} WHERE permit_request_id IN ({ids}) AND state = 'RELEASED';\
-             DELETE FROM {{request}} WHERE id IN ({ids}) AND state = 'RELEASED';COMMIT"
-        ));
-        let mut connection = self.connections.checkout(Lane::Other, by)?;
-        match self.send(&mut connection, &script) {
-            Ok(mut answers) => Ok(answer(&mut answers, 3)?.matched),
-            Err(error) => {
-                self.connections.roll_back(&mut connection);
-                Err(error)
-            }
-        }
-    }
-
-    pub(super) fn delete_old_history(
-        &self,
-        age: Duration,
-        batch: usize,
-        by: Moment,
-    ) -> Result<u64> {
-        let sql = self.statements.tables(&format!(
-            "DELETE FROM {{history}} WHERE changed_at <= NOW(6) - INTERVAL {} MICROSECOND \
-             ORDER BY changed_at LIMIT {batch}",
-            micros(age)
-        ));
-        Ok(self.one(&sql, by)?.matched)
     }
 }

@@ -15,6 +15,7 @@ use crate::backend::mysql::connection::{Connection, Connector};
 use crate::backend::mysql::error::RequestError;
 use crate::backend::mysql::rows::Rows;
 use crate::backend::mysql::table::strip;
+use crate::backend::permit_store::Failure;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Checkout, Lane};
@@ -26,39 +27,48 @@ pub(super) const INIT_SQL: &str = include_str!("../../../../sql/init-semaphore.s
 pub(super) const COMMIT: &str = "COMMIT;\nSET wait_timeout = 86400";
 const ROLLBACK: &str = "ROLLBACK;\nSET wait_timeout = 86400";
 
-/// The statements of the files in `sql/`, for one prefix.
-#[derive(Debug)]
-pub(super) struct Statements {
-    prefix: String,
-    pub(super) begin: String,
-    pub(super) lock: String,
-    pub(super) count: String,
-    pub(super) usage: String,
-    pub(super) holders: String,
-    pub(super) check: String,
-    pub(super) read: String,
-    pub(super) request_lock: String,
-    pub(super) insert_requests: String,
-    pub(super) insert_permits: String,
-    pub(super) take_over: String,
-    pub(super) release: String,
-    pub(super) release_gate: String,
-    pub(super) release_many: String,
-    pub(super) release_part: String,
-    pub(super) renew_gate: String,
-    pub(super) renew: String,
-    pub(super) tombstone: String,
-    pub(super) expired: String,
-    pub(super) semaphores: String,
+macro_rules! statements {
+    ($($name:ident: $file:literal,)*) => {
+        /// The statements of the files in `sql/`, for one prefix.
+        #[derive(Debug)]
+        pub(super) struct Statements {
+            prefix: String,
+            $(pub(super) $name: String,)*
+        }
+
+        impl Statements {
+            fn read(prefix: &str) -> Statements {
+                let file = |text: &str| tables(&strip(text), prefix);
+                Statements {
+                    prefix: prefix.to_owned(),
+                    $($name: file(include_str!(concat!("../../../../sql/", $file, ".sql"))),)*
+                }
+            }
+        }
+    };
 }
 
-macro_rules! statement {
-    ($prefix:expr, $file:literal) => {
-        tables(
-            &strip(include_str!(concat!("../../../../sql/", $file, ".sql"))),
-            $prefix,
-        )
-    };
+statements! {
+    begin: "semaphore-begin",
+    lock: "semaphore-lock",
+    count: "semaphore-count",
+    usage: "semaphore-usage",
+    holders: "semaphore-holders",
+    check: "semaphore-check",
+    read: "permit-read",
+    request_lock: "permit-request-lock",
+    insert_requests: "permit-request-insert",
+    insert_permits: "permit-insert",
+    take_over: "permit-take-over",
+    release: "permit-release",
+    release_gate: "permit-release-gate",
+    release_many: "permit-release-many",
+    release_part: "permit-release-part",
+    renew_gate: "permit-renew-gate",
+    renew: "permit-renew",
+    tombstone: "permit-tombstone",
+    expired: "permit-expired",
+    semaphores: "permit-semaphores",
 }
 
 impl Statements {
@@ -72,32 +82,10 @@ impl Statements {
                  digits and underscores"
             )));
         }
-        Ok(Statements {
-            prefix: prefix.to_owned(),
-            begin: statement!(prefix, "semaphore-begin"),
-            lock: statement!(prefix, "semaphore-lock"),
-            count: statement!(prefix, "semaphore-count"),
-            usage: statement!(prefix, "semaphore-usage"),
-            holders: statement!(prefix, "semaphore-holders"),
-            check: statement!(prefix, "semaphore-check"),
-            read: statement!(prefix, "permit-read"),
-            request_lock: statement!(prefix, "permit-request-lock"),
-            insert_requests: statement!(prefix, "permit-request-insert"),
-            insert_permits: statement!(prefix, "permit-insert"),
-            take_over: statement!(prefix, "permit-take-over"),
-            release: statement!(prefix, "permit-release"),
-            release_gate: statement!(prefix, "permit-release-gate"),
-            release_many: statement!(prefix, "permit-release-many"),
-            release_part: statement!(prefix, "permit-release-part"),
-            renew_gate: statement!(prefix, "permit-renew-gate"),
-            renew: statement!(prefix, "permit-renew"),
-            tombstone: statement!(prefix, "permit-tombstone"),
-            expired: statement!(prefix, "permit-expired"),
-            semaphores: statement!(prefix, "permit-semaphores"),
-        })
+        Ok(Statements::read(prefix))
     }
 
-    /// A statement of one's own, with the names of the tables filled in.
+    /// Fills the names of the tables into a statement.
     pub(super) fn tables(&self, sql: &str) -> String {
         tables(sql, &self.prefix)
     }
@@ -131,6 +119,18 @@ impl Statements {
             );
         }
         error.into_error()
+    }
+
+    /// Returns what a failed statement means to a call: unknown only if it was to write something.
+    pub(super) fn failure(&self, error: RequestError, writing: bool) -> Failure {
+        let unknown = writing && error.is_outcome_unknown();
+        let duplicate = error.is_duplicate();
+        let error = self.explain(error);
+        Failure {
+            retry: duplicate || error.is_transient(),
+            unknown,
+            error,
+        }
     }
 }
 

@@ -17,7 +17,6 @@ use super::sql::{
     rows,
 };
 use crate::backend::mysql::connection::Connection;
-use crate::backend::mysql::error::RequestError;
 use crate::backend::permit_store::{
     Call, Decision, Failure, Grant, Held, HeldPermit, OnHeld, Recognised, Wish,
 };
@@ -135,7 +134,7 @@ impl Transaction<'_> {
         let mut answers = self
             .connections
             .send(connection, &script.join(";\n"))
-            .map_err(|error| self.failure(error, false))?;
+            .map_err(|error| self.statements.failure(error, false))?;
         // SET, SET and BEGIN come first.
         let mut place = 3;
         let mut next = || {
@@ -185,7 +184,7 @@ impl Transaction<'_> {
                 self.outcome(locked, request.unwrap_or(0), permit.unwrap_or(0), sent)
             }
             Err(error) => {
-                let failure = self.failure(error, true);
+                let failure = self.statements.failure(error, true);
                 // A duplicate key leaves the transaction open.
                 self.connections.roll_back(connection);
                 Outcome {
@@ -308,17 +307,6 @@ impl Transaction<'_> {
             acquired,
         }
     }
-
-    fn failure(self, error: RequestError, writing: bool) -> Failure {
-        let unknown = writing && error.is_outcome_unknown();
-        let duplicate = error.is_duplicate();
-        let error = self.statements.explain(error);
-        Failure {
-            retry: duplicate || error.is_transient(),
-            unknown,
-            error,
-        }
-    }
 }
 
 impl Locked {
@@ -418,6 +406,7 @@ impl Locked {
                 return Plan::Decided(Ok(Decision::Exhausted {
                     exhausted,
                     next_reclaim: None,
+                    newest: None,
                 }));
             }
             Ok(None) => {}
