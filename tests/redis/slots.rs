@@ -155,7 +155,13 @@ fn move_slots(cluster: &RedisCluster, most: usize, during: Duration) -> (u32, Du
         }
         // The new owner first, as the specification asks for, then the old one.
         for node in [to, from, (to + 1) % ids.len()] {
-            setslot("NODE", &ids[to]).exec(&mut nodes[node]).unwrap();
+            wait_until(PATIENCE, "the slot has moved", || {
+                let said = setslot("NODE", &ids[to]).exec(&mut nodes[node]);
+                // Valkey asks for a replica that keeps up.
+                let waits = |error: &redis::RedisError| error.code() == Some("NOREPLICAS");
+                assert!(said.as_ref().err().is_none_or(waits), "{said:?}");
+                said.is_ok()
+            });
         }
         moved += 1;
         thread::sleep((each * moved).saturating_sub(began.elapsed()));

@@ -31,7 +31,8 @@
 //!
 //! ```text
 //! ACL SETUSER app on >secret ~simba:* resetchannels &simba:* +eval +evalsha +publish +subscribe
-//!     +unsubscribe +hello +ping +time +mget +get +set +del +exists +pttl +pexpire +zadd +zrem +zpopmin
+//!     +unsubscribe +hello +ping +time +mget +get +set +psetex +del +exists +pttl +pexpire +zadd +zrem
+//!     +zpopmin
 //! ```
 //!
 //! and `+select` for a database other than 0, `+cluster|slots` and `+cluster|info` for a cluster, `+role` with
