@@ -269,7 +269,7 @@ fn a_simba_contender_that_listens_on_another_node_keeps_its_place() {
         let mut behind = Driven::at(&factory, "m", "behind");
         for messages in (0..6).filter(|node| *node != master) {
             let mut fence = ours.own();
-            while fence % 8 == 0 {
+            while fence.is_multiple_of(8) {
                 // This release would be left to those that do not queue, whoever waits.
                 ours.release(fence);
                 fence = ours.own();
