@@ -68,17 +68,18 @@ if not owner or owner == id then
   if own and own >= fence and own < 9007199254740991 then
     fence = own + 1
   end
-  local text = string.format('%.0f', fence)
+  -- As a rule it is the time as it came; the format takes a microsecond.
+  local text = fence == now and #time[2] == 6 and time[1] .. time[2] or string.format('%.0f', fence)
   if owner and term ~= '0' then
     total = math.max(total, call('PTTL', mutex)) -- adopted: never to an earlier end
   end
   call('PUBLISH', mutex, 'acquired@@' .. id) -- first: an ACL that denies it leaves everything as it was
-  call('SET', token, text, 'PX', total)
-  call('SET', mutex, id, 'PX', total)
+  call('PSETEX', token, total, text)
+  call('PSETEX', mutex, total, id)
   if ARGV[4] == '' then
     call('SET', KEYS[3], text)
   else
-    call('SET', KEYS[3], text, 'PX', ARGV[4])
+    call('PSETEX', KEYS[3], ARGV[4], text)
   end
   return { fence, now }
 end

@@ -25,8 +25,8 @@ local function hand_over(head, from)
       if simba then
         call('DEL', mutex, token)
       else
-        call('SET', token, '0', 'PX', claim)
-        call('SET', mutex, next, 'PX', claim)
+        call('PSETEX', token, claim, '0')
+        call('PSETEX', mutex, claim, next)
       end
       call('PUBLISH', mutex .. '!handed', claim .. '@@' .. next)
       return next, simba

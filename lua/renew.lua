@@ -16,6 +16,6 @@ end
 call('PEXPIRE', KEYS[2], ARGV[2]) -- the token first, as in acquire.lua
 call('PEXPIRE', KEYS[1], ARGV[2])
 if ARGV[3] ~= '' and call('PEXPIRE', KEYS[3], ARGV[3]) == 0 then
-  call('SET', KEYS[3], ARGV[4], 'PX', ARGV[3])
+  call('PSETEX', KEYS[3], ARGV[3], ARGV[4])
 end
 return { 1, now }

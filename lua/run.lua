@@ -15,5 +15,5 @@ local seen = redis.call('MGET', KEYS[2], KEYS[3])
 if seen[1] ~= ARGV[1] or seen[2] ~= ARGV[2] then
   return 0
 end
-redis.call('SET', KEYS[1], string.format('%.0f', now), 'PX', ARGV[3])
+redis.call('PSETEX', KEYS[1], ARGV[3], string.format('%.0f', now))
 return 1

@@ -91,9 +91,10 @@ impl Lockers {
     }
 }
 
-/// Two services that hand over: `stop` of the one to the Acquired that the other's receiver has.
+/// Two services that hand over: `stop` of the one to the Acquired that the other's receiver has. Each receiver
+/// has a thread that waits for it, as in two programs: `stop` goes on after the release, until its thread ended.
 pub struct Services {
-    services: [(MutexContendService, contend::Events); 2],
+    services: [(MutexContendService, Receiver<Instant>); 2],
     owner: usize,
 }
 
@@ -104,7 +105,18 @@ impl Services {
 
     /// Between two factories, to and fro.
     pub fn between([a, b]: [&Factory; 2], mutex: &str) -> Services {
-        let service = |factory: &Factory, id| factory.contend(mutex).id(id).channel().unwrap();
+        let service = |factory: &Factory, id| {
+            let (service, events) = factory.contend(mutex).id(id).channel().unwrap();
+            let (acquired, acquired_at) = channel();
+            std::thread::spawn(move || {
+                while let Ok(event) = events.recv() {
+                    if event.kind == EventKind::Acquired && acquired.send(Instant::now()).is_err() {
+                        return;
+                    }
+                }
+            });
+            (service, acquired_at)
+        };
         let services = Services {
             services: [service(a, "a"), service(b, "b")],
             owner: 0,
@@ -130,15 +142,8 @@ impl Services {
         self.acquired(waiter) - began
     }
 
-    /// The channel is read after `stop` has returned, which is after the release: an event that came
-    /// before that counts from when it was taken out.
     fn acquired(&self, index: usize) -> Instant {
-        loop {
-            let event = self.services[index].1.recv_timeout(PATIENCE).unwrap();
-            if event.kind == EventKind::Acquired {
-                return Instant::now();
-            }
-        }
+        self.services[index].1.recv_timeout(PATIENCE).unwrap()
     }
 }
 

@@ -78,7 +78,7 @@ fn many_dead_waiters_block_nobody_for_long() {
         let log: Vec<redis::Value> = (redis::cmd("SLOWLOG").arg("GET").arg(-1))
             .query(&mut client.get_connection().unwrap())
             .unwrap();
-        let longest = (log.iter())
+        let mut took: Vec<_> = (log.iter())
             .filter_map(|entry| match entry {
                 redis::Value::Array(fields) => match fields[2] {
                     redis::Value::Int(micros) => u64::try_from(micros).ok(),
@@ -86,10 +86,14 @@ fn many_dead_waiters_block_nobody_for_long() {
                 },
                 _ => None,
             })
-            .max();
-        println!("{dead} dead waiters: owned after {waited:?}, longest command {longest:?} us");
-        // 16 of them in one script; the rest is for a busy machine.
-        assert!(longest.unwrap() < 50_000, "{longest:?} us");
+            .collect();
+        took.sort_unstable();
+        println!(
+            "{dead} dead waiters: owned after {waited:?}, longest command {:?} us",
+            took.last()
+        );
+        // 16 of them in one script. Not the longest: a busy machine may stop the server in any of them.
+        assert!(took[took.len() * 9 / 10] < 20_000, "{took:?} us");
         assert_eq!(server.cli(&["ZCARD", "simba:{m}:contender"]).trim(), "0");
         live.release(fence);
     });

@@ -138,6 +138,7 @@ const RIGHTS: &[&str] = &[
     "+mget",
     "+get",
     "+set",
+    "+psetex",
     "+del",
     "+exists",
     "+pttl",

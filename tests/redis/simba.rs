@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use contend::redis::Builder;
 use contend::{EventKind, Factory};
 use redis::{Connection, Script};
-use testbed::{RedisServer, wait_until, within};
+use testbed::{RedisCluster, RedisServer, wait_until, within};
 
 use crate::conformance::{next, started};
 use crate::driven::{Driven, HANG, PATIENCE, from_env, ms};
@@ -39,12 +39,26 @@ struct Simba {
 
 impl Simba {
     fn new(server: &RedisServer, kind: Kind, mutex: &str, id: &str) -> Simba {
-        let client = redis::Client::open(server.url()).unwrap();
+        Simba::listening_at(server, server, kind, mutex, id)
+    }
+
+    /// Sends its commands to one node of a cluster, and hears its messages from another.
+    fn listening_at(
+        node: &RedisServer,
+        messages: &RedisServer,
+        kind: Kind,
+        mutex: &str,
+        id: &str,
+    ) -> Simba {
+        let connect = |node: &RedisServer| {
+            let client = redis::Client::open(node.url()).unwrap();
+            client.get_connection().unwrap()
+        };
         let key = format!("simba:{{{mutex}}}");
         let mut simba = Simba {
             kind,
-            commands: client.get_connection().unwrap(),
-            messages: client.get_connection().unwrap(),
+            commands: connect(node),
+            messages: connect(messages),
             acquire: Script::new(match kind {
                 Kind::Queues => {
                     "if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
@@ -153,6 +167,19 @@ impl Simba {
         }
     }
 
+    /// Reads until the message on its own channel.
+    fn hears_its_turn(&mut self) {
+        let own = format!("{}:{}", self.keys[0], self.id);
+        loop {
+            let message = self.messages.recv_response().expect("its turn");
+            let (_, channel, _): (String, String, redis::Value) =
+                redis::from_redis_value(message).unwrap();
+            if channel == own {
+                return;
+            }
+        }
+    }
+
     fn owns_within(&mut self, patience: Duration) -> u64 {
         let end = Instant::now() + patience;
         loop {
@@ -227,6 +254,41 @@ fn contenders_of_simba_3_2_and_ours_take_turns() {
 #[test]
 fn contenders_of_simba_4_and_ours_take_turns_with_fences_in_one_order() {
     within(HANG, || takes_turns_with_ours(Kind::Fences));
+}
+
+/// Review M1: PUBLISH counts the receivers of one node, so that a Simba contender that listens on another
+/// counted as dead and lost its place in the queue.
+#[test]
+fn a_simba_contender_that_listens_on_another_node_keeps_its_place() {
+    within(HANG, || {
+        let cluster = RedisCluster::start();
+        let master = cluster.master_of("simba:{m}", 0);
+        let factory = Builder::cluster(cluster.addresses()).simba(true);
+        let factory = factory.build().unwrap();
+        let mut ours = Driven::at(&factory, "m", "ours");
+        let mut behind = Driven::at(&factory, "m", "behind");
+        for messages in (0..6).filter(|node| *node != master) {
+            let mut fence = ours.own();
+            while fence.is_multiple_of(8) {
+                // This release would be left to those that do not queue, whoever waits.
+                ours.release(fence);
+                fence = ours.own();
+            }
+            let id = format!("{messages}:7@10.0.0.9");
+            let (node, messages) = (cluster.node(master), cluster.node(messages));
+            let mut simba = Simba::listening_at(node, messages, Kind::Queues, "m", &id);
+            assert_eq!(simba.acquire(), None);
+            behind.queue();
+            let began = Instant::now();
+            ours.release(fence);
+            simba.hears_its_turn();
+            assert!(simba.acquire().is_some(), "somebody else came first");
+            println!("told after {:?}", began.elapsed());
+            simba.release();
+            let fence = behind.owns_within(PATIENCE).owner.fence();
+            behind.release(fence);
+        }
+    });
 }
 
 /// Review H5: ours owned 15.4 s after such a release.

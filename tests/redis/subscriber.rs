@@ -105,7 +105,7 @@ fn a_subscription_that_is_refused_on_a_live_connection_says_why() {
             words.extend(channels);
             server.cli(&words);
         };
-        acl(&["&simba:*"]);
+        acl(&["resetchannels", "&simba:*"]);
         let url = format!("redis://app:pw@{}", server.addr());
         let factory = contend::connect(&url).unwrap();
         let mut first = Driven::at(&factory, "first", "a");

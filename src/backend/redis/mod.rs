@@ -30,8 +30,9 @@
 //! An ACL user needs the keys and channels under the prefix and these commands:
 //!
 //! ```text
-//! ACL SETUSER app on >secret ~simba:* &simba:* +eval +evalsha +publish +subscribe +unsubscribe +hello +ping
-//!     +time +mget +get +set +del +exists +pttl +pexpire +zadd +zrem +zpopmin
+//! ACL SETUSER app on >secret ~simba:* resetchannels &simba:* +eval +evalsha +publish +subscribe
+//!     +unsubscribe +hello +ping +time +mget +get +set +psetex +del +exists +pttl +pexpire +zadd +zrem
+//!     +zpopmin
 //! ```
 //!
 //! and `+select` for a database other than 0, `+cluster|slots` and `+cluster|info` for a cluster, `+role` with

@@ -136,11 +136,9 @@ impl RedisSentinel {
         let mut servers: Vec<RedisServer> = Vec::new();
         for _ in 0..SERVERS {
             let mut args: Vec<&str> = own.iter().chain(args).copied().collect();
-            let master = servers
-                .first()
-                .map(|master| format!("127.0.0.1 {}", master.port()));
-            if let Some(master) = &master {
-                args.extend(["--replicaof", master]);
+            let master = servers.first().map(|master| master.port().to_string());
+            if let Some(port) = &master {
+                args.extend(["--replicaof", "127.0.0.1", port]);
             }
             let server = redis::server(&args);
             server.try_start()?;
