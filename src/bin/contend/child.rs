@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::console::{Console, now};
-use crate::exit::{Failure, LOST, by_signal};
+use crate::exit::{Failure, by_signal};
 
 /// The first argument of the guardian's process.
 pub const GUARDIAN: &str = "--guardian";
@@ -24,18 +24,24 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// What the command is to run under.
 pub struct Terms<'a> {
-    /// Whether the command may run on.
-    pub may_run: &'a dyn Fn() -> bool,
-    /// What is said when it may not.
-    pub lost: &'a str,
+    /// Returns why the command may not run on, if it may not.
+    pub over: &'a dyn Fn() -> Option<&'static str>,
     /// How long after SIGTERM a command that may not run on is ended with SIGKILL.
     pub grace: Duration,
     /// Signals to pass on to the command.
     pub signals: &'a Receiver<i32>,
 }
 
+/// How a command came to its end.
+pub enum End {
+    /// By itself, with this exit code.
+    Exited(u8),
+    /// It was ended, because it might not run on.
+    Ended,
+}
+
 /// The command, and the process that ends it should we die.
-pub struct Running {
+struct Running {
     child: Child,
     target: Target,
     guardian: Guardian,
@@ -50,14 +56,16 @@ enum Target {
     One(Pid),
 }
 
-/// Runs `program` to its end under `terms`, and returns the exit code.
+/// Runs a program and its arguments to their end under `terms`.
 pub fn run(
-    program: &str,
-    arguments: &[String],
+    command: &[String],
     environment: &[(&str, String)],
     terms: &Terms<'_>,
     console: &Console,
-) -> Result<u8, Failure> {
+) -> Result<End, Failure> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Err(Failure::Usage("no command; write it after --".to_owned()));
+    };
     let mut command = Command::new(program);
     command.args(arguments);
     for (name, value) in environment {
@@ -97,8 +105,7 @@ impl Running {
         })
     }
 
-    /// From the start of the command to its end, and the code to exit with.
-    fn see_through(mut self, terms: &Terms<'_>, console: &Console) -> u8 {
+    fn see_through(mut self, terms: &Terms<'_>, console: &Console) -> End {
         let look = tick(LOOK.min((terms.grace / 4).max(Duration::from_millis(1))));
         let mut kill = never();
         let mut lost = false;
@@ -106,17 +113,18 @@ impl Running {
             if let Ok(Some(status)) = self.child.try_wait() {
                 break status;
             }
-            if !lost && !(terms.may_run)() {
+            if !lost && let Some(why) = (terms.over)() {
                 lost = true;
-                let event = now().with("event", "lost").with("message", terms.lost);
-                console.message(event, &format!("{}; ending the command", terms.lost));
+                let event = now().with("event", "lost").with("message", why);
+                console.message(event, &format!("{why}; ending the command"));
                 self.target.send(Signal::TERM);
                 kill = after(terms.grace);
             }
             select! {
                 recv(terms.signals) -> signal => match signal {
                     Ok(SIGTERM) => self.target.send(Signal::TERM),
-                    Ok(SIGINT) => self.target.send(Signal::INT),
+                    // Ctrl-C has reached a command that shares our terminal already.
+                    Ok(SIGINT) if self.target.is_group() => self.target.send(Signal::INT),
                     Ok(SIGHUP) => self.target.send(Signal::HUP),
                     // SIGCHLD: look.
                     _ => {}
@@ -128,15 +136,15 @@ impl Running {
                 recv(look) -> _ => {}
             }
         };
-        let code = if lost || !(terms.may_run)() {
+        let end = if lost || (terms.over)().is_some() {
             // What the command started may not have ended with it.
             self.target.send(Signal::KILL);
-            LOST
+            End::Ended
         } else {
-            exit_code(status)
+            End::Exited(exit_code(status))
         };
         self.guardian.dismiss();
-        code
+        end
     }
 }
 
@@ -147,6 +155,10 @@ impl Target {
             Target::Group(pid) => kill_process_group(pid, signal),
             Target::One(pid) => kill_process(pid, signal),
         };
+    }
+
+    fn is_group(self) -> bool {
+        matches!(self, Target::Group(_))
     }
 
     fn to_text(self) -> String {
