@@ -312,10 +312,12 @@ fn several_mutexes_are_locked_together(backend: &Backend) {
     for mutex in ["a", "b"] {
         let one = ["lock", "--mutex", mutex, "--timeout", "3s", "--", "true"];
         assert_eq!(run(&url, &one).0, 75);
-        // A plain name is the same, and so is not waiting at all.
-        let (code, _, err) = run(&url, &["lock", mutex, "--no-wait", "--", "true"]);
-        assert_eq!(code, 75, "{err}");
-        assert!(err.contains("held by"), "{err}");
+        // A plain name is the same, and so is not waiting at all; a busy server may not answer in time.
+        wait_until(PATIENCE, "it is held", || {
+            let (code, _, err) = run(&url, &["lock", mutex, "--no-wait", "--", "true"]);
+            assert!(code == 69 || err.contains("held by"), "{code}: {err}");
+            code == 75
+        });
     }
     holder.terminate();
     assert_eq!(run(&url, &[&lock[..], &["true"]].concat()).0, 0);
@@ -393,7 +395,8 @@ fn an_elected_leader_runs_its_command_while_it_leads(backend: &Backend) {
 
 /// The guardian's work, for all that run a command.
 fn a_command_does_not_outlive_a_killed_parent(backend: &Backend) {
-    let url = backend.url();
+    // A lease that is not lost on a busy machine, which would end the command too.
+    let url = (backend.url)(backend.addr);
     let script = [
         "--",
         "sh",

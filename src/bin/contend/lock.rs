@@ -14,6 +14,9 @@ use crate::exit::{self, Failure, LOST};
 use crate::signals;
 use crate::waiting::Waiting;
 
+/// How long `--no-wait` gives the server to take the first connection.
+const CONNECT: Duration = Duration::from_secs(5);
+
 /// Runs a command under a lock, as flock does, across machines.
 ///
 /// The command finds the fence of its lock in CONTEND_FENCE; with several mutexes, their fences in the
@@ -123,6 +126,10 @@ impl Lock {
         }
         if lockers.is_empty() {
             return Err(no_mutex());
+        }
+        if self.patience.no_wait {
+            // So that the one attempt has a connection, and its time is for the question alone.
+            factory.ping(CONNECT)?;
         }
         let began = Instant::now();
         let mut guards = BTreeMap::new();
