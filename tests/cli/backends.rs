@@ -310,7 +310,7 @@ fn several_mutexes_are_locked_together(backend: &Backend) {
     let line = holder.says("fences ");
     assert_eq!(line.split(',').count(), 2, "{line}");
     for mutex in ["a", "b"] {
-        let one = ["lock", "--mutex", mutex, "--timeout", "3s", "--", "true"];
+        let one = ["lock", "--mutex", mutex, "--timeout", "10s", "--", "true"];
         assert_eq!(run(&url, &one).0, 75);
         // A plain name is the same, and so is not waiting at all; a busy server may not answer in time.
         wait_until(PATIENCE, "it is held", || {

@@ -4,13 +4,14 @@
 //! program is killed, the guardian ends the command. Only a program that is *paused* can do neither, and
 //! there only a checked fence keeps two commands apart.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, after, never, select, tick};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::console::{Console, now};
@@ -18,6 +19,9 @@ use crate::exit::{Failure, by_signal};
 
 /// The first argument of the guardian's process.
 pub const GUARDIAN: &str = "--guardian";
+
+/// Tells the guardian that the command has ended.
+const DONE: &str = "done";
 
 /// How often the command's right to run is checked.
 const LOOK: Duration = Duration::from_millis(50);
@@ -50,7 +54,7 @@ struct Running {
 /// Whom signals go to.
 #[derive(Clone, Copy)]
 enum Target {
-    /// The command and what it started.
+    /// The command and what it started, in the group of the guardian, which does not mind but SIGKILL.
     Group(Pid),
     /// The command alone: it shares our terminal, and a group of its own could not read from it.
     One(Pid),
@@ -84,16 +88,19 @@ impl Running {
         let mut guardian = Guardian::start()?;
         let shares_terminal = io::stdin().is_terminal();
         if !shares_terminal {
-            command.process_group(0);
+            // The guardian's group: it need not be told of a command that we have just started when we are
+            // killed.
+            command.process_group(guardian.pid().as_raw_nonzero().get());
         }
         let mut child = command.spawn()?;
-        let pid = Pid::from_child(&child);
         let target = if shares_terminal {
-            Target::One(pid)
+            Target::One(Pid::from_child(&child))
         } else {
-            Target::Group(pid)
+            Target::Group(guardian.pid())
         };
-        if let Err(error) = guardian.watch(target) {
+        if let Target::One(pid) = target
+            && let Err(error) = guardian.write(&pid.to_string())
+        {
             target.send(Signal::KILL);
             let _ = child.wait();
             return Err(error);
@@ -105,6 +112,7 @@ impl Running {
         })
     }
 
+    /// From the start of the command to its end.
     fn see_through(mut self, terms: &Terms<'_>, console: &Console) -> End {
         let look = tick(LOOK.min((terms.grace / 4).max(Duration::from_millis(1))));
         let mut kill = never();
@@ -160,23 +168,6 @@ impl Target {
     fn is_group(self) -> bool {
         matches!(self, Target::Group(_))
     }
-
-    fn to_text(self) -> String {
-        match self {
-            Target::Group(pid) => format!("group:{pid}"),
-            Target::One(pid) => format!("one:{pid}"),
-        }
-    }
-
-    fn from_text(text: &str) -> Option<Target> {
-        let (kind, pid) = text.split_once(':')?;
-        let pid = Pid::from_raw(pid.parse().ok()?)?;
-        match kind {
-            "group" => Some(Target::Group(pid)),
-            "one" => Some(Target::One(pid)),
-            _ => None,
-        }
-    }
 }
 
 /// Our side of the guardian: a process whose standard input ends when we do.
@@ -184,23 +175,30 @@ struct Guardian(Child);
 
 impl Guardian {
     fn start() -> io::Result<Guardian> {
-        Command::new(std::env::current_exe()?)
+        let mut guardian = Command::new(std::env::current_exe()?)
             .arg(GUARDIAN)
             .process_group(0)
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map(Guardian)
+            .map(Guardian)?;
+        let mut ready = guardian.0.stdout.take();
+        match ready.as_mut().map(|ready| ready.read(&mut [0])) {
+            Some(Ok(1)) => Ok(guardian),
+            _ => Err(io::Error::other(
+                "the guardian of the command did not start",
+            )),
+        }
     }
 
-    fn watch(&mut self, target: Target) -> io::Result<()> {
-        self.write(&target.to_text())
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
     }
 
     /// The command has ended.
     fn dismiss(&mut self) {
-        let _ = self.write("done");
+        let _ = self.write(DONE);
     }
 
     fn write(&mut self, word: &str) -> io::Result<()> {
@@ -221,12 +219,21 @@ impl Drop for Guardian {
 /// The guardian's own program: only from outside can the command of a program that was killed with
 /// SIGKILL be ended.
 pub fn guardian() {
-    let mut target = None;
-    for word in io::stdin().lines().map_while(Result::ok) {
-        target = Target::from_text(&word);
+    // Signals to the group are for the command.
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        let _ = signal_hook::flag::register(signal, Arc::default());
     }
-    if let Some(target) = target {
-        target.send(Signal::KILL);
+    let _ = io::stdout()
+        .write_all(b"\n")
+        .and_then(|()| io::stdout().flush());
+    match io::stdin().lines().map_while(Result::ok).last() {
+        Some(word) if word == DONE => {}
+        Some(pid) => {
+            if let Some(pid) = pid.parse().ok().and_then(Pid::from_raw) {
+                Target::One(pid).send(Signal::KILL);
+            }
+        }
+        None => Target::Group(getpid()).send(Signal::KILL),
     }
 }
 
