@@ -1,7 +1,7 @@
 //! A hundred schedules of one second in one process for a minute: how late runs begin, what it costs this
 //! process, and how many requests a run takes.
 //!
-//! `cargo bench --all-features --bench schedule [-- memory redis]`
+//! `cargo bench --all-features --bench schedule [-- memory redis mysql zk]`
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use contend::{Schedule, Scheduler};
 use parking_lot::Mutex;
-use testbed::{RedisServer, cpu_time, threads};
+use testbed::{MariaDbServer, RedisServer, ZooKeeperServer, cpu_time, threads};
 
 const SCHEDULES: usize = 100;
 const PERIOD: Duration = Duration::from_secs(1);
@@ -40,6 +40,27 @@ fn main() {
         measure("redis", &server.url(), length, || {
             // Every request of ours is a script.
             calls(&server, "evalsha")
+        });
+    }
+    if is_wanted("mysql") {
+        let server = MariaDbServer::start();
+        let url = format!("{}?create_table=true", server.create_database("schedules"));
+        // Ours only: the client that asks sends statements too.
+        measure("mysql", &url, length, || {
+            let sql = "SELECT SUM(variable_value) FROM information_schema.global_status \
+                       WHERE variable_name IN ('COM_STMT_EXECUTE', 'COM_UPDATE', 'COM_INSERT', 'COM_DELETE')";
+            server.sql(sql).trim().parse().unwrap()
+        });
+    }
+    if is_wanted("zk") {
+        let server = ZooKeeperServer::start();
+        measure("zk", &server.url(), length, || {
+            let stats = server.four_letter("mntr").unwrap();
+            let line = stats
+                .lines()
+                .find(|line| line.starts_with("zk_packets_received"));
+            let number = line.and_then(|line| line.split_whitespace().last());
+            number.unwrap().parse().unwrap()
         });
     }
 }

@@ -1,16 +1,18 @@
 //! What every command does, on every backend: the same facts, on real servers.
 
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::process::Stdio;
 use std::sync::LazyLock;
 use std::thread;
 use std::time::Duration;
 
 use contend::Contact;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use testbed::{Proxy, RedisServer, TempDir, ZooKeeperServer, is_alive, wait_until, within};
 
 use crate::mysql_ground;
-use crate::program::{PATIENCE, Program, field, run};
+use crate::program::{PATIENCE, Program, contend, field, run};
 
 pub const HANG: Duration = Duration::from_secs(240);
 
@@ -100,6 +102,7 @@ on_every_backend!(
     a_lock_that_waits_says_for_whom_and_that_the_server_is_away,
     several_mutexes_are_locked_together,
     a_leader_runs_its_command_and_the_next_one_goes_on,
+    an_elected_leader_runs_its_command_while_it_leads,
     a_command_does_not_outlive_a_killed_parent,
 );
 
@@ -110,6 +113,18 @@ fn a_server_that_answers_and_one_that_does_not_are_told_apart(backend: &Backend)
     let gone = Proxy::to(backend.addr);
     gone.refuse();
     let url = backend.through(&gone);
+    let (code, out, _) = run(&url, &["ping", "--json", "--timeout", "1s"]);
+    let said = ["reachable", "code"].map(|name| field(&out, name));
+    assert_eq!((code, said), (69, ["false", "69"]), "{out}");
+    assert!(!field(&out, "kind").is_empty(), "{out}");
+    for args in [&["list", "--json"][..], &["status", "m", "--json"]] {
+        let (code, _, err) = run(&url, args);
+        assert_eq!((code, field(&err, "code")), (69, "69"), "{err}");
+        assert!(
+            field(&err, "error").len() > field(&err, "kind").len(),
+            "{err}"
+        );
+    }
     for args in [
         &["ping", "--timeout", "1s"][..],
         &["list"],
@@ -295,8 +310,14 @@ fn several_mutexes_are_locked_together(backend: &Backend) {
     let line = holder.says("fences ");
     assert_eq!(line.split(',').count(), 2, "{line}");
     for mutex in ["a", "b"] {
-        let one = ["lock", "--mutex", mutex, "--timeout", "3s", "--", "true"];
+        let one = ["lock", "--mutex", mutex, "--timeout", "10s", "--", "true"];
         assert_eq!(run(&url, &one).0, 75);
+        // A plain name is the same, and so is not waiting at all; a busy server may not answer in time.
+        wait_until(PATIENCE, "it is held", || {
+            let (code, _, err) = run(&url, &["lock", mutex, "--no-wait", "--", "true"]);
+            assert!(code == 69 || err.contains("held by"), "{code}: {err}");
+            code == 75
+        });
     }
     holder.terminate();
     assert_eq!(run(&url, &[&lock[..], &["true"]].concat()).0, 0);
@@ -319,11 +340,63 @@ fn a_leader_runs_its_command_and_the_next_one_goes_on(backend: &Backend) {
     let runs = format!("run by {} with ", second.pid());
     assert!(fence_in(&second.says(&runs)) > fence);
     assert_eq!(second.terminate().0, 0);
+    // Standard output is the command's own.
+    let mut alone = contend(&url, &args[..]);
+    let mut alone = alone
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut out = BufReader::new(alone.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    kill_process(Pid::from_child(&alone), Signal::TERM).unwrap();
+    assert!(line.starts_with("run by "), "{line}");
+    assert!(alone.wait().unwrap().success());
+}
+
+/// `elect -- COMMAND`: it runs on the leader only, is ended with the leadership and starts again with the next.
+fn an_elected_leader_runs_its_command_while_it_leads(backend: &Backend) {
+    let url = backend.url();
+    let script = "echo runs with $CONTEND_FENCE; exec sleep 600";
+    let start = |id| {
+        let args = ["elect", "elected", "--id", id, "--", "sh", "-c", script];
+        Program::start(&url, &args)
+    };
+    let fence_in = |line: &str| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+    let mut first = start("first");
+    let fence = fence_in(&first.says("runs with "));
+    let mut second = start("second");
+    wait_until(PATIENCE, "the second waits", || {
+        let (_, out, _) = run(&url, &["status", "--mutex", "elected", "--json"]);
+        !out.contains("\"waiting\":[]")
+    });
+    let revoke = ["revoke", "--mutex", "elected", "--fence"];
+    assert_eq!(
+        run(&url, &[&revoke[..], &[&fence.to_string()]].concat()).0,
+        0
+    );
+    first.says("no longer the leader; ending the command");
+    let next = fence_in(&second.says("runs with "));
+    assert!(next > fence);
+    // Told to end, the second passes the signal on, and the first leads again.
+    assert_eq!(second.terminate().0, 128 + 15);
+    assert!(fence_in(&first.says("runs with ")) > next);
+    assert_eq!(first.terminate().0, 128 + 15);
+    // A command that ends by itself ends the leadership, and its code is ours.
+    let (code, out, err) = run(
+        &url,
+        &["elect", "elected", "--", "sh", "-c", "echo out; exit 7"],
+    );
+    assert_eq!((code, &*out), (7, "out\n"), "{err}");
+    let (_, out, _) = run(&url, &["status", "elected", "--json"]);
+    assert_eq!(field(&out, "owner"), "null", "{out}");
 }
 
 /// The guardian's work, for all that run a command.
 fn a_command_does_not_outlive_a_killed_parent(backend: &Backend) {
-    let url = backend.url();
+    // A lease that is not lost on a busy machine, which would end the command too.
+    let url = (backend.url)(backend.addr);
     let script = [
         "--",
         "sh",
@@ -332,6 +405,7 @@ fn a_command_does_not_outlive_a_killed_parent(backend: &Backend) {
     ];
     for args in [
         &["lock", "--mutex", "guarded"][..],
+        &["elect", "guarded-leader"],
         &["schedule", "--mutex", "guarded-too", "--every", "1s"],
     ] {
         let mut parent = Program::start(&url, &[args, &script].concat());

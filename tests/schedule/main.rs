@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use zookeeper::{Acl, CreateMode, Permission, ZooKeeper};
+
 use testbed::{MariaDbServer, Output, Process, RedisServer, ZooKeeperServer, wait_until, within};
 
 use journal::{Journal, Run};
@@ -280,26 +282,76 @@ fn restarted_server() {
 
 /// A server that lets us lead, but not write when a run began: the work runs, the log says so once, and a
 /// new leader does not know of the run.
+fn runs_all_the_same_if_no_run_can_be_recorded(fleet: &Fleet) {
+    for runs in [2, 3] {
+        let process = fleet.start("every", Duration::ZERO);
+        fleet.run_after(runs);
+        Fleet::stop(&process);
+    }
+    fleet.check("record_run fails, two processes");
+    let warnings = fleet.journal.warnings();
+    let failed = "cannot record a run; the work runs all the same";
+    let said = warnings.iter().filter(|line| line.contains(failed));
+    assert_eq!(said.count(), 2, "once in each process: {warnings:#?}");
+}
+
 #[test]
 fn record_run_fails() {
-    within(HANG, || {
+    let redis = || {
         let server = RedisServer::start();
         let rule = "ACL SETUSER half on >pw &* +@all ~simba:{*} ~simba:{*}:contender ~simba:{*}:fence \
                     ~simba:{*}:token %R~simba:{*}:run";
         server.cli(&rule.split_whitespace().collect::<Vec<_>>());
         let url = server.url().replace("redis://", "redis://half:pw@");
         let fleet = Fleet::new(&with_lease(&url), "unrecorded", PERIOD);
-        let process = fleet.start("every", Duration::ZERO);
-        fleet.run_after(2);
-        Fleet::stop(&process);
-        let process = fleet.start("every", Duration::ZERO);
-        fleet.run_after(3);
-        Fleet::stop(&process);
-        fleet.check("record_run fails, two processes");
-        let warnings = fleet.journal.warnings();
-        let failed = "cannot record a run; the work runs all the same";
-        let said = warnings.iter().filter(|line| line.contains(failed));
-        assert_eq!(said.count(), 2, "once in each process: {warnings:#?}");
+        runs_all_the_same_if_no_run_can_be_recorded(&fleet);
+    };
+    // May update every column but that of the last run.
+    let mysql = || {
+        let server = MariaDbServer::start();
+        let url = server.create_database("half");
+        let admin = contend::connect(&format!("{url}?create_table=true")).unwrap();
+        drop(admin.locker("first").build().unwrap().lock().unwrap());
+        let columns = server.sql(
+            "SELECT GROUP_CONCAT(column_name) FROM information_schema.columns \
+             WHERE table_schema = 'half' AND table_name = 'simba_mutex' AND column_name <> 'run_at'",
+        );
+        server.sql(&format!(
+            "CREATE USER half IDENTIFIED BY 'pw'; \
+             GRANT SELECT, INSERT, DELETE, UPDATE ({}) ON half.simba_mutex TO half",
+            columns.trim()
+        ));
+        let (_, address) = url.split_once('@').unwrap();
+        let url = with_lease(&format!("mysql://half:pw@{address}"));
+        runs_all_the_same_if_no_run_can_be_recorded(&Fleet::new(&url, "unrecorded", PERIOD));
+    };
+    // The node that carries the last run is somebody else's: contenders come and go, its data stays.
+    let zookeeper = || {
+        let server = ZooKeeperServer::start();
+        let fleet = Fleet::new(&with_lease(&server.url()), "unrecorded", PERIOD);
+        let timeout = Duration::from_secs(10);
+        let admin = ZooKeeper::connect(&server.addr().to_string(), timeout, |_| {}).unwrap();
+        let acl = Acl::new(
+            Permission::READ | Permission::CREATE | Permission::DELETE,
+            "world",
+            "anyone",
+        );
+        let open = Acl::open_unsafe().clone();
+        admin
+            .create("/simba", Vec::new(), open, CreateMode::Persistent)
+            .unwrap();
+        let path = format!("/simba/{}", fleet.mutex);
+        admin
+            .create(&path, Vec::new(), vec![acl], CreateMode::Persistent)
+            .unwrap();
+        runs_all_the_same_if_no_run_can_be_recorded(&fleet);
+    };
+    within(HANG, || {
+        thread::scope(|scope| {
+            scope.spawn(redis);
+            scope.spawn(mysql);
+            scope.spawn(zookeeper);
+        });
     });
 }
 

@@ -4,38 +4,48 @@
 //! program is killed, the guardian ends the command. Only a program that is *paused* can do neither, and
 //! there only a checked fence keeps two commands apart.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, after, never, select, tick};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::console::{Console, now};
-use crate::exit::{Failure, LOST, by_signal};
+use crate::exit::{Failure, by_signal};
 
 /// The first argument of the guardian's process.
 pub const GUARDIAN: &str = "--guardian";
+
+/// Tells the guardian that the command has ended.
+const DONE: &str = "done";
 
 /// How often the command's right to run is checked.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What the command is to run under.
 pub struct Terms<'a> {
-    /// Whether the command may run on.
-    pub may_run: &'a dyn Fn() -> bool,
-    /// What is said when it may not.
-    pub lost: &'a str,
+    /// Returns why the command may not run on, if it may not.
+    pub over: &'a dyn Fn() -> Option<&'static str>,
     /// How long after SIGTERM a command that may not run on is ended with SIGKILL.
     pub grace: Duration,
     /// Signals to pass on to the command.
     pub signals: &'a Receiver<i32>,
 }
 
+/// How a command came to its end.
+pub enum End {
+    /// By itself, with this exit code.
+    Exited(u8),
+    /// It was ended, because it might not run on.
+    Ended,
+}
+
 /// The command, and the process that ends it should we die.
-pub struct Running {
+struct Running {
     child: Child,
     target: Target,
     guardian: Guardian,
@@ -44,20 +54,22 @@ pub struct Running {
 /// Whom signals go to.
 #[derive(Clone, Copy)]
 enum Target {
-    /// The command and what it started.
+    /// The command and what it started, in the group of the guardian, which does not mind but SIGKILL.
     Group(Pid),
     /// The command alone: it shares our terminal, and a group of its own could not read from it.
     One(Pid),
 }
 
-/// Runs `program` to its end under `terms`, and returns the exit code.
+/// Runs a program and its arguments to their end under `terms`.
 pub fn run(
-    program: &str,
-    arguments: &[String],
+    command: &[String],
     environment: &[(&str, String)],
     terms: &Terms<'_>,
     console: &Console,
-) -> Result<u8, Failure> {
+) -> Result<End, Failure> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Err(Failure::Usage("no command; write it after --".to_owned()));
+    };
     let mut command = Command::new(program);
     command.args(arguments);
     for (name, value) in environment {
@@ -76,16 +88,19 @@ impl Running {
         let mut guardian = Guardian::start()?;
         let shares_terminal = io::stdin().is_terminal();
         if !shares_terminal {
-            command.process_group(0);
+            // The guardian's group: it need not be told of a command that we have just started when we are
+            // killed.
+            command.process_group(guardian.pid().as_raw_nonzero().get());
         }
         let mut child = command.spawn()?;
-        let pid = Pid::from_child(&child);
         let target = if shares_terminal {
-            Target::One(pid)
+            Target::One(Pid::from_child(&child))
         } else {
-            Target::Group(pid)
+            Target::Group(guardian.pid())
         };
-        if let Err(error) = guardian.watch(target) {
+        if let Target::One(pid) = target
+            && let Err(error) = guardian.write(&pid.to_string())
+        {
             target.send(Signal::KILL);
             let _ = child.wait();
             return Err(error);
@@ -97,8 +112,8 @@ impl Running {
         })
     }
 
-    /// From the start of the command to its end, and the code to exit with.
-    fn see_through(mut self, terms: &Terms<'_>, console: &Console) -> u8 {
+    /// From the start of the command to its end.
+    fn see_through(mut self, terms: &Terms<'_>, console: &Console) -> End {
         let look = tick(LOOK.min((terms.grace / 4).max(Duration::from_millis(1))));
         let mut kill = never();
         let mut lost = false;
@@ -106,17 +121,18 @@ impl Running {
             if let Ok(Some(status)) = self.child.try_wait() {
                 break status;
             }
-            if !lost && !(terms.may_run)() {
+            if !lost && let Some(why) = (terms.over)() {
                 lost = true;
-                let event = now().with("event", "lost").with("message", terms.lost);
-                console.message(event, &format!("{}; ending the command", terms.lost));
+                let event = now().with("event", "lost").with("message", why);
+                console.message(event, &format!("{why}; ending the command"));
                 self.target.send(Signal::TERM);
                 kill = after(terms.grace);
             }
             select! {
                 recv(terms.signals) -> signal => match signal {
                     Ok(SIGTERM) => self.target.send(Signal::TERM),
-                    Ok(SIGINT) => self.target.send(Signal::INT),
+                    // Ctrl-C has reached a command that shares our terminal already.
+                    Ok(SIGINT) if self.target.is_group() => self.target.send(Signal::INT),
                     Ok(SIGHUP) => self.target.send(Signal::HUP),
                     // SIGCHLD: look.
                     _ => {}
@@ -128,15 +144,15 @@ impl Running {
                 recv(look) -> _ => {}
             }
         };
-        let code = if lost || !(terms.may_run)() {
+        let end = if lost || (terms.over)().is_some() {
             // What the command started may not have ended with it.
             self.target.send(Signal::KILL);
-            LOST
+            End::Ended
         } else {
-            exit_code(status)
+            End::Exited(exit_code(status))
         };
         self.guardian.dismiss();
-        code
+        end
     }
 }
 
@@ -149,21 +165,8 @@ impl Target {
         };
     }
 
-    fn to_text(self) -> String {
-        match self {
-            Target::Group(pid) => format!("group:{pid}"),
-            Target::One(pid) => format!("one:{pid}"),
-        }
-    }
-
-    fn from_text(text: &str) -> Option<Target> {
-        let (kind, pid) = text.split_once(':')?;
-        let pid = Pid::from_raw(pid.parse().ok()?)?;
-        match kind {
-            "group" => Some(Target::Group(pid)),
-            "one" => Some(Target::One(pid)),
-            _ => None,
-        }
+    fn is_group(self) -> bool {
+        matches!(self, Target::Group(_))
     }
 }
 
@@ -172,23 +175,30 @@ struct Guardian(Child);
 
 impl Guardian {
     fn start() -> io::Result<Guardian> {
-        Command::new(std::env::current_exe()?)
+        let mut guardian = Command::new(std::env::current_exe()?)
             .arg(GUARDIAN)
             .process_group(0)
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map(Guardian)
+            .map(Guardian)?;
+        let mut ready = guardian.0.stdout.take();
+        match ready.as_mut().map(|ready| ready.read(&mut [0])) {
+            Some(Ok(1)) => Ok(guardian),
+            _ => Err(io::Error::other(
+                "the guardian of the command did not start",
+            )),
+        }
     }
 
-    fn watch(&mut self, target: Target) -> io::Result<()> {
-        self.write(&target.to_text())
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
     }
 
     /// The command has ended.
     fn dismiss(&mut self) {
-        let _ = self.write("done");
+        let _ = self.write(DONE);
     }
 
     fn write(&mut self, word: &str) -> io::Result<()> {
@@ -209,12 +219,21 @@ impl Drop for Guardian {
 /// The guardian's own program: only from outside can the command of a program that was killed with
 /// SIGKILL be ended.
 pub fn guardian() {
-    let mut target = None;
-    for word in io::stdin().lines().map_while(Result::ok) {
-        target = Target::from_text(&word);
+    // Signals to the group are for the command.
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        let _ = signal_hook::flag::register(signal, Arc::default());
     }
-    if let Some(target) = target {
-        target.send(Signal::KILL);
+    let _ = io::stdout()
+        .write_all(b"\n")
+        .and_then(|()| io::stdout().flush());
+    match io::stdin().lines().map_while(Result::ok).last() {
+        Some(word) if word == DONE => {}
+        Some(pid) => {
+            if let Some(pid) = pid.parse().ok().and_then(Pid::from_raw) {
+                Target::One(pid).send(Signal::KILL);
+            }
+        }
+        None => Target::Group(getpid()).send(Signal::KILL),
     }
 }
 

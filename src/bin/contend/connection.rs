@@ -1,4 +1,4 @@
-//! Which server, and with which lease.
+//! Options that several commands have: the server, the mutexes, how long to wait.
 
 use std::time::Duration;
 
@@ -43,6 +43,53 @@ impl Connection {
     pub fn factory(&self) -> Result<Factory, Failure> {
         Ok(contend::connect(self.url()?)?)
     }
+}
+
+/// The mutexes of a command: plain names, `--mutex NAME`, or both.
+#[derive(Args)]
+pub struct Mutexes {
+    /// The names of mutexes.
+    #[arg(value_name = "MUTEX")]
+    plain: Vec<String>,
+
+    /// The same as a plain name; may be given several times.
+    #[arg(long = "mutex", value_name = "MUTEX")]
+    named: Vec<String>,
+}
+
+impl Mutexes {
+    /// All names as they were given, the plain ones first.
+    pub fn all(&self) -> Vec<&str> {
+        let names = self.plain.iter().chain(&self.named);
+        names.map(String::as_str).collect()
+    }
+
+    /// The name of a command that takes one.
+    pub fn one(&self, default: Option<&str>) -> Result<String, Failure> {
+        match (&self.all()[..], default) {
+            (&[name], _) | ([], Some(name)) => Ok(name.to_owned()),
+            ([], None) => Err(no_mutex()),
+            ([..], _) => Err(Failure::Usage(
+                "only one mutex can be given here".to_owned(),
+            )),
+        }
+    }
+}
+
+pub fn no_mutex() -> Failure {
+    Failure::Usage("no mutex: give its name".to_owned())
+}
+
+/// How long a command waits for what it runs under.
+#[derive(Args)]
+pub struct Patience {
+    /// How long to wait [default: for ever].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    pub timeout: Option<Duration>,
+
+    /// Does not wait: exits with 75 if it is not free.
+    #[arg(long, conflicts_with = "timeout")]
+    pub no_wait: bool,
 }
 
 /// A duration, such as `10s`, for the command line.

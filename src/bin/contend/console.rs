@@ -10,11 +10,25 @@ use crate::json::Json;
 #[derive(Clone, Copy)]
 pub struct Console {
     json: bool,
+    /// Standard output belongs to a command that runs beside us.
+    has_command: bool,
 }
 
 impl Console {
     pub fn new(json: bool) -> Console {
-        Console { json }
+        Console {
+            json,
+            has_command: false,
+        }
+    }
+
+    /// The console of a program that runs this command, if there is one: what would go to standard output
+    /// goes to standard error.
+    pub fn beside(self, command: &[String]) -> Console {
+        Console {
+            has_command: !command.is_empty(),
+            ..self
+        }
     }
 
     pub fn is_json(&self) -> bool {
@@ -28,6 +42,10 @@ impl Console {
 
     /// Writes a line, and flushes it: whoever reads a pipe sees it at once.
     pub fn line(&self, text: &str) -> Result<(), Failure> {
+        if self.has_command {
+            self.write_message(text);
+            return Ok(());
+        }
         self.text(&format!("{text}\n"))
     }
 
@@ -44,35 +62,26 @@ impl Console {
         json: impl FnOnce() -> Json,
         text: impl FnOnce() -> String,
     ) -> Result<(), Failure> {
-        if self.json {
-            self.line(&json().end())
-        } else {
-            self.line(&text())
-        }
+        self.line(&if self.json { json().end() } else { text() })
     }
 
     /// Writes a message to standard error. A reader that has gone away is no reason to stop.
     pub fn message(&self, event: Json, text: &str) {
-        let line = if self.json {
-            event.end()
+        if self.json {
+            self.write_message(&event.end());
         } else {
-            format!("contend: {text}")
-        };
-        let _ = writeln!(io::stderr(), "{line}");
+            self.write_message(text);
+        }
+    }
+
+    fn write_message(&self, text: &str) {
+        let speaker = if self.json { "" } else { "contend: " };
+        let _ = writeln!(io::stderr(), "{speaker}{text}");
     }
 
     /// Writes something worth knowing to standard error.
     pub fn log(&self, text: &str) {
         self.message(now().with("event", "log").with("message", text), text);
-    }
-
-    /// Writes what went wrong to standard error.
-    pub fn error(&self, message: &str, kind: &str, code: u8) {
-        let event = Json::new()
-            .with("error", message)
-            .with("kind", kind)
-            .with("code", u32::from(code));
-        self.message(event, message);
     }
 }
 

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use contend::{Error, Event, EventKind, Factory, MutexContendService};
 use crossbeam_channel::{Sender, bounded, select};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
-use crate::connection::{Connection, duration};
+use crate::child::{self, End, Terms};
+use crate::connection::{Connection, Mutexes, duration};
 use crate::console::{Console, now};
 use crate::exit::{Failure, at_the_end};
 use crate::signals;
@@ -18,26 +19,32 @@ use crate::signals;
 /// Without a server, three contenders in this process take turns on the memory backend for ten seconds.
 /// With a server, one contender leads until it is told to stop by SIGTERM or SIGINT; run it twice, and end
 /// one of them.
+///
+/// A command runs while this contender leads. It finds the fence of the leadership in CONTEND_FENCE. If
+/// leadership is lost, the command is ended, SIGTERM and then SIGKILL before the transition is over, and runs
+/// again when this contender leads again. It is ended too if contend is killed. When the command ends by
+/// itself, leadership is given up and contend exits with its code. Signals are passed on to it.
 #[derive(Args)]
 #[command(after_long_help = "\
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"owner\", \"fence\"}; the events are
-started, acquired, released, owner and stopped.
+started, acquired, released, owner and stopped. With a command they go to standard error.
+The mutex defaults to demo.
 Exits with 69, 77 or 78 if it ends without the server ever having answered; `contend --help` lists all.
 
 Examples:
   contend elect
-  contend --url redis://10.0.0.5 elect --mutex report --json")]
+  contend --url redis://10.0.0.5 elect report --json
+  contend elect consumer -- ./consume.sh")]
 pub struct Elect {
-    /// What is contended for.
-    #[arg(long, default_value = "demo", value_name = "NAME")]
-    mutex: String,
+    #[command(flatten)]
+    mutex: Mutexes,
 
     /// This contender's id [default: generated]; with several contenders ID-1, ID-2, ...
     #[arg(long)]
     id: Option<String>,
 
-    /// How many contend in this process [default: 3 on memory, 1 on a server].
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
+    /// How many contend in this process [default: 3 on memory, 1 on a server or with a command].
+    #[arg(long, conflicts_with = "command", value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
     contenders: Option<u16>,
 
     /// How long a leader may believe without a renewal [default: 2s on memory].
@@ -56,6 +63,10 @@ pub struct Elect {
     /// How long it all lasts, or: forever [default: 10s on memory, forever on a server].
     #[arg(long = "for", value_parser = length, value_name = "DURATION")]
     length: Option<Length>,
+
+    /// A command to run while leading, and its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
 }
 
 /// A duration that may have no end.
@@ -81,9 +92,11 @@ impl Elect {
         let length = limit(self.length, embedded.then_some(Duration::from_secs(10)));
 
         let (changed, changes) = bounded(1);
-        let show = Shared::new(Show::new(*console, &self.mutex), changed);
+        let mutex = self.mutex.one(Some("demo"))?;
+        let own = console.beside(&self.command);
+        let show = Shared::new(Show::new(own, &mutex), changed);
         let services = self.services(&factory, embedded, &show)?;
-        let interrupted = signals::receive(&[SIGTERM, SIGINT], console);
+        let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT, SIGHUP], console);
         show.lock().headline(&factory);
         let start = Instant::now();
         let end = length.map(|length| start + length);
@@ -93,27 +106,52 @@ impl Elect {
             service.start()?;
         }
 
-        while !is_over() && show.lock().unread.is_none() {
+        let mut exited = None;
+        while exited.is_none() && !is_over() && show.lock().unread.is_none() {
             let resigns = lead.and_then(|lead| Some(show.lock().leads_since()?.1 + lead));
             let next = resigns.into_iter().chain(end).min();
             let patience = next.map_or(Duration::MAX, |next| next - Instant::now());
             select! {
                 recv(changes) -> _ => {}
-                recv(interrupted) -> _ => break,
+                recv(signals) -> signal => match signal {
+                    Ok(SIGCHLD) => {}
+                    _ => break,
+                },
                 default(patience.min(Duration::from_secs(3600))) => {}
             }
             let leader = show.lock().leads_since();
-            if let (Some((index, since)), Some(lead)) = (leader, lead)
-                && since + lead <= Instant::now()
-                && !is_over()
-            {
-                services[index].stop()?;
-                services[index].start()?;
+            let Some((index, since)) = leader else {
+                continue;
+            };
+            let has_led = || lead.is_some_and(|lead| since + lead <= Instant::now());
+            let service = &services[index];
+            if let (false, Some(fence)) = (self.command.is_empty(), service.fence()) {
+                let terms = Terms {
+                    over: &|| match service.fence() {
+                        Some(now) if now == fence && is_over() => Some("the time is over"),
+                        Some(now) if now == fence && has_led() => Some("resigning"),
+                        Some(now) if now == fence => None,
+                        _ => Some("no longer the leader"),
+                    },
+                    grace: self.transition(&factory, embedded) / 2,
+                    signals: &signals,
+                };
+                let environment = [
+                    ("CONTEND_FENCE", fence.to_string()),
+                    ("CONTEND_MUTEX", mutex.clone()),
+                ];
+                if let End::Exited(code) = child::run(&self.command, &environment, &terms, &own)? {
+                    exited = Some(code);
+                }
+            }
+            if has_led() && !is_over() && exited.is_none() && service.fence().is_some() {
+                service.stop()?;
+                service.start()?;
             }
         }
 
         // Asked while they still run. The log has said what is wrong when it began.
-        let code = at_the_end(&factory);
+        let code = exited.unwrap_or_else(|| at_the_end(&factory));
         // Who waits goes first, or it would lead for a moment when the leader has gone.
         let leader = show.lock().leads_since().map(|(index, _)| index);
         let (last, first) = services
@@ -125,11 +163,22 @@ impl Elect {
             show.lock().event("stopped", service.id(), "", None);
         }
         let mut show = show.lock();
-        show.summary(Instant::now() - start);
+        if self.command.is_empty() {
+            show.summary(Instant::now() - start);
+        }
         match show.unread.take() {
             Some(failure) => Err(failure),
             None => Ok(code),
         }
+    }
+
+    /// Short on memory, for a show.
+    fn transition(&self, factory: &Factory, embedded: bool) -> Duration {
+        let default = match embedded {
+            true => Duration::from_millis(500),
+            false => factory.lease().transition(),
+        };
+        self.transition.unwrap_or(default)
     }
 
     fn services(
@@ -138,18 +187,16 @@ impl Elect {
         embedded: bool,
         show: &Shared,
     ) -> Result<Vec<MutexContendService>, Failure> {
-        let count = self.contenders.unwrap_or(if embedded { 3 } else { 1 });
+        let alone = !embedded || !self.command.is_empty();
+        let count = self.contenders.unwrap_or(if alone { 1 } else { 3 });
+        let mutex = self.mutex.one(Some("demo"))?;
+        let ttl = self.ttl.or(embedded.then_some(Duration::from_secs(2)));
+        let transition = self.transition(factory, embedded);
         (0..count)
             .map(|index| {
-                let mut builder = factory.contend(&self.mutex);
-                if let Some(ttl) = self.ttl.or(embedded.then_some(Duration::from_secs(2))) {
+                let mut builder = factory.contend(&mutex).transition(transition);
+                if let Some(ttl) = ttl {
                     builder = builder.ttl(ttl);
-                }
-                let transition = self.transition;
-                if let Some(transition) =
-                    transition.or(embedded.then_some(Duration::from_millis(500)))
-                {
-                    builder = builder.transition(transition);
                 }
                 let number = index + 1;
                 builder = match (&self.id, embedded) {

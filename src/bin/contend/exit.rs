@@ -5,6 +5,7 @@ use std::io;
 use contend::{Contact, Error, ErrorKind, Factory};
 
 use crate::console::Console;
+use crate::json::Json;
 
 /// The command line is not understood (`EX_USAGE`).
 pub const USAGE: u8 = 64;
@@ -61,23 +62,33 @@ impl Failure {
     }
 
     pub fn show(&self, console: &Console) {
-        match self {
-            Failure::Library(error) => {
-                let kind = error.kind().to_string();
-                console.error(&error.to_string(), &kind, self.code());
-            }
-            Failure::Usage(message) => console.error(message, "usage", self.code()),
+        let (message, kind) = match self {
+            Failure::Library(error) => (error.to_string(), error.kind().to_string()),
+            Failure::Usage(message) => (message.clone(), "usage".to_owned()),
             Failure::Command { program, error } => {
                 let message = format!("cannot run {program:?}: {error}");
-                console.error(&message, "command", self.code());
+                (message, "command".to_owned())
             }
-            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return,
             Failure::Output(error) => {
                 let message = format!("cannot write the output: {error}");
-                console.error(&message, "output", self.code());
+                (message, "output".to_owned())
             }
-        }
+        };
+        console.message(details(Json::new(), &message, &kind, self.code()), &message);
     }
+}
+
+/// Adds what `--json` says of an error, wherever one is printed.
+pub fn with_error(json: Json, error: &Error) -> Json {
+    let kind = error.kind();
+    details(json, &error.to_string(), &kind.to_string(), code(kind))
+}
+
+fn details(json: Json, message: &str, kind: &str, code: u8) -> Json {
+    json.with("error", message)
+        .with("kind", kind)
+        .with("code", u32::from(code))
 }
 
 impl From<Error> for Failure {

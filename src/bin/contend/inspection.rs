@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use contend::{Error, ErrorKind};
 
-use crate::connection::{Connection, duration};
+use crate::connection::{Connection, Mutexes, duration};
 use crate::console::{Console, now};
-use crate::exit::Failure;
+use crate::exit::{Failure, code, with_error};
 use crate::json::Json;
 
 /// Lists the mutexes that have an owner or a waiter.
@@ -34,7 +34,8 @@ Examples:
   contend revoke backup
   contend revoke backup --fence 1731812345678901")]
 pub struct Revoke {
-    mutex: String,
+    #[command(flatten)]
+    mutex: Mutexes,
 
     /// The fence of the ownership to end, as `contend status` shows it.
     #[arg(long, value_name = "FENCE")]
@@ -44,7 +45,8 @@ pub struct Revoke {
 /// Asks the server one question.
 #[derive(Args)]
 #[command(after_long_help = "\
-With --json, the line is {\"realm\", \"reachable\", \"took_us\", \"error\"}.
+With --json, the line is {\"at_ms\", \"realm\", \"reachable\", \"took_us\", \"error\"}, and \"kind\" and
+\"code\" of the error, if there is one.
 Exits with 0 if the server answered, 69 if it cannot be reached, 77 if it denied access, 78 if it is not
 set up, such as by a missing table.
 
@@ -70,7 +72,7 @@ impl List {
 impl Revoke {
     pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
         let factory = connection.factory()?;
-        let mutex = self.mutex.as_str();
+        let mutex = &*self.mutex.one(None)?;
         let Some(fence) = self.fence else {
             let owner = factory.owner(mutex)?;
             return Err(Failure::Usage(if owner.has_owner() {
@@ -103,28 +105,24 @@ impl Ping {
         let realm = factory.realm();
         let began = Instant::now();
         let outcome = factory.ping(self.timeout);
-        if outcome.is_ok() {
-            let took = began.elapsed();
-            let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-            console.either(
-                || {
-                    answer(realm, true)
-                        .with("took_us", us)
-                        .with("error", None::<u64>)
-                },
-                || format!("{realm}: answered in {:.2} ms", took.as_secs_f64() * 1e3),
-            )?;
-            return Ok(0);
+        match outcome {
+            Ok(()) => {
+                let took = began.elapsed();
+                let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+                let json = || answer(realm, true).with("took_us", us);
+                console.either(
+                    || json().with("error", None::<u64>),
+                    || format!("{realm}: answered in {:.2} ms", took.as_secs_f64() * 1e3),
+                )?;
+                Ok(0)
+            }
+            Err(error) if console.is_json() => {
+                let line = answer(realm, false).with("took_us", None::<u64>);
+                console.line(&with_error(line, &error).end())?;
+                Ok(code(error.kind()))
+            }
+            Err(error) => Err(error.into()),
         }
-        let failure = outcome.map(|()| 0).map_err(Failure::from);
-        if let (Err(Failure::Library(error)), true) = (&failure, console.is_json()) {
-            let line = answer(realm, false)
-                .with("took_us", None::<u64>)
-                .with("error", &error.to_string());
-            console.line(&line.end())?;
-            return Ok(crate::exit::code(error.kind()));
-        }
-        failure
     }
 }
 

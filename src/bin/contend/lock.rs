@@ -7,17 +7,20 @@ use clap::Args;
 use contend::{Cancel, ErrorKind, Factory, Guard, Locker};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
-use crate::child::{self, Terms};
-use crate::connection::{Connection, duration};
+use crate::child::{self, End, Terms};
+use crate::connection::{Connection, Mutexes, Patience, duration, no_mutex};
 use crate::console::Console;
 use crate::exit::{self, Failure, LOST};
 use crate::signals;
 use crate::waiting::Waiting;
 
+/// How long `--no-wait` gives the server to take the first connection.
+const CONNECT: Duration = Duration::from_secs(5);
+
 /// Runs a command under a lock, as flock does, across machines.
 ///
 /// The command finds the fence of its lock in CONTEND_FENCE; with several mutexes, their fences in the
-/// order of the options, separated by commas. If the lock is lost while the command runs, the command is
+/// order of the names, separated by commas. If the lock is lost while the command runs, the command is
 /// ended: SIGTERM at the end of the ttl, SIGKILL before the transition ends. It is ended too if contend is
 /// killed. A program that waits says on standard error for whom, and whether the server is unreachable.
 ///
@@ -29,16 +32,15 @@ Exits with the command's code, or 128 + the signal that ended it, or 75 if the l
 time, 76 if it was lost; the others are listed by `contend --help`.
 
 Examples:
-  contend lock --mutex backup -- ./backup.sh
-  contend lock --mutex db --mutex files --timeout 30s -- sh -c './migrate.sh $CONTEND_FENCE'")]
+  contend lock backup -- ./backup.sh
+  contend lock backup --no-wait -- ./backup.sh
+  contend lock db files --timeout 30s -- sh -c './migrate.sh $CONTEND_FENCE'")]
 pub struct Lock {
-    /// What to lock; may be given several times.
-    #[arg(long = "mutex", required = true, value_name = "NAME")]
-    mutexes: Vec<String>,
+    #[command(flatten)]
+    mutexes: Mutexes,
 
-    /// How long to wait for it [default: for ever].
-    #[arg(long, value_parser = duration, value_name = "DURATION")]
-    timeout: Option<Duration>,
+    #[command(flatten)]
+    patience: Patience,
 
     /// This contender's id [default: generated].
     #[arg(long)]
@@ -76,26 +78,24 @@ impl Lock {
             (_, Some(signal)) => return Ok(exit::by_signal(signal)),
         };
         let terms = Terms {
-            may_run: &|| guards.values().all(Guard::is_valid),
-            lost: "the lock was lost",
+            over: &|| (!guards.values().all(Guard::is_valid)).then_some("the lock was lost"),
             // At most a quarter of the transition may have passed when the loss is seen.
             grace: self.transition(&factory) / 2,
             signals: &signals,
         };
-        let fences: Vec<String> = self
-            .mutexes
+        let mutexes = self.mutexes.all();
+        let fences: Vec<String> = mutexes
             .iter()
-            .filter_map(|mutex| Some(guards.get(mutex.as_str())?.fence().to_string()))
+            .filter_map(|mutex| Some(guards.get(mutex)?.fence().to_string()))
             .collect();
         let environment = [
             ("CONTEND_FENCE", fences.join(",")),
-            ("CONTEND_MUTEX", self.mutexes.join(",")),
+            ("CONTEND_MUTEX", mutexes.join(",")),
         ];
-        let (program, arguments) = self.command.split_first().ok_or_else(no_command)?;
-        let mut code = child::run(program, arguments, &environment, &terms, console)?;
-        if code == LOST {
+        let End::Exited(mut code) = child::run(&self.command, &environment, &terms, console)?
+        else {
             return Ok(LOST);
-        }
+        };
         for (mutex, guard) in guards.into_iter().rev() {
             match guard.unlock() {
                 Ok(()) => {}
@@ -117,24 +117,34 @@ impl Lock {
         console: &Console,
     ) -> Result<BTreeMap<&str, Guard>, Failure> {
         let mut lockers = BTreeMap::new();
-        for mutex in &self.mutexes {
+        for mutex in self.mutexes.all() {
             let locker = self.locker(factory, cancel, mutex)?;
-            if lockers.insert(mutex.as_str(), locker).is_some() {
-                return Err(Failure::Usage(format!("--mutex {mutex} is given twice")));
+            if lockers.insert(mutex, locker).is_some() {
+                let message = format!("the mutex {mutex:?} is given twice");
+                return Err(Failure::Usage(message));
             }
+        }
+        if lockers.is_empty() {
+            return Err(no_mutex());
+        }
+        if self.patience.no_wait {
+            // So that the one attempt has a connection, and its time is for the question alone.
+            factory.ping(CONNECT)?;
         }
         let began = Instant::now();
         let mut guards = BTreeMap::new();
         // As it was given: it stands in the message.
-        let mut left = self.timeout;
+        let timeout = self.patience.timeout;
+        let mut left = timeout;
         for (mutex, locker) in lockers {
             let _waiting = Waiting::start(factory, mutex, console);
             let guard = match left {
+                _ if self.patience.no_wait => locker.try_lock()?,
                 Some(left) => locker.try_lock_for(left)?,
                 None => locker.lock()?,
             };
             guards.insert(mutex, guard);
-            left = self.timeout.map(|all| all.saturating_sub(began.elapsed()));
+            left = timeout.map(|all| all.saturating_sub(began.elapsed()));
         }
         Ok(guards)
     }
@@ -159,8 +169,4 @@ impl Lock {
     fn transition(&self, factory: &Factory) -> Duration {
         self.transition.unwrap_or(factory.lease().transition())
     }
-}
-
-pub fn no_command() -> Failure {
-    Failure::Usage("no command; write it after --".to_owned())
 }

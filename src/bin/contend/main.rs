@@ -58,17 +58,21 @@ Exit codes:
   78   the server is not set up for this, or contend was built without this backend
   126  the command cannot be executed; 127 if it was not found
   128+n  signal n ended the command, or contend itself
-  lock and semaphore run otherwise exit with the code of their command.
+  lock, elect and semaphore run otherwise exit with the code of their command.
 
-With --json, every line that contend itself prints is one JSON object, errors included; what a command
-prints passes through.
+A mutex is named plainly or with --mutex: `contend lock backup` is `contend lock --mutex backup`. lock and
+semaphore run wait for as long as it takes, --timeout DURATION for at most that long, --no-wait not at all.
+
+With --json, every line that contend itself prints is one JSON object; one that tells of an error has
+\"error\" (the message), \"kind\" and \"code\" (the exit code for it). What a command prints passes through.
 
 Examples:
   export CONTEND_URL=redis://10.0.0.5
   contend ping
-  contend lock --mutex backup -- ./backup.sh
-  contend lock --mutex db --mutex files --timeout 30s -- ./migrate.sh
-  contend schedule --mutex report --every 1h -- ./report.sh
+  contend lock backup -- ./backup.sh
+  contend lock db files --timeout 30s -- ./migrate.sh
+  contend elect consumer -- ./consume.sh
+  contend schedule report --every 1h -- ./report.sh
   contend status --watch
   contend revoke backup --fence 1731812345678901";
 

@@ -1,16 +1,18 @@
 //! `contend schedule`: runs a command at its times, on the leader only.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use contend::{Context, Factory, Missed};
 use crossbeam_channel::never;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::child::{self, Terms};
-use crate::connection::{Connection, duration};
+use crate::child::{self, End, Terms};
+use crate::connection::{Connection, Mutexes, duration};
 use crate::console::{Console, now};
-use crate::exit::{Failure, at_the_end};
+use crate::exit::{Failure, LOST, at_the_end};
+use crate::json::Json;
 use crate::signals;
 
 /// Runs a command again and again, on the leader only.
@@ -24,18 +26,19 @@ use crate::signals;
 /// runs nothing twice.
 #[derive(Args)]
 #[command(after_long_help = "\
+The mutex defaults to schedule-demo. With a command, contend's own lines go to standard error, so that
+standard output is the command's; without one, to standard output.
 With --json, each line is {\"at_ms\", \"mutex\", \"event\", \"fence\", \"code\"}; the events are started, run (a
 run begins), ended (with the command's exit code) and stopped.
 Exits with 0 when it is told to stop by SIGTERM or SIGINT, with 69, 77 or 78 if the server never let it lead.
 
 Examples:
-  contend schedule --mutex report --every 1h -- ./report.sh
-  contend schedule --mutex sync --delay 30s -- ./sync.sh
-  contend schedule --mutex backup --daily-at 02:30 --zone +01:00 -- ./backup.sh")]
+  contend schedule report --every 1h -- ./report.sh
+  contend schedule sync --delay 30s -- ./sync.sh
+  contend schedule backup --daily-at 02:30 --zone +01:00 -- ./backup.sh")]
 pub struct Schedule {
-    /// What the leader owns.
-    #[arg(long, default_value = "schedule-demo", value_name = "NAME")]
-    mutex: String,
+    #[command(flatten)]
+    mutex: Mutexes,
 
     #[command(flatten)]
     pace: Pace,
@@ -90,10 +93,11 @@ struct Pace {
 impl Schedule {
     pub fn run(self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
         let factory = contend::connect(connection.url_or_memory())?;
-        let interrupted = signals::receive(&[SIGINT, SIGTERM], console);
+        let mutex = self.mutex.one(Some("schedule-demo"))?;
+        let interrupted = signals::receive(&[SIGINT, SIGTERM, SIGHUP], console);
         let schedule = self.schedule()?;
         let mut builder = factory
-            .scheduler(&self.mutex)
+            .scheduler(&mutex)
             .transition(self.transition(&factory));
         if let Some(id) = &self.id {
             builder = builder.id(id);
@@ -101,25 +105,26 @@ impl Schedule {
         if let Some(ttl) = self.ttl {
             builder = builder.ttl(ttl);
         }
+        let own = console.beside(&self.command);
         let job = Job {
-            mutex: self.mutex.clone(),
+            mutex,
             grace: self.transition(&factory) / 2,
             command: self.command,
-            console: *console,
+            own,
         };
-        let mutex = self.mutex;
-        let scheduler = builder.build(schedule, move |context| job.run(context))?;
+        let job = Arc::new(job);
+        let work = Arc::clone(&job);
+        let scheduler = builder.build(schedule, move |context| work.run(context))?;
         scheduler.start()?;
-        let event = |event| now().with("mutex", &mutex).with("event", event);
         let pid = std::process::id();
-        console.either(
-            || event("started"),
+        own.either(
+            || job.event("started"),
             || format!("{pid} started; end it with Ctrl-C"),
         )?;
         let _ = interrupted.recv();
         let code = at_the_end(&factory);
         scheduler.stop()?;
-        console.either(|| event("stopped"), || format!("{pid} stopped"))?;
+        own.either(|| job.event("stopped"), || format!("{pid} stopped"))?;
         Ok(code)
     }
 
@@ -146,29 +151,27 @@ struct Job {
     mutex: String,
     command: Vec<String>,
     grace: Duration,
-    console: Console,
+    own: Console,
 }
 
 impl Job {
     fn run(&self, context: &Context) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let fence = context.fence();
-        let event = |event| {
-            now()
-                .with("mutex", &self.mutex)
-                .with("event", event)
-                .with("fence", fence)
-        };
+        let event = |event| self.event(event).with("fence", fence);
         // A reader that has gone away is no reason not to run.
-        let _ = self.console.either(
+        let _ = self.own.either(
             || event("run"),
             || format!("{} leads with fence {fence}", std::process::id()),
         );
-        let Some((program, arguments)) = self.command.split_first() else {
+        let Some(program) = self.command.first() else {
             return Ok(());
         };
         let terms = Terms {
-            may_run: &|| !context.is_cancelled(),
-            lost: "told to stop, or no longer the leader",
+            over: &|| match (context.is_leader(), context.is_cancelled()) {
+                (false, _) => Some("no longer the leader"),
+                (true, true) => Some("told to stop"),
+                (true, false) => None,
+            },
             grace: self.grace,
             signals: &never(),
         };
@@ -176,14 +179,15 @@ impl Job {
             ("CONTEND_FENCE", fence.to_string()),
             ("CONTEND_MUTEX", self.mutex.clone()),
         ];
-        let code = match child::run(program, arguments, &environment, &terms, &self.console) {
-            Ok(code) => code,
+        let code = match child::run(&self.command, &environment, &terms, &self.own) {
+            Ok(End::Exited(code)) => code,
+            Ok(End::Ended) => LOST,
             Err(failure) => {
-                failure.show(&self.console);
+                failure.show(&self.own);
                 failure.code()
             }
         };
-        let _ = self.console.either(
+        let _ = self.own.either(
             || event("ended").with("code", u32::from(code)),
             || format!("{program} ended with code {code}"),
         );
@@ -191,5 +195,9 @@ impl Job {
             0 => Ok(()),
             code => Err(format!("{program} ended with code {code}").into()),
         }
+    }
+
+    fn event(&self, event: &str) -> Json {
+        now().with("mutex", &self.mutex).with("event", event)
     }
 }

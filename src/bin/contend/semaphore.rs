@@ -9,13 +9,13 @@ use contend::semaphore::{
 use contend::{Cancel, ContenderIdGenerator};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
-use crate::child::{self, Terms};
-use crate::connection::{Connection, duration};
+use crate::child::{self, End, Terms};
+use crate::connection::{Connection, Patience, duration};
 use crate::console::{Console, span};
 use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH, by_signal};
 use crate::json::Json;
-use crate::lock::no_command;
 use crate::signals;
+use crate::waiting::Waiting;
 
 /// The ttl of `run`, whose guard renews it.
 const RUN_TTL: Duration = Duration::from_secs(60);
@@ -30,7 +30,8 @@ a semaphore is exhausted, 65 if the external id holds something else.
 
 Examples:
   contend semaphore create downloads 5
-  contend semaphore run downloads --timeout 1m -- ./download.sh
+  contend semaphore run downloads -- ./download.sh
+  contend semaphore run downloads --no-wait -- ./download.sh
   contend semaphore acquire job-123 downloads:2 gpu --ttl 10m
   contend semaphore release job-123")]
 pub enum Semaphore {
@@ -44,12 +45,15 @@ pub enum Semaphore {
     Usage { name: Option<String> },
     /// Shows who holds permits of a semaphore, oldest grant first.
     Holders { name: String },
-    /// Takes permits, all of them or none.
+    /// Takes permits, all of them or none. Does not wait unless it is given a timeout.
     Acquire {
         /// Under which the permits are held: the same one again is the same request.
         external_id: String,
         #[command(flatten)]
         wanted: Wanted,
+        /// How long to wait for what is exhausted [default: not at all].
+        #[arg(long, value_parser = duration, value_name = "DURATION")]
+        timeout: Option<Duration>,
     },
     /// Gives the permits of a request back.
     Release { external_id: String },
@@ -57,13 +61,15 @@ pub enum Semaphore {
     Renew { external_id: String },
     /// Takes back what expired or was not renewed for a day.
     Sweep,
-    /// Holds permits while a command runs.
+    /// Holds permits while a command runs, as `lock` does with a mutex. Waits for them.
     ///
     /// The command finds the fences of its permits in CONTEND_FENCE, in the order of the semaphores' names,
     /// separated by commas. If the permits are lost while it runs, or contend is killed, it is ended.
     Run {
         #[command(flatten)]
         wanted: Wanted,
+        #[command(flatten)]
+        patience: Patience,
         /// The command and its arguments.
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<String>,
@@ -82,9 +88,6 @@ pub struct Wanted {
     /// How long they are held without a renewal.
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     ttl: Option<Duration>,
-    /// How long to wait for what is exhausted [default: not at all].
-    #[arg(long, value_parser = duration, value_name = "DURATION")]
-    timeout: Option<Duration>,
 }
 
 fn share(text: &str) -> Result<(String, u32), String> {
@@ -111,10 +114,6 @@ impl Wanted {
         }
         request
     }
-
-    fn timeout(&self) -> Duration {
-        self.timeout.unwrap_or_default()
-    }
 }
 
 impl Semaphore {
@@ -130,11 +129,16 @@ impl Semaphore {
             Semaphore::Acquire {
                 external_id,
                 wanted,
-            } => shell.acquire(external_id, wanted),
+                timeout,
+            } => shell.acquire(external_id, wanted, timeout.unwrap_or_default()),
             Semaphore::Release { external_id } => shell.release(external_id),
             Semaphore::Renew { external_id } => shell.renew(external_id),
             Semaphore::Sweep => shell.sweep(),
-            Semaphore::Run { wanted, command } => shell.run(wanted, command),
+            Semaphore::Run {
+                wanted,
+                patience,
+                command,
+            } => shell.run(wanted, patience, command),
         }
     }
 }
@@ -196,9 +200,9 @@ impl Shell<'_> {
         Ok(0)
     }
 
-    fn acquire(&self, external_id: &str, wanted: &Wanted) -> Result<u8, Failure> {
-        let request = wanted.request(external_id, None);
-        let answer = self.semaphores.acquire_for(&request, wanted.timeout())?;
+    fn acquire(&self, id: &str, wanted: &Wanted, timeout: Duration) -> Result<u8, Failure> {
+        let request = wanted.request(id, None);
+        let answer = self.semaphores.acquire_for(&request, timeout)?;
         // What was granted is granted, whether or not anybody reads it.
         Ok(match answer {
             Acquisition::Acquired(permits) => self.show_permits("acquired", &permits),
@@ -258,23 +262,27 @@ impl Shell<'_> {
         Ok(0)
     }
 
-    fn run(&self, wanted: &Wanted, command: &[String]) -> Result<u8, Failure> {
-        let (program, arguments) = command.split_first().ok_or_else(no_command)?;
+    fn run(&self, wanted: &Wanted, patience: &Patience, command: &[String]) -> Result<u8, Failure> {
         let external_id = ContenderIdGenerator::Host.generate();
         let request = wanted.request(&external_id, Some(RUN_TTL));
         // From here on, signals end the wait or the command, and not us.
         let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT, SIGHUP], self.console);
         let cancel = Cancel::new();
         let cancelling = signals::cancel_on(&signals, &cancel);
-        let wait = Wait::at_most(wanted.timeout()).cancel(&cancel);
-        let guard = self.semaphores.guard(&request, wait);
+        let wait = match patience.timeout {
+            _ if patience.no_wait => Wait::at_most(Duration::ZERO),
+            Some(timeout) => Wait::at_most(timeout),
+            None => Wait::forever(),
+        };
+        let waiting = Waiting::for_permits(&self.semaphores, &wanted.permits, self.console);
+        let guard = self.semaphores.guard(&request, wait.cancel(&cancel));
+        drop(waiting);
         let guard = match (guard, cancelling.end()) {
             (guard, None) => guard?,
             (_, Some(signal)) => return Ok(by_signal(signal)),
         };
         let terms = Terms {
-            may_run: &|| guard.is_valid(),
-            lost: "the permits were lost",
+            over: &|| (!guard.is_valid()).then_some("the permits were lost"),
             // They are taken back a quarter of the ttl after their end at the earliest.
             grace: wanted.ttl.unwrap_or(RUN_TTL) / 8,
             signals: &signals,
@@ -289,11 +297,13 @@ impl Shell<'_> {
             ("SEMAPHORE_EXTERNAL_ID", guard.external_id().to_string()),
             ("SEMAPHORE_FENCES", fences.join(",")),
         ];
-        let code = child::run(program, arguments, &environment, &terms, self.console)?;
-        if code != LOST {
-            guard.release()?;
+        match child::run(command, &environment, &terms, self.console)? {
+            End::Exited(code) => {
+                guard.release()?;
+                Ok(code)
+            }
+            End::Ended => Ok(LOST),
         }
-        Ok(code)
     }
 
     fn show_permits(&self, result: &str, permits: &[Permit]) -> u8 {

@@ -8,9 +8,9 @@ use contend::{Error, ErrorKind, Factory, MutexOwner, Participant};
 use crossbeam_channel::Receiver;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::connection::{Connection, duration};
+use crate::connection::{Connection, Mutexes, duration};
 use crate::console::{Console, date, now, span, wall_ms};
-use crate::exit::Failure;
+use crate::exit::{Failure, with_error};
 use crate::json::Json;
 use crate::signals;
 
@@ -20,8 +20,8 @@ use crate::signals;
 #[derive(Args)]
 #[command(after_long_help = "\
 With --watch on a terminal, the table is drawn anew; otherwise it is printed whenever something changed,
-and with --json a line is printed for each mutex that changed, and {\"at_ms\", \"realm\", \"error\"} when the
-server goes away (the error is null when it answers again).
+and with --json a line is printed for each mutex that changed, and {\"at_ms\", \"realm\", \"error\", \"kind\",
+\"code\"} when the server goes away, with the error null when it answers again.
 With --json, each line is {\"at_ms\", \"mutex\", \"owner\", \"fence\", \"since_ms\", \"ttl_left_ms\",
 \"transition_left_ms\", \"waiting\": [{\"id\", \"since_ms\"}]}; a free mutex has the owner null.
 
@@ -30,9 +30,8 @@ Examples:
   contend status backup report --watch
   contend status --json | jq 'select(.owner == null) | .mutex'")]
 pub struct Status {
-    /// The mutexes to show [default: all].
-    #[arg(value_name = "MUTEX")]
-    mutexes: Vec<String>,
+    #[command(flatten)]
+    mutexes: Mutexes,
 
     /// Goes on until it is ended.
     #[arg(long)]
@@ -123,17 +122,16 @@ impl Status {
 
     fn look(&self, factory: &Factory) -> Result<Picture, Failure> {
         let began = Instant::now();
-        let names = if self.mutexes.is_empty() {
-            let listed = factory.list()?;
-            listed.iter().map(|name| name.to_string()).collect()
-        } else {
-            self.mutexes.clone()
+        let given = self.mutexes.all();
+        let names = match given.is_empty() {
+            true => factory.list()?,
+            false => given.into_iter().map(Into::into).collect(),
         };
         let rows = names.into_iter().map(|mutex| {
             Ok(Row {
-                owner: factory.owner(mutex.as_str())?,
-                waiting: factory.participants(mutex.as_str())?,
-                mutex,
+                owner: factory.owner(&*mutex)?,
+                waiting: factory.participants(&*mutex)?,
+                mutex: mutex.to_string(),
             })
         });
         Ok(Picture {
@@ -266,7 +264,11 @@ impl Picture {
         let essence = self.essence();
         if essence.error != last.error {
             let line = now().with("realm", realm);
-            console.line(&line.with("error", essence.error.as_deref()).end())?;
+            let line = match &self.trouble {
+                Some((_, error)) => with_error(line, error),
+                None => line.with("error", None::<u64>),
+            };
+            console.line(&line.end())?;
         }
         if essence.error.is_some() {
             return Ok(());

@@ -1,16 +1,21 @@
-//! Says on standard error for whom a lock waits, and that the server is unreachable.
+//! Says on standard error for what a command waits, and that the server is unreachable.
 
 use std::thread;
 use std::time::Duration;
 
-use contend::{Event, EventKind, Factory, MutexOwner};
+use contend::semaphore::{Semaphores, Usage};
+use contend::{Error, Event, EventKind, Factory, MutexOwner};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, tick};
 
 use crate::console::{Console, date, now, span};
+use crate::exit::with_error;
 use crate::json::Json;
 
 /// A lock that is had within this time needs no word.
 const SILENCE: Duration = Duration::from_millis(400);
+
+/// How often the server is asked for what has changed.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Reports until it is dropped.
 pub struct Waiting {
@@ -20,19 +25,74 @@ pub struct Waiting {
 impl Waiting {
     /// Reports on the wait for `mutex`, from a thread that nobody waits for.
     pub fn start(factory: &Factory, mutex: &str, console: &Console) -> Waiting {
-        let (sender, over) = bounded(0);
         let reporter = Reporter {
             factory: factory.clone(),
             mutex: mutex.to_owned(),
             console: *console,
         };
+        Waiting::report(move |over| reporter.report(over))
+    }
+
+    /// Reports on the wait for permits: which semaphore is exhausted, once per change.
+    pub fn for_permits(
+        semaphores: &Semaphores,
+        permits: &[(String, u32)],
+        console: &Console,
+    ) -> Waiting {
+        let (semaphores, permits, console) = (semaphores.clone(), permits.to_vec(), *console);
+        Waiting::report(move |over| {
+            let mut said = None;
+            loop {
+                let missing = exhausted(&semaphores, &permits);
+                let (what, event, text) = match missing {
+                    Ok(None) => (None, Json::new(), String::new()),
+                    Ok(Some(full)) => {
+                        let (name, capacity) = (full.semaphore.to_string(), full.capacity);
+                        let event = now().with("event", "waiting").with("semaphore", &name);
+                        let event = event.with("capacity", capacity).with("held", full.held);
+                        let text = format!(
+                            "waiting for {name}: {} of {capacity} permits are held by {} requests",
+                            full.held, full.requests
+                        );
+                        (Some(name), event, text)
+                    }
+                    Err(error) => {
+                        let event = with_error(now().with("event", "unreachable"), &error);
+                        let text = format!("still waiting, but {error}");
+                        (Some(error.kind().to_string()), event, text)
+                    }
+                };
+                if what.is_some() && what != said {
+                    console.message(event, &text);
+                }
+                said = what.or(said);
+                if over.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        })
+    }
+
+    fn report(report: impl FnOnce(&Receiver<()>) + Send + 'static) -> Waiting {
+        let (sender, over) = bounded(0);
         thread::spawn(move || {
             if over.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
-                reporter.report(&over);
+                report(&over);
             }
         });
         Waiting { _over: sender }
     }
+}
+
+/// The first of the semaphores that has not enough permits left.
+fn exhausted(semaphores: &Semaphores, permits: &[(String, u32)]) -> Result<Option<Usage>, Error> {
+    for (name, count) in permits {
+        let usage = semaphores.usage(name)?;
+        if usage.free < u64::from(*count) {
+            return Ok(Some(usage));
+        }
+    }
+    Ok(None)
 }
 
 struct Reporter {
@@ -50,7 +110,7 @@ impl Reporter {
         if service.start().is_err() {
             return;
         }
-        let look = tick(Duration::from_secs(1));
+        let look = tick(LOOK);
         let mut unreachable = false;
         loop {
             select! {
@@ -76,10 +136,7 @@ impl Reporter {
         match (&event.kind, &event.error) {
             (EventKind::Failed, Some(error)) => {
                 let text = format!("{}: still waiting, but {error}", self.mutex);
-                self.say(
-                    self.event("unreachable").with("error", &error.to_string()),
-                    &text,
-                );
+                self.say(with_error(self.event("unreachable"), error), &text);
                 true
             }
             _ => {
