@@ -35,7 +35,12 @@ fn elect() {
         service.start().unwrap();
         (service, events)
     };
-    let both = [leads("a"), leads("b")];
+    let first = leads("a");
+    // Else b's thread may be the faster one, and lead while a's turn is waited for.
+    while !first.0.is_owner() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let both = [first, leads("b")];
     for (service, events) in both.iter().cycle().take(3) {
         for kind in [EventKind::Acquired, EventKind::Released] {
             let event = events
