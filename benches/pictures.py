@@ -88,6 +88,11 @@ def plain(value, _=None):
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
+def short(value, _=None):
+    """10k instead of 10,000, which would touch its neighbour."""
+    return plain(value) if value < 10_000 else f"{value / 1000:g}k"
+
+
 def logarithmic(axis):
     axis.set_major_locator(LogLocator(base=10, numticks=12))
     axis.set_minor_locator(NullLocator())
@@ -136,7 +141,7 @@ def rivals(data):
         if times:
             hand_off.set_xlim(min(times) / 2, max(max(times) * 4, min(times) * 50))
         hand_off.set_yticks(places, [])
-        eight.set_title("8 contenders, locks/s (unfairness)", loc="left")
+        eight.set_title("8 contenders, locks/s (most/least)", loc="left")
         values = [rival.get("eight_per_s", 0) for rival in there]
         notes = [f"{value:,.0f}  ({fairness(rival)})" if value else "–" for value, rival in zip(values, there)]
         bars(eight, places, values, colours, notes)
@@ -201,10 +206,10 @@ def hand_off(data):
         axes.set_xlim(right=max(slowest) * 1.1)
         axes.tick_params(axis="x", labelsize=8, rotation=30)
         axes.set_title(data["backends"][backend], loc="left")
-        axes.set_xlabel("µs from unlock (or stop) to the other's lock (or Acquired)", size=7)
         axes.tick_params(length=0)
         axes.legend(loc="lower right", fontsize=8)
     grid[0][0].set_ylabel("% of hand-offs within")
+    figure.supxlabel("µs from unlock (or stop) to the other's lock (or Acquired)", size=8, color=LIGHT["soft"])
     return figure
 
 
@@ -222,7 +227,7 @@ def growth(data):
         ("lockers", "requests_per_s", "guards held: requests/s"),
         ("lockers", "cpu", "guards held: CPU of a core, %"),
         ("waiters", "p50_us", "waiters: hand-off p50, µs"),
-        ("waiters", "server_cpu_us", "waiters: server CPU per hand-off, µs"),
+        ("waiters", "server_cpu_us", "waiters: server CPU a hand-off, µs"),
         ("processes", "locks_per_s", "processes on one mutex: locks/s"),
         ("permits", None, "permits held (MySQL): time, µs"),
     ]
@@ -262,7 +267,7 @@ def growth(data):
         axes.yaxis.set_major_formatter(FuncFormatter(plain))
         axes.xaxis.set_major_locator(LogLocator(base=10, numticks=12))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(plain))
+        axes.xaxis.set_major_formatter(FuncFormatter(short))
         if part == "processes":
             counts = sorted({row["count"] for rows in data["growth"]["processes"].values() for row in rows})
             axes.set_xscale("log", base=2)

@@ -18,9 +18,11 @@ use testbed::{Output, Process, cpu_time, rss_kib, threads};
 
 /// For services: short, so that a failover (ttl + transition) does not take all day.
 const SHORT_LEASE: &str = "ttl=4s&transition=2s";
+const SHORT_TTL_S: f64 = 4.0;
 
 /// For the others: the default.
 const LEASE: &str = "ttl=10s&transition=6s";
+const TTL_S: f64 = 10.0;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -62,13 +64,14 @@ fn main() {
             let rows: Vec<String> = sizes(part, size)
                 .iter()
                 .map(|&count| {
+                    let began = Instant::now();
                     let row = match part {
                         "services" => services(&server, name, count, size),
                         "lockers" => lockers(&server, count, size),
                         "waiters" => waiters(&server, name, count, size),
                         _ => processes(&server, count, size),
                     };
-                    println!("{part} on {name}: {row}");
+                    println!("{part} on {name}, {:.1?}: {row}", began.elapsed());
                     row
                 })
                 .collect();
@@ -88,12 +91,12 @@ enum Size {
 }
 
 impl Size {
-    fn idle(self) -> Duration {
+    /// How long idle cost is looked at: more than the time between two renewals, a third of the ttl.
+    fn idle(self, ttl_s: f64) -> Duration {
         match self {
             Size::Smoke => Duration::from_millis(200),
             Size::Quick => Duration::from_secs(1),
-            // Longer than the time between two renewals.
-            Size::Full => Duration::from_secs(4),
+            Size::Full => Duration::from_secs_f64(ttl_s * 0.4),
         }
     }
 }
@@ -144,12 +147,12 @@ impl Usage {
 }
 
 /// Threads, memory, connections and idle cost of a child that has what it should have.
-fn idle(server: &Server, child: Child, size: Size) -> (String, Child) {
+fn idle(server: &Server, child: Child, span: Duration) -> (String, Child) {
     let (threads, rss) = (threads(child.pid()), rss_kib(child.pid()));
     let connections = server.connections();
     let children = [child];
     let before = Usage::of(server, &children);
-    std::thread::sleep(size.idle());
+    std::thread::sleep(span);
     let used = Usage::since(server, &children, &before);
     let [child] = children;
     let row = format!(
@@ -164,11 +167,12 @@ fn services(server: &Server, name: &str, count: usize, size: Size) -> String {
     let url = server.url(SHORT_LEASE);
     let mut child = Child::start("services", &url, &format!("idle-{count}"), count);
     let start = child.hear("own");
-    let (row, mut child) = idle(server, child, size);
+    let (row, mut child) = idle(server, child, size.idle(SHORT_TTL_S));
     child.tell("stop");
     let stop = child.hear("stopped");
     drop(child);
-    let failover = if name == "memory" || size != Size::Full {
+    // It takes a whole lease each time: of the first and the last.
+    let failover = if name == "memory" || size != Size::Full || (2..1_000).contains(&count) {
         "null".to_owned()
     } else {
         format!("{:.2}", failover(&url, count))
@@ -196,7 +200,7 @@ fn lockers(server: &Server, count: usize, size: Size) -> String {
     let url = server.url(LEASE);
     let mut child = Child::start("lockers", &url, &format!("held-{count}"), count);
     let start = child.hear("own");
-    let (row, mut child) = idle(server, child, size);
+    let (row, mut child) = idle(server, child, size.idle(TTL_S));
     child.tell("stop");
     let lost = child.hear("lost");
     let stop = child.hear("stopped");
@@ -226,7 +230,7 @@ fn waiters(server: &Server, name: &str, count: usize, size: Size) -> String {
         (Size::Full, 0..=1) => (30, 50),
         (Size::Full, 2..=10) => (10, 100),
         (Size::Full, 11..=100) => (4, 500),
-        (Size::Full, _) => (2, 2_500),
+        (Size::Full, _) => (1, 2_500),
         _ => (2, 100),
     };
     let owner = factory.locker(&mutex).build().unwrap();
@@ -243,7 +247,7 @@ fn waiters(server: &Server, name: &str, count: usize, size: Size) -> String {
         std::thread::sleep(Duration::from_millis(settle));
         if round == 0 {
             let before = Usage::of(server, &children);
-            std::thread::sleep(size.idle() / 2);
+            std::thread::sleep(size.idle(TTL_S) / 2);
             waiting = Usage::since(server, &children, &before);
         }
         let before = server.cpu();
@@ -288,7 +292,7 @@ fn waiters(server: &Server, name: &str, count: usize, size: Size) -> String {
 fn processes(server: &Server, count: usize, size: Size) -> String {
     let url = server.url(LEASE);
     let span = match size {
-        Size::Full => Duration::from_secs(2),
+        Size::Full => Duration::from_secs(1),
         _ => Duration::from_millis(500),
     };
     let mut children: Vec<Child> = (0..count)

@@ -59,7 +59,7 @@ impl fmt::Display for Outcome {
             f,
             "campaign {}{}: {} acquisitions, {} faults ({}), {overlaps} overlaps ({} excused), \
              {} violations in all, fenced writes lost {} of {}, unfenced losses {} of {}, \
-             {} scheduled runs, {} guards of permits, longest without an owner {:.2} s, an owner {:.2} s after the faults, seed {}: {}",
+             {} scheduled runs ({} gaps judged), {} guards of permits, longest without an owner {:.2} s ({}), an owner {:.2} s after the faults, seed {}: {}",
             self.plan.ground,
             self.plan
                 .plant
@@ -74,8 +74,13 @@ impl fmt::Display for Outcome {
             verdict.unfenced.1,
             verdict.unfenced.0,
             verdict.runs,
+            verdict.gaps,
             verdict.permit_guards,
             verdict.longest_without_owner.as_secs_f64(),
+            match verdict.without_owner_during.join(", ") {
+                none if none.is_empty() => "no fault".to_owned(),
+                faults => format!("during {faults}"),
+            },
             verdict.owner_after.as_secs_f64(),
             self.plan.seed,
             if self.held() { "held" } else { "BROKEN" },
