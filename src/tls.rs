@@ -88,7 +88,6 @@ macro_rules! tls_setters {
     ($($tls:ident).+) => {
         /// Sets whether connections are encrypted and the server's certificate and host name are checked;
         /// needs the Cargo feature `tls`. Defaults to `false`.
-        #[must_use]
         pub fn tls(mut self, tls: bool) -> Builder {
             self.$($tls).+.on = tls;
             self
@@ -96,7 +95,6 @@ macro_rules! tls_setters {
 
         /// Sets the PEM file with the certificates of the authorities to trust. Defaults to those that the
         /// system trusts, on MySQL to the public ones.
-        #[must_use]
         pub fn tls_ca(mut self, file: impl Into<std::path::PathBuf>) -> Builder {
             self.$($tls).+.ca = Some(file.into());
             self
@@ -104,14 +102,12 @@ macro_rules! tls_setters {
 
         /// Sets the PEM file with the client's certificate chain, for servers that ask for one. Needs
         /// [`tls_key`](Builder::tls_key). Defaults to none.
-        #[must_use]
         pub fn tls_cert(mut self, file: impl Into<std::path::PathBuf>) -> Builder {
             self.$($tls).+.cert = Some(file.into());
             self
         }
 
         /// Sets the PEM file with the key of the client's certificate. Defaults to none.
-        #[must_use]
         pub fn tls_key(mut self, file: impl Into<std::path::PathBuf>) -> Builder {
             self.$($tls).+.key = Some(file.into());
             self

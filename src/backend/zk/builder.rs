@@ -48,6 +48,7 @@ const PARAMETERS: &[&str] = &[
 /// Authentication is ZooKeeper's `digest`; SASL (Kerberos) is not supported. `digest` sends the password
 /// in clear: use it with [`tls`](Builder::tls).
 #[derive(Clone)]
+#[must_use]
 pub struct Builder {
     hosts: String,
     chroot: String,
@@ -64,7 +65,6 @@ pub struct Builder {
 impl Builder {
     /// Takes the servers of one ensemble, as `host:port` separated by commas; the port is 2181 unless
     /// given. Every address that a name has is tried, in an order of chance.
-    #[must_use]
     pub fn new(hosts: impl Into<String>) -> Builder {
         Builder {
             hosts: hosts.into(),
@@ -82,7 +82,6 @@ impl Builder {
 
     /// Sets the node below which everything happens, such as `/app`. Created where it is missing.
     /// Defaults to the root.
-    #[must_use]
     pub fn chroot(mut self, path: impl Into<String>) -> Builder {
         self.chroot = path.into();
         self
@@ -90,7 +89,6 @@ impl Builder {
 
     /// Sets how long an owner may believe without a renewal. Defaults to 10 s, or to what
     /// [`session_timeout`](Builder::session_timeout) leaves beside the transition.
-    #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Builder {
         self.ttl = Some(ttl);
         self
@@ -100,7 +98,6 @@ impl Builder {
     /// [`session_timeout`](Builder::session_timeout) where that is given. An owner whose session cannot be
     /// kept alive stops believing a sixth of the session timeout before its end at least, whatever is
     /// asked for here.
-    #[must_use]
     pub fn transition(mut self, transition: Duration) -> Builder {
         self.transition = Some(transition);
         self
@@ -120,14 +117,12 @@ impl Builder {
 
     /// Sets how long one server gets to accept a connection and answer the handshake; a quarter of the
     /// session timeout at most while the session may be alive. Defaults to 1 s.
-    #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Builder {
         self.connect_timeout = timeout;
         self
     }
 
     /// Sets the delay before a service's first attempt. Defaults to zero.
-    #[must_use]
     pub fn initial_delay(mut self, initial_delay: Duration) -> Builder {
         self.initial_delay = initial_delay;
         self
@@ -135,7 +130,6 @@ impl Builder {
 
     /// Authenticates every connection with ZooKeeper's `digest` scheme, which sends the password in clear
     /// unless [`tls`](Builder::tls) is on. Defaults to no authentication.
-    #[must_use]
     pub fn digest(mut self, user: impl Into<String>, password: impl Into<String>) -> Builder {
         self.digest = Some((user.into(), password.into()));
         self
@@ -143,7 +137,6 @@ impl Builder {
 
     /// Sets the ACL of the nodes that we create below `/simba`. Defaults to [`Acl::CreatorAll`] with
     /// authentication, [`Acl::Open`] without. `/simba` itself stays open to every user.
-    #[must_use]
     pub fn acl(mut self, acl: Acl) -> Builder {
         self.acl = Some(acl);
         self
