@@ -67,6 +67,7 @@
 mod beliefs;
 mod faults;
 mod front;
+mod grants;
 mod ground;
 mod guards;
 mod history;

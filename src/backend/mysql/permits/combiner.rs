@@ -198,7 +198,7 @@ impl CombinerLane {
             lane: self,
             batch: Vec::new(),
         };
-        let mut connection = match store.connections.checkout(Lane::Other, by) {
+        let mut connection = match store.rows.pool.checkout(Lane::Other, by) {
             Ok(connection) => connection,
             Err(error) => {
                 // The others may have more time than this one.

@@ -88,7 +88,7 @@ impl MysqlPermits {
         by: Moment,
         work: impl FnOnce(u64, u32, i64, &mut Connection) -> Result<T>,
     ) -> Result<T> {
-        let mut connection = self.connections.checkout(Lane::Other, by)?;
+        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
         let lock = fill(&self.statements.lock, &[("{names}", &quote(name))]);
         let script = format!("{};\n{lock}", self.statements.begin);
         let outcome = self
@@ -105,7 +105,7 @@ impl MysqlPermits {
                 Ok(value)
             });
         if outcome.is_err() {
-            self.connections.roll_back(&mut connection);
+            self.roll_back(&mut connection);
         }
         outcome
     }

@@ -23,15 +23,18 @@ mod transaction;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mysql::prelude::Queryable;
+
 use self::combiner::{Combiner, Job, Verdict};
 use self::reclaim::Reclaimed;
 use self::request_row::RequestRow;
 use self::sql::{
-    Answer, COMMIT, Connections, INIT_SQL, Statements, answer, duration, fill, list, micros, quote,
+    Answer, COMMIT, INIT_SQL, ROLLBACK, Statements, answer, duration, fill, list, micros, quote,
     quote_option, rows,
 };
 use self::transaction::{Freed, Outcome, Transaction};
 use super::connection::Connection;
+use super::error::RequestError;
 use super::rows::Rows;
 use super::table::strip;
 use crate::backend::permit_store::{
@@ -68,7 +71,9 @@ pub(super) struct MysqlPermits {
     poll_interval: Duration,
     statements: Statements,
     combiner: Combiner,
-    connections: Connections,
+    rows: Arc<Rows>,
+    /// The longest wait for one answer.
+    patience: Duration,
 }
 
 impl MysqlPermits {
@@ -83,7 +88,8 @@ impl MysqlPermits {
             poll_interval: settings.poll_interval,
             statements: Statements::new(prefix)?,
             combiner: Combiner::default(),
-            connections: Connections::new(Arc::clone(rows)),
+            patience: rows.patience(),
+            rows: Arc::clone(rows),
         })
     }
 
@@ -96,8 +102,7 @@ impl MysqlPermits {
         calls: &[Arc<Call>],
     ) -> Result<Outcome, Failure> {
         let transaction = Transaction {
-            statements: &self.statements,
-            connections: &self.connections,
+            store: self,
             names,
             releases,
             calls,
@@ -124,7 +129,8 @@ impl MysqlPermits {
             return Err(failure);
         }
         let alone = self
-            .connections
+            .rows
+            .pool
             .checkout(Lane::Other, by)
             .map_err(Failure::known)
             .and_then(|mut connection| {
@@ -147,8 +153,7 @@ impl MysqlPermits {
         let which = format!("r.id = {} AND r.token = {}", held.request_id, held.token);
         let sql = fill(&self.statements.release, &[("{which}", &which)]);
         let mut answers = self
-            .connections
-            .send(connection, &sql)
+            .request(connection, &sql)
             .map_err(|error| self.statements.failure(error, true))?;
         let matched = answer(&mut answers, 1).map_err(Failure::known)?.matched;
         Ok(if matched > 0 { Freed::Yes } else { Freed::No })
@@ -157,7 +162,7 @@ impl MysqlPermits {
     /// Releases whatever `which` names: a condition on r.
     fn release_where(&self, which: &str, by: Moment) -> Result<bool> {
         let sql = fill(&self.statements.release, &[("{which}", which)]);
-        let mut answers = self.connections.ask(&self.statements, &sql, by)?;
+        let mut answers = self.ask(&sql, by)?;
         Ok(answer(&mut answers, 1)?.matched > 0)
     }
 
@@ -168,13 +173,55 @@ impl MysqlPermits {
 
     /// One statement that commits by itself.
     fn one(&self, sql: &str, by: Moment) -> Result<Answer> {
-        answer(&mut self.connections.ask(&self.statements, sql, by)?, 0)
+        answer(&mut self.ask(sql, by)?, 0)
     }
 
+    /// Sends statements in one message and reads all their answers.
+    fn request(&self, connection: &mut Connection, sql: &str) -> Result<Vec<Answer>, RequestError> {
+        // Far enough to be sent: how long an answer may take is the connection's patience.
+        let by = Moment::now() + self.patience * 2;
+        let outcome = connection.run(by, |conn| {
+            let mut result = conn.query_iter(sql)?;
+            let mut answers = Vec::new();
+            while let Some(set) = result.iter() {
+                let mut answer = Answer {
+                    rows: Vec::new(),
+                    matched: set.affected_rows(),
+                    last_insert_id: set.last_insert_id().unwrap_or(0),
+                };
+                for row in set {
+                    answer.rows.push(row?);
+                }
+                answers.push(answer);
+            }
+            Ok(answers)
+        });
+        if let Err(error) = &outcome
+            && error.is_poison()
+        {
+            let sent = connection.sent();
+            self.rows.pool.lost(&error.clone().into_error());
+            self.rows.pool.discard_idle(sent);
+        }
+        outcome
+    }
+
+    /// As [`request`](MysqlPermits::request), with an error for the caller.
     fn send(&self, connection: &mut Connection, sql: &str) -> Result<Vec<Answer>> {
-        self.connections
-            .send(connection, sql)
-            .map_err(|error| self.statements.explain(error))
+        let answers = self.request(connection, sql);
+        answers.map_err(|error| self.statements.explain(error))
+    }
+
+    /// Sends statements that commit by themselves, on a connection of their own.
+    fn ask(&self, sql: &str, by: Moment) -> Result<Vec<Answer>> {
+        self.send(&mut *self.rows.pool.checkout(Lane::Other, by)?, sql)
+    }
+
+    /// Ends a transaction without a trace; gives the connection up where that is not sure.
+    fn roll_back(&self, connection: &mut Connection) {
+        if !connection.is_poisoned() && self.request(connection, ROLLBACK).is_err() {
+            connection.poison();
+        }
     }
 }
 
@@ -185,11 +232,11 @@ impl PermitStore for MysqlPermits {
 
     fn patience(&self) -> Duration {
         // Two round trips, and a third to roll back.
-        self.connections.patience() * 2
+        self.patience * 2
     }
 
     fn min_ttl(&self) -> Duration {
-        self.connections.patience() * 4
+        self.patience * 4
     }
 
     fn poll_interval(&self) -> Duration {
@@ -200,7 +247,7 @@ impl PermitStore for MysqlPermits {
         self.check_tables(by)?;
         // One by one: each may take as long as an answer may.
         for statement in self.statements.tables(&strip(INIT_SQL)).split(';') {
-            self.connections.ask(&self.statements, statement, by)?;
+            self.ask(statement, by)?;
         }
         self.check_tables(by)
     }
@@ -210,8 +257,8 @@ impl PermitStore for MysqlPermits {
             "INSERT INTO {{semaphore}} (name, capacity) VALUES ({}, {capacity})",
             quote(name)
         ));
-        let mut connection = self.connections.checkout(Lane::Other, by)?;
-        match self.connections.send(&mut connection, &sql) {
+        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
+        match self.request(&mut connection, &sql) {
             Ok(_) => Ok(true),
             Err(error) if error.is_duplicate() => Ok(false),
             Err(error) => Err(self.statements.explain(error)),
@@ -352,7 +399,7 @@ impl PermitStore for MysqlPermits {
     }
 
     fn renew(&self, held: &[Arc<Held>], by: Moment) -> Result<Vec<Renewed>> {
-        let mut connection = self.connections.checkout(Lane::Owner, by)?;
+        let mut connection = self.rows.pool.checkout(Lane::Owner, by)?;
         let ids = list(held.iter().map(|held| held.request_id));
         let gate = fill(&self.statements.renew_gate, &[("{ids}", &ids)]);
         let outcome = self.send(&mut connection, &gate).and_then(|mut answers| {
@@ -373,7 +420,7 @@ impl PermitStore for MysqlPermits {
             let ours = ours.filter(|(_, renewed)| **renewed == Renewed::Yes);
             let ours: Vec<u64> = ours.map(|(held, _)| held.request_id).collect();
             if ours.is_empty() {
-                self.connections.roll_back(&mut connection);
+                self.roll_back(&mut connection);
             } else {
                 let which = format!("id IN ({})", list(ours));
                 let renew = fill(&self.statements.renew, &[("{which}", &which)]);
@@ -382,7 +429,7 @@ impl PermitStore for MysqlPermits {
             Ok(renewed)
         });
         if outcome.is_err() {
-            self.connections.roll_back(&mut connection);
+            self.roll_back(&mut connection);
         }
         outcome
     }
@@ -400,7 +447,7 @@ impl PermitStore for MysqlPermits {
             }
             Verdict::Failed { failure, .. } => unsure = failure.unknown,
         }
-        let mut connection = self.connections.checkout(Lane::Other, by)?;
+        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
         match self.release_on(&mut connection, held) {
             // A try whose answer was lost may have done it.
             Ok(freed) => Ok(freed == Freed::Yes || unsure),
@@ -425,10 +472,10 @@ impl PermitStore for MysqlPermits {
                 ("{left}", &left.to_string()),
             ],
         );
-        let mut connection = self.connections.checkout(Lane::Other, by)?;
+        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
         let outcome = self.send(&mut connection, &format!("{sql};\n{COMMIT}"));
         if outcome.is_err() {
-            self.connections.roll_back(&mut connection);
+            self.roll_back(&mut connection);
         }
         // SET, SET, BEGIN, SET and the semaphore come before the permit.
         Ok(answer(&mut outcome?, 6)?.matched > 0)
@@ -461,8 +508,8 @@ impl PermitStore for MysqlPermits {
         let id = quote(external_id);
         let values = [("{external_id}", &*id), ("{token}", &*token)];
         let tombstone = fill(&self.statements.tombstone, &values);
-        let mut connection = self.connections.checkout(Lane::Other, by)?;
-        match self.connections.send(&mut connection, &tombstone) {
+        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
+        match self.request(&mut connection, &tombstone) {
             Ok(_) => return Ok(false),
             Err(error) if error.is_duplicate() => {}
             Err(error) => return Err(self.statements.explain(error)),
@@ -485,7 +532,7 @@ impl PermitStore for MysqlPermits {
             "SELECT TIMESTAMPDIFF(MICROSECOND, CAST('1970-01-01' AS DATETIME(6)), SYSDATE(6));\
              SELECT DISTINCT owner FROM {request} WHERE state = 'ACQUIRED' AND owner IS NOT NULL",
         );
-        let mut answers = self.connections.ask(&self.statements, &sql, by)?;
+        let mut answers = self.ask(&sql, by)?;
         let now = rows::<(u64,)>(answer(&mut answers, 0)?)?;
         let owners = rows::<(String,)>(answer(&mut answers, 1)?)?;
         let owners = owners.into_iter().map(|(owner,)| Arc::from(owner));
@@ -509,11 +556,11 @@ impl PermitStore for MysqlPermits {
              DELETE FROM {{permit}} WHERE permit_request_id IN ({ids}) AND state = 'RELEASED';\
              DELETE FROM {{request}} WHERE id IN ({ids}) AND state = 'RELEASED';COMMIT"
         ));
-        let mut connection = self.connections.checkout(Lane::Other, by)?;
+        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
         match self.send(&mut connection, &script) {
             Ok(mut answers) => Ok(answer(&mut answers, 3)?.matched),
             Err(error) => {
-                self.connections.roll_back(&mut connection);
+                self.roll_back(&mut connection);
                 Err(error)
             }
         }

@@ -53,7 +53,7 @@ impl MysqlPermits {
                 ("{wanted}", &exhausted.wanted.to_string()),
             ],
         );
-        let mut answers = self.connections.ask(&self.statements, &look, by)?;
+        let mut answers = self.ask(&look, by)?;
         let found = rows::<(u64,)>(answer(&mut answers, 0)?)?;
         let ids: Vec<u64> = found.into_iter().map(|(id,)| id).collect();
         let mut swept = Vec::new();
@@ -127,7 +127,7 @@ impl MysqlPermits {
         let ids = list(ids.iter().copied());
         let look = fill(&self.statements.semaphores, &[("{ids}", &ids)]);
         let names = rows::<(String,)>(self.one(&look, by)?)?;
-        let mut connection = self.connections.checkout(Lane::Other, by)?;
+        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
         let mut script = vec![self.statements.begin.clone()];
         let mut place = 3;
         if !names.is_empty() {
@@ -147,7 +147,7 @@ impl MysqlPermits {
                 let permits = answer(&mut answers, place + 1)?;
                 let permits = rows::<(u64, u64, u64, String, u32)>(permits)?;
                 if gate.is_empty() {
-                    self.connections.roll_back(&mut connection);
+                    self.roll_back(&mut connection);
                     return Ok(Vec::new());
                 }
                 let mut changes: BTreeMap<u64, i64> = BTreeMap::new();
@@ -179,7 +179,7 @@ impl MysqlPermits {
                 Ok(swept)
             });
         if outcome.is_err() {
-            self.connections.roll_back(&mut connection);
+            self.roll_back(&mut connection);
         }
         match outcome {
             // Somebody has a semaphore locked, or two met in a deadlock: what is left is for the next time.

@@ -1,4 +1,4 @@
-//! The statements, their tables filled in, and how they reach the server.
+//! The statements, their tables filled in, and what they answer.
 //!
 //! Statements are sent as text, several in one message where they belong together: an acquire is two
 //! round trips however many statements it has, and the rows are locked for one of them. The server stops
@@ -6,26 +6,21 @@
 //! text value goes in as a hexadecimal literal ([`quote`]), which can be nothing but data.
 
 use std::fmt::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
-use mysql::prelude::{FromRow, Queryable};
+use mysql::prelude::FromRow;
 
-use crate::backend::mysql::connection::{Connection, Connector};
 use crate::backend::mysql::error::RequestError;
-use crate::backend::mysql::rows::Rows;
 use crate::backend::mysql::table::strip;
 use crate::backend::permit_store::Failure;
-use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Checkout, Lane};
 
 /// The file that makes the tables, with placeholders for their names.
 pub(super) const INIT_SQL: &str = include_str!("../../../../sql/init-semaphore.sql");
 
 /// Ends a transaction that `semaphore-begin.sql` began.
 pub(super) const COMMIT: &str = "COMMIT;\nSET wait_timeout = 86400";
-const ROLLBACK: &str = "ROLLBACK;\nSET wait_timeout = 86400";
+pub(super) const ROLLBACK: &str = "ROLLBACK;\nSET wait_timeout = 86400";
 
 macro_rules! statements {
     ($($name:ident: $file:literal,)*) => {
@@ -155,84 +150,6 @@ pub(super) struct Answer {
     pub(super) rows: Vec<mysql::Row>,
     pub(super) matched: u64,
     pub(super) last_insert_id: u64,
-}
-
-/// The factory's connections, as the permits use them.
-#[derive(Debug)]
-pub(super) struct Connections {
-    rows: Arc<Rows>,
-    patience: Duration,
-}
-
-impl Connections {
-    pub(super) fn new(rows: Arc<Rows>) -> Connections {
-        Connections {
-            patience: rows.patience(),
-            rows,
-        }
-    }
-
-    /// The longest wait for one answer.
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
-    }
-
-    pub(super) fn checkout(&self, lane: Lane, by: Moment) -> Result<Checkout<Connector>> {
-        self.rows.pool.checkout(lane, by)
-    }
-
-    /// Sends statements in one message and reads all their answers.
-    pub(super) fn send(
-        &self,
-        connection: &mut Connection,
-        sql: &str,
-    ) -> Result<Vec<Answer>, RequestError> {
-        // Far enough to be sent: how long an answer may take is the connection's patience.
-        let by = Moment::now() + self.patience * 2;
-        let outcome = connection.run(by, |conn| {
-            let mut result = conn.query_iter(sql)?;
-            let mut answers = Vec::new();
-            while let Some(set) = result.iter() {
-                let mut answer = Answer {
-                    rows: Vec::new(),
-                    matched: set.affected_rows(),
-                    last_insert_id: set.last_insert_id().unwrap_or(0),
-                };
-                for row in set {
-                    answer.rows.push(row?);
-                }
-                answers.push(answer);
-            }
-            Ok(answers)
-        });
-        if let Err(error) = &outcome
-            && error.is_poison()
-        {
-            let sent = connection.sent();
-            self.rows.pool.lost(&error.clone().into_error());
-            self.rows.pool.discard_idle(sent);
-        }
-        outcome
-    }
-
-    /// Ends a transaction without a trace; gives the connection up where that is not sure.
-    pub(super) fn roll_back(&self, connection: &mut Connection) {
-        if !connection.is_poisoned() && self.send(connection, ROLLBACK).is_err() {
-            connection.poison();
-        }
-    }
-
-    /// Sends statements that commit by themselves, on a connection of their own.
-    pub(super) fn ask(
-        &self,
-        statements: &Statements,
-        sql: &str,
-        by: Moment,
-    ) -> Result<Vec<Answer>> {
-        let mut connection = self.checkout(Lane::Other, by)?;
-        self.send(&mut connection, sql)
-            .map_err(|error| statements.explain(error))
-    }
 }
 
 /// The answer to the statement at `place` of a script.

@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::MysqlPermits;
 use super::request_row::RequestRow;
 use super::sql::{
-    Answer, COMMIT, Connections, Statements, answer, fill, list, quote, quote_all, quote_option,
-    rows,
+    Answer, COMMIT, Statements, answer, fill, list, quote, quote_all, quote_option, rows,
 };
 use crate::backend::mysql::connection::Connection;
 use crate::backend::permit_store::{
@@ -43,8 +43,7 @@ pub(super) enum Freed {
 /// The transaction of one lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transaction<'a> {
-    pub(super) statements: &'a Statements,
-    pub(super) connections: &'a Connections,
+    pub(super) store: &'a MysqlPermits,
     /// The semaphores of all jobs, sorted.
     pub(super) names: &'a [Arc<str>],
     pub(super) releases: &'a [Arc<Held>],
@@ -91,13 +90,13 @@ impl Transaction<'_> {
             if locked.writes() {
                 self.write(connection, locked)
             } else {
-                self.connections.roll_back(connection);
+                self.store.roll_back(connection);
                 self.outcome(locked, 0, 0, Moment::now())
             }
         });
         if outcome.is_err() {
             // A lock wait timeout leaves the transaction open.
-            self.connections.roll_back(connection);
+            self.store.roll_back(connection);
         }
         outcome
     }
@@ -105,7 +104,7 @@ impl Transaction<'_> {
     /// The first round trip, and what it leads to.
     fn read(self, connection: &mut Connection) -> Result<Locked, Failure> {
         let names = quote_all(self.names);
-        let statements = self.statements;
+        let statements = &self.store.statements;
         let mut script = vec![
             statements.begin.clone(),
             fill(&statements.lock, &[("{names}", &names)]),
@@ -132,9 +131,9 @@ impl Transaction<'_> {
         }
         let sent = Moment::now();
         let mut answers = self
-            .connections
-            .send(connection, &script.join(";\n"))
-            .map_err(|error| self.statements.failure(error, false))?;
+            .store
+            .request(connection, &script.join(";\n"))
+            .map_err(|error| self.store.statements.failure(error, false))?;
         // SET, SET and BEGIN come first.
         let mut place = 3;
         let mut next = || {
@@ -172,7 +171,7 @@ impl Transaction<'_> {
     fn write(self, connection: &mut Connection, locked: Locked) -> Outcome {
         let script = self.script(&locked);
         let sent = Moment::now();
-        match self.connections.send(connection, &script) {
+        match self.store.request(connection, &script) {
             Ok(answers) => {
                 let mut ids = answers
                     .iter()
@@ -184,9 +183,9 @@ impl Transaction<'_> {
                 self.outcome(locked, request.unwrap_or(0), permit.unwrap_or(0), sent)
             }
             Err(error) => {
-                let failure = self.statements.failure(error, true);
+                let failure = self.store.statements.failure(error, true);
                 // A duplicate key leaves the transaction open.
-                self.connections.roll_back(connection);
+                self.store.roll_back(connection);
                 Outcome {
                     released: locked
                         .released
@@ -210,7 +209,7 @@ impl Transaction<'_> {
     }
 
     fn script(self, locked: &Locked) -> String {
-        let statements = self.statements;
+        let statements = &self.store.statements;
         let mut script = Vec::new();
         if !locked.to_release.is_empty() {
             let ids = list(locked.to_release.iter().copied());
