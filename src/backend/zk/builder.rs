@@ -109,7 +109,6 @@ impl Builder {
     /// calls fail with an error that says so. Heartbeats need two ticks at least: on a server whose
     /// `minSessionTimeout` allows less, do not ask for less. With five ticks or more an owner steps down
     /// in time, too, if the ensemble's leader loses its quorum.
-    #[must_use]
     pub fn session_timeout(mut self, timeout: Duration) -> Builder {
         self.session_timeout = Some(timeout);
         self
