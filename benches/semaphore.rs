@@ -207,15 +207,15 @@ impl Bare {
         let first = script(&[
             include_str!("../sql/semaphore-begin.sql"),
             include_str!("../sql/semaphore-lock.sql"),
-            include_str!("../sql/permit-request-lock.sql"),
-            include_str!("../sql/permit-read.sql"),
+            include_str!("../sql/request-take-over-gate.sql"),
+            include_str!("../sql/request-read.sql"),
         ]);
         self.send(&first.join(";"));
         let second = script(&[
-            include_str!("../sql/permit-request-insert.sql"),
+            include_str!("../sql/request-insert.sql"),
             "SET @first = LAST_INSERT_ID()",
             include_str!("../sql/permit-insert.sql"),
-            include_str!("../sql/semaphore-count.sql"),
+            include_str!("../sql/semaphore-change-counters.sql"),
             "COMMIT;SET wait_timeout = 86400",
         ]);
         let times = "30, SYSDATE(6) + INTERVAL 30 SECOND, SYSDATE(6) + INTERVAL 30 * 1.25 SECOND";
@@ -228,7 +228,7 @@ impl Bare {
             second[4].clone(),
         ];
         self.send(&second.join(";"));
-        let release = script(&[include_str!("../sql/permit-release.sql")]);
+        let release = script(&[include_str!("../sql/request-release.sql")]);
         self.send(&release.join(";"));
     }
 }

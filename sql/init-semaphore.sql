@@ -7,7 +7,7 @@
 --
 -- Invariants:
 --   semaphore.used = the sum of permit.count over its permits in state ACQUIRED. The counter changes in
---     the transaction that changes the permits, so a crash leaves both or neither; semaphore-check.sql
+--     the transaction that changes the permits, so a crash leaves both or neither; semaphore-audit.sql
 --     compares them.
 --   used <= capacity, unless the capacity was lowered below what was held.
 --   A request goes from ACQUIRED to RELEASED and never back, its permits with it. A request that is

@@ -129,11 +129,10 @@ impl Log {
         let patience = Instant::now() + PATIENCE;
         loop {
             self.read(program, Instant::now() + Duration::from_millis(300), false);
-            let leads = self.lines.iter().rev();
-            let mut leads =
-                leads.filter(|line| line.contains(" acquired, ") || line.contains(" released, "));
-            let leads = leads.next().is_none_or(|line| line.contains(" acquired, "));
-            if leads && self.troubled.is_empty() {
+            let leads = self.last_is(" acquired, ", &[" released, "]);
+            let lost = [": connection lost: ", ": no server can be used: "];
+            let connected = self.last_is(": connected", &lost);
+            if leads && connected && self.troubled.is_empty() {
                 return;
             }
             let lines = &self.lines;
@@ -142,6 +141,15 @@ impl Log {
                 "{outage:?} does not end: {lines:#?}"
             );
         }
+    }
+
+    /// Whether `good` was logged later than any of `bad`, or nothing of that yet.
+    fn last_is(&self, good: &str, bad: &[&str]) -> bool {
+        let is_bad = |line: &str| bad.iter().any(|bad| line.contains(bad));
+        let mut lines = self.lines.iter().rev();
+        lines
+            .find(|line| line.contains(good) || is_bad(line))
+            .is_none_or(|line| !is_bad(line))
     }
 
     fn tally(&self) -> String {

@@ -189,8 +189,8 @@ impl Call<'_> {
     }
 
     /// Frees a mutex that was handed over to `token`.
-    pub(super) fn free(&mut self, mutex: &str, token: &str) -> Result<(), Failed> {
-        self.update(|statements| (&statements.free, params! { mutex, token }))?;
+    pub(super) fn undo_hand_over(&mut self, mutex: &str, token: &str) -> Result<(), Failed> {
+        self.update(|statements| (&statements.undo_hand_over, params! { mutex, token }))?;
         Ok(())
     }
 
@@ -370,7 +370,7 @@ impl Row {
         })
     }
 
-    /// Reads what [`Statements::which`] returns: the mutex, whether it is quiet, and the row.
+    /// Reads what [`Statements::look_many`] returns: the mutex, whether it is quiet, and the row.
     pub(super) fn read_which(mut row: mysql::Row, sent: Moment) -> Option<(String, bool, Row)> {
         let (mutex, quiet) = (column(&mut row, 0)?, column(&mut row, 1)?);
         Some((mutex, quiet, Row::read(&mut row, 2, sent)?))

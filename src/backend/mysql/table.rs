@@ -124,12 +124,12 @@ pub(super) struct Statements {
     pub(super) revoke: String,
     pub(super) register: String,
     pub(super) withdraw: String,
-    pub(super) free: String,
+    pub(super) undo_hand_over: String,
     pub(super) look: String,
     pub(super) insert: String,
     pub(super) record_run: String,
     pub(super) list: String,
-    which: String,
+    look_many: String,
     wait: String,
     /// Why nobody can be woken on this server, where that is known from its settings.
     pub(super) no_wakeups: Option<&'static str>,
@@ -422,20 +422,20 @@ impl Statements {
             ),
             register: fill(include_str!("../../../sql/mutex-register.sql")),
             withdraw: fill(include_str!("../../../sql/mutex-withdraw.sql")),
-            free: fill(include_str!("../../../sql/mutex-free.sql")),
+            undo_hand_over: fill(include_str!("../../../sql/mutex-undo-hand-over.sql")),
             look: fill(include_str!("../../../sql/mutex-look.sql")),
             insert: fill(include_str!("../../../sql/mutex-insert.sql")),
             record_run: fill(include_str!("../../../sql/mutex-record-run.sql")),
             list: fill(include_str!("../../../sql/mutex-list.sql")),
-            which: fill(include_str!("../../../sql/mutex-which.sql")),
+            look_many: fill(include_str!("../../../sql/mutex-look-many.sql")),
             wait: fill(include_str!("../../../sql/mutex-wait.sql")),
             no_wakeups,
         }
     }
 
     /// The statement that says which of `mutexes` are quiet.
-    pub(super) fn which(&self, token: &str, mutexes: &[Arc<str>]) -> String {
-        self.which
+    pub(super) fn look_many(&self, token: &str, mutexes: &[Arc<str>]) -> String {
+        self.look_many
             .replace("{token}", token)
             .replace("{mutexes}", &literals(mutexes))
     }
@@ -520,13 +520,13 @@ mod tests {
             &statements.revoke,
             &statements.register,
             &statements.withdraw,
-            &statements.free,
+            &statements.undo_hand_over,
             &statements.look,
             &statements.insert,
             &statements.record_run,
             &statements.list,
             &wait,
-            &statements.which("123456789012345678", &names),
+            &statements.look_many("123456789012345678", &names),
             &kill("123456789012345678"),
         ] {
             assert!(!sql.contains(['{', '}']) && !sql.contains("--"), "{sql}");

@@ -164,7 +164,7 @@ impl Waiter {
                     Woken::Dead => {}
                     Woken::Foreign => {
                         self.say_foreign();
-                        let _ = call.free(mutex, &name);
+                        let _ = call.undo_hand_over(mutex, &name);
                         self.queues.tell(mutex);
                         return;
                     }
@@ -349,8 +349,8 @@ impl Waiter {
                 }
                 Waited::Woken if mutexes.len() == 1 => mutexes,
                 Waited::Woken | Waited::TimedOut => {
-                    let sql = statements.which(&self.token, &mutexes);
-                    self.which(&mut waiter, &sql, mutexes)?
+                    let sql = statements.look_many(&self.token, &mutexes);
+                    self.look_many(&mut waiter, &sql, mutexes)?
                 }
             };
             for mutex in &due {
@@ -362,7 +362,7 @@ impl Waiter {
     }
 
     /// Returns those of `mutexes` that are worth a look.
-    fn which(
+    fn look_many(
         &self,
         waiter: &mut Connection,
         sql: &str,

@@ -45,7 +45,7 @@ impl Scripts {
             release: script(include_str!("../../../lua/release.lua")),
             withdraw: script(include_str!("../../../lua/withdraw.lua")),
             observe: script(include_str!("../../../lua/observe.lua")),
-            run: script(include_str!("../../../lua/run.lua")),
+            run: script(include_str!("../../../lua/record_run.lua")),
         }
     }
 }

@@ -9,9 +9,9 @@ use crossbeam_channel::{Sender, bounded, select};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
-use crate::connection::{Connection, Mutexes, duration};
 use crate::console::{Console, now};
 use crate::exit::{Failure, at_the_end};
+use crate::options::{Connection, Mutexes, duration};
 use crate::signals;
 
 /// Contends for leadership, and prints who leads.

@@ -8,11 +8,11 @@ use contend::{Cancel, ErrorKind, Factory, Guard, Locker};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
-use crate::connection::{Connection, Mutexes, Patience, duration, no_mutex};
 use crate::console::Console;
 use crate::exit::{self, Failure, LOST};
+use crate::options::{Connection, Mutexes, Patience, duration, no_mutex};
 use crate::signals;
-use crate::waiting::Waiting;
+use crate::wait_notice::Waiting;
 
 /// How long `--no-wait` gives the server to take the first connection.
 const CONNECT: Duration = Duration::from_secs(5);

@@ -4,28 +4,30 @@
 //! what people and programs read, `exit` holds the exit codes.
 
 mod child;
-mod connection;
 mod console;
 mod elect;
 mod exit;
-mod inspection;
 #[path = "../../json.rs"]
 mod json;
+mod list;
 mod lock;
 mod logger;
+mod options;
+mod ping;
+mod revoke;
 mod schedule;
 mod semaphore;
 mod signals;
 mod status;
-mod waiting;
+mod wait_notice;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use connection::Connection;
 use console::Console;
 use exit::{Failure, USAGE};
+use options::Connection;
 
 const ABOUT: &str = "Distributed mutexes, leader election, schedules and semaphores from a shell.";
 
@@ -113,9 +115,9 @@ enum Command {
     #[command(subcommand)]
     Semaphore(semaphore::Semaphore),
     Status(status::Status),
-    List(inspection::List),
-    Revoke(inspection::Revoke),
-    Ping(inspection::Ping),
+    List(list::List),
+    Revoke(revoke::Revoke),
+    Ping(ping::Ping),
 }
 
 fn main() -> ExitCode {

@@ -9,10 +9,10 @@ use crossbeam_channel::never;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
-use crate::connection::{Connection, Mutexes, duration};
 use crate::console::{Console, now};
 use crate::exit::{Failure, LOST, at_the_end};
 use crate::json::Json;
+use crate::options::{Connection, Mutexes, duration};
 use crate::signals;
 
 /// Runs a command again and again, on the leader only.

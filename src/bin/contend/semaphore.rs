@@ -10,12 +10,12 @@ use contend::{Cancel, ContenderIdGenerator};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
-use crate::connection::{Connection, Patience, duration};
 use crate::console::{Console, span};
 use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH, by_signal};
 use crate::json::Json;
+use crate::options::{Connection, Patience, duration};
 use crate::signals;
-use crate::waiting::Waiting;
+use crate::wait_notice::Waiting;
 
 /// The ttl of `run`, whose guard renews it.
 const RUN_TTL: Duration = Duration::from_secs(60);

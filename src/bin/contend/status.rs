@@ -8,10 +8,10 @@ use contend::{Error, ErrorKind, Factory, MutexOwner, Participant};
 use crossbeam_channel::Receiver;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::connection::{Connection, Mutexes, duration};
 use crate::console::{Console, date, now, span, wall_ms};
 use crate::exit::{Failure, with_error};
 use crate::json::Json;
+use crate::options::{Connection, Mutexes, duration};
 use crate::signals;
 
 /// Shows who owns which mutex, since when, with which fence, and who waits.

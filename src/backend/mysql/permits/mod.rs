@@ -576,7 +576,7 @@ impl PermitStore for MysqlPermits {
     }
 
     fn check(&self, by: Moment) -> Result<Vec<Discrepancy>> {
-        let found = rows::<(String, i64, i64)>(self.one(&self.statements.check, by)?)?;
+        let found = rows::<(String, i64, i64)>(self.one(&self.statements.audit, by)?)?;
         let wrong = |(name, counter, permits): (String, i64, i64)| Discrepancy {
             semaphore: Arc::from(name),
             counter,

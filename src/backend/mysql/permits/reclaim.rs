@@ -172,7 +172,7 @@ impl MysqlPermits {
                     });
                 }
                 let ids = list(gate.iter().map(|(id, ..)| *id));
-                let mut script = vec![fill(&self.statements.release_many, &[("{ids}", &ids)])];
+                let mut script = vec![fill(&self.statements.release_locked, &[("{ids}", &ids)])];
                 script.extend(count(&self.statements, changes.into_iter()));
                 script.push(COMMIT.to_owned());
                 self.send(&mut connection, &script.join(";\n"))?;

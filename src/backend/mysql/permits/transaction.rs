@@ -123,7 +123,10 @@ impl Transaction<'_> {
         let take_over: Vec<&Arc<str>> = take_over.map(|call| &call.wish.external_id).collect();
         if !take_over.is_empty() {
             let ids = quote_all(take_over.iter());
-            script.push(fill(&statements.request_lock, &[("{external_ids}", &ids)]));
+            script.push(fill(
+                &statements.take_over_gate,
+                &[("{external_ids}", &ids)],
+            ));
         }
         if !self.calls.is_empty() {
             let ids = self.calls.iter().map(|call| &call.wish.external_id);
@@ -213,7 +216,7 @@ impl Transaction<'_> {
         let mut script = Vec::new();
         if !locked.to_release.is_empty() {
             let ids = list(locked.to_release.iter().copied());
-            script.push(fill(&statements.release_many, &[("{ids}", &ids)]));
+            script.push(fill(&statements.release_locked, &[("{ids}", &ids)]));
         }
         let mut requests = Vec::new();
         let mut permits = Vec::new();
@@ -432,7 +435,7 @@ pub(super) fn count(
         .collect();
     let ids = list(changes.iter().map(|(id, _)| *id));
     let values = [("{changes}", &*cases.join(" ")), ("{ids}", &*ids)];
-    (!changes.is_empty()).then(|| fill(&statements.count, &values))
+    (!changes.is_empty()).then(|| fill(&statements.change_counters, &values))
 }
 
 fn request_row(call: &Call) -> String {
