@@ -560,22 +560,28 @@ impl Shared {
                 && let Some(mut job) = clean_ups.jobs.remove(place)
             {
                 let by = closed.unwrap_or(job.until).min(now + job.call);
-                if by <= now {
-                    log::debug!("{}: left to run out by itself", job.job.label());
-                    continue;
-                }
+                // Neither a logger nor what a job drops, which may talk to its server, runs under the lock.
                 drop(clean_ups);
-                let attempt = catch_unwind(AssertUnwindSafe(|| job.job.attempt(by)));
-                clean_ups = self.clean_ups.lock();
-                idle_since = Moment::now();
-                match attempt {
+                let attempt = if by <= now {
+                    log::debug!("{}: left to run out by itself", job.job.label());
+                    Ok(Cleaned::Done)
+                } else {
+                    catch_unwind(AssertUnwindSafe(|| job.job.attempt(by)))
+                };
+                let again = match attempt {
                     Ok(Cleaned::Again(after)) if closed.is_none() => {
                         job.at = Moment::now() + after;
-                        clean_ups.jobs.push_back(job);
+                        Some(job)
                     }
-                    Ok(_) => {}
-                    Err(_) => log::error!("{}: a clean-up panicked", job.job.label()),
-                }
+                    Ok(_) => None,
+                    Err(_) => {
+                        log::error!("{}: a clean-up panicked", job.job.label());
+                        None
+                    }
+                };
+                clean_ups = self.clean_ups.lock();
+                clean_ups.jobs.extend(again);
+                idle_since = Moment::now();
                 continue;
             }
             if closed.is_some() || (clean_ups.jobs.is_empty() && idle_since + CALM <= now) {

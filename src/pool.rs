@@ -24,11 +24,14 @@ use crate::probe::Probed;
 /// Threads that open connections: two, so that one slow log-in does not hold up the rest.
 const OPENERS: usize = 2;
 
+/// The largest pool: r2d2 makes room for all of its connections at once.
+const LARGEST: u32 = 1_000;
+
 /// How often a checkout that waits looks again although nothing was heard.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How long after a message a connection may take to be idle: r2d2 puts a new one into its list after it
-/// was opened.
+/// A new connection is announced before r2d2 lists it as idle: how long to wait for that before asking for
+/// another.
 const GRACE: Duration = Duration::from_millis(1);
 
 /// How often r2d2 asks again for a connection that could not be opened; [`Connect::pause`] decides
@@ -630,6 +633,19 @@ impl Drop for Pass {
         }
         self.lanes.notify(&room);
     }
+}
+
+/// Refuses a size that cannot work.
+///
+/// # Errors
+/// `InvalidInput`, with the limits.
+pub(crate) fn check_size(size: u32) -> Result<()> {
+    if (1..=LARGEST).contains(&size) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "a pool_size of {size} is not possible; it must be from 1 to {LARGEST}"
+    )))
 }
 
 #[cfg(test)]

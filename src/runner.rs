@@ -73,7 +73,7 @@ pub(crate) struct Runner {
     snapshot: Arc<Snapshot>,
     probe: Probed,
     hearing: Hearing,
-    /// Whether errors are logged: not where it is returned to a caller.
+    /// Errors are not logged, because the caller gets them returned.
     quiet: bool,
     /// An error that listeners who asked for failures are still to be told of.
     unreported: Option<Error>,
@@ -250,7 +250,7 @@ impl Runner {
         self.snapshot.decide(&mut self.machine, decide)
     }
 
-    /// A moment half way to `by`: a subscription that hangs leaves time for the attempt itself.
+    /// Subscribes in at most half of the time, so that a subscription that hangs leaves the rest for the attempt.
     fn listen(&mut self, unparker: &Unparker, by: Moment) -> Called {
         let half = by - by.remaining() / 2;
         let outcome = self.guarded(|raw| raw.listen(unparker, half));

@@ -147,7 +147,7 @@ impl Snapshot {
         self.notes.lock().state = state;
     }
 
-    /// The owner is the same, its lease is not.
+    /// Publishes a renewed lease. `before` becomes the same owner: it is no change.
     pub(crate) fn refresh(&self, owner: &MutexOwner) {
         let mut notes = self.notes.lock();
         let before = notes.state.after().clone();

@@ -35,13 +35,13 @@ use crate::virtual_time::try_lock_for;
 /// The longest single call of one that waits: a cancelled wait ends with it where the backend hangs.
 const LONGEST_CALL: Duration = Duration::from_secs(3);
 
-/// What asking once is given even where the caller's timeout is nearer.
+/// The least time for the first attempt, however short the caller's timeout.
 const SHORTEST_CALL: Duration = Duration::from_millis(80);
 
-/// What a caller is kept for beyond its timeout to clean up after it, where the backend answers.
+/// How far past its timeout a call may run to clean up, if the backend answers.
 const TIDY: Duration = Duration::from_millis(100);
 
-/// What releasing may take of the thread that unlocks, however many locks it has.
+/// The longest that unlocking blocks its thread, for all its locks together.
 pub(super) const UNLOCK: Duration = Duration::from_millis(800);
 
 /// A lock that one contender at a time holds, wherever it runs.
@@ -388,7 +388,7 @@ impl Inner {
         let turn = turn.map_err(|blocked| self.blocked(blocked, wait))?;
         let driven = &self.driver.driven;
         let driven = driven.try_lock();
-        let driven = driven.or_else(|| try_lock_for(&self.driver.driven, left(deadline)));
+        let driven = driven.or_else(|| try_lock_for(&self.driver.driven, deadline.remaining()));
         let Some(mut driven) = driven else {
             // The background is in a call that hangs.
             return Err(self.blocked(Blocked::Busy, wait));
@@ -442,7 +442,7 @@ impl Inner {
                 }
             }
             let limit = deadline.max(once).min(now + LONGEST_CALL);
-            // What came before an attempt, the attempt sees by itself; a cancel is looked at above.
+            // Pending wake-ups need no draining: the attempt sees what they announced. Cancels were checked above.
             match runner.visit(&unparker, limit) {
                 // Not before the machine says so: a pause may have come between the grant and here.
                 Visit::Announce(Change::Acquired(state)) => {
@@ -630,13 +630,6 @@ fn held(mutex: &str, holder: &str, wait: Wait) -> Error {
         Wait::No(_) | Wait::Forever => String::new(),
     };
     Error::new(ErrorKind::Held, format!("{mutex}: {holder}{waited}"))
-}
-
-/// Far enough for a lock's own arithmetic, which overflows on a far deadline.
-fn left(deadline: Moment) -> Duration {
-    deadline
-        .remaining()
-        .min(Duration::from_secs(366 * 24 * 3600))
 }
 
 /// One ownership, from the grant to the release: what the background renews.

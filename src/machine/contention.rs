@@ -20,7 +20,7 @@ use crate::machine::period::ContendPeriod;
 use crate::owner::{MutexOwner, MutexState};
 use crate::probe::LossReason;
 
-/// What leaving may take of whoever stops.
+/// The most by which leaving may delay a stop.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// What to do next.

@@ -93,7 +93,7 @@ impl Waiters {
         self.waiters.get_mut(at)
     }
 
-    /// Tells those who wait for `names`, which `by` has let go of, and come first now that they do.
+    /// `by` has let go of `names`: unparks every waiter that is the first for one of them now.
     fn advance(&mut self, names: &[Arc<str>], by: u64) {
         let mut claimed: HashSet<Arc<str>> = HashSet::new();
         for waiter in &mut self.waiters {

@@ -630,7 +630,7 @@ fn urls_and_builders_that_are_wrong_are_refused_with_what_is_right() {
         (
             "mysql://h/d?pool_size=0",
             ErrorKind::InvalidInput,
-            "no connections",
+            "from 1 to 1000",
         ),
         (
             "mysql://h/d?wakeups=maybe",

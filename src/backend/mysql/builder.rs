@@ -13,6 +13,7 @@ use super::{Database, Mysql};
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
+use crate::pool;
 use crate::tls::tls_setters;
 use crate::url::Url;
 
@@ -253,9 +254,7 @@ impl Builder {
                 self.poll_interval
             )));
         }
-        if self.pool_size == 0 {
-            return Err(Error::invalid("a pool of no connections cannot work"));
-        }
+        pool::check_size(self.pool_size)?;
         let read_timeout = self
             .read_timeout
             .unwrap_or_else(|| default_read_timeout(self.lease));

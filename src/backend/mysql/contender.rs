@@ -103,7 +103,7 @@ impl MysqlContender {
                     return Err(failed.error);
                 }
             }
-            // Not ours, that is known. What fails from here on is not worth an unknown outcome.
+            // We surely do not own it: a failure below must not report an unknown outcome.
             match self.look(call, entry, &mut turn) {
                 Ok(Some(attempt)) => return Ok(attempt),
                 Ok(None) => {}

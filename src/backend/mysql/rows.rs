@@ -20,8 +20,8 @@ use crate::pool::{Checkout, Lane};
 /// The token of one that has not registered: no process has it.
 pub(super) const NO_TOKEN: &str = "0";
 
-/// How long the statements of a call may take that came with less time: within what `try_lock_for` may take
-/// beyond its timeout.
+/// The least time that the statements of a call get: less than the 200 ms by which `try_lock_for` may
+/// overrun its timeout.
 const LATE: Duration = Duration::from_millis(150);
 
 /// The table, and the pool through which it is reached.
@@ -388,7 +388,11 @@ impl Row {
 
     /// Returns how long the lease or the hand-over lasts; zero once it has run out.
     pub(super) fn left(&self) -> Duration {
-        Duration::from_millis((self.transition_at + 1).saturating_sub(self.now))
+        Duration::from_millis(
+            self.transition_at
+                .saturating_add(1)
+                .saturating_sub(self.now),
+        )
     }
 
     /// Returns `true` if the lease or the hand-over has run out.
@@ -404,8 +408,8 @@ impl Row {
             || (self.is_over()
                 && (self.waiters.is_empty()
                     || self.tokens().next() == Some(token)
-                    || self.transition_at + claim < self.now))
-            || (self.handed_to().is_some() && self.transition_at > self.now + claim)
+                    || self.transition_at.saturating_add(claim) < self.now))
+            || (self.handed_to().is_some() && self.transition_at > self.now.saturating_add(claim))
     }
 
     /// Returns `true` if a contender of Simba's owns: our fences are at least the time of acquisition in

@@ -457,7 +457,7 @@ impl From<Error> for NotOpened {
 /// How a wait ended.
 enum Waited {
     Woken,
-    /// Or there was something to look at.
+    /// The time was up, or a row needed a look at once.
     TimedOut,
     /// Nobody holds the name that was waited for.
     Unblocked,

@@ -16,6 +16,7 @@ use crate::backend::CLAIM_TIME;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
+use crate::pool;
 use crate::probe::{LateProbe, Probed};
 use crate::tls::{Tls, tls_setters};
 use crate::url::{Url, address};
@@ -289,9 +290,7 @@ impl Builder {
                 "a redis prefix is not empty and contains no brace, no ! and no control character",
             );
         }
-        if self.pool_size == 0 {
-            return wrong("pool_size: a redis pool needs at least one connection");
-        }
+        pool::check_size(self.pool_size)?;
         if self.connect_timeout.is_zero() {
             return wrong("the connect timeout may not be zero");
         }

@@ -44,6 +44,7 @@ mod session;
 mod watches;
 mod wire;
 
+use std::mem;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -248,7 +249,12 @@ impl Sessions {
         let mut current = self.current.lock();
         if current.session.state() == SessionState::Expired {
             let session = Session::open(Arc::clone(&self.config), current.probe.clone())?;
-            current.session = Arc::new(session);
+            let session = Arc::new(session);
+            let expired = mem::replace(&mut current.session, Arc::clone(&session));
+            // Closing joins a thread: not while every contender waits for this lock.
+            drop(current);
+            drop(expired);
+            return Ok(session);
         }
         Ok(Arc::clone(&current.session))
     }

@@ -376,7 +376,7 @@ struct Predecessor {
     watch: Arc<Watch>,
     /// It led when we looked: when it is gone, we lead.
     led: bool,
-    /// The question whether it is still there, and whether the leader was asked for, too.
+    /// The pending `exists` for it; `true` if that call asks for the leader as well.
     poll: Option<(Arc<Call>, bool)>,
 }
 
