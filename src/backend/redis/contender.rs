@@ -26,8 +26,8 @@ pub(super) struct RedisContender {
     contender: Contender,
     keys: Keys,
     /// Packed once; see [`Call`].
-    leave: Call,
-    enqueue: Call,
+    acquire_once: Call,
+    acquire_or_queue: Call,
     renew: Call,
     release: Release,
     withdraw: Call,
@@ -57,8 +57,8 @@ impl RedisContender {
             &[id, &total, claim, &keep, counts_all],
             1,
         );
-        let mut leave = acquire.clone();
-        leave.set(&[b""]);
+        let mut acquire_once = acquire.clone();
+        acquire_once.set(&[b""]);
         let renew = Call::new(
             &scripts.renew,
             &[mutex, token, &keys.fence],
@@ -66,8 +66,8 @@ impl RedisContender {
             1,
         );
         RedisContender {
-            leave,
-            enqueue: acquire,
+            acquire_once,
+            acquire_or_queue: acquire,
             renew,
             release: Release::new(common, &keys, id),
             withdraw: Call::with_deadline(
@@ -102,11 +102,11 @@ impl RedisContender {
             }
         }
         let call = match on_refusal {
-            OnRefusal::Leave => &mut self.leave,
+            OnRefusal::Leave => &mut self.acquire_once,
             OnRefusal::Enqueue => {
                 self.deaf = self.subscription.follow(&self.common, by).is_err();
                 self.queued = true;
-                self.enqueue.set(&[&self.place])
+                self.acquire_or_queue.set(&[&self.place])
             }
         };
         let mut told = false;
@@ -132,8 +132,8 @@ impl RedisContender {
             if !place.is_empty() {
                 self.place = place;
             }
-            self.enqueue.set(&[&self.place]);
-            (self.subscription).prepare(&self.enqueue, self.contender.lease);
+            self.acquire_or_queue.set(&[&self.place]);
+            (self.subscription).prepare(&self.acquire_or_queue, self.contender.lease);
         }
         let lease = self.contender.lease;
         let mut retry_in = reply.left()?.unwrap_or(lease.total()) + TICK;
