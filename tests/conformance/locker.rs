@@ -1,5 +1,6 @@
 //! Facts about lockers and their guards.
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -59,11 +60,12 @@ pub fn lockers_lock_in_the_order_in_which_they_came(subject: &Subject) {
         return;
     }
     let mutex = name("order");
-    let queued = Arc::new(AtomicU64::new(0));
-    let counted = Arc::clone(&queued);
-    let factory = hooked::around(&subject.factory(), move |when, call, _, _| {
+    // By id: whoever stands in the queue already may try again meanwhile.
+    let queued = Arc::new(Mutex::new(HashSet::new()));
+    let seen = Arc::clone(&queued);
+    let factory = hooked::around(&subject.factory(), move |when, call, contender, _| {
         if (when, call) == (When::After, Call::Acquire(OnRefusal::Enqueue)) {
-            counted.fetch_add(1, Ordering::SeqCst);
+            seen.lock().insert(contender.id.to_string());
         }
         Ok(())
     });
@@ -72,16 +74,15 @@ pub fn lockers_lock_in_the_order_in_which_they_came(subject: &Subject) {
     let guard = first.lock().unwrap();
     let threads: Vec<_> = (0..4)
         .map(|number| {
-            let before = queued.load(Ordering::SeqCst);
             let locker = factory.locker(&mutex).build().unwrap();
-            let order = Arc::clone(&order);
+            let (id, order) = (locker.id().to_owned(), Arc::clone(&order));
             let thread = thread::spawn(move || {
                 let guard = locker.lock().unwrap();
                 order.lock().push(number);
                 drop(guard);
             });
             wait_until(PATIENCE, "it stands in the queue", || {
-                queued.load(Ordering::SeqCst) > before
+                queued.lock().contains(&id)
             });
             thread
         })
