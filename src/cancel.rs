@@ -12,7 +12,7 @@ use crate::parker::Unparker;
 ///
 /// Clones are one and the same. A call that is given a cancelled `Cancel` returns
 /// [`ErrorKind::Cancelled`] without waiting; a call that waits returns it at once, leaves the queue and
-/// keeps nothing. Once cancelled, it stays cancelled: make a new one for the next wait.
+/// keeps nothing. Where a call to the server hangs, it returns with that call, after three seconds at most. Once cancelled, it stays cancelled: make a new one for the next wait.
 ///
 /// ```
 /// use contend::{Cancel, ErrorKind};

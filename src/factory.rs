@@ -23,6 +23,10 @@ use crate::service::{ContendBuilder, Executor, MutexContender, MutexRetriever, O
 use crate::snapshot::Stats;
 use crate::thread::Local;
 
+/// How long `ping` asks again although nothing could be asked, and how often.
+const PING_AGAIN: Duration = Duration::from_millis(300);
+const PING_PAUSE: Duration = Duration::from_millis(20);
+
 /// A backend and the lease that its contenders ask for. Cheap to clone; shared by any number of
 /// services and lockers, which keep working when it is dropped.
 ///
@@ -285,7 +289,20 @@ impl Factory {
     pub fn ping(&self, timeout: Duration) -> Result<()> {
         let by = Moment::now() + timeout;
         let inner = self.inner()?;
-        let outcome = inner.backend.ping(by);
+        let began = Moment::now();
+        let outcome = loop {
+            match inner.backend.ping(by) {
+                // The pool knows only how the last connect failed, perhaps before the server came back.
+                Err(error)
+                    if error.asked_nothing()
+                        && error.is_transient()
+                        && Moment::now() < by.min(began + PING_AGAIN) =>
+                {
+                    std::thread::sleep(PING_PAUSE);
+                }
+                outcome => break outcome,
+            }
+        };
         inner.registry.pinged(outcome.as_ref().copied());
         outcome
     }

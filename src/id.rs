@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::fs;
 use std::net::Ipv4Addr;
+use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -78,7 +79,8 @@ impl fmt::Debug for ContenderIdGenerator {
     }
 }
 
-type Key = (String, Arc<str>, Arc<str>);
+/// The process too: a forked child has the parent's memory, and none of its contenders.
+type Key = (u32, String, Arc<str>, Arc<str>);
 
 static LIVE: Mutex<Option<HashSet<Key>>> = Mutex::new(None);
 
@@ -90,7 +92,8 @@ pub(crate) struct LiveId {
 
 impl LiveId {
     pub(crate) fn new(realm: &str, mutex: &Arc<str>, id: &Arc<str>) -> Result<LiveId> {
-        let key = (realm.to_owned(), Arc::clone(mutex), Arc::clone(id));
+        let realm = realm.to_owned();
+        let key = (process::id(), realm, Arc::clone(mutex), Arc::clone(id));
         if LIVE.lock().get_or_insert_default().insert(key.clone()) {
             return Ok(LiveId { key });
         }
@@ -105,7 +108,8 @@ impl LiveId {
 
     /// Whether a live contender of this process has this id.
     pub(crate) fn is_live(realm: &str, mutex: &Arc<str>, id: &str) -> bool {
-        let key = (realm.to_owned(), Arc::clone(mutex), Arc::from(id));
+        let realm = realm.to_owned();
+        let key = (process::id(), realm, Arc::clone(mutex), Arc::from(id));
         LIVE.lock().as_ref().is_some_and(|live| live.contains(&key))
     }
 }

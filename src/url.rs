@@ -41,14 +41,10 @@ impl Url {
             ));
         }
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        // An '@' in the path belongs to the path, unless what stands before it can be no host: then it is a
-        // password with a bare '/', of which no part may be taken for something else and shown.
-        if path.contains('@')
-            && !authority.contains('@')
-            && (authority.is_empty() || authority.split(',').any(|host| address(host, 0).is_err()))
-        {
+        if path.contains('@') {
+            // Perhaps a password with a bare '/', of which no part may be taken for something else and shown.
             return Err(Error::invalid(
-                "a URL with an '@' after a '/': write '/' in a user or a password as %2F",
+                "a URL with an '@' after a '/': write '/' in a user or a password as %2F, and '@' in a path as %40",
             ));
         }
         // The last '@': a password may contain one, a host may not.
@@ -69,6 +65,12 @@ impl Url {
                 )
             }
         };
+        if hosts.contains('%') && !hosts.contains('[') {
+            // Perhaps a user and a password whose ':' and '@' were encoded, too.
+            return Err(Error::invalid(
+                "a URL with a '%' in its host: the ':' and '@' around a password stand as they are",
+            ));
+        }
         let parameters = query
             .unwrap_or("")
             .split('&')
@@ -346,6 +348,9 @@ mod tests {
             "mysql://root:s3%ret@db/x",
             "mysql://root:s3cret@db:port/",
             "mysql://root:s3/cret@db/x",
+            "zk://root:12/s3cret@h",
+            "mysql://root:p@12/s3cret@db/x",
+            "redis://root%3As3cret%40h",
         ] {
             let error = Url::parse(text)
                 .and_then(|url| url.addresses(1))
@@ -356,10 +361,11 @@ mod tests {
 
     #[test]
     fn an_at_sign_in_the_path_is_no_credential() {
-        let url = Url::parse("zk://h:2181,g/app@prod").unwrap();
+        assert!(Url::parse("zk://h:2181/app@prod").is_err());
+        let url = Url::parse("zk://h:2181,g/app%40prod").unwrap();
         assert_eq!((url.user, url.password), (None, None));
         assert_eq!((url.hosts.len(), url.path.as_str()), (2, "app@prod"));
-        let url = Url::parse("zk://me:p@ss@h/app@prod").unwrap();
+        let url = Url::parse("zk://me:p@ss@h/app%40prod").unwrap();
         assert_eq!(url.password.as_deref(), Some("p@ss"));
         assert_eq!(url.path, "app@prod");
     }

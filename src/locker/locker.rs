@@ -460,9 +460,9 @@ impl Inner {
                     }
                 }
                 Visit::Called(Called::Observe) => {
-                    if runner.machine().is_standing_back() {
+                    if let Some(fence) = runner.machine().stands_back_from() {
                         let Contender { mutex, id, .. } = &self.driver.contender;
-                        return Err(double(mutex, id, runner.seen().fence()));
+                        return Err(double(mutex, id, fence));
                     }
                 }
                 Visit::Called(Called::Listen(Some(error))) if !error.is_transient() => {
@@ -553,6 +553,15 @@ impl Inner {
         self.tidy(driven);
         match released {
             Ok(true) if was_ours => Ok(()),
+            Ok(false) if was_ours => {
+                // No renewal came to notice it.
+                let Contender { mutex, id, .. } = &self.driver.contender;
+                log::warn!(
+                    "{mutex}: {id}: fence {fence} was taken away before it was released; another process may \
+                     use this id, or an operator ended it"
+                );
+                Err(lost(mutex))
+            }
             Err(error) if was_ours => Err(error.context(format_args!(
                 "{}: not released yet, which is left to the background",
                 self.mutex()
@@ -742,7 +751,8 @@ impl CleanUp for Leave {
     }
 }
 
-type HeldKey = (ThreadId, Arc<str>, Arc<str>);
+/// The process too: a forked child has the parent's memory, and none of its locks.
+type HeldKey = (u32, ThreadId, Arc<str>, Arc<str>);
 
 /// The mutexes that threads of this process hold or wait for, whatever locker they use.
 static HELD: Mutex<Option<HashSet<HeldKey>>> = Mutex::new(None);
@@ -753,8 +763,9 @@ pub(super) struct Held(HeldKey);
 impl Held {
     fn enter(driver: &Driver) -> Result<Held> {
         let mutex = &driver.contender.mutex;
-        let thread = std::thread::current().id();
-        let key = (thread, Arc::clone(&driver.realm), Arc::clone(mutex));
+        let (process, thread) = (std::process::id(), std::thread::current().id());
+        let realm = Arc::clone(&driver.realm);
+        let key = (process, thread, realm, Arc::clone(mutex));
         if HELD.lock().get_or_insert_default().insert(key.clone()) {
             return Ok(Held(key));
         }
@@ -981,12 +992,25 @@ impl LockAllBuilder {
             lockers.push(builder.build()?);
         }
         let mut guards = Vec::with_capacity(lockers.len());
+        // One for all of them: each may ask once, but not each beyond the timeout.
+        let once = Moment::now() + SHORTEST_CALL;
         for locker in &lockers {
-            match locker.lock_as_one_of(wait, self.cancel.as_ref(), Arc::clone(&loss)) {
+            let locked = match wait {
+                Wait::Until(deadline, timeout) if deadline.max(once) <= Moment::now() => {
+                    let message = format!("{}: not tried within {timeout:?}", locker.mutex());
+                    Err(Error::new(ErrorKind::Timeout, message))
+                }
+                _ => locker.lock_as_one_of(wait, self.cancel.as_ref(), Arc::clone(&loss)),
+            };
+            match locked {
                 Ok(guard) => guards.push(guard),
                 Err(error) => {
                     // Within the caller's timeout: what takes longer is the background's.
-                    let _ = GuardAll::new(guards, loss).end(Moment::now() + TIDY);
+                    let by = match wait {
+                        Wait::Until(deadline, _) => deadline.max(once),
+                        Wait::No(_) | Wait::Forever => Moment::now(),
+                    };
+                    let _ = GuardAll::new(guards, loss).end(by + TIDY);
                     return Err(error);
                 }
             }

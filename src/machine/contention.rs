@@ -118,8 +118,8 @@ pub struct Contention {
     comes_again: bool,
     /// Whether the next attempt leaves a place in the queue if it is refused.
     on_refusal: OnRefusal,
-    /// Another process owns under our id: look, and do not contend.
-    standing_back: bool,
+    /// Another process owns under our id, with this fence: look, and do not contend.
+    standing_back: Option<u64>,
     /// The last ownership was taken by our own id, soon after it had begun. Once, that may have been a
     /// repeated request of our own; twice in a row, it is a double.
     suspected: bool,
@@ -183,7 +183,7 @@ impl Contention {
             entered: false,
             comes_again: false,
             on_refusal: OnRefusal::Enqueue,
-            standing_back: false,
+            standing_back: None,
             suspected: false,
             seen: MutexOwner::NONE,
             next_try: start,
@@ -304,9 +304,9 @@ impl Contention {
         self.failures > 0
     }
 
-    /// Whether another process owns under this contender's id.
+    /// The fence with which another process owns under this contender's id.
     #[must_use]
-    pub fn is_standing_back(&self) -> bool {
+    pub fn stands_back_from(&self) -> Option<u64> {
         self.standing_back
     }
 
@@ -360,7 +360,7 @@ impl Contention {
             None if now < self.next_try => Step::Wait {
                 until: self.next_try,
             },
-            None if self.standing_back => Step::Observe { by },
+            None if self.standing_back.is_some() => Step::Observe { by },
             None => Step::Acquire {
                 on_refusal: self.on_refusal,
                 by,
@@ -470,7 +470,7 @@ impl Contention {
                 self.step_down(now, LossReason::TakenAway);
                 self.leftover = None;
                 if double {
-                    self.standing_back = true;
+                    self.standing_back = Some(owner.fence());
                     self.next_try = now + self.period.attempt_backoff(1, roll);
                     self.news.push_back(Change::Double(owner));
                 } else {
@@ -526,8 +526,9 @@ impl Contention {
         match view {
             Ok(view) => {
                 self.failures = 0;
-                self.standing_back = view.owner.is_owner(&self.id);
-                self.next_try = if self.standing_back {
+                let doubled = view.owner.is_owner(&self.id);
+                self.standing_back = doubled.then(|| view.owner.fence());
+                self.next_try = if doubled {
                     now + self.period.attempt_backoff(u32::MAX, roll)
                 } else {
                     now
@@ -764,7 +765,7 @@ mod tests {
         machine.step(at(101));
         let late = MutexOwner::new("a", 3_000, 0, 0, 9);
         machine.renewed(at(200), at(201), Ok(Renewal::Lost(late)), 0.0);
-        assert!(!machine.is_standing_back());
+        assert_eq!(machine.stands_back_from(), None);
     }
 
     /// Two processes with one id that began within one call's time of each other took turns for ever: each
@@ -774,11 +775,11 @@ mod tests {
         let mut machine = owner_at(Lease::default(), at(0), 7);
         let repeated = |fence| Ok(Renewal::Lost(MutexOwner::new("a", 10, 0, 0, fence)));
         machine.renewed(at(200), at(201), repeated(9), 0.0);
-        assert!(!machine.is_standing_back());
+        assert_eq!(machine.stands_back_from(), None);
         machine.acquired(at(300), at(301), granted(10), 0.0);
         while matches!(machine.step(at(301)), Step::Announce(_)) {}
         machine.renewed(at(400), at(401), repeated(11), 0.0);
-        assert!(machine.is_standing_back());
+        assert!(machine.stands_back_from().is_some());
     }
 
     #[test]

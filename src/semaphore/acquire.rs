@@ -44,7 +44,7 @@ pub(super) struct Attempts<'a> {
 }
 
 impl<'a> Attempts<'a> {
-    /// Waits for a call of this process under the same external id, and takes over what it left.
+    /// Waits until `by` for a call of this process under the same external id, and takes over what it left.
     ///
     /// # Errors
     /// `Timeout`; `Cancelled`.
@@ -53,11 +53,8 @@ impl<'a> Attempts<'a> {
         wish: Wish,
         on_held: OnHeld,
         wait: &Wait,
+        by: Moment,
     ) -> Result<Attempts<'a>> {
-        let by = match wait.is_zero() {
-            true => Moment::now() + CALL,
-            false => wait.deadline(),
-        };
         let former = shared.doubts.begin(&wish.external_id, by, wait)?;
         Ok(Attempts {
             shared,
@@ -73,9 +70,8 @@ impl<'a> Attempts<'a> {
         })
     }
 
-    /// At most three tries.
-    pub(super) fn tries(&mut self) -> Result<Decision> {
-        let by = Moment::now() + CALL;
+    /// At most three tries, none of which begins after `by`.
+    pub(super) fn tries(&mut self, by: Moment) -> Result<Decision> {
         let mut tries = 1;
         loop {
             match self.once(Moment::FAR) {
@@ -89,9 +85,8 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// Tries whenever there is a chance, until the wait ends.
-    pub(super) fn wait(&mut self, wait: &Wait) -> Result<Decision> {
-        let deadline = wait.deadline();
+    /// Tries whenever there is a chance, until `deadline`, or until the wait is cancelled.
+    pub(super) fn wait(&mut self, wait: &Wait, deadline: Moment) -> Result<Decision> {
         let parker = Parker::new();
         let dropped = self.shared.factory.waits();
         let cancels = || wait.cancelled_by().into_iter().chain([&dropped]);

@@ -1,8 +1,9 @@
 //! `PermitGuard`: permits that are renewed, and given back when it goes out of scope.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::process;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
@@ -19,6 +20,9 @@ use crate::thread::Local;
 
 /// The longest that giving permits back takes; what is left then goes on in the background.
 const GIVE_BACK: Duration = Duration::from_secs(2);
+
+/// As above, where the guard is dropped: dropping takes a second at most.
+const DROP: Duration = Duration::from_millis(800);
 
 /// Holds permits for as long as it lives.
 ///
@@ -127,7 +131,7 @@ impl PermitGuard {
     /// than the capacity allows. Otherwise the server could not be reached: the permits are released as
     /// soon as it can be, or end with their ttl.
     pub fn release(mut self) -> Result<()> {
-        self.end()
+        self.end(GIVE_BACK)
     }
 
     /// Gives `count` permits of `semaphore` back, and keeps the rest.
@@ -172,7 +176,10 @@ impl PermitGuard {
                 shared.given_back([(semaphore, count)]);
                 Ok(())
             }
-            Ok(false) => Err(lost(&before)),
+            Ok(false) => {
+                self.keep.end();
+                Err(lost(&before))
+            }
             Err(error) => {
                 let lower = ReleasePart {
                     store: Arc::clone(&shared.store),
@@ -188,7 +195,7 @@ impl PermitGuard {
         }
     }
 
-    fn end(&mut self) -> Result<()> {
+    fn end(&mut self, patience: Duration) -> Result<()> {
         if std::mem::replace(&mut self.over, true) {
             return Ok(());
         }
@@ -198,7 +205,7 @@ impl PermitGuard {
         let was_valid = self.is_valid();
         let held = self.keep.held();
         self.keep.end();
-        let by = Moment::now() + self.keep.lease.call_budget().min(GIVE_BACK);
+        let by = Moment::now() + self.keep.lease.call_budget().min(patience);
         let outcome = shared.store.release(&held, by);
         log::debug!(
             "released the permits of {:?}, held for {:?}",
@@ -229,7 +236,7 @@ impl PermitGuard {
 
 impl Drop for PermitGuard {
     fn drop(&mut self) {
-        match self.end() {
+        match self.end(DROP) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Forked => {}
             Err(error) => log::warn!("{error}"),
@@ -279,22 +286,38 @@ impl CleanUp for ReleasePart {
     }
 }
 
-/// The external ids with a live guard in this process, by the realm of their store.
-static LIVE: Mutex<Option<HashSet<(String, Arc<str>)>>> = Mutex::new(None);
+/// The process too: a forked child has the parent's memory, and none of its guards.
+type Key = (u32, String, Arc<str>);
+
+/// The external ids with a live guard in this process, by the realm of their store, and what those hold.
+static LIVE: Mutex<BTreeMap<Key, Weak<Keep>>> = Mutex::new(BTreeMap::new());
+
+/// Ends the belief of the guards of this process, whatever factory they come from, that hold what `which`
+/// names: it is given back without them.
+pub(super) fn end_guards(realm: &str, which: impl Fn(&Held) -> bool) {
+    let kept: Vec<Arc<Keep>> = {
+        let live = LIVE.lock();
+        let here = live.iter().filter(|((_, of, _), _)| of == realm);
+        here.filter_map(|(_, keep)| keep.upgrade()).collect()
+    };
+    for keep in kept.iter().filter(|keep| which(&keep.held())) {
+        keep.end();
+    }
+}
 
 /// Keeps an external id from having a second live guard in this process.
 #[derive(Debug)]
 pub(super) struct OnlyGuard {
-    key: (String, Arc<str>),
+    key: Key,
 }
 
 impl OnlyGuard {
     /// # Errors
     /// `DuplicateContender` where there is one.
     pub(super) fn new(realm: &str, external_id: &Arc<str>) -> Result<OnlyGuard> {
-        let key = (realm.to_owned(), Arc::clone(external_id));
+        let key = (process::id(), realm.to_owned(), Arc::clone(external_id));
         let mut live = LIVE.lock();
-        if !live.get_or_insert_default().insert(key.clone()) {
+        if live.contains_key(&key) {
             return Err(Error::new(
                 ErrorKind::DuplicateContender,
                 format!(
@@ -303,12 +326,18 @@ impl OnlyGuard {
                 ),
             ));
         }
+        live.insert(key.clone(), Weak::new());
         Ok(OnlyGuard { key })
+    }
+
+    /// The guard has what it asked for.
+    pub(super) fn holds(&self, keep: &Arc<Keep>) {
+        LIVE.lock().insert(self.key.clone(), Arc::downgrade(keep));
     }
 }
 
 impl Drop for OnlyGuard {
     fn drop(&mut self) {
-        LIVE.lock().get_or_insert_default().remove(&self.key);
+        LIVE.lock().remove(&self.key);
     }
 }

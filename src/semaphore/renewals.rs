@@ -74,11 +74,11 @@ impl Keep {
         self.lost.clone()
     }
 
-    /// Ends belief for good.
-    pub(super) fn end(&self) {
+    /// Ends belief for good. Returns `true` the first time.
+    pub(super) fn end(&self) -> bool {
         let mut belief = self.state.lock();
         belief.until = Moment::from_origin(Duration::ZERO);
-        belief.alarm = None;
+        belief.alarm.take().is_some()
     }
 
     /// Extends belief; a deadline once passed never revives.
@@ -178,29 +178,18 @@ impl Renewals {
         self.list.lock().kept.remove(&number);
     }
 
-    /// Ends the belief in those that `which` names: they are given back without their guards.
-    pub(super) fn end(&self, which: impl Fn(&Held) -> bool) {
-        self.list.lock().kept.retain(|_, kept| {
-            let ends = which(&kept.keep.held());
-            if ends {
-                kept.keep.end();
-            }
-            !ends
-        });
-    }
-
     /// Ends the belief of those whose time has passed, and takes what is due.
     fn take(&self) -> Vec<(u64, Arc<Keep>)> {
         let mut list = self.list.lock();
         let now = Moment::now();
         list.kept.retain(|_, kept| {
             let valid = now < kept.keep.until();
-            if !valid {
+            // Not where its belief was ended on purpose.
+            if !valid && kept.keep.end() {
                 log::warn!(
                     "the permits of {:?} could not be renewed in time: lost",
                     kept.keep.held().external_id
                 );
-                kept.keep.end();
             }
             valid
         });

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::acquire::{Attempts, Doubts, FIRST_POLL};
-use super::guard::{OnlyGuard, PermitGuard};
+use super::guard::{OnlyGuard, PermitGuard, end_guards};
 use super::maintenance::MaintenanceBuilder;
 use super::outcome::{Acquisition, Liveness, exhausted_error, used_up};
 use super::renewals::{Keep, Renewals};
 use super::request::{MAX_TEXT, PermitRequest, Wait, check_ttl, lease_of};
 use super::wait_list::WaitList;
 use crate::backend::permit_store::{
-    CapacityChange, Decision, Discrepancy, Grant, Holder, OnHeld, PermitRenewal, PermitStore,
+    CapacityChange, Decision, Discrepancy, Grant, Held, Holder, OnHeld, PermitRenewal, PermitStore,
     Release, RequestStatus, Sweep, Swept, Usage, Wish, no_such_semaphore,
 };
 use crate::clock::Moment;
@@ -318,7 +318,10 @@ impl Semaphores {
             )));
         }
         match shared.renewals.add(&keep, &shared.factory.background) {
-            Ok(number) => Ok(PermitGuard::new(shared, keep, number, only)),
+            Ok(number) => {
+                only.holds(&keep);
+                Ok(PermitGuard::new(shared, keep, number, only))
+            }
             Err(error) => {
                 shared.end_held(&keep.held(), lease.ttl());
                 Err(named(error))
@@ -337,9 +340,9 @@ impl Semaphores {
         // What it held is known only before: those who wait for it must be woken.
         let held = shared.waiting_names(external_id);
         // A guard of this process stops believing before it is given back.
-        shared
-            .renewals
-            .end(|held| *held.external_id == *external_id);
+        end_guards(shared.store.realm(), |held| {
+            *held.external_id == *external_id
+        });
         let mut tries = 0;
         let mut released = retried(|| {
             tries += 1;
@@ -464,10 +467,15 @@ impl SharedSemaphores {
         on_held: OnHeld,
         wait: &Wait,
     ) -> Result<Decision> {
-        let mut attempts = Attempts::new(self, wish, on_held, wait)?;
+        // One deadline for all of it: waiting for another call under the same id counts, too.
+        let by = match wait.is_zero() {
+            true => within(CALL),
+            false => wait.deadline(),
+        };
+        let mut attempts = Attempts::new(self, wish, on_held, wait, by)?;
         let decision = match wait.is_zero() {
-            true => attempts.tries(),
-            false => attempts.wait(wait),
+            true => attempts.tries(by),
+            false => attempts.wait(wait, by),
         };
         if let Ok(Decision::Granted(grant)) = &decision {
             self.granted(&attempts.call.wish, grant);
@@ -516,8 +524,8 @@ impl SharedSemaphores {
         let swept = retried(|| self.store.sweep(sweep, within(LONG_CALL)))?;
         for one in &swept {
             let fences = |fence| one.permits.iter().any(|it| it.fence == fence);
-            self.renewals
-                .end(|held| held.permits.iter().any(|it| fences(it.id)));
+            let swept = |held: &Held| held.permits.iter().any(|it| fences(it.id));
+            end_guards(self.store.realm(), swept);
             let permits = one.permits.iter();
             self.given_back(permits.map(|it| (&*it.semaphore, it.count)));
         }

@@ -129,9 +129,12 @@ impl Log {
         let patience = Instant::now() + PATIENCE;
         loop {
             self.read(program, Instant::now() + Duration::from_millis(300), false);
-            let leads = self.last_is(" acquired, ", &[" released, "]);
-            let lost = [": connection lost: ", ": no server can be used: "];
-            let connected = self.last_is(": connected", &lost);
+            let leads = self.last_is(&[" acquired, "], &[" released, "]);
+            // The session after one that has expired connects without a word.
+            let connected = self.last_is(
+                &[": connected", ": the session has expired"],
+                &[": connection lost: ", ": no server can be used: "],
+            );
             if leads && connected && self.troubled.is_empty() {
                 return;
             }
@@ -143,13 +146,13 @@ impl Log {
         }
     }
 
-    /// Whether `good` was logged later than any of `bad`, or nothing of that yet.
-    fn last_is(&self, good: &str, bad: &[&str]) -> bool {
-        let is_bad = |line: &str| bad.iter().any(|bad| line.contains(bad));
+    /// Whether one of `good` was logged later than any of `bad`, or nothing of that yet.
+    fn last_is(&self, good: &[&str], bad: &[&str]) -> bool {
+        let is_one = |line: &str, of: &[&str]| of.iter().any(|it| line.contains(it));
         let mut lines = self.lines.iter().rev();
         lines
-            .find(|line| line.contains(good) || is_bad(line))
-            .is_none_or(|line| !is_bad(line))
+            .find(|line| is_one(line, good) || is_one(line, bad))
+            .is_none_or(|line| is_one(line, good))
     }
 
     fn tally(&self) -> String {

@@ -297,6 +297,29 @@ fn lock_all_is_all_or_none_and_lost_with_the_first() {
     });
 }
 
+/// A timeout bounds the call, however many mutexes it is for and however slowly each is answered.
+#[test]
+fn lock_all_keeps_its_timeout_however_many_there_are() {
+    within(HANG, || {
+        let memory = factory(20_000, 2_000);
+        let slow = hooked::around(&memory, |when, _, _, _| {
+            if when == When::Before {
+                thread::sleep(ms(50));
+            }
+            Ok(())
+        });
+        let names: Vec<String> = (0..60).map(|number| format!("m{number:02}")).collect();
+        let began = Instant::now();
+        let outcome = slow.lock_all(&names).try_lock_for(ms(100));
+        let took = began.elapsed();
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
+        assert!(took < ms(300) + SLACK, "{took:?}");
+        wait_until(PATIENCE, "none is left", || {
+            memory.list().unwrap().is_empty()
+        });
+    });
+}
+
 /// What a run left on a server that hung must not be cleaned up under the next run of the service: that
 /// would adopt, and release, the lease of a live owner.
 #[test]

@@ -613,3 +613,46 @@ fn semaphores_come_from_the_factory() {
         assert!(error.to_string().contains("mysql://"), "{error}");
     }
 }
+
+/// Rule "one id, one contender": whatever factory of the process gives a request back, its guard knows at
+/// once, and so does a guard that is told that its part is gone.
+#[test]
+fn a_request_that_is_given_back_elsewhere_in_the_process_ends_its_guard_at_once() {
+    let realm = "memory://given-back-elsewhere";
+    let semaphores = || contend::connect(realm).unwrap().semaphores().unwrap();
+    let (one, two) = (semaphores(), semaphores());
+    one.create("a", 3).unwrap();
+    let guard = one.guard(&want("job", "a", 3), ms(0)).unwrap();
+    let lost = guard.lost();
+    assert_eq!(two.release("job").unwrap(), Release::Released);
+    assert!(!guard.is_valid() && lost.recv().is_err());
+    let next = two.guard(&want("next", "a", 3), ms(0)).unwrap();
+    assert!(next.is_valid());
+    assert_eq!(guard.release().unwrap_err().kind(), ErrorKind::Lost);
+    assert!(next.is_valid());
+}
+
+/// Review C14: the time spent behind another call under the same id counts, too.
+#[test]
+fn a_timeout_is_one_for_the_wait_behind_the_same_id_and_for_the_permits() {
+    within(HANG, || {
+        let factory = contend::connect("memory://one-timeout").unwrap();
+        let semaphores = factory.semaphores().unwrap();
+        semaphores.create("a", 1).unwrap();
+        let _full = semaphores.guard(&want("full", "a", 1), ms(0)).unwrap();
+        let wait = |timeout: u64| {
+            let began = Instant::now();
+            let outcome = semaphores.acquire_for(&want("job", "a", 1), ms(timeout));
+            (outcome, began.elapsed())
+        };
+        thread::scope(|scope| {
+            let first = scope.spawn(|| wait(700));
+            wait_until(PATIENCE, "the first waits", || {
+                semaphores.usage("a").unwrap().held == 1 && !first.is_finished()
+            });
+            let (_, took) = scope.spawn(|| wait(1_000)).join().unwrap();
+            // A loaded machine may add something to the 200 ms; the two waits together are 1.7 s.
+            assert!(took < ms(1_500), "{took:?}");
+        });
+    });
+}

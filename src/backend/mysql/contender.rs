@@ -318,9 +318,11 @@ impl RawContender for MysqlContender {
         if !self.leave() {
             return Ok(false);
         }
-        // Where this fails the waiting thread tries again.
-        let step = |call: &mut Call<'_>| self.waiter().step(call, self.mutex());
-        self.rows.call(Lane::Other, by, step)?;
+        // Not a moment beyond `by`, which is past the caller's timeout as it is: where this fails the
+        // waiting thread tries again.
+        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
+        let call = &mut self.rows.on(&mut connection, by);
+        self.waiter().step(call, self.mutex())?;
         Ok(true)
     }
 

@@ -475,7 +475,7 @@ mod tests {
     /// An `@` in a chroot is part of the chroot, not the end of a user's name.
     #[test]
     fn an_at_sign_after_the_hosts_is_no_credential() {
-        let config = config("zk://h:2181/app@prod").unwrap();
+        let config = config("zk://h:2181/app%40prod").unwrap();
         assert_eq!(config.realm, "zk://h:2181/app@prod");
         assert_eq!((config.chroot.as_str(), config.digest), ("/app@prod", None));
     }
