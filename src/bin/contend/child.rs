@@ -123,10 +123,11 @@ impl Running {
             }
             if !lost && let Some(why) = (terms.over)() {
                 lost = true;
-                let event = now().with("event", "lost").with("message", why);
-                console.message(event, &format!("{why}; ending the command"));
+                // First: nothing may come between the loss and the command's end.
                 self.target.send(Signal::TERM);
                 kill = after(terms.grace);
+                let event = now().with("event", "lost").with("message", why);
+                console.message(event, &format!("{why}; ending the command"));
             }
             select! {
                 recv(terms.signals) -> signal => match signal {
