@@ -8,7 +8,10 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use testbed::{Output, Process, RedisServer, within};
+use rustix::process::Signal;
+use testbed::{Output, Process, RedisServer, TempDir, within};
+
+use crate::program::{Program, run};
 
 const HANG: Duration = Duration::from_secs(120);
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -98,5 +101,33 @@ fn a_leader_told_to_end_releases_first() {
             .map(|line| field(line, "event").to_owned())
             .collect();
         assert_eq!(events, ["started", "acquired", "released", "stopped"]);
+    });
+}
+
+/// The command takes the signal too, but it was meant for contend: the command is not started again.
+#[test]
+fn a_signal_while_the_command_is_being_ended_ends_the_election() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let folder = TempDir::new();
+        let end = folder.path().join("end");
+        let script = "trap 'echo told' TERM; echo runs; until [ -e \"$0\" ]; do sleep 0.05; done";
+        let elect = ["elect", "m", "--transition", "60s", "--", "sh", "-c"];
+        let file = end.to_str().unwrap();
+        let url = server.url();
+        let mut leader = Program::start(&url, &[&elect[..], &[script, file]].concat());
+        leader.says("runs");
+        let (_, status, _) = run(&url, &["status", "m", "--json"]);
+        let fence = field(&status, "fence");
+        assert_eq!(run(&url, &["revoke", "m", "--fence", fence]).0, 0);
+        leader.says("told");
+        leader.signal(Signal::TERM);
+        // By the signal that was passed on: contend has it.
+        leader.says("told");
+        std::fs::write(&end, "").unwrap();
+        let (code, lines) = leader.ends();
+        assert_eq!(code, 0, "{lines:#?}");
+        let runs = lines.iter().filter(|line| *line == "runs").count();
+        assert_eq!(runs, 1, "{lines:#?}");
     });
 }

@@ -140,8 +140,10 @@ impl Elect {
                     ("CONTEND_FENCE", fence.to_string()),
                     ("CONTEND_MUTEX", mutex.clone()),
                 ];
-                if let End::Exited(code) = child::run(&self.command, &environment, &terms, &own)? {
-                    exited = Some(code);
+                match child::run(&self.command, &environment, &terms, &own)? {
+                    End::Exited(code) => exited = Some(code),
+                    End::Ended { told_to_stop: true } => break,
+                    End::Ended { .. } => {}
                 }
             }
             if has_led() && !is_over() && exited.is_none() && service.fence().is_some() {

@@ -181,7 +181,7 @@ impl Job {
         ];
         let code = match child::run(&self.command, &environment, &terms, &self.own) {
             Ok(End::Exited(code)) => code,
-            Ok(End::Ended) => LOST,
+            Ok(End::Ended { .. }) => LOST,
             Err(failure) => {
                 failure.show(&self.own);
                 failure.code()

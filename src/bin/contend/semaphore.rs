@@ -302,7 +302,7 @@ impl Shell<'_> {
                 guard.release()?;
                 Ok(code)
             }
-            End::Ended => Ok(LOST),
+            End::Ended { .. } => Ok(LOST),
         }
     }
 
