@@ -140,11 +140,12 @@ impl Messages {
         // Without a thread there are no messages; the lock matters more.
         let _ = thread::Builder::new().spawn(move || {
             for message in messages {
-                match message {
+                // A reader that has gone away may come back, as one that opens a named pipe does.
+                let _ = match message {
                     // In one piece: the command may write to the same stream.
-                    Message::Line(line) => drop(io::stderr().write_all(line.as_bytes())),
-                    Message::Mark(written) => drop(written.send(())),
-                }
+                    Message::Line(line) => io::stderr().write_all(line.as_bytes()).ok(),
+                    Message::Mark(written) => written.send(()).ok(),
+                };
             }
         });
         Messages {

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use contend::semaphore::{
     Acquisition, Exhausted, Permit, PermitRenewal, PermitRequest, Release, Semaphores, Usage, Wait,
 };
-use contend::{Cancel, ContenderIdGenerator};
+use contend::{Cancel, ContenderIdGenerator, ErrorKind};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
@@ -298,10 +298,16 @@ impl Shell<'_> {
             ("SEMAPHORE_FENCES", fences.join(",")),
         ];
         match child::run(command, &environment, &terms, self.console)? {
-            End::Exited(code) => {
-                guard.release()?;
-                Ok(code)
-            }
+            End::Exited(code) => match guard.release() {
+                Ok(()) => Ok(code),
+                Err(error) if error.kind() == ErrorKind::Lost => Ok(LOST),
+                Err(error) => {
+                    // They were ours when the command had ended.
+                    let text = format!("the permits: released without an answer: {error}");
+                    self.console.log(&text);
+                    Ok(code)
+                }
+            },
             End::Ended { .. } => Ok(LOST),
         }
     }
