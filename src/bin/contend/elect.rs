@@ -29,7 +29,8 @@ use crate::signals;
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"owner\", \"fence\"}; the events are
 started, acquired, released, owner and stopped. With a command they go to standard error.
 The mutex defaults to demo.
-Exits with 69, 77 or 78 if it ends without the server ever having answered; `contend --help` lists all.
+Exits with 69 if it ends without the server ever having answered, with 77 or 78 if the server does not let
+it lead when it ends; `contend --help` lists all.
 
 Examples:
   contend elect
@@ -153,7 +154,8 @@ impl Elect {
         }
 
         // Asked while they still run. The log has said what is wrong when it began.
-        let code = exited.unwrap_or_else(|| at_the_end(&factory));
+        let error = services.iter().find_map(MutexContendService::last_error);
+        let code = exited.unwrap_or_else(|| at_the_end(&factory, error.as_ref()));
         // Who waits goes first, or it would lead for a moment when the leader has gone.
         let leader = show.lock().leads_since().map(|(index, _)| index);
         let (last, first) = services

@@ -30,7 +30,8 @@ The mutex defaults to schedule-demo. With a command, contend's own lines go to s
 standard output is the command's; without one, to standard output.
 With --json, each line is {\"at_ms\", \"mutex\", \"event\", \"fence\", \"code\"}; the events are started, run (a
 run begins), ended (with the command's exit code) and stopped.
-Exits with 0 when it is told to stop by SIGTERM or SIGINT, with 69, 77 or 78 if the server never let it lead.
+Exits with 0 when it is told to stop by SIGTERM or SIGINT, with 69 if the server has never answered by then,
+with 77 or 78 if it does not let it lead.
 
 Examples:
   contend schedule report --every 1h -- ./report.sh
@@ -122,7 +123,7 @@ impl Schedule {
             || format!("{pid} started; end it with Ctrl-C"),
         )?;
         let _ = interrupted.recv();
-        let code = at_the_end(&factory);
+        let code = at_the_end(&factory, scheduler.last_error().as_ref());
         scheduler.stop()?;
         own.either(|| job.event("stopped"), || format!("{pid} stopped"))?;
         Ok(code)
