@@ -59,7 +59,8 @@ struct Running {
 enum Target {
     /// The command and what it started, in the group of the guardian, which does not mind but SIGKILL.
     Group(Pid),
-    /// The command alone: it shares our terminal, and a group of its own could not read from it.
+    /// The command alone: it shares our terminal, and a group of its own could not read from it. What it has
+    /// started is not ended, as the help of `lock` says: our group may be that of a whole pipeline.
     One(Pid),
 }
 

@@ -23,7 +23,8 @@ use crate::signals;
 /// A command runs while this contender leads. It finds the fence of the leadership in CONTEND_FENCE. If
 /// leadership is lost, the command is ended, SIGTERM and then SIGKILL before the transition is over, and runs
 /// again when this contender leads again. It is ended too if contend is killed. When the command ends by
-/// itself, leadership is given up and contend exits with its code. Signals are passed on to it.
+/// itself, leadership is given up and contend exits with its code, whatever the command has left behind.
+/// Signals are passed on to it. `contend lock --help` tells what is ended with a command.
 #[derive(Args)]
 #[command(after_long_help = "\
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"owner\", \"fence\"}; the events are

@@ -20,7 +20,8 @@ use crate::signals;
 /// Start it on several machines: one of them leads and runs the command, and another one goes on when it
 /// ends. The command finds the fence of the leadership in CONTEND_FENCE. If leadership is lost while it
 /// runs, or contend is told to stop, the command is ended: SIGTERM, then SIGKILL. It is ended too if contend
-/// is killed. Without a command, a line is printed instead.
+/// is killed. `contend lock --help` tells what is ended with a command. Without one, a line is printed
+/// instead.
 ///
 /// The last run is kept with the mutex: a new leader goes on where the last one was, and a rolling deploy
 /// runs nothing twice.

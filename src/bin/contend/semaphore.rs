@@ -64,7 +64,9 @@ pub enum Semaphore {
     /// Holds permits while a command runs, as `lock` does with a mutex. Waits for them.
     ///
     /// The command finds the fences of its permits in CONTEND_FENCE, in the order of the semaphores' names,
-    /// separated by commas. If the permits are lost while it runs, or contend is killed, it is ended.
+    /// separated by commas. If the permits are lost while it runs, or contend is killed, it is ended; `contend
+    /// lock --help` tells what is ended with it. When it exits, the permits are given back, whatever it has
+    /// left behind.
     Run {
         #[command(flatten)]
         wanted: Wanted,
