@@ -8,7 +8,10 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use testbed::{Output, Process, RedisServer, within};
+use rustix::process::{Pid, Signal, kill_process};
+use testbed::{Output, Process, RedisServer, TempDir, within};
+
+use crate::program::{Program, run};
 
 const HANG: Duration = Duration::from_secs(120);
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -98,5 +101,62 @@ fn a_leader_told_to_end_releases_first() {
             .map(|line| field(line, "event").to_owned())
             .collect();
         assert_eq!(events, ["started", "acquired", "released", "stopped"]);
+    });
+}
+
+/// The command takes the signal too, but it was meant for contend: the command is not started again.
+#[test]
+fn a_signal_while_the_command_is_being_ended_ends_the_election() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let folder = TempDir::new();
+        let end = folder.path().join("end");
+        let script = "trap 'echo told' TERM; echo runs; until [ -e \"$0\" ]; do sleep 0.05; done";
+        let elect = ["elect", "m", "--transition", "60s", "--", "sh", "-c"];
+        let file = end.to_str().unwrap();
+        let url = server.url();
+        let mut leader = Program::start(&url, &[&elect[..], &[script, file]].concat());
+        leader.says("runs");
+        let (_, status, _) = run(&url, &["status", "m", "--json"]);
+        let fence = field(&status, "fence");
+        assert_eq!(run(&url, &["revoke", "m", "--fence", fence]).0, 0);
+        leader.says("told");
+        leader.signal(Signal::TERM);
+        // By the signal that was passed on: contend has it.
+        leader.says("told");
+        std::fs::write(&end, "").unwrap();
+        let (code, lines) = leader.ends();
+        assert_eq!(code, 0, "{lines:#?}");
+        let runs = lines.iter().filter(|line| *line == "runs").count();
+        assert_eq!(runs, 1, "{lines:#?}");
+    });
+}
+
+#[test]
+fn what_was_started_with_nohup_survives_the_end_of_its_terminal() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let url = server.url();
+        // As nohup does, but whatever the streams of this test are.
+        let mut command = Command::new("sh");
+        let nohup = "trap '' HUP; exec \"$0\" elect m --json";
+        command
+            .args(["-c", nohup, CONTEND])
+            .env("CONTEND_URL", &url);
+        let leader = Process::spawn(&command, &Output::Pipe).unwrap();
+        let stdout = BufReader::new(leader.take_stdout().unwrap());
+        let mut lines = stdout.lines().map(|line| line.unwrap());
+        let mut acquires = || {
+            let line = lines.find(|line| field(line, "event") == "acquired");
+            let line = line.expect("it goes on");
+            field(&line, "fence").to_owned()
+        };
+        let fence = acquires();
+        let pid = Pid::from_raw(i32::try_from(leader.pid()).unwrap()).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+        // A leader that was ended does not lead again.
+        assert_eq!(run(&url, &["revoke", "m", "--fence", &fence]).0, 0);
+        assert_ne!(acquires(), fence);
+        assert_eq!(leader.terminate(PATIENCE).code(), Some(0));
     });
 }

@@ -12,6 +12,7 @@ mod mysql_ground;
 mod outages;
 mod program;
 mod semaphore;
+mod unread;
 
 /// The command, which cargo has built with the features of these tests.
 const CONTEND: &str = env!("CARGO_BIN_EXE_contend");

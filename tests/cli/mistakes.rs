@@ -371,3 +371,21 @@ fn waits_in_silence(ways: &Ways, told: &mut Transcript) {
     assert!(once.count() <= 2, "{lines:#?}");
     wait_until(PATIENCE, "its server is left alone", || proxy.live() == 0);
 }
+
+/// A server that answers, but has no table: whoever reads only the exit code is told.
+#[test]
+fn without_a_table_elect_and_schedule_end_with_the_code_of_a_missing_setup() {
+    within(HANG, || {
+        let url = mysql_ground::empty_database();
+        for args in [
+            &["elect", "m"][..],
+            &["elect", "m", "--", "true"],
+            &["schedule", "m", "--", "true"],
+        ] {
+            let mut program = Program::start(&url, args);
+            program.says("warn m: ");
+            let (code, lines) = program.terminate();
+            assert_eq!(code, 78, "{args:?}: {lines:#?}");
+        }
+    });
+}

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::mysql_ground::{HANG, empty_database};
 use crate::program::{PATIENCE, Program};
 use rustix::process::Signal;
-use testbed::{is_alive, wait_until, within};
+use testbed::{Direction, Proxy, TempDir, is_alive, wait_until, within};
 
 struct Shell {
     url: String,
@@ -141,5 +141,29 @@ fn a_command_under_permits_ends_with_a_killed_parent() {
         assert_eq!(waiting.terminate().0, 128 + 15);
         parent.signal(Signal::KILL);
         wait_until(PATIENCE, "the command was ended too", || !is_alive(sleeper));
+    });
+}
+
+/// As with a lock: the permits were held to the command's end, and that is what its code is about.
+#[test]
+fn a_server_that_hangs_at_the_release_does_not_change_the_commands_code() {
+    within(HANG, || {
+        let url = empty_database();
+        let shell = Shell { url: url.clone() };
+        assert_eq!(shell.run(&["create", "gpu", "1"]).0, 0);
+        let (before, rest) = url.split_once('@').unwrap();
+        let (addr, database) = rest.split_once('/').unwrap();
+        let proxy = Proxy::to(addr.replace("localhost", "127.0.0.1").parse().unwrap());
+        let through = format!("{before}@{}/{database}", proxy.addr());
+        let folder = TempDir::new();
+        let end = folder.path().join("end");
+        let script = "echo in; until [ -e \"$0\" ]; do sleep 0.05; done; exit 7";
+        let run = ["semaphore", "run", "gpu", "--", "sh", "-c", script];
+        let mut program = Program::start(&through, &[&run[..], &[end.to_str().unwrap()]].concat());
+        program.says("in");
+        proxy.black_hole(Direction::Both);
+        std::fs::write(&end, "").unwrap();
+        program.says("released without an answer");
+        assert_eq!(program.ends().0, 7);
     });
 }

@@ -41,7 +41,10 @@ pub enum End {
     /// By itself, with this exit code.
     Exited(u8),
     /// It was ended, because it might not run on.
-    Ended,
+    Ended {
+        /// Whether we were told to end meanwhile: the command took the signal, but is not what it was for.
+        told_to_stop: bool,
+    },
 }
 
 /// The command, and the process that ends it should we die.
@@ -56,7 +59,8 @@ struct Running {
 enum Target {
     /// The command and what it started, in the group of the guardian, which does not mind but SIGKILL.
     Group(Pid),
-    /// The command alone: it shares our terminal, and a group of its own could not read from it.
+    /// The command alone: it shares our terminal, and a group of its own could not read from it. What it has
+    /// started is not ended, as the help of `lock` says: our group may be that of a whole pipeline.
     One(Pid),
 }
 
@@ -117,26 +121,31 @@ impl Running {
         let look = tick(LOOK.min((terms.grace / 4).max(Duration::from_millis(1))));
         let mut kill = never();
         let mut lost = false;
+        let mut told_to_stop = false;
         let status = loop {
             if let Ok(Some(status)) = self.child.try_wait() {
                 break status;
             }
             if !lost && let Some(why) = (terms.over)() {
                 lost = true;
-                let event = now().with("event", "lost").with("message", why);
-                console.message(event, &format!("{why}; ending the command"));
+                // First: nothing may come between the loss and the command's end.
                 self.target.send(Signal::TERM);
                 kill = after(terms.grace);
+                let event = now().with("event", "lost").with("message", why);
+                console.message(event, &format!("{why}; ending the command"));
             }
             select! {
-                recv(terms.signals) -> signal => match signal {
-                    Ok(SIGTERM) => self.target.send(Signal::TERM),
-                    // Ctrl-C has reached a command that shares our terminal already.
-                    Ok(SIGINT) if self.target.is_group() => self.target.send(Signal::INT),
-                    Ok(SIGHUP) => self.target.send(Signal::HUP),
-                    // SIGCHLD: look.
-                    _ => {}
-                },
+                recv(terms.signals) -> signal => {
+                    told_to_stop |= matches!(signal, Ok(SIGTERM | SIGINT | SIGHUP));
+                    match signal {
+                        Ok(SIGTERM) => self.target.send(Signal::TERM),
+                        // Ctrl-C has reached a command that shares our terminal already.
+                        Ok(SIGINT) if self.target.is_group() => self.target.send(Signal::INT),
+                        Ok(SIGHUP) => self.target.send(Signal::HUP),
+                        // SIGCHLD: look.
+                        _ => {}
+                    }
+                }
                 recv(kill) -> _ => {
                     self.target.send(Signal::KILL);
                     kill = never();
@@ -147,7 +156,7 @@ impl Running {
         let end = if lost || (terms.over)().is_some() {
             // What the command started may not have ended with it.
             self.target.send(Signal::KILL);
-            End::Ended
+            End::Ended { told_to_stop }
         } else {
             End::Exited(exit_code(status))
         };

@@ -1,12 +1,27 @@
 //! What people and programs read: lines on standard output, messages on standard error, as text or JSON.
 
 use std::io::{self, IsTerminal, Write};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam_channel::{Sender, bounded};
 
 use crate::exit::Failure;
 use crate::json::Json;
 
+/// How many messages wait for a standard error that is not read; what comes then is dropped.
+const BACKLOG: usize = 1024;
+
+/// How long the end of the program waits for its messages to be written.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// The two streams, and how to write to them.
+///
+/// Messages on standard error are written by a thread that nobody waits for: where nobody reads it, a write
+/// blocks for ever, and no lock, command or signal may depend on that. Lines on standard output do block:
+/// they are what the program is for. None is written beside a command, see `beside`.
 #[derive(Clone, Copy)]
 pub struct Console {
     json: bool,
@@ -65,7 +80,8 @@ impl Console {
         self.line(&if self.json { json().end() } else { text() })
     }
 
-    /// Writes a message to standard error. A reader that has gone away is no reason to stop.
+    /// Has a message written to standard error. Never blocks; a reader that has gone away is no reason to
+    /// stop.
     pub fn message(&self, event: Json, text: &str) {
         if self.json {
             self.write_message(&event.end());
@@ -75,13 +91,85 @@ impl Console {
     }
 
     fn write_message(&self, text: &str) {
-        let speaker = if self.json { "" } else { "contend: " };
-        let _ = writeln!(io::stderr(), "{speaker}{text}");
+        let messages = Messages::get();
+        let dropped = messages.dropped.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            let text = format!("{dropped} messages were dropped: standard error was not read");
+            let event = now().with("event", "log").with("message", &text);
+            if !messages.send(self.message_line(&if self.json { event.end() } else { text })) {
+                messages.dropped.fetch_add(dropped, Ordering::Relaxed);
+            }
+        }
+        if !messages.send(self.message_line(text)) {
+            messages.dropped.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
-    /// Writes something worth knowing to standard error.
+    fn message_line(&self, text: &str) -> String {
+        let speaker = if self.json { "" } else { "contend: " };
+        format!("{speaker}{text}\n")
+    }
+
+    /// Has something worth knowing written to standard error.
     pub fn log(&self, text: &str) {
         self.message(now().with("event", "log").with("message", text), text);
+    }
+}
+
+static MESSAGES: OnceLock<Messages> = OnceLock::new();
+
+/// Messages on their way to standard error.
+struct Messages {
+    sender: Sender<Message>,
+    dropped: AtomicU64,
+}
+
+enum Message {
+    Line(String),
+    /// Answered when everything before it has been written.
+    Mark(Sender<()>),
+}
+
+impl Messages {
+    fn get() -> &'static Messages {
+        MESSAGES.get_or_init(Messages::start)
+    }
+
+    fn start() -> Messages {
+        let (sender, messages) = bounded(BACKLOG);
+        // Without a thread there are no messages; the lock matters more.
+        let _ = thread::Builder::new().spawn(move || {
+            for message in messages {
+                // A reader that has gone away may come back, as one that opens a named pipe does.
+                let _ = match message {
+                    // In one piece: the command may write to the same stream.
+                    Message::Line(line) => io::stderr().write_all(line.as_bytes()).ok(),
+                    Message::Mark(written) => written.send(()).ok(),
+                };
+            }
+        });
+        Messages {
+            sender,
+            dropped: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns whether there was room.
+    fn send(&self, line: String) -> bool {
+        self.sender.try_send(Message::Line(line)).is_ok()
+    }
+}
+
+/// Waits until the messages have been written, for a short time: to be called when nothing is held any more.
+pub fn flush_messages() {
+    let Some(messages) = MESSAGES.get() else {
+        return;
+    };
+    let end = Instant::now() + LAST_WORDS;
+    let (mark, written) = bounded(1);
+    let sent = messages.sender.send_deadline(Message::Mark(mark), end);
+    if sent.is_ok() {
+        let _ = written.recv_deadline(end);
     }
 }
 

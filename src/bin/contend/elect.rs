@@ -23,13 +23,15 @@ use crate::signals;
 /// A command runs while this contender leads. It finds the fence of the leadership in CONTEND_FENCE. If
 /// leadership is lost, the command is ended, SIGTERM and then SIGKILL before the transition is over, and runs
 /// again when this contender leads again. It is ended too if contend is killed. When the command ends by
-/// itself, leadership is given up and contend exits with its code. Signals are passed on to it.
+/// itself, leadership is given up and contend exits with its code, whatever the command has left behind.
+/// Signals are passed on to it. `contend lock --help` tells what is ended with a command.
 #[derive(Args)]
 #[command(after_long_help = "\
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"owner\", \"fence\"}; the events are
 started, acquired, released, owner and stopped. With a command they go to standard error.
 The mutex defaults to demo.
-Exits with 69, 77 or 78 if it ends without the server ever having answered; `contend --help` lists all.
+Exits with 69 if it ends without the server ever having answered, with 77 or 78 if the server does not let
+it lead when it ends; `contend --help` lists all.
 
 Examples:
   contend elect
@@ -140,8 +142,10 @@ impl Elect {
                     ("CONTEND_FENCE", fence.to_string()),
                     ("CONTEND_MUTEX", mutex.clone()),
                 ];
-                if let End::Exited(code) = child::run(&self.command, &environment, &terms, &own)? {
-                    exited = Some(code);
+                match child::run(&self.command, &environment, &terms, &own)? {
+                    End::Exited(code) => exited = Some(code),
+                    End::Ended { told_to_stop: true } => break,
+                    End::Ended { .. } => {}
                 }
             }
             if has_led() && !is_over() && exited.is_none() && service.fence().is_some() {
@@ -151,7 +155,8 @@ impl Elect {
         }
 
         // Asked while they still run. The log has said what is wrong when it began.
-        let code = exited.unwrap_or_else(|| at_the_end(&factory));
+        let error = services.iter().find_map(MutexContendService::last_error);
+        let code = exited.unwrap_or_else(|| at_the_end(&factory, error.as_ref()));
         // Who waits goes first, or it would lead for a moment when the leader has gone.
         let leader = show.lock().leads_since().map(|(index, _)| index);
         let (last, first) = services

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use contend::{Contact, Error, ErrorKind, Factory};
+use contend::{Error, ErrorKind, Factory};
 
 use crate::console::Console;
 use crate::json::Json;
@@ -97,16 +97,16 @@ impl From<Error> for Failure {
     }
 }
 
-/// The exit code of a program that ran until it was told to end: that of the server's trouble, if it never
-/// answered or a retry cannot help.
-pub fn at_the_end(factory: &Factory) -> u8 {
-    let health = factory.health();
-    match (health.contact, health.last_contact) {
-        (Contact::Failing { error, .. }, None) => code(error.kind()),
-        (Contact::Failing { error, .. }, _) if code(error.kind()) != UNAVAILABLE => {
-            code(error.kind())
-        }
-        _ => 0,
+/// The exit code of a program that ran until it was told to end: that of its services' trouble, if the server
+/// never answered or a retry cannot help.
+///
+/// Their own errors: the factory's contact is fine as soon as the server answers anything, even where every
+/// call for a mutex fails.
+pub fn at_the_end(factory: &Factory, error: Option<&Error>) -> u8 {
+    let error = error.map_or(0, |error| code(error.kind()));
+    match (error, factory.health().last_contact) {
+        (UNAVAILABLE, Some(_)) => 0,
+        (code, _) => code,
     }
 }
 

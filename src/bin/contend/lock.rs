@@ -24,6 +24,14 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// ended: SIGTERM at the end of the ttl, SIGKILL before the transition ends. It is ended too if contend is
 /// killed. A program that waits says on standard error for whom, and whether the server is unreachable.
 ///
+/// What the command has started is ended with it, unless it has left the process group, as daemons do. If
+/// standard input is a terminal, only the command itself is ended, and what it has started may outlive the
+/// lock: the command shares the terminal, and so contend's process group. Redirect standard input, such as
+/// from /dev/null, where that matters.
+///
+/// When the command exits, the mutex is free, whatever the command has left behind: one that puts itself
+/// into the background does not hold the lock. Let it run in the foreground.
+///
 /// Several mutexes are locked in sorted order, so that two commands that name the same ones in different
 /// orders do not wait for each other.
 #[derive(Args)]

@@ -126,6 +126,12 @@ fn main() -> ExitCode {
         child::guardian();
         return ExitCode::SUCCESS;
     }
+    let code = run();
+    console::flush_messages();
+    code
+}
+
+fn run() -> ExitCode {
     let line = match CommandLine::try_parse() {
         Ok(line) => line,
         Err(error) => return not_understood(&error),

@@ -14,8 +14,8 @@ use crate::options::{Connection, duration};
 #[command(after_long_help = "\
 With --json, the line is {\"at_ms\", \"realm\", \"reachable\", \"took_us\", \"error\"}, and \"kind\" and
 \"code\" of the error, if there is one.
-Exits with 0 if the server answered, 69 if it cannot be reached, 77 if it denied access, 78 if it is not
-set up, such as by a missing table.
+Exits with 0 if the server answered, 69 if it cannot be reached, 77 if it denied access, 78 if it is no
+server of this kind. It asks for no mutex: a missing table or privilege shows with the first lock or status.
 
 Examples:
   contend ping

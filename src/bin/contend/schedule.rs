@@ -20,7 +20,8 @@ use crate::signals;
 /// Start it on several machines: one of them leads and runs the command, and another one goes on when it
 /// ends. The command finds the fence of the leadership in CONTEND_FENCE. If leadership is lost while it
 /// runs, or contend is told to stop, the command is ended: SIGTERM, then SIGKILL. It is ended too if contend
-/// is killed. Without a command, a line is printed instead.
+/// is killed. `contend lock --help` tells what is ended with a command. Without one, a line is printed
+/// instead.
 ///
 /// The last run is kept with the mutex: a new leader goes on where the last one was, and a rolling deploy
 /// runs nothing twice.
@@ -30,7 +31,8 @@ The mutex defaults to schedule-demo. With a command, contend's own lines go to s
 standard output is the command's; without one, to standard output.
 With --json, each line is {\"at_ms\", \"mutex\", \"event\", \"fence\", \"code\"}; the events are started, run (a
 run begins), ended (with the command's exit code) and stopped.
-Exits with 0 when it is told to stop by SIGTERM or SIGINT, with 69, 77 or 78 if the server never let it lead.
+Exits with 0 when it is told to stop by SIGTERM or SIGINT, with 69 if the server has never answered by then,
+with 77 or 78 if it does not let it lead.
 
 Examples:
   contend schedule report --every 1h -- ./report.sh
@@ -122,7 +124,7 @@ impl Schedule {
             || format!("{pid} started; end it with Ctrl-C"),
         )?;
         let _ = interrupted.recv();
-        let code = at_the_end(&factory);
+        let code = at_the_end(&factory, scheduler.last_error().as_ref());
         scheduler.stop()?;
         own.either(|| job.event("stopped"), || format!("{pid} stopped"))?;
         Ok(code)
@@ -181,7 +183,7 @@ impl Job {
         ];
         let code = match child::run(&self.command, &environment, &terms, &self.own) {
             Ok(End::Exited(code)) => code,
-            Ok(End::Ended) => LOST,
+            Ok(End::Ended { .. }) => LOST,
             Err(failure) => {
                 failure.show(&self.own);
                 failure.code()

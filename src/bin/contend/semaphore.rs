@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use contend::semaphore::{
     Acquisition, Exhausted, Permit, PermitRenewal, PermitRequest, Release, Semaphores, Usage, Wait,
 };
-use contend::{Cancel, ContenderIdGenerator};
+use contend::{Cancel, ContenderIdGenerator, ErrorKind};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
@@ -64,7 +64,9 @@ pub enum Semaphore {
     /// Holds permits while a command runs, as `lock` does with a mutex. Waits for them.
     ///
     /// The command finds the fences of its permits in CONTEND_FENCE, in the order of the semaphores' names,
-    /// separated by commas. If the permits are lost while it runs, or contend is killed, it is ended.
+    /// separated by commas. If the permits are lost while it runs, or contend is killed, it is ended; `contend
+    /// lock --help` tells what is ended with it. When it exits, the permits are given back, whatever it has
+    /// left behind.
     Run {
         #[command(flatten)]
         wanted: Wanted,
@@ -298,11 +300,17 @@ impl Shell<'_> {
             ("SEMAPHORE_FENCES", fences.join(",")),
         ];
         match child::run(command, &environment, &terms, self.console)? {
-            End::Exited(code) => {
-                guard.release()?;
-                Ok(code)
-            }
-            End::Ended => Ok(LOST),
+            End::Exited(code) => match guard.release() {
+                Ok(()) => Ok(code),
+                Err(error) if error.kind() == ErrorKind::Lost => Ok(LOST),
+                Err(error) => {
+                    // They were ours when the command had ended.
+                    let text = format!("the permits: released without an answer: {error}");
+                    self.console.log(&text);
+                    Ok(code)
+                }
+            },
+            End::Ended { .. } => Ok(LOST),
         }
     }
 
