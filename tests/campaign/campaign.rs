@@ -178,7 +178,9 @@ fn torment_servers(
     let mut random = StdRng::seed_from_u64(plan.seed);
     let faults = plan.ground.faults();
     let weight: u32 = faults.iter().map(|(_, weight)| weight).sum();
+    let mut masters = Masters::new(stage);
     while Instant::now() < end && weight > 0 {
+        masters.look(stage, journal);
         let mut roll = random.random_range(0..weight);
         let fault = faults
             .iter()
@@ -204,7 +206,47 @@ fn torment_servers(
                 end: now(),
             });
         }
+        if plan.ground.is_fence_only(fault) {
+            masters = Masters::new(stage);
+        }
+        masters.look(stage, journal);
         thread::sleep(Duration::from_millis(random.random_range(50..900)));
+    }
+    masters.look(stage, journal);
+}
+
+/// How much earlier than a sentinel or a node tells us, another one may have told a client.
+const HEARSAY: u64 = 2_000_000_000;
+
+/// Who the masters were when we last looked: on a busy machine a short pause is a failover that nobody asked
+/// for, and only the fence protects from that, too.
+struct Masters {
+    seen: Option<Vec<usize>>,
+    at: u64,
+}
+
+impl Masters {
+    fn new(stage: &Stage) -> Masters {
+        Masters {
+            seen: stage.masters(),
+            at: now(),
+        }
+    }
+
+    fn look(&mut self, stage: &Stage, journal: &Journal) {
+        let at = now();
+        if self.seen != stage.masters() {
+            // Until the old master follows the new one, both take writes.
+            stage.wait_whole();
+            journal.write(&Record::Fault {
+                kind: "fail-over-unasked".to_owned(),
+                fence_only: true,
+                begin: self.at.saturating_sub(HEARSAY),
+                end: now(),
+            });
+            *self = Masters::new(stage);
+        }
+        self.at = at;
     }
 }
 

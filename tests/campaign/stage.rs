@@ -690,6 +690,24 @@ impl Stage {
         }
     }
 
+    /// The members that are masters, where others may take their place.
+    pub fn masters(&self) -> Option<Vec<usize>> {
+        match &self.servers {
+            Servers::RedisCluster(cluster) => Some(cluster.masters()),
+            Servers::RedisSentinel(redis) => Some(vec![redis.master()]),
+            _ => None,
+        }
+    }
+
+    /// Waits until every member has its place again.
+    pub fn wait_whole(&self) {
+        match &self.servers {
+            Servers::RedisCluster(cluster) => cluster.wait_whole(),
+            Servers::RedisSentinel(redis) => redis.wait_whole(),
+            _ => {}
+        }
+    }
+
     fn kill_member(&self, random: &mut StdRng) {
         let number = random.random_range(0..100);
         let down = Duration::from_millis(random.random_range(0..4_000));
