@@ -159,10 +159,27 @@ pub use virtual_time::{VirtualTime, enter as enter_virtual_time};
 
 pub use url::parse_duration;
 
-/// The factory for the backend that `url` names.
+/// Makes a factory on the backend that `url` names.
 ///
-/// Does no I/O: a server that cannot be reached, or refuses us, shows with the first lock, or in a
-/// service's [`last_error`](MutexContendService::last_error).
+/// | URL | backend |
+/// |---|---|
+/// | `memory://`, `memory://NAME` | [`memory`]: this process only |
+/// | `redis://user:password@host:6379/0`, `rediss://..`, `redis+cluster://h1,h2`, `redis+sentinel://s1,s2/NAME` | Redis, feature `redis` |
+/// | `mysql://user:password@host:3306/database` | MySQL or MariaDB, feature `mysql` |
+/// | `zk://a:2181,b:2181/chroot` | ZooKeeper, feature `zk` |
+///
+/// Options are parameters, such as `?ttl=5s&transition=1s`; the page of each backend lists its own, and an
+/// unknown one is an error that lists the valid ones. In a user, a password or a path, `/`, `?`, `@` and `%`
+/// are percent-encoded.
+///
+/// Does no I/O: a server that cannot be reached, or refuses us, shows with [`Factory::ping`], with the
+/// first lock, or in a service's [`last_error`](MutexContendService::last_error).
+///
+/// ```
+/// let factory = contend::connect("memory://connect-doc?ttl=5s&transition=1s")?;
+/// factory.ping(std::time::Duration::from_secs(5))?;
+/// # Ok::<(), contend::Error>(())
+/// ```
 ///
 /// # Errors
 /// `InvalidInput` for a URL that is not understood, `FeatureDisabled` for a backend whose Cargo

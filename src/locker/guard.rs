@@ -36,7 +36,7 @@ use crate::thread::Local;
 /// guard.unlock()?; // ours to the end
 /// # Ok::<(), contend::Error>(())
 /// ```
-#[must_use = "an unused guard unlocks at once"]
+#[must_use = "an unused guard unlocks at once; bind it to a name: `let _guard = ..`"]
 pub struct Guard {
     /// Taken out when it is over.
     held: Local<Locked>,
@@ -157,7 +157,7 @@ impl fmt::Debug for Guard {
 }
 
 /// Several held locks, of which none is held without the others; dropping it releases all.
-#[must_use = "an unused guard unlocks at once"]
+#[must_use = "an unused guard unlocks at once; bind it to a name: `let _guard = ..`"]
 #[derive(Debug)]
 pub struct GuardAll {
     guards: Vec<Guard>,

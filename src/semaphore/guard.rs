@@ -50,7 +50,7 @@ const DROP: Duration = Duration::from_millis(800);
 /// guard.release()?; // `Lost` if the permits were not ours to the end
 /// # Ok::<(), contend::Error>(())
 /// ```
-#[must_use = "dropping the guard releases the permits"]
+#[must_use = "an unused guard gives the permits back at once; bind it to a name: `let _guard = ..`"]
 pub struct PermitGuard {
     shared: Local<Arc<SharedSemaphores>>,
     keep: Arc<Keep>,

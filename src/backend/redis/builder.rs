@@ -386,6 +386,12 @@ pub(crate) fn connect(url: &Url) -> Result<Factory> {
     builder = builder.lease(url.lease()?);
     builder.tls = Tls::from_url(url)?;
     builder.tls.on |= url.scheme == "rediss";
+    if url.user.is_some() && url.password.is_none() {
+        // Rather a password without its colon, which must not be shown as a user.
+        return Err(Error::invalid(
+            "a redis URL with a user and no password: write redis://user:password@host, or redis://:password@host",
+        ));
+    }
     builder.user.clone_from(&url.user);
     builder.password.clone_from(&url.password);
     url.set("sentinel_user", &mut builder.sentinel_user)?;

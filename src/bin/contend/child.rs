@@ -6,6 +6,7 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -184,7 +185,13 @@ struct Guardian(Child);
 
 impl Guardian {
     fn start() -> io::Result<Guardian> {
-        let mut guardian = Command::new(std::env::current_exe()?)
+        // Not by its name, where that can be helped: an upgrade may have replaced the file.
+        let itself = Path::new("/proc/self/exe");
+        let program = match itself.exists() {
+            true => itself.to_owned(),
+            false => std::env::current_exe()?,
+        };
+        let mut guardian = Command::new(program)
             .arg(GUARDIAN)
             .process_group(0)
             .stdin(Stdio::piped())
