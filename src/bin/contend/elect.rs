@@ -368,7 +368,7 @@ impl Show {
             let at = (Instant::now() - self.start).as_secs_f64();
             let what = match event {
                 "acquired" => "leads".to_owned(),
-                "released" => "resigns".to_owned(),
+                "released" => "steps down".to_owned(),
                 "owner" => format!("sees {owner} lead"),
                 other => other.to_owned(),
             };
