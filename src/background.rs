@@ -36,6 +36,9 @@ const CALM: Duration = Duration::from_secs(10);
 /// How long dropping a factory waits for what is under way: with the connections after it, within a second.
 const DROP: Duration = Duration::from_millis(400);
 
+/// The pause between two looks of a clean-up at a call that must end first, while the factory is dropped.
+const LAST_LOOKS: Duration = Duration::from_millis(5);
+
 /// Something that must be renewed in time: a guard, or all permits of a store.
 pub(crate) trait Renewable: Send + Sync {
     /// Names it in log lines.
@@ -86,6 +89,9 @@ pub(crate) enum Cleaned {
     Done,
     /// Try again after this long.
     Again(Duration),
+    /// A call of this process must end first: look again after this long, and while the factory is dropped
+    /// for as long as that waits.
+    NotYet(Duration),
 }
 
 /// Names an entry of the list of renewals.
@@ -168,6 +174,8 @@ impl Drop for Background {
         {
             let mut clean_ups = self.shared.clean_ups.lock();
             clean_ups.closed = Some(by);
+            let now = Moment::now();
+            clean_ups.jobs.iter_mut().for_each(|job| job.at = now);
             self.shared.changed.notify_all();
             threads.append(&mut clean_ups.cleaners);
         }
@@ -555,7 +563,8 @@ impl Shared {
         loop {
             let now = Moment::now();
             let closed = clean_ups.closed;
-            let ready = |job: &Job| closed.is_some() || job.at <= now;
+            let over = closed.is_some_and(|by| by <= now);
+            let ready = |job: &Job| over || job.at <= now;
             if let Some(place) = clean_ups.jobs.iter().position(ready)
                 && let Some(mut job) = clean_ups.jobs.remove(place)
             {
@@ -568,28 +577,37 @@ impl Shared {
                 } else {
                     catch_unwind(AssertUnwindSafe(|| job.job.attempt(by)))
                 };
-                let again = match attempt {
-                    Ok(Cleaned::Again(after)) if closed.is_none() => {
-                        job.at = Moment::now() + after;
-                        Some(job)
-                    }
-                    Ok(_) => None,
+                let after = match attempt {
+                    Ok(Cleaned::Again(after)) => closed.is_none().then_some(after),
+                    Ok(Cleaned::NotYet(_)) if closed.is_some() => Some(LAST_LOOKS),
+                    Ok(Cleaned::NotYet(after)) => Some(after),
+                    Ok(Cleaned::Done) => None,
                     Err(_) => {
                         log::error!("{}: a clean-up panicked", job.job.label());
                         None
                     }
                 };
-                clean_ups = self.clean_ups.lock();
-                clean_ups.jobs.extend(again);
+                match after {
+                    Some(after) => {
+                        job.at = Moment::now() + after;
+                        clean_ups = self.clean_ups.lock();
+                        clean_ups.jobs.push_back(job);
+                    }
+                    None => {
+                        drop(job);
+                        clean_ups = self.clean_ups.lock();
+                    }
+                }
                 idle_since = Moment::now();
                 continue;
             }
-            if closed.is_some() || (clean_ups.jobs.is_empty() && idle_since + CALM <= now) {
+            if clean_ups.jobs.is_empty() && (closed.is_some() || idle_since + CALM <= now) {
                 return;
             }
             let next = clean_ups.jobs.iter().map(|job| job.at).min();
             let until = next.unwrap_or(idle_since + CALM);
             clean_ups.idle += 1;
+            let until = until.min(closed.unwrap_or(until));
             self.changed.wait_for(&mut clean_ups, until.remaining());
             clean_ups.idle -= 1;
         }

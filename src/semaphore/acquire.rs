@@ -37,7 +37,7 @@ pub(super) struct Attempts<'a> {
     pub(super) call: Arc<Call>,
     /// The permits may have been granted, or may yet be.
     unknown: bool,
-    /// A call goes on without us, and sees to what comes of it.
+    /// A call goes on without us, and keeps the external id until it ends.
     late: bool,
     /// The probe was told that a semaphore is exhausted.
     told: bool,
@@ -166,9 +166,10 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// What to do with an answer that comes after its caller has given up. Keeps the factory until then.
+    /// What to do with an answer that comes after its caller has given up. Does not keep the factory: its
+    /// drop must find nobody else in charge of what is in doubt.
     fn late_handler(&self) -> impl FnOnce(Option<Result<Decision, Failure>>) + Send + use<> {
-        let (shared, call) = (Arc::clone(self.shared), Arc::clone(&self.call));
+        let (doubts, call) = (Arc::clone(&self.shared.doubts), Arc::clone(&self.call));
         let unknown = self.unknown;
         move |outcome| {
             let in_doubt = match outcome {
@@ -177,7 +178,7 @@ impl<'a> Attempts<'a> {
                 Some(Ok(_)) => false,
                 Some(Err(failure)) => unknown || failure.unknown,
             };
-            shared.leave(&call, in_doubt);
+            doubts.end(&call, in_doubt);
         }
     }
 
@@ -243,7 +244,10 @@ impl<'a> Attempts<'a> {
 impl Drop for Attempts<'_> {
     fn drop(&mut self) {
         if !self.late {
-            self.shared.leave(&self.call, self.unknown);
+            self.shared.doubts.end(&self.call, self.unknown);
+        }
+        if self.late || self.unknown {
+            self.shared.end_call(&self.call);
         }
     }
 }
@@ -396,8 +400,14 @@ impl Doubts {
         }
     }
 
+    /// A call that had taken its id is over. In doubt, it leaves its tokens.
+    fn end(&self, call: &Call, in_doubt: bool) {
+        let left = if in_doubt { tokens(call) } else { Vec::new() };
+        self.give_up(&call.wish.external_id, &left);
+    }
+
     /// Gives an id up that was taken, with what is left in doubt.
-    fn end(&self, external_id: &Arc<str>, left: &[u64]) {
+    fn give_up(&self, external_id: &Arc<str>, left: &[u64]) {
         let mut ids = self.ids.lock();
         if let Some(doubt) = ids.get_mut(external_id) {
             doubt.busy = false;
@@ -420,10 +430,9 @@ impl Doubts {
     fn claim(&self, external_id: &Arc<str>, tokens: &[u64]) -> Claim {
         let mut ids = self.ids.lock();
         match ids.get_mut(external_id) {
+            Some(doubt) if doubt.busy => Claim::Later,
             Some(doubt) if tokens.iter().all(|token| doubt.left.contains(token)) => {
-                if std::mem::replace(&mut doubt.busy, true) {
-                    return Claim::Later;
-                }
+                doubt.busy = true;
                 doubt.left.retain(|token| !tokens.contains(token));
                 Claim::Ours
             }
@@ -432,27 +441,28 @@ impl Doubts {
     }
 }
 
+/// The tokens of a call and of those that it has taken over.
+fn tokens(call: &Call) -> Vec<u64> {
+    let former = call.former.iter().copied();
+    former.chain([call.token]).collect()
+}
+
 /// What became of a claim to end calls in doubt.
 #[derive(Debug, PartialEq, Eq)]
 enum Claim {
     Ours,
-    /// A call has the id, and takes them over or not.
+    /// A call has the id: one of these, which nobody waits for, or one that takes them over or not.
     Later,
-    /// A later call has taken them over.
+    /// They are not in doubt any more: answered, or taken over by a later call.
     Gone,
 }
 
 impl SharedSemaphores {
-    /// A call is over. What it leaves in doubt, the background ends.
-    fn leave(self: &Arc<SharedSemaphores>, call: &Call, in_doubt: bool) {
+    /// Ends, in the background, a call that is in doubt, or will be when it is over.
+    fn end_call(self: &Arc<SharedSemaphores>, call: &Call) {
         let wish = &call.wish;
-        if !in_doubt {
-            return self.doubts.end(&wish.external_id, &[]);
-        }
-        let mut tokens = call.former.clone();
-        tokens.push(call.token);
-        self.doubts.end(&wish.external_id, &tokens);
-        self.end_calls(&wish.external_id, tokens, wish.permits.clone(), wish.ttl);
+        let permits = wish.permits.clone();
+        self.end_calls(&wish.external_id, tokens(call), permits, wish.ttl);
     }
 
     /// Releases, in the background, what nobody will hold.
@@ -504,12 +514,12 @@ impl CleanUp for EndCalls {
     fn attempt(&mut self, by: Moment) -> Cleaned {
         match self.doubts.claim(&self.external_id, &self.tokens) {
             Claim::Ours => {}
-            Claim::Later => return Cleaned::Again(RETRY),
+            Claim::Later => return Cleaned::NotYet(RETRY),
             Claim::Gone => return Cleaned::Done,
         }
         match self.store.bury(&self.external_id, &self.tokens, by) {
             Err(error) if error.is_transient() => {
-                self.doubts.end(&self.external_id, &self.tokens);
+                self.doubts.give_up(&self.external_id, &self.tokens);
                 return Cleaned::Again(RETRY);
             }
             Err(error) => log::warn!("cannot end the {}: {error}", self.label()),
@@ -522,7 +532,7 @@ impl CleanUp for EndCalls {
                 }
             }
         }
-        self.doubts.end(&self.external_id, &[]);
+        self.doubts.give_up(&self.external_id, &[]);
         Cleaned::Done
     }
 }
@@ -531,7 +541,7 @@ impl Drop for EndCalls {
     fn drop(&mut self) {
         // Given up: what it holds has run out by now.
         if self.doubts.claim(&self.external_id, &self.tokens) == Claim::Ours {
-            self.doubts.end(&self.external_id, &[]);
+            self.doubts.give_up(&self.external_id, &[]);
         }
     }
 }
