@@ -541,6 +541,30 @@ struct Job {
     until: Moment,
 }
 
+impl Job {
+    /// Makes an attempt, and returns what is to be tried again. It takes the job, so that one that is over is
+    /// dropped here: neither that, which may talk to its server, nor a logger may run under the lock.
+    fn attempt(mut self, now: Moment, closed: Option<Moment>) -> Option<Job> {
+        let by = closed.unwrap_or(self.until).min(now + self.call);
+        if by <= now {
+            log::debug!("{}: left to run out by itself", self.job.label());
+            return None;
+        }
+        let after = match catch_unwind(AssertUnwindSafe(|| self.job.attempt(by))) {
+            Ok(Cleaned::Again(after)) if closed.is_none() => after,
+            Ok(Cleaned::NotYet(after)) if closed.is_none() => after,
+            Ok(Cleaned::NotYet(_)) => LAST_LOOKS,
+            Ok(Cleaned::Again(_) | Cleaned::Done) => return None,
+            Err(_) => {
+                log::error!("{}: a clean-up panicked", self.job.label());
+                return None;
+            }
+        };
+        self.at = Moment::now() + after;
+        Some(self)
+    }
+}
+
 impl Shared {
     /// Starts a cleaner where all are busy.
     fn staff(self: &Arc<Shared>, clean_ups: &mut CleanUps) {
@@ -566,38 +590,12 @@ impl Shared {
             let over = closed.is_some_and(|by| by <= now);
             let ready = |job: &Job| over || job.at <= now;
             if let Some(place) = clean_ups.jobs.iter().position(ready)
-                && let Some(mut job) = clean_ups.jobs.remove(place)
+                && let Some(job) = clean_ups.jobs.remove(place)
             {
-                let by = closed.unwrap_or(job.until).min(now + job.call);
-                // Neither a logger nor what a job drops, which may talk to its server, runs under the lock.
                 drop(clean_ups);
-                let attempt = if by <= now {
-                    log::debug!("{}: left to run out by itself", job.job.label());
-                    Ok(Cleaned::Done)
-                } else {
-                    catch_unwind(AssertUnwindSafe(|| job.job.attempt(by)))
-                };
-                let after = match attempt {
-                    Ok(Cleaned::Again(after)) => closed.is_none().then_some(after),
-                    Ok(Cleaned::NotYet(_)) if closed.is_some() => Some(LAST_LOOKS),
-                    Ok(Cleaned::NotYet(after)) => Some(after),
-                    Ok(Cleaned::Done) => None,
-                    Err(_) => {
-                        log::error!("{}: a clean-up panicked", job.job.label());
-                        None
-                    }
-                };
-                match after {
-                    Some(after) => {
-                        job.at = Moment::now() + after;
-                        clean_ups = self.clean_ups.lock();
-                        clean_ups.jobs.push_back(job);
-                    }
-                    None => {
-                        drop(job);
-                        clean_ups = self.clean_ups.lock();
-                    }
-                }
+                let again = job.attempt(now, closed);
+                clean_ups = self.clean_ups.lock();
+                clean_ups.jobs.extend(again);
                 idle_since = Moment::now();
                 continue;
             }
@@ -816,6 +814,92 @@ mod tests {
         let until = Moment::now() + PATIENCE;
         background.clean_up(Box::new(job), PATIENCE, until);
         assert_eq!(seen.iter().count(), 3);
+    }
+
+    /// Has `clean_ups` clean-ups hang until what is returned is dropped.
+    fn hang_clean_ups(background: &Background, clean_ups: usize) -> Sender<()> {
+        let (let_go, hang) = unbounded();
+        let (attempts, seen) = unbounded();
+        for _ in 0..clean_ups {
+            let job = Clean {
+                attempts: attempts.clone(),
+                failures: 1,
+                hang: Some(hang.clone()),
+            };
+            let until = Moment::now() + PATIENCE;
+            background.clean_up(Box::new(job), PATIENCE, until);
+            seen.recv_timeout(PATIENCE).unwrap();
+        }
+        let_go
+    }
+
+    #[test]
+    fn a_clean_up_that_hangs_holds_up_no_other() {
+        let background = Background::new();
+        let let_go = hang_clean_ups(&background, MOST_CLEANERS - 1);
+        let (attempts, seen) = unbounded();
+        let job = Clean {
+            attempts,
+            failures: 1,
+            hang: None,
+        };
+        let until = Moment::now() + PATIENCE;
+        background.clean_up(Box::new(job), PATIENCE, until);
+        seen.recv_timeout(PATIENCE).unwrap();
+        drop(let_go);
+    }
+
+    #[test]
+    fn clean_ups_that_hang_hold_up_no_renewal() {
+        let background = Background::new();
+        let let_go = hang_clean_ups(&background, MOST_CLEANERS);
+        let (healthy, visits) = fake(Duration::from_millis(1));
+        let healthy = Arc::new(healthy);
+        background.add(healthy, due(Duration::ZERO)).unwrap();
+        for _ in 0..3 {
+            visits.recv_timeout(PATIENCE).unwrap();
+        }
+        drop(let_go);
+    }
+
+    /// Tells whether clean-ups could be added while it was dropped.
+    struct Dropped {
+        shared: Arc<Shared>,
+        free: Sender<bool>,
+    }
+
+    impl CleanUp for Dropped {
+        fn label(&self) -> String {
+            "dropped".to_owned()
+        }
+
+        fn attempt(&mut self, _by: Moment) -> Cleaned {
+            Cleaned::Done
+        }
+    }
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            let patience = Duration::from_secs(5);
+            let free = self.shared.clean_ups.try_lock_for(patience).is_some();
+            let _ = self.free.send(free);
+        }
+    }
+
+    /// Dropping a contender may talk to its server: whoever leaves something to the background meanwhile must
+    /// not wait for that.
+    #[test]
+    fn a_clean_up_that_is_over_is_dropped_without_the_lock() {
+        let background = Background::new();
+        let (sends, free) = unbounded();
+        for until in [Moment::now() + PATIENCE, Moment::now()] {
+            let job = Dropped {
+                shared: Arc::clone(&background.shared),
+                free: sends.clone(),
+            };
+            background.clean_up(Box::new(job), PATIENCE, until);
+            assert!(free.recv_timeout(PATIENCE).unwrap());
+        }
     }
 
     /// Rule "dropping is stopping": dropping waits for a clean-up, but not for ever.

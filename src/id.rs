@@ -194,6 +194,21 @@ mod tests {
         assert_eq!(Some(hex), two.rsplit_once('-').map(|(_, hex)| hex));
     }
 
+    /// A real `fork` needs `unsafe`; what a child has of its parent is the entry, with another pid in it.
+    #[test]
+    fn a_child_is_not_refused_an_id_that_its_parent_has() {
+        let (mutex, id) = (Arc::from("m"), Arc::from("a"));
+        let own = LiveId::new("of a parent", &mutex, &id).unwrap();
+        assert_eq!(own.key.0, process::id());
+        assert!(LiveId::new("of a parent", &mutex, &id).is_err());
+        let mut parents = own.key.clone();
+        parents.0 = parents.0.wrapping_add(1);
+        drop(own);
+        LIVE.lock().get_or_insert_default().insert(parents);
+        assert!(!LiveId::is_live("of a parent", &mutex, &id));
+        LiveId::new("of a parent", &mutex, &id).unwrap();
+    }
+
     #[test]
     fn addresses_are_found_in_the_routing_trie() {
         let table = "Main:\n  +-- 0.0.0.0/0\n     |-- 10.1.2.0\n        /24 link UNICAST\n     \

@@ -276,6 +276,9 @@ pub trait RawContender: Send {
     /// (an attempt whose reply was lost, or the rest of a lease that was not renewed) or has handed the
     /// mutex to it, that is adopted, with a higher fence and the full length, and never to an earlier end.
     ///
+    /// Nobody wants the mutex any more after `by`: a server that can tell refuses a request that reaches
+    /// it later, because whoever cleans up after a lost reply does not wait for it.
+    ///
     /// # Errors
     /// Any; the outcome counts as unknown, unless the error [`asked_nothing`](Error::asked_nothing).
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt>;

@@ -1023,3 +1023,24 @@ impl LockAllBuilder {
         Ok(all)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A real `fork` needs `unsafe`; what a child has of its parent is the entry, with another pid in it.
+    #[test]
+    fn a_child_is_not_refused_a_lock_that_its_parent_holds() {
+        let factory = crate::memory::factory("of a parent", Lease::default());
+        let locker = factory.locker("m").build().unwrap();
+        let driver = &locker.inner.get().unwrap().driver;
+        let own = Held::enter(driver).unwrap();
+        assert_eq!(own.0.0, std::process::id());
+        assert!(Held::enter(driver).is_err());
+        let mut parents = own.0.clone();
+        parents.0 = parents.0.wrapping_add(1);
+        drop(own);
+        HELD.lock().get_or_insert_default().insert(parents);
+        Held::enter(driver).map(drop).unwrap();
+    }
+}

@@ -19,3 +19,4 @@ mod mysql_threads;
 mod redis_threads;
 mod scale;
 mod waits;
+mod warnings;

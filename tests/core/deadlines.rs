@@ -72,6 +72,45 @@ fn timeouts_hold_under_a_long_ttl_while_calls_hang() {
     });
 }
 
+/// Rule "dropping is stopping": whoever stops or drops waits a second for a backend that hangs, whatever the ttl;
+/// the lease is the background's then, which gives it back as soon as there are answers.
+#[test]
+fn a_stop_takes_a_second_while_calls_hang_and_leaves_the_rest_to_the_background() {
+    within(HANG, || {
+        let memory = factory(60_000, 60_000);
+        let (factory, hung) = hanging(&memory);
+        let leads = |mutex: &str| {
+            let service = factory.contend(mutex).build().unwrap();
+            service.start().unwrap();
+            wait_until(PATIENCE, "it leads", || service.is_owner());
+            service
+        };
+        let (stopped, dropped) = (leads("stopped"), leads("dropped"));
+        hung.store(true, Ordering::SeqCst);
+        let second = ms(1_000) + SLACK;
+
+        let began = Instant::now();
+        stopped.stop().unwrap();
+        assert!(began.elapsed() < second, "stop: {:?}", began.elapsed());
+        let began = Instant::now();
+        drop(dropped);
+        assert!(began.elapsed() < second, "drop: {:?}", began.elapsed());
+
+        hung.store(false, Ordering::SeqCst);
+        let began = Instant::now();
+        for mutex in ["stopped", "dropped"] {
+            let other = memory.locker(mutex).build().unwrap();
+            drop(other.try_lock_for(PATIENCE).unwrap());
+        }
+        assert!(began.elapsed() < ms(30_000), "long before the lease ends");
+
+        hung.store(true, Ordering::SeqCst);
+        let began = Instant::now();
+        drop((stopped, factory));
+        assert!(began.elapsed() < second, "factory: {:?}", began.elapsed());
+    });
+}
+
 /// What an attempt without an answer left is the background's, until the next call takes it over.
 #[test]
 fn what_hung_is_cleaned_up_in_the_background() {

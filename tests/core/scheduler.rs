@@ -475,6 +475,51 @@ fn nothing_begins_after_the_deadline_while_the_service_hangs() {
     });
 }
 
+/// A run that nobody makes is not recorded: the next leader would take it for made. The service's worker hangs
+/// in a call, so that nobody says that the leadership is over when the run comes due.
+#[test]
+fn a_run_that_comes_due_after_the_deadline_is_not_recorded() {
+    within(HANG, || {
+        let (period, lease) = (ms(1_000), Lease::new(ms(400), ms(20_000)).unwrap());
+        let memory = contend::memory::factory("unrecorded", lease);
+        let hang = Arc::new(AtomicBool::new(false));
+        let hangs = Arc::clone(&hang);
+        let (says, hung) = unbounded();
+        let (let_go, goes_on) = unbounded::<()>();
+        let (sends, calls) = unbounded();
+        let factory = hooked::around(&memory, move |when, call, _, _| {
+            if when == When::Before && call == Call::Renew && hangs.swap(false, Ordering::SeqCst) {
+                says.send(()).unwrap();
+                let _ = goes_on.recv();
+            } else if when == When::Before {
+                let _ = sends.send(call);
+            }
+            Ok(())
+        });
+        let (sender, runs) = unbounded();
+        let scheduler = start(&factory, Schedule::every(period), move |_| {
+            let _ = sender.send(Instant::now());
+        });
+        let first = runs.recv_timeout(PATIENCE).unwrap();
+        hang.store(true, Ordering::SeqCst);
+        hung.recv_timeout(PATIENCE).unwrap();
+        calls.try_iter().for_each(drop);
+        // Long enough for belief to end, and for the next run to come due after that.
+        let due = first + period + ms(300);
+        assert!(runs.recv_deadline(due).is_err(), "a run without belief");
+        drop(let_go);
+        let acquire = |call: &Call| matches!(call, Call::Acquire(_));
+        let mut before = Vec::new();
+        while !before.last().is_some_and(acquire) {
+            before.push(calls.recv_timeout(PATIENCE).unwrap());
+        }
+        assert!(!before.contains(&Call::RecordRun), "{before:?}");
+        // Led again, the run that came due is made, and recorded then.
+        runs.recv_timeout(PATIENCE).unwrap();
+        scheduler.stop().unwrap();
+    });
+}
+
 /// Each kind of outcome, with what came with it, in the hook and in the probe.
 #[test]
 fn every_outcome_is_reported() {

@@ -71,6 +71,15 @@ fn no_schedule_breaks_a_rule() {
     }
 }
 
+/// Seeds that broke a rule once, which the default number of schedules may not reach.
+#[test]
+fn no_seed_that_broke_a_rule_before_does_so_again() {
+    for seed in [156_933, 501_272] {
+        let violation = replay(seed, Plant::None).0;
+        assert!(violation.is_none(), "seed {seed}: {violation:?}");
+    }
+}
+
 #[test]
 fn a_schedule_is_the_same_every_time() {
     for seed in 0..50 {

@@ -29,6 +29,8 @@ pub struct Monitor {
     forgotten: u64,
     /// The fence that was granted last, and when.
     granted: (u64, True),
+    /// Whether the request that it was granted to came after its end.
+    granted_late: bool,
 }
 
 /// What is known of a process.
@@ -397,7 +399,14 @@ impl World {
         self.monitor.forgotten = self.monitor.highest_grant;
     }
 
-    pub fn note_execution(&mut self, id: Id, ask: Ask, answer: Answer, before: Option<Held>) {
+    pub fn note_execution(
+        &mut self,
+        id: Id,
+        ask: Ask,
+        answer: Answer,
+        before: Option<Held>,
+        late: bool,
+    ) {
         match answer {
             Answer::Granted(held, _) => {
                 self.tally.grants += 1;
@@ -411,6 +420,7 @@ impl World {
                 }
                 self.monitor.highest_grant = highest.max(held.fence);
                 self.monitor.granted = (held.fence, self.now);
+                self.monitor.granted_late = late;
             }
             Answer::Renewed(..) => self.tally.renewals += 1,
             _ => {}
@@ -449,7 +459,18 @@ impl World {
 
     /// At the end of all.
     pub fn check_traces(&mut self) {
-        self.model.expire(self.model.clock.shows(self.now));
+        let mut at = self.now;
+        if let Some(held) = self.model.lease
+            && self.monitor.granted_late
+            && self.monitor.granted.0 == held.fence
+        {
+            // Granted to a request that servers refuse, so late is it: nobody can clean up after it, and
+            // it must end by itself within one lease of then.
+            let (_, granted_at) = self.monitor.granted;
+            let lease = self.plan.longest_total() * 102 / 100 + 2 * MS;
+            at = at.max(self.model.free_at(&held).min(granted_at + lease));
+        }
+        self.model.expire(self.model.clock.shows(at));
         for p in 1..self.processes.len() {
             let process = self.process(p);
             let knows = self.model.knows(process.id);

@@ -41,7 +41,9 @@ pub const DEAF: &str = "a deaf contender goes by time";
 pub const BOUND: &str = "waits end in time";
 /// After the faults somebody owns before long.
 pub const LIVE: &str = "somebody owns in the end";
-/// The backend knows nothing of a process that ended without faults.
+/// The backend knows nothing of a process that ended without faults. A lease that was granted to a request
+/// after its sender had given it up is exempt until it has run out: servers refuse such a request, as far as
+/// they know its end, and the model, which does not, is the harder one.
 pub const TRACE: &str = "no trace is left";
 /// A schedule ends, without too many events.
 pub const SPIN: &str = "schedules end";

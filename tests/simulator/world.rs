@@ -94,6 +94,8 @@ struct Request {
     id: Id,
     lease: Lease,
     ask: Ask,
+    /// When its sender has given it up.
+    end: True,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -530,6 +532,7 @@ impl World {
             id: self.processes[process].id,
             lease: self.processes[process].lease,
             ask,
+            end: clock.reaches_moment(by),
         };
         let in_time = clock.moment(self.now) < by;
         if !in_time {
@@ -540,7 +543,6 @@ impl World {
             }
             return false;
         }
-        let end = clock.reaches_moment(by);
         let slot = &mut self.slots[me];
         slot.state = State::Calling(call);
         slot.ticket += 1;
@@ -548,7 +550,7 @@ impl World {
         let ticket = slot.ticket;
         self.trace(|_| format!("P{process} asks {ask:?} by {by:?}"));
         self.send(process, request);
-        self.push(end, Event::Timer(me, ticket));
+        self.push(request.end, Event::Timer(me, ticket));
         true
     }
 
@@ -596,6 +598,7 @@ impl World {
             id,
             lease,
             ask,
+            end,
         } = request;
         self.changed = true;
         self.model.expire(reading);
@@ -607,7 +610,7 @@ impl World {
             // Overtaken by its own withdrawal: a waiter that nobody listens for is forgotten.
             self.model.forget_dead(id);
         }
-        self.note_execution(id, ask, answer, before);
+        self.note_execution(id, ask, answer, before, end < self.now);
         self.trace(|w| format!("backend: {} asks {ask:?}: {answer:?}", w.ids[id]));
         // The way back of a request whose thread has gone on to another process matters to nobody.
         let process = self.slots[seat].process;
