@@ -166,10 +166,14 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// What to do with an answer that comes after its caller has given up. Does not keep the factory: its
-    /// drop must find nobody else in charge of what is in doubt.
+    /// What to do with an answer that comes after its caller has given up. Does not keep the factory, whose
+    /// drop waits for the clean-up, and so for this answer.
     fn late_handler(&self) -> impl FnOnce(Option<Result<Decision, Failure>>) + Send + use<> {
-        let (doubts, call) = (Arc::clone(&self.shared.doubts), Arc::clone(&self.call));
+        let (shared, call) = (Arc::downgrade(self.shared), Arc::clone(&self.call));
+        let (doubts, store) = (
+            Arc::clone(&self.shared.doubts),
+            Arc::clone(&self.shared.store),
+        );
         let unknown = self.unknown;
         move |outcome| {
             let in_doubt = match outcome {
@@ -179,6 +183,18 @@ impl<'a> Attempts<'a> {
                 Some(Err(failure)) => unknown || failure.unknown,
             };
             doubts.end(&call, in_doubt);
+            if in_doubt && shared.strong_count() == 0 {
+                // The factory did not wait so long, and its clean-ups are gone.
+                EndCalls {
+                    shared,
+                    doubts,
+                    store,
+                    external_id: Arc::clone(&call.wish.external_id),
+                    tokens: tokens(&call),
+                    permits: Vec::new(),
+                }
+                .attempt(Moment::now() + CALL);
+            }
         }
     }
 

@@ -218,6 +218,26 @@ fn dropping_the_factory_waits_for_an_answer_that_nobody_waited_for() {
     });
 }
 
+/// As above, but the answer comes when the factory has been gone for a while: without a ttl, nobody else would
+/// ever give back what it granted.
+#[test]
+fn what_is_granted_after_the_factory_was_dropped_is_given_back() {
+    within(HANG, || {
+        let (direct, url) = semaphores(&[("a", 1)]);
+        let proxy = Proxy::to(addr_of(&url));
+        let here = connect(&through(&url, proxy.addr()));
+        here.usage("a").unwrap();
+        proxy.delay_replies(ms(1_200));
+        let answer = here.acquire_for(&want("late", "a", 1), ms(1_400));
+        assert!(answer.is_err(), "{answer:?}");
+        assert_eq!(direct.usage("a").unwrap().held, 1);
+        drop(here);
+        wait_until(PATIENCE, "it is given back", || {
+            direct.usage("a").unwrap().held == 0
+        });
+    });
+}
+
 /// Review C15: a capacity below the wish is exhausted for now; it may grow.
 #[test]
 fn a_wish_beyond_the_capacity_waits_for_it_to_grow() {
