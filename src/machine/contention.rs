@@ -110,8 +110,8 @@ pub struct Contention {
     leftover: Option<Leftover>,
     /// An acquisition without a known outcome may have left a lease of unknown fence.
     unsure: bool,
-    /// A release found nothing under its fence, which was acquired then: a late or repeated acquisition of
-    /// ours may have raised it, or a double has the mutex. Whoever leaves looks before it adopts.
+    /// A release found nothing under its fence, which was acquired then: a repeated request of ours may have
+    /// raised it, or a double has the mutex. Whoever leaves looks before it adopts.
     doubtful: Option<u64>,
     /// Until when such an acquisition may still come in late and raise the fence of our own lease.
     late_until: Moment,
@@ -500,9 +500,10 @@ impl Contention {
                 self.suspected &= !found;
                 // Not there, and no earlier release of ours took it: a late or repeated acquire of ours may
                 // have raised the fence. On leaving, what it left is adopted too.
-                if !found && gave_back.is_some() {
+                let raised = !found && (gave_back.is_some() || self.failures == 0);
+                if raised && (gave_back.is_some() || now < self.late_until) {
                     self.unsure = true;
-                } else if !found && self.failures == 0 {
+                } else if raised {
                     self.doubtful = leftover.map(|leftover| leftover.acquired_at);
                 }
                 self.failures = 0;
@@ -539,10 +540,10 @@ impl Contention {
                 let mut doubled = view.owner.is_owner(&self.id);
                 if let Some(acquired_at) = self.doubtful.take() {
                     let since = view.owner.acquired_at().saturating_sub(acquired_at);
-                    let late = within_one_call(since, self.lease) || now < self.late_until;
-                    self.unsure |= doubled && late;
+                    let repeated = within_one_call(since, self.lease);
+                    self.unsure |= doubled && repeated;
                     // A double's is not ours to release: its holder believes in it.
-                    doubled &= !late;
+                    doubled &= !repeated;
                 }
                 self.standing_back = doubled.then(|| view.owner.fence());
                 self.next_try = if doubled {
