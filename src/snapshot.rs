@@ -271,6 +271,29 @@ mod tests {
         Error::new(kind, "x")
     }
 
+    /// Rule "a deadline once passed never revives": whoever has been told that it has passed read the clock under
+    /// the lock. A decision that read it before could renew what was said to be over.
+    #[test]
+    fn a_decision_reads_the_clock_after_everything_that_was_told_before() {
+        let lease = crate::Lease::default();
+        let period = crate::machine::period::ContendPeriod::new(lease);
+        let mut machine = Contention::new("a".into(), lease, period, Moment::now());
+        let snapshot = Snapshot::default();
+        let (sends, decided) = crossbeam_channel::unbounded();
+        std::thread::scope(|scope| {
+            let notes = snapshot.notes.lock();
+            scope.spawn(|| {
+                let at = snapshot.decide(&mut machine, |_, now| now);
+                let _ = sends.send(at);
+            });
+            let early = decided.recv_timeout(Duration::from_millis(100));
+            assert!(early.is_err(), "a decision without the lock");
+            let told = Moment::now();
+            drop(notes);
+            assert!(told <= decided.recv_timeout(Duration::from_secs(60)).unwrap());
+        });
+    }
+
     /// Rule "trouble is visible": once per change, never flapping, and nothing untrue.
     #[test]
     fn an_error_is_said_once_and_is_over_only_when_the_server_has_answered() {

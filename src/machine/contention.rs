@@ -110,6 +110,9 @@ pub struct Contention {
     leftover: Option<Leftover>,
     /// An acquisition without a known outcome may have left a lease of unknown fence.
     unsure: bool,
+    /// A release found nothing under its fence, which was acquired then: a repeated request of ours may have
+    /// raised it, or a double has the mutex. Whoever leaves looks before it adopts.
+    doubtful: Option<u64>,
     /// Until when such an acquisition may still come in late and raise the fence of our own lease.
     late_until: Moment,
     /// This contender may stand in the backend's queue.
@@ -162,6 +165,8 @@ struct Owned {
 #[derive(Debug)]
 struct Leftover {
     fence: u64,
+    /// On the backend's clock, in epoch ms.
+    acquired_at: u64,
     gone_at: Moment,
 }
 
@@ -179,6 +184,7 @@ impl Contention {
             winding_down: start,
             leftover: None,
             unsure: false,
+            doubtful: None,
             late_until: Moment::from_origin(Duration::ZERO),
             entered: false,
             comes_again: false,
@@ -268,6 +274,7 @@ impl Contention {
         self.leftover = None;
         self.give_back = None;
         self.unsure = false;
+        self.doubtful = None;
     }
 
     /// Whether this contender owns, and that was announced.
@@ -286,7 +293,8 @@ impl Contention {
     /// Whether the backend may keep something of this contender although it owns nothing.
     #[must_use]
     pub fn has_traces(&self) -> bool {
-        self.leftover.is_some() || self.give_back.is_some() || self.unsure || self.entered
+        let ours = self.leftover.is_some() || self.give_back.is_some() || self.unsure;
+        ours || self.doubtful.is_some() || self.entered
     }
 
     /// When there is something to do, as far as is known.
@@ -394,6 +402,7 @@ impl Contention {
         match attempt {
             Ok(Attempt::Granted(grant)) => {
                 self.unsure = false;
+                self.doubtful = None;
                 self.leftover = None;
                 // The grant took it out of the queue, unless an attempt that is still on its way puts it
                 // back: whoever comes again sees to that then, others withdraw when they leave.
@@ -403,6 +412,7 @@ impl Contention {
             Ok(Attempt::Refused(refusal)) => {
                 if refusal.asked {
                     // Somebody else's. What asked the server nothing does not prove that.
+                    self.doubtful = None;
                     self.unsure = false;
                     self.leftover = None;
                 }
@@ -421,11 +431,7 @@ impl Contention {
                     self.late_until = gone_at(now, self.lease);
                 }
                 self.failures = self.failures.saturating_add(1);
-                let backoff = match self.phase {
-                    Phase::Contending => self.period.attempt_backoff(self.failures, roll),
-                    Phase::Leaving { .. } => self.period.renewal_backoff(self.failures, roll),
-                };
-                self.next_try = now + backoff;
+                self.next_try = now + self.backoff(roll);
             }
         }
     }
@@ -464,7 +470,7 @@ impl Contention {
                 let taken_by_our_id = owner.is_owner(&self.id)
                     && owner.fence() != owned.fence
                     && self.late_until <= now;
-                let soon = u128::from(since) <= self.lease.call_budget().as_millis();
+                let soon = within_one_call(since, self.lease);
                 let double = taken_by_our_id && (self.suspected || !soon);
                 self.suspected = taken_by_our_id && !double;
                 self.step_down(now, LossReason::TakenAway);
@@ -490,11 +496,16 @@ impl Contention {
         let gave_back = self.give_back.take();
         match released {
             Ok(found) => {
-                self.leftover = None;
+                let leftover = self.leftover.take();
                 self.suspected &= !found;
                 // Not there, and no earlier release of ours took it: a late or repeated acquire of ours may
                 // have raised the fence. On leaving, what it left is adopted too.
-                self.unsure |= !found && (gave_back.is_some() || self.failures == 0);
+                let raised = !found && (gave_back.is_some() || self.failures == 0);
+                if raised && (gave_back.is_some() || now < self.late_until) {
+                    self.unsure = true;
+                } else if raised {
+                    self.doubtful = leftover.map(|leftover| leftover.acquired_at);
+                }
                 self.failures = 0;
             }
             // A give-back that failed is tried again only on leaving: until then the next acquisition
@@ -521,12 +532,19 @@ impl Contention {
         }
     }
 
-    /// A look at the mutex by one that stands back is over.
+    /// A look at the mutex by one that stands back, or that doubts what its release found, is over.
     pub fn observed(&mut self, now: Moment, view: Result<View, Failure>, roll: f64) {
         match view {
             Ok(view) => {
                 self.failures = 0;
-                let doubled = view.owner.is_owner(&self.id);
+                let mut doubled = view.owner.is_owner(&self.id);
+                if let Some(acquired_at) = self.doubtful.take() {
+                    let since = view.owner.acquired_at().saturating_sub(acquired_at);
+                    let repeated = within_one_call(since, self.lease);
+                    self.unsure |= doubled && repeated;
+                    // A double's is not ours to release: its holder believes in it.
+                    doubled &= !repeated;
+                }
                 self.standing_back = doubled.then(|| view.owner.fence());
                 self.next_try = if doubled {
                     now + self.period.attempt_backoff(u32::MAX, roll)
@@ -537,8 +555,16 @@ impl Contention {
             }
             Err(_) => {
                 self.failures = self.failures.saturating_add(1);
-                self.next_try = now + self.period.attempt_backoff(self.failures, roll);
+                self.next_try = now + self.backoff(roll);
             }
+        }
+    }
+
+    /// How long to rest after a failure: not for long where somebody leaves, and has little time.
+    fn backoff(&self, roll: f64) -> Duration {
+        match self.phase {
+            Phase::Contending => self.period.attempt_backoff(self.failures, roll),
+            Phase::Leaving { .. } => self.period.renewal_backoff(self.failures, roll),
         }
     }
 
@@ -548,7 +574,11 @@ impl Contention {
         let fence = grant.owner.fence();
         let gone_at = gone_at(now, self.lease);
         if until <= now || self.is_leaving() {
-            self.leftover = Some(Leftover { fence, gone_at });
+            self.leftover = Some(Leftover {
+                fence,
+                acquired_at: grant.owner.acquired_at(),
+                gone_at,
+            });
             if !self.is_leaving() {
                 self.give_back = Some(fence);
                 self.failures = self.failures.saturating_add(1);
@@ -581,6 +611,7 @@ impl Contention {
         };
         self.leftover = Some(Leftover {
             fence: owned.fence,
+            acquired_at: self.seen.acquired_at(),
             gone_at: owned.gone_at,
         });
         self.failures = 0;
@@ -635,6 +666,9 @@ impl Contention {
             let fence = leftover.fence;
             return Step::Release { fence, by };
         }
+        if self.doubtful.is_some() {
+            return Step::Observe { by };
+        }
         if self.unsure {
             // What a timed-out attempt left would block the mutex for a whole lease: adopt it, to be
             // able to release it.
@@ -648,6 +682,11 @@ impl Contention {
         }
         Step::Over
     }
+}
+
+/// Whether so many ms after an acquisition of ours a repeated request of ours may have raised the fence.
+fn within_one_call(since: u64, lease: Lease) -> bool {
+    u128::from(since) <= lease.call_budget().as_millis()
 }
 
 /// From a reply at `now` on, the backend keeps the lease for at most this long, drift included.
@@ -780,6 +819,28 @@ mod tests {
         while matches!(machine.step(at(301)), Step::Announce(_)) {}
         machine.renewed(at(400), at(401), repeated(11), 0.0);
         assert!(machine.stands_back_from().is_some());
+    }
+
+    /// Adopting it, to be able to release it, freed the mutex under a double that believed in it.
+    #[test]
+    fn whoever_leaves_adopts_its_own_repeated_request_and_leaves_a_double_alone() {
+        for (taken_at, ours) in [(10, true), (3_000, false)] {
+            let mut machine = owner_at(Lease::default(), at(0), 7);
+            machine.stop();
+            while matches!(machine.step(at(4_000)), Step::Announce(_)) {}
+            machine.released(at(4_000), Ok(false), 0.0);
+            assert!(machine.has_traces());
+            assert!(matches!(machine.step(at(4_000)), Step::Observe { .. }));
+            let view = View {
+                owner: MutexOwner::new("a", taken_at, 0, 0, 9),
+                look_in: Duration::ZERO,
+            };
+            machine.observed(at(4_000), Ok(view), 0.0);
+            assert_eq!(machine.has_traces(), ours);
+            assert_eq!(machine.stands_back_from(), (!ours).then_some(9));
+            let step = machine.step(at(4_000));
+            assert_eq!(matches!(step, Step::Acquire { .. }), ours, "{step:?}");
+        }
     }
 
     #[test]

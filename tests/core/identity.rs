@@ -69,6 +69,26 @@ fn a_locker_that_met_its_double_says_so() {
     });
 }
 
+/// Unlocking found nothing under its fence, adopted what stood under its id, and released that: the double
+/// believed on, and a third could lock.
+#[test]
+fn unlocking_what_a_double_has_taken_leaves_the_double_its_lock() {
+    within(HANG, || {
+        let here = factory();
+        let there = as_another_process(&here);
+        let ours = here.locker("m").id("host-1");
+        let ours = ours.renew_after(Duration::from_millis(1_400));
+        let guard = ours.build().unwrap().lock().unwrap();
+        // Later than a repeated request of our own could be, and before a renewal notices.
+        std::thread::sleep(Duration::from_millis(550));
+        let theirs = there.locker("m").id("host-1").build().unwrap();
+        let taken = elsewhere(|| theirs.lock().unwrap());
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(here.owner("m").unwrap().fence(), taken.fence());
+        taken.unlock().unwrap();
+    });
+}
+
 /// Rule "events are ordered": user.md 4. The thread that read the events panicked, and the service led
 /// on for nobody.
 #[test]

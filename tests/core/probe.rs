@@ -78,7 +78,8 @@ impl Probe for Notes {
 }
 
 fn factory(name: &str, probe: Arc<dyn Probe>) -> Factory {
-    let lease = Lease::new(Duration::from_millis(600), Duration::from_millis(300)).unwrap();
+    // Long enough for a busy machine to renew in.
+    let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(1)).unwrap();
     memory::factory(name, lease).with_probe(probe)
 }
 

@@ -14,7 +14,7 @@ use testbed::{Output, Process};
 const STEPPED: &str = "CONTEND_TEST_WALL_CLOCK";
 
 /// How long each leads: two ttls and more.
-const LEADS: Duration = Duration::from_millis(2_500);
+const LEADS: Duration = Duration::from_millis(6_500);
 
 /// The library that shows a process another wall clock, and the real monotonic one.
 fn libfaketime() -> PathBuf {
@@ -29,7 +29,8 @@ fn libfaketime() -> PathBuf {
 
 /// Two contenders lead three times in turn, and say so: the event, its fence and the wall clock.
 fn elect() {
-    let lease = Lease::new(Duration::from_secs(1), Duration::from_secs(1)).unwrap();
+    // Long enough for a busy machine to renew in.
+    let lease = Lease::new(Duration::from_secs(3), Duration::from_secs(1)).unwrap();
     let factory = contend::memory::factory("wall-clock", lease);
     let leads = |id: &str| {
         let (service, events) = factory.contend("m").id(id).channel().unwrap();

@@ -184,7 +184,10 @@ impl RawContender for Line {
         }
         let (begun, answer) = self.ask(Ask::Acquire(on_refusal), by)?;
         Ok(match answer {
-            Answer::Granted(held, ms) => Attempt::Granted(self.grant(held, ms, begun)),
+            Answer::Granted(held, ms) => {
+                process.stage().lock().notes[process.number].hears = self.listening;
+                Attempt::Granted(self.grant(held, ms, begun))
+            }
             Answer::Refused(held, ms, retry_ms) => {
                 if !self.listening && on_refusal == OnRefusal::Enqueue {
                     let pauses = process.stage().lock().notes[process.number].pauses;

@@ -44,6 +44,8 @@ pub struct Notes {
     pub pauses: u64,
     /// It has callbacks.
     pub listens: bool,
+    /// The line that was granted the mutex last is subscribed. One of an earlier run may be, too.
+    pub hears: bool,
     /// The fence gained last, until its loss is announced.
     pub announced: Option<u64>,
     last_gained: u64,
@@ -78,6 +80,7 @@ impl Notes {
             paused_until: 0,
             pauses: 0,
             listens: false,
+            hears: false,
             announced: None,
             last_gained: 0,
             belief: None,
@@ -99,7 +102,7 @@ impl Notes {
     }
 
     pub fn woken(&mut self, now: True) {
-        if self.announced.is_some() {
+        if self.announced.is_some() && self.hears {
             self.woken_at.get_or_insert(now);
         }
     }

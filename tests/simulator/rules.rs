@@ -47,5 +47,5 @@ pub const LIVE: &str = "somebody owns in the end";
 pub const TRACE: &str = "no trace is left";
 /// A schedule ends, without too many events.
 pub const SPIN: &str = "schedules end";
-/// An owner that is woken looks whether it still owns before long.
+/// An owner that is woken looks whether it still owns before long, unless its subscription failed.
 pub const LOOK: &str = "a woken owner looks";
