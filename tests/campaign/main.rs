@@ -15,6 +15,7 @@ mod history;
 #[path = "../conformance/hooked.rs"]
 mod hooked;
 mod hostile;
+mod masters;
 mod memory_weather;
 mod planted;
 mod privileges;
@@ -27,6 +28,7 @@ mod tls;
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -46,6 +48,15 @@ fn place() -> MutexGuard<'static, ()> {
             return place;
         }
         thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Sets a flag when it is dropped, also by a panic: a thread that waits for it would keep its scope from ending.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
