@@ -708,3 +708,79 @@ fn schedule(
     stalls.stop(journal, &who, || scheduler.stop());
     done.try_iter().for_each(write);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history;
+
+    #[test]
+    fn a_service_that_does_not_own_yet_may_have_asked_a_ttl_before() {
+        let folder = testbed::TempDir::new();
+        let journal = Journal::open(&folder.path().join("a.log")).unwrap();
+        let mut witness = Witness {
+            journal: &journal,
+            who: "a/s".to_owned(),
+            mutex: LED,
+            after: 100,
+            current: None,
+        };
+        let ttl = 50;
+        // Not before it was started, though.
+        for (seen, fence) in [(120, 1), (200, 2), (400, 3)] {
+            witness.owns_not_yet(seen, ttl);
+            witness.owns(fence, seen + 1, seen + 2, seen + 1);
+        }
+        // It was stopped: nothing is on its way.
+        witness.owns_not(500);
+        witness.owns_not_yet(510, ttl);
+        witness.owns(4, 511, 512, 511);
+        drop(witness);
+        let afters: std::collections::BTreeMap<u64, Nanos> = history::read(folder.path())
+            .unwrap()
+            .into_iter()
+            .filter_map(|record| match record {
+                Record::Belief { fence, after, .. } => Some((fence, after)),
+                _ => None,
+            })
+            .collect();
+        // While it believed it did not ask: the end of the last ownership counts, too.
+        assert_eq!(afters, [(1, 100), (2, 150), (3, 350), (4, 500)].into());
+    }
+
+    #[test]
+    fn stopping_late_is_forgiven_only_for_want_of_a_processor() {
+        let folder = testbed::TempDir::new();
+        let journal = Journal::open(&folder.path().join("a.log")).unwrap();
+        let late = || contend::connect("nothing://").map(|_| ());
+        let stalls = Stalls::new();
+        // Nobody measures: as if the thread that does got no processor.
+        stalls.stop(&journal, "a/s", || {
+            thread::sleep(Duration::from_nanos(Stalls::FORGIVEN + 4 * Stalls::BEAT));
+            late()
+        });
+        assert_eq!(history::read(folder.path()).unwrap(), []);
+        stalls.stop(&journal, "a/s", || Ok(()));
+        // Again, should it get no processor in this very moment.
+        testbed::wait_until(Duration::from_secs(60), "it counts", || {
+            stalls.stop(&journal, "a/s", late);
+            !history::read(folder.path()).unwrap().is_empty()
+        });
+        let records = history::read(folder.path()).unwrap();
+        assert!(
+            matches!(records.as_slice(), [Record::Misbehaved { what }] if what.starts_with("a/s: stop: ")),
+            "{records:?}"
+        );
+        // What was lost once stays lost, and is not lost again.
+        let lost = stalls.lost();
+        thread::scope(|scope| {
+            scope.spawn(|| stalls.measure());
+            let _over = SetOnDrop(&stalls.over);
+            let beat = stalls.beat.load(Ordering::SeqCst);
+            testbed::wait_until(Duration::from_secs(60), "it measures", || {
+                stalls.beat.load(Ordering::SeqCst) > beat
+            });
+        });
+        assert!(stalls.lost() >= lost);
+    }
+}

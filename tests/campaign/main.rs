@@ -36,7 +36,7 @@ use campaign::{Outcome, Plan};
 use contender::Assignment;
 use parking_lot::{Mutex, MutexGuard};
 use planted::Bug;
-use stage::Ground;
+use stage::{Fault, Ground};
 
 /// Two campaigns at a time: one leaves the machine idle for most of the time, three are too many for two cores.
 static PLACES: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
@@ -99,6 +99,12 @@ fn holds(ground: Ground) {
     });
     assert!(outcome.held(), "{outcome}");
     assert!(outcome.verdict.acquisitions > 20, "{outcome}");
+    // Whoever replaces a master on purpose has seen it replaced.
+    let had = |fault: &str| outcome.verdict.faults.contains_key(fault);
+    let replicated = matches!(ground, Ground::RedisCluster | Ground::RedisSentinel);
+    if replicated && (had(Fault::FailOver.name()) || had(Fault::MemberKill.name())) {
+        assert!(had(masters::MASTER_CHANGE), "{outcome}");
+    }
 }
 
 #[test]
