@@ -495,11 +495,9 @@ impl Stage {
             }
             Fault::FailOver => {
                 if let Servers::RedisSentinel(redis) = &self.servers {
-                    redis.wait_whole();
-                    let old = redis.master();
+                    settle(redis, random);
                     redis.fail_over();
-                    demote(redis, old, random);
-                    redis.wait_whole();
+                    settle(redis, random);
                 }
             }
             Fault::FlushScripts => self.on_redis(&["SCRIPT", "FLUSH"]),
@@ -743,7 +741,7 @@ impl Stage {
                 cluster.wait_whole();
             }
             Servers::RedisSentinel(redis) => {
-                redis.wait_whole();
+                settle(redis, random);
                 let master = redis.master();
                 redis.server(master).kill();
                 testbed::wait_until(Duration::from_secs(60), "there is another master", || {
@@ -751,8 +749,7 @@ impl Stage {
                 });
                 thread::sleep(down);
                 redis.server(master).start();
-                demote(redis, master, random);
-                redis.wait_whole();
+                settle(redis, random);
             }
             Servers::ZkEnsemble(ensemble) => {
                 let node = ensemble.node(number % 3);
@@ -878,20 +875,28 @@ impl Stage {
     }
 }
 
-/// Makes a replica of the master that was replaced, mostly. Sentinel does so after 8 s and more, in which two masters
-/// grant: if the nemesis always waited for that, most of a campaign would be left to the fence and prove nothing else.
-fn demote(redis: &RedisSentinel, old: usize, random: &mut StdRng) {
+/// Waits until all servers have their places. Mostly it makes a replica of a master that was replaced: Sentinel does so
+/// after 8 s and more, in which two masters grant. If the nemesis always waited for that, most of a campaign would be
+/// left to the fence and prove nothing else.
+fn settle(redis: &RedisSentinel, random: &mut StdRng) {
     let both = Duration::from_millis(random.random_range(0..2_000));
-    if random.random_range(0..4) == 0 {
-        return;
+    let waits = random.random_range(0..4) == 0;
+    let says_master = |server: usize| {
+        let role = redis.server(server).role(Duration::from_secs(1));
+        role.as_deref() == Some("master")
+    };
+    let masters = || (0..redis.servers().len()).filter(|server| says_master(*server));
+    if !waits && masters().count() > 1 {
+        thread::sleep(both);
+        // While sentinels do not agree, one of them may be about to promote whom this would demote.
+        if let Some(master) = redis.agreed_master().filter(|master| says_master(*master)) {
+            let port = redis.server(master).port().to_string();
+            for old in masters().filter(|server| *server != master) {
+                redis.server(old).cli(&["REPLICAOF", "127.0.0.1", &port]);
+            }
+        }
     }
-    thread::sleep(both);
-    let master = redis.master();
-    // On a busy machine the sentinels may have come back to it meanwhile.
-    if master != old {
-        let port = redis.server(master).port().to_string();
-        redis.server(old).cli(&["REPLICAOF", "127.0.0.1", &port]);
-    }
+    redis.wait_whole();
 }
 
 /// The library that shows a process another wall clock, and the real monotonic one.
