@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -13,9 +13,10 @@ use crate::checker::{self, Promise, Verdict, Violation};
 use crate::contender::{LED, LOCKED, PERIOD, SECOND, SEMAPHORES};
 use crate::fleet::Fleet;
 use crate::history::{self, Journal, Record, now};
+use crate::masters::Watch;
 use crate::planted::Bug;
 use crate::register::RegisterServer;
-use crate::stage::{Fault, Ground, Stage};
+use crate::stage::{Fault, Ground, Hit, Stage};
 
 /// What is to be done.
 #[derive(Clone, Debug)]
@@ -57,7 +58,7 @@ impl fmt::Display for Outcome {
         let overlaps = verdict.count(|found| matches!(found, Violation::Overlap(_)));
         write!(
             f,
-            "campaign {}{}: {} acquisitions, {} faults ({}), {overlaps} overlaps ({} excused), \
+            "campaign {}{}: {} acquisitions, {} faults ({}), {overlaps} overlaps ({} excused in {:.0} s of {:.0} s), \
              {} violations in all, fenced writes lost {} of {}, unfenced losses {} of {}, \
              {} scheduled runs ({} gaps judged), {} guards of permits, longest without an owner {:.2} s ({}), an owner {:.2} s after the faults, seed {}: {}",
             self.plan.ground,
@@ -68,6 +69,8 @@ impl fmt::Display for Outcome {
             verdict.faults.values().sum::<usize>(),
             faults.join(", "),
             verdict.excused,
+            verdict.excusing.as_secs_f64(),
+            verdict.lasted.as_secs_f64(),
             verdict.violations.len(),
             verdict.fenced.1,
             verdict.fenced.0,
@@ -113,23 +116,67 @@ pub fn run(plan: &Plan) -> Outcome {
     let journal = Journal::open(&folder.join("nemesis.log")).expect("a journal");
     let registers = RegisterServer::start();
     let stage = Stage::start(plan.ground, plan.processes);
+    // The logs of servers have wall-clock times.
+    journal.remark(&format!(
+        "wall clock {:?}",
+        SystemTime::now().duration_since(UNIX_EPOCH)
+    ));
+    let (servers, places) = stage.replicated();
+    let watch = Watch::new(servers, &journal);
+    watch.during(places, || {
+        torment(plan, &stage, &registers, (&folder, &journal));
+    });
+    let records = history::read(&folder).expect("the journals can be read");
+    let verdict = checker::check(&records, &registers.chains(), &promise(plan.ground));
+    if !verdict.violations.is_empty() {
+        stage.keep_logs(&folder);
+    }
+    Outcome {
+        plan: plan.clone(),
+        verdict,
+        folder,
+    }
+}
+
+/// What is promised on a backend.
+fn promise(ground: Ground) -> Promise {
+    Promise {
+        ttl: ground.lease().ttl(),
+        owner_within: owner_within(ground),
+        contended: [LED, LOCKED, SECOND].map(str::to_owned).to_vec(),
+        led: LED.to_owned(),
+        period: Some(PERIOD),
+        runs_by_wall_clock: matches!(ground, Ground::Zk | Ground::ZkEnsemble),
+        capacities: SEMAPHORES
+            .map(|(name, capacity)| (name.to_owned(), u64::from(capacity)))
+            .into(),
+    }
+}
+
+/// Starts processes, lets the faults come, and stops the processes when they have recovered.
+fn torment(
+    plan: &Plan,
+    stage: &Stage,
+    registers: &RegisterServer,
+    (folder, journal): (&Path, &Journal),
+) {
     let fleet = Fleet::start(
-        &stage,
-        &registers,
-        &folder,
-        &journal,
+        stage,
+        registers,
+        folder,
+        journal,
         (plan.processes, plan.seed, plan.plant),
     );
     // In the quiet first everybody finds its place.
     thread::sleep(plan.ground.lease().ttl());
     let end = Instant::now() + plan.lasts;
     thread::scope(|scope| {
-        scope.spawn(|| torment_servers(plan, (&stage, &registers), &journal, end));
+        scope.spawn(|| torment_servers(plan, (stage, registers), journal, end));
         // For a bug that shows in a moment between two healthy processes, they are left alone.
         if plan.plant == Some(Bug::LeaseFromReply) {
             return;
         }
-        scope.spawn(|| torment_processes(plan, (&fleet, &registers), &journal, end));
+        scope.spawn(|| torment_processes(plan, (&fleet, registers), journal, end));
     });
     stage.heal();
     journal.write(&Record::Healed { at: now() });
@@ -141,24 +188,6 @@ pub fn run(plan: &Plan) -> Outcome {
     drop(fleet);
     if let Err(what) = stage.permits_are_back() {
         journal.write(&Record::Misbehaved { what });
-    }
-    let promise = Promise {
-        ttl: plan.ground.lease().ttl(),
-        owner_within: within,
-        contended: [LED, LOCKED, SECOND].map(str::to_owned).to_vec(),
-        led: LED.to_owned(),
-        period: Some(PERIOD),
-        runs_by_wall_clock: matches!(plan.ground, Ground::Zk | Ground::ZkEnsemble),
-        capacities: SEMAPHORES
-            .map(|(name, capacity)| (name.to_owned(), u64::from(capacity)))
-            .into(),
-    };
-    let records = history::read(&folder).expect("the journals can be read");
-    let verdict = checker::check(&records, &registers.chains(), &promise);
-    Outcome {
-        plan: plan.clone(),
-        verdict,
-        folder,
     }
 }
 
@@ -178,9 +207,7 @@ fn torment_servers(
     let mut random = StdRng::seed_from_u64(plan.seed);
     let faults = plan.ground.faults();
     let weight: u32 = faults.iter().map(|(_, weight)| weight).sum();
-    let mut masters = Masters::new(stage);
     while Instant::now() < end && weight > 0 {
-        masters.look(stage, journal);
         let mut roll = random.random_range(0..weight);
         let fault = faults
             .iter()
@@ -198,55 +225,19 @@ fn torment_servers(
         };
         journal.remark(&format!("begins {}", fault.name()));
         let begin = now();
-        if stage.suffer(fault, aim(registers, &mut random), &mut random) {
+        if let Some(hit) = stage.suffer(fault, aim(registers, &mut random), &mut random) {
             journal.write(&Record::Fault {
                 kind: fault.name().to_owned(),
-                fence_only: plan.ground.is_fence_only(fault),
+                fence_only: fault.is_fence_only(),
+                mutex: match hit {
+                    Hit::All => None,
+                    Hit::Mutex(mutex) => Some(mutex.to_owned()),
+                },
                 begin,
                 end: now(),
             });
         }
-        if plan.ground.is_fence_only(fault) {
-            masters = Masters::new(stage);
-        }
-        masters.look(stage, journal);
         thread::sleep(Duration::from_millis(random.random_range(50..900)));
-    }
-    masters.look(stage, journal);
-}
-
-/// How much earlier than a sentinel or a node tells us, another one may have told a client.
-const HEARSAY: u64 = 2_000_000_000;
-
-/// Who the masters were when we last looked: on a busy machine a short pause is a failover that nobody asked
-/// for, and only the fence protects from that, too.
-struct Masters {
-    seen: Option<Vec<usize>>,
-    at: u64,
-}
-
-impl Masters {
-    fn new(stage: &Stage) -> Masters {
-        Masters {
-            seen: stage.masters(),
-            at: now(),
-        }
-    }
-
-    fn look(&mut self, stage: &Stage, journal: &Journal) {
-        let at = now();
-        if self.seen != stage.masters() {
-            // Until the old master follows the new one, both take writes.
-            stage.wait_whole();
-            journal.write(&Record::Fault {
-                kind: "fail-over-unasked".to_owned(),
-                fence_only: true,
-                begin: self.at.saturating_sub(HEARSAY),
-                end: now(),
-            });
-            *self = Masters::new(stage);
-        }
-        self.at = at;
     }
 }
 
@@ -293,6 +284,7 @@ fn torment_processes(
         journal.write(&Record::Fault {
             kind: kind.to_owned(),
             fence_only: false,
+            mutex: None,
             begin,
             end: now(),
         });

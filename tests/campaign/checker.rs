@@ -68,6 +68,10 @@ pub struct Verdict {
     pub faults: BTreeMap<String, usize>,
     /// Overlaps after a fault that only the fence protects against.
     pub excused: usize,
+    /// The time in which an overlap would be excused: what is proven is proven in the rest.
+    pub excusing: Duration,
+    /// The time from the first belief to the last.
+    pub lasted: Duration,
     /// Acknowledged writes to the registers that check the fence, and how many of them are lost.
     pub fenced: (usize, usize),
     /// The same of the registers that do not.
@@ -108,8 +112,16 @@ struct Belief {
 struct Fault {
     kind: String,
     fence_only: bool,
+    mutex: Option<String>,
     begin: Nanos,
     end: Nanos,
+}
+
+impl Fault {
+    /// Whether it can have hit this mutex.
+    fn hits(&self, mutex: &str) -> bool {
+        self.mutex.as_deref().is_none_or(|only| only == mutex)
+    }
 }
 
 /// Judges `records`. `chains` are the writes that each register holds in the end.
@@ -125,6 +137,7 @@ pub fn check(
             Record::Fault {
                 kind,
                 fence_only,
+                mutex,
                 begin,
                 end,
             } => {
@@ -132,6 +145,7 @@ pub fn check(
                 faults.push(Fault {
                     kind: kind.clone(),
                     fence_only: *fence_only,
+                    mutex: mutex.clone(),
                     begin: *begin,
                     end: *end,
                 });
@@ -147,6 +161,7 @@ pub fn check(
         verdict.acquisitions += beliefs.len();
         check_order(mutex, beliefs, &faults, promise, &mut verdict);
     }
+    (verdict.excusing, verdict.lasted) = excusing(&beliefs, &faults, promise.ttl);
     check_events(records, &mut verdict);
     check_writes(records, chains, &mut verdict);
     check_liveness(records, &beliefs, &faults, promise, &mut verdict);
@@ -256,7 +271,7 @@ fn check_order(
                 verdict
                     .violations
                     .push(Violation::FenceFell(pair(mutex, older, newer)));
-            } else if is_excused(older, newer, faults, promise.ttl) {
+            } else if is_excused(mutex, (older, newer), faults, promise.ttl) {
                 verdict.excused += 1;
             } else {
                 verdict
@@ -270,13 +285,52 @@ fn check_order(
 /// Whether a fault of the fence-only kind explains the two: the older ownership was there before the fault
 /// ended, the newer one came after it began, and one of the two owners noticed within a ttl of its end.
 /// Which one does not matter: of two masters in a failover, either may be the one that stays.
-fn is_excused(older: &Belief, newer: &Belief, faults: &[Fault], ttl: Duration) -> bool {
+fn is_excused(
+    mutex: &str,
+    (older, newer): (&Belief, &Belief),
+    faults: &[Fault],
+    ttl: Duration,
+) -> bool {
     faults.iter().any(|fault| {
         fault.fence_only
+            && fault.hits(mutex)
             && older.after <= fault.end
             && newer.from >= fault.begin
             && older.until.min(newer.until) <= fault.end + nanos(ttl)
     })
+}
+
+/// In how much of the time in which anybody believed an overlap would be excused, on the mutex that was hit most; and
+/// how long that time is.
+fn excusing(
+    beliefs: &BTreeMap<String, Vec<Belief>>,
+    faults: &[Fault],
+    ttl: Duration,
+) -> (Duration, Duration) {
+    let all = || beliefs.values().flatten();
+    let begin = all().map(|belief| belief.from).min().unwrap_or(0);
+    let end = all().map(|belief| belief.until).max().unwrap_or(begin);
+    let excusing = |mutex: &String| {
+        let mut excuses: Vec<(Nanos, Nanos)> = faults
+            .iter()
+            .filter(|fault| fault.fence_only && fault.hits(mutex))
+            .map(|fault| (fault.begin, fault.end + nanos(ttl)))
+            .collect();
+        excuses.sort_unstable();
+        let mut sum = 0;
+        let mut counted = begin;
+        for (from, until) in excuses {
+            let until = until.min(end);
+            sum += until.saturating_sub(from.max(counted));
+            counted = counted.max(until);
+        }
+        sum
+    };
+    let most = beliefs.keys().map(excusing).max().unwrap_or(0);
+    (
+        Duration::from_nanos(most),
+        Duration::from_nanos(end - begin),
+    )
 }
 
 fn pair(mutex: &str, older: &Belief, newer: &Belief) -> String {
@@ -450,7 +504,8 @@ fn check_runs(records: &[Record], faults: &[Fault], promise: &Promise, verdict: 
                     } else {
                         first + nanos(RECORDED)
                     };
-                    fault.begin <= until
+                    fault.hits(mutex)
+                        && fault.begin <= until
                         && if stays {
                             promise.runs_by_wall_clock
                         } else {
@@ -592,6 +647,7 @@ mod tests {
         Record::Fault {
             kind: "x".into(),
             fence_only,
+            mutex: None,
             begin: begin * MS,
             end: end * MS,
         }
@@ -735,6 +791,103 @@ mod tests {
     }
 
     #[test]
+    fn in_the_time_of_a_change_of_masters_fences_must_grow_and_outside_of_it_nobody_overlaps() {
+        // From 100 to 200, and a ttl of 100 for what was granted in it.
+        let with = |records: &[Record]| {
+            let mut all = vec![fault(true, 100, 200)];
+            all.extend_from_slice(records);
+            judge(&all)
+        };
+        let excused = [
+            // Granted by the old master, and by the new one at once, in the middle, and at the end.
+            [belief("a/l", 1, 50, 150), belief("b/l", 2, 100, 400)],
+            [belief("a/l", 1, 50, 150), belief("b/l", 2, 149, 400)],
+            [belief("a/l", 1, 190, 290), belief("b/l", 2, 195, 400)],
+            [belief("a/l", 1, 190, 300), belief("b/l", 2, 280, 400)],
+            // The other way round: the old one takes writes for a while yet.
+            [belief("b/l", 1, 150, 900), belief("a/l", 2, 160, 300)],
+        ];
+        for records in &excused {
+            let verdict = with(records);
+            assert!(verdict.violations.is_empty(), "{records:?}: {verdict:?}");
+            assert_eq!(verdict.excused, 1, "{records:?}");
+        }
+        let overlaps = [
+            // Began before there was another master.
+            [belief("a/l", 1, 50, 150), belief("b/l", 2, 99, 400)],
+            // Granted when the old one was none any more.
+            [belief("a/l", 1, 202, 290), belief("b/l", 2, 210, 400)],
+            // Both believe when all that the old one granted has ended.
+            [belief("a/l", 1, 190, 301), belief("b/l", 2, 210, 302)],
+            // Long before, and long after.
+            [belief("a/l", 1, 10, 30), belief("b/l", 2, 20, 40)],
+            [belief("a/l", 1, 500, 530), belief("b/l", 2, 520, 540)],
+        ];
+        for records in &overlaps {
+            only(&with(records), |found| {
+                matches!(found, Violation::Overlap(_))
+            });
+        }
+        // In the middle of it: asked for when a larger fence was believed already; and the same fence twice.
+        let fell = [belief("a/l", 2, 110, 150), belief("b/l", 1, 120, 160)];
+        only(&with(&fell), |found| {
+            matches!(found, Violation::FenceFell(_))
+        });
+        let repeated = [belief("a/l", 1, 110, 150), belief("b/l", 1, 120, 160)];
+        only(&with(&repeated), |found| {
+            matches!(found, Violation::FenceRepeated(_))
+        });
+        // Asked for before, and answered late: the order of the two is open.
+        let late = [
+            acquired_after("b/l", 1, 105, 120, 160),
+            belief("a/l", 2, 110, 150),
+        ];
+        assert_eq!(with(&late).excused, 1);
+    }
+
+    #[test]
+    fn what_was_done_to_one_mutex_excuses_nothing_on_another() {
+        let revoked = |mutex: &str| Record::Fault {
+            kind: "revoke".into(),
+            fence_only: true,
+            mutex: Some(mutex.into()),
+            begin: 15 * MS,
+            end: 18 * MS,
+        };
+        let overlap = [belief("a/l", 1, 10, 60), belief("b/l", 2, 20, 30)];
+        let with = |fault: Record, records: &[Record]| {
+            let mut all = vec![fault];
+            all.extend_from_slice(records);
+            judge(&all)
+        };
+        assert_eq!(with(revoked("m"), &overlap).excused, 1);
+        only(&with(revoked("n"), &overlap), |found| {
+            matches!(found, Violation::Overlap(_))
+        });
+        let runs = [run_with(1, 14), run_with(2, 19)];
+        assert!(with(revoked("t"), &runs).violations.is_empty());
+        only(&with(revoked("m"), &runs), |found| {
+            matches!(found, Violation::RunsTooClose(_))
+        });
+    }
+
+    #[test]
+    fn the_time_in_which_overlaps_are_excused_is_counted_once() {
+        let verdict = judge(&[
+            fault(true, 0, 50),
+            fault(true, 250, 300),
+            fault(true, 260, 290),
+            fault(true, 990, 995),
+            fault(false, 600, 700),
+            belief("a/l", 1, 100, 200),
+            belief("b/l", 2, 900, 1_000),
+        ]);
+        // 100 to 150, 250 to 400, 990 to 1000.
+        assert_eq!(verdict.excusing, Duration::from_millis(50 + 150 + 10));
+        assert_eq!(verdict.lasted, Duration::from_millis(900));
+    }
+
+    #[test]
     fn events_alternate_in_pairs_of_one_fence() {
         assert!(
             judge(&[event(true, 1, 0), event(false, 1, 0), event(true, 2, 0)])
@@ -828,6 +981,7 @@ mod tests {
         let step = Record::Fault {
             kind: "clock-step".into(),
             fence_only: false,
+            mutex: None,
             begin: 11 * MS,
             end: 12 * MS,
         };

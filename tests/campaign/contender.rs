@@ -13,6 +13,7 @@ use crossbeam_channel::Receiver;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use crate::SetOnDrop;
 use crate::history::{Journal, Nanos, Record, now};
 use crate::planted::{self, Bug};
 use crate::register::RegisterClient;
@@ -135,21 +136,81 @@ impl log::Log for Remarks {
     fn flush(&self) {}
 }
 
+/// How long a process got no processor: it was paused, or the machine had other things to do.
+struct Stalls {
+    /// All of it up to the last beat.
+    lost: AtomicU64,
+    beat: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Stalls {
+    /// How often it is looked at.
+    const BEAT: Nanos = 20_000_000;
+    /// What stopping may take longer than it is to, a processor being there all the time.
+    const FORGIVEN: Nanos = 500_000_000;
+
+    fn new() -> Stalls {
+        Stalls {
+            lost: AtomicU64::new(0),
+            beat: AtomicU64::new(now()),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    fn measure(&self) {
+        while !self.over.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_nanos(Self::BEAT));
+            // In this order: whoever reads in between counts too much rather than too little.
+            self.lost.store(self.lost(), Ordering::SeqCst);
+            self.beat.store(now(), Ordering::SeqCst);
+        }
+    }
+
+    /// All of it until now, also what the measuring thread has not had the time to see.
+    fn lost(&self) -> Nanos {
+        let beat = self.beat.load(Ordering::SeqCst);
+        let late = now().saturating_sub(beat).saturating_sub(2 * Self::BEAT);
+        self.lost.load(Ordering::SeqCst) + late
+    }
+
+    /// Stops something, which must not take longer than it says by itself; without a processor it may.
+    fn stop(&self, journal: &Journal, who: &str, stop: impl FnOnce() -> contend::Result<()>) {
+        let before = self.lost();
+        let Err(error) = stop() else { return };
+        let lost = self.lost() - before;
+        if lost > Self::FORGIVEN {
+            journal.remark(&format!(
+                "{who}: stop: {error}, without a processor for {lost} ns"
+            ));
+        } else {
+            journal.write(&Record::Misbehaved {
+                what: format!("{who}: stop: {error}"),
+            });
+        }
+    }
+}
+
 /// Contends until `stop`, and gives everything back.
 pub fn run(assignment: &Assignment, factory: Factory, journal: &Journal, stop: &AtomicBool) {
     let factory = match assignment.plant {
         Some(bug) => planted::plant(&factory, bug),
         None => factory,
     };
+    let stalls = Stalls::new();
     thread::scope(|scope| {
-        scope.spawn(|| lead(assignment, &factory, journal, stop));
-        for number in 0..2 {
-            let factory = &factory;
-            scope.spawn(move || lock(number, assignment, factory, journal, stop));
-        }
-        scope.spawn(|| lock_both(assignment, &factory, journal, stop));
-        scope.spawn(|| hold_permits(assignment, &factory, journal, stop));
-        scope.spawn(|| schedule(assignment, &factory, journal, stop));
+        scope.spawn(|| stalls.measure());
+        let _over = SetOnDrop(&stalls.over);
+        thread::scope(|scope| {
+            scope.spawn(|| lead(assignment, &factory, (journal, &stalls), stop));
+            for number in 0..2 {
+                let factory = &factory;
+                scope.spawn(move || lock(number, assignment, factory, journal, stop));
+            }
+            scope.spawn(|| lock_both(assignment, &factory, journal, stop));
+            scope.spawn(|| hold_permits(assignment, &factory, journal, stop));
+            scope.spawn(|| schedule(assignment, &factory, (journal, &stalls), stop));
+        });
     });
     journal.remark("stopped");
 }
@@ -213,11 +274,18 @@ impl Witness<'_> {
         self.flush();
     }
 
-    /// It was asked at `began` or later, and did not own.
+    /// It was asked at `began` or later, and did not own; nor had it asked the backend.
     fn owns_not(&mut self, began: Nanos) {
         self.after = began;
         self.flush();
         self.current = None;
+    }
+
+    /// It was asked at `began` or later, and did not own, but may have been granted the mutex already by a reply
+    /// that is on its way: not longer than a ttl, after which the reply changes nothing (rule 3).
+    fn owns_not_yet(&mut self, began: Nanos, ttl: Nanos) {
+        let after = self.after.max(began.saturating_sub(ttl));
+        self.owns_not(after);
     }
 
     fn flush(&mut self) {
@@ -236,7 +304,12 @@ impl Witness<'_> {
 }
 
 /// A service that leads for a while, gives up, and leads again.
-fn lead(assignment: &Assignment, factory: &Factory, journal: &Journal, stop: &AtomicBool) {
+fn lead(
+    assignment: &Assignment,
+    factory: &Factory,
+    (journal, stalls): (&Journal, &Stalls),
+    stop: &AtomicBool,
+) {
     let mut random = StdRng::seed_from_u64(assignment.seed ^ 0x1ead);
     let who = assignment.who("service");
     let id = assignment.id("service");
@@ -248,6 +321,7 @@ fn lead(assignment: &Assignment, factory: &Factory, journal: &Journal, stop: &At
         after: now(),
         current: None,
     };
+    let ttl = u64::try_from(factory.lease().ttl().as_nanos()).unwrap_or(u64::MAX);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| work_while_leading(assignment, &service, journal, &over));
@@ -265,7 +339,7 @@ fn lead(assignment: &Assignment, factory: &Factory, journal: &Journal, stop: &At
                 let ended = now();
                 match fence {
                     Some(fence) => witness.owns(fence, began, ended, began),
-                    None => witness.owns_not(began),
+                    None => witness.owns_not_yet(began, ttl),
                 }
                 write_events(journal, &who, &events);
                 thread::sleep(SAMPLE);
@@ -275,13 +349,10 @@ fn lead(assignment: &Assignment, factory: &Factory, journal: &Journal, stop: &At
                 if let Err(error) = service.resign_for(rest) {
                     journal.remark(&format!("{who}: resign: {error}"));
                 }
-                witness.owns_not(now());
+                // It contends again when it has rested, which may be by now.
+                witness.owns_not_yet(now(), ttl);
             }
-            if let Err(error) = service.stop() {
-                journal.write(&Record::Misbehaved {
-                    what: format!("{who}: stop: {error}"),
-                });
-            }
+            stalls.stop(journal, &who, || service.stop());
             witness.owns_not(now());
             write_events(journal, &who, &events);
             if service.is_owner() {
@@ -600,7 +671,12 @@ fn hold_permits(assignment: &Assignment, factory: &Factory, journal: &Journal, s
 }
 
 /// A schedule whose runs are written down.
-fn schedule(assignment: &Assignment, factory: &Factory, journal: &Journal, stop: &AtomicBool) {
+fn schedule(
+    assignment: &Assignment,
+    factory: &Factory,
+    (journal, stalls): (&Journal, &Stalls),
+    stop: &AtomicBool,
+) {
     let who = assignment.who("schedule");
     let id = assignment.id("schedule");
     // The work outlives no scope, so it sends what it did to this thread.
@@ -629,10 +705,82 @@ fn schedule(assignment: &Assignment, factory: &Factory, journal: &Journal, stop:
             write(run);
         }
     }
-    if let Err(error) = scheduler.stop() {
-        journal.write(&Record::Misbehaved {
-            what: format!("{who}: stop: {error}"),
-        });
-    }
+    stalls.stop(journal, &who, || scheduler.stop());
     done.try_iter().for_each(write);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history;
+
+    #[test]
+    fn a_service_that_does_not_own_yet_may_have_asked_a_ttl_before() {
+        let folder = testbed::TempDir::new();
+        let journal = Journal::open(&folder.path().join("a.log")).unwrap();
+        let mut witness = Witness {
+            journal: &journal,
+            who: "a/s".to_owned(),
+            mutex: LED,
+            after: 100,
+            current: None,
+        };
+        let ttl = 50;
+        // Not before it was started, though.
+        for (seen, fence) in [(120, 1), (200, 2), (400, 3)] {
+            witness.owns_not_yet(seen, ttl);
+            witness.owns(fence, seen + 1, seen + 2, seen + 1);
+        }
+        // It was stopped: nothing is on its way.
+        witness.owns_not(500);
+        witness.owns_not_yet(510, ttl);
+        witness.owns(4, 511, 512, 511);
+        drop(witness);
+        let afters: std::collections::BTreeMap<u64, Nanos> = history::read(folder.path())
+            .unwrap()
+            .into_iter()
+            .filter_map(|record| match record {
+                Record::Belief { fence, after, .. } => Some((fence, after)),
+                _ => None,
+            })
+            .collect();
+        // While it believed it did not ask: the end of the last ownership counts, too.
+        assert_eq!(afters, [(1, 100), (2, 150), (3, 350), (4, 500)].into());
+    }
+
+    #[test]
+    fn stopping_late_is_forgiven_only_for_want_of_a_processor() {
+        let folder = testbed::TempDir::new();
+        let journal = Journal::open(&folder.path().join("a.log")).unwrap();
+        let late = || contend::connect("nothing://").map(|_| ());
+        let stalls = Stalls::new();
+        // Nobody measures: as if the thread that does got no processor.
+        stalls.stop(&journal, "a/s", || {
+            thread::sleep(Duration::from_nanos(Stalls::FORGIVEN + 4 * Stalls::BEAT));
+            late()
+        });
+        assert_eq!(history::read(folder.path()).unwrap(), []);
+        stalls.stop(&journal, "a/s", || Ok(()));
+        // Again, should it get no processor in this very moment.
+        testbed::wait_until(Duration::from_secs(60), "it counts", || {
+            stalls.stop(&journal, "a/s", late);
+            !history::read(folder.path()).unwrap().is_empty()
+        });
+        let records = history::read(folder.path()).unwrap();
+        assert!(
+            matches!(records.as_slice(), [Record::Misbehaved { what }] if what.starts_with("a/s: stop: ")),
+            "{records:?}"
+        );
+        // What was lost once stays lost, and is not lost again.
+        let lost = stalls.lost();
+        thread::scope(|scope| {
+            scope.spawn(|| stalls.measure());
+            let _over = SetOnDrop(&stalls.over);
+            let beat = stalls.beat.load(Ordering::SeqCst);
+            testbed::wait_until(Duration::from_secs(60), "it measures", || {
+                stalls.beat.load(Ordering::SeqCst) > beat
+            });
+        });
+        assert!(stalls.lost() >= lost);
+    }
 }

@@ -19,6 +19,9 @@ pub fn now() -> Nanos {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// Stands in a line for the mutex of a fault that may have hit any.
+const ALL: &str = "*";
+
 /// One fact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -27,7 +30,7 @@ pub enum Record {
         who: String,
         mutex: String,
         fence: u64,
-        /// A time before the acquisition: it knew that it did not own, or had not asked yet.
+        /// A time before the acquisition: the contender had not asked for it yet.
         after: Nanos,
         from: Nanos,
         until: Nanos,
@@ -78,6 +81,8 @@ pub enum Record {
         kind: String,
         /// It is on the design's list of what only a checked fence protects against.
         fence_only: bool,
+        /// The only mutex that it can have hit, where there is one.
+        mutex: Option<String>,
         begin: Nanos,
         end: Nanos,
     },
@@ -142,9 +147,13 @@ impl Record {
             Record::Fault {
                 kind,
                 fence_only,
+                mutex,
                 begin,
                 end,
-            } => write!(line, "fault {kind} {fence_only} {begin} {end}"),
+            } => {
+                let mutex = mutex.as_deref().unwrap_or(ALL);
+                write!(line, "fault {kind} {fence_only} {mutex} {begin} {end}")
+            }
             Record::Healed { at } => write!(line, "healed {at}"),
             Record::Misbehaved { what } => {
                 write!(line, "misbehaved {}", what.replace(['\n', '\r'], " "))
@@ -216,6 +225,7 @@ impl Record {
             "fault" => Record::Fault {
                 kind: text()?,
                 fence_only: text()?.parse().ok()?,
+                mutex: Some(text()?).filter(|mutex| mutex != ALL),
                 begin: text()?.parse().ok()?,
                 end: text()?.parse().ok()?,
             },
@@ -313,6 +323,14 @@ mod tests {
             Record::Fault {
                 kind: "cut".into(),
                 fence_only: false,
+                mutex: None,
+                begin: 1,
+                end: 2,
+            },
+            Record::Fault {
+                kind: "revoke".into(),
+                fence_only: true,
+                mutex: Some("m".into()),
                 begin: 1,
                 end: 2,
             },

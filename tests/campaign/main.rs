@@ -15,6 +15,7 @@ mod history;
 #[path = "../conformance/hooked.rs"]
 mod hooked;
 mod hostile;
+mod masters;
 mod memory_weather;
 mod planted;
 mod privileges;
@@ -27,6 +28,7 @@ mod tls;
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -34,7 +36,7 @@ use campaign::{Outcome, Plan};
 use contender::Assignment;
 use parking_lot::{Mutex, MutexGuard};
 use planted::Bug;
-use stage::Ground;
+use stage::{Fault, Ground};
 
 /// Two campaigns at a time: one leaves the machine idle for most of the time, three are too many for two cores.
 static PLACES: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
@@ -46,6 +48,15 @@ fn place() -> MutexGuard<'static, ()> {
             return place;
         }
         thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Sets a flag when it is dropped, also by a panic: a thread that waits for it would keep its scope from ending.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
@@ -88,6 +99,12 @@ fn holds(ground: Ground) {
     });
     assert!(outcome.held(), "{outcome}");
     assert!(outcome.verdict.acquisitions > 20, "{outcome}");
+    // Sentinel's nemesis does not go on before the master was replaced; a node of a cluster may be back earlier.
+    let had = |fault: &str| outcome.verdict.faults.contains_key(fault);
+    let replaced = had(Fault::FailOver.name()) || had(Fault::MemberKill.name());
+    if ground == Ground::RedisSentinel && replaced {
+        assert!(had(masters::MASTER_CHANGE), "{outcome}");
+    }
 }
 
 #[test]

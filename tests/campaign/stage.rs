@@ -1,7 +1,7 @@
 //! The servers of a campaign, the proxies in front of them, and what can be done to both.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
@@ -152,16 +152,6 @@ impl Ground {
             ]),
         }
     }
-
-    /// Whether only a checked fence protects against it.
-    pub fn is_fence_only(self, fault: Fault) -> bool {
-        match fault {
-            Fault::OperatorDelete | Fault::Revoke | Fault::Wipe | Fault::FailOver => true,
-            // Replicas follow asynchronously.
-            Fault::MemberKill => matches!(self, Ground::RedisCluster | Ground::RedisSentinel),
-            _ => false,
-        }
-    }
 }
 
 impl fmt::Display for Ground {
@@ -225,6 +215,15 @@ pub enum Fault {
     Wipe,
 }
 
+/// What a fault hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hit {
+    /// Any of the mutexes.
+    All,
+    /// This one, and no other.
+    Mutex(&'static str),
+}
+
 /// Which way nothing passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -234,6 +233,12 @@ pub enum Way {
 }
 
 impl Fault {
+    /// Whether only a checked fence protects against it. So it does against a change of masters, which
+    /// [`Watch`](crate::masters::Watch) writes down: a kill or a pause may bring one about, or not.
+    pub fn is_fence_only(self) -> bool {
+        matches!(self, Fault::OperatorDelete | Fault::Revoke | Fault::Wipe)
+    }
+
     /// Its name in the last line.
     pub fn name(self) -> &'static str {
         match self {
@@ -403,8 +408,8 @@ impl Stage {
     }
 
     /// Does it, for as long as it takes, and undoes it. `aim` is the process that most likely owns.
-    /// Returns `false` if it surely had no effect.
-    pub fn suffer(&self, fault: Fault, aim: Option<usize>, random: &mut StdRng) -> bool {
+    /// Returns what it hit; `None` if it surely had no effect.
+    pub fn suffer(&self, fault: Fault, aim: Option<usize>, random: &mut StdRng) -> Option<Hit> {
         let lease = self.ground.lease();
         let ms = |random: &mut StdRng, from: u64, to: u64| {
             Duration::from_millis(random.random_range(from..to))
@@ -490,9 +495,9 @@ impl Stage {
             }
             Fault::FailOver => {
                 if let Servers::RedisSentinel(redis) = &self.servers {
-                    redis.wait_whole();
+                    settle(redis, random);
                     redis.fail_over();
-                    redis.wait_whole();
+                    settle(redis, random);
                 }
             }
             Fault::FlushScripts => self.on_redis(&["SCRIPT", "FLUSH"]),
@@ -500,14 +505,17 @@ impl Stage {
             Fault::KillConnections => self.kill_connections(random),
             Fault::Reshard => self.reshard(random),
             Fault::OperatorDelete => {
-                self.delete([LED, LOCKED][random.random_range(0..2)]);
+                let mutex = [LED, LOCKED][random.random_range(0..2)];
+                self.delete(mutex);
+                return Some(Hit::Mutex(mutex));
             }
             Fault::Revoke => {
-                return self.revoke([LED, LOCKED, SECOND][random.random_range(0..3)]);
+                let mutex = [LED, LOCKED, SECOND][random.random_range(0..3)];
+                return self.revoke(mutex).then_some(Hit::Mutex(mutex));
             }
             Fault::Wipe => self.on_redis(&["FLUSHALL"]),
         }
-        true
+        Some(Hit::All)
     }
 
     /// What there is on the server: queue entries, tokens, rows, nodes, subscriptions, connections.
@@ -690,21 +698,31 @@ impl Stage {
         }
     }
 
-    /// The members that are masters, where others may take their place.
-    pub fn masters(&self) -> Option<Vec<usize>> {
+    /// The servers that may take each other's place, and how many of them are masters at rest.
+    pub fn replicated(&self) -> (&[RedisServer], usize) {
         match &self.servers {
-            Servers::RedisCluster(cluster) => Some(cluster.masters()),
-            Servers::RedisSentinel(redis) => Some(vec![redis.master()]),
-            _ => None,
+            Servers::RedisCluster(cluster) => (cluster.nodes(), 3),
+            Servers::RedisSentinel(redis) => (redis.servers(), 1),
+            _ => (&[], 0),
         }
     }
 
-    /// Waits until every member has its place again.
-    pub fn wait_whole(&self) {
-        match &self.servers {
-            Servers::RedisCluster(cluster) => cluster.wait_whole(),
-            Servers::RedisSentinel(redis) => redis.wait_whole(),
-            _ => {}
+    /// Copies the logs of servers that choose a master among themselves, which say why they did.
+    pub fn keep_logs(&self, folder: &Path) {
+        let logs = match &self.servers {
+            Servers::RedisCluster(cluster) => vec![("node", cluster.nodes())],
+            Servers::RedisSentinel(redis) => {
+                vec![("server", redis.servers()), ("sentinel", redis.sentinels())]
+            }
+            _ => vec![],
+        };
+        for (kind, servers) in logs {
+            for server in servers {
+                // Not `.log`: those are the journals.
+                let file = folder.join(format!("{kind}-{}.txt", server.port()));
+                // What is missing is missed by a reader only.
+                let _ = std::fs::write(file, server.log());
+            }
         }
     }
 
@@ -723,7 +741,7 @@ impl Stage {
                 cluster.wait_whole();
             }
             Servers::RedisSentinel(redis) => {
-                redis.wait_whole();
+                settle(redis, random);
                 let master = redis.master();
                 redis.server(master).kill();
                 testbed::wait_until(Duration::from_secs(60), "there is another master", || {
@@ -731,7 +749,7 @@ impl Stage {
                 });
                 thread::sleep(down);
                 redis.server(master).start();
-                redis.wait_whole();
+                settle(redis, random);
             }
             Servers::ZkEnsemble(ensemble) => {
                 let node = ensemble.node(number % 3);
@@ -855,6 +873,30 @@ impl Stage {
             on(index, &["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
         }
     }
+}
+
+/// Waits until all servers have their places. Mostly it makes a replica of a master that was replaced: Sentinel does so
+/// after 8 s and more, in which two masters grant. If the nemesis always waited for that, most of a campaign would be
+/// left to the fence and prove nothing else.
+fn settle(redis: &RedisSentinel, random: &mut StdRng) {
+    let both = Duration::from_millis(random.random_range(0..2_000));
+    let waits = random.random_range(0..4) == 0;
+    let says_master = |server: usize| {
+        let role = redis.server(server).role(Duration::from_secs(1));
+        role.as_deref() == Some("master")
+    };
+    let masters = || (0..redis.servers().len()).filter(|server| says_master(*server));
+    if !waits && masters().count() > 1 {
+        thread::sleep(both);
+        // While sentinels do not agree, one of them may be about to promote whom this would demote.
+        if let Some(master) = redis.agreed_master().filter(|master| says_master(*master)) {
+            let port = redis.server(master).port().to_string();
+            for old in masters().filter(|server| *server != master) {
+                redis.server(old).cli(&["REPLICAOF", "127.0.0.1", &port]);
+            }
+        }
+    }
+    redis.wait_whole();
 }
 
 /// The library that shows a process another wall clock, and the real monotonic one.

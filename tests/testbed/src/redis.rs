@@ -1,6 +1,6 @@
 //! Redis, one server.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Deref;
 use std::process::Command;
@@ -52,6 +52,21 @@ impl RedisServer {
             &binary::find("redis-cli", "redis-tools"),
             own.iter().chain(args),
         )
+    }
+
+    /// What it calls itself, `master` or `slave`; `None` if it does not say so within `patience`, for each of
+    /// connecting and answering. Unlike [`cli`](Self::cli) it starts no process, so it may be asked all the time.
+    pub fn role(&self, patience: Duration) -> Option<String> {
+        let mut stream = TcpStream::connect_timeout(&self.addr(), patience).ok()?;
+        stream.set_read_timeout(Some(patience)).ok()?;
+        stream.write_all(b"ROLE\r\n").ok()?;
+        // An array, whose first element is the role: `*3`, `$6`, `master`.
+        let lines = BufReader::new(stream).lines().map_while(Result::ok);
+        let head: Vec<String> = lines.take(3).collect();
+        match head.as_slice() {
+            [array, _, role] if array.starts_with('*') => Some(role.clone()),
+            _ => None,
+        }
     }
 
     pub(crate) fn of(server: Server) -> Self {

@@ -81,11 +81,22 @@ impl RedisSentinel {
     /// When no sentinel runs.
     pub fn master(&self) -> usize {
         let sentinel = self.sentinels.iter().find(|sentinel| sentinel.is_running());
-        let answer = sentinel.expect("a sentinel that runs").cli(&[
-            "SENTINEL",
-            "GET-MASTER-ADDR-BY-NAME",
-            NAME,
-        ]);
+        self.master_by(sentinel.expect("a sentinel that runs"))
+    }
+
+    /// The master, if all sentinels that run agree on it.
+    pub fn agreed_master(&self) -> Option<usize> {
+        let running = self
+            .sentinels
+            .iter()
+            .filter(|sentinel| sentinel.is_running());
+        let mut named = running.map(|sentinel| self.master_by(sentinel));
+        let first = named.next()?;
+        named.all(|other| other == first).then_some(first)
+    }
+
+    fn master_by(&self, sentinel: &RedisServer) -> usize {
+        let answer = sentinel.cli(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]);
         let port = answer.lines().nth(1).unwrap_or_default().to_owned();
         self.servers
             .iter()

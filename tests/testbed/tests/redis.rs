@@ -39,8 +39,12 @@ fn a_paused_redis_does_not_answer_until_it_is_resumed() {
         .unwrap();
     std::thread::sleep(Duration::from_millis(100));
     assert!(asked.try_wait().unwrap().is_none(), "it waits");
+    assert_eq!(redis.role(Duration::from_millis(20)), None);
     redis.resume();
     assert!(asked.wait().unwrap().success());
+    wait_until(LIMIT, "it says what it is", || {
+        redis.role(Duration::from_secs(1)).as_deref() == Some("master")
+    });
 }
 
 #[test]
@@ -117,6 +121,14 @@ fn sentinels_name_another_master_when_the_first_is_killed_or_told_to_go() {
     redis.server(first).start();
     redis.wait_whole();
     let second = redis.master();
+    wait_until(LIMIT, "the sentinels agree, and so do the servers", || {
+        redis.agreed_master().is_some_and(|master| {
+            (0..3).all(|server| {
+                let role = if server == master { "master" } else { "slave" };
+                redis.server(server).role(Duration::from_secs(1)).as_deref() == Some(role)
+            })
+        })
+    });
     assert_eq!(redis.server(second).cli(&["GET", "key"]), "value");
     redis.fail_over();
     redis.wait_whole();
