@@ -207,7 +207,7 @@ impl Bare {
         let first = script(&[
             include_str!("../sql/semaphore-begin.sql"),
             include_str!("../sql/semaphore-lock.sql"),
-            include_str!("../sql/request-take-over-gate.sql"),
+            include_str!("../sql/request-take-over-lock.sql"),
             include_str!("../sql/request-read.sql"),
         ]);
         self.send(&first.join(";"));

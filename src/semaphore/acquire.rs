@@ -28,6 +28,9 @@ use crate::thread;
 /// The first pause between two tries of a waiting request.
 pub(super) const FIRST_POLL: Duration = Duration::from_millis(50);
 
+/// What a call needs at least, on a row that others lock too, to be made without a thread of its own.
+const ROOM: Duration = Duration::from_secs(1);
+
 /// The pause between two attempts to clean up.
 pub(super) const RETRY: Duration = Duration::from_millis(250);
 
@@ -277,10 +280,15 @@ fn ask<T: Send + 'static>(
     late: impl FnOnce(Option<T>) + Send + 'static,
 ) -> Option<T> {
     let patience = store.patience();
-    // No try follows one that was left behind.
-    let by = Moment::now() + CALL.max(patience);
-    if patience.is_zero() || by + patience <= deadline {
+    let now = Moment::now();
+    let by = now + CALL.max(patience);
+    if patience.is_zero() {
         return Some(call(&**store, by));
+    }
+    // It may last for its patience longer than it is asked to.
+    let inline = by.min(deadline - patience);
+    if inline >= now + ROOM {
+        return Some(call(&**store, inline));
     }
     // A channel of no length: what is sent was received, or comes back.
     let (send, receive) = bounded::<T>(0);

@@ -174,11 +174,13 @@ fn a_subscription_that_hangs_leaves_time_for_the_attempt() {
     within(HANG, || {
         let memory = factory(4_000, 2_000);
         let factory = hooked::around(&memory, move |when, call, _, by| {
-            if (when, call) == (When::Before, Call::Listen) {
-                thread::sleep(by.remaining());
-                return Err(silent());
+            match (when, call) {
+                (When::Before, Call::Listen) => thread::sleep(by.remaining()),
+                // No server answers in no time.
+                (When::Before, Call::Acquire(_)) if by.remaining() < ms(5) => {}
+                _ => return Ok(()),
             }
-            Ok(())
+            Err(silent())
         });
         let guard = memory.locker("m").build().unwrap().lock().unwrap();
         let locker = factory.locker("m").build().unwrap();
@@ -190,6 +192,34 @@ fn a_subscription_that_hangs_leaves_time_for_the_attempt() {
         drop(guard);
         let took = waits.join().unwrap().expect("it owns in spite of that");
         assert!(took < ms(11_000), "{took:?}");
+    });
+}
+
+/// Review core 10: beside a thread that only waits for an unreachable backend, `try_lock` said that this thread
+/// held the mutex.
+#[test]
+fn nobody_is_said_to_hold_what_a_thread_only_waits_for() {
+    within(HANG, || {
+        let memory = factory(4_000, 2_000);
+        let asked = Arc::new(AtomicUsize::new(0));
+        let asks = Arc::clone(&asked);
+        let factory = hooked::around(&memory, move |when, call, _, _| {
+            if !matches!((when, call), (When::Before, Call::Acquire(_))) {
+                return Ok(());
+            }
+            asks.fetch_add(1, Ordering::SeqCst);
+            Err(silent())
+        });
+        let locker = factory.locker("m").id("me").build().unwrap();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| locker.try_lock_for(ms(2_000)).map(drop));
+            wait_until(PATIENCE, "the other thread has been refused", || {
+                asked.load(Ordering::SeqCst) > 1
+            });
+            let error = locker.try_lock().map(drop).unwrap_err().to_string();
+            assert!(!error.contains("held by"), "{error}");
+            assert!(waits.join().unwrap().is_err());
+        });
     });
 }
 

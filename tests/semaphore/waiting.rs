@@ -170,6 +170,33 @@ fn a_timeout_is_kept_on_a_locked_row() {
     });
 }
 
+/// A timeout that is long enough for a call in the caller's own thread is kept as well, on a locked row and on a
+/// server that does not answer.
+#[test]
+fn a_timeout_of_seconds_is_kept_too() {
+    within(HANG, || {
+        let (_, url) = semaphores(&[("a", 1)]);
+        let proxy = Proxy::to(addr_of(&url));
+        let here = connect(&through(&url, proxy.addr()));
+        here.usage("a").unwrap();
+        let mut operator = operator(&url);
+        operator.query_drop("BEGIN").unwrap();
+        operator
+            .query_drop("SELECT * FROM contend_semaphore FOR UPDATE")
+            .unwrap();
+        let late = |id: &str| {
+            let start = Instant::now();
+            assert!(here.acquire_for(&want(id, "a", 1), ms(3_000)).is_err());
+            start.elapsed().saturating_sub(ms(3_000))
+        };
+        let locked = late("locked");
+        proxy.black_hole(testbed::Direction::Both);
+        let silent = late("silent");
+        println!("late by {locked:?} on a locked row, by {silent:?} on a silent server");
+        assert!(locked.max(silent) < ms(1_000), "{locked:?}, {silent:?}");
+    });
+}
+
 /// What a call is granted after its caller gave up is given back before the drop of the factory returns,
 /// if the server answers soon: the process may end after it, and nobody else would do it before the ttl.
 #[test]

@@ -401,8 +401,8 @@ impl PermitStore for MysqlPermits {
     fn renew(&self, held: &[Arc<Held>], by: Moment) -> Result<Vec<Renewed>> {
         let mut connection = self.rows.pool.checkout(Lane::Owner, by)?;
         let ids = list(held.iter().map(|held| held.request_id));
-        let gate = fill(&self.statements.renew_gate, &[("{ids}", &ids)]);
-        let outcome = self.send(&mut connection, &gate).and_then(|mut answers| {
+        let lock = fill(&self.statements.renew_lock, &[("{ids}", &ids)]);
+        let outcome = self.send(&mut connection, &lock).and_then(|mut answers| {
             let free = rows::<(u64, u64)>(answer(&mut answers, 3)?)?;
             let held_now = rows::<(u64, u64)>(answer(&mut answers, 4)?)?;
             let renewed: Vec<Renewed> = held

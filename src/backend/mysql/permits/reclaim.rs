@@ -136,23 +136,23 @@ impl MysqlPermits {
             place += 1;
         }
         script.push(fill(
-            &self.statements.release_gate,
+            &self.statements.release_lock,
             &[("{ids}", &ids), ("{which}", which)],
         ));
         let outcome = self
             .send(&mut connection, &script.join(";\n"))
             .and_then(|mut answers| {
-                let gate =
+                let locked =
                     rows::<(u64, u64, String, Option<String>)>(answer(&mut answers, place)?)?;
                 let permits = answer(&mut answers, place + 1)?;
                 let permits = rows::<(u64, u64, u64, String, u32)>(permits)?;
-                if gate.is_empty() {
+                if locked.is_empty() {
                     self.roll_back(&mut connection);
                     return Ok(Vec::new());
                 }
                 let mut changes: BTreeMap<u64, i64> = BTreeMap::new();
                 let mut swept = Vec::new();
-                for (id, _, external_id, owner) in &gate {
+                for (id, _, external_id, owner) in &locked {
                     let mut released = Vec::new();
                     for (request, fence, semaphore, name, count) in &permits {
                         if request == id {
@@ -171,7 +171,7 @@ impl MysqlPermits {
                         reason,
                     });
                 }
-                let ids = list(gate.iter().map(|(id, ..)| *id));
+                let ids = list(locked.iter().map(|(id, ..)| *id));
                 let mut script = vec![fill(&self.statements.release_locked, &[("{ids}", &ids)])];
                 script.extend(count(&self.statements, changes.into_iter()));
                 script.push(COMMIT.to_owned());

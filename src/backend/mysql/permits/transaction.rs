@@ -112,7 +112,7 @@ impl Transaction<'_> {
         if !self.releases.is_empty() {
             let ids = list(self.releases.iter().map(|held| held.request_id));
             script.push(fill(
-                &statements.release_gate,
+                &statements.release_lock,
                 &[("{ids}", &ids), ("{which}", "TRUE")],
             ));
         }
@@ -124,7 +124,7 @@ impl Transaction<'_> {
         if !take_over.is_empty() {
             let ids = quote_all(take_over.iter());
             script.push(fill(
-                &statements.take_over_gate,
+                &statements.take_over_lock,
                 &[("{external_ids}", &ids)],
             ));
         }
@@ -145,8 +145,9 @@ impl Transaction<'_> {
         };
         let mut locked = Locked::new(next().map_err(Failure::known)?).map_err(Failure::known)?;
         if !self.releases.is_empty() {
-            let (gate, permits) = (next(), next());
-            gate.and_then(|gate| locked.release(self.releases, gate, permits?))
+            let (requests, permits) = (next(), next());
+            requests
+                .and_then(|requests| locked.release(self.releases, requests, permits?))
                 .map_err(Failure::known)?;
         }
         let mut ours = Vec::new();
@@ -343,8 +344,8 @@ impl Locked {
                 .any(|plan| !matches!(plan, Plan::Decided(_)))
     }
 
-    fn release(&mut self, releases: &[Arc<Held>], gate: Answer, permits: Answer) -> Result<()> {
-        let free: Vec<(u64, u64)> = rows::<(u64, u64, String, Option<String>)>(gate)?
+    fn release(&mut self, releases: &[Arc<Held>], requests: Answer, permits: Answer) -> Result<()> {
+        let free: Vec<(u64, u64)> = rows::<(u64, u64, String, Option<String>)>(requests)?
             .into_iter()
             .map(|(id, token, ..)| (id, token))
             .collect();
