@@ -53,20 +53,19 @@ fn main() {
     let is_bench = std::env::args().any(|argument| argument == "--bench");
     let (rounds, cycles) = if is_bench { (400, 500) } else { (5, 20) };
     let counts = Arc::new(Counts::default());
-    let mut lockers = vec![
+    metrics::set_global_recorder(recorder::Recorder).expect("the first");
+    let bridge = Arc::new(contend::MetricsProbe::new());
+    let lockers = [
         ("none", locker("none", |factory| factory)),
         (
             "one that counts",
             locker("counts", |factory| factory.with_probe(counts.clone())),
         ),
+        (
+            "metrics bridge",
+            locker("bridge", |factory| factory.with_probe(bridge)),
+        ),
     ];
-    #[cfg(feature = "metrics")]
-    {
-        metrics::set_global_recorder(recorder::Recorder).expect("the first");
-        let bridge = Arc::new(contend::MetricsProbe::new());
-        let locker = locker("bridge", |factory| factory.with_probe(bridge));
-        lockers.push(("metrics bridge", locker));
-    }
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); lockers.len()];
     for _ in 0..rounds {
         for ((_, locker), times) in lockers.iter().zip(&mut times) {
@@ -115,7 +114,6 @@ fn branch() -> f64 {
 }
 
 /// As an exporter keeps them: an atomic for each counter and gauge, a locked list for each histogram.
-#[cfg(feature = "metrics")]
 mod recorder {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
