@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Install your exporter of the `metrics` facade first; `examples/service` serves one over HTTP.
     let factory = contend::connect(&format!("{url}?create_table=true"))?
         .with_probe(Arc::new(MetricsProbe::new()));
-    factory.ping(Duration::from_secs(5))?; // a wrong URL or a missing grant ends the program here
+    factory.ping(Duration::from_secs(5))?; // a wrong URL or password ends the program here
     let (service, events) = factory.contend("report-writer").channel()?;
     service.start()?;
 

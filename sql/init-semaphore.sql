@@ -1,5 +1,6 @@
--- The tables of the counting semaphores. `{prefix}` is `contend_` unless another table_prefix is set;
--- whoever applies this by hand writes it in.
+-- The tables of the counting semaphores. Whoever applies this by hand writes in, with the default prefix,
+-- contend_semaphore, contend_permit_request, contend_permit and contend_semaphore_capacity_change, in this
+-- order, for the four names in braces after CREATE TABLE, and the same for the names that are referred to.
 --
 -- A semaphore is a capacity with a name. A request takes permits from one or more semaphores at once,
 -- under an external id that its caller chose. Every row is written by a transaction that holds the rows
