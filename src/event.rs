@@ -38,7 +38,9 @@ pub enum EventKind {
     Acquired,
     /// This contender ceased to be the owner.
     Released,
-    /// Another owner was seen, or that there is none.
+    /// Another owner was seen, or that there is none. A contender that waits is not woken to see it: it may
+    /// learn of a new owner only when the lease of the one before would have ended. Where that is too late,
+    /// follow the mutex with [`Factory::observe`](crate::Factory::observe).
     OwnerChanged,
     /// The backend cannot be used, or another process uses this contender's id; the service keeps
     /// trying. Only sent to those who asked for failures.
