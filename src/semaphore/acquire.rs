@@ -450,12 +450,13 @@ impl Doubts {
         doubt.left.push(token);
     }
 
-    /// Takes an id to end these calls, if they are still in doubt, and nobody has it.
+    /// Takes an id to end these calls, if one of them is still in doubt, and nobody has it.
     fn claim(&self, external_id: &Arc<str>, tokens: &[u64]) -> Claim {
         let mut ids = self.ids.lock();
         match ids.get_mut(external_id) {
             Some(doubt) if doubt.busy => Claim::Later,
-            Some(doubt) if tokens.iter().all(|token| doubt.left.contains(token)) => {
+            // Of those that it has taken over, an earlier clean-up may have ended some.
+            Some(doubt) if tokens.iter().any(|token| doubt.left.contains(token)) => {
                 doubt.busy = true;
                 doubt.left.retain(|token| !tokens.contains(token));
                 Claim::Ours
@@ -574,6 +575,24 @@ impl Drop for EndCalls {
 mod tests {
     use super::super::wait_list::WaitList;
     use super::*;
+
+    /// An attack: the clean-up of the first call left the second, which had taken it over, to nobody.
+    #[test]
+    fn of_two_calls_in_doubt_under_one_id_both_are_ended() {
+        let (doubts, id) = (Doubts::default(), Arc::from("id"));
+        let wait = Wait::from(Duration::ZERO);
+        let begin = || doubts.begin(&id, Moment::FAR, &wait).unwrap();
+        assert!(begin().is_empty());
+        doubts.give_up(&id, &[1]);
+        assert_eq!(begin(), [1]);
+        assert_eq!(doubts.claim(&id, &[1]), Claim::Later);
+        doubts.give_up(&id, &[1, 2]);
+        for tokens in [&[1][..], &[1, 2]] {
+            assert_eq!(doubts.claim(&id, tokens), Claim::Ours);
+            doubts.give_up(&id, &[]);
+        }
+        assert_eq!(doubts.claim(&id, &[1, 2]), Claim::Gone);
+    }
 
     #[test]
     fn the_pause_between_two_tries_grows_only_while_nothing_changes_hands() {
