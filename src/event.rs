@@ -158,12 +158,6 @@ impl Drop for Listens {
     }
 }
 
-impl fmt::Debug for Listens {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Listens")
-    }
-}
-
 impl Deref for Events {
     type Target = Receiver<Event>;
 

@@ -246,8 +246,13 @@ impl Runner {
         self.guarded(|raw| raw.record_run(fence, keep, by))
     }
 
+    /// Lets the machine decide, and publishes what it believes then, as one step: the clock is read
+    /// under the lock of those who read.
     fn decide<T>(&mut self, decide: impl FnOnce(&mut Contention, Moment) -> T) -> T {
-        self.snapshot.decide(&mut self.machine, decide)
+        let mut belief = self.snapshot.belief();
+        let decision = decide(&mut self.machine, Moment::now());
+        *belief = self.machine.belief();
+        decision
     }
 
     /// Subscribes in at most half of the time, so that a subscription that hangs leaves the rest for the attempt.
@@ -517,4 +522,47 @@ fn panicked() -> Error {
         ErrorKind::Panicked,
         "the backend panicked; please report it with the panic's message",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::Lease;
+
+    /// Rule "a deadline once passed never revives": whoever has been told that it has passed read the clock under
+    /// the lock. A decision that read it before could renew what was said to be over.
+    #[test]
+    fn a_decision_reads_the_clock_after_everything_that_was_told_before() {
+        let lease = Lease::default();
+        let factory = crate::memory::factory("a-decision-reads-the-clock", lease);
+        let contender = Contender {
+            mutex: "m".into(),
+            id: "a".into(),
+            lease,
+            purpose: Purpose::Lead,
+        };
+        let snapshot = Arc::default();
+        let mut runner = Runner::new(
+            &factory.inner().unwrap().backend,
+            &contender,
+            ContendPeriod::new(lease),
+            Moment::now(),
+            &snapshot,
+            &Probed::default(),
+        )
+        .unwrap();
+        let (sends, decided) = crossbeam_channel::unbounded();
+        std::thread::scope(|scope| {
+            let belief = snapshot.belief();
+            scope.spawn(|| {
+                let at = runner.decide(|_, now| now);
+                let _ = sends.send(at);
+            });
+            let early = decided.recv_timeout(Duration::from_millis(100));
+            assert!(early.is_err(), "a decision without the lock");
+            let told = Moment::now();
+            drop(belief);
+            assert!(told <= decided.recv_timeout(Duration::from_secs(60)).unwrap());
+        });
+    }
 }

@@ -1,16 +1,16 @@
 //! `Snapshot`: what other threads read of a contender or observer while its worker is busy or blocked:
-//! belief (deadline and fence), the last owner, the last error and counters. Not a copy of server data.
+//! belief (deadline and fence), the last owner, how the backend is reached (`Contact`) and counters
+//! (`Stats`). Not a copy of server data.
 //!
 //! The lock is held for a few instructions and never across I/O. Reader and worker read the clock
 //! *inside* it: so once a reader has seen a deadline passed, no renewal can revive it.
 
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::machine::contention::Contention;
 use crate::owner::{MutexOwner, MutexState};
 
 #[derive(Debug, Default)]
@@ -110,16 +110,9 @@ pub(crate) enum ErrorChange {
 }
 
 impl Snapshot {
-    /// Lets the machine decide, and publishes what it believes then, as one step.
-    pub(crate) fn decide<T>(
-        &self,
-        machine: &mut Contention,
-        decide: impl FnOnce(&mut Contention, Moment) -> T,
-    ) -> T {
-        let mut notes = self.notes.lock();
-        let decision = decide(machine, Moment::now());
-        notes.belief = machine.belief();
-        decision
+    /// What is believed, locked: no reader sees it before the guard is dropped.
+    pub(crate) fn belief(&self) -> MappedMutexGuard<'_, Option<(Moment, u64)>> {
+        MutexGuard::map(self.notes.lock(), |notes| &mut notes.belief)
     }
 
     /// The fence, if the deadline has not passed.
@@ -269,29 +262,6 @@ mod tests {
 
     fn error(kind: ErrorKind) -> Error {
         Error::new(kind, "x")
-    }
-
-    /// Rule "a deadline once passed never revives": whoever has been told that it has passed read the clock under
-    /// the lock. A decision that read it before could renew what was said to be over.
-    #[test]
-    fn a_decision_reads_the_clock_after_everything_that_was_told_before() {
-        let lease = crate::Lease::default();
-        let period = crate::machine::period::ContendPeriod::new(lease);
-        let mut machine = Contention::new("a".into(), lease, period, Moment::now());
-        let snapshot = Snapshot::default();
-        let (sends, decided) = crossbeam_channel::unbounded();
-        std::thread::scope(|scope| {
-            let notes = snapshot.notes.lock();
-            scope.spawn(|| {
-                let at = snapshot.decide(&mut machine, |_, now| now);
-                let _ = sends.send(at);
-            });
-            let early = decided.recv_timeout(Duration::from_millis(100));
-            assert!(early.is_err(), "a decision without the lock");
-            let told = Moment::now();
-            drop(notes);
-            assert!(told <= decided.recv_timeout(Duration::from_secs(60)).unwrap());
-        });
     }
 
     /// Rule "trouble is visible": once per change, never flapping, and nothing untrue.

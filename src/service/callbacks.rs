@@ -1,11 +1,5 @@
-//! The callback contracts, for types of one's own; and closures as a ready-made way to fulfil them.
+//! `MutexContender` and `MutexRetriever`: the callbacks of a type of your own.
 
-use std::fmt;
-use std::sync::Arc;
-
-use parking_lot::Mutex;
-
-use super::delivery::Target;
 use crate::event::{Event, EventKind};
 
 /// Follows who owns a mutex, without contending for it.
@@ -57,45 +51,5 @@ pub trait MutexContender: Send + Sync {
             EventKind::Released => self.on_released(event),
             _ => {}
         }
-    }
-}
-
-/// Closures by the kind of event they want.
-#[derive(Default)]
-pub(crate) struct Callbacks {
-    list: Vec<(EventKind, Mutex<Callback>)>,
-}
-
-type Callback = Box<dyn FnMut(&Event) + Send>;
-
-impl Callbacks {
-    pub(crate) fn on(&mut self, kind: EventKind, callback: impl FnMut(&Event) + Send + 'static) {
-        self.list.push((kind, Mutex::new(Box::new(callback))));
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-
-    /// `None` without any.
-    pub(crate) fn into_target(self) -> Option<Target> {
-        if self.list.is_empty() {
-            return None;
-        }
-        Some(Arc::new(move |event: &Event| {
-            for (kind, callback) in &self.list {
-                if *kind == event.kind {
-                    (callback.lock())(event);
-                }
-            }
-        }))
-    }
-}
-
-impl fmt::Debug for Callbacks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list()
-            .entries(self.list.iter().map(|(kind, _)| kind))
-            .finish()
     }
 }

@@ -14,7 +14,6 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
-use super::callbacks::Callbacks;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::event::{Audience, Event, EventKind, Events};
@@ -45,11 +44,14 @@ pub type Executor = Arc<dyn Fn(Job) + Send + Sync>;
 /// Where events are taken to.
 pub(crate) type Target = Arc<dyn Fn(&Event) + Send + Sync>;
 
+/// A closure, and the kind of event that it wants.
+type Callback = (EventKind, Mutex<Box<dyn FnMut(&Event) + Send>>);
+
 /// How a service under construction will be listened to: what the builders have in common.
 pub(crate) struct DeliverySettings {
     pub(crate) capacity: usize,
     pub(crate) failures: bool,
-    pub(crate) callbacks: Callbacks,
+    callbacks: Vec<Callback>,
     /// A type of the caller's own.
     pub(crate) own: Option<Target>,
     pub(crate) executor: Option<Executor>,
@@ -58,26 +60,28 @@ pub(crate) struct DeliverySettings {
 impl DeliverySettings {
     pub(crate) fn on(&mut self, kind: EventKind, callback: impl FnMut(&Event) + Send + 'static) {
         self.failures |= kind == EventKind::Failed;
-        self.callbacks.on(kind, callback);
+        self.callbacks.push((kind, Mutex::new(Box::new(callback))));
     }
 
     pub(crate) fn callbacks(self, factory: Option<Executor>) -> Result<Recipient> {
         let capacity = self.capacity()?;
-        let target: Option<Target> = match (self.own, self.callbacks.into_target()) {
-            (Some(own), Some(callbacks)) => Some(Arc::new(move |event: &Event| {
+        let (own, callbacks) = (self.own, self.callbacks);
+        if own.is_none() && callbacks.is_empty() {
+            return Ok(Recipient::Nobody);
+        }
+        let target = move |event: &Event| {
+            if let Some(own) = &own {
                 own(event);
-                callbacks(event);
-            })),
-            (own, callbacks) => own.or(callbacks),
+            }
+            for (_, callback) in callbacks.iter().filter(|(kind, _)| *kind == event.kind) {
+                (callback.lock())(event);
+            }
         };
-        Ok(match target {
-            Some(target) => Recipient::Callbacks {
-                target,
-                executor: self.executor.or(factory),
-                capacity,
-                failures: self.failures,
-            },
-            None => Recipient::Nobody,
+        Ok(Recipient::Callbacks {
+            target: Arc::new(target),
+            executor: self.executor.or(factory),
+            capacity,
+            failures: self.failures,
         })
     }
 
@@ -112,7 +116,7 @@ impl Default for DeliverySettings {
         DeliverySettings {
             capacity: 256,
             failures: false,
-            callbacks: Callbacks::default(),
+            callbacks: Vec::new(),
             own: None,
             executor: None,
         }
@@ -124,7 +128,7 @@ impl fmt::Debug for DeliverySettings {
         f.debug_struct("DeliverySettings")
             .field("capacity", &self.capacity)
             .field("failures", &self.failures)
-            .field("callbacks", &self.callbacks)
+            .field("callbacks", &self.callbacks.len())
             .finish_non_exhaustive()
     }
 }
@@ -580,12 +584,6 @@ impl Round {
                 return;
             }
         }
-    }
-}
-
-impl fmt::Debug for Carrier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Carrier({})", self.round.number)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Zk;
 use super::message::Acl;
-use super::session::Session;
+use super::session::{Session, Sessions};
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
@@ -151,8 +151,8 @@ impl Builder {
     pub fn build(self) -> Result<Factory> {
         let config = self.config()?;
         let (lease, initial_delay) = (config.lease, self.initial_delay);
-        let factory = Factory::new(Arc::new(Zk::open(config)?), lease);
-        Ok(factory.with_initial_delay(initial_delay))
+        let sessions = Arc::new(Sessions::open(config)?);
+        Ok(Factory::new(Arc::new(Zk { sessions }), lease).with_initial_delay(initial_delay))
     }
 
     /// Opens a session of its own, for what the factory does not do: the client without the mutexes.

@@ -8,11 +8,10 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::Sessions;
 use super::message::{Code, Reply, Request};
-use super::node::{Entry, Look, Node, Standing, Term};
+use super::node::{Entry, Look, Standing, Term};
 use super::path::Line;
-use super::session::{Known, Leader, Session, unexpected};
+use super::session::{Known, Leader, Session, Sessions, unexpected};
 use super::watches::UnparkerCell;
 use crate::backend::{
     Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
@@ -182,7 +181,7 @@ impl ZkContender {
         if let Some(known) = known.filter(|known| known.name == first.name) {
             return Ok(Some(known));
         }
-        let leader = match session.leader(&self.mutex_path, &first.name, by) {
+        let leader = match session.node(&self.mutex_path, &first.name, by) {
             Err(error) if error.kind() == ErrorKind::Denied => None,
             other => other?,
         };
@@ -289,16 +288,8 @@ impl ZkContender {
 
     fn refused(&self, session: &Session, leader: Option<Leader>) -> Attempt {
         let lease = self.contender.lease;
-        let owner = leader.map_or(MutexOwner::NONE, |leader| {
-            session.owner(
-                &leader.id,
-                Some(leader.stat.ctime),
-                leader.stat.czxid,
-                (lease.ttl(), lease.total()),
-            )
-        });
         Attempt::Refused(Refusal {
-            owner,
+            owner: session.owner_of(leader.as_ref(), lease),
             retry_in: lease.total(),
             asked: true,
         })
@@ -455,16 +446,5 @@ impl Drop for ZkContender {
     fn drop(&mut self) {
         self.cell.set(None);
         self.entry.abandon();
-    }
-}
-
-/// Nothing but what its [`Node`] says.
-impl std::fmt::Debug for ZkContender {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ZkContender")
-            .field("mutex", &self.contender.mutex)
-            .field("id", &self.contender.id)
-            .field("node", &self.entry.node().map(Node::path))
-            .finish_non_exhaustive()
     }
 }

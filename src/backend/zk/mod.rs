@@ -44,10 +44,7 @@ mod session;
 mod watches;
 mod wire;
 
-use std::mem;
 use std::sync::Arc;
-
-use parking_lot::Mutex;
 
 pub use self::builder::Builder;
 pub use self::message::Acl;
@@ -57,16 +54,14 @@ pub use self::message::{Mode, Stat};
 pub use self::protocol::SessionState;
 #[cfg(feature = "unstable")]
 pub use self::session::Session;
-#[cfg(not(feature = "unstable"))]
-use self::{protocol::SessionState, session::Session};
 
-use self::builder::{Config, check_fit};
+use self::builder::check_fit;
 use self::contender::ZkContender;
 use self::message::{Code, Reply, Request};
 use self::observer::ZkObserver;
 use self::path::{Member, ROOT, mutex_path};
 use self::protocol::Ask;
-use self::session::{Leader, unexpected};
+use self::session::{Sessions, unexpected};
 use super::{Backend, Condition, Contender, Participant, RawContender, RawObserver, Wakeups};
 use crate::clock::Moment;
 use crate::error::Result;
@@ -79,37 +74,9 @@ pub(super) fn connect(url: &Url) -> Result<Factory> {
     Builder::from_url(url)?.build()
 }
 
-/// The backend: a session, and another one when that is over.
 #[derive(Debug)]
 struct Zk {
     sessions: Arc<Sessions>,
-}
-
-/// What the contenders of one factory share.
-#[derive(Debug)]
-struct Sessions {
-    config: Arc<Config>,
-    current: Mutex<Current>,
-}
-
-#[derive(Debug)]
-struct Current {
-    session: Arc<Session>,
-    probe: Probed,
-}
-
-impl Zk {
-    fn open(config: Config) -> Result<Zk> {
-        let config = Arc::new(config);
-        let probe = Probed::default();
-        let session = Arc::new(Session::open(Arc::clone(&config), probe.clone())?);
-        Ok(Zk {
-            sessions: Arc::new(Sessions {
-                config,
-                current: Mutex::new(Current { session, probe }),
-            }),
-        })
-    }
 }
 
 impl Backend for Zk {
@@ -137,10 +104,8 @@ impl Backend for Zk {
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
         let session = self.sessions.session()?;
         let path = mutex_path(&self.sessions.config.chroot, mutex)?;
-        let leader = self.sessions.leader(&session, &path, by)?;
-        Ok(leader.map_or(MutexOwner::NONE, |leader| {
-            self.sessions.owner(&session, &leader)
-        }))
+        let leader = session.leader(&path, by)?;
+        Ok(session.owner_of(leader.as_ref(), self.sessions.config.lease))
     }
 
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
@@ -209,7 +174,7 @@ impl Backend for Zk {
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
         let session = self.sessions.session()?;
         let path = mutex_path(&self.sessions.config.chroot, mutex)?;
-        let Some(leader) = self.sessions.leader(&session, &path, by)? else {
+        let Some(leader) = session.leader(&path, by)? else {
             return Ok(false);
         };
         if u64::try_from(leader.stat.czxid) != Ok(fence) {
@@ -224,8 +189,7 @@ impl Backend for Zk {
     }
 
     fn condition(&self) -> Condition {
-        let session = Arc::clone(&self.sessions.current.lock().session);
-        let last_contact = session.look(|protocol| protocol.last_contact());
+        let last_contact = self.sessions.last_contact();
         Condition {
             wakeups: match last_contact {
                 Some(_) => Wakeups::Working,
@@ -237,50 +201,6 @@ impl Backend for Zk {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        let mut current = self.sessions.current.lock();
-        current.probe = Probed::new(Arc::clone(&probe));
-        current.session.set_probe(probe);
-    }
-}
-
-impl Sessions {
-    /// The session; a new one if a server has ended the last.
-    fn session(&self) -> Result<Arc<Session>> {
-        let mut current = self.current.lock();
-        if current.session.state() == SessionState::Expired {
-            let session = Session::open(Arc::clone(&self.config), current.probe.clone())?;
-            let session = Arc::new(session);
-            let expired = mem::replace(&mut current.session, Arc::clone(&session));
-            // Closing joins a thread: not while every contender waits for this lock.
-            drop(current);
-            drop(expired);
-            return Ok(session);
-        }
-        Ok(Arc::clone(&current.session))
-    }
-
-    /// Who leads at `path` now.
-    fn leader(&self, session: &Session, path: &str, by: Moment) -> Result<Option<Leader>> {
-        loop {
-            let line = session.line(path, by)?.unwrap_or_default();
-            let Some(first) = line.first() else {
-                return Ok(None);
-            };
-            // Gone between the two reads otherwise. Each round asks the server, which ends with `by`.
-            if let Some(leader) = session.leader(path, &first.name, by)? {
-                return Ok(Some(leader));
-            }
-        }
-    }
-
-    /// A leader of another contender, for display: how long it goes on nobody knows.
-    fn owner(&self, session: &Session, leader: &Leader) -> MutexOwner {
-        let lease = self.config.lease;
-        session.owner(
-            &leader.id,
-            Some(leader.stat.ctime),
-            leader.stat.czxid,
-            (lease.ttl(), lease.total()),
-        )
+        self.sessions.set_probe(&Probed::new(probe));
     }
 }

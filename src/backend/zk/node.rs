@@ -3,15 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Sessions;
 use super::message::{Code, Mode, Permissions, Reply, Request, Stat};
 use super::path::{Line, Member, ROOT, ancestry, node_path, protection};
 use super::protocol::{Answer, Ask};
-use super::session::{Call, Known, Leader, Session, unexpected};
+use super::session::{Call, Known, Leader, Session, Sessions, unexpected};
 use super::watches::{UnparkerCell, Watch};
 use crate::backend::Purpose;
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Where a contender stands.
 pub(super) enum Standing {
@@ -696,7 +695,7 @@ impl Node {
         self.own = Some(own);
         if refused {
             return Err(Error::new(
-                crate::error::ErrorKind::Unavailable,
+                ErrorKind::Unavailable,
                 format!(
                     "{}: the server did not let us watch our own node",
                     self.path

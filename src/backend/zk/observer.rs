@@ -5,16 +5,14 @@
 
 use std::sync::Arc;
 
-use super::Sessions;
 use super::message::{Code, Outcome, Reply, Request};
 use super::path::Line;
 use super::protocol::Ask;
-use super::session::{Known, Leader, Session, unexpected};
+use super::session::{Known, Leader, Session, Sessions, unexpected};
 use super::watches::{UnparkerCell, Watch};
 use crate::backend::{RawObserver, View};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 
 /// How often a look starts over because the leader left between two reads.
@@ -158,9 +156,7 @@ impl RawObserver for ZkObserver {
             session.wake_on_news(&self.cell);
         })?;
         Ok(View {
-            owner: leader.map_or(MutexOwner::NONE, |leader| {
-                self.sessions.owner(&session, &leader)
-            }),
+            owner: session.owner_of(leader.as_ref(), self.sessions.config.lease),
             look_in: self.sessions.config.session_timeout,
         })
     }

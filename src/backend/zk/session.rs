@@ -1,4 +1,5 @@
-//! `Session`: a synchronous client of one ZooKeeper session, as its callers see it.
+//! `Session`: a synchronous client of one ZooKeeper session, as its callers see it; and `Sessions`: one, and
+//! the next when that is over.
 //!
 //! Callers write their requests themselves and wait for the answer, each up to its own deadline; one
 //! thread reads, beats and reconnects (`connection.rs`). The session survives every loss of a
@@ -8,6 +9,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
+use std::mem;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,8 +23,9 @@ use super::protocol::{Answer, Ask, Protocol, SessionState};
 use super::watches::UnparkerCell;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lease::Lease;
 use crate::owner::MutexOwner;
-use crate::probe::{Probe, Probed};
+use crate::probe::Probed;
 use crate::thread::{self, Thread};
 
 /// How long a session that ends waits for the server's goodbye, and then for its thread.
@@ -49,6 +52,58 @@ const KNOWN: usize = 1024;
 pub struct Session {
     shared: Arc<Shared>,
     thread: Mutex<Thread>,
+}
+
+/// What the contenders of one factory share: a session, and another one when that is over.
+#[derive(Debug)]
+pub(super) struct Sessions {
+    pub(super) config: Arc<Config>,
+    current: Mutex<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    session: Arc<Session>,
+    probe: Probed,
+}
+
+impl Sessions {
+    pub(super) fn open(config: Config) -> Result<Sessions> {
+        let config = Arc::new(config);
+        let probe = Probed::default();
+        let session = Arc::new(Session::open(Arc::clone(&config), probe.clone())?);
+        Ok(Sessions {
+            config,
+            current: Mutex::new(Current { session, probe }),
+        })
+    }
+
+    /// The session; a new one if a server has ended the last.
+    pub(super) fn session(&self) -> Result<Arc<Session>> {
+        let mut current = self.current.lock();
+        if current.session.state() == SessionState::Expired {
+            let session = Session::open(Arc::clone(&self.config), current.probe.clone())?;
+            let session = Arc::new(session);
+            let expired = mem::replace(&mut current.session, Arc::clone(&session));
+            // Closing joins a thread: not while every contender waits for this lock.
+            drop(current);
+            drop(expired);
+            return Ok(session);
+        }
+        Ok(Arc::clone(&current.session))
+    }
+
+    /// When a server said something last, in the present session.
+    pub(super) fn last_contact(&self) -> Option<Moment> {
+        let session = Arc::clone(&self.current.lock().session);
+        session.look(Protocol::last_contact)
+    }
+
+    pub(super) fn set_probe(&self, probe: &Probed) {
+        let mut current = self.current.lock();
+        current.probe = probe.clone();
+        *current.session.shared.probe.lock() = probe.clone();
+    }
 }
 
 /// What the session's thread and its callers share.
@@ -433,13 +488,22 @@ impl Session {
         }
     }
 
+    /// Reads who leads now.
+    pub(super) fn leader(&self, mutex_path: &str, by: Moment) -> Result<Option<Leader>> {
+        loop {
+            let line = self.line(mutex_path, by)?.unwrap_or_default();
+            let Some(first) = line.first() else {
+                return Ok(None);
+            };
+            // Gone between the two reads otherwise. Each round asks the server, which ends with `by`.
+            if let Some(leader) = self.node(mutex_path, &first.name, by)? {
+                return Ok(Some(leader));
+            }
+        }
+    }
+
     /// Reads the node with this name. `None`: it is gone.
-    pub(super) fn leader(
-        &self,
-        mutex_path: &str,
-        name: &str,
-        by: Moment,
-    ) -> Result<Option<Leader>> {
+    pub(super) fn node(&self, mutex_path: &str, name: &str, by: Moment) -> Result<Option<Leader>> {
         let path = format!("{mutex_path}/{name}");
         match self.one(Request::Data(path.clone()), by)? {
             Ok(Reply::Data(id, stat)) => Ok(Some(Leader::new(name, &id, stat))),
@@ -521,6 +585,15 @@ impl Session {
         }
     }
 
+    /// A leader of another contender, for display: how long it goes on nobody knows.
+    pub(super) fn owner_of(&self, leader: Option<&Leader>, lease: Lease) -> MutexOwner {
+        leader.map_or(MutexOwner::NONE, |leader| {
+            let left = (lease.ttl(), lease.total());
+            let Stat { ctime, czxid, .. } = leader.stat;
+            self.owner(&leader.id, Some(ctime), czxid, left)
+        })
+    }
+
     /// A snapshot for display. `ttl` and `total` are what is left, as far as one can know.
     pub(super) fn owner(
         &self,
@@ -551,10 +624,6 @@ impl Session {
             u64::try_from(fence).unwrap_or(0),
         )
         .observed_at(now_ms, now)
-    }
-
-    pub(super) fn set_probe(&self, probe: Arc<dyn Probe>) {
-        *self.shared.probe.lock() = Probed::new(probe);
     }
 }
 
@@ -618,7 +687,7 @@ impl State {
             }
         }
         if self.protocol.take_news() {
-            for cell in std::mem::take(&mut self.waiting_for_news).into_values() {
+            for cell in mem::take(&mut self.waiting_for_news).into_values() {
                 if let Some(cell) = cell.upgrade() {
                     cell.unpark();
                 }
