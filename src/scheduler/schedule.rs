@@ -118,7 +118,7 @@ impl Schedule {
     /// `InvalidInput` for a time or zone that is not understood, `FeatureDisabled` for a name without
     /// the feature `timezones`.
     pub fn daily_at(time: &str, zone: &str) -> Result<Schedule> {
-        Schedule::of_day(Weekday::ALL, time, zone)
+        Schedule::weekly_at(Weekday::ALL, time, zone)
     }
 
     /// A run begins on each of `days` at `time` in `zone`; see [`daily_at`](Schedule::daily_at).
@@ -130,10 +130,6 @@ impl Schedule {
         time: &str,
         zone: &str,
     ) -> Result<Schedule> {
-        Schedule::of_day(days, time, zone)
-    }
-
-    fn of_day(days: impl IntoIterator<Item = Weekday>, time: &str, zone: &str) -> Result<Schedule> {
         let time = TimeOfDay::new(days, time, zone)?;
         Ok(Schedule::new(Times::OfDay(time)))
     }

@@ -13,9 +13,9 @@ use super::worker::{Context, Term, Work, WorkError, Worker, chain};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory::Factory;
-use crate::id::ContenderIdGenerator;
 use crate::probe::{Probed, RunOutcomeKind};
 use crate::service::lifecycle::Lifecycle;
+use crate::service::settings::contender_setters;
 use crate::service::{ContendBuilder, MutexContendService, Status};
 use crate::thread::Local;
 
@@ -234,6 +234,9 @@ impl fmt::Debug for Scheduler {
 
 /// Builds a [`Scheduler`]. `build` validates all options and does no I/O.
 ///
+/// The ttl and the transition are those of the leadership: running work has the transition to stop in when it
+/// is lost. The jitter is that of contenders; for runs there is [`Schedule::jitter`].
+///
 /// ```
 /// use contend::Schedule;
 /// use std::time::Duration;
@@ -261,6 +264,8 @@ pub struct SchedulerBuilder {
 }
 
 impl SchedulerBuilder {
+    contender_setters!(contend.settings);
+
     pub(crate) fn new(factory: &Factory, mutex: Arc<str>) -> SchedulerBuilder {
         let inner = factory.inner();
         SchedulerBuilder {
@@ -269,46 +274,6 @@ impl SchedulerBuilder {
             stop_within: Duration::from_secs(30),
             on_outcome: None,
         }
-    }
-
-    /// Sets the id to contend under. Defaults to a generated one. No other contender of the mutex, in
-    /// any process, may have it.
-    pub fn id(mut self, id: impl AsRef<str>) -> SchedulerBuilder {
-        self.contend = self.contend.id(id);
-        self
-    }
-
-    /// Sets how an id is generated. Defaults to [`ContenderIdGenerator::Host`].
-    pub fn id_generator(mut self, ids: ContenderIdGenerator) -> SchedulerBuilder {
-        self.contend = self.contend.id_generator(ids);
-        self
-    }
-
-    /// Sets how long this process may believe that it leads without a renewal. Defaults to the factory's
-    /// ttl, 10 s.
-    pub fn ttl(mut self, ttl: Duration) -> SchedulerBuilder {
-        self.contend = self.contend.ttl(ttl);
-        self
-    }
-
-    /// Sets how long after the ttl nobody else can lead: the time for running work to stop in. Defaults
-    /// to the factory's transition, 6 s.
-    pub fn transition(mut self, transition: Duration) -> SchedulerBuilder {
-        self.contend = self.contend.transition(transition);
-        self
-    }
-
-    /// Sets how long after a grant the lease is renewed. Defaults to a third of the ttl.
-    pub fn renew_after(mut self, renew_after: Duration) -> SchedulerBuilder {
-        self.contend = self.contend.renew_after(renew_after);
-        self
-    }
-
-    /// Sets over how long contenders spread their attempts when a lease has ended. Defaults to a
-    /// twentieth of the ttl, at most 50 ms. For runs there is [`Schedule::jitter`].
-    pub fn jitter(mut self, jitter: Duration) -> SchedulerBuilder {
-        self.contend = self.contend.jitter(jitter);
-        self
     }
 
     /// Sets how long [`Scheduler::stop`] waits for running work. Defaults to 30 s.

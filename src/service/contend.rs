@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use super::callbacks::MutexContender;
@@ -21,7 +21,6 @@ use crate::health::{Monitored, ServiceHealth};
 use crate::id::LiveId;
 use crate::machine::contention::Change;
 use crate::machine::period::ContendPeriod;
-use crate::owner::MutexState;
 use crate::parker::{Parker, Unparked};
 use crate::runner::{Left, Runner, Visit};
 use crate::snapshot::{Snapshot, Stats};
@@ -87,20 +86,8 @@ enum Message {
         rest: Duration,
         done: Sender<()>,
     },
-    LastRun {
-        by: Moment,
-        answer: Sender<Result<Option<Duration>>>,
-    },
-    RecordRun {
-        fence: u64,
-        keep: Duration,
-        by: Moment,
-        answer: Sender<Result<bool>>,
-    },
-    RecordLastRun {
-        fence: u64,
-        keep: Duration,
-    },
+    /// A call to the backend beside those of the machine.
+    Call(Box<dyn FnOnce(&mut Worker) + Send>),
 }
 
 impl MutexContendService {
@@ -188,33 +175,20 @@ impl MutexContendService {
         if inner.lifecycle.is_inside() {
             return Ok(());
         }
-        recv_timeout(&over, inner.stop_bound()).map_err(|failed| match failed {
-            RecvTimeoutError::Disconnected => inner.not_started(),
-            RecvTimeoutError::Timeout => Error::new(
-                ErrorKind::Timeout,
-                format!(
-                    "{}: still resigning; a callback or the backend hangs",
-                    inner.contender.mutex
-                ),
-            ),
-        })
+        let late = "still resigning; a callback or the backend hangs";
+        inner.wait_for(&over, inner.stop_bound(), late)
     }
 
     /// Reads how long ago the last recorded run of this mutex's schedule was. Done by the worker.
     pub(crate) fn last_run(&self, by: Moment) -> Result<Option<Duration>> {
-        self.inner
-            .get()?
-            .ask(by, |answer| Message::LastRun { by, answer })
+        let inner = self.inner.get()?;
+        inner.ask(by, |runner, by| runner.last_run(by))
     }
 
     /// Records a run, if the owner still has this fence. Done by the worker.
     pub(crate) fn record_run(&self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
-        self.inner.get()?.ask(by, |answer| Message::RecordRun {
-            fence,
-            keep,
-            by,
-            answer,
-        })
+        let inner = self.inner.get()?;
+        inner.ask(by, move |runner, by| runner.record_run(fence, keep, by))
     }
 
     /// Records a run that ended when its leadership was over already. The worker does it before it sends
@@ -225,7 +199,8 @@ impl MutexContendService {
             return;
         };
         if let Some(inbox) = inner.inbox.lock().as_mut() {
-            inbox.push_back(Message::RecordLastRun { fence, keep });
+            let call = move |worker: &mut Worker| worker.record_last_run(fence, keep);
+            inbox.push_back(Message::Call(Box::new(call)));
         }
         if let Some(unparker) = inner.lifecycle.unparker() {
             unparker.message();
@@ -298,14 +273,6 @@ impl MutexContendService {
         })
     }
 
-    /// Returns the last change of ownership that this contender saw.
-    #[must_use]
-    pub fn state(&self) -> MutexState {
-        self.inner
-            .here()
-            .map_or(MutexState::NONE, |inner| inner.snapshot.state())
-    }
-
     /// Returns what the service has done since it was built.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -357,17 +324,27 @@ impl Inner {
         )
     }
 
-    fn ask<T>(&self, by: Moment, message: impl FnOnce(Sender<Result<T>>) -> Message) -> Result<T> {
+    /// Has the worker make a call, and waits for its outcome.
+    fn ask<T: Send + 'static>(
+        &self,
+        by: Moment,
+        call: impl FnOnce(&mut Runner, Moment) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (answer, answered) = bounded(1);
-        self.send(message(answer))?;
-        recv_timeout(&answered, by.remaining()).unwrap_or_else(|failed| {
-            Err(match failed {
-                RecvTimeoutError::Disconnected => self.not_started(),
-                RecvTimeoutError::Timeout => Error::new(
-                    ErrorKind::Timeout,
-                    format!("{}: no answer in time", self.contender.mutex),
-                ),
-            })
+        self.send(Message::Call(Box::new(move |worker| {
+            let by = worker.within_belief(by);
+            let _ = answer.send(call(&mut worker.runner, by));
+        })))?;
+        self.wait_for(&answered, by.remaining(), "no answer in time")?
+    }
+
+    fn wait_for<T>(&self, answered: &Receiver<T>, within: Duration, late: &str) -> Result<T> {
+        recv_timeout(answered, within).map_err(|failed| match failed {
+            RecvTimeoutError::Disconnected => self.not_started(),
+            RecvTimeoutError::Timeout => Error::new(
+                ErrorKind::Timeout,
+                format!("{}: {late}", self.contender.mutex),
+            ),
         })
     }
 }
@@ -400,7 +377,7 @@ impl fmt::Debug for MutexContendService {
 #[derive(Debug)]
 #[must_use]
 pub struct ContendBuilder {
-    settings: Settings,
+    pub(crate) settings: Settings,
     initial_delay: Option<Duration>,
     lead_without_listener: bool,
     delivery: DeliverySettings,
@@ -595,34 +572,22 @@ impl Worker {
                     Leaving::ToRejoin(waiting) => waiting.push(done),
                     Leaving::ForGood => {}
                 },
-                Message::LastRun { by, answer } => {
-                    let by = self.within_belief(by);
-                    let _ = answer.send(self.runner.last_run(by));
-                }
-                Message::RecordRun {
-                    fence,
-                    keep,
-                    by,
-                    answer,
-                } => {
-                    let by = self.within_belief(by);
-                    let _ = answer.send(self.runner.record_run(fence, keep, by));
-                }
-                Message::RecordLastRun { fence, keep } => {
-                    let by = self.within_belief(Moment::FAR);
-                    let why = match self.runner.record_run(fence, keep, by) {
-                        Ok(true) => continue,
-                        Ok(false) => "its lease is over".to_owned(),
-                        Err(error) => error.to_string(),
-                    };
-                    log::warn!(
-                        "{}: the last run of fence {fence} is not recorded, so the next leader may run too \
-                         early: {why}",
-                        self.runner.contender().mutex
-                    );
-                }
+                Message::Call(call) => call(self),
             }
         }
+    }
+
+    fn record_last_run(&mut self, fence: u64, keep: Duration) {
+        let by = self.within_belief(Moment::FAR);
+        let why = match self.runner.record_run(fence, keep, by) {
+            Ok(true) => return,
+            Ok(false) => "its lease is over".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        log::warn!(
+            "{}: the last run of fence {fence} is not recorded, so the next leader may run too early: {why}",
+            self.runner.contender().mutex
+        );
     }
 
     fn next_message(&self) -> Option<Message> {

@@ -58,6 +58,14 @@ macro_rules! service_getters {
             self.status() == $crate::Status::Running
         }
 
+        /// Returns the last change of ownership that the service saw.
+        #[must_use]
+        pub fn state(&self) -> $crate::MutexState {
+            self.inner
+                .here()
+                .map_or($crate::MutexState::NONE, |inner| inner.snapshot.state())
+        }
+
         /// Returns the error that keeps the service from its backend, or why it stepped down for good; `None`
         /// once the backend answers again, and before anything was asked (see [`contact`](Self::contact)).
         #[must_use]
@@ -234,11 +242,5 @@ impl fmt::Display for Status {
             Status::Running => "running",
             Status::Stopping => "stopping",
         })
-    }
-}
-
-impl fmt::Debug for Lifecycle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.status())
     }
 }

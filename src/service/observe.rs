@@ -17,7 +17,6 @@ use crate::health::{Monitored, ServiceHealth};
 use crate::lease::Lease;
 use crate::machine::observation::{Look, Observation};
 use crate::name::check_mutex;
-use crate::owner::MutexState;
 use crate::parker::{Parker, Unparked, Unparker};
 use crate::snapshot::{ErrorChange, Snapshot};
 use crate::thread::Local;
@@ -99,14 +98,6 @@ impl MutexRetrievalService {
     #[must_use]
     pub fn mutex(&self) -> &str {
         self.inner.here().map_or("", |inner| &inner.mutex)
-    }
-
-    /// Returns the last change of ownership that was seen.
-    #[must_use]
-    pub fn state(&self) -> MutexState {
-        self.inner
-            .here()
-            .map_or(MutexState::NONE, |inner| inner.snapshot.state())
     }
 }
 

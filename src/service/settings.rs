@@ -79,47 +79,50 @@ impl Settings {
     }
 }
 
-/// The setters of a builder whose field `settings` is a [`Settings`].
+/// The setters of a builder whose field `settings`, or the one named, is a [`Settings`].
 macro_rules! contender_setters {
     () => {
+        contender_setters!(settings);
+    };
+    ($($settings:ident).+) => {
         /// Sets the id to contend under. Defaults to a generated one. No other contender of the mutex,
         /// in any process, may have it.
         pub fn id(mut self, id: impl AsRef<str>) -> Self {
-            self.settings.id = Some(id.as_ref().into());
+            self.$($settings).+.id = Some(id.as_ref().into());
             self
         }
 
         /// Sets how an id is generated. Defaults to
         /// [`ContenderIdGenerator::Host`](crate::ContenderIdGenerator::Host).
         pub fn id_generator(mut self, ids: $crate::ContenderIdGenerator) -> Self {
-            self.settings.ids = ids;
+            self.$($settings).+.ids = ids;
             self
         }
 
         /// Sets how long an owner may believe that it owns without a renewal. Defaults to the
         /// factory's, 10 s.
         pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
-            self.settings.ttl = ttl;
+            self.$($settings).+.ttl = ttl;
             self
         }
 
         /// Sets how long after the ttl nobody else can own: the time to wind work down in. Defaults to
         /// the factory's, 6 s.
         pub fn transition(mut self, transition: std::time::Duration) -> Self {
-            self.settings.transition = transition;
+            self.$($settings).+.transition = transition;
             self
         }
 
         /// Sets how long after a grant the lease is renewed. Defaults to a third of the ttl.
         pub fn renew_after(mut self, renew_after: std::time::Duration) -> Self {
-            self.settings.renew_after = Some(renew_after);
+            self.$($settings).+.renew_after = Some(renew_after);
             self
         }
 
         /// Sets over how long contenders spread their attempts when a lease has ended. Defaults to a
         /// twentieth of the ttl, at most 50 ms.
         pub fn jitter(mut self, jitter: std::time::Duration) -> Self {
-            self.settings.jitter = Some(jitter);
+            self.$($settings).+.jitter = Some(jitter);
             self
         }
     };

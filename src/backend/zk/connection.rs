@@ -32,7 +32,6 @@ const LASTING: Duration = Duration::from_secs(1);
 
 /// The sending side of a connection. Callers send their requests themselves, so that none waits for the
 /// thread to wake up.
-#[derive(Debug)]
 pub(super) struct Writer {
     stream: TcpStream,
     cipher: Cipher,
@@ -102,16 +101,6 @@ enum Cipher {
     Tls(Box<rustls::ClientConnection>),
 }
 
-impl std::fmt::Debug for Cipher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Cipher::Plain => "Plain",
-            #[cfg(feature = "tls")]
-            Cipher::Tls(_) => "Tls",
-        })
-    }
-}
-
 impl Cipher {
     #[cfg_attr(
         not(feature = "tls"),
@@ -174,7 +163,6 @@ impl Cipher {
 }
 
 /// The addresses of all hosts, in an order of chance. Looked up anew after each has been tried.
-#[derive(Debug)]
 struct Route {
     hosts: Vec<(String, u16)>,
     look_up: fn(&[(String, u16)]) -> Result<Vec<(String, SocketAddr)>>,
