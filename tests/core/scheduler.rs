@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use crate::conformance::hooked::{self, Call, When};
 use contend::backend::OnRefusal;
 use contend::{
-    Context, Error, ErrorKind, Factory, Lease, Probe, RunOutcomeKind, Schedule, Scheduler, Status,
+    Context, Error, ErrorKind, Factory, Lease, Probe, RunOutcomeKind, Schedule, Scheduler,
+    SchedulerBuilder, Status,
 };
-use crossbeam_channel::{bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
 
@@ -28,6 +29,17 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
+/// Starts work that tells its fence and goes on until the sender is dropped.
+fn stuck(builder: SchedulerBuilder) -> (Scheduler, Receiver<u64>, Sender<()>) {
+    let (sender, begun) = unbounded();
+    let (let_go, held) = bounded::<()>(0);
+    let scheduler = builder.start(Schedule::every(ms(5)), move |context| {
+        sender.send(context.fence()).unwrap();
+        let _ = held.recv();
+    });
+    (scheduler.unwrap(), begun, let_go)
+}
+
 /// A bound makes stop return; the lease is not released while the work runs, nor renewed.
 #[test]
 fn stop_gives_up_on_stuck_work_and_leaves_the_lease_to_run_out() {
@@ -35,16 +47,8 @@ fn stop_gives_up_on_stuck_work_and_leaves_the_lease_to_run_out() {
         let lease = Lease::new(ms(1_000), ms(1_000)).unwrap();
         let memory = contend::memory::factory("stuck-work", lease);
         let (factory, calls) = hooked::counting(&memory);
-        let (sender, begun) = unbounded();
-        let (let_go, held) = bounded::<()>(0);
-        let scheduler = factory.scheduler("m").id("stuck").stop_within(ms(100));
-        let scheduler = scheduler
-            .build(Schedule::every(ms(5)), move |context| {
-                sender.send(context.fence()).unwrap();
-                let _ = held.recv();
-            })
-            .unwrap();
-        scheduler.start().unwrap();
+        let (scheduler, begun, let_go) =
+            stuck(factory.scheduler("m").id("stuck").stop_within(ms(100)));
         let fence = begun.recv_timeout(PATIENCE).unwrap();
         let error = scheduler.stop().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -83,16 +87,7 @@ fn work_that_ends_after_stop_gave_up_still_releases() {
     within(HANG, || {
         let lease = Lease::new(ms(20_000), ms(20_000)).unwrap();
         let factory = contend::memory::factory("late-end", lease);
-        let (sender, begun) = unbounded();
-        let (let_go, held) = bounded::<()>(0);
-        let scheduler = factory.scheduler("m").stop_within(ms(50));
-        let scheduler = scheduler
-            .build(Schedule::every(ms(5)), move |_| {
-                sender.send(()).unwrap();
-                let _ = held.recv();
-            })
-            .unwrap();
-        scheduler.start().unwrap();
+        let (scheduler, begun, let_go) = stuck(factory.scheduler("m").stop_within(ms(50)));
         begun.recv_timeout(PATIENCE).unwrap();
         scheduler.stop().unwrap_err();
         let next = factory.locker("m").build().unwrap();
@@ -123,16 +118,7 @@ fn a_stop_after_a_loss_releases_nothing_under_running_work() {
             }
             Ok(())
         });
-        let (sender, begun) = unbounded();
-        let (let_go, held) = bounded::<()>(0);
-        let scheduler = factory.scheduler("m").stop_within(ms(300));
-        let scheduler = scheduler
-            .build(Schedule::every(ms(5)), move |_| {
-                sender.send(()).unwrap();
-                let _ = held.recv();
-            })
-            .unwrap();
-        scheduler.start().unwrap();
+        let (scheduler, begun, let_go) = stuck(factory.scheduler("m").stop_within(ms(300)));
         begun.recv_timeout(PATIENCE).unwrap();
         broken.store(true, Ordering::SeqCst);
         wait_until(PATIENCE, "leadership is lost", || !scheduler.is_leader());

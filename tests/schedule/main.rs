@@ -214,10 +214,16 @@ fn a_delay_is_kept_over_processes(url: &str) {
 
 /// Shows a fact on all backends at once: most of it is waiting.
 fn on_every_backend(fact: fn(&str)) {
+    at_once([&|| fact(redis_url()), &|| fact(mysql_url()), &|| {
+        fact(zk_url())
+    }]);
+}
+
+fn at_once(facts: [&(dyn Fn() + Sync); 3]) {
     within(HANG, || {
         thread::scope(|scope| {
-            for url in [redis_url, mysql_url, zk_url] {
-                scope.spawn(move || fact(url()));
+            for fact in facts {
+                scope.spawn(fact);
             }
         });
     });
@@ -271,13 +277,7 @@ fn restarted_server() {
             server.restart();
         });
     };
-    within(HANG, || {
-        thread::scope(|scope| {
-            scope.spawn(redis);
-            scope.spawn(mysql);
-            scope.spawn(zookeeper);
-        });
-    });
+    at_once([&redis, &mysql, &zookeeper]);
 }
 
 /// A server that lets us lead, but not write when a run began: the work runs, the log says so once, and a
@@ -346,13 +346,7 @@ fn record_run_fails() {
             .unwrap();
         runs_all_the_same_if_no_run_can_be_recorded(&fleet);
     };
-    within(HANG, || {
-        thread::scope(|scope| {
-            scope.spawn(redis);
-            scope.spawn(mysql);
-            scope.spawn(zookeeper);
-        });
-    });
+    at_once([&redis, &mysql, &zookeeper]);
 }
 
 fn redis_url() -> &'static str {

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use crate::support::{HANG, PATIENCE, builder, name, session, soon, wait_for};
-use contend::zk::{Acl, Mode, SessionState};
+use contend::zk::{Acl, Mode, Session, SessionState};
 use contend::{ErrorKind, Moment};
 use testbed::{Direction, Output, Process, Proxy, ZooKeeperServer, wait_until, within};
 
@@ -127,14 +127,7 @@ fn a_cut_connection_resumes_the_same_session_under_traffic() {
         session
             .create(&root, b"", Mode::Persistent, soon())
             .unwrap();
-        let (node, _) = session
-            .create(
-                &format!("{root}/n-"),
-                b"",
-                Mode::EphemeralSequential,
-                soon(),
-            )
-            .unwrap();
+        let node = ephemeral(&session, &root);
         for round in 0..10 {
             if round % 2 == 0 {
                 proxy.cut();
@@ -162,14 +155,7 @@ fn a_session_expires_by_the_servers_word_and_never_becomes_another() {
         let other = support::session(SERVER.addr(), LONG);
         let root = format!("/{}", name("expiry"));
         other.create(&root, b"", Mode::Persistent, soon()).unwrap();
-        let (node, _) = session
-            .create(
-                &format!("{root}/n-"),
-                b"",
-                Mode::EphemeralSequential,
-                soon(),
-            )
-            .unwrap();
+        let node = ephemeral(&session, &root);
         proxy.refuse();
         proxy.cut();
         wait_for(&session, SessionState::Suspended);
@@ -240,14 +226,7 @@ fn a_dropped_session_that_was_cut_off_keeps_nothing_alive() {
         let root = format!("/{}", name("dropped"));
         other.create(&root, b"", Mode::Persistent, soon()).unwrap();
         let cut_off = session(proxy.addr(), SHORT);
-        let (node, _) = cut_off
-            .create(
-                &format!("{root}/n-"),
-                b"",
-                Mode::EphemeralSequential,
-                soon(),
-            )
-            .unwrap();
+        let node = ephemeral(&cut_off, &root);
         proxy.black_hole(Direction::Both);
         let began = Instant::now();
         drop(cut_off);
@@ -268,14 +247,7 @@ fn closing_deletes_the_nodes_at_once() {
         let root = format!("/{}", name("closing"));
         other.create(&root, b"", Mode::Persistent, soon()).unwrap();
         let leaving = session(SERVER.addr(), LONG);
-        leaving
-            .create(
-                &format!("{root}/n-"),
-                b"",
-                Mode::EphemeralSequential,
-                soon(),
-            )
-            .unwrap();
+        ephemeral(&leaving, &root);
         drop(leaving);
         // Long before the session would time out: a busy server may take longer than a goodbye waits.
         wait_until(LONG / 2, "its node is gone", || {
@@ -380,6 +352,13 @@ fn a_container_is_a_true_one() {
             session.exists("/container", soon()).unwrap().is_none()
         });
     });
+}
+
+/// Makes a node that ends with the session.
+fn ephemeral(session: &Session, root: &str) -> String {
+    let path = format!("{root}/n-");
+    let made = session.create(&path, b"", Mode::EphemeralSequential, soon());
+    made.unwrap().0
 }
 
 /// Answers the handshake of a connection with the first piece, and whatever follows with the rest; the

@@ -10,7 +10,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::support::{HANG, PATIENCE, Rivals, factory, name, number, session, soon};
+use crate::support::{HANG, PATIENCE, Rivals, assert_within, factory, name, number, session, soon};
 use contend::zk::Mode;
 use contend::{Factory, Moment};
 use rand::rngs::StdRng;
@@ -19,8 +19,6 @@ use testbed::{ZooKeeperEnsemble, wait_until, within};
 
 const T: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(200);
-/// For a machine that has other things to do.
-const SLACK: Duration = Duration::from_secs(15);
 
 /// One would keep three of four test threads waiting.
 static ENSEMBLES: [LazyLock<Mutex<ZooKeeperEnsemble>>; 2] =
@@ -45,12 +43,6 @@ fn ensemble() -> MutexGuard<'static, ZooKeeperEnsemble> {
 
 fn only(ensemble: &ZooKeeperEnsemble, index: usize) -> Factory {
     factory(ensemble.node(index).addr(), T)
-}
-
-#[track_caller]
-fn assert_within(what: &str, took: Duration, bound: Duration) {
-    println!("{what}: {took:?} (bound {bound:?})");
-    assert!(took < bound + SLACK, "{what}: {took:?}, bound {bound:?}");
 }
 
 #[test]

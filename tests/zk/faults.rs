@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::support::{HANG, PATIENCE, Rivals, factory, line, name, session};
+use crate::support::{HANG, PATIENCE, Rivals, assert_within, factory, line, name, session};
 use contend::{Factory, Moment};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -17,7 +17,6 @@ use testbed::{Direction, Output, Process, Proxy, ZooKeeperServer, wait_until, wi
 
 const T: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(200);
-const SLACK: Duration = Duration::from_secs(15);
 
 fn server_with_rivals(fact: &str, timeout: Duration) -> (ZooKeeperServer, Vec<Proxy>, Rivals) {
     let server = ZooKeeperServer::start();
@@ -28,12 +27,6 @@ fn server_with_rivals(fact: &str, timeout: Duration) -> (ZooKeeperServer, Vec<Pr
         .collect();
     let rivals = Rivals::start(&factories, fact);
     (server, proxies, rivals)
-}
-
-#[track_caller]
-fn assert_within(what: &str, took: Duration, bound: Duration) {
-    println!("{what}: {took:?} (bound {bound:?})");
-    assert!(took < bound + SLACK, "{what}: {took:?}, bound {bound:?}");
 }
 
 #[test]

@@ -17,6 +17,15 @@ pub const PATIENCE: Duration = Duration::from_secs(40);
 /// When a hung test is ended.
 pub const HANG: Duration = Duration::from_secs(120);
 
+/// What a bound gets on top, for a machine that has other things to do.
+const SLACK: Duration = Duration::from_secs(15);
+
+#[track_caller]
+pub fn assert_within(what: &str, took: Duration, bound: Duration) {
+    println!("{what}: {took:?} (bound {bound:?})");
+    assert!(took < bound + SLACK, "{what}: {took:?}, bound {bound:?}");
+}
+
 /// A deadline for calls in which nothing goes wrong.
 pub fn soon() -> Moment {
     Moment::now() + Duration::from_secs(20)
