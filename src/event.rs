@@ -109,27 +109,18 @@ pub struct Events {
 }
 
 /// Lives for as long as somebody may read.
+#[derive(Default)]
 struct Listens {
-    wake: Arc<Mutex<Option<Unparker>>>,
+    wake: Mutex<Option<Unparker>>,
 }
 
 /// The sender's view of an [`Events`].
-#[derive(Debug)]
-pub(crate) struct Audience {
-    listens: Weak<Listens>,
-    wake: Arc<Mutex<Option<Unparker>>>,
-}
+pub(crate) struct Audience(Weak<Listens>);
 
 impl Events {
     pub(crate) fn new(receiver: Receiver<Event>) -> (Events, Audience) {
-        let wake = Arc::new(Mutex::new(None));
-        let listens = Arc::new(Listens {
-            wake: Arc::clone(&wake),
-        });
-        let audience = Audience {
-            listens: Arc::downgrade(&listens),
-            wake,
-        };
+        let listens = Arc::default();
+        let audience = Audience(Arc::downgrade(&listens));
         let events = Events {
             receiver,
             _listens: listens,
@@ -141,18 +132,20 @@ impl Events {
 impl Audience {
     /// Whether nobody can read any more.
     pub(crate) fn is_gone(&self) -> bool {
-        self.listens.strong_count() == 0
+        self.0.strong_count() == 0
     }
 
     /// Has `unparker` woken when the last reader goes.
     pub(crate) fn wake(&self, unparker: Unparker) {
-        *self.wake.lock() = Some(unparker);
+        if let Some(listens) = self.0.upgrade() {
+            *listens.wake.lock() = Some(unparker);
+        }
     }
 }
 
 impl Drop for Listens {
     fn drop(&mut self) {
-        if let Some(unparker) = self.wake.lock().take() {
+        if let Some(unparker) = self.wake.get_mut().take() {
             unparker.message();
         }
     }

@@ -1,4 +1,4 @@
-//! `Probe`: what happens inside a factory, told to whoever asks.
+//! `Probe`: hears what happens inside a factory (grants, renewals, losses, connections), for metrics.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -154,8 +154,11 @@ impl fmt::Debug for Probed {
     }
 }
 
-/// Passes on what happens to connections, to a probe that is set after the pool is made.
-#[cfg_attr(not(any(feature = "mysql", feature = "redis")), allow(dead_code))]
+/// Passes on what happens to connections, to a probe that is set after they are opened.
+#[cfg_attr(
+    not(any(feature = "mysql", feature = "redis", feature = "zk")),
+    allow(dead_code)
+)]
 #[derive(Default)]
 pub(crate) struct LateProbe(pub(crate) OnceLock<Arc<dyn Probe>>);
 

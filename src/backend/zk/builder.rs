@@ -160,7 +160,7 @@ impl Builder {
     /// # Errors
     /// As [`Builder::build`].
     pub fn session(self) -> Result<Session> {
-        Session::open(Arc::new(self.config()?), Probed::default())
+        Session::open(&Arc::new(self.config()?), Probed::default())
     }
 
     /// `zk://user:password@h1:2181,h2:2181/chroot?ttl=10s&transition=6s&tls=true`.

@@ -67,7 +67,7 @@ use crate::clock::Moment;
 use crate::error::Result;
 use crate::factory::Factory;
 use crate::owner::MutexOwner;
-use crate::probe::{Probe, Probed};
+use crate::probe::Probe;
 use crate::url::Url;
 
 pub(super) fn connect(url: &Url) -> Result<Factory> {
@@ -201,6 +201,6 @@ impl Backend for Zk {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        self.sessions.set_probe(&Probed::new(probe));
+        let _ = self.sessions.probe.0.set(probe);
     }
 }

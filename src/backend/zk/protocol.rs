@@ -1,5 +1,5 @@
-//! One session's side of the ZooKeeper protocol: bytes and the time come in, bytes and answers come
-//! out. No socket, no clock, no thread, so that it is fuzzed and simulated on its own.
+//! `Protocol`: the state of one session and what it does next: bytes and the time come in, bytes and answers
+//! come out. No socket, no clock, no thread, so that it is fuzzed and simulated on its own.
 //!
 //! Replies carry the number of their request and come in order. A call that timed out does not cost the
 //! others their connection: its reply is dropped when it comes.

@@ -25,7 +25,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
-use crate::probe::Probed;
+use crate::probe::{LateProbe, Probed};
 use crate::thread::{self, Thread};
 
 /// How long a session that ends waits for the server's goodbye, and then for its thread.
@@ -58,51 +58,41 @@ pub struct Session {
 #[derive(Debug)]
 pub(super) struct Sessions {
     pub(super) config: Arc<Config>,
-    current: Mutex<Current>,
-}
-
-#[derive(Debug)]
-struct Current {
-    session: Arc<Session>,
-    probe: Probed,
+    pub(super) probe: Arc<LateProbe>,
+    current: Mutex<Arc<Session>>,
 }
 
 impl Sessions {
     pub(super) fn open(config: Config) -> Result<Sessions> {
         let config = Arc::new(config);
-        let probe = Probed::default();
-        let session = Arc::new(Session::open(Arc::clone(&config), probe.clone())?);
+        let probe = Arc::new(LateProbe::default());
+        let session = Session::open(&config, Probed::new(Arc::clone(&probe) as _))?;
         Ok(Sessions {
             config,
-            current: Mutex::new(Current { session, probe }),
+            probe,
+            current: Mutex::new(Arc::new(session)),
         })
     }
 
     /// The session; a new one if a server has ended the last.
     pub(super) fn session(&self) -> Result<Arc<Session>> {
         let mut current = self.current.lock();
-        if current.session.state() == SessionState::Expired {
-            let session = Session::open(Arc::clone(&self.config), current.probe.clone())?;
-            let session = Arc::new(session);
-            let expired = mem::replace(&mut current.session, Arc::clone(&session));
+        if current.state() == SessionState::Expired {
+            let probe = Probed::new(Arc::clone(&self.probe) as _);
+            let session = Arc::new(Session::open(&self.config, probe)?);
+            let expired = mem::replace(&mut *current, Arc::clone(&session));
             // Closing joins a thread: not while every contender waits for this lock.
             drop(current);
             drop(expired);
             return Ok(session);
         }
-        Ok(Arc::clone(&current.session))
+        Ok(Arc::clone(&current))
     }
 
     /// When a server said something last, in the present session.
     pub(super) fn last_contact(&self) -> Option<Moment> {
-        let session = Arc::clone(&self.current.lock().session);
+        let session = Arc::clone(&self.current.lock());
         session.look(Protocol::last_contact)
-    }
-
-    pub(super) fn set_probe(&self, probe: &Probed) {
-        let mut current = self.current.lock();
-        current.probe = probe.clone();
-        *current.session.shared.probe.lock() = probe.clone();
     }
 }
 
@@ -112,7 +102,7 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// The phase has changed, or the trouble, or somebody wants to end.
     changed: Condvar,
-    probe: Mutex<Probed>,
+    probe: Probed,
 }
 
 struct State {
@@ -279,10 +269,10 @@ pub(super) fn unexpected() -> Error {
 }
 
 impl Session {
-    pub(super) fn open(config: Arc<Config>, probe: Probed) -> Result<Session> {
+    pub(super) fn open(config: &Arc<Config>, probe: Probed) -> Result<Session> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                protocol: Protocol::new(Arc::clone(&config)),
+                protocol: Protocol::new(Arc::clone(config)),
                 writer: None,
                 calls: HashMap::new(),
                 next_call: 0,
@@ -293,8 +283,8 @@ impl Session {
                 known: HashMap::new(),
             }),
             changed: Condvar::new(),
-            probe: Mutex::new(probe),
-            config,
+            probe,
+            config: Arc::clone(config),
         });
         let thread = thread::start("contend-zk", {
             let shared = Arc::clone(&shared);
@@ -786,7 +776,7 @@ impl Shared {
                     _ => log::Level::Debug,
                 };
                 log::log!(level, "{}: connected", self.config.realm);
-                self.probe.lock().clone().tell(|probe| probe.connected());
+                self.probe.tell(|probe| probe.connected());
             }
         }
         result
@@ -807,8 +797,7 @@ impl Shared {
         let silent = state.closing;
         drop(state);
         if !silent {
-            let probe = self.probe.lock().clone();
-            probe.tell(|probe| probe.disconnected(error));
+            self.probe.tell(|probe| probe.disconnected(error));
         }
     }
 
