@@ -58,7 +58,7 @@ pub struct Scheduler {
 }
 
 struct LocalScheduler {
-    service: Arc<MutexContendService>,
+    service: MutexContendService,
     term: Arc<Term>,
     schedule: Schedule,
     job: Arc<Mutex<Work>>,
@@ -172,7 +172,7 @@ impl LocalScheduler {
         self.lifecycle.start(name, || {
             self.service.start()?;
             let worker = Worker {
-                service: Arc::clone(&self.service),
+                service: self.service.clone(),
                 term: Arc::clone(&self.term),
                 schedule: self.schedule.clone(),
                 job: Arc::clone(&self.job),
@@ -302,18 +302,13 @@ impl SchedulerBuilder {
     ) -> Result<Scheduler> {
         schedule.check()?;
         let term = Arc::new(Term::default());
-        let (begin, end) = (Arc::clone(&term), Arc::clone(&term));
-        let service = self
-            .contend
-            .on_acquired(move |event| begin.begin(event.fence()))
-            .on_released(move |_| end.end())
-            .build_blocking()?;
+        let service = term.follow(self.contend).build_blocking()?;
         let job = Work {
             work: Box::new(move |context| work(context).into_result()),
             on_outcome: self.on_outcome,
         };
         let inner = LocalScheduler {
-            service: Arc::new(service),
+            service,
             term,
             schedule: schedule.clone(),
             job: Arc::new(Mutex::new(job)),

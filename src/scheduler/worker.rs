@@ -18,7 +18,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::parker::{Parker, Unparker};
 use crate::probe::{Probed, RunOutcomeKind};
-use crate::service::MutexContendService;
+use crate::service::{ContendBuilder, MutexContendService};
 use crate::snapshot::Snapshot;
 
 /// The longest sleep before the clocks are read again: the wall clock may be set, and a sleep does not
@@ -171,7 +171,7 @@ impl std::fmt::Debug for Context {
     }
 }
 
-/// What the loop knows of the leadership, told by the service's callbacks, which wait for running work.
+/// What the loop knows of the leadership, from the service's callbacks, which wait for running work.
 #[derive(Debug, Default)]
 pub(super) struct Term {
     notes: Mutex<TermState>,
@@ -207,8 +207,16 @@ struct Running<'a> {
 }
 
 impl Term {
+    /// Has the callbacks of a service tell this term.
+    pub(super) fn follow(self: &Arc<Term>, service: ContendBuilder) -> ContendBuilder {
+        let (begins, ends) = (Arc::clone(self), Arc::clone(self));
+        service
+            .on_acquired(move |event| begins.begin(event.fence()))
+            .on_released(move |_| ends.end())
+    }
+
     /// A leadership began.
-    pub(super) fn begin(&self, fence: Option<u64>) {
+    fn begin(&self, fence: Option<u64>) {
         let mut notes = self.notes.lock();
         let (alive, cancelled) = bounded(0);
         notes.leadership = fence.map(|fence| Leadership {
@@ -222,7 +230,7 @@ impl Term {
     /// The leadership is over: nothing more begins in it, what runs is cancelled, and has ended when this
     /// returns. The service sends its release after this, so leadership is never given back under
     /// running work.
-    pub(super) fn end(&self) {
+    fn end(&self) {
         let mut notes = self.notes.lock();
         notes.leadership = None;
         notes.asked = false;
@@ -310,7 +318,7 @@ impl Drop for Running<'_> {
 /// One life of the loop, from start to stop. Dropping it stops the service, even where no thread could
 /// be started.
 pub(super) struct Worker {
-    pub(super) service: Arc<MutexContendService>,
+    pub(super) service: MutexContendService,
     pub(super) term: Arc<Term>,
     pub(super) schedule: Schedule,
     pub(super) job: Arc<Mutex<Work>>,
