@@ -372,6 +372,68 @@ fn waits_in_silence(ways: &Ways, told: &mut Transcript) {
     wait_until(PATIENCE, "its server is left alone", || proxy.live() == 0);
 }
 
+/// A readiness check asks once, and is told of a missing table or grant before anybody locks.
+#[test]
+fn ping_on_mysql_looks_at_the_table_of_mutexes() {
+    within(HANG, || {
+        let url = mysql_ground::empty_database();
+        let mut told = Transcript::new("mysql");
+        told.mistake(14, "the table is missing");
+        told.shell(
+            &url,
+            &["ping"],
+            78,
+            &["simba_mutex", "sql/init-mutex.sql", "create_table=true"],
+        );
+        let (_, health, _) = run(&url, &["--json", "ping"]);
+        assert!(
+            health.contains(r#""kind":"misconfigured","code":78"#),
+            "{health}"
+        );
+
+        let creating = format!("{url}?create_table=true");
+        assert_eq!(run(&creating, &["ping"]).0, 0);
+        assert_eq!(run(&url, &["ping"]).0, 0, "the ping before has made it");
+
+        told.mistake(15, "the grant of SELECT is missing");
+        let (_, rest) = url.split_once('@').unwrap();
+        let (_, database) = rest.split_once('/').unwrap();
+        let mut operator = mysql_ground::operator(&url);
+        for statement in [
+            "CREATE USER IF NOT EXISTS writer IDENTIFIED BY 'pw'".to_owned(),
+            format!("GRANT INSERT, UPDATE ON {database}.simba_mutex TO writer"),
+        ] {
+            operator.query_drop(statement).unwrap();
+        }
+        let writer = format!("mysql://writer:pw@{rest}");
+        let grant = "grant SELECT, INSERT and UPDATE";
+        told.shell(
+            &writer,
+            &["ping"],
+            77,
+            &["SELECT command denied", "simba_mutex", grant],
+        );
+        println!("{}", told.0);
+        assert!(told.1.is_empty(), "{:#?}", told.1);
+
+        // Of a table that was there once, too.
+        let factories = [&url, &creating].map(|url| contend::connect(url).unwrap());
+        for factory in &factories {
+            factory.ping(PATIENCE).unwrap();
+        }
+        operator
+            .query_drop(format!("DROP TABLE {database}.simba_mutex"))
+            .unwrap();
+        let error = factories[0].ping(PATIENCE).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+        assert!(factories[0].health().to_string().contains("init-mutex.sql"));
+        wait_until(PATIENCE, "it was made again", || {
+            factories[1].ping(PATIENCE).is_ok()
+        });
+        factories[0].ping(PATIENCE).unwrap();
+    });
+}
+
 /// A server that answers, but has no table: whoever reads only the exit code is told.
 #[test]
 fn without_a_table_elect_and_schedule_end_with_the_code_of_a_missing_setup() {
