@@ -372,6 +372,49 @@ fn waits_in_silence(ways: &Ways, told: &mut Transcript) {
     wait_until(PATIENCE, "its server is left alone", || proxy.live() == 0);
 }
 
+/// Rights to lock are not rights to look: the message names the one that is missing.
+#[test]
+fn without_the_right_to_list_redis_says_which_one_is_missing() {
+    let server = RedisServer::start();
+    let page = include_str!("../../src/operations.md");
+    let (_, rights) = page.split_once("```text\n").unwrap();
+    let (rights, _) = rights.split_once("```").unwrap();
+    let rights = rights.split_whitespace();
+    let user: Vec<&str> = ["ACL", "SETUSER", "locker", "on", ">pw"]
+        .into_iter()
+        .chain(rights)
+        .collect();
+    server.cli(&user);
+    let url = format!("redis://locker:pw@{}", server.addr());
+    assert_eq!(run(&url, &["lock", "m", "--", "true"]).0, 0);
+    let mut told = Transcript::new("redis");
+    told.mistake(16, "the rights to list and to look are missing");
+    told.shell(&url, &["list"], 77, &["'scan'", "SCAN and ZRANGE"]);
+    told.shell(&url, &["status", "m"], 77, &["'zrange'", "SCAN and ZRANGE"]);
+    println!("{}", told.0);
+    assert!(told.1.is_empty(), "{:#?}", told.1);
+}
+
+/// On ZooKeeper two may have one id: there the name of the owner can be that of the contender that waits.
+#[test]
+fn a_lock_never_says_that_it_waits_for_itself() {
+    within(HANG, || {
+        let url = zk().url();
+        let lock = ["lock", "mirror", "--id", "me", "--"];
+        let args = |command: &[&'static str]| [&lock[..], command].concat();
+        let mut first = Program::start(&url, &args(&["sh", "-c", "echo mine; exec sleep 60"]));
+        first.says("mine");
+        let mut second = Program::start(&url, &args(&["echo", "ours"]));
+        let mut third = Program::start(&url, &["lock", "mirror", "--", "echo", "theirs"]);
+        third.says("held by \"me\"");
+        assert_eq!(second.says_within(Duration::from_secs(1), "held by"), None);
+        drop(first);
+        let (code, lines) = second.ends();
+        assert_eq!((code, &*lines), (0, &["ours".to_owned()][..]));
+        assert_eq!(third.ends().0, 0);
+    });
+}
+
 /// A readiness check asks once, and is told of a missing table or grant before anybody locks.
 #[test]
 fn ping_on_mysql_looks_at_the_table_of_mutexes() {

@@ -9,8 +9,8 @@ use super::connection::Address;
 use crate::error::{Error, ErrorKind};
 
 const RIGHTS: &str = "; the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, HELLO, TIME, \
-     MGET, GET, SET, PSETEX, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (in a cluster also CLUSTER SLOTS, with \
-     Sentinel ROLE), and the keys and channels under the prefix";
+     MGET, GET, SET, PSETEX, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (and to list and \
+     inspect mutexes SCAN and ZRANGE, in a cluster CLUSTER SLOTS, with Sentinel ROLE), and the keys and channels under the prefix";
 
 /// Why a call failed, as far as the caller acts on it.
 pub(super) enum CallError {
