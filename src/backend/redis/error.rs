@@ -116,6 +116,8 @@ pub(super) fn is_timeout(error: &RedisError) -> bool {
 fn said(error: &RedisError) -> String {
     let text = match (error.kind(), error.code(), error.detail()) {
         (Kind::Server(_) | Kind::Extension, Some(code), Some(detail)) => format!("{code} {detail}"),
+        // The driver's words say it twice.
+        (Kind::AuthenticationFailed, ..) => "refused the log-in".to_owned(),
         (Kind::Parse, ..) => "the answer is not Redis's".to_owned(),
         _ => error.to_string(),
     };
