@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Install your exporter of the `metrics` facade first; `examples/service` serves one over HTTP.
     let factory = contend::connect(&format!("{url}?create_table=true"))?
         .with_probe(Arc::new(MetricsProbe::new()));
-    factory.ping(Duration::from_secs(5))?; // a wrong URL or password ends the program here
+    factory.ping(Duration::from_secs(5))?; // a wrong URL, password or table ends the program here
     let (service, events) = factory.contend("report-writer").channel()?;
     service.start()?;
 
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             recv(terminated) -> _ => break,
         }
     }
-    service.stop()?; // the next process leads within milliseconds
+    service.stop()?; // after the work has ended: the next process leads within milliseconds
     println!("{}", factory.health().to_json());
     Ok(())
 }

@@ -284,8 +284,11 @@ impl Factory {
     /// # Ok::<(), contend::Error>(())
     /// ```
     ///
+    /// On MySQL the question is for the table of mutexes, which `create_table=true` makes if it is missing.
+    ///
     /// # Errors
-    /// Why the backend cannot be used.
+    /// Why the backend cannot be used: among others `Unreachable`, `Denied`, and `Misconfigured` where the table
+    /// is missing.
     pub fn ping(&self, timeout: Duration) -> Result<()> {
         let by = Moment::now() + timeout;
         let inner = self.inner()?;

@@ -12,7 +12,7 @@
 //! assert_eq!(event.kind, EventKind::Acquired);
 //! println!("leading with fence {:?}", event.fence());
 //!
-//! service.stop()?; // Released is delivered before anybody else can lead
+//! service.stop()?; // end the work first: when this returns, the next process may lead
 //! # Ok::<(), contend::Error>(())
 //! ```
 //!

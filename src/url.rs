@@ -27,7 +27,9 @@ impl Url {
     pub(crate) fn parse(text: &str) -> Result<Url> {
         let (scheme, rest) = text.split_once("://").ok_or_else(|| {
             // A text without "://" may be anything, a password too: do not repeat it.
-            Error::invalid("a backend URL looks like scheme://host:port/path?key=value")
+            Error::invalid(
+                "not a URL; one looks like scheme://host:port/path?key=value, such as redis://127.0.0.1:6379",
+            )
         })?;
         let (rest, query) = match rest.split_once('?') {
             Some((rest, query)) => (rest, Some(query)),

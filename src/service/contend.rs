@@ -133,6 +133,9 @@ impl MutexContendService {
     /// Gives the mutex up, leaves the queue and ends the thread. An owner's Released is delivered, and
     /// its callback has run, before the release is sent; nothing is delivered after this returns.
     ///
+    /// In a channel, Released is only queued by then, perhaps not read: end your work before you stop, because
+    /// the next owner may lead as soon as this returns.
+    ///
     /// Called from one of the service's own callbacks, it returns at once, and all that happens after
     /// the callback has returned. Stopping what is not started does nothing.
     ///

@@ -206,6 +206,9 @@ fn an_operator_sees_who_owns_and_who_waits_and_takes_a_mutex_away(backend: &Back
     assert!(err.contains(&format!("give --fence {fence}")), "{err}");
     let (code, _, _) = run(&url, &["revoke", "seen", "--fence", "1"]);
     assert_eq!(code, 66);
+    let (code, _, err) = run(&url, &["revoke", "nobodys"]);
+    assert_eq!(code, 66, "{err}");
+    assert!(err.contains("nobodys: nobody owns it"), "{err}");
     assert_eq!(run(&url, &["revoke", "seen", "--fence", fence]).0, 0);
     let released = first.says("\"released\"");
     assert_eq!(field(&released, "fence"), fence);
@@ -507,6 +510,25 @@ fn what_is_not_understood_is_a_usage_error() {
         err.starts_with("{\"error\":\"unexpected argument") && err.lines().count() == 1,
         "{err}"
     );
+    // A command without `--` before it is the mistake of everybody who knows flock.
+    for args in [
+        &["lock", "m", "echo", "hi"][..],
+        &["lock", "m", "./backup.sh", "--fast"],
+        &["elect", "m", "echo"],
+        &["elect", "m", "./consume.sh", "--fast"],
+        &["schedule", "m", "echo"],
+        &["semaphore", "run", "m", "echo"],
+    ] {
+        let (code, out, err) = run("memory://", args);
+        assert_eq!((code, &*out), (64, ""), "{args:?}: {err}");
+        assert!(err.contains("put -- before "), "{args:?}: {err}");
+        assert!(!err.contains("as a value"), "{args:?}: {err}");
+    }
+    // Others run none.
+    let (_, _, err) = run("memory://", &["status", "m", "--fast"]);
+    assert!(!err.contains("before the command"), "{err}");
+    let (_, _, err) = run("memory://", &["revoke", "m", "n"]);
+    assert!(!err.contains("--"), "{err}");
     // A bad name is one for ever: there is nothing to watch.
     let (code, _, err) = run("memory://", &["status", "--watch", ""]);
     assert_eq!(code, 64, "{err}");

@@ -108,7 +108,10 @@ fn on_redis_each_mistake_is_explained() {
             is_this: "is this a Redis server?",
             other_code: 78,
             wrong_password: format!("redis://bob:wrong@{}", redis().addr),
-            denied: &["user \"bob\"", "check user and password"],
+            denied: &[
+                "user \"bob\"",
+                "refused the log-in; check user and password",
+            ],
             unprivileged: format!("redis://deaf:pw@{}", SERVER.addr()),
             lacks: &["channel"],
             ids_do_not_matter: false,
@@ -160,7 +163,7 @@ fn on_zookeeper_each_mistake_is_explained() {
             backend,
             name: "zk",
             other_kind: redis(),
-            is_this: "is this a ZooKeeper server?",
+            is_this: "is no ZooKeeper server",
             other_code: 69,
             wrong_password: stranger.clone(),
             denied: &["ACL"],
@@ -370,6 +373,117 @@ fn waits_in_silence(ways: &Ways, told: &mut Transcript) {
     let once = lines.iter().filter(|line| line.contains("still waiting"));
     assert!(once.count() <= 2, "{lines:#?}");
     wait_until(PATIENCE, "its server is left alone", || proxy.live() == 0);
+}
+
+/// Rights to lock are not rights to look: the message names the one that is missing.
+#[test]
+fn without_the_right_to_list_redis_says_which_one_is_missing() {
+    let server = RedisServer::start();
+    let page = include_str!("../../src/operations.md");
+    let (_, rights) = page.split_once("```text\n").unwrap();
+    let (rights, _) = rights.split_once("```").unwrap();
+    let rights = rights.split_whitespace();
+    let user: Vec<&str> = ["ACL", "SETUSER", "locker", "on", ">pw"]
+        .into_iter()
+        .chain(rights)
+        .collect();
+    server.cli(&user);
+    let url = format!("redis://locker:pw@{}", server.addr());
+    assert_eq!(run(&url, &["lock", "m", "--", "true"]).0, 0);
+    let mut told = Transcript::new("redis");
+    told.mistake(16, "the rights to list and to look are missing");
+    told.shell(&url, &["list"], 77, &["'scan'", "SCAN and ZRANGE"]);
+    told.shell(&url, &["status", "m"], 77, &["'zrange'", "SCAN and ZRANGE"]);
+    println!("{}", told.0);
+    assert!(told.1.is_empty(), "{:#?}", told.1);
+}
+
+/// On ZooKeeper two may have one id: there the name of the owner can be that of the contender that waits.
+#[test]
+fn a_lock_never_says_that_it_waits_for_itself() {
+    within(HANG, || {
+        let url = zk().url();
+        let lock = ["lock", "mirror", "--id", "me", "--"];
+        let args = |command: &[&'static str]| [&lock[..], command].concat();
+        let mut first = Program::start(&url, &args(&["sh", "-c", "echo mine; exec sleep 60"]));
+        first.says("mine");
+        let mut second = Program::start(&url, &args(&["echo", "ours"]));
+        let mut third = Program::start(&url, &["lock", "mirror", "--", "echo", "theirs"]);
+        let itself = "held by \"me\"";
+        third.says(itself);
+        assert_eq!(second.says_within(Duration::from_secs(1), itself), None);
+        drop(first);
+        let (code, lines) = second.ends();
+        assert_eq!(code, 0, "{lines:#?}");
+        assert!(
+            !lines.iter().any(|line| line.contains(itself)),
+            "{lines:#?}"
+        );
+        assert_eq!(third.ends().0, 0);
+    });
+}
+
+/// A readiness check asks once, and is told of a missing table or grant before anybody locks.
+#[test]
+fn ping_on_mysql_looks_at_the_table_of_mutexes() {
+    within(HANG, || {
+        let url = mysql_ground::empty_database();
+        let mut told = Transcript::new("mysql");
+        told.mistake(14, "the table is missing");
+        told.shell(
+            &url,
+            &["ping"],
+            78,
+            &["simba_mutex", "sql/init-mutex.sql", "create_table=true"],
+        );
+        let (_, health, _) = run(&url, &["--json", "ping"]);
+        assert!(
+            health.contains(r#""kind":"misconfigured","code":78"#),
+            "{health}"
+        );
+
+        let creating = format!("{url}?create_table=true");
+        assert_eq!(run(&creating, &["ping"]).0, 0);
+        assert_eq!(run(&url, &["ping"]).0, 0, "the ping before has made it");
+
+        told.mistake(15, "the grant of SELECT is missing");
+        let (_, rest) = url.split_once('@').unwrap();
+        let (_, database) = rest.split_once('/').unwrap();
+        let mut operator = mysql_ground::operator(&url);
+        for statement in [
+            "CREATE USER IF NOT EXISTS writer IDENTIFIED BY 'pw'".to_owned(),
+            format!("GRANT INSERT, UPDATE ON {database}.simba_mutex TO writer"),
+        ] {
+            operator.query_drop(statement).unwrap();
+        }
+        let writer = format!("mysql://writer:pw@{rest}");
+        let grant = "grant SELECT, INSERT and UPDATE";
+        told.shell(
+            &writer,
+            &["ping"],
+            77,
+            &["SELECT command denied", "simba_mutex", grant],
+        );
+        println!("{}", told.0);
+        assert!(told.1.is_empty(), "{:#?}", told.1);
+
+        // Of a table that was there once, too; who may make it makes it again.
+        let factory = contend::connect(&url).unwrap();
+        factory.ping(PATIENCE).unwrap();
+        let drop_table = format!("DROP TABLE {database}.simba_mutex");
+        operator.query_drop(&drop_table).unwrap();
+        let error = factory.ping(PATIENCE).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+        assert!(factory.health().to_string().contains("init-mutex.sql"));
+        let creating = contend::connect(&creating).unwrap();
+        creating.ping(PATIENCE).unwrap();
+        factory.ping(PATIENCE).unwrap();
+        operator.query_drop(&drop_table).unwrap();
+        wait_until(PATIENCE, "it was made again", || {
+            creating.ping(PATIENCE).is_ok()
+        });
+        factory.ping(PATIENCE).unwrap();
+    });
 }
 
 /// A server that answers, but has no table: whoever reads only the exit code is told.

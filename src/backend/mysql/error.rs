@@ -199,6 +199,11 @@ impl RequestError {
         self.code == Some(1146)
     }
 
+    /// Returns `true` if the user may not use the table in this way.
+    pub(crate) fn is_missing_grant(&self) -> bool {
+        self.code == Some(1142)
+    }
+
     /// Returns `true` if the table or a column is not what the statement was made for.
     pub(crate) fn is_schema(&self) -> bool {
         matches!(

@@ -259,9 +259,10 @@ impl Call<'_> {
         Ok(names.into_iter().map(Arc::from).collect())
     }
 
-    /// Asks the server one question.
+    /// Asks the server one question: whether this user may read the table, and not what is in it.
     pub(super) fn ping(&mut self) -> Result<()> {
-        self.ask(|conn| conn.query_drop("DO 1"))
+        let statements = self.statements()?;
+        self.ask(|conn| conn.query_drop(&statements.ping))
     }
 
     /// Makes the table if it is not there.

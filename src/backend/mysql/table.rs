@@ -129,6 +129,7 @@ pub(super) struct Statements {
     pub(super) insert: String,
     pub(super) record_run: String,
     pub(super) list: String,
+    pub(super) ping: String,
     look_many: String,
     wait: String,
     /// Why nobody can be woken on this server, where that is known from its settings.
@@ -205,6 +206,11 @@ impl Table {
         }
         if error.is_missing_table() {
             return Problem::missing(self.create_statement()).into_error(&self.name);
+        }
+        if error.is_missing_grant() {
+            let (error, name) = (error.into_error(), &self.name);
+            let cure = format!("grant SELECT, INSERT and UPDATE on {name}");
+            return Error::new(error.kind(), format!("{error}; {cure}"));
         }
         error.into_error()
     }
@@ -427,6 +433,7 @@ impl Statements {
             insert: fill(include_str!("../../../sql/mutex-insert.sql")),
             record_run: fill(include_str!("../../../sql/mutex-record-run.sql")),
             list: fill(include_str!("../../../sql/mutex-list.sql")),
+            ping: fill("SELECT 1 FROM {table} LIMIT 0"),
             look_many: fill(include_str!("../../../sql/mutex-look-many.sql")),
             wait: fill(include_str!("../../../sql/mutex-wait.sql")),
             no_wakeups,

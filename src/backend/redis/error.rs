@@ -9,8 +9,8 @@ use super::connection::Address;
 use crate::error::{Error, ErrorKind};
 
 const RIGHTS: &str = "; the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, HELLO, TIME, \
-     MGET, GET, SET, PSETEX, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (in a cluster also CLUSTER SLOTS, with \
-     Sentinel ROLE), and the keys and channels under the prefix";
+     MGET, GET, SET, PSETEX, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (and to list and \
+     inspect mutexes SCAN and ZRANGE, in a cluster CLUSTER SLOTS, with Sentinel ROLE), and the keys and channels under the prefix";
 
 /// Why a call failed, as far as the caller acts on it.
 pub(super) enum CallError {
@@ -116,6 +116,8 @@ pub(super) fn is_timeout(error: &RedisError) -> bool {
 fn said(error: &RedisError) -> String {
     let text = match (error.kind(), error.code(), error.detail()) {
         (Kind::Server(_) | Kind::Extension, Some(code), Some(detail)) => format!("{code} {detail}"),
+        // The driver's words say it twice.
+        (Kind::AuthenticationFailed, ..) => "refused the log-in".to_owned(),
         (Kind::Parse, ..) => "the answer is not Redis's".to_owned(),
         _ => error.to_string(),
     };

@@ -414,7 +414,7 @@ impl Code {
             -111 => (ErrorKind::Conflict, "the node has children"),
             -102 => (
                 ErrorKind::Denied,
-                "the node's ACL does not let us; authenticate as the user that created it, or change the ACL",
+                "the node's ACL denies access; authenticate as the user that created it, or change the ACL",
             ),
             -114 => (
                 ErrorKind::Misconfigured,

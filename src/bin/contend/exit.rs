@@ -9,7 +9,7 @@ use crate::json::Json;
 
 /// The command line is not understood (`EX_USAGE`).
 pub const USAGE: u8 = 64;
-/// No such semaphore or request (`EX_NOINPUT`).
+/// No such mutex, semaphore or request (`EX_NOINPUT`).
 pub const NO_SUCH: u8 = 66;
 /// The external id was released already (`EX_CANTCREAT`).
 pub const ALREADY_RELEASED: u8 = 73;

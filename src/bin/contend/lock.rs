@@ -145,7 +145,7 @@ impl Lock {
         let timeout = self.patience.timeout;
         let mut left = timeout;
         for (mutex, locker) in lockers {
-            let _waiting = Waiting::start(factory, mutex, console);
+            let _waiting = Waiting::start(factory, &locker, console);
             let guard = match left {
                 _ if self.patience.no_wait => locker.try_lock()?,
                 Some(left) => locker.try_lock_for(left)?,

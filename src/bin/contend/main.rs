@@ -23,6 +23,7 @@ mod wait_notice;
 
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
 use console::Console;
@@ -134,7 +135,7 @@ fn main() -> ExitCode {
 fn run() -> ExitCode {
     let line = match CommandLine::try_parse() {
         Ok(line) => line,
-        Err(error) => return not_understood(&error),
+        Err(error) => return not_understood(with_separator(error)),
     };
     let console = Console::new(line.json);
     // Their trouble is returned by no call: the log tells of it.
@@ -157,8 +158,29 @@ fn run() -> ExitCode {
     }))
 }
 
+/// Says to put `--` before a command that seems to stand without it.
+fn with_separator(mut error: clap::Error) -> clap::Error {
+    let says = |context, text| {
+        let value: Option<&ContextValue> = error.get(context);
+        value.is_some_and(|value| value.to_string().contains(text))
+    };
+    let is_it = match error.kind() {
+        ErrorKind::MissingRequiredArgument => says(ContextKind::InvalidArg, "<COMMAND>"),
+        // An option of the command, which `--` before that option alone would not help.
+        ErrorKind::UnknownArgument => {
+            says(ContextKind::Usage, "-- <COMMAND>") && says(ContextKind::Suggested, "as a value")
+        }
+        _ => false,
+    };
+    if is_it {
+        let tip = "put -- before the command, as in `NAME -- COMMAND`".into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
+    error
+}
+
 /// Help that was asked for, or what is wrong with the command line.
-fn not_understood(error: &clap::Error) -> ExitCode {
+fn not_understood(error: clap::Error) -> ExitCode {
     let is_asked_for = !error.use_stderr();
     let mut words = std::env::args_os().take_while(|word| word != "--");
     if !is_asked_for && words.any(|word| word == "--json") {

@@ -69,8 +69,12 @@ impl Mutexes {
         match (&self.all()[..], default) {
             (&[name], _) | ([], Some(name)) => Ok(name.to_owned()),
             ([], None) => Err(no_mutex()),
-            ([..], _) => Err(Failure::Usage(
+            ([..], None) => Err(Failure::Usage(
                 "only one mutex can be given here".to_owned(),
+            )),
+            // Only what can run a command has a default.
+            ([..], Some(_)) => Err(Failure::Usage(
+                "only one mutex can be given here; put -- before a command".to_owned(),
             )),
         }
     }

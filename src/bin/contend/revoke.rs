@@ -15,7 +15,8 @@ use crate::options::{Connection, Mutexes};
 /// it, contend shows who owns the mutex and does nothing.
 #[derive(Args)]
 #[command(after_long_help = "\
-Exits with 66 if nobody owns the mutex with that fence.
+Exits with 66 if nobody owns the mutex, or not with that fence, and with 64 without a fence: nothing was
+changed then.
 
 Examples:
   contend revoke backup
@@ -35,16 +36,18 @@ impl Revoke {
         let mutex = &*self.mutex.one(None)?;
         let Some(fence) = self.fence else {
             let owner = factory.owner(mutex)?;
-            return Err(Failure::Usage(if owner.has_owner() {
-                let (id, fence) = (owner.owner_id(), owner.fence());
-                format!("{mutex}: owned by {id:?}; to take it away, give --fence {fence}")
-            } else {
-                format!("{mutex}: nobody owns it")
-            }));
+            if !owner.has_owner() {
+                return Err(nobody(format!("{mutex}: nobody owns it")));
+            }
+            let (id, fence) = (owner.owner_id(), owner.fence());
+            return Err(Failure::Usage(format!(
+                "{mutex}: owned by {id:?}; to take it away, give --fence {fence}"
+            )));
         };
         if !factory.revoke(mutex, fence)? {
-            let message = format!("{mutex}: nobody owns it with fence {fence}");
-            return Err(Error::new(ErrorKind::NotFound, message).into());
+            return Err(nobody(format!(
+                "{mutex}: nobody owns it with fence {fence}"
+            )));
         }
         console.either(
             || {
@@ -57,4 +60,8 @@ impl Revoke {
         )?;
         Ok(0)
     }
+}
+
+fn nobody(message: String) -> Failure {
+    Error::new(ErrorKind::NotFound, message).into()
 }

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use contend::semaphore::{Semaphores, Usage};
-use contend::{Error, Event, EventKind, Factory, MutexOwner};
+use contend::{Error, Event, EventKind, Factory, Locker, MutexOwner};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, tick};
 
 use crate::console::{Console, date, now, span};
@@ -23,11 +23,12 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Reports on the wait for `mutex`, from a thread that nobody waits for.
-    pub fn start(factory: &Factory, mutex: &str, console: &Console) -> Waiting {
+    /// Reports on the wait of this locker, from a thread that nobody waits for.
+    pub fn start(factory: &Factory, locker: &Locker, console: &Console) -> Waiting {
         let reporter = Reporter {
             factory: factory.clone(),
-            mutex: mutex.to_owned(),
+            mutex: locker.mutex().to_owned(),
+            id: locker.id().to_owned(),
             console: *console,
         };
         Waiting::report(move |over| reporter.report(over))
@@ -98,6 +99,8 @@ fn exhausted(semaphores: &Semaphores, permits: &[(String, u32)]) -> Result<Optio
 struct Reporter {
     factory: Factory,
     mutex: String,
+    /// The id of the contender that waits.
+    id: String,
     console: Console,
 }
 
@@ -147,7 +150,8 @@ impl Reporter {
     }
 
     fn owner(&self, owner: &MutexOwner) {
-        if !owner.has_owner() {
+        // Our own id is a lock just had, or what an attempt without an answer has left: nobody to wait for.
+        if !owner.has_owner() || owner.is_owner(&self.id) {
             return;
         }
         let since = owner.acquired_at();
