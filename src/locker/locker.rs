@@ -480,7 +480,12 @@ impl Inner {
                 Ok((fence, entry))
             }
             Err(error) => {
-                self.tidy(driven, search.deadline.max(search.once) + TIDY);
+                // The last call may have ended a little late already.
+                let by = match search.wait {
+                    Wait::Until(deadline, _) => deadline.max(search.once) + TIDY,
+                    Wait::No(_) | Wait::Forever => Moment::FAR,
+                };
+                self.tidy(driven, by);
                 Err(error)
             }
         }

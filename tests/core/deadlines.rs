@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{self, Call, When};
 use crate::conformance::{HANG, PATIENCE, closed, elsewhere, name};
+use contend::backend::OnRefusal;
 use contend::{Cancel, Error, ErrorKind, EventKind, Executor, Factory, Job, Lease};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
@@ -561,5 +562,37 @@ fn a_cancelled_wait_does_not_wait_for_the_call_that_hangs_and_keeps_nothing() {
             !memory.owner("m").unwrap().has_owner()
         });
         locker.lock().unwrap().unlock().unwrap();
+    });
+}
+
+/// The last call of a timed wait may end a little late; cleaning up after it began anew to count, and together
+/// they took longer than the 200 ms that a timeout may be overrun by.
+#[test]
+fn a_wait_whose_last_call_ended_late_leaves_its_clean_up_to_the_background() {
+    within(HANG, || {
+        let memory = factory(60_000, 1_000);
+        let withdrawals = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&withdrawals);
+        let factory = hooked::around(&memory, move |when, call, _, by| {
+            match (when, call) {
+                (When::After, Call::Acquire(OnRefusal::Enqueue)) => {
+                    thread::sleep(by.remaining() + ms(150));
+                }
+                (When::Before, Call::Withdraw) => seen.lock().push(thread::current().id()),
+                _ => {}
+            }
+            Ok(())
+        });
+        let _guard = memory.locker("m").build().unwrap().lock().unwrap();
+        let locker = factory.locker("m").build().unwrap();
+        let (caller, error) = elsewhere(|| {
+            let error = locker.try_lock_for(ms(300)).map(drop).unwrap_err();
+            (thread::current().id(), error)
+        });
+        assert_eq!(error.kind(), ErrorKind::Held);
+        wait_until(PATIENCE, "it has left the queue", || {
+            memory.participants("m").unwrap().is_empty()
+        });
+        assert!(!withdrawals.lock().contains(&caller));
     });
 }
