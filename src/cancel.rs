@@ -12,7 +12,9 @@ use crate::parker::Unparker;
 ///
 /// Clones are one and the same. A call that is given a cancelled `Cancel` returns
 /// [`ErrorKind::Cancelled`] without waiting; a call that waits returns it at once, leaves the queue and
-/// keeps nothing. Where a call to the server hangs, it returns with that call, after three seconds at most. Once cancelled, it stays cancelled: make a new one for the next wait.
+/// keeps nothing. Where a call to the server hangs, a lock's wait ends all the same, within half a second, and an
+/// acquire of permits with that call, after three seconds at most. Once cancelled, it stays cancelled: make a
+/// new one for the next wait.
 ///
 /// ```
 /// use contend::{Cancel, ErrorKind};

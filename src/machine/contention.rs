@@ -499,11 +499,8 @@ impl Contention {
                 let leftover = self.leftover.take();
                 self.suspected &= !found;
                 // Not there, and no earlier release of ours took it: a late or repeated acquire of ours may
-                // have raised the fence. On leaving, what it left is adopted too.
-                let raised = !found && (gave_back.is_some() || self.failures == 0);
-                if raised && (gave_back.is_some() || now < self.late_until) {
-                    self.unsure = true;
-                } else if raised {
+                // have raised the fence, or a double has it. Whoever leaves looks which.
+                if !found && (gave_back.is_some() || self.failures == 0) {
                     self.doubtful = leftover.map(|leftover| leftover.acquired_at);
                 }
                 self.failures = 0;
@@ -824,8 +821,19 @@ mod tests {
     /// Adopting it, to be able to release it, freed the mutex under a double that believed in it.
     #[test]
     fn whoever_leaves_adopts_its_own_repeated_request_and_leaves_a_double_alone() {
-        for (taken_at, ours) in [(10, true), (3_000, false)] {
-            let mut machine = owner_at(Lease::default(), at(0), 7);
+        let cases = [(10, true), (3_000, false)];
+        for (lost_reply, (taken_at, ours)) in [false, true]
+            .map(|lost| cases.map(|it| (lost, it)))
+            .concat()
+        {
+            let lease = Lease::default();
+            let mut machine =
+                Contention::new(Arc::from("a"), lease, ContendPeriod::new(lease), at(0));
+            if lost_reply {
+                machine.acquired(at(0), at(0), Err(Failure::Unknown), 0.0);
+            }
+            machine.acquired(at(0), at(0), granted(7), 0.0);
+            while matches!(machine.step(at(0)), Step::Announce(_)) {}
             machine.stop();
             while matches!(machine.step(at(4_000)), Step::Announce(_)) {}
             machine.released(at(4_000), Ok(false), 0.0);

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{Call, When};
-use contend::{Error, ErrorKind, Guard, Lease, Locker, Schedule};
+use contend::{Cancel, Error, ErrorKind, Guard, Lease, Locker, Schedule, Status};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use testbed::{threads, wait_until, within};
 
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -34,6 +35,62 @@ fn renewer_wakes() -> u64 {
 fn has_threads(count: usize) {
     let me = std::process::id();
     wait_until(PATIENCE, "so many threads", || threads(me) == count);
+}
+
+/// Does something while no thread can be started: its stack does not fit in the memory that the process may map.
+fn without_threads<T>(work: impl FnOnce() -> T) -> T {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let mapped = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let mapped = mapped.and_then(|size| size.trim().strip_suffix(" kB"));
+    let mapped: u64 = mapped.unwrap().parse().unwrap();
+    let before = getrlimit(Resource::As);
+    let tight = Rlimit {
+        current: Some((mapped + 1_024) * 1_024),
+        ..before
+    };
+    setrlimit(Resource::As, tight).unwrap();
+    let done = work();
+    setrlimit(Resource::As, before).unwrap();
+    done
+}
+
+alone! {
+    /// Review core 10: "cannot start a thread for callbacks" named no mutex.
+    fn a_service_that_gets_no_thread_for_its_callbacks_names_the_mutex() {
+        let factory = contend::memory::factory("no-threads", Lease::default());
+        let service = factory.contend("reports").on_acquired(|_| {}).build().unwrap();
+        let error = without_threads(|| service.start()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let message = error.to_string();
+        assert!(message.starts_with("callbacks of reports: cannot start a thread"), "{message}");
+        // It can be started once there is room.
+        assert_eq!(service.status(), Status::Initial);
+        service.start().unwrap();
+        wait_until(PATIENCE, "it leads", || service.is_owner());
+    }
+
+    fn a_wait_that_can_be_cancelled_goes_on_where_no_thread_can_be_started() {
+        let factory = contend::memory::factory("no-threads", Lease::default());
+        let (cancel, locker) = (Cancel::new(), factory.locker("m").build().unwrap());
+        let (told, holds) = crossbeam_channel::bounded(0);
+        let holder = std::thread::spawn({
+            let holder = factory.locker("m").id("holder").build().unwrap();
+            move || {
+                let guard = holder.lock().unwrap();
+                told.send(()).unwrap();
+                // Held until the wait is over.
+                let _ = told.send(());
+                drop(guard);
+            }
+        });
+        holds.recv_timeout(PATIENCE).unwrap();
+        let waits = factory.locker("m").cancel(&cancel).build().unwrap();
+        let waited = without_threads(|| waits.try_lock_for(Duration::from_millis(100)).map(drop));
+        assert_eq!(waited.unwrap_err().kind(), ErrorKind::Held);
+        drop(holds);
+        holder.join().unwrap();
+        drop(locker.lock().unwrap());
+    }
 }
 
 alone! {

@@ -63,6 +63,53 @@ fn paused(backend: &str, url: &str, pause: impl FnOnce()) {
     row("drop of the factory", (dropped(ended), took), second);
 }
 
+/// Waits that are cancelled while the server does not answer: of one that is queued, of one whose first call
+/// hangs, of one that has failed for a while, and of one whose locker is still busy with what an earlier call left.
+fn cancelled_while_paused(backend: &str, url: &str, pause: impl FnOnce()) {
+    let factory = contend::connect(url).unwrap();
+    let held = factory.locker("waited").build().unwrap().lock().unwrap();
+    let cancel = Cancel::new();
+    let waits = |locker: contend::Locker| {
+        thread::spawn(move || {
+            let error = locker.lock().map(drop).unwrap_err();
+            (error.kind(), Instant::now())
+        })
+    };
+    let locker = |mutex: &str| factory.locker(mutex).cancel(&cancel).build().unwrap();
+    let queued = waits(locker("waited"));
+    let busy = locker("busy");
+    drop(busy.lock().unwrap());
+    wait_until(PATIENCE, "one is queued", || {
+        factory.participants("waited").unwrap().len() == 1
+    });
+    pause();
+    let failing = waits(locker("failing"));
+    thread::sleep(Duration::from_secs(5));
+    busy.try_lock_for(Duration::from_millis(100)).unwrap_err();
+    let busy = waits(busy);
+    let first = waits(locker("first"));
+    thread::sleep(Duration::from_millis(300));
+
+    let began = Instant::now();
+    cancel.cancel();
+    for (what, wait) in [
+        ("queued", queued),
+        ("in its first call", first),
+        ("failing for a while", failing),
+        ("behind a clean-up", busy),
+    ] {
+        let (kind, at) = wait.join().unwrap();
+        let took = at - began;
+        println!("{backend:>8}  cancelled, {what:<20} {took:>9.1?}  bound 0.5s");
+        assert_eq!(kind, ErrorKind::Cancelled);
+        assert!(
+            took < Duration::from_millis(500) + SHORT_SLACK,
+            "{backend}: {what} took {took:?}"
+        );
+    }
+    drop(held);
+}
+
 /// A hundred lockers wait in threads of their own, and are cancelled.
 fn cancelled(backend: &str, url: &str, places: usize) {
     let before = threads(std::process::id());
@@ -125,7 +172,10 @@ alone! {
             cancelled("redis", &url, LOCKERS);
             let keys = server.cli(&["KEYS", "*queue*"]);
             assert!(!keys.contains(":contender"), "{keys}");
-            paused("redis", &format!("{url}?ttl=60s&transition=1s"), || server.pause());
+            let long = format!("{url}?ttl=60s&transition=1s");
+            cancelled_while_paused("redis", &long, || server.pause());
+            server.resume();
+            paused("redis", &long, || server.pause());
             server.resume();
         });
     }
@@ -145,7 +195,10 @@ alone! {
             wait_until(PATIENCE, "no connection waits", || {
                 crate::mysql_ground::waiting(&mut operator, &url) == 0
             });
-            paused("mysql", &format!("{url}?ttl=60s&transition=1s"), || server.pause());
+            let long = format!("{url}?ttl=60s&transition=1s");
+            cancelled_while_paused("mysql", &long, || server.pause());
+            server.resume();
+            paused("mysql", &long, || server.pause());
             server.resume();
         });
     }
@@ -158,7 +211,10 @@ alone! {
             let server = testbed::ZooKeeperServer::start_with(&["maxSessionTimeout=120000"], &[]);
             let url = server.url();
             cancelled("zk", &url, LOCKERS);
-            paused("zk", &format!("{url}?ttl=60s&transition=1s"), || server.pause());
+            let long = format!("{url}?ttl=60s&transition=1s");
+            cancelled_while_paused("zk", &long, || server.pause());
+            server.resume();
+            paused("zk", &long, || server.pause());
             server.resume();
         });
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{self, Call, When};
 use crate::conformance::{HANG, PATIENCE, closed, elsewhere, name};
+use contend::backend::OnRefusal;
 use contend::{Cancel, Error, ErrorKind, EventKind, Executor, Factory, Job, Lease};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
@@ -516,5 +517,82 @@ fn a_stop_cleans_up_after_an_attempt_without_an_answer_while_a_callback_runs() {
         wait_until(ms(20_000), "nothing is left", || {
             memory.list().unwrap().is_empty()
         });
+    });
+}
+
+/// A cancelled wait ended with the call that hung, which may take three seconds. Rule "an owner that cannot
+/// renew steps down": what the call under way comes to is given back.
+#[test]
+fn a_cancelled_wait_does_not_wait_for_the_call_that_hangs_and_keeps_nothing() {
+    within(HANG, || {
+        let memory = factory(60_000, 1_000);
+        let (asks, asked) = crossbeam_channel::unbounded();
+        let (answers, answered) = crossbeam_channel::unbounded::<()>();
+        let factory = hooked::around(&memory, move |when, call, contender, _| {
+            // Granted, and the reply is long in coming.
+            if when == When::After && matches!(call, Call::Acquire(_)) && &*contender.id == "waits"
+            {
+                asks.send(()).unwrap();
+                let _ = answered.recv_timeout(PATIENCE);
+            }
+            Ok(())
+        });
+        let guard = factory.locker("m").build().unwrap().lock().unwrap();
+        let (cancel, locker) = (
+            Cancel::new(),
+            factory.locker("m").id("waits").build().unwrap(),
+        );
+        let waits = thread::spawn({
+            let (locker, cancel) = (locker.clone(), cancel.clone());
+            move || locker.lock_until_cancelled(&cancel).map(drop)
+        });
+        // Refused, by the caller's thread; the next one is granted.
+        asked.recv_timeout(PATIENCE).unwrap();
+        guard.unlock().unwrap();
+        answers.send(()).unwrap();
+        asked.recv_timeout(PATIENCE).unwrap();
+        let began = Instant::now();
+        cancel.cancel();
+        let error = waits.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert!(began.elapsed() < ms(100) + SLACK, "{:?}", began.elapsed());
+        assert_eq!(memory.owner("m").unwrap().owner_id(), "waits");
+        drop(answers);
+        wait_until(PATIENCE, "what came late is given back", || {
+            !memory.owner("m").unwrap().has_owner()
+        });
+        locker.lock().unwrap().unlock().unwrap();
+    });
+}
+
+/// The last call of a timed wait may end a little late; cleaning up after it began anew to count, and together
+/// they took longer than the 200 ms that a timeout may be overrun by.
+#[test]
+fn a_wait_whose_last_call_ended_late_leaves_its_clean_up_to_the_background() {
+    within(HANG, || {
+        let memory = factory(60_000, 1_000);
+        let withdrawals = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&withdrawals);
+        let factory = hooked::around(&memory, move |when, call, _, by| {
+            match (when, call) {
+                (When::After, Call::Acquire(OnRefusal::Enqueue)) => {
+                    thread::sleep(by.remaining() + ms(150));
+                }
+                (When::Before, Call::Withdraw) => seen.lock().push(thread::current().id()),
+                _ => {}
+            }
+            Ok(())
+        });
+        let _guard = memory.locker("m").build().unwrap().lock().unwrap();
+        let locker = factory.locker("m").build().unwrap();
+        let (caller, error) = elsewhere(|| {
+            let error = locker.try_lock_for(ms(300)).map(drop).unwrap_err();
+            (thread::current().id(), error)
+        });
+        assert_eq!(error.kind(), ErrorKind::Held);
+        wait_until(PATIENCE, "it has left the queue", || {
+            memory.participants("m").unwrap().is_empty()
+        });
+        assert!(!withdrawals.lock().contains(&caller));
     });
 }

@@ -1,12 +1,13 @@
 //! Who contends: one id is one contender, a leader that nobody hears steps down, one that resigns
 //! rejoins.
 
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::conformance::hooked::as_another_process;
+use crate::conformance::hooked::{Call, When, around, as_another_process};
 use crate::conformance::{HANG, PATIENCE, elsewhere, name, next, started, wait_for_owner};
-use contend::{ErrorKind, EventKind, Factory, Lease};
+use contend::{Error, ErrorKind, EventKind, Factory, Lease};
 use testbed::{wait_until, within};
 
 fn factory() -> Factory {
@@ -70,23 +71,35 @@ fn a_locker_that_met_its_double_says_so() {
 }
 
 /// Unlocking found nothing under its fence, adopted what stood under its id, and released that: the double
-/// believed on, and a third could lock.
+/// believed on, and a third could lock. After a lost reply of our own it did so for as long as a lease: whatever
+/// stood there was taken for that late request.
 #[test]
 fn unlocking_what_a_double_has_taken_leaves_the_double_its_lock() {
-    within(HANG, || {
-        let here = factory();
-        let there = as_another_process(&here);
-        let ours = here.locker("m").id("host-1");
-        let ours = ours.renew_after(Duration::from_millis(1_400));
-        let guard = ours.build().unwrap().lock().unwrap();
-        // Later than a repeated request of our own could be, and before a renewal notices.
-        std::thread::sleep(Duration::from_millis(550));
-        let theirs = there.locker("m").id("host-1").build().unwrap();
-        let taken = elsewhere(|| theirs.lock().unwrap());
-        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
-        assert_eq!(here.owner("m").unwrap().fence(), taken.fence());
-        taken.unlock().unwrap();
-    });
+    for replies_lost in [0, 1] {
+        within(HANG, || {
+            let there = factory();
+            let left = AtomicU32::new(replies_lost);
+            let here = around(&there, move |when, call, _, _| {
+                let acquired = when == When::After && matches!(call, Call::Acquire(_));
+                let lost = |left: u32| left.checked_sub(1);
+                if acquired && left.fetch_update(SeqCst, SeqCst, lost).is_ok() {
+                    return Err(Error::new(ErrorKind::Timeout, "the reply was lost"));
+                }
+                Ok(())
+            });
+            let there = as_another_process(&there);
+            let ours = here.locker("m").id("host-1");
+            let ours = ours.renew_after(Duration::from_millis(1_400));
+            let guard = ours.build().unwrap().lock().unwrap();
+            // Later than a repeated request of our own could be, and before a renewal notices.
+            thread::sleep(Duration::from_millis(550));
+            let theirs = there.locker("m").id("host-1").build().unwrap();
+            let taken = elsewhere(|| theirs.lock().unwrap());
+            assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
+            assert_eq!(here.owner("m").unwrap().fence(), taken.fence());
+            taken.unlock().unwrap();
+        });
+    }
 }
 
 /// Rule "events are ordered": user.md 4. The thread that read the events panicked, and the service led

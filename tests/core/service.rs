@@ -1,7 +1,7 @@
 //! What a service does at the edges: while a callback hangs, a call is under way, or nobody rings.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{self, Call, When};
@@ -263,6 +263,43 @@ fn an_id_is_free_only_when_its_worker_is_over() {
         goes_on.store(false, Ordering::SeqCst);
         wait_until(PATIENCE, "the id is free", || {
             factory.contend(&mutex).id("a").build().is_ok()
+        });
+    });
+}
+
+/// Review core 10: each callback waits for the other's service, which waits for its own callback. Both end within
+/// the bound of a stop: the lease, its drift, a ttl for the call under way and a second for the way out.
+#[test]
+fn callbacks_that_stop_each_others_service_end_within_the_bound_of_a_stop() {
+    testbed::within(HANG, || {
+        let factory = memory(1_000, 500);
+        let bound = Duration::from_millis(1_500 + 20 + 1_000 + 1_000);
+        let pair: Arc<OnceLock<[MutexContendService; 2]>> = Arc::default();
+        let both = Arc::new(Barrier::new(2));
+        let (told, stops) = crossbeam_channel::unbounded();
+        let service = |number: usize| {
+            let (pair, both, told) = (Arc::clone(&pair), Arc::clone(&both), told.clone());
+            let builder = factory.contend(name("each-other"));
+            builder
+                .on_acquired(move |_| {
+                    both.wait();
+                    let (began, other) = (Instant::now(), &pair.get().unwrap()[1 - number]);
+                    let stopped = other.stop().map_err(|error| error.kind());
+                    told.send((stopped, began.elapsed())).unwrap();
+                })
+                .build()
+                .unwrap()
+        };
+        let services = pair.get_or_init(|| [service(0), service(1)]);
+        services.iter().for_each(|it| it.start().unwrap());
+        for _ in services {
+            let (stopped, took) = stops.recv_timeout(PATIENCE).unwrap();
+            println!("{stopped:?} after {took:?}");
+            assert!(matches!(stopped, Ok(()) | Err(ErrorKind::Timeout)));
+            assert!(took < bound + Duration::from_secs(1), "{took:?}");
+        }
+        wait_until(PATIENCE, "both have stopped", || {
+            services.iter().all(|it| it.status() == Status::Initial)
         });
     });
 }

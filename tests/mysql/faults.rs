@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use crate::conformance::{PATIENCE, next, started, wait_for_owner};
+use crate::conformance::{PATIENCE, elsewhere, next, started, wait_for_owner};
 use crate::server::{HANG, ms, operator};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose};
 use contend::{ErrorKind, EventKind, Factory, Moment, MutexContendService};
@@ -605,5 +605,30 @@ fn a_dropped_factory_leaves_no_connections() {
                 connections() == 1
             });
         }
+    });
+}
+
+/// Rule "one id, one contender": after a lost reply of its own, whoever unlocked took the lease of another
+/// process with its id for a late request of its own, and freed it.
+#[test]
+fn unlocking_after_a_lost_reply_leaves_a_double_its_lock() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let proxy = Proxy::to(server.addr());
+        let here = connect(&through(&proxy, &url), "");
+        let there = connect(&url, "");
+        let ours = here.locker("m").id("host-1");
+        let ours = ours.renew_after(ms(2_000)).build().unwrap();
+        drop(ours.lock().unwrap());
+        proxy.lose_reply_to(b"host-1");
+        let guard = ours.lock().unwrap();
+        assert_eq!(proxy.lost_replies(), 1);
+        // Later than a late request of ours could have been carried out, and before a renewal notices.
+        thread::sleep(ms(800));
+        let theirs = there.locker("m").id("host-1").build().unwrap();
+        let taken = elsewhere(|| theirs.lock().unwrap());
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(there.owner("m").unwrap().fence(), taken.fence());
+        taken.unlock().unwrap();
     });
 }
