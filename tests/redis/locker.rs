@@ -141,7 +141,8 @@ fn a_lost_reply_whose_retry_finds_no_connection_leaves_no_lease() {
         let proxy = Proxy::to(server.addr());
         let lease = Lease::new(Duration::from_secs(60), Duration::from_secs(6)).unwrap();
         let factory = contend::redis::Builder::new(proxy.addr().to_string());
-        let factory = factory.lease(lease).build().unwrap();
+        // One connection: a second one, opened meanwhile, would serve the retry.
+        let factory = factory.lease(lease).pool_size(1).build().unwrap();
         let locker = factory.locker("m").build().unwrap();
         // An idle connection is what is retried.
         drop(locker.lock().unwrap());
