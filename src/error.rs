@@ -85,6 +85,14 @@ impl Error {
         self
     }
 
+    /// Takes that back: an earlier try of the same call was sent, and what became of it is not known.
+    #[must_use]
+    #[cfg(feature = "redis")]
+    pub(crate) fn after_asking(mut self) -> Error {
+        self.asked_nothing = false;
+        self
+    }
+
     /// Returns `true` if the call failed before anything was sent to the server.
     #[must_use]
     pub fn asked_nothing(&self) -> bool {

@@ -131,3 +131,31 @@ fn a_guard_survives_a_short_absence_of_the_server() {
         guard.unlock().unwrap();
     });
 }
+
+/// The reply to an acquire is lost, and the one retry finds no connection: that it asked nothing does not mean
+/// that nothing was asked. The lease stayed until it ended.
+#[test]
+fn a_lost_reply_whose_retry_finds_no_connection_leaves_no_lease() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.addr());
+        let lease = Lease::new(Duration::from_secs(60), Duration::from_secs(6)).unwrap();
+        let factory = contend::redis::Builder::new(proxy.addr().to_string());
+        // One connection: a second one, opened meanwhile, would serve the retry.
+        let factory = factory.lease(lease).pool_size(1).build().unwrap();
+        let locker = factory.locker("m").build().unwrap();
+        // An idle connection is what is retried.
+        drop(locker.lock().unwrap());
+        proxy.lose_reply_to(b"EVALSHA");
+        proxy.refuse();
+        let error = locker.try_lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert!(!error.asked_nothing());
+        assert_eq!(proxy.lost_replies(), 1);
+        assert_eq!(server.cli(&["EXISTS", "simba:{m}"]).trim(), "1");
+        proxy.pass();
+        wait_until(lease.ttl() / 2, "it is given back", || {
+            server.cli(&["EXISTS", "simba:{m}"]).trim() == "0"
+        });
+    });
+}

@@ -142,18 +142,19 @@ impl Cluster {
         Ok(servers)
     }
 
-    /// Runs a script where the slot is, following redirections.
+    /// Runs a script where the slot is, following redirections; `doubt` as in [`Server::call`].
     pub(super) fn call(
         &self,
         slot: u16,
         call: &mut Call,
         lane: Lane,
         by: Moment,
-    ) -> CallResult<(Value, bool)> {
+        doubt: &mut bool,
+    ) -> CallResult<Value> {
         let mut server = self.server(slot, by).map_err(CallError::Other)?;
         let mut asking = false;
         for _ in 0..HOPS {
-            match server.call(call, lane, asking, by) {
+            match server.call(call, lane, asking, by, doubt) {
                 // Nothing was done there: it is safe to ask elsewhere.
                 Err(CallError::Moved(to)) => {
                     asking = false;

@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Common;
-use super::error::CallError;
 use super::keys::Keys;
 use super::script::{Call, Reply, integer, ms};
-use super::server::TRY_AGAIN;
 use super::subscription::{Role, Subscription};
 use crate::backend::{Attempt, Contender, Grant, OnRefusal, RawContender, Refusal, Renewal};
 use crate::clock::Moment;
@@ -278,28 +276,19 @@ impl Release {
                 None => call.set(&[b""]),
             };
         };
-        let mut call = &mut self.hand_over;
-        let mut free = Some(&mut self.free);
-        set(call);
-        loop {
-            match common
-                .deployment
-                .call_once(self.slot, call, Lane::Owner, by)
-            {
-                // Sent twice, and gone: the first one came through.
-                Ok((value, retried)) => return Ok(integer(Some(&value))? == 1 || retried),
-                Err(CallError::TryAgain(error)) => {
-                    if let Some(free) = free.take() {
-                        call = free;
-                        set(call);
-                    } else if by.remaining() < TRY_AGAIN * 2 {
-                        return Err(error);
-                    } else {
-                        std::thread::sleep(TRY_AGAIN);
-                    }
-                }
-                Err(failure) => return Err(failure.into_error()),
-            }
-        }
+        let Release {
+            slot,
+            hand_over,
+            free,
+        } = self;
+        set(hand_over);
+        let free = common.is_cluster().then(|| {
+            set(free);
+            free
+        });
+        let deployment = &common.deployment;
+        let (value, doubt) = deployment.call_or(*slot, hand_over, free, Lane::Owner, by)?;
+        // Sent twice, and gone: the first one came through.
+        Ok(integer(Some(&value))? == 1 || doubt)
     }
 }

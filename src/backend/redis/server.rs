@@ -27,7 +27,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const FAREWELL: Duration = Duration::from_millis(400);
 
 /// The pause before a slot of a cluster that is on its way is asked again.
-pub(super) const TRY_AGAIN: Duration = Duration::from_millis(10);
+const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// What all servers of a factory have in common.
 #[derive(Clone, Debug)]
@@ -89,16 +89,17 @@ impl Server {
 
     /// Runs a script; the reply is waited for until `by`, and the server is told so. Where an idle
     /// connection turns out to be closed, it is sent once more on another: acquire is idempotent, and
-    /// renew and release name their fence. The second result says whether it was.
+    /// renew and release name their fence. `doubt` is set then.
     pub(super) fn call(
         &self,
         call: &mut Call,
         lane: Lane,
         asking: bool,
         by: Moment,
-    ) -> CallResult<(Value, bool)> {
+        doubt: &mut bool,
+    ) -> CallResult<Value> {
         self.set_deadline(call, by);
-        self.retried(lane, by, |connection, sent| {
+        self.retried(lane, by, doubt, |connection, sent| {
             let asked = |connection: &mut Connection| {
                 if asking {
                     connection.send(&command(&[b"ASKING"]), sent, by)?;
@@ -130,25 +131,28 @@ impl Server {
             connection.send(packed, sent, by)?;
             connection.receive(by)
         };
-        self.retried(Lane::Other, by, request)
-            .map(|(value, _)| value)
+        self.retried(Lane::Other, by, &mut false, request)
     }
 
     fn retried(
         &self,
         lane: Lane,
         by: Moment,
+        doubt: &mut bool,
         mut request: impl FnMut(&mut Connection, Moment) -> RedisResult<Value>,
-    ) -> CallResult<(Value, bool)> {
+    ) -> CallResult<Value> {
         let mut retried = false;
         loop {
             let mut connection = self.pool.checkout(lane, by).map_err(CallError::Other)?;
             let fresh = connection.is_opened_since(connection.asked_at());
             let sent = connection.came_at();
             match request(&mut connection, sent) {
-                Ok(value) => return Ok((value, retried)),
+                Ok(value) => return Ok(value),
                 Err(error) => match self.failed(&mut connection, error, sent) {
-                    CallError::Closed(_) if !fresh && !retried => retried = true,
+                    CallError::Closed(_) if !fresh && !retried => {
+                        retried = true;
+                        *doubt = true;
+                    }
                     failure => return Err(failure),
                 },
             }
@@ -321,37 +325,57 @@ impl Deployment {
     /// Runs a script where the slot is. While the slot is on its way and its keys are on both sides, it
     /// is tried again until `by`.
     pub(super) fn call(&self, slot: u16, call: &mut Call, lane: Lane, by: Moment) -> Result<Value> {
+        let called = self.call_or(slot, call, None, lane, by);
+        called.map(|(value, _)| value)
+    }
+
+    /// As [`Deployment::call`], but where the keys are on both sides, it goes on with `instead`. The second
+    /// result says whether there was an earlier try of unknown outcome.
+    pub(super) fn call_or<'a>(
+        &self,
+        slot: u16,
+        mut call: &'a mut Call,
+        mut instead: Option<&'a mut Call>,
+        lane: Lane,
+        by: Moment,
+    ) -> Result<(Value, bool)> {
+        let mut doubt = false;
         loop {
-            match self.call_once(slot, call, lane, by) {
-                Ok((value, _)) => return Ok(value),
-                Err(CallError::TryAgain(error)) => {
-                    if by.remaining() < TRY_AGAIN * 2 {
-                        return Err(error);
-                    }
-                    std::thread::sleep(TRY_AGAIN);
-                }
-                Err(failure) => return Err(failure.into_error()),
+            let failure = match self.call_once(slot, call, lane, by, &mut doubt) {
+                Ok(value) => return Ok((value, doubt)),
+                Err(failure) => failure,
+            };
+            let on_its_way = matches!(failure, CallError::TryAgain(_));
+            if on_its_way && let Some(instead) = instead.take() {
+                call = instead;
+            } else if on_its_way && by.remaining() >= TRY_AGAIN * 2 {
+                std::thread::sleep(TRY_AGAIN);
+            } else if doubt {
+                // That the last try asked nothing says nothing about the one before it.
+                return Err(failure.into_error().after_asking());
+            } else {
+                return Err(failure.into_error());
             }
         }
     }
 
-    /// Runs a script where the slot is; see [`Server::call`].
-    pub(super) fn call_once(
+    fn call_once(
         &self,
         slot: u16,
         call: &mut Call,
         lane: Lane,
         by: Moment,
-    ) -> CallResult<(Value, bool)> {
+        doubt: &mut bool,
+    ) -> CallResult<Value> {
         match self {
-            Deployment::One(server) => match server.call(call, lane, false, by) {
+            Deployment::One(server) => match server.call(call, lane, false, by, doubt) {
                 // The sentinels may know a new master by now, and nothing was done on the old one.
                 Err(CallError::ReadOnly(_)) if matches!(*server.target, Target::Master(_)) => {
-                    server.call(call, lane, false, by)
+                    server.call(call, lane, false, by, doubt)
                 }
                 reply => reply,
             },
-            Deployment::Cluster(cluster) => cluster.call(slot, call, lane, by),
+            Deployment::Cluster(cluster) => cluster.call(slot, call, lane, by, doubt),
         }
     }
 
