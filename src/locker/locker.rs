@@ -37,9 +37,9 @@ use crate::virtual_time::{lock, try_lock_for};
 /// dropped.
 const LONGEST_CALL: Duration = Duration::from_secs(3);
 
-/// The longest call that a thread makes itself whose wait can be cancelled: what takes longer is handed to a
-/// thread of its own.
-const FIRST_CALL: Duration = Duration::from_millis(500);
+/// The longest call that a thread makes itself whose wait can be cancelled: when one has failed, the wait is
+/// handed to a thread of its own, which has the time of a slow server.
+const CANCELLABLE_CALL: Duration = Duration::from_millis(500);
 
 /// How often one that waits for the background to let go of the runner looks whether it was cancelled.
 const LOOK: Duration = Duration::from_millis(20);
@@ -559,8 +559,8 @@ impl Inner {
         self.conclude(driven, turn, &search, outcome, loss)
     }
 
-    /// Drives the runner until it owns, and returns the fence; or nothing, where that takes longer than one
-    /// try and is to be handed over.
+    /// Drives the runner until it owns, and returns the fence; or nothing, where a call has failed and the rest
+    /// is to be handed over.
     ///
     /// The first try is one call: nothing is subscribed or queued until there is, or has been, somebody
     /// to wait for.
@@ -580,7 +580,11 @@ impl Inner {
             once,
             ..
         } = *search;
-        let longest = if hands_over { FIRST_CALL } else { LONGEST_CALL };
+        let longest = if hands_over {
+            CANCELLABLE_CALL
+        } else {
+            LONGEST_CALL
+        };
         loop {
             let now = Moment::now();
             if runner.belief().is_none() {
@@ -609,7 +613,8 @@ impl Inner {
                     if !owns && (hopeless || matches!(wait, Wait::No(_))) {
                         return Some(Err(self.refused(search, runner)));
                     }
-                    if !owns && hands_over {
+                    // Merely refused, it waits here: no call hangs, and a cancel wakes it.
+                    if !owns && hands_over && search.failed.is_some() {
                         return None;
                     }
                 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{Call, When};
+use contend::backend::OnRefusal;
 use contend::{Cancel, Error, ErrorKind, Guard, Lease, Locker, Schedule, Status};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use testbed::{threads, wait_until, within};
@@ -84,7 +85,16 @@ alone! {
             }
         });
         holds.recv_timeout(PATIENCE).unwrap();
-        let waits = factory.locker("m").cancel(&cancel).build().unwrap();
+        // Its first try fails, after which a thread of its own would go on.
+        let failed = AtomicBool::new(false);
+        let fails = crate::conformance::hooked::around(&factory, move |when, call, _, _| {
+            let first = (when, call) == (When::Before, Call::Acquire(OnRefusal::Leave));
+            if first && !failed.swap(true, Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Timeout, "no answer on request"));
+            }
+            Ok(())
+        });
+        let waits = fails.locker("m").cancel(&cancel).build().unwrap();
         let waited = without_threads(|| waits.try_lock_for(Duration::from_millis(100)).map(drop));
         assert_eq!(waited.unwrap_err().kind(), ErrorKind::Held);
         drop(holds);

@@ -9,6 +9,7 @@ use crate::conformance::hooked::{self, Call, When};
 use crate::conformance::{HANG, PATIENCE, closed, elsewhere, name};
 use contend::backend::OnRefusal;
 use contend::{Cancel, Error, ErrorKind, EventKind, Executor, Factory, Job, Lease};
+use crossbeam_channel::RecvTimeoutError;
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
 
@@ -526,14 +527,18 @@ fn a_stop_cleans_up_after_an_attempt_without_an_answer_while_a_callback_runs() {
 fn a_cancelled_wait_does_not_wait_for_the_call_that_hangs_and_keeps_nothing() {
     within(HANG, || {
         let memory = factory(60_000, 1_000);
+        let hangs = Arc::new(AtomicBool::new(false));
         let (asks, asked) = crossbeam_channel::unbounded();
-        let (answers, answered) = crossbeam_channel::unbounded::<()>();
-        let factory = hooked::around(&memory, move |when, call, contender, _| {
-            // Granted, and the reply is long in coming.
-            if when == When::After && matches!(call, Call::Acquire(_)) && &*contender.id == "waits"
-            {
-                asks.send(()).unwrap();
-                let _ = answered.recv_timeout(PATIENCE);
+        let (answers, answered) = crossbeam_channel::bounded::<()>(0);
+        let hang = Arc::clone(&hangs);
+        let factory = hooked::around(&memory, move |when, call, contender, by| {
+            let ours = matches!(call, Call::Acquire(_)) && &*contender.id == "waits";
+            // Granted, and the reply is longer in coming than the call may last.
+            if when == When::After && ours && hang.load(Ordering::SeqCst) {
+                asks.send(thread::current().id()).unwrap();
+                if let Err(RecvTimeoutError::Timeout) = answered.recv_timeout(by.remaining()) {
+                    return Err(silent());
+                }
             }
             Ok(())
         });
@@ -546,16 +551,20 @@ fn a_cancelled_wait_does_not_wait_for_the_call_that_hangs_and_keeps_nothing() {
             let (locker, cancel) = (locker.clone(), cancel.clone());
             move || locker.lock_until_cancelled(&cancel).map(drop)
         });
-        // Refused, by the caller's thread; the next one is granted.
-        asked.recv_timeout(PATIENCE).unwrap();
+        wait_until(PATIENCE, "it is queued", || {
+            memory.participants("m").unwrap().len() == 1
+        });
+        hangs.store(true, Ordering::SeqCst);
         guard.unlock().unwrap();
-        answers.send(()).unwrap();
-        asked.recv_timeout(PATIENCE).unwrap();
+        // The caller's own call is short. The next one is a long one, of another thread.
+        let caller = waits.thread().id();
+        assert_eq!(asked.recv_timeout(PATIENCE), Ok(caller));
+        assert_ne!(asked.recv_timeout(PATIENCE), Ok(caller));
         let began = Instant::now();
         cancel.cancel();
         let error = waits.join().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
-        assert!(began.elapsed() < ms(100) + SLACK, "{:?}", began.elapsed());
+        assert!(began.elapsed() < ms(200) + SLACK, "{:?}", began.elapsed());
         assert_eq!(memory.owner("m").unwrap().owner_id(), "waits");
         drop(answers);
         wait_until(PATIENCE, "what came late is given back", || {
