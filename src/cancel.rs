@@ -12,9 +12,11 @@ use crate::parker::Unparker;
 ///
 /// Clones are one and the same. A call that is given a cancelled `Cancel` returns
 /// [`ErrorKind::Cancelled`] without waiting; a call that waits returns it at once, leaves the queue and
-/// keeps nothing. Where a call to the server hangs, a lock's wait ends all the same, within half a second, and an
-/// acquire of permits with that call, after three seconds at most. Once cancelled, it stays cancelled: make a
-/// new one for the next wait.
+/// keeps nothing. Once cancelled, it stays cancelled: make a new one for the next wait.
+///
+/// Where a call to the server hangs, the wait for a lock ends within half a second all the same: a wait that
+/// can be cancelled has a thread of its own after its first try, which gives back what its call comes to. An
+/// acquire of permits ends with the call that hangs.
 ///
 /// ```
 /// use contend::{Cancel, ErrorKind};
