@@ -41,6 +41,7 @@ fn lock_cycle(criterion: &mut Criterion) {
         let tapes = cycles(budget, SERVER.addr());
         print_beside("redis/lock_cycle", CYCLE, &tapes, 2);
         server_time();
+        client_time();
         tapes
     });
 }
@@ -160,6 +161,54 @@ fn server_time() {
     println!(
         "redis/server_time: EVALSHA {ours:.1} us a cycle; compare-and-delete alone {least:.1} us"
     );
+}
+
+/// Prints what the calling thread itself computes and how often it sleeps in a cycle, by the kernel's count:
+/// that tells what a cycle does from what the machine was up to. Nothing where the kernel does not count.
+fn client_time() {
+    let cycles: u64 = if std::env::args().any(|it| it == "--test") {
+        100
+    } else {
+        2_000
+    };
+    let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
+    let counted = || -> Option<[u64; 2]> {
+        let times = read("/proc/thread-self/schedstat");
+        let status = read("/proc/thread-self/status");
+        let sleeps = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        Some([
+            times.split(' ').next()?.parse().ok()?,
+            sleeps.trim().parse().ok()?,
+        ])
+    };
+    let locker = factory().locker("client-time").build().unwrap();
+    let mut bare = Bare::at("client-time-bare", "0:1@127.0.0.1");
+    let mut floor = Floor::new(SERVER.addr());
+    let mut spent = [[0; 2]; 3];
+    for turn in 0..30 {
+        let side = turn % 3;
+        let Some(before) = counted() else { return };
+        for _ in 0..cycles / 10 {
+            match side {
+                0 => bare.cycle(),
+                1 => drop(locker.lock().unwrap()),
+                _ => floor.cycle(),
+            }
+        }
+        let Some(after) = counted() else { return };
+        for (sum, (after, before)) in spent[side].iter_mut().zip(after.into_iter().zip(before)) {
+            *sum += after - before;
+        }
+    }
+    for (side, [nanos, sleeps]) in CYCLE.into_iter().zip(spent) {
+        println!(
+            "redis/client_time: {side} {:.1} us and {:.2} sleeps a cycle",
+            nanos as f64 / 1e3 / cycles as f64,
+            sleeps as f64 / cycles as f64
+        );
+    }
 }
 
 fn renew(criterion: &mut Criterion) {

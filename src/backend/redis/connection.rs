@@ -344,7 +344,8 @@ impl Connection {
         let left = by.remaining().min(LONGEST);
         // Never beyond `by`, and for a slow server not far below it: a call after one with the same budget
         // sets nothing. (An uncontended cycle sets it twice, as unlock has less time than lock; but the
-        // request is on its way by now, so that takes none of its time.)
+        // request is on its way by now, so that takes none of its time. To read with the shorter one first
+        // is no way out: after a timeout the driver skips the next reply.)
         if self.timeout > left || self.timeout < left - left / 16 {
             self.timeout = (left - left / 32).max(LEAST);
             self.driver.set_read_timeout(Some(self.timeout))?;
