@@ -14,9 +14,9 @@ use crate::parker::Unparker;
 /// [`ErrorKind::Cancelled`] without waiting; a call that waits returns it at once, leaves the queue and
 /// keeps nothing. Once cancelled, it stays cancelled: make a new one for the next wait.
 ///
-/// Where a call to the server hangs, the wait for a lock ends within half a second all the same: a wait that
-/// can be cancelled has a thread of its own after its first try, which gives back what its call comes to. An
-/// acquire of permits ends with the call that hangs.
+/// Where a call to the server hangs, the wait for a lock ends within half a second all the same: once a call
+/// of a wait that can be cancelled has failed, a thread of its own goes on, and gives back what its last call
+/// comes to. An acquire of permits ends with the call that hangs.
 ///
 /// ```
 /// use contend::{Cancel, ErrorKind};
