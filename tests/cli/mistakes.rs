@@ -486,6 +486,29 @@ fn ping_on_mysql_looks_at_the_table_of_mutexes() {
     });
 }
 
+/// A busy disk makes a table more slowly than an answer may come: a ping that makes it has all of its time.
+#[test]
+fn ping_on_mysql_waits_for_the_table_to_be_made() {
+    within(HANG, || {
+        let server = mysql_ground::start();
+        let url = server.create_database("slow");
+        let mut operator = mysql_ground::operator(&url);
+        // Under this lock tables can be read, and none can be made.
+        operator.query_drop("FLUSH TABLES WITH READ LOCK").unwrap();
+        let factory = contend::connect(&format!("{url}?create_table=true")).unwrap();
+        thread::scope(|scope| {
+            let ping = scope.spawn(|| factory.ping(PATIENCE));
+            // Several times what an answer may take.
+            let end = Instant::now() + Duration::from_secs(8);
+            wait_until(PATIENCE, "it was locked for long", || {
+                Instant::now() > end || ping.is_finished()
+            });
+            operator.query_drop("UNLOCK TABLES").unwrap();
+            ping.join().unwrap().unwrap();
+        });
+    });
+}
+
 /// A server that answers, but has no table: whoever reads only the exit code is told.
 #[test]
 fn without_a_table_elect_and_schedule_end_with_the_code_of_a_missing_setup() {

@@ -65,7 +65,7 @@ use self::rows::{Call, Rows, Whose};
 use self::waiter::Waiter;
 use super::{Backend, Condition, Contender, Participant, PermitStore, RawContender, RawObserver};
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
@@ -83,6 +83,9 @@ const IDLE: Duration = Duration::from_secs(600);
 pub(super) fn connect(url: &Url) -> Result<Factory> {
     Builder::from_url(url)?.build()
 }
+
+/// How often to look whether a table has been made.
+const MAKING: Duration = Duration::from_millis(50);
 
 /// The mutexes of one table.
 #[derive(Debug)]
@@ -181,7 +184,19 @@ impl Backend for Mysql {
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
-        self.database.call(by, |call| call.ping())
+        loop {
+            match self.database.call(by, |call| call.ping()) {
+                // A table may be made more slowly than an answer may come.
+                Err(error)
+                    if error.kind() == ErrorKind::Timeout
+                        && self.database.rows.table.is_to_be_made()
+                        && Moment::now() < by =>
+                {
+                    std::thread::sleep(MAKING);
+                }
+                outcome => return outcome,
+            }
+        }
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {

@@ -194,6 +194,11 @@ impl Table {
         Ok(statements)
     }
 
+    /// Returns `true` if the next call makes the table where it is missing.
+    pub(super) fn is_to_be_made(&self) -> bool {
+        self.create && self.checked.lock().is_none()
+    }
+
     /// The table is not what it was: look again next time.
     pub(super) fn forget(&self) {
         self.checked.lock().take();
