@@ -29,7 +29,7 @@ impl Stage {
         let (direct, url) = semaphores(&[("a", 1)]);
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&format!("{}?pool_size=1", through(&url, proxy.addr())));
-        client.usage("a").unwrap();
+        wait_until(PATIENCE, "it is connected", || client.usage("a").is_ok());
         Stage {
             direct,
             url,

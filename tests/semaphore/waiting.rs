@@ -336,7 +336,7 @@ fn a_retry_after_a_timeout_holds_what_it_was_told_it_holds() {
         here.usage("a").unwrap();
         // Another factory of this process is the same contender, as far as the server knows.
         let beside = connect(&url);
-        beside.usage("a").unwrap();
+        wait_until(PATIENCE, "it is connected", || beside.usage("a").is_ok());
         let mut operator = operator(&url);
         operator
             .query_drop(
