@@ -1,6 +1,5 @@
--- The tables of the counting semaphores. Whoever applies this by hand writes in, with the default prefix,
--- contend_semaphore, contend_permit_request, contend_permit and contend_semaphore_capacity_change, in this
--- order, for the four names in braces after CREATE TABLE, and the same for the names that are referred to.
+-- The tables of the counting semaphores, with the default prefix of their names: apply it as it is. With
+-- another table_prefix, write that for contend_ in the four names.
 --
 -- A semaphore is a capacity with a name. A request takes permits from one or more semaphores at once,
 -- under an external id that its caller chose. Every row is written by a transaction that holds the rows
@@ -23,7 +22,7 @@
 -- There are no foreign keys: they would lock the parents again on every insert, and keep a semaphore
 -- that nobody uses until its last released permit is old enough to go.
 
-CREATE TABLE IF NOT EXISTS {semaphore} (
+CREATE TABLE IF NOT EXISTS `contend_semaphore` (
     id         BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
     name       VARCHAR(255)    NOT NULL,
     capacity   INT             NOT NULL,
@@ -33,7 +32,7 @@ CREATE TABLE IF NOT EXISTS {semaphore} (
     UNIQUE KEY name (name)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-CREATE TABLE IF NOT EXISTS {request} (
+CREATE TABLE IF NOT EXISTS `contend_permit_request` (
     id          BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
     external_id VARCHAR(255)    NOT NULL COMMENT 'chosen by the caller: makes a retry safe',
     token       BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'of the call that was granted last',
@@ -51,7 +50,7 @@ CREATE TABLE IF NOT EXISTS {request} (
     KEY reclaim_at (reclaim_at)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-CREATE TABLE IF NOT EXISTS {permit} (
+CREATE TABLE IF NOT EXISTS `contend_permit` (
     id                BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY COMMENT 'the fence',
     semaphore_id      BIGINT UNSIGNED NOT NULL,
     permit_request_id BIGINT UNSIGNED NOT NULL,
@@ -62,7 +61,7 @@ CREATE TABLE IF NOT EXISTS {permit} (
     KEY request (permit_request_id)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-CREATE TABLE IF NOT EXISTS {history} (
+CREATE TABLE IF NOT EXISTS `contend_semaphore_capacity_change` (
     id             BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
     semaphore_id   BIGINT UNSIGNED NOT NULL,
     semaphore_name VARCHAR(255)    NOT NULL,
@@ -72,4 +71,4 @@ CREATE TABLE IF NOT EXISTS {history} (
     new_capacity   INT             NOT NULL,
     KEY semaphore_name (semaphore_name, id),
     KEY changed_at (changed_at)
-) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
+) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

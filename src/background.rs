@@ -526,6 +526,8 @@ impl Shared {
 struct CleanUps {
     jobs: VecDeque<Job>,
     cleaners: Vec<Thread>,
+    /// Cleaners that will look at the jobs again: one that has seen its last is not over yet.
+    at_work: usize,
     /// Cleaners that wait for something to do.
     idle: usize,
     /// The factory is gone: until when a last attempt may take.
@@ -547,7 +549,7 @@ impl Job {
     fn attempt(mut self, now: Moment, closed: Option<Moment>) -> Option<Job> {
         let by = closed.unwrap_or(self.until).min(now + self.call);
         if by <= now {
-            log::debug!("{}: left to run out by itself", self.job.label());
+            log::debug!("{}: given up", self.job.label());
             return None;
         }
         let after = match catch_unwind(AssertUnwindSafe(|| self.job.attempt(by))) {
@@ -569,13 +571,16 @@ impl Shared {
     /// Starts a cleaner where all are busy.
     fn staff(self: &Arc<Shared>, clean_ups: &mut CleanUps) {
         clean_ups.cleaners.retain(|thread| !thread.is_over());
-        if clean_ups.idle > 0 || clean_ups.cleaners.len() >= MOST_CLEANERS {
+        if clean_ups.idle > 0 || clean_ups.at_work >= MOST_CLEANERS {
             return;
         }
         let shared = Arc::clone(self);
         match thread::start("contend-clean-up", move || shared.clean()) {
-            Ok(thread) => clean_ups.cleaners.push(thread),
-            // What is left goes away by itself when its lease ends.
+            Ok(thread) => {
+                clean_ups.cleaners.push(thread);
+                clean_ups.at_work += 1;
+            }
+            // What is left goes away by itself when its lease ends, or with the next clean-up.
             Err(error) => log::debug!("no thread to clean up: {error}"),
         }
     }
@@ -600,6 +605,7 @@ impl Shared {
                 continue;
             }
             if clean_ups.jobs.is_empty() && (closed.is_some() || idle_since + CALM <= now) {
+                clean_ups.at_work -= 1;
                 return;
             }
             let next = clean_ups.jobs.iter().map(|job| job.at).min();
@@ -837,6 +843,31 @@ mod tests {
     fn a_clean_up_that_hangs_holds_up_no_other() {
         let background = Background::new();
         let let_go = hang_clean_ups(&background, MOST_CLEANERS - 1);
+        let (attempts, seen) = unbounded();
+        let job = Clean {
+            attempts,
+            failures: 1,
+            hang: None,
+        };
+        let until = Moment::now() + PATIENCE;
+        background.clean_up(Box::new(job), PATIENCE, until);
+        seen.recv_timeout(PATIENCE).unwrap();
+        drop(let_go);
+    }
+
+    /// Cleaners that had seen no job for long and were about to end counted as if they would see the next one.
+    #[test]
+    fn cleaners_that_end_do_not_keep_others_from_starting() {
+        let background = Background::new();
+        let (let_go, hang) = unbounded::<()>();
+        for _ in 0..MOST_CLEANERS {
+            let hang = hang.clone();
+            let ends = thread::start("ends", move || {
+                let _ = hang.recv();
+            })
+            .unwrap();
+            background.shared.clean_ups.lock().cleaners.push(ends);
+        }
         let (attempts, seen) = unbounded();
         let job = Clean {
             attempts,

@@ -421,13 +421,24 @@ pub struct Exhausted {
     pub wanted: u32,
 }
 
+impl Exhausted {
+    /// Returns `true` if the wish cannot be fulfilled before the capacity grows.
+    pub(crate) fn is_beyond_capacity(&self) -> bool {
+        self.wanted > self.capacity
+    }
+}
+
 impl fmt::Display for Exhausted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "the semaphore {:?} is exhausted: {} of {} permits are held, {} wanted",
             self.semaphore, self.held, self.capacity, self.wanted
-        )
+        )?;
+        match self.is_beyond_capacity() {
+            true => f.write_str(", which is more than the capacity: set_capacity raises it"),
+            false => Ok(()),
+        }
     }
 }
 
@@ -581,6 +592,18 @@ pub struct Swept {
     pub permits: Vec<Permit>,
     /// Why.
     pub reason: Reason,
+}
+
+impl Swept {
+    /// Logs it, as what a semaphore does, whichever store it is in.
+    pub(crate) fn log(&self) {
+        log::info!(
+            target: "contend::semaphore",
+            "took the permits of {:?} back: {:?}",
+            self.external_id,
+            self.reason
+        );
+    }
 }
 
 /// A semaphore that counts something else as held than its permits add up to.

@@ -3,22 +3,18 @@
 //! A call that nobody waits for any more, or whose outcome is not known, keeps its external id: the next
 //! call under the id waits for it and takes over what it left, or the background ends it.
 
-use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::ops::ControlFlow::{self, Break, Continue};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{SendError, bounded};
-use parking_lot::{Condvar, Mutex};
 
+use super::doubts::end_late;
 use super::request::Wait;
 use super::semaphores::{CALL, MAX_TRIES, SharedSemaphores, pause_after};
 use super::wait_list::{Advice, Turn};
-use crate::backend::permit_store::{
-    Call, Decision, Exhausted, Failure, Held, OnHeld, PermitStore, Wish, reclaim_after,
-};
-use crate::background::{CleanUp, Cleaned};
+use crate::backend::permit_store::{Call, Decision, Exhausted, Failure, OnHeld, PermitStore, Wish};
 use crate::cancel::{Cancel, cancelled};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -44,6 +40,8 @@ pub(super) struct Attempts<'a> {
     late: bool,
     /// The probe was told that a semaphore is exhausted.
     told: bool,
+    /// It was logged that the wish exceeds a capacity.
+    warned: bool,
 }
 
 impl<'a> Attempts<'a> {
@@ -58,12 +56,13 @@ impl<'a> Attempts<'a> {
         wait: &Wait,
         by: Moment,
     ) -> Result<Attempts<'a>> {
-        let former = shared.doubts.begin(&wish.external_id, by, wait)?;
+        let former = shared.doubts.begin(&wish, by, wait)?;
         Ok(Attempts {
             shared,
             unknown: !former.is_empty(),
             late: false,
             told: false,
+            warned: false,
             call: Arc::new(Call {
                 wish,
                 token: rand::random::<u64>() >> 1,
@@ -172,7 +171,7 @@ impl<'a> Attempts<'a> {
     /// What to do with an answer that comes after its caller has given up. Does not keep the factory, whose
     /// drop waits for the clean-up, and so for this answer.
     fn late_handler(&self) -> impl FnOnce(Option<Result<Decision, Failure>>) + Send + use<> {
-        let (shared, call) = (Arc::downgrade(self.shared), Arc::clone(&self.call));
+        let (factory, call) = (Arc::downgrade(&self.shared.factory), Arc::clone(&self.call));
         let (doubts, store) = (
             Arc::clone(&self.shared.doubts),
             Arc::clone(&self.shared.store),
@@ -185,18 +184,12 @@ impl<'a> Attempts<'a> {
                 Some(Ok(_)) => false,
                 Some(Err(failure)) => unknown || failure.unknown,
             };
-            doubts.end(&call, in_doubt);
-            if in_doubt && shared.strong_count() == 0 {
-                // The factory did not wait so long, and its clean-ups are gone.
-                EndCalls {
-                    shared,
-                    doubts,
-                    store,
-                    external_id: Arc::clone(&call.wish.external_id),
-                    tokens: tokens(&call),
-                    permits: Vec::new(),
-                }
-                .attempt(Moment::now() + CALL);
+            // While the factory lives, a clean-up waits for this.
+            let alive = factory.upgrade();
+            if in_doubt && alive.is_none() {
+                end_late(&*store, &doubts, &call);
+            } else {
+                doubts.end(&call, in_doubt);
             }
         }
     }
@@ -208,7 +201,15 @@ impl<'a> Attempts<'a> {
                 exhausted,
                 next_reclaim,
                 newest,
-            }) => Ok(Continue(Last::Short(exhausted, next_reclaim, newest))),
+            }) => {
+                if exhausted.is_beyond_capacity() && !std::mem::replace(&mut self.warned, true) {
+                    log::warn!(
+                        "request {:?} waits: {exhausted}",
+                        self.call.wish.external_id
+                    );
+                }
+                Ok(Continue(Last::Short(exhausted, next_reclaim, newest)))
+            }
             Ok(decision) => Ok(Break(decision)),
             Err(failure) if failure.retry => Ok(Continue(Last::Failed(failure.error))),
             Err(failure) => Err(self.explain(failure.error, 1)),
@@ -250,13 +251,17 @@ impl<'a> Attempts<'a> {
             1 => error.context(format_args!("request {id:?}")),
             _ => error.context(format_args!("request {id:?}, after {tries} tries")),
         };
-        if !self.unknown {
+        if !self.unknown && !self.late {
             return error;
         }
-        error.context(
+        let otherwise = match self.call.wish.ttl {
+            Some(_) => "it ends with its ttl",
+            None => "it stays held until it is released by its id or swept by age",
+        };
+        error.context(format_args!(
             "the outcome is not known; whatever was acquired is released as soon as the server answers, \
-             unless the same request takes it over before",
-        )
+             unless the same request takes it over before; if the factory ends first, {otherwise}"
+        ))
     }
 }
 
@@ -323,11 +328,7 @@ impl<T, F: FnOnce(Option<T>)> Drop for Late<T, F> {
 }
 
 fn no_answer() -> Error {
-    Error::new(
-        ErrorKind::Timeout,
-        "the store did not answer in time; what it grants after this is given back, unless the same \
-         request takes it over before",
-    )
+    Error::new(ErrorKind::Timeout, "the store did not answer in time")
 }
 
 /// Why a waiting request does not have its permits yet.
@@ -384,215 +385,10 @@ impl Poll {
     }
 }
 
-/// The external ids that calls of this factory have in hand, or have left in doubt.
-#[derive(Debug, Default)]
-pub(super) struct Doubts {
-    ids: Mutex<HashMap<Arc<str>, Doubt>>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Doubt {
-    /// A call, or the end of one, is under way.
-    busy: bool,
-    /// Calls with these tokens may have been granted something, which nobody holds.
-    left: Vec<u64>,
-}
-
-impl Doubts {
-    /// Takes an external id for a call. Returns the tokens of calls in doubt.
-    fn begin(&self, external_id: &Arc<str>, by: Moment, wait: &Wait) -> Result<Vec<u64>> {
-        let mut ids = self.ids.lock();
-        loop {
-            let doubt = ids.entry(Arc::clone(external_id)).or_default();
-            if !std::mem::replace(&mut doubt.busy, true) {
-                return Ok(std::mem::take(&mut doubt.left));
-            }
-            if wait.cancelled_by().is_some_and(Cancel::is_cancelled) {
-                return Err(cancelled(format_args!("request {external_id:?}")));
-            }
-            if by.remaining().is_zero() {
-                let message = format!(
-                    "request {external_id:?}: another call of this process under the same external id \
-                     has not ended yet"
-                );
-                return Err(Error::new(ErrorKind::Timeout, message).before_asking());
-            }
-            // Not for long: nobody notifies of a cancelled wait here.
-            let most = by.remaining().min(FIRST_POLL);
-            self.changed.wait_for(&mut ids, most);
-        }
-    }
-
-    /// A call that had taken its id is over. In doubt, it leaves its tokens.
-    fn end(&self, call: &Call, in_doubt: bool) {
-        let left = if in_doubt { tokens(call) } else { Vec::new() };
-        self.give_up(&call.wish.external_id, &left);
-    }
-
-    /// Gives an id up that was taken, with what is left in doubt.
-    fn give_up(&self, external_id: &Arc<str>, left: &[u64]) {
-        let mut ids = self.ids.lock();
-        if let Some(doubt) = ids.get_mut(external_id) {
-            doubt.busy = false;
-            doubt.left.extend(left);
-            if doubt.left.is_empty() {
-                ids.remove(external_id);
-            }
-        }
-        self.changed.notify_all();
-    }
-
-    /// Leaves something in doubt under an id, whoever has it.
-    fn add(&self, external_id: &Arc<str>, token: u64) {
-        let mut ids = self.ids.lock();
-        let doubt = ids.entry(Arc::clone(external_id)).or_default();
-        doubt.left.push(token);
-    }
-
-    /// Takes an id to end these calls, if one of them is still in doubt, and nobody has it.
-    fn claim(&self, external_id: &Arc<str>, tokens: &[u64]) -> Claim {
-        let mut ids = self.ids.lock();
-        match ids.get_mut(external_id) {
-            Some(doubt) if doubt.busy => Claim::Later,
-            // Of those that it has taken over, an earlier clean-up may have ended some.
-            Some(doubt) if tokens.iter().any(|token| doubt.left.contains(token)) => {
-                doubt.busy = true;
-                doubt.left.retain(|token| !tokens.contains(token));
-                Claim::Ours
-            }
-            _ => Claim::Gone,
-        }
-    }
-}
-
-/// The tokens of a call and of those that it has taken over.
-fn tokens(call: &Call) -> Vec<u64> {
-    let former = call.former.iter().copied();
-    former.chain([call.token]).collect()
-}
-
-/// What became of a claim to end calls in doubt.
-#[derive(Debug, PartialEq, Eq)]
-enum Claim {
-    Ours,
-    /// A call has the id: one of these, which nobody waits for, or one that takes them over or not.
-    Later,
-    /// They are not in doubt any more: answered, or taken over by a later call.
-    Gone,
-}
-
-impl SharedSemaphores {
-    /// Ends, in the background, a call that is in doubt, or will be when it is over.
-    fn end_call(self: &Arc<SharedSemaphores>, call: &Call) {
-        let wish = &call.wish;
-        let permits = wish.permits.clone();
-        self.end_calls(&wish.external_id, tokens(call), permits, wish.ttl);
-    }
-
-    /// Releases, in the background, what nobody will hold.
-    pub(super) fn end_held(self: &Arc<SharedSemaphores>, held: &Held, ttl: Duration) {
-        let permits = held.permits.iter();
-        let permits = permits.map(|it| (Arc::clone(&it.semaphore), it.count));
-        self.doubts.add(&held.external_id, held.token);
-        let tokens = vec![held.token];
-        self.end_calls(&held.external_id, tokens, permits.collect(), Some(ttl));
-    }
-
-    fn end_calls(
-        self: &Arc<SharedSemaphores>,
-        external_id: &Arc<str>,
-        tokens: Vec<u64>,
-        permits: Vec<(Arc<str>, u32)>,
-        ttl: Option<Duration>,
-    ) {
-        let end = EndCalls {
-            shared: Arc::downgrade(self),
-            doubts: Arc::clone(&self.doubts),
-            store: Arc::clone(&self.store),
-            external_id: Arc::clone(external_id),
-            tokens,
-            permits,
-        };
-        // Without a ttl nothing else would ever take it back.
-        let until = ttl.map_or(Moment::FAR, |ttl| Moment::now() + reclaim_after(ttl) + CALL);
-        let background = &self.factory.background;
-        background.clean_up(Box::new(end), CALL, until);
-    }
-}
-
-/// Ends calls in doubt, unless a later call under the same id takes them over.
-struct EndCalls {
-    shared: Weak<SharedSemaphores>,
-    doubts: Arc<Doubts>,
-    store: Arc<dyn PermitStore>,
-    external_id: Arc<str>,
-    tokens: Vec<u64>,
-    permits: Vec<(Arc<str>, u32)>,
-}
-
-impl CleanUp for EndCalls {
-    fn label(&self) -> String {
-        format!("release of request {:?}", self.external_id)
-    }
-
-    fn attempt(&mut self, by: Moment) -> Cleaned {
-        match self.doubts.claim(&self.external_id, &self.tokens) {
-            Claim::Ours => {}
-            Claim::Later => return Cleaned::NotYet(RETRY),
-            Claim::Gone => return Cleaned::Done,
-        }
-        match self.store.bury(&self.external_id, &self.tokens, by) {
-            Err(error) if error.is_transient() => {
-                self.doubts.give_up(&self.external_id, &self.tokens);
-                return Cleaned::Again(RETRY);
-            }
-            Err(error) => log::warn!("cannot end the {}: {error}", self.label()),
-            Ok(released) => {
-                if let Some(shared) = self.shared.upgrade()
-                    && released
-                {
-                    let permits = self.permits.iter();
-                    shared.given_back(permits.map(|(name, count)| (&**name, *count)));
-                }
-            }
-        }
-        self.doubts.give_up(&self.external_id, &[]);
-        Cleaned::Done
-    }
-}
-
-impl Drop for EndCalls {
-    fn drop(&mut self) {
-        // Given up: what it holds has run out by now.
-        if self.doubts.claim(&self.external_id, &self.tokens) == Claim::Ours {
-            self.doubts.give_up(&self.external_id, &[]);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::wait_list::WaitList;
     use super::*;
-
-    /// An attack: the clean-up of the first call left the second, which had taken it over, to nobody.
-    #[test]
-    fn of_two_calls_in_doubt_under_one_id_both_are_ended() {
-        let (doubts, id) = (Doubts::default(), Arc::from("id"));
-        let wait = Wait::from(Duration::ZERO);
-        let begin = || doubts.begin(&id, Moment::FAR, &wait).unwrap();
-        assert!(begin().is_empty());
-        doubts.give_up(&id, &[1]);
-        assert_eq!(begin(), [1]);
-        assert_eq!(doubts.claim(&id, &[1]), Claim::Later);
-        doubts.give_up(&id, &[1, 2]);
-        for tokens in [&[1][..], &[1, 2]] {
-            assert_eq!(doubts.claim(&id, tokens), Claim::Ours);
-            doubts.give_up(&id, &[]);
-        }
-        assert_eq!(doubts.claim(&id, &[1, 2]), Claim::Gone);
-    }
 
     #[test]
     fn the_pause_between_two_tries_grows_only_while_nothing_changes_hands() {

@@ -302,13 +302,6 @@ fn take_back(shared: &SharedSemaphores, plan: &mut Plan) -> Result<u64> {
         swept.extend(shared.sweep_dead(liveness)?);
     }
     swept.extend(shared.sweep(&Sweep::Stale(plan.stale_after))?);
-    for Swept {
-        external_id,
-        reason,
-        ..
-    } in &swept
-    {
-        log::info!("took the permits of {external_id:?} back: {reason:?}");
-    }
+    swept.iter().for_each(Swept::log);
     Ok(swept.len() as u64)
 }

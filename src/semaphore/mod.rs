@@ -38,6 +38,7 @@
 //! often, in the end every `poll_interval`, while nothing moves.
 
 mod acquire;
+mod doubts;
 mod guard;
 mod maintenance;
 mod outcome;

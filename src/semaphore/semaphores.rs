@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquire::{Attempts, Doubts, FIRST_POLL};
+use super::acquire::{Attempts, FIRST_POLL};
+use super::doubts::Doubts;
 use super::guard::{OnlyGuard, PermitGuard, end_guards};
 use super::maintenance::MaintenanceBuilder;
 use super::outcome::{Acquisition, Liveness, exhausted_error, used_up};
@@ -112,7 +113,7 @@ impl Semaphores {
         let shared = SharedSemaphores {
             renewals: Arc::new(Renewals::new(Arc::clone(&store))),
             waiting: WaitList::default(),
-            doubts: Arc::default(),
+            doubts: Doubts::of(store.realm()),
             probe: factory.probe(),
             store,
             factory: Arc::clone(factory),
@@ -151,8 +152,9 @@ impl Semaphores {
         retried(|| store.create_tables(within(LONG_CALL)))
     }
 
-    /// Makes a semaphore. Returns `false` if there is one already; it keeps its capacity, which
-    /// [`set_capacity`](Semaphores::set_capacity) changes.
+    /// Makes a semaphore, if there is none of that name. Returns `true` if it was made; `false` if there is
+    /// one already, which **keeps the capacity it has**, whatever is asked for here: only
+    /// [`set_capacity`](Semaphores::set_capacity) changes it. So every process may call this when it starts.
     ///
     /// # Errors
     /// `InvalidInput` for a name or capacity that is not allowed; `Misconfigured` without tables;
@@ -241,7 +243,12 @@ impl Semaphores {
     ///
     /// Repeating it with the same request is safe. A deadlock, a lost connection or a wait for a lock that
     /// took too long is tried again, three times in all. If the outcome cannot be learned even then, the
-    /// external id is used up as soon as the server answers, so that nothing can be acquired under it.
+    /// external id is used up as soon as the server answers, so that nothing can be acquired under it, unless
+    /// this process repeats the request before. That takes a factory that lives: where it, or the process, ends
+    /// before the server answers, permits with a ttl end with it, and those without one stay held until
+    /// somebody calls [`release`](Semaphores::release) with their id, or
+    /// [`sweep_stale`](Semaphores::sweep_stale) or [`maintenance`](Semaphores::maintenance) takes them back for
+    /// their age. The drop of such a factory logs a warning that names the request.
     ///
     /// # Errors
     /// `InvalidInput` for a request that makes no sense; `NotFound`; `Conflict` where the external id holds
@@ -250,7 +257,8 @@ impl Semaphores {
         self.acquire_for(request, Duration::ZERO)
     }
 
-    /// As [`acquire`](Semaphores::acquire), but waits for what is exhausted, also while the server is away.
+    /// As [`acquire`](Semaphores::acquire), but waits for what is exhausted, also while the server is away, and
+    /// for a capacity that is below the wish to grow: that is logged once, as a warning.
     ///
     /// # Errors
     /// As [`acquire`](Semaphores::acquire); `Cancelled`.

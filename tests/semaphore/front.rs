@@ -347,7 +347,9 @@ fn a_guard_whose_permits_were_released_knows_it() {
 
 fn exhausted_error(semaphores: &Semaphores) -> contend::Error {
     acquired(semaphores.acquire(&want("holder", "a", 1)).unwrap());
-    let error = semaphores.guard(&want("late", "a", 1), ms(50)).unwrap_err();
+    // Long enough for a busy machine to answer.
+    let request = want("late", "a", 1);
+    let error = semaphores.guard(&request, ms(2_000)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
     error
 }

@@ -3,10 +3,12 @@
 #![allow(dead_code)]
 
 use std::net::SocketAddr;
+use std::sync::Once;
 use std::time::Duration;
 
 use contend::semaphore::{Acquisition, Exhausted, Permit, PermitRequest, Semaphores};
 use mysql::prelude::Queryable;
+use parking_lot::Mutex;
 
 use crate::mysql_ground::{empty_database, operator};
 
@@ -18,6 +20,11 @@ pub const SHORT: Duration = Duration::from_millis(5_200);
 
 /// A new database with the tables in it; its URL.
 pub fn database() -> String {
+    static START: Once = Once::new();
+    START.call_once(|| {
+        log::set_logger(&Logger).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+    });
     let url = empty_database();
     let semaphores = connect(&url);
     // A busy disk makes tables slowly.
@@ -103,4 +110,38 @@ pub fn pair(name: &str, capacities: &[(&str, u32)]) -> [(Semaphores, Semaphores)
     let (mysql, url) = semaphores(capacities);
     let [here, elsewhere] = memory;
     [(here, elsewhere), (mysql, connect(&url))]
+}
+
+/// What this process logged, with its target: from info on, since its first database.
+static LOGGED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
+
+struct Logger;
+
+impl log::Log for Logger {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.target().starts_with("contend")
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            let line = (record.target().to_owned(), record.args().to_string());
+            LOGGED.lock().push(line);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// The lines that contain `what`, with their targets.
+pub fn logged(what: &str) -> Vec<(String, String)> {
+    let logged = LOGGED.lock();
+    let lines = logged.iter().filter(|(_, line)| line.contains(what));
+    lines.cloned().collect()
+}
+
+/// Waits for a line with `what` in it, of this target or one below.
+pub fn wait_for_log(target: &str, what: &str) {
+    testbed::wait_until(Duration::from_secs(60), what, || {
+        logged(what).iter().any(|(of, _)| of.starts_with(target))
+    });
 }

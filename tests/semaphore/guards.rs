@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::ground::{
-    SHORT, acquired, addr_of, connect, database, exhausted, number, pair, semaphores, through, want,
+    SHORT, acquired, addr_of, connect, database, exhausted, pair, semaphores, through, want,
 };
 use crate::mysql_ground::{HANG, ms, operator};
 use contend::semaphore::{Acquisition, PermitRequest, Release};
@@ -392,102 +392,6 @@ fn a_lost_reply_does_not_touch_what_others_of_the_batch_only_asked_about() {
     });
 }
 
-/// Review B5: a retry of an id whose outcome is in doubt takes the clean-up over, and if it fails too,
-/// nothing leaks.
-#[test]
-fn a_retry_that_fails_too_leaks_nothing() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1)]);
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
-        client.usage("a").unwrap();
-        let mut operator = operator(&url);
-        operator
-            .query_drop(
-                "CREATE TRIGGER slow BEFORE INSERT ON contend_permit_request FOR EACH ROW \
-                 SET NEW.owner = IF(SLEEP(0.7), NULL, NEW.owner)",
-            )
-            .unwrap();
-        thread::scope(|scope| {
-            let asking = scope.spawn(|| client.acquire(&want("job", "a", 1)));
-            wait_until(PATIENCE, "the transaction is being written", || {
-                number(&url, WRITING) > 0
-            });
-            proxy.black_hole(Direction::ToClient);
-            proxy.refuse();
-            wait_until(PATIENCE, "it is committed", || {
-                direct.usage("a").unwrap().held == 1
-            });
-            proxy.cut();
-            assert!(asking.join().unwrap().is_err());
-        });
-        operator.query_drop("DROP TRIGGER slow").unwrap();
-        let error = client.acquire(&want("job", "a", 1)).unwrap_err();
-        assert!(
-            error.to_string().contains("outcome is not known"),
-            "{error}"
-        );
-        proxy.pass();
-        wait_until(PATIENCE, "it is released", || {
-            direct.usage("a").unwrap().held == 0
-        });
-        assert_eq!(direct.release("job").unwrap(), Release::AlreadyReleased);
-        assert_eq!(direct.check().unwrap(), []);
-    });
-}
-
-/// Rule "every claim carries its fence": a guard that takes over what a call of unknown outcome left has
-/// its own ttl and a higher fence, so that a delayed release of that call finds nothing.
-#[test]
-fn what_a_call_in_doubt_left_is_taken_over_with_a_new_fence_and_the_full_ttl() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1)]);
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
-        client.usage("a").unwrap();
-        let mut operator = operator(&url);
-        operator
-            .query_drop(
-                "CREATE TRIGGER slow BEFORE INSERT ON contend_permit_request FOR EACH ROW \
-                 SET NEW.owner = IF(SLEEP(0.7), NULL, NEW.owner)",
-            )
-            .unwrap();
-        thread::scope(|scope| {
-            let request = want("job", "a", 1).ttl(SHORT * 4);
-            let asking = scope.spawn({
-                let client = &client;
-                move || client.acquire(&request)
-            });
-            wait_until(PATIENCE, "the transaction is being written", || {
-                number(&url, WRITING) > 0
-            });
-            proxy.black_hole(Direction::ToClient);
-            proxy.refuse();
-            wait_until(PATIENCE, "it is committed", || {
-                direct.usage("a").unwrap().held == 1
-            });
-            proxy.cut();
-            assert!(asking.join().unwrap().is_err());
-            let before = direct.holders("a").unwrap()[0].fence;
-            let request = want("job", "a", 1).ttl(ms(60_000));
-            let guard = scope.spawn({
-                let client = &client;
-                move || client.guard(&request, PATIENCE)
-            });
-            thread::sleep(ms(100)); // it has the id, whatever the background wants
-            proxy.pass();
-            let guard = guard.join().unwrap().unwrap();
-            assert!(guard.fence("a").unwrap() > before);
-            let status = direct.status("job").unwrap().unwrap();
-            assert_eq!(status.ttl, Some(ms(60_000)));
-            assert_eq!(direct.usage("a").unwrap().held, 1);
-            guard.release().unwrap();
-        });
-        assert_eq!(direct.usage("a").unwrap().held, 0);
-        assert_eq!(direct.check().unwrap(), []);
-    });
-}
-
 /// A part whose reply was lost is given back by the background; the next part does not depend on it.
 #[test]
 fn a_lost_reply_to_a_partial_release_neither_loses_nor_repeats_it() {
@@ -537,9 +441,6 @@ fn a_guard_whose_request_is_released_or_swept_in_its_process_is_lost_at_once() {
         }
     });
 }
-
-const WRITING: &str = "SELECT COUNT(*) FROM information_schema.processlist \
-     WHERE info LIKE 'INSERT INTO `contend_permit_request`%'";
 
 /// Review D21: a client that vanishes between the two round trips of an acquire, with its connection still
 /// open, keeps the semaphore locked for seconds.

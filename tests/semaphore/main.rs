@@ -36,11 +36,11 @@
 //!
 //! | finding | test |
 //! |---|---|
-//! | A1 adoption ignores the row's ttl | `guards::a_request_that_is_taken_over_...`, `guards::what_a_call_in_doubt_left_...` |
+//! | A1 adoption ignores the row's ttl | `guards::a_request_that_is_taken_over_...`, `doubts::what_a_call_in_doubt_left_...` |
 //! | A2 a guard without a ttl is not renewed | `guards::a_guard_without_a_ttl_of_its_own_has_thirty_seconds` |
 //! | A3 a lost COMMIT reply makes the batch unknown | `guards::a_lost_reply_does_not_touch_what_others_of_the_batch_...` |
 //! | A4 one id, many guards | `guards::a_request_that_is_taken_over_...`, `guards::a_guard_that_is_taken_over_...` |
-//! | B5 a retry cancels the clean-up and leaks | `guards::a_retry_that_fails_too_leaks_nothing` |
+//! | B5 a retry cancels the clean-up and leaks | `doubts::a_retry_that_fails_too_leaks_nothing` |
 //! | B6 a replay behind a waiter is exhausted | `waiting::a_replay_behind_a_waiter_gets_what_it_holds` |
 //! | B7 a transient error uses the id up | `faults::a_lock_that_is_never_given_up_ends_in_a_clear_error_after_three_tries` |
 //! | B8 a panicking liveness callback | `sweeps::a_liveness_check_that_panics_counts_as_unknown` |
@@ -65,6 +65,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
 mod beliefs;
+mod doubts;
 mod faults;
 mod front;
 mod grants;

@@ -53,6 +53,31 @@ fn tables_of_somebody_else_are_recognised_and_left_alone() {
     });
 }
 
+/// The file can be applied as it is, and makes what `create_tables` makes.
+#[test]
+fn the_file_that_makes_the_tables_can_be_applied_by_hand() {
+    within(HANG, || {
+        let (by_hand, by_call) = (empty_database(), empty_database());
+        let file = include_str!("../../sql/init-semaphore.sql");
+        operator(&by_hand).query_drop(file).unwrap();
+        let semaphores = Semaphores::connect(&by_hand).unwrap();
+        semaphores.create("a", 1).unwrap();
+        acquired(semaphores.acquire(&want("job", "a", 1)).unwrap());
+        let other = Semaphores::connect(&by_call).unwrap();
+        other.create_tables().unwrap();
+        let columns = |url: &str| -> Vec<(String, String, String)> {
+            let sql = "SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS \
+                       WHERE TABLE_SCHEMA = DATABASE() ORDER BY TABLE_NAME, ORDINAL_POSITION";
+            operator(url).query(sql).unwrap()
+        };
+        assert!(!columns(&by_hand).is_empty());
+        assert_eq!(columns(&by_hand), columns(&by_call));
+        // Again, it keeps what there is.
+        operator(&by_hand).query_drop(file).unwrap();
+        assert_eq!(semaphores.usage("a").unwrap().held, 1);
+    });
+}
+
 #[test]
 fn two_prefixes_in_one_database_are_two_worlds() {
     within(HANG, || {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::faults::count_requests;
 use crate::ground::{
-    acquired, addr_of, already_acquired, connect, exhausted, pair, semaphores, through, want,
+    acquired, addr_of, already_acquired, connect, exhausted, logged, pair, semaphores, through,
+    wait_for_log, want,
 };
 use crate::mysql_ground::{HANG, ms, operator};
 use contend::semaphore::{Acquisition, PermitRequest, Wait};
@@ -281,12 +282,20 @@ fn a_wish_beyond_the_capacity_waits_for_it_to_grow() {
             assert_eq!((seen.capacity, seen.wanted), (0, 2));
             let error = here.guard(&want("one", "a", 2), ms(50)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Exhausted);
+            let says = "2 wanted, which is more than the capacity: set_capacity raises it";
+            assert!(error.to_string().ends_with(says), "{error}");
+            let id = contend::ContenderIdGenerator::Uuid.generate();
             thread::scope(|scope| {
-                let here = &here;
-                let waiting = scope.spawn(move || here.guard(&want("two", "a", 2), PATIENCE));
-                thread::sleep(ms(200)); // it waits
+                let (here, id) = (&here, &id);
+                let waiting = scope.spawn(move || here.guard(&want(id, "a", 2), PATIENCE));
+                wait_for_log(
+                    "contend::semaphore",
+                    &format!("{id:?} waits: the semaphore \"a\""),
+                );
+                thread::sleep(ms(200)); // it tries more than once
                 assert_eq!(here.set_capacity("a", 2, Some("ops")).unwrap(), 0);
                 assert!(waiting.join().unwrap().unwrap().is_valid());
+                assert_eq!(logged(&format!("{id:?} waits")).len(), 1);
             });
         }
     });
@@ -325,6 +334,9 @@ fn a_retry_after_a_timeout_holds_what_it_was_told_it_holds() {
     within(HANG, || {
         let (here, url) = semaphores(&[("a", 1)]);
         here.usage("a").unwrap();
+        // Another factory of this process is the same contender, as far as the server knows.
+        let beside = connect(&url);
+        wait_until(PATIENCE, "it is connected", || beside.usage("a").is_ok());
         let mut operator = operator(&url);
         operator
             .query_drop(
@@ -332,11 +344,12 @@ fn a_retry_after_a_timeout_holds_what_it_was_told_it_holds() {
                  SET NEW.owner = IF(SLEEP(0.5), NULL, NEW.owner)",
             )
             .unwrap();
-        for round in 0..3 {
+        for round in 0..6 {
             let request = want(&format!("job-{round}"), "a", 1);
             let error = here.acquire_for(&request, ms(100)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-            let again = here.acquire_for(&request, ms(20_000)).unwrap();
+            let next = if round % 2 == 0 { &here } else { &beside };
+            let again = next.acquire_for(&request, ms(20_000)).unwrap();
             thread::sleep(ms(700)); // whatever comes late has come
             let held = here.holders("a").unwrap();
             match again {

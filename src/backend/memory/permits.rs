@@ -405,10 +405,14 @@ impl PermitStore for MemoryPermits {
                     .iter()
                     .any(|it| call.wish.wants(&it.semaphore))
         };
-        if state.sweep(Reason::Expired, touches).is_empty() {
+        let swept = state.sweep(Reason::Expired, touches);
+        if swept.is_empty() {
             return Ok(decision);
         }
-        Ok(state.acquire(call))
+        let decision = state.acquire(call);
+        drop(state);
+        swept.iter().for_each(Swept::log);
+        Ok(decision)
     }
 
     fn renew(&self, held: &[Arc<Held>], _by: Moment) -> Result<Vec<Renewed>> {

@@ -28,15 +28,15 @@ use mysql::prelude::Queryable;
 use self::combiner::{Combiner, Job, Verdict};
 use self::reclaim::Reclaimed;
 use self::request_row::RequestRow;
+pub(super) use self::sql::DEFAULT_PREFIX;
 use self::sql::{
-    Answer, COMMIT, INIT_SQL, ROLLBACK, Statements, answer, duration, fill, list, micros, quote,
+    Answer, COMMIT, ROLLBACK, Statements, answer, duration, fill, list, micros, quote,
     quote_option, rows,
 };
 use self::transaction::{Freed, Outcome, Transaction};
 use super::connection::Connection;
 use super::error::RequestError;
 use super::rows::Rows;
-use super::table::strip;
 use crate::backend::permit_store::{
     Call, CapacityChange, Decision, Discrepancy, Failure, Held, HeldPermit, Holder, PermitRenewal,
     PermitStore, Release, Renewed, RequestStatus, StoreTime, Sweep, Swept, Usage, free,
@@ -45,9 +45,6 @@ use crate::backend::permit_store::{
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Lane;
-
-/// What the tables' names begin with unless told otherwise.
-pub(super) const DEFAULT_PREFIX: &str = "contend_";
 
 /// How a factory's semaphores are set up.
 #[derive(Clone, Debug)]
@@ -246,8 +243,8 @@ impl PermitStore for MysqlPermits {
     fn create_tables(&self, by: Moment) -> Result<()> {
         self.check_tables(by)?;
         // One by one: each may take as long as an answer may.
-        for statement in self.statements.tables(&strip(INIT_SQL)).split(';') {
-            self.ask(statement, by)?;
+        for statement in self.statements.init() {
+            self.ask(&statement, by)?;
         }
         self.check_tables(by)
     }

@@ -67,9 +67,7 @@ impl MysqlPermits {
             let newest = newest.first().map(|(id,)| *id);
             return Ok(Reclaimed::Nothing { next, newest });
         }
-        for one in &swept {
-            log::info!("took the permits of {:?} back: expired", one.external_id);
-        }
+        swept.iter().for_each(Swept::log);
         Ok(Reclaimed::Some)
     }
 

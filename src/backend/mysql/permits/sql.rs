@@ -15,8 +15,11 @@ use crate::backend::mysql::table::strip;
 use crate::backend::permit_store::Failure;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The file that makes the tables, with placeholders for their names.
-pub(super) const INIT_SQL: &str = include_str!("../../../../sql/init-semaphore.sql");
+/// What the tables' names begin with unless told otherwise, as in [`INIT_SQL`].
+pub(in crate::backend::mysql) const DEFAULT_PREFIX: &str = "contend_";
+
+/// The file that makes the tables, with their default names: to be applied by hand, too.
+const INIT_SQL: &str = include_str!("../../../../sql/init-semaphore.sql");
 
 /// Ends a transaction that `semaphore-begin.sql` began.
 pub(super) const COMMIT: &str = "COMMIT;\nSET wait_timeout = 86400";
@@ -83,6 +86,14 @@ impl Statements {
     /// Fills the names of the tables into a statement.
     pub(super) fn tables(&self, sql: &str) -> String {
         tables(sql, &self.prefix)
+    }
+
+    /// The statements that make the tables.
+    pub(super) fn init(&self) -> Vec<String> {
+        let name = |prefix: &str| format!("EXISTS `{prefix}");
+        let sql = strip(INIT_SQL).replace(&name(DEFAULT_PREFIX), &name(&self.prefix));
+        let statements = sql.split_terminator(';').map(str::to_owned);
+        statements.collect()
     }
 
     /// The names of the tables: semaphores, requests, permits, history.
@@ -254,6 +265,12 @@ mod tests {
         let all = format!("{statements:?}");
         for (placeholder, _) in SUFFIXES {
             assert!(!all.contains(placeholder), "{placeholder}");
+        }
+        let made = statements.init();
+        assert_eq!(made.len(), 4);
+        for (statement, name) in made.iter().zip(statements.names()) {
+            let begins = format!("CREATE TABLE IF NOT EXISTS `{name}` (");
+            assert!(statement.trim_start().starts_with(&begins), "{statement}");
         }
     }
 }
