@@ -60,7 +60,7 @@ impl fmt::Display for Outcome {
             f,
             "campaign {}{}: {} acquisitions, {} faults ({}), {overlaps} overlaps ({} excused in {:.0} s of {:.0} s), \
              {} violations in all, fenced writes lost {} of {}, unfenced losses {} of {}, \
-             {} scheduled runs ({} gaps judged), {} guards of permits, longest without an owner {:.2} s ({}), an owner {:.2} s after the faults, seed {}: {}",
+             {} scheduled runs ({} recorded, {} gaps judged), {} guards of permits, longest without an owner {:.2} s ({}), an owner {:.2} s after the faults, seed {}: {}",
             self.plan.ground,
             self.plan
                 .plant
@@ -77,6 +77,7 @@ impl fmt::Display for Outcome {
             verdict.unfenced.1,
             verdict.unfenced.0,
             verdict.runs,
+            verdict.recorded,
             verdict.gaps,
             verdict.permit_guards,
             verdict.longest_without_owner.as_secs_f64(),

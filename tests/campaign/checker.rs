@@ -84,6 +84,8 @@ pub struct Verdict {
     pub owner_after: Duration,
     /// Scheduled runs.
     pub runs: usize,
+    /// How often a run was put on record.
+    pub recorded: usize,
     /// The gaps between two of them that had to be a period long, whatever else happened.
     pub gaps: usize,
     /// Guards of permits.
@@ -467,23 +469,32 @@ fn longest_gap(beliefs: &[Belief]) -> (Nanos, Nanos) {
     longest
 }
 
-/// How long after a run its record is on the server at the latest, if nothing hinders it.
+/// How long after a run a fault may begin and yet have hindered its record.
 const RECORDED: Duration = Duration::from_secs(1);
 
 /// Section 6: runs are a period apart, whoever leads. Excepted is the run that could not be recorded or died
 /// in the middle, but only under another leadership: one leader never runs too soon.
 fn check_runs(records: &[Record], faults: &[Fault], promise: &Promise, verdict: &mut Verdict) {
     let mut runs: BTreeMap<&str, Vec<(Nanos, &str, u64)>> = BTreeMap::new();
+    // When a run of this ownership was put on record last: a later one of its runs is not.
+    let mut recorded: HashMap<(&str, u64), Nanos> = HashMap::new();
     for record in records {
-        if let Record::Run {
-            mutex,
-            at,
-            who,
-            fence,
-        } = record
-        {
-            runs.entry(mutex).or_default().push((*at, who, *fence));
-            verdict.runs += 1;
+        match record {
+            Record::Run {
+                mutex,
+                at,
+                who,
+                fence,
+            } => {
+                runs.entry(mutex).or_default().push((*at, who, *fence));
+                verdict.runs += 1;
+            }
+            Record::Recorded { mutex, fence, at } => {
+                verdict.recorded += 1;
+                let last = recorded.entry((mutex, *fence)).or_default();
+                *last = (*last).max(*at);
+            }
+            _ => {}
         }
     }
     let Some(period) = promise.period else { return };
@@ -493,25 +504,26 @@ fn check_runs(records: &[Record], faults: &[Fault], promise: &Promise, verdict: 
         runs.sort_unstable();
         for pair in runs.windows(2) {
             let ((first, who, fence), (second, next, next_fence)) = (pair[0], pair[1]);
+            let is_recorded = recorded.get(&(mutex, fence)).is_some_and(|at| *at >= first);
+            let excuses = |fault: &Fault| {
+                // A clock that was stepped stays so: what it stamped, and what is read by it, is off.
+                if fault.kind == "clock-step" {
+                    return promise.runs_by_wall_clock && fault.begin <= second;
+                }
+                // What deletes the record may come later than what hinders it, which nothing has if it is there.
+                let may_begin = if fault.fence_only {
+                    second
+                } else if is_recorded {
+                    return false;
+                } else {
+                    first + nanos(RECORDED)
+                };
+                fault.begin <= may_begin && fault.end + nanos(promise.ttl) >= first
+            };
             let is_excused = fence != next_fence
-                && faults.iter().any(|fault| {
-                    // A clock that was stepped stays so: what it stamped, and what is read by it, is off.
-                    let stays = fault.kind == "clock-step";
-                    let over = fault.end + nanos(promise.ttl) < first;
-                    // What deletes the record may come later than what hinders it.
-                    let until = if fault.fence_only || stays {
-                        second
-                    } else {
-                        first + nanos(RECORDED)
-                    };
-                    fault.hits(mutex)
-                        && fault.begin <= until
-                        && if stays {
-                            promise.runs_by_wall_clock
-                        } else {
-                            !over
-                        }
-                });
+                && faults
+                    .iter()
+                    .any(|fault| fault.hits(mutex) && excuses(fault));
             if is_excused {
                 continue;
             }
@@ -961,6 +973,28 @@ mod tests {
         let other = run_with(2, 13);
         assert!(
             judge(&[fault(false, 11, 12), run(10), other.clone()])
+                .violations
+                .is_empty()
+        );
+        // If its run is on record it does, whatever else happened, unless the record was deleted.
+        let recorded = |at: u64| Record::Recorded {
+            mutex: "t".into(),
+            fence: 1,
+            at: at * MS,
+        };
+        let with =
+            |fault: Record, recorded: Record| judge(&[fault, run(10), recorded, other.clone()]);
+        only(&with(fault(false, 11, 12), recorded(11)), |found| {
+            matches!(found, Violation::RunsTooClose(_))
+        });
+        assert!(
+            with(fault(true, 12, 13), recorded(11))
+                .violations
+                .is_empty()
+        );
+        // That was the run before it.
+        assert!(
+            with(fault(false, 11, 12), recorded(9))
                 .violations
                 .is_empty()
         );

@@ -15,6 +15,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::SetOnDrop;
 use crate::history::{Journal, Nanos, Record, now};
+use crate::hooked::{self, Call, When};
 use crate::planted::{self, Bug};
 use crate::register::RegisterClient;
 
@@ -679,34 +680,42 @@ fn schedule(
 ) {
     let who = assignment.who("schedule");
     let id = assignment.id("schedule");
-    // The work outlives no scope, so it sends what it did to this thread.
-    let (runs, done) = crossbeam_channel::unbounded();
+    // What is done outlives no scope, so it is sent to this thread.
+    let (facts, told) = crossbeam_channel::unbounded();
+    let recorded = facts.clone();
+    let factory = hooked::around(factory, move |when, call, _, _| {
+        if let (When::After, Call::RunRecorded(fence)) = (when, call) {
+            let _ = recorded.send(Record::Recorded {
+                mutex: SCHEDULED.to_owned(),
+                fence,
+                at: now(),
+            });
+        }
+        Ok(())
+    });
     let schedule = Schedule::with_delay(PERIOD);
     let scheduler = when_free(|| {
-        let runs = runs.clone();
+        let (facts, who) = (facts.clone(), who.clone());
         factory
             .scheduler(SCHEDULED)
             .id(&id)
             .build(schedule.clone(), move |context| {
-                let _ = runs.send((context.fence(), now()));
+                let _ = facts.send(Record::Run {
+                    mutex: SCHEDULED.to_owned(),
+                    who: who.clone(),
+                    fence: context.fence(),
+                    at: now(),
+                });
             })
     });
     scheduler.start().expect("a scheduler that is not running");
-    let write = |(fence, at)| {
-        journal.write(&Record::Run {
-            mutex: SCHEDULED.to_owned(),
-            who: who.clone(),
-            fence,
-            at,
-        });
-    };
     while !stop.load(Ordering::SeqCst) {
-        if let Ok(run) = done.recv_timeout(Duration::from_millis(20)) {
-            write(run);
+        if let Ok(fact) = told.recv_timeout(Duration::from_millis(20)) {
+            journal.write(&fact);
         }
     }
     stalls.stop(journal, &who, || scheduler.stop());
-    done.try_iter().for_each(write);
+    told.try_iter().for_each(|fact| journal.write(&fact));
 }
 
 #[cfg(test)]
@@ -727,14 +736,14 @@ mod tests {
         };
         let ttl = 50;
         // Not before it was started, though.
-        for (seen, fence) in [(120, 1), (200, 2), (400, 3)] {
+        for (seen, fence) in [(120, 1), (200, 2), (400, 3), (420, 4)] {
             witness.owns_not_yet(seen, ttl);
             witness.owns(fence, seen + 1, seen + 2, seen + 1);
         }
         // It was stopped: nothing is on its way.
         witness.owns_not(500);
         witness.owns_not_yet(510, ttl);
-        witness.owns(4, 511, 512, 511);
+        witness.owns(5, 511, 512, 511);
         drop(witness);
         let afters: std::collections::BTreeMap<u64, Nanos> = history::read(folder.path())
             .unwrap()
@@ -745,7 +754,10 @@ mod tests {
             })
             .collect();
         // While it believed it did not ask: the end of the last ownership counts, too.
-        assert_eq!(afters, [(1, 100), (2, 150), (3, 350), (4, 500)].into());
+        assert_eq!(
+            afters,
+            [(1, 100), (2, 150), (3, 350), (4, 401), (5, 500)].into()
+        );
     }
 
     #[test]

@@ -59,6 +59,12 @@ pub enum Record {
         fence: u64,
         at: Nanos,
     },
+    /// The backend said that the run of this fence is on record.
+    Recorded {
+        mutex: String,
+        fence: u64,
+        at: Nanos,
+    },
     /// A guard of permits was surely held from not after `from` to not before `until`.
     Permits {
         who: String,
@@ -127,6 +133,7 @@ impl Record {
                 fence,
                 at,
             } => write!(line, "run {mutex} {who} {fence} {at}"),
+            Record::Recorded { mutex, fence, at } => write!(line, "recorded {mutex} {fence} {at}"),
             Record::Permits {
                 who,
                 semaphore,
@@ -202,6 +209,11 @@ impl Record {
             "run" => Record::Run {
                 mutex: text()?,
                 who: text()?,
+                fence: text()?.parse().ok()?,
+                at: text()?.parse().ok()?,
+            },
+            "recorded" => Record::Recorded {
+                mutex: text()?,
                 fence: text()?.parse().ok()?,
                 at: text()?.parse().ok()?,
             },
@@ -333,6 +345,11 @@ mod tests {
                 mutex: Some("m".into()),
                 begin: 1,
                 end: 2,
+            },
+            Record::Recorded {
+                mutex: "m".into(),
+                fence: 7,
+                at: 4,
             },
             Record::Misbehaved {
                 what: "did not stop".into(),

@@ -99,6 +99,7 @@ fn holds(ground: Ground) {
     });
     assert!(outcome.held(), "{outcome}");
     assert!(outcome.verdict.acquisitions > 20, "{outcome}");
+    assert!(outcome.verdict.recorded > 0, "{outcome}");
     // Sentinel's nemesis does not go on before the master was replaced; a node of a cluster may be back earlier.
     let had = |fault: &str| outcome.verdict.faults.contains_key(fault);
     let replaced = had(Fault::FailOver.name()) || had(Fault::MemberKill.name());

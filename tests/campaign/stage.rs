@@ -744,9 +744,7 @@ impl Stage {
                 settle(redis, random);
                 let master = redis.master();
                 redis.server(master).kill();
-                testbed::wait_until(Duration::from_secs(60), "there is another master", || {
-                    redis.master() != master
-                });
+                redis.wait_until("there is another master", || redis.master() != master);
                 thread::sleep(down);
                 redis.server(master).start();
                 settle(redis, random);

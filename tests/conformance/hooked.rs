@@ -23,6 +23,8 @@ pub enum Call {
     Withdraw,
     LastRun,
     RecordRun,
+    /// Only told, after a `RecordRun`: the run of this fence is on record.
+    RunRecorded(u64),
 }
 
 /// When a hook is asked.
@@ -186,8 +188,12 @@ impl RawContender for HookedContender {
     }
 
     fn record_run(&mut self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
-        self.call(Call::RecordRun, by, |contender| {
+        let recorded = self.call(Call::RecordRun, by, |contender| {
             contender.record_run(fence, keep, by)
-        })
+        })?;
+        if recorded {
+            (self.hook)(When::After, Call::RunRecorded(fence), &self.place, by)?;
+        }
+        Ok(recorded)
     }
 }

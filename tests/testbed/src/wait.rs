@@ -18,6 +18,30 @@ pub fn wait_until(deadline: Duration, what: &str, mut condition: impl FnMut() ->
     );
 }
 
+/// Waits until `condition` holds; the time up to a moment at which `does_not_count` is not counted.
+///
+/// # Panics
+/// When it still does not hold `deadline` after that, with `what` was waited for.
+#[track_caller]
+pub(crate) fn wait_counted(
+    deadline: Duration,
+    what: &str,
+    mut condition: impl FnMut() -> bool,
+    mut does_not_count: impl FnMut() -> bool,
+) {
+    let look = deadline.min(Duration::from_secs(1));
+    let mut counts_from = Instant::now();
+    while !holds_within(look, &mut condition) {
+        if does_not_count() {
+            counts_from = Instant::now();
+        }
+        assert!(
+            counts_from.elapsed() < deadline,
+            "waited {deadline:?} in vain until {what}"
+        );
+    }
+}
+
 /// Whether `condition` came to hold before `deadline` had passed.
 pub(crate) fn holds_within(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
@@ -51,6 +75,30 @@ mod tests {
     #[should_panic(expected = "waited 20ms in vain until pigs fly")]
     fn it_says_what_it_waited_for() {
         wait_until(Duration::from_millis(20), "pigs fly", || false);
+    }
+
+    #[test]
+    fn what_does_not_count_makes_it_wait_for_longer() {
+        let deadline = Duration::from_millis(20);
+        let start = Instant::now();
+        let is_late = || start.elapsed() > 5 * deadline;
+        wait_counted(deadline, "it is late", is_late, || !is_late());
+        assert!(is_late());
+    }
+
+    #[test]
+    #[should_panic(expected = "waited 20ms in vain until pigs fly")]
+    fn what_does_not_count_ends() {
+        let mut looks = 0;
+        wait_counted(
+            Duration::from_millis(20),
+            "pigs fly",
+            || false,
+            || {
+                looks += 1;
+                looks < 3
+            },
+        );
     }
 
     #[test]
