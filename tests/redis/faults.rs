@@ -406,6 +406,12 @@ fn a_killed_owner_is_followed_when_its_lease_is_over() {
     });
 }
 
+/// How many connections are subscribed to a channel.
+fn subscribers(server: &RedisServer, channel: &str) -> String {
+    let count = server.cli(&["PUBSUB", "NUMSUB", channel]);
+    count.lines().last().unwrap_or_default().to_owned()
+}
+
 /// An owner and a waiter in this process, and in between a waiter that is a process of its own; and the
 /// server.
 struct Line {
@@ -425,9 +431,10 @@ impl Line {
         let (owner, events) = started(&factory, "m", "owner");
         next(&events, EventKind::Acquired);
         let child = spawn_child(&server, "child");
-        wait_until(PATIENCE, "the child waits", || {
+        // On a busy machine, it may queue before its subscription is there.
+        wait_until(PATIENCE, "the child waits, and hears", || {
             let place = server.cli(&["ZSCORE", "simba:{m}:contender", "child"]);
-            !place.trim().is_empty()
+            !place.trim().is_empty() && subscribers(&server, "simba:{m}:child") == "1"
         });
         let (waiter, waiting) = started(&factory, "m", "waiter");
         wait_for_owner(&waiter, "owner");
@@ -460,8 +467,7 @@ fn a_killed_waiter_is_passed_over() {
         let line = Line::up();
         line.child.kill();
         wait_until(PATIENCE, "the server knows that it is gone", || {
-            let count = line.server.cli(&["PUBSUB", "NUMSUB", "simba:{m}:child"]);
-            count.lines().last() == Some("0")
+            subscribers(&line.server, "simba:{m}:child") == "0"
         });
         let waited = line.release(|| {});
         println!("a waiter was killed: the next owned after {waited:?}");
