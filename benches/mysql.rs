@@ -252,7 +252,7 @@ impl BareHandOff {
         asleep();
         let began = Instant::now();
         let token = self.owner.release(fence);
-        let kill = statement(include_str!("../sql/mutex-kill.sql"));
+        let kill = statement(include_str!("../sql/mutex-wake.sql"));
         let kill = kill.replace("{token}", &token.to_string());
         let _spared = self.owner.conn.query_drop(kill);
         self.waiter.done() - began

@@ -464,7 +464,7 @@ impl Statements {
 
 /// The statement that wakes the process with this token.
 pub(super) fn kill(token: &str) -> String {
-    strip(include_str!("../../../sql/mutex-kill.sql")).replace("{token}", token)
+    strip(include_str!("../../../sql/mutex-wake.sql")).replace("{token}", token)
 }
 
 /// Names as literals that can be nothing else, whatever they contain.

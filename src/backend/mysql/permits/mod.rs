@@ -14,9 +14,9 @@
 //! that is combined; two for a batch of renewals.
 
 mod combiner;
-mod definitions;
 mod reclaim;
 mod request_row;
+mod schema;
 mod sql;
 mod transaction;
 
@@ -30,7 +30,7 @@ use self::reclaim::Reclaimed;
 use self::request_row::RequestRow;
 pub(super) use self::sql::DEFAULT_PREFIX;
 use self::sql::{
-    Answer, COMMIT, ROLLBACK, Statements, answer, duration, fill, list, micros, quote,
+    Answer, COMMIT, ROLLBACK, Statements, answer, columns, duration, fill, list, micros, quote,
     quote_option, rows,
 };
 use self::transaction::{Freed, Outcome, Transaction};
@@ -212,6 +212,35 @@ impl MysqlPermits {
     /// Sends statements that commit by themselves, on a connection of their own.
     fn ask(&self, sql: &str, by: Moment) -> Result<Vec<Answer>> {
         self.send(&mut *self.rows.pool.checkout(Lane::Other, by)?, sql)
+    }
+
+    /// Runs `work` with a semaphore locked: its id, capacity and counter.
+    fn with_locked<T>(
+        &self,
+        name: &str,
+        by: Moment,
+        work: impl FnOnce(u64, u32, i64, &mut Connection) -> Result<T>,
+    ) -> Result<T> {
+        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
+        let lock = fill(&self.statements.lock, &[("{names}", &quote(name))]);
+        let script = format!("{};\n{lock}", self.statements.begin);
+        let outcome = self
+            .send(&mut connection, &script)
+            .and_then(|mut answers| answer(&mut answers, 3))
+            .and_then(|found: Answer| {
+                let row = found.rows.into_iter().next();
+                let row = row.ok_or_else(|| no_such_semaphore(name))?;
+                columns::<(u64, String, u32, i64, u64)>(row)
+            })
+            .and_then(|(id, _, capacity, used, _)| work(id, capacity, used, &mut connection))
+            .and_then(|value| {
+                self.send(&mut connection, COMMIT)?;
+                Ok(value)
+            });
+        if outcome.is_err() {
+            self.roll_back(&mut connection);
+        }
+        outcome
     }
 
     /// Ends a transaction without a trace; gives the connection up where that is not sure.

@@ -1,12 +1,9 @@
-//! The tables of the semaphores, and one semaphore that is locked.
+//! Checks that the tables of the semaphores are ours: their columns and their engine.
 
 use super::MysqlPermits;
-use super::sql::{Answer, COMMIT, answer, columns, fill, quote, quote_all, rows};
-use crate::backend::mysql::connection::Connection;
-use crate::backend::permit_store::no_such_semaphore;
+use super::sql::{quote_all, rows};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::Lane;
 
 /// The columns that the statements name, by table.
 const COLUMNS: [&[&str]; 4] = [
@@ -79,34 +76,5 @@ impl MysqlPermits {
             ));
         }
         Ok(())
-    }
-
-    /// Runs `work` with a semaphore locked: its id, capacity and counter.
-    pub(super) fn with_locked<T>(
-        &self,
-        name: &str,
-        by: Moment,
-        work: impl FnOnce(u64, u32, i64, &mut Connection) -> Result<T>,
-    ) -> Result<T> {
-        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
-        let lock = fill(&self.statements.lock, &[("{names}", &quote(name))]);
-        let script = format!("{};\n{lock}", self.statements.begin);
-        let outcome = self
-            .send(&mut connection, &script)
-            .and_then(|mut answers| answer(&mut answers, 3))
-            .and_then(|found: Answer| {
-                let row = found.rows.into_iter().next();
-                let row = row.ok_or_else(|| no_such_semaphore(name))?;
-                columns::<(u64, String, u32, i64, u64)>(row)
-            })
-            .and_then(|(id, _, capacity, used, _)| work(id, capacity, used, &mut connection))
-            .and_then(|value| {
-                self.send(&mut connection, COMMIT)?;
-                Ok(value)
-            });
-        if outcome.is_err() {
-            self.roll_back(&mut connection);
-        }
-        outcome
     }
 }
