@@ -689,6 +689,14 @@ mod tests {
         }
     }
 
+    /// Rule "fences strictly grow": within a microsecond, too.
+    #[test]
+    fn fences_grow_faster_than_the_clock() {
+        let now = now();
+        let first = next_fence(now);
+        assert!(next_fence(now) > first);
+    }
+
     #[test]
     fn names_whose_lease_ran_out_unseen_are_forgotten_too() {
         let registry = Registry::default();
