@@ -736,6 +736,25 @@ mod tests {
         assert_eq!(registry.names(), 0);
     }
 
+    /// Rule "every claim carries its fence": a run that began before the adoption is not the new owner's.
+    #[test]
+    fn a_stale_fence_records_no_run() {
+        let registry = Registry::default();
+        let contender = contender("m", 60_000);
+        let mut acquire = || {
+            granted(
+                registry
+                    .acquire(&contender, OnRefusal::Leave, None)
+                    .unwrap(),
+            )
+        };
+        let (stale, fence) = (acquire().fence(), acquire().fence());
+        let record = |fence| registry.record_run(&contender, fence, Duration::from_secs(60));
+        assert!(!record(stale).unwrap());
+        assert_eq!(registry.last_run(&contender.mutex).unwrap(), None);
+        assert!(record(fence).unwrap());
+    }
+
     /// Rule "every claim carries its fence": what is adopted is set anew, and never shortened.
     #[test]
     fn an_adoption_never_moves_an_end_backwards() {
