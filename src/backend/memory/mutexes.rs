@@ -741,7 +741,7 @@ mod tests {
     fn a_stale_fence_records_no_run() {
         let registry = Registry::default();
         let contender = contender("m", 60_000);
-        let mut acquire = || {
+        let acquire = || {
             granted(
                 registry
                     .acquire(&contender, OnRefusal::Leave, None)
