@@ -264,6 +264,17 @@ mod tests {
         Error::new(kind, "x")
     }
 
+    /// Rule "every claim carries its fence": whoever asks in a later ownership about an earlier one is told that it
+    /// is over.
+    #[test]
+    fn a_later_ownership_makes_no_earlier_one_valid() {
+        let snapshot = Snapshot::default();
+        snapshot.notes.lock().belief = Some((Moment::FAR, 8));
+        assert_eq!(snapshot.fence(), Some(8));
+        assert!(snapshot.valid_for(8) > Duration::ZERO);
+        assert_eq!(snapshot.valid_for(7), Duration::ZERO);
+    }
+
     /// Rule "trouble is visible": once per change, never flapping, and nothing untrue.
     #[test]
     fn an_error_is_said_once_and_is_over_only_when_the_server_has_answered() {

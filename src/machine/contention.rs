@@ -851,6 +851,23 @@ mod tests {
         }
     }
 
+    /// Rule "an owner that cannot renew steps down": a backend in trouble is not flooded.
+    #[test]
+    fn what_failed_is_not_repeated_at_once() {
+        let lease = Lease::default();
+        let mut machine = Contention::new(Arc::from("a"), lease, ContendPeriod::new(lease), at(0));
+        for failures in 1..10 {
+            machine.acquired(at(0), at(10), Err(Failure::Unknown), 0.0);
+            let Step::Wait { until } = machine.step(at(10)) else {
+                panic!("it tries again at once");
+            };
+            assert!(until >= at(10 + 25 * failures), "{failures}: {until:?}");
+        }
+        let mut machine = owner_at(lease, at(0), 7);
+        machine.renewed(at(4_000), at(4_001), Err(Failure::Unknown), 0.0);
+        assert!(matches!(machine.step(at(4_001)), Step::Wait { until } if until > at(4_050)));
+    }
+
     #[test]
     fn what_was_not_asked_leaves_nothing_to_clean_up() {
         let lease = Lease::default();

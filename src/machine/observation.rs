@@ -98,3 +98,28 @@ impl Observation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn another_owner_and_a_new_term_are_news_and_a_renewal_is_not() {
+        let start = Moment::from_origin(Duration::ZERO);
+        let mut observation = Observation::new(Lease::default(), start);
+        let mut look = |owner| {
+            let look_in = Duration::from_secs(1);
+            observation.observed(start, Some(View { owner, look_in }), 0.0);
+            matches!(observation.step(start), Look::Announce(_))
+        };
+        let owner = |id, ttl_at, fence| MutexOwner::new(id, 0, ttl_at, ttl_at, fence);
+        assert!(look(MutexOwner::NONE), "the first look");
+        assert!(!look(MutexOwner::NONE));
+        assert!(look(owner("a", 10, 7)));
+        assert!(!look(owner("a", 20, 7)), "a renewal");
+        assert!(look(owner("a", 30, 8)), "a new term");
+        assert!(look(owner("b", 40, 9)));
+        assert!(look(MutexOwner::NONE));
+    }
+}

@@ -644,10 +644,17 @@ mod tests {
         let running = term.run(2).unwrap();
         assert!(!closed(&running));
         std::thread::scope(|scope| {
-            scope.spawn(|| term.end());
+            let (ends, ended) = bounded(1);
+            let term = &term;
+            scope.spawn(move || {
+                term.end();
+                ends.send(())
+            });
             assert!(running.cancelled.recv().is_err());
-            assert!(term.is_running(), "the end waits for what runs");
+            let early = ended.recv_timeout(Duration::from_millis(50));
+            assert!(early.is_err(), "the end waits for what runs");
             drop(running);
+            ended.recv().unwrap();
         });
     }
 

@@ -1,5 +1,5 @@
 //! Bugs planted in the model of the backend and in its world, to see that the simulator sees them. Those in
-//! the library are planted by hand.
+//! the library are in `tests/mutants`.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plant {

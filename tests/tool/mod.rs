@@ -8,16 +8,6 @@ pub fn path() -> PathBuf {
     if let Some(path) = option_env!("CARGO_BIN_EXE_contend") {
         return path.into();
     }
-    let features: Vec<&str> = [
-        ("cli", true),
-        ("mysql", cfg!(feature = "mysql")),
-        ("redis", cfg!(feature = "redis")),
-        ("zk", cfg!(feature = "zk")),
-        ("tls", cfg!(feature = "tls")),
-    ]
-    .iter()
-    .filter_map(|(feature, on)| on.then_some(*feature))
-    .collect();
     let profile = if cfg!(debug_assertions) {
         "dev"
     } else {
@@ -32,7 +22,8 @@ pub fn path() -> PathBuf {
             "--profile",
             profile,
         ])
-        .args(["--bin", "contend", "--features", &features.join(",")])
+        // As everywhere: with others, one build would replace the other.
+        .args(["--bin", "contend", "--all-features"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()
         .expect("cargo runs");

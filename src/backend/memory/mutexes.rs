@@ -689,6 +689,14 @@ mod tests {
         }
     }
 
+    /// Rule "fences strictly grow": within a microsecond, too.
+    #[test]
+    fn fences_grow_faster_than_the_clock() {
+        let now = now();
+        let first = next_fence(now);
+        assert!(next_fence(now) > first);
+    }
+
     #[test]
     fn names_whose_lease_ran_out_unseen_are_forgotten_too() {
         let registry = Registry::default();
@@ -726,6 +734,25 @@ mod tests {
         std::thread::sleep(keep * 2);
         assert_eq!(registry.last_run(&contender.mutex).unwrap(), None);
         assert_eq!(registry.names(), 0);
+    }
+
+    /// Rule "every claim carries its fence": a run that began before the adoption is not the new owner's.
+    #[test]
+    fn a_stale_fence_records_no_run() {
+        let registry = Registry::default();
+        let contender = contender("m", 60_000);
+        let acquire = || {
+            granted(
+                registry
+                    .acquire(&contender, OnRefusal::Leave, None)
+                    .unwrap(),
+            )
+        };
+        let (stale, fence) = (acquire().fence(), acquire().fence());
+        let record = |fence| registry.record_run(&contender, fence, Duration::from_secs(60));
+        assert!(!record(stale).unwrap());
+        assert_eq!(registry.last_run(&contender.mutex).unwrap(), None);
+        assert!(record(fence).unwrap());
     }
 
     /// Rule "every claim carries its fence": what is adopted is set anew, and never shortened.
