@@ -14,9 +14,8 @@ use crate::parker::Unparker;
 /// [`ErrorKind::Cancelled`] without waiting; a call that waits returns it at once, leaves the queue and
 /// keeps nothing. Once cancelled, it stays cancelled: make a new one for the next wait.
 ///
-/// Where a call to the server hangs, the wait for a lock ends within half a second all the same: once a call
-/// of a wait that can be cancelled has failed, a thread of its own goes on, and gives back what its last call
-/// comes to. An acquire of permits ends with the call that hangs.
+/// Where a call to the server hangs, the wait ends with that call: for a lock after a second at most, as a wait
+/// that can be cancelled makes no longer ones, for permits after some seconds.
 ///
 /// ```
 /// use contend::{Cancel, ErrorKind};
@@ -106,7 +105,7 @@ impl Drop for Watched {
 pub(crate) fn cancelled(what: impl fmt::Display) -> Error {
     Error::new(
         ErrorKind::Cancelled,
-        format!("{what}: the wait was cancelled; nothing was acquired"),
+        format!("{what}: the wait was cancelled; nothing is kept"),
     )
 }
 

@@ -284,7 +284,8 @@ impl Factory {
     /// # Ok::<(), contend::Error>(())
     /// ```
     ///
-    /// On MySQL the question is for the table of mutexes, which `create_table=true` makes if it is missing.
+    /// On MySQL the question is for the table of mutexes, which `create_table=true` makes if it is missing; until
+    /// that has been seen to be there, a server that hangs takes all of the timeout.
     ///
     /// # Errors
     /// Why the backend cannot be used: among others `Unreachable`, `Denied`, and `Misconfigured` where the table

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ThreadId;
@@ -15,7 +14,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::guard::{Guard, GuardAll, Locked, Loss};
-use super::thread_queue::{Blocked, ThreadQueue, Turn};
+use super::thread_queue::{Blocked, ThreadQueue};
 use crate::backend::{Contender, Purpose};
 use crate::background::{CleanUp, Cleaned, Due, EntryId, Next, Renewable};
 use crate::cancel::{Cancel, cancelled};
@@ -30,16 +29,15 @@ use crate::parker::{Parker, Unparked};
 use crate::runner::{Called, Runner, Visit, double};
 use crate::service::settings::{Settings, Validated, contender_setters};
 use crate::snapshot::{Contact, Snapshot};
-use crate::thread::{self, Local};
-use crate::virtual_time::{lock, try_lock_for};
+use crate::thread::Local;
+use crate::virtual_time::try_lock_for;
 
 /// The longest single call of one that waits: where the backend hangs, a wait ends with it when the factory is
 /// dropped.
 const LONGEST_CALL: Duration = Duration::from_secs(3);
 
-/// The longest call that a thread makes itself whose wait can be cancelled: when one has failed, the wait is
-/// handed to a thread of its own, which has the time of a slow server.
-const CANCELLABLE_CALL: Duration = Duration::from_millis(500);
+/// The same where the caller may cancel the wait.
+const CANCELLABLE_CALL: Duration = Duration::from_secs(1);
 
 /// How often one that waits for the background to let go of the runner looks whether it was cancelled.
 const LOOK: Duration = Duration::from_millis(20);
@@ -127,30 +125,6 @@ enum Wait {
     No(Moment),
     Until(Moment, Duration),
     Forever,
-}
-
-/// The fence of what was acquired, and its entry in the background's list.
-type Acquired = (u64, Option<EntryId>);
-
-/// A call that locks, as far as it has come.
-#[derive(Clone)]
-struct Search {
-    wait: Wait,
-    deadline: Moment,
-    /// Somebody may cancel it, and a call that hangs must not keep the caller then.
-    hands_over: bool,
-    /// Until when the first attempt may take, however short the caller's timeout.
-    once: Moment,
-    failed: Option<Error>,
-    asked: bool,
-}
-
-/// What became of a call that was handed over.
-enum Handed {
-    Wanted,
-    Over(std::thread::Result<Result<Acquired>>),
-    /// Its caller was cancelled and has gone.
-    Abandoned,
 }
 
 impl Locker {
@@ -411,7 +385,7 @@ impl Inner {
         wait: Wait,
         cancels: &[&Cancel],
         loss: &Arc<Loss>,
-    ) -> Result<Acquired> {
+    ) -> Result<(u64, Option<EntryId>)> {
         let (in_turn_by, deadline) = match wait {
             Wait::No(by) => (start, by),
             Wait::Until(deadline, _) => (deadline, deadline),
@@ -422,24 +396,22 @@ impl Inner {
         let driven = self.drive(deadline, cancels);
         let mut driven = driven.map_err(|blocked| self.blocked(blocked, wait))?;
         self.driver.cycle.fetch_add(1, Ordering::Relaxed);
-        // An error is returned, unless the call waits without an end: then nobody else would hear of it.
-        driven.runner.quiet(!matches!(wait, Wait::Forever));
-        driven.runner.begin(!matches!(wait, Wait::No(_)));
-        let mut search = Search {
-            wait,
-            deadline,
-            // The factory's own is always there.
-            hands_over: cancels.len() > 1 && !matches!(wait, Wait::No(_)),
-            once: Moment::now() + SHORTEST_CALL,
-            failed: None,
-            asked: false,
-        };
-        match self.acquire(&mut driven, &mut search, cancels) {
-            Some(outcome) => self.conclude(driven, turn, &search, outcome, loss),
-            None => {
-                drop(driven);
+        let outcome = self.acquire(&mut driven, wait, deadline, cancels);
+        match outcome {
+            Ok(fence) => {
+                let entry = self.keep(&mut driven, fence, loss)?;
+                // The guard's from here on.
                 turn.keep();
-                self.hand_over(search, cancels, loss)
+                Ok((fence, entry))
+            }
+            Err(error) => {
+                // The last call may have ended a little late already.
+                let by = match wait {
+                    Wait::Until(deadline, _) => deadline.max(start + SHORTEST_CALL) + TIDY,
+                    Wait::No(_) | Wait::Forever => Moment::FAR,
+                };
+                self.tidy(driven, by);
+                Err(error)
             }
         }
     }
@@ -463,174 +435,73 @@ impl Inner {
         }
     }
 
-    /// Makes a guard's of what was acquired, and removes the traces of what was not.
-    fn conclude(
-        self: &Arc<Inner>,
-        mut driven: MutexGuard<'_, Driven>,
-        turn: Turn<'_>,
-        search: &Search,
-        outcome: Result<u64>,
-        loss: &Arc<Loss>,
-    ) -> Result<Acquired> {
-        match outcome {
-            Ok(fence) => {
-                let entry = self.keep(&mut driven, fence, loss)?;
-                // The guard's from here on.
-                turn.keep();
-                Ok((fence, entry))
-            }
-            Err(error) => {
-                // The last call may have ended a little late already.
-                let by = match search.wait {
-                    Wait::Until(deadline, _) => deadline.max(search.once) + TIDY,
-                    Wait::No(_) | Wait::Forever => Moment::FAR,
-                };
-                self.tidy(driven, by);
-                Err(error)
-            }
-        }
-    }
-
-    /// Has a thread of its own go on, so that a caller that is cancelled need not wait for a call that hangs.
-    /// That thread then gives up what it gets.
-    fn hand_over(
-        self: &Arc<Inner>,
-        mut search: Search,
-        cancels: &[&Cancel],
-        loss: &Arc<Loss>,
-    ) -> Result<Acquired> {
-        search.hands_over = false;
-        let parker = Parker::new();
-        let caller = parker.unparker();
-        let _watched: Vec<_> = cancels.iter().map(|it| it.watch(&caller)).collect();
-        let handed = Arc::new(Mutex::new(Handed::Wanted));
-        let go_on = {
-            let (inner, search, loss) = (Arc::clone(self), search.clone(), Arc::clone(loss));
-            let cancels: Vec<Cancel> = cancels.iter().copied().cloned().collect();
-            let handed = Arc::clone(&handed);
-            move || {
-                let cancels: Vec<&Cancel> = cancels.iter().collect();
-                let go_on = AssertUnwindSafe(|| inner.go_on(search, &cancels, &loss));
-                let outcome = catch_unwind(go_on);
-                let mut handed = handed.lock();
-                if let Handed::Wanted = *handed {
-                    *handed = Handed::Over(outcome);
-                    drop(handed);
-                    caller.unpark();
-                } else if let Ok(Ok((fence, entry))) = outcome {
-                    drop(handed);
-                    let _ = inner.end(fence, entry, Moment::now() + UNLOCK);
-                }
-            }
-        };
-        if let Err(error) = thread::start(format!("lock {}", self.mutex()), go_on) {
-            log::debug!("{error}; a call that hangs delays a cancel");
-            return self.go_on(search, cancels, loss);
-        }
-        let mut until = Moment::FAR;
-        loop {
-            parker.park(until);
-            let mut handed = handed.lock();
-            match std::mem::replace(&mut *handed, Handed::Abandoned) {
-                Handed::Over(Ok(outcome)) => return outcome,
-                Handed::Over(Err(panic)) => resume_unwind(panic),
-                _ if until <= Moment::now() => return Err(cancelled(self.mutex())),
-                wanted => *handed = wanted,
-            }
-            if is_cancelled(cancels) {
-                // Where the backend answers, no trace is left when this returns.
-                until = until.min(Moment::now() + TIDY * 2);
-            }
-        }
-    }
-
-    /// Goes on where another thread, which keeps its turn, has left off.
-    fn go_on(
-        self: &Arc<Inner>,
-        mut search: Search,
-        cancels: &[&Cancel],
-        loss: &Arc<Loss>,
-    ) -> Result<Acquired> {
-        let turn = self.queue.resume();
-        let mut driven = lock(&self.driver.driven);
-        let outcome = self.acquire(&mut driven, &mut search, cancels);
-        // Nothing is handed over twice.
-        let outcome = outcome.unwrap_or_else(|| Err(cancelled(self.mutex())));
-        self.conclude(driven, turn, &search, outcome, loss)
-    }
-
-    /// Drives the runner until it owns, and returns the fence; or nothing, where a call has failed and the rest
-    /// is to be handed over.
+    /// Drives the runner until it owns, and returns the fence.
     ///
     /// The first try is one call: nothing is subscribed or queued until there is, or has been, somebody
     /// to wait for.
     fn acquire(
         &self,
         driven: &mut Driven,
-        search: &mut Search,
+        wait: Wait,
+        deadline: Moment,
         cancels: &[&Cancel],
-    ) -> Option<Result<u64>> {
+    ) -> Result<u64> {
         let Driven { runner, parker } = driven;
         let unparker = parker.unparker();
         let mut watched = Vec::new();
-        let Search {
-            wait,
-            deadline,
-            hands_over,
-            once,
-            ..
-        } = *search;
-        let longest = if hands_over {
-            CANCELLABLE_CALL
-        } else {
-            LONGEST_CALL
+        // An error is returned, unless the call waits without an end: then nobody else would hear of it.
+        runner.quiet(!matches!(wait, Wait::Forever));
+        runner.begin(!matches!(wait, Wait::No(_)));
+        // A free lock is not missed for want of time to ask once.
+        let mut once = None;
+        let mut failed = None;
+        let mut asked = false;
+        // The factory's own cancel is always there.
+        let longest = match cancels.len() {
+            0 | 1 => LONGEST_CALL,
+            _ => CANCELLABLE_CALL,
         };
         loop {
             let now = Moment::now();
+            let once = *once.get_or_insert(now + SHORTEST_CALL);
             if runner.belief().is_none() {
                 if is_cancelled(cancels) {
-                    return Some(Err(cancelled(self.mutex())));
+                    return Err(cancelled(self.mutex()));
                 }
-                if search.asked && deadline <= now {
-                    return Some(Err(self.refused(search, runner)));
+                if asked && deadline <= now {
+                    return Err(self.refused(failed, runner, wait));
                 }
             }
-            // A free lock is not missed for want of time to ask once.
             let limit = deadline.max(once).min(now + longest);
             // Pending wake-ups need no draining: the attempt sees what they announced. Cancels were checked above.
             match runner.visit(&unparker, limit) {
                 // Not before the machine says so: a pause may have come between the grant and here.
                 Visit::Announce(Change::Acquired(state)) => {
                     runner.quiet(false);
-                    return Some(Ok(state.after().fence()));
+                    return Ok(state.after().fence());
                 }
                 Visit::Announce(_) => {}
                 Visit::Called(Called::Acquire(error)) => {
-                    search.asked = true;
+                    asked = true;
                     let hopeless = error.as_ref().is_some_and(|it| !it.is_transient());
                     let owns = runner.belief().is_some();
-                    search.failed = error;
+                    failed = error;
                     if !owns && (hopeless || matches!(wait, Wait::No(_))) {
-                        return Some(Err(self.refused(search, runner)));
-                    }
-                    // Merely refused, it waits here: no call hangs, and a cancel wakes it.
-                    if !owns && hands_over && search.failed.is_some() {
-                        return None;
+                        return Err(self.refused(failed, runner, wait));
                     }
                 }
                 Visit::Called(Called::Observe) => {
                     if let Some(fence) = runner.machine().stands_back_from() {
                         let Contender { mutex, id, .. } = &self.driver.contender;
-                        return Some(Err(double(mutex, id, fence)));
+                        return Err(double(mutex, id, fence));
                     }
                 }
                 Visit::Called(Called::Listen(Some(error))) if !error.is_transient() => {
-                    search.failed = Some(error);
-                    return Some(Err(self.refused(search, runner)));
+                    return Err(self.refused(Some(error), runner, wait));
                 }
                 Visit::Called(_) => {}
                 Visit::Wait { until } => {
-                    search.asked = true;
+                    asked = true;
                     // Not before: until here, every round looks at them by itself.
                     if watched.is_empty() {
                         watched.extend(cancels.iter().map(|it| it.watch(&unparker)));
@@ -639,7 +510,7 @@ impl Inner {
                         runner.woken();
                     }
                 }
-                Visit::Over => return Some(Err(self.refused(search, runner))),
+                Visit::Over => return Err(self.refused(failed, runner, wait)),
             }
         }
     }
@@ -776,9 +647,9 @@ impl Inner {
     }
 
     /// Why there is no lock: the error, if there was one, or who holds it.
-    fn refused(&self, search: &mut Search, runner: &Runner) -> Error {
+    fn refused(&self, failed: Option<Error>, runner: &Runner, wait: Wait) -> Error {
         let mutex = self.mutex();
-        if let Some(error) = search.failed.take() {
+        if let Some(error) = failed {
             return error.context(format_args!("{mutex}: not locked"));
         }
         let holder = match runner.seen().owner_id() {
@@ -788,7 +659,7 @@ impl Inner {
             }
             holder => format!("held by {holder:?}"),
         };
-        held(mutex, &holder, search.wait)
+        held(mutex, &holder, wait)
     }
 }
 

@@ -499,8 +499,10 @@ impl Contention {
                 let leftover = self.leftover.take();
                 self.suspected &= !found;
                 // Not there, and no earlier release of ours took it: a late or repeated acquire of ours may
-                // have raised the fence, or a double has it. Whoever leaves looks which.
-                if !found && (gave_back.is_some() || self.failures == 0) {
+                // have raised the fence, or a double has it. Whoever leaves looks which; but one that has
+                // tried since, and had no answer, adopts what that try may have left.
+                let raised = !found && (gave_back.is_some() || self.failures == 0);
+                if raised && !self.unsure {
                     self.doubtful = leftover.map(|leftover| leftover.acquired_at);
                 }
                 self.failures = 0;
@@ -816,6 +818,24 @@ mod tests {
         while matches!(machine.step(at(301)), Step::Announce(_)) {}
         machine.renewed(at(400), at(401), repeated(11), 0.0);
         assert!(machine.stands_back_from().is_some());
+    }
+
+    /// What a try without an answer may have left, a lease later, is no double: it is adopted, not stood back from.
+    #[test]
+    fn whoever_tried_without_an_answer_after_its_lease_adopts_what_that_left() {
+        let mut machine = owner_at(Lease::default(), at(0), 7);
+        let step = machine.step(at(12_000));
+        assert!(matches!(step, Step::Announce(Change::Released(..))));
+        machine.acquired(at(12_000), at(12_000), Err(Failure::Unknown), 0.0);
+        machine.stop();
+        machine.failures = 0;
+        assert!(matches!(
+            machine.step(at(12_500)),
+            Step::Release { fence: 7, .. }
+        ));
+        machine.released(at(12_500), Ok(false), 0.0);
+        let step = machine.step(at(12_600));
+        assert!(matches!(step, Step::Acquire { .. }), "{step:?}");
     }
 
     /// Adopting it, to be able to release it, freed the mutex under a double that believed in it.

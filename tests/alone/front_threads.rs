@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{Call, When};
-use contend::backend::OnRefusal;
-use contend::{Cancel, Error, ErrorKind, Guard, Lease, Locker, Schedule, Status};
+use contend::{Error, ErrorKind, Guard, Lease, Locker, Schedule, Status};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use testbed::{threads, wait_until, within};
 
@@ -68,38 +67,6 @@ alone! {
         assert_eq!(service.status(), Status::Initial);
         service.start().unwrap();
         wait_until(PATIENCE, "it leads", || service.is_owner());
-    }
-
-    fn a_wait_that_can_be_cancelled_goes_on_where_no_thread_can_be_started() {
-        let factory = contend::memory::factory("no-threads", Lease::default());
-        let (cancel, locker) = (Cancel::new(), factory.locker("m").build().unwrap());
-        let (told, holds) = crossbeam_channel::bounded(0);
-        let holder = std::thread::spawn({
-            let holder = factory.locker("m").id("holder").build().unwrap();
-            move || {
-                let guard = holder.lock().unwrap();
-                told.send(()).unwrap();
-                // Held until the wait is over.
-                let _ = told.send(());
-                drop(guard);
-            }
-        });
-        holds.recv_timeout(PATIENCE).unwrap();
-        // Its first try fails, after which a thread of its own would go on.
-        let failed = AtomicBool::new(false);
-        let fails = crate::conformance::hooked::around(&factory, move |when, call, _, _| {
-            let first = (when, call) == (When::Before, Call::Acquire(OnRefusal::Leave));
-            if first && !failed.swap(true, Ordering::Relaxed) {
-                return Err(Error::new(ErrorKind::Timeout, "no answer on request"));
-            }
-            Ok(())
-        });
-        let waits = fails.locker("m").cancel(&cancel).build().unwrap();
-        let waited = without_threads(|| waits.try_lock_for(Duration::from_millis(100)).map(drop));
-        assert_eq!(waited.unwrap_err().kind(), ErrorKind::Held);
-        drop(holds);
-        holder.join().unwrap();
-        drop(locker.lock().unwrap());
     }
 }
 

@@ -214,8 +214,16 @@ impl Table {
         }
         if error.is_missing_grant() {
             let (error, name) = (error.into_error(), &self.name);
+            // Making it takes other rights, which the server names.
+            let text = error.to_string();
+            if !["SELECT", "INSERT", "UPDATE"]
+                .iter()
+                .any(|right| text.contains(right))
+            {
+                return error;
+            }
             let cure = format!("grant SELECT, INSERT and UPDATE on {name}");
-            return Error::new(error.kind(), format!("{error}; {cure}"));
+            return Error::new(error.kind(), format!("{text}; {cure}"));
         }
         error.into_error()
     }

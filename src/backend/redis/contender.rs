@@ -107,10 +107,16 @@ impl RedisContender {
                 self.acquire_or_queue.set(&[&self.place])
             }
         };
-        let mut told = false;
+        let (mut told, mut doubt) = (false, false);
         loop {
             let deployment = &self.common.deployment;
-            let value = deployment.call(self.keys.slot, call, Lane::Other, by)?;
+            let called = deployment.call_or(self.keys.slot, call, None, Lane::Other, by);
+            // Of two requests, the first may have been granted.
+            let (value, again) = called.map_err(|error| match doubt {
+                true => error.after_asking(),
+                false => error,
+            })?;
+            doubt |= again;
             let reply = Reply::read(value)?;
             match reply.outcome {
                 // The server's clock was set: the reply told, and the next request knows.

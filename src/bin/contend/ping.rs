@@ -15,8 +15,8 @@ use crate::options::{Connection, duration};
 With --json, the line is {\"at_ms\", \"realm\", \"reachable\", \"took_us\", \"error\"}, and \"kind\" and
 \"code\" of the error, if there is one; \"reachable\" is true if there is none.
 Exits with 0 if the server answered, 69 if it cannot be reached, 77 if it denied access, 78 if it is no
-server of this kind. On MySQL it also looks at the table of mutexes: 78 if it is missing, 77 if it may not be
-read; a missing right to write shows with the first lock.
+server of this kind. On MySQL it also looks at the table of mutexes: 78 if it is missing or out of this user's
+sight, 77 if it may not be read; a missing right to write shows with the first lock.
 
 Examples:
   contend ping
