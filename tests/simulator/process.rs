@@ -435,7 +435,8 @@ impl Process {
         while !self.is_over() {
             observer.start().expect("it is stopped");
             while self.order(Moment::FAR) == Some(Order::Cancel) {}
-            let _ = observer.stop();
+            // Bounded as every stop, it may have to be repeated after a pause of its worker.
+            while observer.stop().is_err() && !self.is_over() {}
         }
         drop(self.show(Front::None));
     }
