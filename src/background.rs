@@ -598,7 +598,12 @@ impl Shared {
                 && let Some(job) = clean_ups.jobs.remove(place)
             {
                 drop(clean_ups);
-                let again = job.attempt(now, closed);
+                // Also where it panics as it is dropped: this thread counts as one at work.
+                let again = catch_unwind(AssertUnwindSafe(|| job.attempt(now, closed)));
+                let again = again.unwrap_or_else(|_| {
+                    log::error!("a clean-up panicked as it was given up");
+                    None
+                });
                 clean_ups = self.clean_ups.lock();
                 clean_ups.jobs.extend(again);
                 idle_since = Moment::now();
@@ -930,6 +935,38 @@ mod tests {
             };
             background.clean_up(Box::new(job), PATIENCE, until);
             assert!(free.recv_timeout(PATIENCE).unwrap());
+        }
+    }
+
+    struct PanicsAsItIsDropped(Sender<()>);
+
+    impl CleanUp for PanicsAsItIsDropped {
+        fn label(&self) -> String {
+            "panics as it is dropped".to_owned()
+        }
+
+        fn attempt(&mut self, _by: Moment) -> Cleaned {
+            Cleaned::Done
+        }
+    }
+
+    impl Drop for PanicsAsItIsDropped {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+            std::panic::resume_unwind(Box::new(()));
+        }
+    }
+
+    /// Each cost a cleaner, which was still counted: after a few nothing was cleaned up any more.
+    #[test]
+    fn a_clean_up_that_panics_as_it_is_dropped_costs_no_cleaner() {
+        let background = Background::new();
+        let until = Moment::now() + PATIENCE;
+        let (drops, dropped) = unbounded();
+        for _ in 0..MOST_CLEANERS * 2 {
+            let job = PanicsAsItIsDropped(drops.clone());
+            background.clean_up(Box::new(job), PATIENCE, until);
+            dropped.recv_timeout(PATIENCE).expect("somebody cleans up");
         }
     }
 

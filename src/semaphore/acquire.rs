@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use crossbeam_channel::{SendError, bounded};
 
-use super::doubts::end_late;
 use super::request::Wait;
 use super::semaphores::{CALL, MAX_TRIES, SharedSemaphores, pause_after};
 use super::wait_list::{Advice, Turn};
@@ -34,6 +33,8 @@ pub(super) const RETRY: Duration = Duration::from_millis(250);
 pub(super) struct Attempts<'a> {
     shared: &'a Arc<SharedSemaphores>,
     pub(super) call: Arc<Call>,
+    /// Its factory was dropped.
+    dropped: Cancel,
     /// The permits may have been granted, or may yet be.
     unknown: bool,
     /// A call goes on without us, and keeps the external id until it ends.
@@ -56,9 +57,14 @@ impl<'a> Attempts<'a> {
         wait: &Wait,
         by: Moment,
     ) -> Result<Attempts<'a>> {
-        let former = shared.doubts.begin(&wish, by, wait)?;
+        let dropped = shared.factory.waits();
+        let cancelled_by = wait.cancelled_by();
+        let former = shared.doubts.begin(&wish, by, || {
+            dropped.is_cancelled() || cancelled_by.is_some_and(Cancel::is_cancelled)
+        })?;
         Ok(Attempts {
             shared,
+            dropped,
             unknown: !former.is_empty(),
             late: false,
             told: false,
@@ -90,7 +96,7 @@ impl<'a> Attempts<'a> {
     /// Tries whenever there is a chance, until `deadline`, or until the wait is cancelled.
     pub(super) fn wait(&mut self, wait: &Wait, deadline: Moment) -> Result<Decision> {
         let parker = Parker::new();
-        let dropped = self.shared.factory.waits();
+        let dropped = self.dropped.clone();
         let cancels = || wait.cancelled_by().into_iter().chain([&dropped]);
         let _watched: Vec<_> = cancels().map(|it| it.watch(&parker.unparker())).collect();
         let mut poll = Poll::new(self.shared.store.poll_interval());
@@ -108,7 +114,13 @@ impl<'a> Attempts<'a> {
         loop {
             if cancels().any(Cancel::is_cancelled) {
                 let id = &call.wish.external_id;
-                return Err(cancelled(format_args!("request {id:?}")));
+                return Err(match self.unknown {
+                    true => {
+                        let message = "the wait was cancelled";
+                        self.explain(Error::new(ErrorKind::Cancelled, message), 1)
+                    }
+                    false => cancelled(format_args!("request {id:?}")),
+                });
             }
             if deadline.remaining().is_zero() {
                 return self.timed_out(last, &turn);
@@ -136,13 +148,16 @@ impl<'a> Attempts<'a> {
     /// One try, which ends by `deadline` for its caller.
     fn once(&mut self, deadline: Moment) -> Result<Decision, Failure> {
         let (call, late) = (Arc::clone(&self.call), self.late_handler());
+        // Until it returns: it may panic.
+        let unknown = std::mem::replace(&mut self.unknown, true);
         let outcome = ask(
             &self.shared.store,
             deadline,
             move |store, by| store.acquire(&call, by),
             late,
         );
-        match outcome {
+        self.unknown = unknown;
+        match outcome.map_err(Failure::known)? {
             // The semaphores were locked for it: what an earlier try left has come or gone by now.
             Some(Ok(decision)) => {
                 self.unknown = matches!(&decision, Decision::Refused(_)) && self.unknown;
@@ -178,7 +193,8 @@ impl<'a> Attempts<'a> {
         );
         let unknown = self.unknown;
         move |outcome| {
-            let in_doubt = match outcome {
+            let mut taken = doubts.taken(&call);
+            let in_doubt = match &outcome {
                 Some(Ok(Decision::Granted(_))) | None => true,
                 Some(Ok(Decision::Refused(_))) => unknown,
                 Some(Ok(_)) => false,
@@ -186,10 +202,14 @@ impl<'a> Attempts<'a> {
             };
             // While the factory lives, a clean-up waits for this.
             let alive = factory.upgrade();
-            if in_doubt && alive.is_none() {
-                end_late(&*store, &doubts, &call);
-            } else {
-                doubts.end(&call, in_doubt);
+            taken.last = alive.is_none();
+            if !in_doubt {
+                taken.left.clear();
+            } else if taken.last
+                && let Some(Ok(_)) = outcome
+                && let Err(error) = taken.bury(&*store, Moment::now() + CALL)
+            {
+                log::debug!("request {:?}: {error}", call.wish.external_id);
             }
         }
     }
@@ -221,7 +241,7 @@ impl<'a> Attempts<'a> {
         let call = Arc::clone(&self.call);
         let status = move |store: &dyn PermitStore, by| store.status(&call.wish.external_id, by);
         let known = ask(&self.shared.store, deadline, status, drop);
-        matches!(known, Some(Ok(Some(_))))
+        matches!(known, Ok(Some(Ok(Some(_)))))
     }
 
     fn timed_out(&self, last: Last, turn: &Turn<'_>) -> Result<Decision> {
@@ -267,53 +287,56 @@ impl<'a> Attempts<'a> {
 
 impl Drop for Attempts<'_> {
     fn drop(&mut self) {
+        let end = (self.late || self.unknown).then(|| self.shared.end_of_call(&self.call));
         if !self.late {
-            self.shared.doubts.end(&self.call, self.unknown);
+            let mut taken = self.shared.doubts.taken(&self.call);
+            if !self.unknown {
+                taken.left.clear();
+            }
         }
-        if self.late || self.unknown {
-            self.shared.end_call(&self.call);
+        if let Some(end) = end {
+            self.shared.end(end);
         }
     }
 }
 
 /// Makes a call that ends by `deadline` for its caller, whatever the server does: where that is near, on a
-/// thread of its own. `late` hears of an answer that nobody waits for, or that there will be none.
+/// thread of its own. `late` hears of an answer that nobody waits for, or that there will be none. `None` if
+/// there was no answer in time.
+///
+/// # Errors
+/// `Unavailable` where the system allows no more threads: nothing was asked.
 fn ask<T: Send + 'static>(
     store: &Arc<dyn PermitStore>,
     deadline: Moment,
     call: impl FnOnce(&dyn PermitStore, Moment) -> T + Send + 'static,
     late: impl FnOnce(Option<T>) + Send + 'static,
-) -> Option<T> {
+) -> Result<Option<T>> {
     let patience = store.patience();
     let now = Moment::now();
     let by = now + CALL.max(patience);
     if patience.is_zero() {
-        return Some(call(&**store, by));
+        return Ok(Some(call(&**store, by)));
     }
     // It may last for its patience longer than it is asked to.
     let inline = by.min(deadline - patience);
     if inline >= now + ROOM {
-        return Some(call(&**store, inline));
+        return Ok(Some(call(&**store, inline)));
     }
     // A channel of no length: what is sent was received, or comes back.
     let (send, receive) = bounded::<T>(0);
     let (store, by) = (Arc::clone(store), by.min(deadline));
-    let mut late = Late(Some(late), PhantomData);
-    let started = thread::start("contend-permits", move || {
+    thread::start("contend-permits", move || {
+        let mut late = Late(Some(late), PhantomData);
         let unheard = send.send(call(&*store, by));
         if let Some(late) = late.0.take()
             && let Err(SendError(answer)) = unheard
         {
             late(Some(answer));
         }
-    });
-    match started {
-        Ok(_) => receive.recv_timeout(deadline.remaining()).ok(),
-        Err(error) => {
-            log::debug!("no thread for a call of little time: {error}");
-            None
-        }
-    }
+    })
+    .map_err(Error::before_asking)?;
+    Ok(receive.recv_timeout(deadline.remaining()).ok())
 }
 
 /// Hears of an answer that nobody waits for; dropped before, that there will be none.

@@ -1,8 +1,9 @@
 //! `Doubts`: external ids whose last call is not over, or left in doubt what it was granted; and how such
 //! calls are ended.
 //!
-//! An id has one keeper at a time: a call, until its answer has come, also after its caller has given up; or a
-//! clean-up. What a keeper leaves in doubt goes to the next one, all of it.
+//! One at a time has an id: a call, until its answer has come, also after its caller has given up; or a
+//! clean-up. What it leaves in doubt goes to the next one, all of it; where no clean-up will come any more, for
+//! as long as something of it may still come.
 
 use std::collections::{BTreeMap, HashMap};
 use std::process;
@@ -12,19 +13,25 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::acquire::{FIRST_POLL, RETRY};
-use super::request::Wait;
 use super::semaphores::{CALL, SharedSemaphores};
 use crate::backend::permit_store::{Call, Held, PermitStore, Wish, reclaim_after};
 use crate::background::{CleanUp, Cleaned};
-use crate::cancel::{Cancel, cancelled};
+use crate::cancel::cancelled;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The external ids that calls of this process have in hand, or have left in doubt, on one store.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
-    ids: Mutex<HashMap<Arc<str>, Doubt>>,
+    ids: Mutex<Ids>,
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Ids {
+    doubts: HashMap<Arc<str>, Doubt>,
+    /// When the first of those that nobody will end is to be forgotten.
+    next_end: Option<Moment>,
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +42,44 @@ struct Doubt {
     left: Vec<u64>,
     /// Of these semaphores.
     names: Vec<Arc<str>>,
+    /// Without a ttl.
+    lasting: bool,
+    /// Clean-ups that will end what is left.
+    keepers: usize,
+    /// How long a call may go on after its end.
+    patience: Duration,
+    /// Nobody will end what is left, and after this nothing of it can come any more.
+    end: Option<Moment>,
+}
+
+impl Ids {
+    /// Forgets what nobody will end, and nothing can come of any more.
+    fn forget_old(&mut self) {
+        let now = Moment::now();
+        if self.next_end.is_some_and(|end| end <= now) {
+            self.doubts
+                .retain(|_, doubt| doubt.end.is_none_or(|end| end > now));
+            self.next_end = self.doubts.values().filter_map(|doubt| doubt.end).min();
+        }
+    }
+
+    /// Somebody is done with an id. Returns `true` if something without a ttl is left to nobody.
+    fn settle(&mut self, external_id: &Arc<str>) -> bool {
+        let Some(doubt) = self.doubts.get_mut(external_id) else {
+            return false;
+        };
+        if doubt.busy || doubt.keepers > 0 {
+            return false;
+        }
+        if doubt.left.is_empty() {
+            self.doubts.remove(external_id);
+            return false;
+        }
+        let end = Moment::now() + CALL * 2 + doubt.patience;
+        doubt.end = Some(end);
+        self.next_end.get_or_insert(end);
+        doubt.lasting
+    }
 }
 
 /// The process too: a forked child has the parent's memory, and none of its calls.
@@ -58,18 +103,25 @@ impl Doubts {
     ///
     /// # Errors
     /// `Timeout`; `Cancelled`.
-    pub(super) fn begin(&self, wish: &Wish, by: Moment, wait: &Wait) -> Result<Vec<u64>> {
+    pub(super) fn begin(
+        &self,
+        wish: &Wish,
+        by: Moment,
+        is_cancelled: impl Fn() -> bool,
+    ) -> Result<Vec<u64>> {
         let id = &wish.external_id;
         let mut ids = self.ids.lock();
         loop {
-            let doubt = ids.entry(Arc::clone(id)).or_default();
+            ids.forget_old();
+            let doubt = ids.doubts.entry(Arc::clone(id)).or_default();
             // Only who locks the same semaphores knows that what was sent before has come or gone.
             let names = wish.permits.iter().map(|(name, _)| name);
-            if !doubt.busy && (doubt.left.is_empty() || names.eq(&doubt.names)) {
-                doubt.busy = true;
-                return Ok(std::mem::take(&mut doubt.left));
+            if !doubt.busy && (doubt.left.is_empty() || names.clone().eq(&doubt.names)) {
+                doubt.lasting = wish.ttl.is_none() || doubt.lasting && !doubt.left.is_empty();
+                doubt.names = names.cloned().collect();
+                return Ok(doubt.take());
             }
-            if wait.cancelled_by().is_some_and(Cancel::is_cancelled) {
+            if is_cancelled() {
                 return Err(cancelled(format_args!("request {id:?}")));
             }
             if by.remaining().is_zero() {
@@ -85,60 +137,102 @@ impl Doubts {
         }
     }
 
-    /// A call that had taken its id is over. In doubt, it leaves its tokens.
-    pub(super) fn end(&self, call: &Call, in_doubt: bool) {
-        let wish = &call.wish;
-        if in_doubt {
-            let names = wish.permits.iter().map(|(name, _)| Arc::clone(name));
-            self.add(&wish.external_id, &tokens(call), names.collect());
+    /// What a call that took its id has in hand: all of it is in doubt until it is known not to be.
+    pub(super) fn taken(&self, call: &Call) -> Taken<'_> {
+        Taken {
+            doubts: self,
+            external_id: Arc::clone(&call.wish.external_id),
+            left: tokens(call),
+            last: false,
         }
-        self.give_up(&wish.external_id, &[]);
-    }
-
-    /// Gives an id up that was taken, with what is left in doubt.
-    fn give_up(&self, external_id: &Arc<str>, left: &[u64]) {
-        let mut ids = self.ids.lock();
-        if let Some(doubt) = ids.get_mut(external_id) {
-            doubt.busy = false;
-            doubt.left.extend(left);
-            if doubt.left.is_empty() {
-                ids.remove(external_id);
-            }
-        }
-        self.changed.notify_all();
-    }
-
-    /// Leaves something in doubt under an id, whoever has it.
-    fn add(&self, external_id: &Arc<str>, left: &[u64], names: Vec<Arc<str>>) {
-        let mut ids = self.ids.lock();
-        let doubt = ids.entry(Arc::clone(external_id)).or_default();
-        doubt.left.extend(left);
-        doubt.names = names;
     }
 
     /// Takes an id to end all that is in doubt under it, if one of these calls is, and nobody has it.
-    fn claim(&self, external_id: &Arc<str>, tokens: &[u64]) -> Claim {
+    fn claim(&self, external_id: &Arc<str>, tokens: &[u64]) -> Claim<'_> {
         let mut ids = self.ids.lock();
-        match ids.get_mut(external_id) {
+        match ids.doubts.get_mut(external_id) {
             Some(doubt) if doubt.busy => Claim::Later,
             Some(doubt) if tokens.iter().any(|token| doubt.left.contains(token)) => {
-                doubt.busy = true;
-                Claim::Ours(std::mem::take(&mut doubt.left))
+                Claim::Ours(Taken {
+                    doubts: self,
+                    external_id: Arc::clone(external_id),
+                    left: doubt.take(),
+                    last: false,
+                })
             }
             _ => Claim::Gone,
         }
     }
 
-    /// Nobody needs to end these calls.
-    fn forget(&self, external_id: &Arc<str>, tokens: &[u64]) {
+    /// A clean-up will end what is left under an id, now or later.
+    fn keep(&self, external_id: &Arc<str>, patience: Duration) {
         let mut ids = self.ids.lock();
-        if let Some(doubt) = ids.get_mut(external_id) {
-            doubt.left.retain(|token| !tokens.contains(token));
-            if doubt.left.is_empty() && !doubt.busy {
-                ids.remove(external_id);
-            }
+        let doubt = ids.doubts.entry(Arc::clone(external_id)).or_default();
+        doubt.keepers += 1;
+        doubt.patience = doubt.patience.max(patience);
+        doubt.end = None;
+    }
+
+    /// That clean-up is over. Returns `true` if it leaves something without a ttl to nobody.
+    fn leave(&self, external_id: &Arc<str>) -> bool {
+        let mut ids = self.ids.lock();
+        if let Some(doubt) = ids.doubts.get_mut(external_id) {
+            doubt.keepers -= 1;
+        }
+        ids.settle(external_id)
+    }
+}
+
+impl Doubt {
+    fn take(&mut self) -> Vec<u64> {
+        self.busy = true;
+        self.end = None;
+        std::mem::take(&mut self.left)
+    }
+}
+
+/// An id that was taken. Dropped, it is given up, with what is left in doubt: also by a panic.
+#[derive(Debug)]
+pub(super) struct Taken<'a> {
+    doubts: &'a Doubts,
+    external_id: Arc<str>,
+    /// The tokens of calls in doubt.
+    pub(super) left: Vec<u64>,
+    /// Nobody comes after this.
+    pub(super) last: bool,
+}
+
+impl Taken<'_> {
+    /// Ends what is in doubt.
+    pub(super) fn bury(&mut self, store: &dyn PermitStore, by: Moment) -> Result<bool> {
+        let released = store.bury(&self.external_id, &self.left, by)?;
+        self.left.clear();
+        Ok(released)
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let mut ids = self.doubts.ids.lock();
+        if let Some(doubt) = ids.doubts.get_mut(&self.external_id) {
+            doubt.busy = false;
+            doubt.left.append(&mut self.left);
+        }
+        let lost = ids.settle(&self.external_id);
+        drop(ids);
+        self.doubts.changed.notify_all();
+        if lost && self.last {
+            warn_of(&self.external_id);
         }
     }
+}
+
+/// Says that nobody will end what is in doubt under an id, and that nothing else will.
+fn warn_of(external_id: &str) {
+    log::warn!(
+        "request {external_id:?}: its factory ended before the server said what became of it; what it may \
+         hold has no ttl, and stays held until it is released by its id or swept by age"
+    );
 }
 
 /// The tokens of a call and of those that it has taken over.
@@ -148,10 +242,10 @@ fn tokens(call: &Call) -> Vec<u64> {
 }
 
 /// What became of a claim to end calls in doubt.
-#[derive(Debug, PartialEq, Eq)]
-enum Claim {
+#[derive(Debug)]
+enum Claim<'a> {
     /// With the tokens of all that are in doubt.
-    Ours(Vec<u64>),
+    Ours(Taken<'a>),
     /// A call has the id: one of these, which nobody waits for, or one that takes them over or not.
     Later,
     /// They are not in doubt any more: answered, ended, or taken over by a later call.
@@ -159,11 +253,11 @@ enum Claim {
 }
 
 impl SharedSemaphores {
-    /// Ends, in the background, a call that is in doubt, or will be when it is over.
-    pub(super) fn end_call(self: &Arc<SharedSemaphores>, call: &Call) {
+    /// What ends a call that is in doubt, or will be when it is over.
+    pub(super) fn end_of_call(self: &Arc<SharedSemaphores>, call: &Call) -> EndCalls {
         let wish = &call.wish;
         let permits = wish.permits.clone();
-        self.end_calls(&wish.external_id, tokens(call), permits, wish.ttl);
+        self.end_of(&wish.external_id, tokens(call), permits, wish.ttl)
     }
 
     /// Releases, in the background, what nobody will hold.
@@ -173,19 +267,24 @@ impl SharedSemaphores {
             .map(|it| (Arc::clone(&it.semaphore), it.count))
             .collect();
         let names = permits.iter().map(|(name, _)| Arc::clone(name)).collect();
-        let (id, tokens) = (&held.external_id, vec![held.token]);
-        self.doubts.add(id, &tokens, names);
-        self.end_calls(id, tokens, permits, Some(ttl));
+        let id = &held.external_id;
+        let end = self.end_of(id, vec![held.token], permits, Some(ttl));
+        if let Some(doubt) = self.doubts.ids.lock().doubts.get_mut(id) {
+            doubt.left.push(held.token);
+            doubt.names = names;
+        }
+        self.end(end);
     }
 
-    fn end_calls(
+    fn end_of(
         self: &Arc<SharedSemaphores>,
         external_id: &Arc<str>,
         tokens: Vec<u64>,
         permits: Vec<(Arc<str>, u32)>,
         ttl: Option<Duration>,
-    ) {
-        let end = EndCalls {
+    ) -> EndCalls {
+        self.doubts.keep(external_id, self.store.patience());
+        EndCalls {
             shared: Arc::downgrade(self),
             doubts: Arc::clone(&self.doubts),
             store: Arc::clone(&self.store),
@@ -194,37 +293,22 @@ impl SharedSemaphores {
             permits,
             ttl,
             warned: false,
-        };
+        }
+    }
+
+    /// Ends calls in the background.
+    pub(super) fn end(&self, end: EndCalls) {
         // Without a ttl nothing else would ever take it back.
-        let until = ttl.map_or(Moment::FAR, |ttl| Moment::now() + reclaim_after(ttl) + CALL);
+        let until = end
+            .ttl
+            .map_or(Moment::FAR, |ttl| Moment::now() + reclaim_after(ttl) + CALL);
         let background = &self.factory.background;
         background.clean_up(Box::new(end), CALL, until);
     }
 }
 
-/// Ends a call of a factory that is gone, and its clean-ups with it. The call has its id until then, so nobody
-/// else is at it.
-pub(super) fn end_late(store: &dyn PermitStore, doubts: &Doubts, call: &Call) {
-    let wish = &call.wish;
-    last_try(store, &wish.external_id, &tokens(call), wish.ttl);
-    doubts.end(call, false);
-}
-
-/// Ends calls that nobody will end if this fails.
-fn last_try(store: &dyn PermitStore, id: &str, tokens: &[u64], ttl: Option<Duration>) {
-    let outcome = store.bury(id, tokens, Moment::now() + CALL);
-    if let Err(error) = outcome
-        && ttl.is_none()
-    {
-        log::warn!(
-            "request {id:?}: its factory ended before the server said what became of it; what it may hold \
-             has no ttl, and stays held until it is released by its id or swept by age: {error}"
-        );
-    }
-}
-
 /// Ends calls in doubt, unless a later call under the same id takes them over.
-struct EndCalls {
+pub(super) struct EndCalls {
     shared: Weak<SharedSemaphores>,
     doubts: Arc<Doubts>,
     store: Arc<dyn PermitStore>,
@@ -242,14 +326,11 @@ impl CleanUp for EndCalls {
     }
 
     fn attempt(&mut self, by: Moment) -> Cleaned {
-        let tokens = match self.doubts.claim(&self.external_id, &self.tokens) {
-            Claim::Ours(tokens) => tokens,
+        let outcome = match self.doubts.claim(&self.external_id, &self.tokens) {
+            Claim::Ours(mut taken) => taken.bury(&*self.store, by),
             Claim::Later => return Cleaned::NotYet(RETRY),
             Claim::Gone => return Cleaned::Done,
         };
-        let outcome = self.store.bury(&self.external_id, &tokens, by);
-        let left = if outcome.is_err() { &*tokens } else { &[] };
-        self.doubts.give_up(&self.external_id, left);
         match outcome {
             Err(error) if error.is_transient() => Cleaned::Again(RETRY),
             Err(error) => {
@@ -273,25 +354,38 @@ impl CleanUp for EndCalls {
 }
 
 impl Drop for EndCalls {
+    /// Without a call: its factory may be gone.
     fn drop(&mut self) {
-        if self.ttl.is_some() {
-            // Given up: it runs out by itself.
-            self.doubts.forget(&self.external_id, &self.tokens);
-        } else if let Claim::Ours(tokens) = self.doubts.claim(&self.external_id, &self.tokens) {
-            // Given up with its factory, perhaps for want of time only.
-            last_try(&*self.store, &self.external_id, &tokens, None);
-            self.doubts.give_up(&self.external_id, &[]);
+        if self.doubts.leave(&self.external_id) {
+            warn_of(&self.external_id);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::thread;
 
-    fn wish(name: &str) -> Wish {
+    use crossbeam_channel::{Receiver, Sender, unbounded};
+
+    use super::super::acquire::Attempts;
+    use super::super::renewals::Renewals;
+    use super::super::request::Wait;
+    use super::super::wait_list::WaitList;
+    use super::*;
+    use crate::backend::permit_store::{
+        CapacityChange, Decision, Failure, HeldPermit, Holder, OnHeld, PermitRenewal, Release,
+        Renewed, RequestStatus, StoreTime, Sweep, Swept, Usage,
+    };
+    use crate::cancel::Cancel;
+    use crate::probe::Probed;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn wish_of(id: &str, name: &str) -> Wish {
         Wish {
-            external_id: Arc::from("id"),
+            external_id: Arc::from(id),
             owner: None,
             ttl: None,
             permits: vec![(Arc::from(name), 1)],
@@ -299,17 +393,27 @@ mod tests {
     }
 
     fn begin(doubts: &Doubts, name: &str) -> Result<Vec<u64>> {
-        doubts.begin(&wish(name), Moment::now(), &Wait::from(Duration::ZERO))
+        doubts.begin(&wish_of("id", name), Moment::now(), || false)
+    }
+
+    fn call(wish: Wish, former: &[u64], token: u64) -> Call {
+        Call {
+            wish,
+            token,
+            former: former.to_vec(),
+            on_held: OnHeld::Report,
+        }
     }
 
     fn end(doubts: &Doubts, former: &[u64], token: u64) {
-        let call = Call {
-            wish: wish("a"),
-            token,
-            former: former.to_vec(),
-            on_held: crate::backend::permit_store::OnHeld::Report,
-        };
-        doubts.end(&call, true);
+        drop(doubts.taken(&call(wish_of("id", "a"), former, token)));
+    }
+
+    fn claim<'a>(doubts: &'a Doubts, tokens: &[u64]) -> Option<Taken<'a>> {
+        match doubts.claim(&Arc::from("id"), tokens) {
+            Claim::Ours(taken) => Some(taken),
+            Claim::Later | Claim::Gone => None,
+        }
     }
 
     /// An attack: the clean-up of the first call left the second, which had taken it over, to nobody.
@@ -319,29 +423,28 @@ mod tests {
         assert!(begin(&doubts, "a").unwrap().is_empty());
         end(&doubts, &[], 1);
         assert_eq!(begin(&doubts, "a").unwrap(), [1]);
-        assert_eq!(doubts.claim(&id, &[1]), Claim::Later);
+        assert!(matches!(doubts.claim(&id, &[1]), Claim::Later));
         end(&doubts, &[1], 2);
         // Whoever comes first ends both; after a failure they are in doubt again, for whoever comes next.
         for tokens in [&[1][..], &[1, 2]] {
-            assert_eq!(doubts.claim(&id, tokens), Claim::Ours(vec![1, 2]));
-            doubts.give_up(&id, &[1, 2]);
+            assert_eq!(claim(&doubts, tokens).unwrap().left, [1, 2]);
         }
-        assert_eq!(doubts.claim(&id, &[1]), Claim::Ours(vec![1, 2]));
-        doubts.give_up(&id, &[]);
-        assert_eq!(doubts.claim(&id, &[1, 2]), Claim::Gone);
+        let mut taken = claim(&doubts, &[1]).unwrap();
+        taken.left.clear();
+        drop(taken);
+        assert!(matches!(doubts.claim(&id, &[1, 2]), Claim::Gone));
     }
 
     /// A wish for another semaphore locks that one: what it sees says nothing about a call that has the first
     /// one locked and is about to commit.
     #[test]
     fn a_wish_for_another_semaphore_does_not_take_over_what_is_in_doubt() {
-        let (doubts, id) = (Doubts::default(), Arc::from("id"));
+        let doubts = Doubts::default();
         begin(&doubts, "a").unwrap();
         end(&doubts, &[], 1);
         let error = begin(&doubts, "b").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
-        assert_eq!(doubts.claim(&id, &[1]), Claim::Ours(vec![1]));
-        doubts.give_up(&id, &[]);
+        claim(&doubts, &[1]).unwrap().left.clear();
         assert!(begin(&doubts, "b").unwrap().is_empty());
     }
 
@@ -350,5 +453,270 @@ mod tests {
         let one = Doubts::of("memory://doubts");
         assert!(Arc::ptr_eq(&one, &Doubts::of("memory://doubts")));
         assert!(!Arc::ptr_eq(&one, &Doubts::of("memory://others")));
+    }
+
+    /// Lets the time pass after which nothing of what nobody will end can come any more.
+    fn let_time_pass(doubts: &Doubts) {
+        let mut ids = doubts.ids.lock();
+        let now = Moment::now();
+        assert!(ids.next_end.take().is_some_and(|end| end > now + CALL));
+        ids.next_end = Some(now);
+        for doubt in ids.doubts.values_mut() {
+            doubt.end = doubt.end.map(|_| now);
+        }
+    }
+
+    /// A clean-up that was given up forgot its calls: the next call under the id took what they had been
+    /// granted for somebody else's, and then a release that was still under way took it back.
+    #[test]
+    fn what_is_given_up_is_taken_over_until_nothing_of_it_can_come() {
+        let (doubts, id) = (Doubts::default(), Arc::from("id"));
+        begin(&doubts, "a").unwrap();
+        doubts.keep(&id, Duration::ZERO);
+        end(&doubts, &[], 1);
+        assert!(doubts.leave(&id), "it has no ttl");
+        assert_eq!(begin(&doubts, "b").unwrap_err().kind(), ErrorKind::Timeout);
+        assert_eq!(begin(&doubts, "a").unwrap(), [1]);
+        end(&doubts, &[1], 2);
+        let_time_pass(&doubts);
+        assert!(begin(&doubts, "b").unwrap().is_empty());
+    }
+
+    /// What another factory's clean-up will end is not given up.
+    #[test]
+    fn what_has_another_keeper_has_no_end() {
+        let (doubts, id) = (Doubts::default(), Arc::from("id"));
+        begin(&doubts, "a").unwrap();
+        doubts.keep(&id, Duration::ZERO);
+        doubts.keep(&id, Duration::ZERO);
+        end(&doubts, &[], 1);
+        assert!(!doubts.leave(&id));
+        assert_eq!(doubts.ids.lock().next_end, None);
+        claim(&doubts, &[1]).unwrap().left.clear();
+        assert!(!doubts.leave(&id));
+        assert!(doubts.ids.lock().doubts.is_empty());
+    }
+
+    /// An answer that comes after its clean-up was given up left its tokens for the life of the process.
+    #[test]
+    fn what_comes_after_its_clean_up_is_forgotten_in_time() {
+        let (doubts, id) = (Doubts::default(), Arc::from("id"));
+        begin(&doubts, "a").unwrap();
+        doubts.keep(&id, Duration::ZERO);
+        doubts.leave(&id);
+        end(&doubts, &[], 1);
+        let_time_pass(&doubts);
+        let other = wish_of("other", "a");
+        doubts.begin(&other, Moment::now(), || false).unwrap();
+        assert!(!doubts.ids.lock().doubts.contains_key(&id));
+    }
+
+    /// A store whose calls to acquire do as they are told, and whose burials are told, and then wait for a
+    /// word and fail.
+    #[derive(Debug)]
+    struct StandIn {
+        acquire: fn() -> Result<Decision, Failure>,
+        burials: Sender<(Vec<u64>, Moment)>,
+        hang: Receiver<()>,
+        panics: bool,
+    }
+
+    fn away<T>() -> Result<T> {
+        Err(Error::new(ErrorKind::Unreachable, "away"))
+    }
+
+    impl PermitStore for StandIn {
+        fn realm(&self) -> &str {
+            "stand-in"
+        }
+        fn patience(&self) -> Duration {
+            Duration::ZERO
+        }
+        fn min_ttl(&self) -> Duration {
+            Duration::ZERO
+        }
+        fn poll_interval(&self) -> Duration {
+            FIRST_POLL
+        }
+        fn acquire(&self, _: &Arc<Call>, _: Moment) -> Result<Decision, Failure> {
+            (self.acquire)()
+        }
+        fn bury(&self, _: &str, tokens: &[u64], by: Moment) -> Result<bool> {
+            let _ = self.burials.send((tokens.to_vec(), Moment::now()));
+            if self.panics {
+                resume_unwind(Box::new(()));
+            }
+            let _ = self.hang.recv_timeout(by.remaining());
+            away()
+        }
+        fn create(&self, _: &str, _: u32, _: Moment) -> Result<bool> {
+            away()
+        }
+        fn set_capacity(&self, _: &str, _: u32, _: Option<&str>, _: Moment) -> Result<u32> {
+            away()
+        }
+        fn history(&self, _: &str, _: Moment) -> Result<Vec<CapacityChange>> {
+            away()
+        }
+        fn delete(&self, _: &str, _: Moment) -> Result<bool> {
+            away()
+        }
+        fn usage(&self, _: Option<&str>, _: Moment) -> Result<Vec<Usage>> {
+            away()
+        }
+        fn holders(&self, _: &str, _: Moment) -> Result<Vec<Holder>> {
+            away()
+        }
+        fn status(&self, _: &str, _: Moment) -> Result<Option<RequestStatus>> {
+            away()
+        }
+        fn renew(&self, _: &[Arc<Held>], _: Moment) -> Result<Vec<Renewed>> {
+            away()
+        }
+        fn release(&self, _: &Arc<Held>, _: Moment) -> Result<bool> {
+            away()
+        }
+        fn release_part(&self, _: &Held, _: &HeldPermit, _: u32, _: Moment) -> Result<bool> {
+            away()
+        }
+        fn release_request(&self, _: &str, _: Moment) -> Result<Release> {
+            away()
+        }
+        fn renew_request(&self, _: &str, _: Moment) -> Result<PermitRenewal> {
+            away()
+        }
+        fn sweep(&self, _: &Sweep, _: Moment) -> Result<Vec<Swept>> {
+            away()
+        }
+        fn owners(&self, _: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
+            away()
+        }
+        fn delete_requests(&self, _: Duration, _: usize, _: Moment) -> Result<u64> {
+            away()
+        }
+        fn delete_history(&self, _: Duration, _: usize, _: Moment) -> Result<u64> {
+            away()
+        }
+    }
+
+    /// The semaphores of a factory over a [`StandIn`], what is buried, and what lets burials go on.
+    #[expect(clippy::type_complexity, reason = "used by tests only")]
+    fn stand_in(
+        acquire: fn() -> Result<Decision, Failure>,
+        panics: bool,
+    ) -> (
+        Arc<SharedSemaphores>,
+        Receiver<(Vec<u64>, Moment)>,
+        Sender<()>,
+    ) {
+        let (burials, buried) = unbounded();
+        let (let_go, hang) = unbounded();
+        let store: Arc<dyn PermitStore> = Arc::new(StandIn {
+            acquire,
+            burials,
+            hang,
+            panics,
+        });
+        let real = crate::connect("memory://doubts").unwrap();
+        let real = real.semaphores().unwrap();
+        let shared = SharedSemaphores {
+            renewals: Arc::new(Renewals::new(Arc::clone(&store))),
+            waiting: WaitList::default(),
+            doubts: Arc::default(),
+            probe: Probed::default(),
+            store,
+            factory: Arc::clone(&real.shared.get().unwrap().factory),
+        };
+        (Arc::new(shared), buried, let_go)
+    }
+
+    fn unknown() -> Result<Decision, Failure> {
+        Err(Failure {
+            unknown: true,
+            ..Failure::known(Error::new(ErrorKind::Unreachable, "away"))
+        })
+    }
+
+    fn attempts(shared: &Arc<SharedSemaphores>, wish: Wish) -> Result<Attempts<'_>> {
+        let wait = Wait::from(PATIENCE);
+        Attempts::new(shared, wish, OnHeld::Report, &wait, wait.deadline())
+    }
+
+    /// Each id in doubt cost a call of five seconds, one after the other, after its factory was gone.
+    #[test]
+    fn no_call_begins_after_the_drop_of_a_factory() {
+        const IDS: usize = 20;
+        let (shared, buried, let_go) = stand_in(unknown, false);
+        let wish = |number: usize| wish_of(&number.to_string(), "a");
+        for number in 0..IDS {
+            let mut attempts = attempts(&shared, wish(number)).unwrap();
+            assert!(attempts.tries(Moment::now()).is_err());
+        }
+        buried.recv_timeout(PATIENCE).unwrap();
+        let doubts = Arc::clone(&shared.doubts);
+        drop(shared);
+        let dropped = Moment::now();
+        drop(let_go);
+        // All of them ended with their burials, none of which was started for it.
+        assert!(buried.iter().all(|(_, at)| at <= dropped));
+        assert!(Moment::now() - dropped < CALL * 2);
+        for number in 0..IDS {
+            let former = doubts.begin(&wish(number), Moment::now(), || false);
+            assert_eq!(former.unwrap().len(), 1, "the next factory takes it over");
+        }
+    }
+
+    #[test]
+    fn dropping_a_factory_ends_the_wait_for_an_id_in_doubt() {
+        let (shared, _buried, _let_go) = stand_in(unknown, false);
+        let first = attempts(&shared, wish_of("id", "a")).unwrap();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| attempts(&shared, wish_of("id", "b")).map(drop));
+            // As the drop of its handle does.
+            let dropped = shared.factory.waits();
+            dropped.cancel();
+            let error = waits.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+        });
+        drop(first);
+    }
+
+    /// It kept its id for ever.
+    #[test]
+    fn a_burial_that_panics_gives_its_id_up() {
+        let (shared, _buried, _let_go) = stand_in(unknown, true);
+        begin(&shared.doubts, "a").unwrap();
+        let mut clean_up = shared.end_of_call(&call(wish_of("id", "a"), &[], 1));
+        end(&shared.doubts, &[], 1);
+        let by = Moment::now() + PATIENCE;
+        assert!(catch_unwind(AssertUnwindSafe(|| clean_up.attempt(by))).is_err());
+        assert_eq!(begin(&shared.doubts, "a").unwrap(), [1]);
+    }
+
+    /// Nobody buried what it had sent.
+    #[test]
+    fn a_call_that_panics_is_in_doubt() {
+        let (shared, buried, _let_go) = stand_in(|| resume_unwind(Box::new(())), false);
+        let mut attempts = attempts(&shared, wish_of("id", "a")).unwrap();
+        let token = attempts.call.token;
+        let panicked = catch_unwind(AssertUnwindSafe(move || {
+            attempts.tries(Moment::FAR).is_ok()
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(buried.recv_timeout(PATIENCE).unwrap().0, [token]);
+    }
+
+    #[test]
+    fn a_cancelled_wait_in_doubt_does_not_say_that_nothing_was_acquired() {
+        let (shared, _buried, _let_go) = stand_in(unknown, false);
+        let cancel = Cancel::new();
+        let wait = Wait::from(PATIENCE).cancel(&cancel);
+        let mut attempts = attempts(&shared, wish_of("id", "a")).unwrap();
+        cancel.cancel();
+        let error = attempts.wait(&wait, wait.deadline()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        let message = error.to_string();
+        assert!(message.contains("outcome is not known"), "{message}");
+        assert!(!message.contains("nothing was acquired"), "{message}");
     }
 }

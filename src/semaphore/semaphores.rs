@@ -248,7 +248,8 @@ impl Semaphores {
     /// before the server answers, permits with a ttl end with it, and those without one stay held until
     /// somebody calls [`release`](Semaphores::release) with their id, or
     /// [`sweep_stale`](Semaphores::sweep_stale) or [`maintenance`](Semaphores::maintenance) takes them back for
-    /// their age. The drop of such a factory logs a warning that names the request.
+    /// their age. A warning names each such request when it is given up: as its factory is dropped, or when a
+    /// call that still went on then has ended. Of a process that exits before, nothing is said.
     ///
     /// # Errors
     /// `InvalidInput` for a request that makes no sense; `NotFound`; `Conflict` where the external id holds
