@@ -524,6 +524,10 @@ fn what_is_not_understood_is_a_usage_error() {
         assert!(err.contains("put -- before "), "{args:?}: {err}");
         assert!(!err.contains("as a value"), "{args:?}: {err}");
     }
+    // Where it stands there, something else is wrong.
+    let (code, _, err) = run("memory://", &["lock", "m", "--wait", "2s", "--", "true"]);
+    assert_eq!(code, 64);
+    assert!(!err.contains("tip"), "{err}");
     // Others run none.
     let (_, _, err) = run("memory://", &["status", "m", "--fast"]);
     assert!(!err.contains("before the command"), "{err}");
@@ -539,6 +543,27 @@ fn what_is_not_understood_is_a_usage_error() {
     let (code, _, err) = run("", &["list"]);
     assert_eq!(code, 64);
     assert!(err.contains("CONTEND_URL"), "{err}");
+}
+
+/// A stranger: whoever looked with another transition than the owner's read that a healthy lease had ended.
+#[test]
+fn a_lease_that_runs_is_not_said_to_have_ended() {
+    let server = testbed::RedisServer::start();
+    let url = server.url();
+    let lock = ["lock", "m", "--ttl", "3s", "--transition", "1s", "--"];
+    let mut owner = Program::start(
+        &url,
+        &[&lock[..], &["sh", "-c", "echo held; sleep 60"]].concat(),
+    );
+    owner.says("held");
+    let (code, out, err) = run(&url, &["status", "m"]);
+    assert_eq!(code, 0, "{err}");
+    let row = out.lines().last().unwrap_or_default();
+    let left = row.split_whitespace().rev().take(3).collect::<Vec<_>>();
+    assert!(!out.contains("ended"), "{out}");
+    // Seconds, and nobody waits.
+    assert_eq!((left[0], left[1]), ("-", "s"), "{out}");
+    owner.terminate();
 }
 
 #[test]

@@ -75,13 +75,20 @@ impl RequestError {
         let message = match code {
             1045 | 1698 => {
                 let user = quoted_user(&answer.message);
-                format!("the MySQL server refused user {user:?} or its password; check both")
+                format!(
+                    "the MySQL server refused user {user:?} or its password; check both, and that the account \
+                     may come from this host"
+                )
             }
             1129 => "MySQL error 1129: the server has locked this host out after too many handshakes \
                      that were begun and given up; an operator must run FLUSH HOSTS (MySQL 8: TRUNCATE \
                      TABLE performance_schema.host_cache)"
                 .to_owned(),
             1290 | 1792 | 1836 => format!("the MySQL server is read-only ({code})"),
+            1044 => format!(
+                "MySQL error {code}: {}; check that the database exists, and that the user has a grant in it",
+                without_user(&answer.message)
+            ),
             _ => format!("MySQL error {code}: {}", without_user(&answer.message)),
         };
         RequestError {
@@ -344,7 +351,8 @@ mod tests {
         );
         assert_eq!(
             refused.into_error().to_string(),
-            "the MySQL server refused user \"app\" or its password; check both"
+            "the MySQL server refused user \"app\" or its password; check both, and that the account may come \
+             from this host"
         );
     }
 

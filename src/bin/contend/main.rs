@@ -172,7 +172,10 @@ fn with_separator(mut error: clap::Error) -> clap::Error {
         }
         _ => false,
     };
-    if is_it {
+    if std::env::args().any(|argument| argument == "--") {
+        // The command is not what was misunderstood.
+        error.remove(ContextKind::Suggested);
+    } else if is_it {
         let tip = "put -- before the command, as in `NAME -- COMMAND`".into();
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
     }

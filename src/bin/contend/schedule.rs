@@ -163,7 +163,7 @@ impl Job {
         // A reader that has gone away is no reason not to run.
         let _ = self.own.either(
             || event("run"),
-            || format!("{} leads with fence {fence}", std::process::id()),
+            || format!("{} runs with fence {fence}", std::process::id()),
         );
         let Some(program) = self.command.first() else {
             return Ok(());

@@ -191,6 +191,9 @@ impl Shell<'_> {
                 || {
                     let owner = owner.map_or(String::new(), |owner| format!(" of {owner}"));
                     let end = match holder.expires_in {
+                        Some(Duration::ZERO) => {
+                            "expired: the next request that needs them gets them".to_owned()
+                        }
                         Some(left) => format!("expires in {}", span(left)),
                         None => "without a ttl".to_owned(),
                     };

@@ -24,6 +24,9 @@ and with --json a line is printed for each mutex that changed, and {\"at_ms\", \
 \"code\"} when the server goes away, with the error null when it answers again.
 With --json, each line is {\"at_ms\", \"mutex\", \"owner\", \"fence\", \"since_ms\", \"ttl_left_ms\",
 \"transition_left_ms\", \"waiting\": [{\"id\", \"since_ms\"}]}; a free mutex has the owner null.
+LEASE LEFT and \"transition_left_ms\" say how long nobody else can own, should the owner not renew. Redis keeps
+only that, so \"ttl_left_ms\" is it less the transition of this command's URL; ZooKeeper keeps neither, and both
+are what the URL asks for.
 
 Examples:
   contend status
@@ -195,11 +198,8 @@ impl Row {
         }
         let now = owner.backend_now();
         let until = |end: u64| span(Duration::from_millis(end.saturating_sub(now)));
-        let lease = if owner.is_in_ttl_at(now) {
-            until(owner.ttl_at())
-        } else {
-            format!("ended, kept {}", until(owner.transition_at()))
-        };
+        // Not the end of the ttl, of which Redis does not know how long it is.
+        let lease = until(owner.transition_at());
         let held = span(Duration::from_millis(
             now.saturating_sub(owner.acquired_at()),
         ));

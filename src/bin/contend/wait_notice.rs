@@ -47,14 +47,21 @@ impl Waiting {
                 let missing = exhausted(&semaphores, &permits);
                 let (what, event, text) = match missing {
                     Ok(None) => (None, Json::new(), String::new()),
-                    Ok(Some(full)) => {
+                    Ok(Some((full, wanted))) => {
                         let (name, capacity) = (full.semaphore.to_string(), full.capacity);
                         let event = now().with("event", "waiting").with("semaphore", &name);
                         let event = event.with("capacity", capacity).with("held", full.held);
-                        let text = format!(
+                        let event = event.with("wanted", wanted);
+                        let mut text = format!(
                             "waiting for {name}: {} of {capacity} permits are held by {} requests",
                             full.held, full.requests
                         );
+                        if wanted > capacity {
+                            text += &format!(
+                                "; {wanted} are wanted, more than the capacity: `contend semaphore create \
+                                 {name} {wanted}` raises it"
+                            );
+                        }
                         (Some(name), event, text)
                     }
                     Err(error) => {
@@ -86,11 +93,14 @@ impl Waiting {
 }
 
 /// The first of the semaphores that has not enough permits left.
-fn exhausted(semaphores: &Semaphores, permits: &[(String, u32)]) -> Result<Option<Usage>, Error> {
+fn exhausted(
+    semaphores: &Semaphores,
+    permits: &[(String, u32)],
+) -> Result<Option<(Usage, u32)>, Error> {
     for (name, count) in permits {
         let usage = semaphores.usage(name)?;
         if usage.free < u64::from(*count) {
-            return Ok(Some(usage));
+            return Ok(Some((usage, *count)));
         }
     }
     Ok(None)

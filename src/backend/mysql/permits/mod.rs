@@ -270,12 +270,15 @@ impl PermitStore for MysqlPermits {
     }
 
     fn create_tables(&self, by: Moment) -> Result<()> {
-        self.check_tables(by)?;
+        // Where they are there, no right to make them is needed.
+        if self.check_tables(by)? {
+            return Ok(());
+        }
         // One by one: each may take as long as an answer may.
         for statement in self.statements.init() {
             self.ask(&statement, by)?;
         }
-        self.check_tables(by)
+        self.check_tables(by).map(drop)
     }
 
     fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool> {

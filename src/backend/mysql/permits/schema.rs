@@ -33,8 +33,8 @@ const COLUMNS: [&[&str]; 4] = [
 ];
 
 impl MysqlPermits {
-    /// Refuses tables of the same names that lack what the statements name.
-    pub(super) fn check_tables(&self, by: Moment) -> Result<()> {
+    /// Refuses tables of the same names that lack what the statements name. Returns `true` if all are there.
+    pub(super) fn check_tables(&self, by: Moment) -> Result<bool> {
         let names = self.statements.names();
         let sql = format!(
             "SELECT c.TABLE_NAME, c.COLUMN_NAME, t.ENGINE FROM information_schema.COLUMNS c \
@@ -43,9 +43,11 @@ impl MysqlPermits {
             quote_all(&names)
         );
         let found = rows::<(String, String, Option<String>)>(self.one(&sql, by)?)?;
+        let mut complete = true;
         for (name, wanted) in names.iter().zip(COLUMNS) {
             let own: Vec<_> = found.iter().filter(|(table, ..)| table == name).collect();
             if own.is_empty() {
+                complete = false;
                 continue;
             }
             let has = |column: &str| {
@@ -75,6 +77,6 @@ impl MysqlPermits {
                 ),
             ));
         }
-        Ok(())
+        Ok(complete)
     }
 }
