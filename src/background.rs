@@ -39,6 +39,9 @@ const DROP: Duration = Duration::from_millis(400);
 /// The pause between two looks of a clean-up at a call that must end first, while the factory is dropped.
 const LAST_LOOKS: Duration = Duration::from_millis(5);
 
+/// The pause between two tries of a clean-up that fails, while the factory is dropped: the server may be back.
+const LAST_TRIES: Duration = Duration::from_millis(50);
+
 /// Something that must be renewed in time: a guard, or all permits of a store.
 pub(crate) trait Renewable: Send + Sync {
     /// Names it in log lines.
@@ -553,10 +556,10 @@ impl Job {
             return None;
         }
         let after = match catch_unwind(AssertUnwindSafe(|| self.job.attempt(by))) {
-            Ok(Cleaned::Again(after)) if closed.is_none() => after,
-            Ok(Cleaned::NotYet(after)) if closed.is_none() => after,
+            Ok(Cleaned::Done) => return None,
+            Ok(Cleaned::Again(after) | Cleaned::NotYet(after)) if closed.is_none() => after,
             Ok(Cleaned::NotYet(_)) => LAST_LOOKS,
-            Ok(Cleaned::Again(_) | Cleaned::Done) => return None,
+            Ok(Cleaned::Again(_)) => LAST_TRIES,
             Err(_) => {
                 log::error!("{}: a clean-up panicked", self.job.label());
                 return None;
@@ -825,6 +828,29 @@ mod tests {
         let until = Moment::now() + PATIENCE;
         background.clean_up(Box::new(job), PATIENCE, until);
         assert_eq!(seen.iter().count(), 3);
+    }
+
+    /// An attack: the server is just back, the first try still fails, and the drop gave up with its time unused.
+    #[test]
+    fn a_clean_up_that_fails_is_tried_again_while_the_factory_is_dropped() {
+        let background = Background::new();
+        let (attempts, seen) = unbounded();
+        let (let_go, hang) = unbounded();
+        let job = Clean {
+            attempts,
+            failures: 3,
+            hang: Some(hang),
+        };
+        background.clean_up(Box::new(job), PATIENCE, Moment::now() + PATIENCE);
+        seen.recv_timeout(PATIENCE).unwrap();
+        let shared = Arc::clone(&background.shared);
+        let dropped = std::thread::spawn(move || drop(background));
+        while shared.clean_ups.lock().closed.is_none() {
+            std::thread::yield_now();
+        }
+        drop(let_go);
+        dropped.join().unwrap();
+        assert_eq!(seen.iter().count(), 2);
     }
 
     /// Has `clean_ups` clean-ups hang until what is returned is dropped.

@@ -14,8 +14,8 @@ use crate::parker::Unparker;
 /// [`ErrorKind::Cancelled`] without waiting; a call that waits returns it at once, leaves the queue and
 /// keeps nothing. Once cancelled, it stays cancelled: make a new one for the next wait.
 ///
-/// Where a call to the server hangs, the wait ends with that call: for a lock after a second at most, as a wait
-/// that can be cancelled makes no longer ones, for permits after some seconds.
+/// Where a call to the server hangs, the wait ends with that call: for a lock after a second at most, or after
+/// three where an earlier call of the same wait had no answer in time; for permits after some seconds.
 ///
 /// ```
 /// use contend::{Cancel, ErrorKind};

@@ -36,7 +36,7 @@ use crate::virtual_time::try_lock_for;
 /// dropped.
 const LONGEST_CALL: Duration = Duration::from_secs(3);
 
-/// The same where the caller may cancel the wait.
+/// The same where the caller may cancel the wait, as long as none was too short.
 const CANCELLABLE_CALL: Duration = Duration::from_secs(1);
 
 /// How often one that waits for the background to let go of the runner looks whether it was cancelled.
@@ -457,7 +457,7 @@ impl Inner {
         let mut failed = None;
         let mut asked = false;
         // The factory's own cancel is always there.
-        let longest = match cancels.len() {
+        let mut longest = match cancels.len() {
             0 | 1 => LONGEST_CALL,
             _ => CANCELLABLE_CALL,
         };
@@ -484,6 +484,10 @@ impl Inner {
                 Visit::Called(Called::Acquire(error)) => {
                     asked = true;
                     let hopeless = error.as_ref().is_some_and(|it| !it.is_transient());
+                    if error.as_ref().map(Error::kind) == Some(ErrorKind::Timeout) {
+                        // The server may be slow: cut off again and again, it would be locked for nobody.
+                        longest = LONGEST_CALL;
+                    }
                     let owns = runner.belief().is_some();
                     failed = error;
                     if !owns && (hopeless || matches!(wait, Wait::No(_))) {

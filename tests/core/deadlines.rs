@@ -578,6 +578,28 @@ fn a_cancelled_wait_ends_with_a_short_call_and_keeps_nothing() {
     });
 }
 
+/// An attack: on a server slower than the calls of a wait that can be cancelled, each try took what the one before
+/// had left, and was cut off: nobody had the lock, and nobody else could.
+#[test]
+fn a_wait_that_can_be_cancelled_gives_a_slow_server_its_time() {
+    within(HANG, || {
+        let memory = factory(60_000, 1_000);
+        let factory = hooked::around(&memory, |when, call, _, by| {
+            if when == When::After && matches!(call, Call::Acquire(_)) {
+                let left = by.remaining();
+                thread::sleep(left.min(ms(1_300)));
+                if left < ms(1_300) {
+                    return Err(silent());
+                }
+            }
+            Ok(())
+        });
+        let locker = factory.locker("m").build().unwrap();
+        let guard = locker.lock_until_cancelled(&Cancel::new()).unwrap();
+        guard.unlock().unwrap();
+    });
+}
+
 /// The last call of a timed wait may end a little late; cleaning up after it began anew to count, and together
 /// they took longer than the 200 ms that a timeout may be overrun by.
 #[test]

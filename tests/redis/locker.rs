@@ -159,3 +159,28 @@ fn a_lost_reply_whose_retry_finds_no_connection_leaves_no_lease() {
         });
     });
 }
+
+/// An attack: what took the lock away often closes the connections too, a restart without data for one. The
+/// release was sent twice then, and what the second one did not find was said to be released.
+#[test]
+fn unlocking_what_was_taken_away_is_no_success_where_the_connection_was_closed() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factory = |id: &str| {
+            let factory = contend::redis::Builder::new(server.addr().to_string());
+            let factory = factory.build().unwrap();
+            let locker = factory.locker("m").id(id).build().unwrap();
+            (factory, locker)
+        };
+        let (_ours, our) = factory("ours");
+        let (_theirs, their) = factory("theirs");
+        let guard = our.lock().unwrap();
+        server.cli(&["FLUSHALL"]);
+        let other = std::thread::scope(|scope| scope.spawn(|| their.lock()).join().unwrap());
+        let other = other.unwrap();
+        server.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        guard.unlock().unwrap_err();
+        assert!(other.is_valid());
+        other.unlock().unwrap();
+    });
+}

@@ -345,7 +345,7 @@ impl Process {
                         world.tally.cancelled += 1;
                         if let Some(at) = world.notes[self.number].cancelled_at {
                             let took = world.now - at;
-                            let bound = nanos(self.lease.call_budget()).min(1_000 * MS) * 103 / 100
+                            let bound = nanos(self.lease.call_budget()).min(3_000 * MS) * 103 / 100
                                 + 200 * MS;
                             if took > bound
                                 && world.notes[self.number].pauses == pauses

@@ -280,7 +280,8 @@ impl Waiter {
         let sql = format!("SELECT GET_LOCK('contend:wait:{}', 2)", self.token);
         let (waited, killed) = std::thread::scope(|scope| {
             let killer = std::thread::Builder::new().spawn_scoped(scope, || {
-                let by = Moment::now() + Duration::from_secs(1);
+                // Longer than the wait lasts: the statement may come late to the server.
+                let by = Moment::now() + Duration::from_secs(10);
                 while !over.load(Ordering::Relaxed) && !by.remaining().is_zero() {
                     other.run(Moment::FAR, |conn| conn.query_drop(kill(&self.token)))?;
                     std::thread::sleep(Duration::from_millis(5));

@@ -294,7 +294,14 @@ impl Release {
         });
         let deployment = &common.deployment;
         let (value, doubt) = deployment.call_or(*slot, hand_over, free, Lane::Owner, by)?;
-        // Sent twice, and gone: the first one came through.
-        Ok(integer(Some(&value))? == 1 || doubt)
+        let released = integer(Some(&value))? == 1;
+        if doubt && !released {
+            return Err(Error::new(
+                ErrorKind::Unreachable,
+                "redis: the connection was lost while the mutex was released; whether it was released then, or \
+                 had been lost before, is not known",
+            ));
+        }
+        Ok(released)
     }
 }
