@@ -140,7 +140,7 @@ impl Locker {
         self.lock_by(Wait::Forever, None)
     }
 
-    /// Waits for the lock until `cancel` is cancelled.
+    /// Waits for the lock until `cancel` is cancelled, or [the locker's own](LockerBuilder::cancel).
     ///
     /// # Errors
     /// As [`lock`](Locker::lock).
@@ -361,9 +361,11 @@ impl Inner {
         let start = Moment::now();
         let held = Held::enter(&self.driver)?;
         let waits = &self.factory.waits();
-        let locked = match cancel.or(self.cancel.as_ref()) {
-            Some(cancel) => self.lock_in_turn(start, wait, &[waits, cancel], &loss),
-            None => self.lock_in_turn(start, wait, &[waits], &loss),
+        let lock = |cancels: &[&Cancel]| self.lock_in_turn(start, wait, cancels, &loss);
+        let locked = match (cancel, self.cancel.as_ref()) {
+            (Some(of_the_call), Some(of_the_locker)) => lock(&[waits, of_the_call, of_the_locker]),
+            (Some(cancel), None) | (None, Some(cancel)) => lock(&[waits, cancel]),
+            (None, None) => lock(&[waits]),
         };
         self.factory.probe().tell(|probe| {
             let waited = Moment::now() - start;

@@ -631,3 +631,28 @@ fn a_wait_whose_last_call_ended_late_leaves_its_clean_up_to_the_background() {
         assert!(!withdrawals.lock().contains(&caller));
     });
 }
+
+/// The locker's own was ignored where the call was given one too: at a shutdown the wait went on.
+#[test]
+fn a_wait_with_two_cancels_is_ended_by_either() {
+    within(HANG, || {
+        for of_the_locker in [true, false] {
+            let memory = factory(60_000, 1_000);
+            let _guard = memory.locker("m").build().unwrap().lock().unwrap();
+            let (locker_s, call_s) = (Cancel::new(), Cancel::new());
+            let locker = memory.locker("m").cancel(&locker_s).build().unwrap();
+            let waits = thread::spawn({
+                let call_s = call_s.clone();
+                move || locker.lock_until_cancelled(&call_s).map(drop)
+            });
+            wait_until(PATIENCE, "it is queued", || {
+                memory.participants("m").unwrap().len() == 1
+            });
+            let cancel = if of_the_locker { locker_s } else { call_s };
+            cancel.cancel();
+            wait_until(PATIENCE, "the wait is over", || waits.is_finished());
+            let error = waits.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+        }
+    });
+}
