@@ -744,11 +744,15 @@ impl Renewable for Ownership {
         let unparker = driven.parker.unparker();
         loop {
             match driven.runner.visit(&unparker, by) {
-                Visit::Announce(Change::Released(..)) => {
-                    self.loss.close();
-                    return Next::Over;
+                Visit::Announce(change) => {
+                    if let Change::Released(..) = change {
+                        self.loss.close();
+                    }
+                    // Why it was lost is told now, and not when the guard ends.
+                    if driven.runner.belief().is_none() && !driven.runner.machine().has_news() {
+                        return Next::Over;
+                    }
                 }
-                Visit::Announce(_) => {}
                 // One call, and what it has changed is announced at once.
                 Visit::Called(_) if driven.runner.belief().is_none() => {}
                 Visit::Called(_) | Visit::Wait { .. } | Visit::Over => {

@@ -300,6 +300,12 @@ impl Contention {
         ours || self.doubtful.is_some() || self.entered
     }
 
+    /// Whether there is something to announce.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        !self.news.is_empty()
+    }
+
     /// When there is something to do, as far as is known.
     #[must_use]
     pub fn due(&self) -> Moment {
