@@ -21,7 +21,6 @@ use crate::cancel::{Cancel, cancelled};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory;
-use crate::health::{Monitored, ServiceHealth};
 use crate::id::LiveId;
 use crate::lease::Lease;
 use crate::machine::contention::Change;
@@ -334,12 +333,6 @@ impl<E: std::error::Error + 'static> std::error::Error for WithLockError<E> {
             WithLockError::Lock(error) => error.source(),
             WithLockError::Work(error) => error.source(),
         }
-    }
-}
-
-impl Monitored for Driver {
-    fn health(&self) -> Option<ServiceHealth> {
-        None
     }
 }
 
@@ -918,7 +911,7 @@ impl LockerBuilder {
             _live: live,
         };
         let driver = Arc::new(driver);
-        factory.registry.add(&driver.snapshot, &driver);
+        factory.registry.count(&driver.snapshot);
         Ok(Locker {
             inner: Local::new(Arc::new(Inner {
                 driver,

@@ -17,7 +17,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, EventKind, Events};
 use crate::factory;
-use crate::health::{Monitored, ServiceHealth};
+use crate::health::Monitored;
 use crate::id::LiveId;
 use crate::machine::contention::Change;
 use crate::machine::period::ContendPeriod;
@@ -76,6 +76,7 @@ pub(crate) struct Inner {
     runs: Arc<Mutex<u64>>,
     /// Keeps the id from being used twice for as long as the service lives.
     live: Arc<LiveId>,
+    _monitored: Arc<Monitored>,
 }
 
 /// What others ask of the worker: only it may call the backend. `None` while there is no worker to answer.
@@ -285,18 +286,6 @@ impl MutexContendService {
     }
 }
 
-impl Monitored for Inner {
-    fn health(&self) -> Option<ServiceHealth> {
-        Some(ServiceHealth {
-            mutex: Arc::clone(&self.contender.mutex),
-            id: Some(Arc::clone(&self.contender.id)),
-            status: self.lifecycle.status(),
-            fence: self.snapshot.fence(),
-            contact: self.snapshot.contact(),
-        })
-    }
-}
-
 impl Inner {
     fn stop_by(&self, deadline: Moment) -> Result<()> {
         self.lifecycle.stop(&self.contender.mutex, deadline)
@@ -479,22 +468,30 @@ impl ContendBuilder {
                 "initial_delay {initial_delay:?} is too long; use at most 366 days"
             )));
         }
-        let inner = Arc::new(Inner {
+        let (snapshot, lifecycle) = (Arc::<Snapshot>::default(), Lifecycle::new());
+        let monitored = Arc::new(Monitored {
+            mutex: Arc::clone(&contender.mutex),
+            id: Some(Arc::clone(&contender.id)),
+            stage: Arc::clone(lifecycle.stage()),
+            snapshot: Arc::clone(&snapshot),
+        });
+        factory.registry.add(&monitored);
+        let inner = Inner {
             contender,
             period,
             initial_delay,
             lead_without_listener: self.lead_without_listener,
             recipient,
-            snapshot: Arc::default(),
-            lifecycle: Lifecycle::new(),
+            snapshot,
+            lifecycle,
             inbox: Arc::default(),
             runs: Arc::default(),
             live: Arc::new(live),
             factory,
-        });
-        inner.factory.registry.add(&inner.snapshot, &inner);
+            _monitored: monitored,
+        };
         Ok(MutexContendService {
-            inner: Local::new(inner),
+            inner: Local::new(Arc::new(inner)),
         })
     }
 }

@@ -13,7 +13,7 @@ use crate::clock::{self, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, EventKind, Events};
 use crate::factory;
-use crate::health::{Monitored, ServiceHealth};
+use crate::health::Monitored;
 use crate::lease::Lease;
 use crate::machine::observation::{Look, Observation};
 use crate::name::check_mutex;
@@ -54,6 +54,7 @@ struct Inner {
     recipient: Recipient,
     snapshot: Arc<Snapshot>,
     lifecycle: Lifecycle,
+    _monitored: Arc<Monitored>,
 }
 
 impl MutexRetrievalService {
@@ -98,18 +99,6 @@ impl MutexRetrievalService {
     #[must_use]
     pub fn mutex(&self) -> &str {
         self.inner.here().map_or("", |inner| &inner.mutex)
-    }
-}
-
-impl Monitored for Inner {
-    fn health(&self) -> Option<ServiceHealth> {
-        Some(ServiceHealth {
-            mutex: Arc::clone(&self.mutex),
-            id: None,
-            status: self.lifecycle.status(),
-            fence: None,
-            contact: self.snapshot.contact(),
-        })
     }
 }
 
@@ -192,16 +181,24 @@ impl ObserveBuilder {
         check_mutex(&self.mutex)?;
         // What this backend cannot keep is refused now, not at the start.
         factory.backend.observer(&self.mutex)?;
-        let inner = Arc::new(Inner {
+        let (snapshot, lifecycle) = (Arc::<Snapshot>::default(), Lifecycle::new());
+        let monitored = Arc::new(Monitored {
+            mutex: Arc::clone(&self.mutex),
+            id: None,
+            stage: Arc::clone(lifecycle.stage()),
+            snapshot: Arc::clone(&snapshot),
+        });
+        factory.registry.add(&monitored);
+        let inner = Inner {
             factory,
             mutex: self.mutex,
             recipient,
-            snapshot: Arc::default(),
-            lifecycle: Lifecycle::new(),
-        });
-        inner.factory.registry.add(&inner.snapshot, &inner);
+            snapshot,
+            lifecycle,
+            _monitored: monitored,
+        };
         Ok(MutexRetrievalService {
-            inner: Local::new(inner),
+            inner: Local::new(Arc::new(inner)),
         })
     }
 }
