@@ -9,7 +9,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use super::callbacks::MutexContender;
-use super::delivery::{CATCH_UP, Delivery, DeliverySettings, Recipient, delivery_setters};
+use super::delivery::{
+    CATCH_UP, Delivery, DeliverySettings, Recipient, abandoned, delivery_setters,
+};
 use super::lifecycle::{Lifecycle, service_getters};
 use super::settings::{Settings, Validated, contender_setters};
 use crate::backend::{Contender, Purpose};
@@ -604,20 +606,16 @@ impl Worker {
         if let Leaving::ForGood = self.leaving {
             return;
         }
-        let abandoned = !self.lead_without_listener && self.delivery.is_abandoned();
-        if abandoned && !parker.is_stopped() {
+        let is_abandoned = !self.lead_without_listener && self.delivery.is_abandoned();
+        if is_abandoned && !parker.is_stopped() {
             let Contender { mutex, id, .. } = self.runner.contender();
-            let error = Error::new(
-                ErrorKind::InvalidState,
-                format!(
-                    "{mutex}: {id}: the receiver of its events was dropped, so nobody works: it steps down \
-                     for good. Keep the receiver, or build with lead_without_listener(true)"
-                ),
-            );
+            let so = "nobody works: it steps down for good. Keep the receiver, or build with \
+                      lead_without_listener(true)";
+            let error = abandoned(format_args!("{mutex}: {id}"), so);
             log::error!("{error}");
             self.snapshot.end(error);
         }
-        if abandoned || parker.is_stopped() {
+        if is_abandoned || parker.is_stopped() {
             self.wind_down();
             self.runner.stop();
             self.leaving = Leaving::ForGood;

@@ -15,7 +15,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Audience, Event, EventKind, Events};
 use crate::owner::MutexState;
 use crate::parker::Unparker;
@@ -290,6 +290,14 @@ impl Delivery {
             carrier.finish(sent, deadline);
         }
     }
+}
+
+/// Why a service whose receiver was dropped ends by itself.
+pub(crate) fn abandoned(who: impl fmt::Display, so: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidState,
+        format!("{who}: the receiver of its events was dropped, so {so}"),
+    )
 }
 
 /// The bounded way out of a worker: it never blocks, never breaks a pair, and counts what it drops.

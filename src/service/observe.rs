@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::callbacks::MutexRetriever;
-use super::delivery::{CATCH_UP, Delivery, DeliverySettings, Recipient, delivery_setters};
+use super::delivery::{
+    CATCH_UP, Delivery, DeliverySettings, Recipient, abandoned, delivery_setters,
+};
 use super::lifecycle::{Lifecycle, service_getters};
 use crate::backend::RawObserver;
 use crate::clock::{self, Moment};
@@ -218,6 +220,7 @@ struct Worker {
 impl Worker {
     fn run(mut self, parker: &Parker) {
         let unparker = parker.unparker();
+        self.delivery.tell_when_abandoned(unparker.clone());
         while !parker.is_stopped() && !self.delivery.is_abandoned() {
             match self.observation.step(Moment::now()) {
                 Look::Announce(state) => {
@@ -235,6 +238,12 @@ impl Worker {
                     }
                 }
             }
+        }
+        if !parker.is_stopped() {
+            let who = format_args!("{}: observer", self.mutex);
+            let error = abandoned(who, "nobody reads what it sees: it ends. Keep the receiver");
+            log::warn!("{error}");
+            self.snapshot.end(error);
         }
         self.delivery.close(Moment::now() + self.lease.total());
     }

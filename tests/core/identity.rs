@@ -129,6 +129,24 @@ fn a_leader_whose_receiver_is_gone_steps_down_for_good() {
     });
 }
 
+/// It noticed when it looked the next time, half a lease later, and then ended without a word.
+#[test]
+fn an_observer_whose_receiver_is_gone_says_so_and_ends() {
+    within(HANG, || {
+        let hour = Duration::from_secs(3600);
+        let lease = Lease::new(hour, hour).unwrap();
+        let factory = contend::memory::factory(&name("unheard"), lease);
+        let _owner = factory.locker("m").build().unwrap().lock().unwrap();
+        let (observer, events) = factory.observe("m").channel().unwrap();
+        observer.start().unwrap();
+        next(&events, EventKind::OwnerChanged);
+        drop(events);
+        wait_until(PATIENCE, "it has stopped", || !observer.is_active());
+        let why = observer.last_error().expect("it says why it stopped");
+        assert!(why.to_string().contains("receiver"), "{why}");
+    });
+}
+
 #[test]
 fn whoever_resigns_is_released_first_and_rejoins_the_end_of_the_queue() {
     within(HANG, || {
