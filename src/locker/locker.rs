@@ -1032,6 +1032,11 @@ impl LockAllBuilder {
         let mut guards = Vec::with_capacity(lockers.len());
         // One for all of them: each may ask once, but not each beyond the timeout.
         let once = Moment::now() + SHORTEST_CALL;
+        // Within the caller's timeout: what takes longer is the background's.
+        let give_back_by = || match wait {
+            Wait::Until(deadline, _) => deadline.max(once) + TIDY,
+            Wait::No(_) | Wait::Forever => Moment::now() + TIDY,
+        };
         for locker in &lockers {
             let locked = match wait {
                 Wait::Until(deadline, timeout) if deadline.max(once) <= Moment::now() => {
@@ -1043,19 +1048,15 @@ impl LockAllBuilder {
             match locked {
                 Ok(guard) => guards.push(guard),
                 Err(error) => {
-                    // Within the caller's timeout: what takes longer is the background's.
-                    let by = match wait {
-                        Wait::Until(deadline, _) => deadline.max(once),
-                        Wait::No(_) | Wait::Forever => Moment::now(),
-                    };
-                    let _ = GuardAll::new(guards, loss).end(by + TIDY);
+                    let _ = GuardAll::new(guards, loss).end(give_back_by());
                     return Err(error);
                 }
             }
         }
-        let all = GuardAll::new(guards, loss);
+        let mut all = GuardAll::new(guards, loss);
         if !all.is_valid() {
             // The first was lost while the last was waited for.
+            let _ = all.end(give_back_by());
             return Err(lost("lock_all"));
         }
         Ok(all)

@@ -1,14 +1,14 @@
 //! A caller's timeout bounds its call, and a wait has an end, whatever hangs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{self, Call, When};
 use crate::conformance::{HANG, PATIENCE, closed, elsewhere, name};
 use contend::backend::OnRefusal;
-use contend::{Cancel, Error, ErrorKind, EventKind, Executor, Factory, Job, Lease};
+use contend::{Cancel, Error, ErrorKind, EventKind, Executor, Factory, Job, Lease, Moment};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
 
@@ -654,5 +654,61 @@ fn a_wait_with_two_cancels_is_ended_by_either() {
             let error = waits.join().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Cancelled);
         }
+    });
+}
+
+/// Where a lock was lost while another was waited for, the others were given back with the time of an unlock of
+/// its own: the call took 800 ms more than its timeout.
+#[test]
+fn lock_all_that_lost_one_meanwhile_keeps_its_timeout() {
+    within(HANG, || {
+        let timeout = ms(3_000);
+        let memory = factory(4_000, 4_000);
+        let (renews, renewed) = crossbeam_channel::unbounded();
+        let (slow, first) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::new()));
+        let releases = Arc::new(Mutex::new(Vec::new()));
+        let (is_slow, asked) = (Arc::clone(&slow), Arc::clone(&first));
+        let seen = Arc::clone(&releases);
+        let factory = hooked::around(&memory, move |when, call, contender, by| {
+            // By its first call it has looked at the clock.
+            let end = *asked.get_or_init(Moment::now) + timeout;
+            match (when, call, &*contender.mutex) {
+                (When::After, Call::Renew, "a") => renews.send(()).unwrap(),
+                // Granted, and the reply comes when the time is up.
+                (When::After, Call::Acquire(_), "b") if is_slow.load(Ordering::SeqCst) => {
+                    thread::sleep(end.remaining());
+                }
+                (When::Before, Call::Release, _) => {
+                    seen.lock().push((thread::current().id(), by));
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+        let held = memory.locker("b").build().unwrap().lock().unwrap();
+        let (caller, error) = thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let locked = factory.lock_all(["a", "b"]).try_lock_for(timeout);
+                (thread::current().id(), locked.map(drop).unwrap_err())
+            });
+            wait_until(PATIENCE, "it waits for b", || {
+                memory.participants("b").unwrap().len() == 1
+            });
+            let fence = memory.owner("a").unwrap().fence();
+            assert!(memory.revoke("a", fence).unwrap());
+            renewed.recv_timeout(PATIENCE).unwrap();
+            slow.store(true, Ordering::SeqCst);
+            held.unlock().unwrap();
+            waits.join().unwrap()
+        });
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+        let end = *first.get().unwrap() + timeout + ms(200);
+        for (thread, by) in releases.lock().iter() {
+            let in_time = *thread != caller || *by <= end;
+            assert!(in_time, "a release may take {:?} too long", *by - end);
+        }
+        wait_until(PATIENCE, "none is left", || {
+            memory.list().unwrap().is_empty()
+        });
     });
 }
