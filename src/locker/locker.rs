@@ -403,7 +403,8 @@ impl Inner {
                 // The last call may have ended a little late already.
                 let by = match wait {
                     Wait::Until(deadline, _) => deadline.max(start + SHORTEST_CALL) + TIDY,
-                    Wait::No(_) | Wait::Forever => Moment::FAR,
+                    Wait::No(by) => by,
+                    Wait::Forever => Moment::FAR,
                 };
                 self.tidy(driven, by);
                 Err(error)
@@ -447,7 +448,7 @@ impl Inner {
         // An error is returned, unless the call waits without an end: then nobody else would hear of it.
         runner.quiet(!matches!(wait, Wait::Forever));
         runner.begin(!matches!(wait, Wait::No(_)));
-        // A free lock is not missed for want of time to ask once.
+        // A free lock is not missed for want of time to ask once. A single try has a whole call's time anyway.
         let mut once = None;
         let mut failed = None;
         let mut asked = false;
@@ -458,13 +459,20 @@ impl Inner {
         };
         loop {
             let now = Moment::now();
-            let once = *once.get_or_insert(now + SHORTEST_CALL);
+            let once = match wait {
+                Wait::Until(..) => *once.get_or_insert(now + SHORTEST_CALL),
+                Wait::No(_) | Wait::Forever => deadline,
+            };
             if runner.belief().is_none() {
                 if is_cancelled(cancels) {
                     return Err(cancelled(self.mutex()));
                 }
                 if asked && deadline <= now {
                     return Err(self.refused(failed, runner, wait));
+                }
+                if matches!(wait, Wait::No(by) if by <= now) {
+                    // Another lock, or the background, took all the time.
+                    return Err(self.not_tried());
                 }
             }
             let limit = deadline.max(once).min(now + longest);
@@ -643,6 +651,12 @@ impl Inner {
                 wait,
             ),
         }
+    }
+
+    fn not_tried(&self) -> Error {
+        let Contender { mutex, lease, .. } = &self.driver.contender;
+        let message = format!("{mutex}: not tried within {:?}", lease.call_budget());
+        Error::new(ErrorKind::Timeout, message)
     }
 
     /// Why there is no lock: the error, if there was one, or who holds it.
@@ -1035,7 +1049,8 @@ impl LockAllBuilder {
         // Within the caller's timeout: what takes longer is the background's.
         let give_back_by = || match wait {
             Wait::Until(deadline, _) => deadline.max(once) + TIDY,
-            Wait::No(_) | Wait::Forever => Moment::now() + TIDY,
+            Wait::No(by) => by.min(Moment::now() + TIDY),
+            Wait::Forever => Moment::now() + TIDY,
         };
         for locker in &lockers {
             let locked = match wait {

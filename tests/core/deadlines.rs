@@ -712,3 +712,58 @@ fn lock_all_that_lost_one_meanwhile_keeps_its_timeout() {
         });
     });
 }
+
+/// Asking and cleaning up each had a time of its own beside the quarter of the ttl: 180 ms more in all.
+#[test]
+fn one_try_makes_no_call_beyond_a_quarter_of_the_ttl() {
+    within(HANG, || {
+        let memory = factory(2_000, 60_000);
+        let slow = Arc::new(AtomicBool::new(false));
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let (is_slow, seen) = (Arc::clone(&slow), Arc::clone(&calls));
+        let factory = hooked::around(&memory, move |when, call, _, by| {
+            match (when, call) {
+                (When::Before, _) => {
+                    let call = (thread::current().id(), call, Moment::now(), by);
+                    seen.lock().push(call);
+                    if matches!(call.1, Call::Withdraw) && !is_slow.load(Ordering::SeqCst) {
+                        return Err(silent());
+                    }
+                }
+                (When::After, Call::Acquire(_)) if is_slow.load(Ordering::SeqCst) => {
+                    thread::sleep(by.remaining());
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+        let none_is_late = |caller| {
+            let calls = calls.lock().split_off(0);
+            let ours: Vec<_> = calls.iter().filter(|call| call.0 == caller).collect();
+            // Before its first call it has looked at the clock.
+            let end = ours[0].2 + memory.lease().call_budget();
+            for (_, call, _, by) in ours {
+                assert!(*by <= end, "{call:?}: {:?} too late", *by - end);
+            }
+        };
+        let _guard = memory.locker("a").build().unwrap().lock().unwrap();
+        let locker = factory.locker("a").build().unwrap();
+        let caller = elsewhere(|| {
+            // It does not get out of the queue again: there is something to clean up.
+            locker.try_lock_for(ms(100)).map(drop).unwrap_err();
+            calls.lock().clear();
+            slow.store(true, Ordering::SeqCst);
+            locker.try_lock().map(drop).unwrap_err();
+            thread::current().id()
+        });
+        none_is_late(caller);
+
+        let caller = elsewhere(|| {
+            // The first takes all the time there is.
+            let error = factory.lock_all(["b", "c"]).try_lock().map(drop);
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::Timeout);
+            thread::current().id()
+        });
+        none_is_late(caller);
+    });
+}
