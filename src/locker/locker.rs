@@ -388,8 +388,7 @@ impl Inner {
         };
         let turn = self.queue.enter(in_turn_by, cancels);
         let turn = turn.map_err(|blocked| self.blocked(blocked, wait))?;
-        let driven = self.drive(deadline, cancels);
-        let mut driven = driven.map_err(|blocked| self.blocked(blocked, wait))?;
+        let mut driven = self.drive(deadline, cancels)?;
         self.driver.cycle.fetch_add(1, Ordering::Relaxed);
         let outcome = self.acquire(&mut driven, wait, deadline, cancels);
         match outcome {
@@ -413,7 +412,7 @@ impl Inner {
     }
 
     /// Takes the runner, in which the background may be in a call that hangs.
-    fn drive(&self, by: Moment, cancels: &[&Cancel]) -> Result<MutexGuard<'_, Driven>, Blocked> {
+    fn drive(&self, by: Moment, cancels: &[&Cancel]) -> Result<MutexGuard<'_, Driven>> {
         let driven = &self.driver.driven;
         let mut free = driven.try_lock();
         loop {
@@ -421,11 +420,13 @@ impl Inner {
                 return Ok(driven);
             }
             if is_cancelled(cancels) {
-                return Err(Blocked::Cancelled);
+                return Err(cancelled(self.mutex()));
             }
             let left = by.remaining();
             if left.is_zero() {
-                return Err(Blocked::Busy);
+                // Whoever locked has given it up: nobody holds it, nor waits for it.
+                let message = "not locked: an earlier call to the backend has not ended yet";
+                return Err(Error::new(ErrorKind::Timeout, message).context(self.mutex()));
             }
             free = try_lock_for(driven, left.min(LOOK));
         }
@@ -588,7 +589,7 @@ impl Inner {
         let Driven { runner, parker } = &mut *driven;
         runner.quiet(true);
         let released = runner.leave(parker, Some(fence), by);
-        self.tidy(driven, by + TIDY);
+        let is_left = self.tidy(driven, by + TIDY);
         match released {
             Ok(true) if was_ours => Ok(()),
             Ok(false) if was_ours => {
@@ -600,26 +601,34 @@ impl Inner {
                 );
                 Err(lost(mutex))
             }
-            Err(error) if was_ours => Err(error.context(format_args!(
-                "{}: not released yet, which is left to the background",
-                self.mutex()
-            ))),
+            Err(error) if was_ours => {
+                let what = if is_left {
+                    "not released yet, which is left to the background"
+                } else {
+                    // A later release found nothing: the first one's work, or it was gone before.
+                    "whether it was released, or had been lost before, is not known"
+                };
+                Err(error.context(what).context(self.mutex()))
+            }
             _ => Err(lost(self.mutex())),
         }
     }
 
-    /// Removes the traces of what was given up: at once where the backend answers, before `by`, else later.
-    fn tidy(self: &Arc<Inner>, mut driven: MutexGuard<'_, Driven>, by: Moment) {
+    /// Removes the traces of what was given up: at once where the backend answers, before `by`, else later. Returns
+    /// whether something is left to the background.
+    fn tidy(self: &Arc<Inner>, mut driven: MutexGuard<'_, Driven>, by: Moment) -> bool {
         if !driven.runner.machine().has_traces() {
-            return;
+            return false;
         }
         if !matches!(self.driver.snapshot.contact(), Contact::Failing { .. }) {
             let Driven { runner, parker } = &mut *driven;
             let _ = runner.leave(parker, None, by.min(Moment::now() + TIDY));
         }
-        if driven.runner.machine().has_traces() {
+        let is_left = driven.runner.machine().has_traces();
+        if is_left {
             self.clean_up();
         }
+        is_left
     }
 
     /// Leaves what this cycle may have left on the server to the background.
@@ -634,6 +643,7 @@ impl Inner {
         self.factory.background.clean_up(Box::new(job), call, until);
     }
 
+    /// Why a thread did not have its turn.
     fn blocked(&self, blocked: Blocked, wait: Wait) -> Error {
         let Contender { mutex, id, .. } = &self.driver.contender;
         if blocked == Blocked::Cancelled {

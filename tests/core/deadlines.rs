@@ -767,3 +767,29 @@ fn one_try_makes_no_call_beyond_a_quarter_of_the_ttl() {
         none_is_late(caller);
     });
 }
+
+/// It was said to be held by another thread, where a renewal hung after its guard was gone.
+#[test]
+fn nobody_is_said_to_hold_what_waits_for_an_earlier_call() {
+    within(HANG, || {
+        let memory = factory(60_000, 1_000);
+        let (asks, asked) = crossbeam_channel::unbounded();
+        let (let_go, hang) = crossbeam_channel::unbounded::<()>();
+        let factory = hooked::around(&memory, move |when, call, _, _| {
+            if (when, call) == (When::Before, Call::Renew) {
+                asks.send(()).unwrap();
+                let _ = hang.recv_timeout(PATIENCE);
+            }
+            Ok(())
+        });
+        let locker = factory.locker("m").renew_after(ms(950)).build().unwrap();
+        let guard = locker.lock().unwrap();
+        asked.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Timeout);
+        let error = locker.try_lock_for(ms(100)).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.to_string().contains("an earlier call"), "{error}");
+        drop(let_go);
+        drop(locker.try_lock_for(PATIENCE).unwrap());
+    });
+}

@@ -295,6 +295,10 @@ fn a_release_without_an_answer_is_repeated_and_its_outcome_not_guessed() {
         *fails.lock() = Some(When::After);
         let unknown = guard.unlock().unwrap_err();
         assert_eq!(unknown.kind(), ErrorKind::Unreachable);
+        // Nothing is left to release: only what became of it is not known.
+        let told = unknown.to_string();
+        assert!(told.contains("is not known"), "{told}");
+        assert!(!told.contains("background"), "{told}");
         drop(other.try_lock().unwrap());
     });
 }
