@@ -498,10 +498,17 @@ impl Inner {
                         return Err(self.refused(failed, runner, wait));
                     }
                 }
-                Visit::Called(Called::Observe) => {
+                Visit::Called(Called::Observe(failed)) => {
                     if let Some(fence) = runner.machine().stands_back_from() {
                         let Contender { mutex, id, .. } = &self.driver.contender;
-                        return Err(double(mutex, id, fence));
+                        let double = double(mutex, id, fence);
+                        return Err(match failed {
+                            Some(why) => Error::new(
+                                double.kind(),
+                                format!("{double}; whether it is gone could not be seen: {why}"),
+                            ),
+                            None => double,
+                        });
                     }
                 }
                 Visit::Called(Called::Listen(Some(error))) if !error.is_transient() => {
