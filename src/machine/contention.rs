@@ -440,8 +440,7 @@ impl Contention {
                     self.unsure = true;
                     self.late_until = gone_at(now, self.lease);
                 }
-                self.failures = self.failures.saturating_add(1);
-                self.next_try = now + self.backoff(roll);
+                self.failed(now, roll);
             }
         }
     }
@@ -520,13 +519,7 @@ impl Contention {
             // A give-back that failed is tried again only on leaving: until then the next acquisition
             // finds out, by adopting what is left.
             Err(_) if gave_back.is_some() && !self.is_leaving() => {}
-            Err(_) => {
-                self.failures = self.failures.saturating_add(1);
-                self.next_try = now + self.period.renewal_backoff(self.failures, roll);
-            }
-        }
-        if gave_back.is_some() {
-            self.next_try = self.next_try.max(now);
+            Err(_) => self.failed(now, roll),
         }
     }
 
@@ -534,10 +527,7 @@ impl Contention {
     pub fn withdrawn(&mut self, now: Moment, withdrawn: Result<bool, Failure>, roll: f64) {
         match withdrawn {
             Ok(_) => self.entered = false,
-            Err(_) => {
-                self.failures = self.failures.saturating_add(1);
-                self.next_try = now + self.period.renewal_backoff(self.failures, roll);
-            }
+            Err(_) => self.failed(now, roll),
         }
     }
 
@@ -562,19 +552,18 @@ impl Contention {
                 };
                 self.see(view.owner);
             }
-            Err(_) => {
-                self.failures = self.failures.saturating_add(1);
-                self.next_try = now + self.backoff(roll);
-            }
+            Err(_) => self.failed(now, roll),
         }
     }
 
-    /// How long to rest after a failure: not for long where somebody leaves, and has little time.
-    fn backoff(&self, roll: f64) -> Duration {
-        match self.phase {
+    /// A call failed: the next one comes after a pause, a short one where somebody leaves and has little time.
+    fn failed(&mut self, now: Moment, roll: f64) {
+        self.failures = self.failures.saturating_add(1);
+        let pause = match self.phase {
             Phase::Contending => self.period.attempt_backoff(self.failures, roll),
             Phase::Leaving { .. } => self.period.renewal_backoff(self.failures, roll),
-        }
+        };
+        self.next_try = now + pause;
     }
 
     fn granted(&mut self, sent: Moment, now: Moment, grant: Grant) {
