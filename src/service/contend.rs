@@ -272,11 +272,9 @@ impl MutexContendService {
     /// Returns how long this contender surely owns without a further renewal; zero if it does not own.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        let snapshot = self.inner.here().map(|inner| &inner.snapshot);
-        snapshot.map_or(Duration::ZERO, |snapshot| {
-            let fence = snapshot.fence();
-            fence.map_or(Duration::ZERO, |fence| snapshot.valid_for(fence))
-        })
+        self.inner
+            .here()
+            .map_or(Duration::ZERO, |inner| inner.snapshot.remaining())
     }
 
     /// Returns what the service has done since it was built.
