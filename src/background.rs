@@ -568,6 +568,14 @@ impl Job {
         self.at = Moment::now() + after;
         Some(self)
     }
+
+    /// The same job, tried again soon where the factory was dropped during its attempt: later nobody tries it.
+    fn in_time(mut self, closed: Option<Moment>) -> Job {
+        if closed.is_some() {
+            self.at = self.at.min(Moment::now() + LAST_TRIES);
+        }
+        self
+    }
 }
 
 impl Shared {
@@ -608,6 +616,7 @@ impl Shared {
                     None
                 });
                 clean_ups = self.clean_ups.lock();
+                let again = again.map(|job| job.in_time(clean_ups.closed));
                 clean_ups.jobs.extend(again);
                 idle_since = Moment::now();
                 continue;
@@ -811,7 +820,8 @@ mod tests {
             self.failures = self.failures.saturating_sub(1);
             match self.failures {
                 0 => Cleaned::Done,
-                _ => Cleaned::Again(Duration::from_millis(1)),
+                // Later than a drop waits.
+                _ => Cleaned::Again(DROP + Duration::from_millis(100)),
             }
         }
     }
@@ -830,7 +840,8 @@ mod tests {
         assert_eq!(seen.iter().count(), 3);
     }
 
-    /// An attack: the server is just back, the first try still fails, and the drop gave up with its time unused.
+    /// An attack: the server is just back, the first try still fails, and the drop gave up with its time unused. So it
+    /// did after a try that had begun before the drop, and was to be repeated in its own good time.
     #[test]
     fn a_clean_up_that_fails_is_tried_again_while_the_factory_is_dropped() {
         let background = Background::new();

@@ -86,7 +86,7 @@ impl fmt::Display for EventKind {
 ///
 /// While it or a clone of it lives, somebody works with the ownership. When the last one is dropped,
 /// nobody does: the service logs that and steps down for good, unless it was built to
-/// [lead without a listener](crate::ContendBuilder::lead_without_listener).
+/// [lead without a listener](crate::ContendBuilder::lead_without_listener). An observer logs it and ends.
 ///
 /// ```
 /// use contend::crossbeam_channel::select;

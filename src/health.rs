@@ -11,6 +11,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::json::Json;
 use crate::service::Status;
+use crate::service::lifecycle::Stage;
 use crate::snapshot::{Contact, Snapshot, Stats};
 
 /// What a factory knows about its backend and its services. Returned by `Factory::health`, which does no
@@ -214,20 +215,45 @@ struct Known {
 struct Registered {
     /// Outlives the part it belongs to: what that one has counted is not lost.
     snapshot: Arc<Snapshot>,
-    part: Weak<dyn Monitored>,
+    /// `None` for a locker.
+    service: Option<Weak<Monitored>>,
 }
 
-/// A service or a locker, as its factory looks after it.
-pub(crate) trait Monitored: Send + Sync {
-    /// Returns `None` for what is counted, but not listed: a factory may have thousands of lockers, and
-    /// what goes wrong with one is returned to its caller.
-    fn health(&self) -> Option<ServiceHealth>;
+/// What a factory reads of one of its services. It owns nothing: whoever reads may be the last to hold it, and must
+/// not have to stop the service.
+pub(crate) struct Monitored {
+    pub(crate) mutex: Arc<str>,
+    /// `None` for an observer.
+    pub(crate) id: Option<Arc<str>>,
+    pub(crate) stage: Arc<Stage>,
+    pub(crate) snapshot: Arc<Snapshot>,
+}
+
+impl Monitored {
+    fn health(&self) -> ServiceHealth {
+        ServiceHealth {
+            mutex: Arc::clone(&self.mutex),
+            id: self.id.clone(),
+            status: self.stage.status(),
+            fence: self.snapshot.fence(),
+            contact: self.snapshot.contact(),
+        }
+    }
 }
 
 impl Registry {
-    pub(crate) fn add(&self, snapshot: &Arc<Snapshot>, part: &Arc<impl Monitored + 'static>) {
-        let part = Arc::downgrade(part);
-        let part: Weak<dyn Monitored> = part;
+    /// Lists a service for as long as it lives, and counts what it does.
+    pub(crate) fn add(&self, service: &Arc<Monitored>) {
+        self.register(&service.snapshot, Some(Arc::downgrade(service)));
+    }
+
+    /// Counts what a locker does. It is not listed: a factory may have thousands, and what goes wrong with one is
+    /// returned to its caller.
+    pub(crate) fn count(&self, snapshot: &Arc<Snapshot>) {
+        self.register(snapshot, None);
+    }
+
+    fn register(&self, snapshot: &Arc<Snapshot>, service: Option<Weak<Monitored>>) {
         let mut known = self.known.lock();
         // Only when it would grow: so the search costs each newcomer a constant.
         if known.entries.len() == known.entries.capacity() {
@@ -235,7 +261,7 @@ impl Registry {
         }
         known.entries.push(Registered {
             snapshot: Arc::clone(snapshot),
-            part,
+            service,
         });
     }
 
@@ -262,18 +288,14 @@ impl Registry {
     }
 
     pub(crate) fn health(&self, backend: &dyn Backend) -> Health {
-        let (parts, answered, failing) = {
+        let (services, answered, failing) = {
             let known = self.known.lock();
-            let parts = known
-                .entries
-                .iter()
-                .filter_map(|entry| entry.part.upgrade());
-            let parts: Vec<_> = parts.collect();
-            (parts, known.ping_answered, known.ping_failing.clone())
+            let services = known.entries.iter();
+            let services = services.filter_map(|entry| entry.service.as_ref()?.upgrade());
+            let services: Vec<_> = services.collect();
+            (services, known.ping_answered, known.ping_failing.clone())
         };
-        // Not under the lock: dropping the last reference to a service stops it.
-        let services: Vec<ServiceHealth> = parts.iter().filter_map(|it| it.health()).collect();
-        drop(parts);
+        let services: Vec<_> = services.iter().map(|service| service.health()).collect();
         let condition = backend.condition();
         let now = Moment::now();
         let last_contact = condition.last_contact.max(answered);
@@ -302,7 +324,8 @@ impl Known {
     fn forget_the_gone(&mut self) {
         let gone = &mut self.gone;
         self.entries.retain(|entry| {
-            let is_alive = entry.part.strong_count() > 0;
+            // A worker, or a clean-up, may count on after its service or locker is gone.
+            let is_alive = Arc::strong_count(&entry.snapshot) > 1;
             if !is_alive {
                 *gone = gone.plus(entry.snapshot.stats());
             }

@@ -55,13 +55,25 @@ impl Lease {
                 "ttl {ttl:?} and transition {transition:?} must be whole milliseconds"
             )));
         }
-        if lease.belief() < Lease::MIN_BELIEF {
+        if !lease.is_renewable() {
+            // The drift grows with the ttl: the first of the few that come into question.
+            let mut shortest = Lease {
+                ttl: Lease::MIN_BELIEF,
+                transition,
+            };
+            while !shortest.is_renewable() {
+                shortest.ttl += Duration::from_millis(1);
+            }
             return Err(Error::invalid(format!(
                 "ttl {ttl:?} is too short to renew in; with a transition of {transition:?} use at least {:?}",
-                Lease::MIN_BELIEF + lease.drift_beyond_transition() + Duration::from_millis(1),
+                shortest.ttl
             )));
         }
         Ok(lease)
+    }
+
+    fn is_renewable(self) -> bool {
+        self.belief() >= Lease::MIN_BELIEF
     }
 
     /// How long an owner may believe without a renewal.
@@ -174,5 +186,17 @@ mod tests {
             assert_eq!(error.kind(), crate::ErrorKind::InvalidInput, "{ttl:?}");
         }
         assert!(Lease::new(ms(20), ms(100)).is_ok());
+    }
+
+    /// It advised fractions of a millisecond, which it refuses.
+    #[test]
+    fn the_shortest_ttl_that_is_advised_is_allowed_and_none_below_it() {
+        for (ttl, transition) in (0..20).flat_map(|ttl| (0..10).map(move |it| (ms(ttl), ms(it)))) {
+            let error = Lease::new(ttl, transition).unwrap_err().to_string();
+            let advised = error.rsplit_once("use at least ").unwrap().1;
+            let advised = parse_duration(advised).unwrap();
+            Lease::new(advised, transition).unwrap();
+            Lease::new(advised - ms(1), transition).unwrap_err();
+        }
     }
 }

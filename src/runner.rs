@@ -51,7 +51,7 @@ pub(crate) enum Called {
         outcome: Result<bool>,
     },
     Withdraw,
-    Observe,
+    Observe(Option<Error>),
 }
 
 /// Whether the backend wakes us.
@@ -372,10 +372,10 @@ impl Runner {
             self.observer = Some(observer);
             Ok(view)
         });
-        let (view, _) = self.settle(view, |_| true);
+        let (view, error) = self.settle(view, |_| true);
         let roll = clock::roll();
         self.decide(|machine, now| machine.observed(now, view, roll));
-        Called::Observe
+        Called::Observe(error)
     }
 
     /// Makes a call. One that panics is over for good, and so is the contender that it was made on.

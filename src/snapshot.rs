@@ -132,6 +132,13 @@ impl Snapshot {
             .map_or(Duration::ZERO, |(until, _)| until.remaining())
     }
 
+    /// How long the deadline of the present ownership is away; zero if there is none.
+    pub(crate) fn remaining(&self) -> Duration {
+        let notes = self.notes.lock();
+        let belief = notes.belief.as_ref();
+        belief.map_or(Duration::ZERO, |(until, _)| until.remaining())
+    }
+
     pub(crate) fn state(&self) -> MutexState {
         self.notes.lock().state.clone()
     }

@@ -21,7 +21,6 @@ use crate::cancel::{Cancel, cancelled};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory;
-use crate::health::{Monitored, ServiceHealth};
 use crate::id::LiveId;
 use crate::lease::Lease;
 use crate::machine::contention::Change;
@@ -140,7 +139,7 @@ impl Locker {
         self.lock_by(Wait::Forever, None)
     }
 
-    /// Waits for the lock until `cancel` is cancelled.
+    /// Waits for the lock until `cancel` is cancelled, or [the locker's own](LockerBuilder::cancel).
     ///
     /// # Errors
     /// As [`lock`](Locker::lock).
@@ -337,12 +336,6 @@ impl<E: std::error::Error + 'static> std::error::Error for WithLockError<E> {
     }
 }
 
-impl Monitored for Driver {
-    fn health(&self) -> Option<ServiceHealth> {
-        None
-    }
-}
-
 impl Inner {
     pub(super) fn mutex(&self) -> &Arc<str> {
         &self.driver.contender.mutex
@@ -361,9 +354,11 @@ impl Inner {
         let start = Moment::now();
         let held = Held::enter(&self.driver)?;
         let waits = &self.factory.waits();
-        let locked = match cancel.or(self.cancel.as_ref()) {
-            Some(cancel) => self.lock_in_turn(start, wait, &[waits, cancel], &loss),
-            None => self.lock_in_turn(start, wait, &[waits], &loss),
+        let lock = |cancels: &[&Cancel]| self.lock_in_turn(start, wait, cancels, &loss);
+        let locked = match (cancel, self.cancel.as_ref()) {
+            (Some(of_the_call), Some(of_the_locker)) => lock(&[waits, of_the_call, of_the_locker]),
+            (Some(cancel), None) | (None, Some(cancel)) => lock(&[waits, cancel]),
+            (None, None) => lock(&[waits]),
         };
         self.factory.probe().tell(|probe| {
             let waited = Moment::now() - start;
@@ -393,8 +388,7 @@ impl Inner {
         };
         let turn = self.queue.enter(in_turn_by, cancels);
         let turn = turn.map_err(|blocked| self.blocked(blocked, wait))?;
-        let driven = self.drive(deadline, cancels);
-        let mut driven = driven.map_err(|blocked| self.blocked(blocked, wait))?;
+        let mut driven = self.drive(deadline, cancels)?;
         self.driver.cycle.fetch_add(1, Ordering::Relaxed);
         let outcome = self.acquire(&mut driven, wait, deadline, cancels);
         match outcome {
@@ -408,7 +402,8 @@ impl Inner {
                 // The last call may have ended a little late already.
                 let by = match wait {
                     Wait::Until(deadline, _) => deadline.max(start + SHORTEST_CALL) + TIDY,
-                    Wait::No(_) | Wait::Forever => Moment::FAR,
+                    Wait::No(by) => by,
+                    Wait::Forever => Moment::FAR,
                 };
                 self.tidy(driven, by);
                 Err(error)
@@ -417,7 +412,7 @@ impl Inner {
     }
 
     /// Takes the runner, in which the background may be in a call that hangs.
-    fn drive(&self, by: Moment, cancels: &[&Cancel]) -> Result<MutexGuard<'_, Driven>, Blocked> {
+    fn drive(&self, by: Moment, cancels: &[&Cancel]) -> Result<MutexGuard<'_, Driven>> {
         let driven = &self.driver.driven;
         let mut free = driven.try_lock();
         loop {
@@ -425,11 +420,13 @@ impl Inner {
                 return Ok(driven);
             }
             if is_cancelled(cancels) {
-                return Err(Blocked::Cancelled);
+                return Err(cancelled(self.mutex()));
             }
             let left = by.remaining();
             if left.is_zero() {
-                return Err(Blocked::Busy);
+                // Whoever locked has given it up: nobody holds it, nor waits for it.
+                let message = "not locked: an earlier call to the backend has not ended yet";
+                return Err(Error::new(ErrorKind::Timeout, message).context(self.mutex()));
             }
             free = try_lock_for(driven, left.min(LOOK));
         }
@@ -452,7 +449,7 @@ impl Inner {
         // An error is returned, unless the call waits without an end: then nobody else would hear of it.
         runner.quiet(!matches!(wait, Wait::Forever));
         runner.begin(!matches!(wait, Wait::No(_)));
-        // A free lock is not missed for want of time to ask once.
+        // A free lock is not missed for want of time to ask once. A single try has a whole call's time anyway.
         let mut once = None;
         let mut failed = None;
         let mut asked = false;
@@ -463,13 +460,20 @@ impl Inner {
         };
         loop {
             let now = Moment::now();
-            let once = *once.get_or_insert(now + SHORTEST_CALL);
+            let once = match wait {
+                Wait::Until(..) => *once.get_or_insert(now + SHORTEST_CALL),
+                Wait::No(_) | Wait::Forever => deadline,
+            };
             if runner.belief().is_none() {
                 if is_cancelled(cancels) {
                     return Err(cancelled(self.mutex()));
                 }
                 if asked && deadline <= now {
                     return Err(self.refused(failed, runner, wait));
+                }
+                if matches!(wait, Wait::No(by) if by <= now) {
+                    // Another lock, or the background, took all the time.
+                    return Err(self.not_tried());
                 }
             }
             let limit = deadline.max(once).min(now + longest);
@@ -494,10 +498,17 @@ impl Inner {
                         return Err(self.refused(failed, runner, wait));
                     }
                 }
-                Visit::Called(Called::Observe) => {
+                Visit::Called(Called::Observe(failed)) => {
                     if let Some(fence) = runner.machine().stands_back_from() {
                         let Contender { mutex, id, .. } = &self.driver.contender;
-                        return Err(double(mutex, id, fence));
+                        let double = double(mutex, id, fence);
+                        return Err(match failed {
+                            Some(why) => Error::new(
+                                double.kind(),
+                                format!("{double}; whether it is gone could not be seen: {why}"),
+                            ),
+                            None => double,
+                        });
                     }
                 }
                 Visit::Called(Called::Listen(Some(error))) if !error.is_transient() => {
@@ -585,7 +596,7 @@ impl Inner {
         let Driven { runner, parker } = &mut *driven;
         runner.quiet(true);
         let released = runner.leave(parker, Some(fence), by);
-        self.tidy(driven, by + TIDY);
+        let is_left = self.tidy(driven, by + TIDY);
         match released {
             Ok(true) if was_ours => Ok(()),
             Ok(false) if was_ours => {
@@ -597,26 +608,34 @@ impl Inner {
                 );
                 Err(lost(mutex))
             }
-            Err(error) if was_ours => Err(error.context(format_args!(
-                "{}: not released yet, which is left to the background",
-                self.mutex()
-            ))),
+            Err(error) if was_ours => {
+                let what = if is_left {
+                    "not released yet, which is left to the background"
+                } else {
+                    // A later release found nothing: the first one's work, or it was gone before.
+                    "whether it was released, or had been lost before, is not known"
+                };
+                Err(error.context(what).context(self.mutex()))
+            }
             _ => Err(lost(self.mutex())),
         }
     }
 
-    /// Removes the traces of what was given up: at once where the backend answers, before `by`, else later.
-    fn tidy(self: &Arc<Inner>, mut driven: MutexGuard<'_, Driven>, by: Moment) {
+    /// Removes the traces of what was given up: at once where the backend answers, before `by`, else later. Returns
+    /// whether something is left to the background.
+    fn tidy(self: &Arc<Inner>, mut driven: MutexGuard<'_, Driven>, by: Moment) -> bool {
         if !driven.runner.machine().has_traces() {
-            return;
+            return false;
         }
         if !matches!(self.driver.snapshot.contact(), Contact::Failing { .. }) {
             let Driven { runner, parker } = &mut *driven;
             let _ = runner.leave(parker, None, by.min(Moment::now() + TIDY));
         }
-        if driven.runner.machine().has_traces() {
+        let is_left = driven.runner.machine().has_traces();
+        if is_left {
             self.clean_up();
         }
+        is_left
     }
 
     /// Leaves what this cycle may have left on the server to the background.
@@ -631,6 +650,7 @@ impl Inner {
         self.factory.background.clean_up(Box::new(job), call, until);
     }
 
+    /// Why a thread did not have its turn.
     fn blocked(&self, blocked: Blocked, wait: Wait) -> Error {
         let Contender { mutex, id, .. } = &self.driver.contender;
         if blocked == Blocked::Cancelled {
@@ -648,6 +668,12 @@ impl Inner {
                 wait,
             ),
         }
+    }
+
+    fn not_tried(&self) -> Error {
+        let Contender { mutex, lease, .. } = &self.driver.contender;
+        let message = format!("{mutex}: not tried within {:?}", lease.call_budget());
+        Error::new(ErrorKind::Timeout, message)
     }
 
     /// Why there is no lock: the error, if there was one, or who holds it.
@@ -742,11 +768,15 @@ impl Renewable for Ownership {
         let unparker = driven.parker.unparker();
         loop {
             match driven.runner.visit(&unparker, by) {
-                Visit::Announce(Change::Released(..)) => {
-                    self.loss.close();
-                    return Next::Over;
+                Visit::Announce(change) => {
+                    if let Change::Released(..) = change {
+                        self.loss.close();
+                    }
+                    // Why it was lost is told now, and not when the guard ends.
+                    if driven.runner.belief().is_none() && !driven.runner.machine().has_news() {
+                        return Next::Over;
+                    }
                 }
-                Visit::Announce(_) => {}
                 // One call, and what it has changed is announced at once.
                 Visit::Called(_) if driven.runner.belief().is_none() => {}
                 Visit::Called(_) | Visit::Wait { .. } | Visit::Over => {
@@ -912,7 +942,7 @@ impl LockerBuilder {
             _live: live,
         };
         let driver = Arc::new(driver);
-        factory.registry.add(&driver.snapshot, &driver);
+        factory.registry.count(&driver.snapshot);
         Ok(Locker {
             inner: Local::new(Arc::new(Inner {
                 driver,
@@ -1033,6 +1063,12 @@ impl LockAllBuilder {
         let mut guards = Vec::with_capacity(lockers.len());
         // One for all of them: each may ask once, but not each beyond the timeout.
         let once = Moment::now() + SHORTEST_CALL;
+        // Within the caller's timeout: what takes longer is the background's.
+        let give_back_by = || match wait {
+            Wait::Until(deadline, _) => deadline.max(once) + TIDY,
+            Wait::No(by) => by.min(Moment::now() + TIDY),
+            Wait::Forever => Moment::now() + TIDY,
+        };
         for locker in &lockers {
             let locked = match wait {
                 Wait::Until(deadline, timeout) if deadline.max(once) <= Moment::now() => {
@@ -1044,19 +1080,15 @@ impl LockAllBuilder {
             match locked {
                 Ok(guard) => guards.push(guard),
                 Err(error) => {
-                    // Within the caller's timeout: what takes longer is the background's.
-                    let by = match wait {
-                        Wait::Until(deadline, _) => deadline.max(once),
-                        Wait::No(_) | Wait::Forever => Moment::now(),
-                    };
-                    let _ = GuardAll::new(guards, loss).end(by + TIDY);
+                    let _ = GuardAll::new(guards, loss).end(give_back_by());
                     return Err(error);
                 }
             }
         }
-        let all = GuardAll::new(guards, loss);
+        let mut all = GuardAll::new(guards, loss);
         if !all.is_valid() {
             // The first was lost while the last was waited for.
+            let _ = all.end(give_back_by());
             return Err(lost("lock_all"));
         }
         Ok(all)

@@ -129,6 +129,8 @@ pub struct Contention {
     /// The last owner seen, ourselves included.
     seen: MutexOwner,
     next_try: Moment,
+    /// No wake-up leads to an attempt before this: whoever resigned rests.
+    rests_until: Moment,
     failures: u32,
     news: VecDeque<Change>,
 }
@@ -193,6 +195,7 @@ impl Contention {
             suspected: false,
             seen: MutexOwner::NONE,
             next_try: start,
+            rests_until: start,
             failures: 0,
             news: VecDeque::with_capacity(4),
         }
@@ -297,6 +300,12 @@ impl Contention {
         ours || self.doubtful.is_some() || self.entered
     }
 
+    /// Whether there is something to announce.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        !self.news.is_empty()
+    }
+
     /// When there is something to do, as far as is known.
     #[must_use]
     pub fn due(&self) -> Moment {
@@ -349,6 +358,7 @@ impl Contention {
                 self.phase = Phase::Contending;
                 self.failures = 0;
                 self.next_try = now + rest;
+                self.rests_until = self.next_try;
                 return Step::Wait {
                     until: self.next_try,
                 };
@@ -380,7 +390,7 @@ impl Contention {
     pub fn woken(&mut self, now: Moment) {
         match &mut self.owned {
             Some(owned) => owned.renew_at = owned.renew_at.min(now.max(owned.not_before)),
-            None => self.next_try = self.next_try.min(now),
+            None => self.next_try = self.next_try.min(now.max(self.rests_until)),
         }
     }
 
@@ -430,8 +440,7 @@ impl Contention {
                     self.unsure = true;
                     self.late_until = gone_at(now, self.lease);
                 }
-                self.failures = self.failures.saturating_add(1);
-                self.next_try = now + self.backoff(roll);
+                self.failed(now, roll);
             }
         }
     }
@@ -510,13 +519,7 @@ impl Contention {
             // A give-back that failed is tried again only on leaving: until then the next acquisition
             // finds out, by adopting what is left.
             Err(_) if gave_back.is_some() && !self.is_leaving() => {}
-            Err(_) => {
-                self.failures = self.failures.saturating_add(1);
-                self.next_try = now + self.period.renewal_backoff(self.failures, roll);
-            }
-        }
-        if gave_back.is_some() {
-            self.next_try = self.next_try.max(now);
+            Err(_) => self.failed(now, roll),
         }
     }
 
@@ -524,10 +527,7 @@ impl Contention {
     pub fn withdrawn(&mut self, now: Moment, withdrawn: Result<bool, Failure>, roll: f64) {
         match withdrawn {
             Ok(_) => self.entered = false,
-            Err(_) => {
-                self.failures = self.failures.saturating_add(1);
-                self.next_try = now + self.period.renewal_backoff(self.failures, roll);
-            }
+            Err(_) => self.failed(now, roll),
         }
     }
 
@@ -552,19 +552,18 @@ impl Contention {
                 };
                 self.see(view.owner);
             }
-            Err(_) => {
-                self.failures = self.failures.saturating_add(1);
-                self.next_try = now + self.backoff(roll);
-            }
+            Err(_) => self.failed(now, roll),
         }
     }
 
-    /// How long to rest after a failure: not for long where somebody leaves, and has little time.
-    fn backoff(&self, roll: f64) -> Duration {
-        match self.phase {
+    /// A call failed: the next one comes after a pause, a short one where somebody leaves and has little time.
+    fn failed(&mut self, now: Moment, roll: f64) {
+        self.failures = self.failures.saturating_add(1);
+        let pause = match self.phase {
             Phase::Contending => self.period.attempt_backoff(self.failures, roll),
             Phase::Leaving { .. } => self.period.renewal_backoff(self.failures, roll),
-        }
+        };
+        self.next_try = now + pause;
     }
 
     fn granted(&mut self, sent: Moment, now: Moment, grant: Grant) {
@@ -915,6 +914,33 @@ mod tests {
         machine.released(at(20), Ok(true), 0.0);
         assert!(matches!(machine.step(at(20)), Step::Wait { until } if until == at(5_020)));
         assert!(matches!(machine.step(at(5_020)), Step::Acquire { .. }));
+    }
+
+    /// A wake-up that was on its way when it resigned ended the rest at once.
+    #[test]
+    fn whoever_rests_is_not_woken() {
+        let mut machine = owner_at(Lease::default(), at(0), 7);
+        machine.resign(Duration::from_secs(5));
+        while matches!(machine.step(at(10)), Step::Announce(_)) {}
+        machine.released(at(20), Ok(true), 0.0);
+        assert!(matches!(machine.step(at(20)), Step::Wait { until } if until == at(5_020)));
+        machine.woken(at(30));
+        let step = machine.step(at(30));
+        assert!(
+            matches!(step, Step::Wait { until } if until == at(5_020)),
+            "{step:?}"
+        );
+        assert!(matches!(machine.step(at(5_020)), Step::Acquire { .. }));
+        // After the rest it is woken as ever.
+        let refusal = crate::backend::Refusal {
+            owner: MutexOwner::new("b", 0, 0, 0, 8),
+            retry_in: Duration::from_secs(10),
+            asked: true,
+        };
+        machine.acquired(at(5_020), at(5_021), Ok(Attempt::Refused(refusal)), 0.0);
+        while matches!(machine.step(at(5_021)), Step::Announce(_)) {}
+        machine.woken(at(5_100));
+        assert!(matches!(machine.step(at(5_100)), Step::Acquire { .. }));
     }
 
     /// Rules 2 and 3 together: the listener of the first ownership still winds down when the adoption of

@@ -9,7 +9,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use super::callbacks::MutexContender;
-use super::delivery::{CATCH_UP, Delivery, DeliverySettings, Recipient, delivery_setters};
+use super::delivery::{
+    CATCH_UP, Delivery, DeliverySettings, Recipient, abandoned, delivery_setters,
+};
 use super::lifecycle::{Lifecycle, service_getters};
 use super::settings::{Settings, Validated, contender_setters};
 use crate::backend::{Contender, Purpose};
@@ -17,7 +19,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, EventKind, Events};
 use crate::factory;
-use crate::health::{Monitored, ServiceHealth};
+use crate::health::Monitored;
 use crate::id::LiveId;
 use crate::machine::contention::Change;
 use crate::machine::period::ContendPeriod;
@@ -76,6 +78,7 @@ pub(crate) struct Inner {
     runs: Arc<Mutex<u64>>,
     /// Keeps the id from being used twice for as long as the service lives.
     live: Arc<LiveId>,
+    _monitored: Arc<Monitored>,
 }
 
 /// What others ask of the worker: only it may call the backend. `None` while there is no worker to answer.
@@ -269,11 +272,9 @@ impl MutexContendService {
     /// Returns how long this contender surely owns without a further renewal; zero if it does not own.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        let snapshot = self.inner.here().map(|inner| &inner.snapshot);
-        snapshot.map_or(Duration::ZERO, |snapshot| {
-            let fence = snapshot.fence();
-            fence.map_or(Duration::ZERO, |fence| snapshot.valid_for(fence))
-        })
+        self.inner
+            .here()
+            .map_or(Duration::ZERO, |inner| inner.snapshot.remaining())
     }
 
     /// Returns what the service has done since it was built.
@@ -282,18 +283,6 @@ impl MutexContendService {
         self.inner
             .here()
             .map_or_else(Stats::default, |inner| inner.snapshot.stats())
-    }
-}
-
-impl Monitored for Inner {
-    fn health(&self) -> Option<ServiceHealth> {
-        Some(ServiceHealth {
-            mutex: Arc::clone(&self.contender.mutex),
-            id: Some(Arc::clone(&self.contender.id)),
-            status: self.lifecycle.status(),
-            fence: self.snapshot.fence(),
-            contact: self.snapshot.contact(),
-        })
     }
 }
 
@@ -479,22 +468,30 @@ impl ContendBuilder {
                 "initial_delay {initial_delay:?} is too long; use at most 366 days"
             )));
         }
-        let inner = Arc::new(Inner {
+        let (snapshot, lifecycle) = (Arc::<Snapshot>::default(), Lifecycle::new());
+        let monitored = Arc::new(Monitored {
+            mutex: Arc::clone(&contender.mutex),
+            id: Some(Arc::clone(&contender.id)),
+            stage: Arc::clone(lifecycle.stage()),
+            snapshot: Arc::clone(&snapshot),
+        });
+        factory.registry.add(&monitored);
+        let inner = Inner {
             contender,
             period,
             initial_delay,
             lead_without_listener: self.lead_without_listener,
             recipient,
-            snapshot: Arc::default(),
-            lifecycle: Lifecycle::new(),
+            snapshot,
+            lifecycle,
             inbox: Arc::default(),
             runs: Arc::default(),
             live: Arc::new(live),
             factory,
-        });
-        inner.factory.registry.add(&inner.snapshot, &inner);
+            _monitored: monitored,
+        };
         Ok(MutexContendService {
-            inner: Local::new(inner),
+            inner: Local::new(Arc::new(inner)),
         })
     }
 }
@@ -607,20 +604,16 @@ impl Worker {
         if let Leaving::ForGood = self.leaving {
             return;
         }
-        let abandoned = !self.lead_without_listener && self.delivery.is_abandoned();
-        if abandoned && !parker.is_stopped() {
+        let is_abandoned = !self.lead_without_listener && self.delivery.is_abandoned();
+        if is_abandoned && !parker.is_stopped() {
             let Contender { mutex, id, .. } = self.runner.contender();
-            let error = Error::new(
-                ErrorKind::InvalidState,
-                format!(
-                    "{mutex}: {id}: the receiver of its events was dropped, so nobody works: it steps down \
-                     for good. Keep the receiver, or build with lead_without_listener(true)"
-                ),
-            );
+            let so = "nobody works: it steps down for good. Keep the receiver, or build with \
+                      lead_without_listener(true)";
+            let error = abandoned(format_args!("{mutex}: {id}"), so);
             log::error!("{error}");
             self.snapshot.end(error);
         }
-        if abandoned || parker.is_stopped() {
+        if is_abandoned || parker.is_stopped() {
             self.wind_down();
             self.runner.stop();
             self.leaving = Leaving::ForGood;

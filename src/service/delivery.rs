@@ -15,7 +15,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Audience, Event, EventKind, Events};
 use crate::owner::MutexState;
 use crate::parker::Unparker;
@@ -292,6 +292,14 @@ impl Delivery {
     }
 }
 
+/// Why a service whose receiver was dropped ends by itself.
+pub(crate) fn abandoned(who: impl fmt::Display, so: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidState,
+        format!("{who}: the receiver of its events was dropped, so {so}"),
+    )
+}
+
 /// The bounded way out of a worker: it never blocks, never breaks a pair, and counts what it drops.
 ///
 /// A crossbeam channel cannot be edited from its sending side without racing the receiver, so what is
@@ -421,8 +429,10 @@ struct Progress {
     running: bool,
     /// No callback begins any more.
     over: bool,
-    /// A job for the executor is on its way.
-    scheduled: bool,
+    /// The number of the executor's job that is on its way, or runs.
+    scheduled: Option<u64>,
+    /// How many jobs there were for the executor.
+    jobs: u64,
 }
 
 thread_local! {
@@ -436,12 +446,19 @@ pub(crate) fn is_inside(number: u64) -> bool {
 }
 
 /// A job on its way: one that the executor drops makes way for the next.
-struct Scheduled(Arc<Round>);
+struct Scheduled {
+    round: Arc<Round>,
+    number: u64,
+}
 
 impl Drop for Scheduled {
     fn drop(&mut self) {
-        self.0.progress.lock().scheduled = false;
-        self.0.changed.notify_all();
+        let mut progress = self.round.progress.lock();
+        // One that ran has made way already, and the next may run by now: a third beside it would overtake it.
+        if progress.scheduled == Some(self.number) {
+            progress.scheduled = None;
+        }
+        self.round.changed.notify_all();
     }
 }
 
@@ -480,19 +497,28 @@ impl Carrier {
         let By::Executor(executor) = &self.by else {
             return;
         };
-        {
-            // Looked at and set under one lock: `drain` lets go of it only with an empty channel.
-            let mut progress = self.round.progress.lock();
-            if progress.scheduled || self.round.events.is_empty() {
-                return;
-            }
-            progress.scheduled = true;
-        }
-        let scheduled = Scheduled(Arc::clone(&self.round));
-        let job: Job = Box::new(move || scheduled.0.drain());
+        let Some(scheduled) = self.schedule() else {
+            return;
+        };
+        let job: Job = Box::new(move || scheduled.round.drain());
         if catch_unwind(AssertUnwindSafe(|| executor(job))).is_err() {
             log::error!("an executor panicked instead of taking a callback");
         }
+    }
+
+    /// A job for what is in the channel; `None` if nothing is, or if one is on its way.
+    fn schedule(&self) -> Option<Scheduled> {
+        // Looked at and set under one lock: `drain` lets go of it only with an empty channel.
+        let mut progress = self.round.progress.lock();
+        if progress.scheduled.is_some() || self.round.events.is_empty() {
+            return None;
+        }
+        progress.jobs += 1;
+        progress.scheduled = Some(progress.jobs);
+        Some(Scheduled {
+            number: progress.jobs,
+            round: Arc::clone(&self.round),
+        })
     }
 
     /// Whether events wait for an executor that has not taken them, or has dropped them.
@@ -580,7 +606,7 @@ impl Round {
             // An event that comes after this look finds nothing scheduled.
             let mut progress = self.progress.lock();
             if self.events.is_empty() {
-                progress.scheduled = false;
+                progress.scheduled = None;
                 return;
             }
         }
@@ -696,5 +722,28 @@ mod tests {
         carrier.finish(sent, Moment::now() + Duration::from_secs(60));
         assert_eq!(seen.load(Ordering::Relaxed) as u64, sent);
         drop(runs);
+    }
+
+    /// Rule "events are ordered": a job that had taken its events, but was not dropped yet, made way for another one
+    /// beside the one that ran by then. On an executor of several threads callbacks overlapped and changed places.
+    #[test]
+    fn a_job_that_is_dropped_late_makes_way_for_none_beside_the_next() {
+        let target: Target = Arc::new(|_: &Event| ());
+        let (mut queue, events) = EventQueue::new(1 << 10, true);
+        let executor: Executor = Arc::new(drop);
+        let carrier = Carrier::start("m", events, target, Some(executor)).unwrap();
+        queue.push(event(EventKind::Acquired, 1));
+        let first = carrier.schedule().unwrap();
+        assert!(carrier.schedule().is_none(), "it has not run yet");
+        first.round.drain();
+        queue.push(event(EventKind::Released, 1));
+        let second = carrier.schedule().unwrap();
+        drop(first);
+        assert!(carrier.schedule().is_none(), "the second has not run yet");
+        drop(second);
+        assert!(
+            carrier.schedule().is_some(),
+            "it was dropped and did not run"
+        );
     }
 }

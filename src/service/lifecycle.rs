@@ -89,9 +89,16 @@ pub(crate) struct Lifecycle {
     thread: Mutex<Option<Thread>>,
 }
 
-struct Stage {
+/// Where a worker is in its life; without the worker.
+pub(crate) struct Stage {
     run: Mutex<Run>,
     changed: Condvar,
+}
+
+impl Stage {
+    pub(crate) fn status(&self) -> Status {
+        self.run.lock().status
+    }
 }
 
 struct Run {
@@ -133,7 +140,11 @@ impl Lifecycle {
     }
 
     pub(crate) fn status(&self) -> Status {
-        self.stage.run.lock().status
+        self.stage.status()
+    }
+
+    pub(crate) fn stage(&self) -> &Arc<Stage> {
+        &self.stage
     }
 
     /// Runs what `prepare` returns on a thread called `name`. `carrier` is the number of the carrier

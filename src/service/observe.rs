@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::callbacks::MutexRetriever;
-use super::delivery::{CATCH_UP, Delivery, DeliverySettings, Recipient, delivery_setters};
+use super::delivery::{
+    CATCH_UP, Delivery, DeliverySettings, Recipient, abandoned, delivery_setters,
+};
 use super::lifecycle::{Lifecycle, service_getters};
 use crate::backend::RawObserver;
 use crate::clock::{self, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, EventKind, Events};
 use crate::factory;
-use crate::health::{Monitored, ServiceHealth};
+use crate::health::Monitored;
 use crate::lease::Lease;
 use crate::machine::observation::{Look, Observation};
 use crate::name::check_mutex;
@@ -54,6 +56,7 @@ struct Inner {
     recipient: Recipient,
     snapshot: Arc<Snapshot>,
     lifecycle: Lifecycle,
+    _monitored: Arc<Monitored>,
 }
 
 impl MutexRetrievalService {
@@ -98,18 +101,6 @@ impl MutexRetrievalService {
     #[must_use]
     pub fn mutex(&self) -> &str {
         self.inner.here().map_or("", |inner| &inner.mutex)
-    }
-}
-
-impl Monitored for Inner {
-    fn health(&self) -> Option<ServiceHealth> {
-        Some(ServiceHealth {
-            mutex: Arc::clone(&self.mutex),
-            id: None,
-            status: self.lifecycle.status(),
-            fence: None,
-            contact: self.snapshot.contact(),
-        })
     }
 }
 
@@ -192,16 +183,24 @@ impl ObserveBuilder {
         check_mutex(&self.mutex)?;
         // What this backend cannot keep is refused now, not at the start.
         factory.backend.observer(&self.mutex)?;
-        let inner = Arc::new(Inner {
+        let (snapshot, lifecycle) = (Arc::<Snapshot>::default(), Lifecycle::new());
+        let monitored = Arc::new(Monitored {
+            mutex: Arc::clone(&self.mutex),
+            id: None,
+            stage: Arc::clone(lifecycle.stage()),
+            snapshot: Arc::clone(&snapshot),
+        });
+        factory.registry.add(&monitored);
+        let inner = Inner {
             factory,
             mutex: self.mutex,
             recipient,
-            snapshot: Arc::default(),
-            lifecycle: Lifecycle::new(),
-        });
-        inner.factory.registry.add(&inner.snapshot, &inner);
+            snapshot,
+            lifecycle,
+            _monitored: monitored,
+        };
         Ok(MutexRetrievalService {
-            inner: Local::new(inner),
+            inner: Local::new(Arc::new(inner)),
         })
     }
 }
@@ -221,6 +220,7 @@ struct Worker {
 impl Worker {
     fn run(mut self, parker: &Parker) {
         let unparker = parker.unparker();
+        self.delivery.tell_when_abandoned(unparker.clone());
         while !parker.is_stopped() && !self.delivery.is_abandoned() {
             match self.observation.step(Moment::now()) {
                 Look::Announce(state) => {
@@ -238,6 +238,12 @@ impl Worker {
                     }
                 }
             }
+        }
+        if !parker.is_stopped() {
+            let who = format_args!("{}: observer", self.mutex);
+            let error = abandoned(who, "nobody reads what it sees: it ends. Keep the receiver");
+            log::warn!("{error}");
+            self.snapshot.end(error);
         }
         self.delivery.close(Moment::now() + self.lease.total());
     }

@@ -1,10 +1,14 @@
 //! What is logged: a process has one logger.
 
+use std::thread;
+use std::time::Duration;
+
 use contend::{ErrorKind, Lease};
 use parking_lot::Mutex;
+use testbed::wait_until;
 
-use crate::conformance::elsewhere;
 use crate::conformance::hooked::as_another_process;
+use crate::conformance::{PATIENCE, closed, elsewhere};
 
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -41,5 +45,26 @@ alone! {
         let told = format!("m: host-1: fence {fence} was taken away before it was released");
         let told = warnings.iter().filter(|line| line.starts_with(&told));
         assert_eq!(told.count(), 1, "{warnings:?}");
+    }
+
+    /// Rule "one id, one contender": it was told when the guard ended, hours later maybe, and not when it was met.
+    fn a_locker_that_meets_its_double_says_so_while_its_guard_lives() {
+        log::set_logger(&Warnings).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+        let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(1)).unwrap();
+        let here = contend::memory::factory("doubles", lease);
+        let there = as_another_process(&here);
+        let ours = here.locker("m").id("host-1").build().unwrap();
+        let theirs = there.locker("m").id("host-1").build().unwrap();
+        let guard = ours.lock().unwrap();
+        // Later than a repeated request of our own could be.
+        thread::sleep(lease.call_budget() + Duration::from_millis(50));
+        let _taken = elsewhere(|| theirs.lock().unwrap());
+        closed(&guard.lost());
+        let told = "m: another process contends as \"host-1\" too";
+        wait_until(PATIENCE, "it is told", || {
+            WARNINGS.lock().iter().any(|line| line.starts_with(told))
+        });
+        drop(guard);
     }
 }

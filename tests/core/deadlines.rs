@@ -1,14 +1,14 @@
 //! A caller's timeout bounds its call, and a wait has an end, whatever hangs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{self, Call, When};
 use crate::conformance::{HANG, PATIENCE, closed, elsewhere, name};
 use contend::backend::OnRefusal;
-use contend::{Cancel, Error, ErrorKind, EventKind, Executor, Factory, Job, Lease};
+use contend::{Cancel, Error, ErrorKind, EventKind, Executor, Factory, Job, Lease, Moment};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
 
@@ -302,7 +302,7 @@ fn extreme_settings_are_refused_with_the_limit_named() {
         (contend().jitter(Duration::MAX), "16s"),
         (contend().renew_after(Duration::from_nanos(1)), "156.25ms"),
         (contend().initial_delay(Duration::MAX), "366 days"),
-        (contend().ttl(ms(1)), "21ms"),
+        (contend().ttl(ms(1)), "20ms"),
         (contend().id("~a"), "letter or digit"),
     ] {
         let error = builder.channel().map(drop).unwrap_err();
@@ -629,5 +629,167 @@ fn a_wait_whose_last_call_ended_late_leaves_its_clean_up_to_the_background() {
             memory.participants("m").unwrap().is_empty()
         });
         assert!(!withdrawals.lock().contains(&caller));
+    });
+}
+
+/// The locker's own was ignored where the call was given one too: at a shutdown the wait went on.
+#[test]
+fn a_wait_with_two_cancels_is_ended_by_either() {
+    within(HANG, || {
+        for of_the_locker in [true, false] {
+            let memory = factory(60_000, 1_000);
+            let _guard = memory.locker("m").build().unwrap().lock().unwrap();
+            let (locker_s, call_s) = (Cancel::new(), Cancel::new());
+            let locker = memory.locker("m").cancel(&locker_s).build().unwrap();
+            let waits = thread::spawn({
+                let call_s = call_s.clone();
+                move || locker.lock_until_cancelled(&call_s).map(drop)
+            });
+            wait_until(PATIENCE, "it is queued", || {
+                memory.participants("m").unwrap().len() == 1
+            });
+            let cancel = if of_the_locker { locker_s } else { call_s };
+            cancel.cancel();
+            wait_until(PATIENCE, "the wait is over", || waits.is_finished());
+            let error = waits.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+        }
+    });
+}
+
+/// Where a lock was lost while another was waited for, the others were given back with the time of an unlock of
+/// its own: the call took 800 ms more than its timeout.
+#[test]
+fn lock_all_that_lost_one_meanwhile_keeps_its_timeout() {
+    within(HANG, || {
+        let timeout = ms(3_000);
+        let memory = factory(4_000, 4_000);
+        let (renews, renewed) = crossbeam_channel::unbounded();
+        let (slow, first) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::new()));
+        let releases = Arc::new(Mutex::new(Vec::new()));
+        let (is_slow, asked) = (Arc::clone(&slow), Arc::clone(&first));
+        let seen = Arc::clone(&releases);
+        let factory = hooked::around(&memory, move |when, call, contender, by| {
+            // By its first call it has looked at the clock.
+            let end = *asked.get_or_init(Moment::now) + timeout;
+            match (when, call, &*contender.mutex) {
+                (When::After, Call::Renew, "a") => renews.send(()).unwrap(),
+                // Granted, and the reply comes when the time is up.
+                (When::After, Call::Acquire(_), "b") if is_slow.load(Ordering::SeqCst) => {
+                    thread::sleep(end.remaining());
+                }
+                (When::Before, Call::Release, _) => {
+                    seen.lock().push((thread::current().id(), by));
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+        let held = memory.locker("b").build().unwrap().lock().unwrap();
+        let (caller, error) = thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let locked = factory.lock_all(["a", "b"]).try_lock_for(timeout);
+                (thread::current().id(), locked.map(drop).unwrap_err())
+            });
+            wait_until(PATIENCE, "it waits for b", || {
+                memory.participants("b").unwrap().len() == 1
+            });
+            let fence = memory.owner("a").unwrap().fence();
+            assert!(memory.revoke("a", fence).unwrap());
+            renewed.recv_timeout(PATIENCE).unwrap();
+            slow.store(true, Ordering::SeqCst);
+            held.unlock().unwrap();
+            waits.join().unwrap()
+        });
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+        let end = *first.get().unwrap() + timeout + ms(200);
+        for (thread, by) in releases.lock().iter() {
+            let in_time = *thread != caller || *by <= end;
+            assert!(in_time, "a release may take {:?} too long", *by - end);
+        }
+        wait_until(PATIENCE, "none is left", || {
+            memory.list().unwrap().is_empty()
+        });
+    });
+}
+
+/// Asking and cleaning up each had a time of its own beside the quarter of the ttl: 180 ms more in all.
+#[test]
+fn one_try_makes_no_call_beyond_a_quarter_of_the_ttl() {
+    within(HANG, || {
+        let memory = factory(2_000, 60_000);
+        let slow = Arc::new(AtomicBool::new(false));
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let (is_slow, seen) = (Arc::clone(&slow), Arc::clone(&calls));
+        let factory = hooked::around(&memory, move |when, call, _, by| {
+            match (when, call) {
+                (When::Before, _) => {
+                    let call = (thread::current().id(), call, Moment::now(), by);
+                    seen.lock().push(call);
+                    if matches!(call.1, Call::Withdraw) && !is_slow.load(Ordering::SeqCst) {
+                        return Err(silent());
+                    }
+                }
+                (When::After, Call::Acquire(_)) if is_slow.load(Ordering::SeqCst) => {
+                    thread::sleep(by.remaining());
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+        let none_is_late = |caller| {
+            let calls = calls.lock().split_off(0);
+            let ours: Vec<_> = calls.iter().filter(|call| call.0 == caller).collect();
+            // Before its first call it has looked at the clock.
+            let end = ours[0].2 + memory.lease().call_budget();
+            for (_, call, _, by) in ours {
+                assert!(*by <= end, "{call:?}: {:?} too late", *by - end);
+            }
+        };
+        let _guard = memory.locker("a").build().unwrap().lock().unwrap();
+        let locker = factory.locker("a").build().unwrap();
+        let caller = elsewhere(|| {
+            // It does not get out of the queue again: there is something to clean up.
+            locker.try_lock_for(ms(100)).map(drop).unwrap_err();
+            calls.lock().clear();
+            slow.store(true, Ordering::SeqCst);
+            locker.try_lock().map(drop).unwrap_err();
+            thread::current().id()
+        });
+        none_is_late(caller);
+
+        let caller = elsewhere(|| {
+            // The first takes all the time there is.
+            let error = factory.lock_all(["b", "c"]).try_lock().map(drop);
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::Timeout);
+            thread::current().id()
+        });
+        none_is_late(caller);
+    });
+}
+
+/// It was said to be held by another thread, where a renewal hung after its guard was gone.
+#[test]
+fn nobody_is_said_to_hold_what_waits_for_an_earlier_call() {
+    within(HANG, || {
+        let memory = factory(60_000, 1_000);
+        let (asks, asked) = crossbeam_channel::unbounded();
+        let (let_go, hang) = crossbeam_channel::unbounded::<()>();
+        let factory = hooked::around(&memory, move |when, call, _, _| {
+            if (when, call) == (When::Before, Call::Renew) {
+                asks.send(()).unwrap();
+                let _ = hang.recv_timeout(PATIENCE);
+            }
+            Ok(())
+        });
+        let locker = factory.locker("m").renew_after(ms(950)).build().unwrap();
+        let guard = locker.lock().unwrap();
+        asked.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Timeout);
+        let error = locker.try_lock_for(ms(100)).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.to_string().contains("an earlier call"), "{error}");
+        drop(let_go);
+        drop(locker.try_lock_for(PATIENCE).unwrap());
     });
 }

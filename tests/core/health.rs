@@ -1,5 +1,7 @@
 //! Health tells "not tried yet" from "fine" and from "failing", without asking the server.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use contend::{Contact, ErrorKind, Lease, memory};
@@ -95,4 +97,37 @@ fn what_was_counted_stays_counted_when_its_service_is_gone() {
     }
     assert_eq!(factory.stats().gained, 100);
     assert_eq!(factory.stats().lost, 0);
+}
+
+/// Rule "dropping is stopping": whoever read the health held the service meanwhile, and stopped it in the place of
+/// the one that had dropped it.
+#[test]
+fn a_service_dropped_while_its_health_is_read_has_stopped() {
+    within(HANG, || {
+        let factory = memory::factory("health-drop", lease());
+        // So many that reading takes a while.
+        let idle = |number| {
+            let service = factory.contend(format!("idle{number}")).build();
+            service.unwrap()
+        };
+        let _idle: Vec<_> = (0..500).map(idle).collect();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    let _ = factory.health();
+                }
+            });
+            let dropped = (0..50).map(|_| {
+                let service = factory.contend("m").build().unwrap();
+                service.start().unwrap();
+                wait_until(PATIENCE, "it owns", || service.is_owner());
+                drop(service);
+                factory.owner("m").unwrap().has_owner()
+            });
+            let left = dropped.filter(|owned| *owned).count();
+            over.store(true, Ordering::SeqCst);
+            assert_eq!(left, 0, "dropped, and not stopped");
+        });
+    });
 }

@@ -70,6 +70,31 @@ fn a_locker_that_met_its_double_says_so() {
     });
 }
 
+/// Whether the double is gone could not be seen, and only the double was told of.
+#[test]
+fn a_locker_that_cannot_look_whether_its_double_is_gone_says_why() {
+    within(HANG, || {
+        let place = name("identity");
+        let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(1)).unwrap();
+        let here = contend::memory::factory(&place, lease);
+        let there = as_another_process(&here);
+        let ours = here.locker("m").id("host-1").build().unwrap();
+        let guard = ours.lock().unwrap();
+        thread::sleep(Duration::from_millis(550));
+        let theirs = there.locker("m").id("host-1").build().unwrap();
+        let _theirs = elsewhere(|| theirs.lock().unwrap());
+        crate::conformance::closed(&guard.lost());
+        drop(guard);
+        let handle = contend::memory::handle(&place);
+        handle.set_unreachable(true);
+        let why = here.ping(Duration::from_secs(1)).unwrap_err().to_string();
+        let error = ours.try_lock().map(drop).unwrap_err();
+        handle.set_unreachable(false);
+        assert_eq!(error.kind(), ErrorKind::DuplicateContender);
+        assert!(error.to_string().contains(&why), "{error}");
+    });
+}
+
 /// Unlocking found nothing under its fence, adopted what stood under its id, and released that: the double
 /// believed on, and a third could lock. After a lost reply of our own it did so for as long as a lease: whatever
 /// stood there was taken for that late request.
@@ -126,6 +151,24 @@ fn a_leader_whose_receiver_is_gone_steps_down_for_good() {
         drop(events);
         std::thread::sleep(Duration::from_millis(300));
         assert!(service.is_owner() && service.running());
+    });
+}
+
+/// It noticed when it looked the next time, half a lease later, and then ended without a word.
+#[test]
+fn an_observer_whose_receiver_is_gone_says_so_and_ends() {
+    within(HANG, || {
+        let hour = Duration::from_secs(3600);
+        let lease = Lease::new(hour, hour).unwrap();
+        let factory = contend::memory::factory(&name("unheard"), lease);
+        let _owner = factory.locker("m").build().unwrap().lock().unwrap();
+        let (observer, events) = factory.observe("m").channel().unwrap();
+        observer.start().unwrap();
+        next(&events, EventKind::OwnerChanged);
+        drop(events);
+        wait_until(PATIENCE, "it has stopped", || !observer.is_active());
+        let why = observer.last_error().expect("it says why it stopped");
+        assert!(why.to_string().contains("receiver"), "{why}");
     });
 }
 

@@ -3,7 +3,8 @@
 use std::sync::LazyLock;
 
 use crate::conformance::{Subject, lease};
-use contend::{ErrorKind, EventKind, Factory, Lease};
+use contend::backend::{Contender, OnRefusal, Purpose};
+use contend::{ErrorKind, EventKind, Factory, Lease, Moment, Parker};
 
 /// Keeps the registry while no test has a factory, as a server outlives its clients: a test that made one factory
 /// after the other passed only beside others.
@@ -62,7 +63,7 @@ fn urls_that_are_wrong_are_refused_with_what_is_right() {
             ErrorKind::InvalidInput,
             "a number and a unit",
         ),
-        ("memory://?ttl=0s", ErrorKind::InvalidInput, "at least 21ms"),
+        ("memory://?ttl=0s", ErrorKind::InvalidInput, "at least 20ms"),
         (
             "memory://user:pw@x",
             ErrorKind::InvalidInput,
@@ -127,4 +128,28 @@ fn an_unreachable_registry_fails_every_call_until_it_is_back() {
     assert!(second > first);
     assert!(service.last_error().is_none());
     drop(factory.locker("other").build().unwrap().try_lock().unwrap());
+}
+
+/// As a server notices that a connection is gone: the place went with the unparker that tells whose it is.
+#[test]
+fn whoever_could_not_withdraw_leaves_the_queue_with_its_connection() {
+    let factory = contend::memory::factory("handle-withdraw", lease());
+    let handle = contend::memory::handle("handle-withdraw");
+    let _owner = factory.locker("m").build().unwrap().lock().unwrap();
+    let contender = Contender {
+        mutex: "m".into(),
+        id: "waits".into(),
+        lease: lease(),
+        purpose: Purpose::Lead,
+    };
+    let (parker, by) = (Parker::new(), Moment::now() + lease().ttl());
+    let mut waits = factory.backend().unwrap().contender(&contender).unwrap();
+    waits.listen(&parker.unparker(), by).unwrap();
+    waits.acquire(OnRefusal::Enqueue, by).unwrap();
+    assert_eq!(factory.participants("m").unwrap().len(), 1);
+    handle.set_unreachable(true);
+    waits.withdraw(by).unwrap_err();
+    handle.set_unreachable(false);
+    drop(waits);
+    assert!(factory.participants("m").unwrap().is_empty());
 }

@@ -223,8 +223,9 @@ impl RawContender for MemoryContender {
     }
 
     fn withdraw(&mut self, _by: Moment) -> Result<bool> {
-        self.unparker = None;
         self.registry.withdraw(&self.contender)?;
+        // Not before: where it stays in the queue, the unparker tells whose place it is.
+        self.unparker = None;
         Ok(true)
     }
 
