@@ -1,6 +1,7 @@
 //! One connection: how it is opened, and how it is kept from outlasting a deadline.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,7 @@ use ::redis::{
 use super::error::read;
 use super::script::command;
 use super::sentinel::Sentinels;
+use super::server::unavailable;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Connect;
@@ -73,11 +75,15 @@ pub(super) enum Login {
 }
 
 impl Login {
-    fn ask(&self) -> Option<(String, String)> {
+    /// Returns the credentials, if there are any. A panic of the caller's closure is an error like another:
+    /// it must not end the thread that opens connections.
+    fn ask(&self) -> Result<Option<(String, String)>> {
         match self {
-            Login::None => None,
-            Login::Fixed(user, password) => Some((user.clone(), password.clone())),
-            Login::Asked(ask) => Some(ask()),
+            Login::None => Ok(None),
+            Login::Fixed(user, password) => Ok(Some((user.clone(), password.clone()))),
+            Login::Asked(ask) => catch_unwind(AssertUnwindSafe(|| ask()))
+                .map(Some)
+                .map_err(|_| unavailable("the credentials callback panicked")),
         }
     }
 }
@@ -99,6 +105,7 @@ impl Connector {
         protocol: ProtocolVersion,
     ) -> Result<::redis::Connection> {
         let login = self.login.ask();
+        let login = login.map_err(|error| error.context(format_args!("redis at {address}")))?;
         let connect = || {
             let connection = self
                 .client(address, protocol, &login)?

@@ -4,6 +4,7 @@
 //! to subscribe is queued here, and the reader is woken by a message on a channel of its own.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::script::command;
 use super::subscription::{Channel, Recipient};
 use crate::backend::{CLAIM_TIME, Wakeups};
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::thread::{self, Thread};
 
 /// Pauses between failed attempts to connect.
@@ -231,17 +232,20 @@ impl Route {
 }
 
 impl Reader {
+    /// Whatever happens to one connection, there is a next one: nobody starts this thread again.
     fn read_for_ever(&self) {
         let mut pause = BACKOFF.0;
         loop {
             let mut heard = false;
-            let ended = self
-                .target
-                .open(&self.connector, ProtocolVersion::RESP3)
-                .and_then(|(address, connection)| {
-                    let ended = PushConnection::new(self, connection).run(&mut heard);
-                    ended.map_err(|error| read(&error, &address, HEARTBEAT))
-                });
+            let ended = catch_unwind(AssertUnwindSafe(|| self.read(&mut heard)));
+            let ended = ended.unwrap_or_else(|_| {
+                // As after a connection that never worked: what panics each time is not tried without a pause.
+                heard = false;
+                Err(Error::new(
+                    ErrorKind::Panicked,
+                    format!("redis at {}: reading messages panicked", self.target),
+                ))
+            });
             let mut routes = self.routes.lock();
             routes.live = false;
             for route in routes.by_channel.values_mut() {
@@ -274,6 +278,13 @@ impl Reader {
             drop(routes);
             (self.on_error)();
         }
+    }
+
+    /// Opens a connection and reads until its end, or that of the factory. `heard`: the server acknowledged.
+    fn read(&self, heard: &mut bool) -> Result<()> {
+        let (address, connection) = (self.target).open(&self.connector, ProtocolVersion::RESP3)?;
+        let ended = PushConnection::new(self, connection).run(heard);
+        ended.map_err(|error| read(&error, &address, HEARTBEAT))
     }
 }
 
@@ -309,7 +320,7 @@ impl PushConnection<'_> {
         }
     }
 
-    /// Reads until the end of the connection or of the factory. `heard`: the server acknowledged.
+    /// Reads until the end of the connection or of the factory; `heard` as in [`Reader::read`].
     fn run(&mut self, heard: &mut bool) -> RedisResult<()> {
         {
             let mut routes = self.reader.routes.lock();
