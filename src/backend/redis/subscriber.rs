@@ -55,7 +55,8 @@ struct Reader {
 #[derive(Default)]
 struct Routes {
     by_channel: HashMap<Vec<u8>, Route>,
-    /// Channels to subscribe and to unsubscribe, not sent yet.
+    /// Channels to subscribe and to unsubscribe, not sent yet. Only while there is a connection: a new one
+    /// begins with all channels that there are, and nobody else would empty these.
     fresh: Vec<Vec<u8>>,
     stale: Vec<Vec<u8>>,
     /// Whether the reader is about to look at those by itself.
@@ -126,7 +127,9 @@ impl Subscriber {
                 interrupted: false,
             };
             routes.by_channel.insert(name.clone(), route);
-            routes.fresh.push(name.clone());
+            if routes.live {
+                routes.fresh.push(name.clone());
+            }
         }
         let wake = !routes.fresh.is_empty() && routes.live && !routes.woken;
         routes.woken |= wake;
@@ -180,7 +183,9 @@ impl Subscriber {
             }
             if route.recipients.is_empty() {
                 routes.by_channel.remove(name);
-                routes.stale.push(name.clone());
+                if routes.live {
+                    routes.stale.push(name.clone());
+                }
             }
         }
     }
@@ -561,7 +566,58 @@ impl std::fmt::Debug for Subscriber {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{SocketAddr, TcpListener};
+
+    use super::super::connection::Address;
+    use super::super::subscription::Role;
     use super::*;
+    use crate::parker::Parker;
+
+    fn subscriber(server: SocketAddr) -> Subscriber {
+        let connector = Arc::new(Connector {
+            login: Default::default(),
+            database: 0,
+            tls: None,
+            timeout: Duration::from_millis(100),
+        });
+        let target = Target::At(Address::Tcp(server.ip().to_string(), server.port()));
+        Subscriber::new(&connector, &Arc::new(target), "control", Box::new(|| {}))
+    }
+
+    fn recipient() -> Arc<Recipient> {
+        let parker = Parker::new();
+        Arc::new(Recipient::new(b"a", &parker.unparker(), Role::Waiting))
+    }
+
+    fn wait_until(condition: impl Fn() -> bool) {
+        let end = Moment::now() + Duration::from_secs(30);
+        while !condition() {
+            assert!(!end.remaining().is_zero(), "not in time");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Nobody would ever take it out again: who tries on and on while the server is away would fill the memory.
+    #[test]
+    fn nothing_is_queued_while_there_is_no_connection() {
+        let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = nobody.local_addr().unwrap();
+        drop(nobody);
+        let subscriber = subscriber(address);
+        let recipient = recipient();
+        for number in 0..1_000 {
+            let channels = [(format!("m{number}").into_bytes(), Channel::Turn)];
+            subscriber.add(&channels, &recipient).unwrap();
+            subscriber.remove(&channels, &recipient);
+        }
+        let queued = {
+            let routes = subscriber.reader.routes.lock();
+            (routes.fresh.len(), routes.stale.len())
+        };
+        assert_eq!(queued, (0, 0));
+        subscriber.close();
+        subscriber.join(Moment::now() + Duration::from_secs(30));
+    }
 
     #[test]
     fn an_alarm_rings_once_and_the_last_one_counts() {
