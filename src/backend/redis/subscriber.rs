@@ -280,6 +280,9 @@ impl Reader {
             while !routes.closed && !until.remaining().is_zero() {
                 self.closing.wait_for(&mut routes, until.remaining());
             }
+            if routes.closed {
+                return;
+            }
             drop(routes);
             (self.on_error)();
         }
@@ -617,6 +620,37 @@ mod tests {
         assert_eq!(queued, (0, 0));
         subscriber.close();
         subscriber.join(Moment::now() + Duration::from_secs(30));
+    }
+
+    /// A factory that is gone asks for no connection any more.
+    #[test]
+    fn a_reader_that_is_closed_in_a_pause_does_not_connect_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let subscriber = subscriber(listener.local_addr().unwrap());
+        let channels = [(b"m".to_vec(), Channel::Turn)];
+        subscriber.add(&channels, &recipient()).unwrap();
+        // Closes what it accepts: each attempt fails.
+        let accepted = || std::iter::from_fn(|| listener.accept().ok()).count();
+        let attempts = std::cell::Cell::new(0);
+        // Its pauses are long by then.
+        wait_until(|| {
+            attempts.set(attempts.get() + accepted());
+            attempts.get() >= 5
+        });
+        let reader = &subscriber.reader;
+        reader.routes.lock().error = None;
+        wait_until(|| {
+            accepted();
+            // Under the lock: an attempt has just failed, and it pauses until it is told.
+            let mut routes = reader.routes.lock();
+            routes.closed = routes.error.is_some();
+            routes.closed
+        });
+        accepted();
+        reader.closing.notify_all();
+        subscriber.join(Moment::now() + Duration::from_secs(30));
+        assert_eq!(accepted(), 0);
     }
 
     #[test]
