@@ -174,3 +174,34 @@ fn a_credentials_callback_that_panics_ends_no_wake_ups() {
         });
     });
 }
+
+/// Where a round trip takes longer than the silence after which a sign of life is asked for, the answer is
+/// waited for, as it is for every other one.
+#[test]
+fn messages_arrive_over_a_network_with_a_round_trip_of_more_than_a_second() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.addr());
+        proxy.delay(ms(600));
+        let factory = Builder::new(proxy.addr().to_string()).build().unwrap();
+        let mut waiter = Driven::at(&factory, "m", "a");
+        waiter.listen();
+        let connection = || {
+            let list = server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+            list.split(' ').next().unwrap_or_default().to_owned()
+        };
+        let subscribed = || -> u64 {
+            let stats = server.cli(&["INFO", "commandstats"]);
+            let calls = stats.split("cmdstat_subscribe:calls=").nth(1).unwrap();
+            calls.split(',').next().unwrap().parse().unwrap()
+        };
+        let (first, before) = (connection(), subscribed());
+        wait_until(PATIENCE, "several signs of life were asked for", || {
+            subscribed() >= before + 3
+        });
+        assert_eq!(connection(), first);
+        waiter.parker.park(Moment::now());
+        server.cli(&["PUBLISH", "simba:{m}", "released@@b"]);
+        assert_eq!(waiter.parker.park(soon()), contend::Unparked::Wake);
+    });
+}

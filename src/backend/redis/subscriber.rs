@@ -23,8 +23,7 @@ use crate::thread::{self, Thread};
 /// Pauses between failed attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// After this much silence the connection is asked for a sign of life, and after as much again
-/// without one it is given up.
+/// After this much silence the connection is asked for a sign of life; see [`Reader::patience`].
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How long ours leave a free mutex to Simba contenders that do not queue.
@@ -292,7 +291,13 @@ impl Reader {
     fn read(&self, heard: &mut bool) -> Result<()> {
         let (address, connection) = (self.target).open(&self.connector, ProtocolVersion::RESP3)?;
         let ended = PushConnection::new(self, connection).run(heard);
-        ended.map_err(|error| read(&error, &address, HEARTBEAT))
+        ended.map_err(|error| read(&error, &address, self.patience()))
+    }
+
+    /// How long a sign of life is waited for. As long as any other answer: a round trip may take longer than
+    /// a heartbeat.
+    fn patience(&self) -> Duration {
+        HEARTBEAT.max(self.connector.timeout)
     }
 }
 
@@ -414,21 +419,31 @@ impl PushConnection<'_> {
                 recipient.wake();
             }
         }
-        let beat = self.heard_at.max(self.asked_at) + HEARTBEAT;
+        let beat = if self.is_asked() {
+            // Not in one go: with every heartbeat it is looked what there is to send.
+            (self.asked_at + self.reader.patience()).min(now + HEARTBEAT)
+        } else {
+            self.heard_at + HEARTBEAT
+        };
         self.alarms.next().map_or(beat, |at| at.min(beat)) - now
     }
 
     /// After a silence: asks for a sign of life, or gives up if one was asked for in vain.
     fn listen_for_life(&mut self) -> RedisResult<()> {
         let now = Moment::now();
-        if self.asked_at > self.heard_at {
-            if now - self.asked_at >= HEARTBEAT {
+        if self.is_asked() {
+            if now - self.asked_at >= self.reader.patience() {
                 return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
             }
         } else if now - self.heard_at >= HEARTBEAT {
             self.ask(Vec::new())?;
         }
         Ok(())
+    }
+
+    /// Returns `true` if a sign of life was asked for and nothing was heard since.
+    fn is_asked(&self) -> bool {
+        self.asked_at > self.heard_at
     }
 
     /// Subscribes (again) to the control channel, after `fresh`. Not PING: its reply is no push, and the
