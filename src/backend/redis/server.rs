@@ -23,6 +23,11 @@ use crate::probe::Probed;
 /// drop idle connections in silence, and a new one costs less than a failed request.
 const IDLE: Duration = Duration::from_secs(30);
 
+/// A master of sentinels that has not answered for as long may be dead, with its machine or its network, and
+/// another one in its place: nothing closes the connections to it. A shorter call says only that the server is
+/// slow. (A little below the second that a wait which can be cancelled gives each of its calls.)
+const SILENT: Duration = Duration::from_millis(900);
+
 /// How long the end of a factory waits for its threads.
 const FAREWELL: Duration = Duration::from_millis(400);
 
@@ -161,7 +166,8 @@ impl Server {
 
     /// Reads an error, and does what it means for the connections.
     fn failed(&self, connection: &mut Connection, error: RedisError, sent: Moment) -> CallError {
-        let failure = CallError::new(error, connection.address(), Moment::now() - sent);
+        let waited = Moment::now() - sent;
+        let failure = CallError::new(error, connection.address(), waited);
         match &failure {
             CallError::Closed(error) => {
                 connection.poison();
@@ -176,7 +182,14 @@ impl Server {
                 self.subscriber.reconnect();
             }
             CallError::Other(error) => match error.kind() {
-                ErrorKind::Timeout => self.pool.lost(error),
+                ErrorKind::Timeout => {
+                    self.pool.lost(error);
+                    if matches!(*self.target, Target::Master(_)) && waited >= SILENT {
+                        // Else each of them would cost a call. The next one asks the sentinels.
+                        self.pool.discard_idle(sent);
+                        self.subscriber.reconnect();
+                    }
+                }
                 // The next one logs in anew, or is another server's.
                 ErrorKind::Denied | ErrorKind::Misconfigured | ErrorKind::Protocol => {
                     connection.poison();
