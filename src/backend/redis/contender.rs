@@ -191,10 +191,7 @@ impl RawContender for RedisContender {
                     until,
                 }))
             }
-            Err(_) => Err(Error::new(
-                ErrorKind::Timeout,
-                "redis: the request came too late",
-            )),
+            Err(_) => Err(too_late()),
         }
     }
 
@@ -229,7 +226,14 @@ impl RawContender for RedisContender {
         }
         let deployment = &self.common.deployment;
         let call = self.withdraw.set(&[]);
-        deployment.call(self.keys.slot, call, Lane::Other, by)?;
+        let mut withdraw = || -> Result<bool> {
+            let value = deployment.call(self.keys.slot, call, Lane::Other, by)?;
+            Ok(Reply::read(value)?.outcome == 1)
+        };
+        // Too late: the server's clock was set, the reply told, and the next request knows.
+        if !withdraw()? && !withdraw()? {
+            return Err(too_late());
+        }
         self.queued = false;
         settled.map(|()| true)
     }
@@ -251,6 +255,10 @@ impl RawContender for RedisContender {
         let value = deployment.call(self.keys.slot, &mut call, Lane::Owner, by)?;
         Ok(integer(Some(&value))? == 1)
     }
+}
+
+fn too_late() -> Error {
+    Error::new(ErrorKind::Timeout, "redis: the request came too late")
 }
 
 /// The release of one owner's ownership.
