@@ -150,7 +150,7 @@ impl Cluster {
         call: &mut Call,
         lane: Lane,
         by: Moment,
-        doubt: &mut bool,
+        doubt: &mut Option<Error>,
     ) -> CallResult<Value> {
         let mut server = self.server(slot, by).map_err(CallError::Other)?;
         let mut asking = false;

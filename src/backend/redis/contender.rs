@@ -116,7 +116,7 @@ impl RedisContender {
                 true => error.after_asking(),
                 false => error,
             })?;
-            doubt |= again;
+            doubt |= again.is_some();
             let reply = Reply::read(value)?;
             match reply.outcome {
                 // The server's clock was set: the reply told, and the next request knows.
@@ -303,13 +303,15 @@ impl Release {
         let deployment = &common.deployment;
         let (value, doubt) = deployment.call_or(*slot, hand_over, free, Lane::Owner, by)?;
         let released = integer(Some(&value))? == 1;
-        if doubt && !released {
-            return Err(Error::new(
+        match doubt {
+            Some(cause) if !released => Err(Error::new(
                 ErrorKind::Unreachable,
-                "redis: the connection was lost while the mutex was released; whether it was released then, or \
-                 had been lost before, is not known",
-            ));
+                format!(
+                    "{cause} while the mutex was released; whether it was released then, or had been lost before, \
+                     is not known"
+                ),
+            )),
+            _ => Ok(released),
         }
-        Ok(released)
     }
 }

@@ -94,14 +94,14 @@ impl Server {
 
     /// Runs a script; the reply is waited for until `by`, and the server is told so. Where an idle
     /// connection turns out to be closed, it is sent once more on another: acquire is idempotent, and
-    /// renew and release name their fence. `doubt` is set then.
+    /// renew and release name their fence. `doubt` says then how the first try ended.
     pub(super) fn call(
         &self,
         call: &mut Call,
         lane: Lane,
         asking: bool,
         by: Moment,
-        doubt: &mut bool,
+        doubt: &mut Option<Error>,
     ) -> CallResult<Value> {
         self.set_deadline(call, by);
         self.retried(lane, by, doubt, |connection, sent| {
@@ -136,14 +136,14 @@ impl Server {
             connection.send(packed, sent, by)?;
             connection.receive(by)
         };
-        self.retried(Lane::Other, by, &mut false, request)
+        self.retried(Lane::Other, by, &mut None, request)
     }
 
     fn retried(
         &self,
         lane: Lane,
         by: Moment,
-        doubt: &mut bool,
+        doubt: &mut Option<Error>,
         mut request: impl FnMut(&mut Connection, Moment) -> RedisResult<Value>,
     ) -> CallResult<Value> {
         let mut retried = false;
@@ -154,9 +154,9 @@ impl Server {
             match request(&mut connection, sent) {
                 Ok(value) => return Ok(value),
                 Err(error) => match self.failed(&mut connection, error, sent) {
-                    CallError::Closed(_) if !fresh && !retried => {
+                    CallError::Closed(error) if !fresh && !retried => {
                         retried = true;
-                        *doubt = true;
+                        doubt.get_or_insert(error);
                     }
                     failure => return Err(failure),
                 },
@@ -343,7 +343,7 @@ impl Deployment {
     }
 
     /// As [`Deployment::call`], but where the keys are on both sides, it goes on with `instead`. The second
-    /// result says whether there was an earlier try of unknown outcome.
+    /// result is the error of an earlier try of unknown outcome, if there was one.
     pub(super) fn call_or<'a>(
         &self,
         slot: u16,
@@ -351,8 +351,8 @@ impl Deployment {
         mut instead: Option<&'a mut Call>,
         lane: Lane,
         by: Moment,
-    ) -> Result<(Value, bool)> {
-        let mut doubt = false;
+    ) -> Result<(Value, Option<Error>)> {
+        let mut doubt = None;
         loop {
             let failure = match self.call_once(slot, call, lane, by, &mut doubt) {
                 Ok(value) => return Ok((value, doubt)),
@@ -363,7 +363,7 @@ impl Deployment {
                 call = instead;
             } else if on_its_way && by.remaining() >= TRY_AGAIN * 2 {
                 std::thread::sleep(TRY_AGAIN);
-            } else if doubt {
+            } else if doubt.is_some() {
                 // That the last try asked nothing says nothing about the one before it.
                 return Err(failure.into_error().after_asking());
             } else {
@@ -378,7 +378,7 @@ impl Deployment {
         call: &mut Call,
         lane: Lane,
         by: Moment,
-        doubt: &mut bool,
+        doubt: &mut Option<Error>,
     ) -> CallResult<Value> {
         match self {
             Deployment::One(server) => match server.call(call, lane, false, by, doubt) {
