@@ -367,3 +367,19 @@ fn a_release_in_doubt_says_which_server_was_lost_and_how() {
         assert!(!error.asked_nothing());
     });
 }
+
+/// A call without time sends nothing: its outcome is known.
+#[test]
+fn a_call_without_time_says_that_nothing_was_asked() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factory = connect(&server.url()).unwrap();
+        acquire(&factory).unwrap();
+        let mut contender = Driven::at(&factory, "m", "a").raw;
+        let now = Moment::now();
+        let error = contender.acquire(OnRefusal::Leave, now).unwrap_err();
+        check(&error, ErrorKind::Timeout, &server.addr().to_string());
+        assert!(error.asked_nothing(), "{error}");
+        assert!(!error.to_string().contains("within 0 ms"), "{error}");
+    });
+}

@@ -26,7 +26,7 @@ use crate::tls::Certificates;
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// No call is made with less time.
-const LEAST: Duration = Duration::from_millis(1);
+pub(super) const LEAST: Duration = Duration::from_millis(1);
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -370,6 +370,15 @@ impl Connection {
         self.owes = false;
         reply
     }
+}
+
+/// The error of a call for which no time was left: it was not sent.
+pub(super) fn no_time(server: &Address) -> Error {
+    Error::new(
+        ErrorKind::Timeout,
+        format!("redis at {server}: no time was left to ask"),
+    )
+    .before_asking()
 }
 
 /// The error of a wait for something of ours that took too long.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ::redis::{RedisError, RedisResult, Value};
 
 use super::cluster::Cluster;
-use super::connection::{Connection, Connector, Opener, Target};
+use super::connection::{Connection, Connector, LEAST, Opener, Target, no_time};
 use super::error::{CallError, CallResult};
 use super::script::{Call, command, server_ms};
 use super::subscriber::Subscriber;
@@ -151,6 +151,10 @@ impl Server {
             let mut connection = self.pool.checkout(lane, by).map_err(CallError::Other)?;
             let fresh = connection.is_opened_since(connection.asked_at());
             let sent = connection.came_at();
+            if by - sent < LEAST {
+                // Said here, because what the connection says of it is read as an answer that did not come.
+                return Err(CallError::Other(no_time(connection.address())));
+            }
             match request(&mut connection, sent) {
                 Ok(value) => return Ok(value),
                 Err(error) => match self.failed(&mut connection, error, sent) {
