@@ -4,7 +4,6 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ::redis::io::tcp::TcpSettings;
@@ -12,6 +11,7 @@ use ::redis::{
     Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
     RedisConnectionInfo, RedisError, RedisResult, Value,
 };
+use parking_lot::Mutex;
 
 use super::error::read;
 use super::script::command;
@@ -236,8 +236,8 @@ impl fmt::Display for Target {
 pub(super) struct Opener {
     pub(super) connector: Arc<Connector>,
     pub(super) target: Arc<Target>,
-    /// Whether the server's memory policy was looked at.
-    pub(super) looked: AtomicBool,
+    /// The server whose memory policy was looked at: after a failover it is another one.
+    pub(super) looked: Mutex<Option<Address>>,
 }
 
 impl Connect for Opener {
@@ -247,14 +247,15 @@ impl Connect for Opener {
         let (address, driver) = self.target.open(&self.connector, ProtocolVersion::RESP2)?;
         let mut connection = Connection {
             driver,
-            address,
+            address: address.clone(),
             timeout: self.connector.timeout,
             opened_at: Moment::now(),
             owes: false,
             broken: false,
         };
-        let by = Moment::now() + self.connector.timeout;
         let mut ask = |words: &[&[u8]]| {
+            // Each has its time: a round trip may take most of it.
+            let by = Moment::now() + self.connector.timeout;
             connection.send(&command(words), Moment::now(), by)?;
             connection.receive(by)
         };
@@ -263,16 +264,22 @@ impl Connect for Opener {
         match ask(&[b"PING"]) {
             Ok(_) => {}
             Err(error) if error.to_string().contains("NOPERM") => {}
-            Err(error) => return Err(self.error(&error, &connection.address)),
+            Err(error) => return Err(self.error(&error, &address)),
         }
-        if !self.looked.swap(true, Ordering::Relaxed) {
-            match ask(&[b"INFO", b"memory"]) {
-                Ok(Value::BulkString(info)) => warn_of_eviction(&info, &connection.address),
-                Err(error) if error.is_io_error() => {
-                    return Err(self.error(&error, &connection.address));
-                }
-                // Where an ACL denies it, we cannot know.
-                _ => {}
+        if self.looked.lock().as_ref() != Some(&address) {
+            let answer = ask(&[b"INFO", b"memory"]);
+            if let Err(error) = &answer
+                && error.is_io_error()
+            {
+                return Err(self.error(error, &address));
+            }
+            // Of two that have asked at once, one warns.
+            let known = self.looked.lock().replace(address.clone());
+            // Where an ACL denies it, we cannot know.
+            if let Ok(Value::BulkString(info)) = answer
+                && known.as_ref() != Some(&address)
+            {
+                warn_of_eviction(&info, &address);
             }
         }
         Ok(connection)

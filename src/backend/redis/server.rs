@@ -2,10 +2,11 @@
 //! that has the mutex: there is one, or a cluster of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use ::redis::{RedisError, RedisResult, Value};
+use parking_lot::Mutex;
 
 use super::cluster::Cluster;
 use super::connection::{Connection, Connector, LEAST, Opener, Target, no_time};
@@ -72,7 +73,7 @@ impl Server {
         let opener = Opener {
             connector: Arc::clone(&settings.connector),
             target: Arc::clone(&target),
-            looked: AtomicBool::new(false),
+            looked: Mutex::default(),
         };
         let pool = Pool::new(
             opener,
