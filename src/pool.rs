@@ -434,7 +434,7 @@ impl<C: Connect> Shared<C> {
         let opened = catch_unwind(AssertUnwindSafe(|| self.connect.connect()));
         let opened = opened.unwrap_or_else(|_| {
             Err(Error::new(
-                ErrorKind::Protocol,
+                ErrorKind::Panicked,
                 format!("{}: connecting panicked", self.connect.server()),
             ))
         });
@@ -661,6 +661,7 @@ mod tests {
     #[derive(Default)]
     struct FakeServer {
         away: AtomicBool,
+        panics: AtomicBool,
         hangs: Mutex<Duration>,
         attempts: AtomicUsize,
         at_once: AtomicUsize,
@@ -684,6 +685,7 @@ mod tests {
             let hangs = *server.hangs.lock();
             thread::sleep(hangs);
             server.at_once.fetch_sub(1, Ordering::SeqCst);
+            assert!(!server.panics.load(Ordering::SeqCst), "a bug");
             if server.away.load(Ordering::SeqCst) {
                 return Err(Error::new(
                     ErrorKind::Unreachable,
@@ -741,6 +743,23 @@ mod tests {
         assert!(pool.try_checkout(Lane::Owner).is_some());
         drop(others);
         assert!(pool.try_checkout(Lane::Other).is_some());
+    }
+
+    /// What panics once need not panic the next time: `lock()` must not give up on that.
+    #[test]
+    fn a_panic_while_connecting_is_transient() {
+        let fake = Fake::default();
+        fake.0.panics.store(true, Ordering::SeqCst);
+        let pool = pool(&fake, 4);
+        let error = pool.checkout(Lane::Other, soon()).unwrap_err();
+        assert_eq!(error.to_string(), "fake: connecting panicked");
+        assert!(error.is_transient() && error.asked_nothing(), "{error:?}");
+        fake.0.panics.store(false, Ordering::SeqCst);
+        let end = soon();
+        while pool.checkout(Lane::Other, end).is_err() {
+            assert!(!end.remaining().is_zero(), "it does not come back");
+            thread::yield_now();
+        }
     }
 
     /// Rule "trouble is visible": the true cause, and not "raise pool_size".

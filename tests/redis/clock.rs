@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose};
 use contend::redis::Builder;
-use contend::{Lease, Moment};
+use contend::{ErrorKind, Lease, Moment};
 use testbed::{RedisServer, within};
+
+use crate::driven::{Driven, soon};
 
 /// In microseconds.
 const HOUR: u64 = 3_600_000_000;
@@ -117,5 +119,32 @@ fn a_server_whose_clock_was_set_is_asked_once_more() {
                 Ok(Attempt::Refused(refusal)) => panic!("{refusal:?}"),
             }
         }
+    });
+}
+
+/// As an acquire: what the server refused as too late was not done, and who left would stay in the queue.
+#[test]
+fn a_withdrawal_after_the_clock_was_set_leaves_the_queue() {
+    within(Duration::from_secs(120), || {
+        let server = RedisServer::start();
+        let clock = SlowClock::before(server.addr());
+        let factory = Builder::new(clock.address.to_string()).build().unwrap();
+        let mut waiter = Driven::at(&factory, "m", "waiter");
+        let direct = Builder::new(server.addr().to_string()).build().unwrap();
+        Driven::at(&direct, "m", "owner").own();
+        waiter.queue();
+        let queue = || server.cli(&["ZRANGE", "simba:{m}:contender", "0", "-1"]);
+        assert_eq!(queue().trim(), "waiter");
+        // From now on an hour ahead of what it said.
+        clock.slow.store(false, Ordering::SeqCst);
+        assert!(waiter.raw.withdraw(soon()).unwrap());
+        assert_eq!(queue().trim(), "");
+        // It is not claimed to be done where it is refused again: told the same wrong time twice, it gives up.
+        waiter.queue();
+        clock.slow.store(true, Ordering::SeqCst);
+        let _ = waiter.attempt(OnRefusal::Enqueue);
+        let error = waiter.raw.withdraw(soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error:?}");
+        assert_eq!(queue().trim(), "waiter");
     });
 }

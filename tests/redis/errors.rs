@@ -341,3 +341,45 @@ fn a_connection_that_ends_in_its_tls_handshake_is_tried_again() {
         assert!(error.is_transient());
     });
 }
+
+/// The first reply was lost with its connection, and the second says that there was nothing to release.
+#[test]
+fn a_release_in_doubt_says_which_server_was_lost_and_how() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.addr());
+        let factory = Builder::new(proxy.addr().to_string()).build().unwrap();
+        let mut owner = Driven::at(&factory, "m", "a");
+        // So that the server knows the script: a lost "unknown script" leaves no doubt.
+        let fence = owner.own();
+        owner.release(fence);
+        let fence = owner.own();
+        proxy.lose_reply_to(b"EVALSHA");
+        let error = owner.raw.release(fence, soon()).unwrap_err();
+        assert_eq!(proxy.lost_replies(), 1);
+        check(&error, ErrorKind::Unreachable, "is not known");
+        check(&error, ErrorKind::Unreachable, "end of file while");
+        check(
+            &error,
+            ErrorKind::Unreachable,
+            &format!("redis at {}: ", proxy.addr()),
+        );
+        assert!(!error.asked_nothing());
+    });
+}
+
+/// A call without time sends nothing: its outcome is known.
+#[test]
+fn a_call_without_time_says_that_nothing_was_asked() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factory = connect(&server.url()).unwrap();
+        acquire(&factory).unwrap();
+        let mut contender = Driven::at(&factory, "m", "a").raw;
+        let now = Moment::now();
+        let error = contender.acquire(OnRefusal::Leave, now).unwrap_err();
+        check(&error, ErrorKind::Timeout, &server.addr().to_string());
+        assert!(error.asked_nothing(), "{error}");
+        assert!(!error.to_string().contains("within 0 ms"), "{error}");
+    });
+}

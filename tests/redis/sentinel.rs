@@ -101,6 +101,47 @@ fn a_failover_needs_no_restart_and_fences_grow() {
     });
 }
 
+/// A master that dies in silence, as with its machine, closes no connection. One call in vain is enough to
+/// know that the idle ones are of no use: each of them would cost another one.
+#[test]
+fn a_master_that_died_in_silence_costs_one_call_and_not_one_for_each_connection() {
+    within(HANG, || {
+        let sentinel = RedisSentinel::start();
+        let factory = connect(&url(&sentinel)).unwrap();
+        let idle = || factory.backend().unwrap().condition().pool.unwrap().idle;
+        wait_until(PATIENCE, "four connections are idle", || {
+            thread::scope(|scope| {
+                for number in 0..6 {
+                    let mut one = Driven::at(&factory, &format!("m{number}"), "a");
+                    scope.spawn(move || {
+                        let fence = one.own();
+                        one.release(fence);
+                    });
+                }
+            });
+            idle() >= 4
+        });
+        let before = sentinel.master();
+        sentinel.server(before).pause();
+        sentinel.wait_until("another server is the master", || {
+            sentinel.agreed_master().is_some_and(|now| now != before)
+        });
+        assert!(idle() >= 4, "{}", idle());
+        let mut one = Driven::at(&factory, "m", "a");
+        let mut in_vain = 0;
+        wait_until(PATIENCE, "it is served by the new master", || {
+            let by = contend::Moment::now() + ms(1_000);
+            let Err(error) = one.raw.acquire(contend::backend::OnRefusal::Leave, by) else {
+                return true;
+            };
+            // What was not sent says why there was no connection.
+            in_vain += u32::from(!error.asked_nothing());
+            false
+        });
+        assert_eq!(in_vain, 1);
+    });
+}
+
 #[test]
 fn what_is_wrong_with_sentinels_is_said() {
     within(HANG, || {

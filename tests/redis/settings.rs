@@ -1,12 +1,13 @@
 //! Redis: how it is set up, and what a user reads who set it up wrong.
 
+use std::net::SocketAddr;
 use std::sync::{Mutex, Once};
 use std::time::Duration;
 
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender};
 use contend::redis::Builder;
 use contend::{Error, ErrorKind, Factory, Lease, Moment, Parker, connect};
-use testbed::{RedisServer, wait_until, within};
+use testbed::{Proxy, RedisSentinel, RedisServer, wait_until, within};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const HANG: Duration = Duration::from_secs(120);
@@ -238,28 +239,65 @@ impl log::Log for Logger {
     fn flush(&self) {}
 }
 
-#[test]
-fn a_server_that_evicts_is_warned_about_once() {
+fn capture_log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         log::set_logger(&Logger).unwrap();
         log::set_max_level(log::LevelFilter::Warn);
     });
+}
+
+/// What was logged about the server at `address`.
+fn warnings(address: SocketAddr) -> Vec<String> {
+    let address = format!("redis at {address} ");
+    let log = LOG.lock().unwrap();
+    let about_it = log.iter().filter(|line| line.contains(&address));
+    about_it.cloned().collect()
+}
+
+#[test]
+fn a_server_that_evicts_is_warned_about_once() {
+    capture_log();
     within(HANG, || {
         let server = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
         let factory = connect(&server.url()).unwrap();
         use_it(&factory).unwrap();
         use_it(&factory).unwrap();
-        let place = server.addr().to_string();
-        let warnings: Vec<_> = LOG
-            .lock()
-            .unwrap()
-            .iter()
-            .filter(|line| line.contains(&place))
-            .cloned()
-            .collect();
+        let warnings = warnings(server.addr());
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("allkeys-lru"), "{warnings:?}");
+    });
+}
+
+#[test]
+fn a_server_that_evicts_is_warned_about_although_its_first_answer_was_lost() {
+    capture_log();
+    within(HANG, || {
+        let server = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+        let proxy = Proxy::to(server.addr());
+        proxy.lose_reply_to(b"INFO");
+        let factory = connect(&format!("redis://{}", proxy.addr())).unwrap();
+        wait_until(PATIENCE, "it is served", || use_it(&factory).is_ok());
+        assert_eq!(proxy.lost_replies(), 1);
+        assert_eq!(warnings(proxy.addr()).len(), 1);
+    });
+}
+
+#[test]
+fn the_next_master_is_warned_about_if_it_evicts() {
+    capture_log();
+    within(HANG, || {
+        let sentinel = RedisSentinel::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+        let factory = connect(&sentinel.url()).unwrap();
+        wait_until(PATIENCE, "it is served", || use_it(&factory).is_ok());
+        let first = sentinel.master();
+        assert_eq!(warnings(sentinel.server(first).addr()).len(), 1);
+        sentinel.fail_over();
+        let next = sentinel.server(sentinel.master());
+        wait_until(PATIENCE, "the new master is warned about", || {
+            use_it(&factory).is_ok() && !warnings(next.addr()).is_empty()
+        });
+        assert_eq!(warnings(next.addr()).len(), 1);
     });
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use contend::backend::{Attempt, OnRefusal, Renewal};
 use contend::redis::Builder;
-use contend::{EventKind, Factory, Moment};
+use contend::{ErrorKind, EventKind, Factory, Moment};
 use testbed::{RedisCluster, wait_until, within};
 
 use crate::conformance::{lease, next, started};
@@ -329,5 +329,37 @@ fn a_node_that_forgot_the_others_takes_nobody_down() {
             }
         }
         println!("{served} of 6 mutexes served after {:?}", began.elapsed());
+    });
+}
+
+/// A panic of the caller's own closure, in the thread that finds out who has the slots, would leave the
+/// factory with the map that it has, or with none, for good.
+#[test]
+fn a_credentials_callback_that_panics_does_not_end_the_map_of_the_slots() {
+    within(HANG, || {
+        let cluster = RedisCluster::start();
+        for node in cluster.nodes() {
+            node.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+        }
+        let panics = Arc::new(AtomicBool::new(true));
+        let asked = Arc::clone(&panics);
+        let factory = Builder::cluster(cluster.addresses())
+            .credentials(move || {
+                assert!(!asked.load(Ordering::SeqCst), "the vault is sealed");
+                ("app".to_owned(), "pw".to_owned())
+            })
+            .build()
+            .unwrap();
+        let mut one = Driven::at(&factory, "m", "a");
+        let mut acquire = || {
+            let by = Moment::now() + Duration::from_secs(5);
+            one.raw.acquire(OnRefusal::Leave, by).map(drop)
+        };
+        let error = acquire().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("the credentials callback panicked"), "{text}");
+        panics.store(false, Ordering::SeqCst);
+        wait_until(PATIENCE, "it is served", || acquire().is_ok());
     });
 }

@@ -1,10 +1,13 @@
 //! The connection on which messages arrive: what is acknowledged is subscribed, and slowness breaks nothing.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use contend::ErrorKind;
 use contend::Moment;
+use contend::backend::{OnRefusal, Wakeups};
 use contend::redis::Builder;
 use testbed::{Proxy, RedisServer, wait_until, within};
 
@@ -117,5 +120,88 @@ fn a_subscription_that_is_refused_on_a_live_connection_says_why() {
         let error = second.raw.listen(&second.parker.unparker(), soon());
         let error = error.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    });
+}
+
+/// A panic of the caller's own closure, in the thread that reads messages, would end every wake-up for good;
+/// and releases would count our waiters as dead.
+#[test]
+fn a_credentials_callback_that_panics_ends_no_wake_ups() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        server.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+        let panics = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&panics);
+        let factory = Builder::new(server.addr().to_string())
+            .credentials(move || {
+                assert!(!asked.load(Ordering::SeqCst), "the vault is sealed");
+                ("app".to_owned(), "pw".to_owned())
+            })
+            .build()
+            .unwrap();
+        let mut waiter = Driven::at(&factory, "m", "a");
+        waiter.listen();
+        let wakeups = || factory.backend().unwrap().condition().wakeups;
+        assert_eq!(wakeups(), Wakeups::Working);
+
+        panics.store(true, Ordering::SeqCst);
+        server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        server.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        wait_until(
+            PATIENCE,
+            "it says why there are no wake-ups",
+            || matches!(wakeups(), Wakeups::Polling(why) if why.contains("the credentials callback panicked")),
+        );
+        let mut other = Driven::at(&factory, "m", "b");
+        let listening = other.raw.listen(&other.parker.unparker(), soon());
+        let acquired = other.raw.acquire(OnRefusal::Leave, soon()).map(drop);
+        for error in [listening.unwrap_err(), acquired.unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains("the credentials callback panicked"), "{text}");
+            assert!(text.contains(&server.addr().to_string()), "{text}");
+        }
+
+        panics.store(false, Ordering::SeqCst);
+        wait_until(PATIENCE, "wake-ups work again", || {
+            wakeups() == Wakeups::Working
+                && server
+                    .cli(&["PUBSUB", "NUMSUB", "simba:{m}:a"])
+                    .ends_with('1')
+        });
+        wait_until(PATIENCE, "it is served again", || {
+            other.raw.acquire(OnRefusal::Leave, soon()).is_ok()
+        });
+    });
+}
+
+/// Where a round trip takes longer than the silence after which a sign of life is asked for, the answer is
+/// waited for, as it is for every other one.
+#[test]
+fn messages_arrive_over_a_network_with_a_round_trip_of_more_than_a_second() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.addr());
+        proxy.delay(ms(600));
+        let factory = Builder::new(proxy.addr().to_string()).build().unwrap();
+        let mut waiter = Driven::at(&factory, "m", "a");
+        waiter.listen();
+        let connection = || {
+            let list = server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+            list.split(' ').next().unwrap_or_default().to_owned()
+        };
+        let subscribed = || -> u64 {
+            let stats = server.cli(&["INFO", "commandstats"]);
+            let calls = stats.split("cmdstat_subscribe:calls=").nth(1).unwrap();
+            calls.split(',').next().unwrap().parse().unwrap()
+        };
+        let (first, before) = (connection(), subscribed());
+        wait_until(PATIENCE, "several signs of life were asked for", || {
+            subscribed() >= before + 3
+        });
+        assert_eq!(connection(), first);
+        waiter.parker.park(Moment::now());
+        server.cli(&["PUBLISH", "simba:{m}", "released@@b"]);
+        assert_eq!(waiter.parker.park(soon()), contend::Unparked::Wake);
     });
 }

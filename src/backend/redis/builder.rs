@@ -133,8 +133,8 @@ impl Builder {
     }
 
     /// Sets what is asked for user (empty for the default one) and password whenever a connection is
-    /// opened, for passwords that rotate. Called by the factory's own threads. Defaults to the fixed user and
-    /// password.
+    /// opened, for passwords that rotate. Called by the factory's own threads; if it panics, that connection
+    /// is not opened, and a later one asks again. Defaults to the fixed user and password.
     pub fn credentials(
         mut self,
         ask: impl Fn() -> (String, String) + Send + Sync + 'static,

@@ -5,6 +5,7 @@
 //! mutex needs no more than the master of one slot.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -149,7 +150,7 @@ impl Cluster {
         call: &mut Call,
         lane: Lane,
         by: Moment,
-        doubt: &mut bool,
+        doubt: &mut Option<Error>,
     ) -> CallResult<Value> {
         let mut server = self.server(slot, by).map_err(CallError::Other)?;
         let mut asking = false;
@@ -396,7 +397,15 @@ impl SlotMap {
             if self.slots.lock().closed {
                 break;
             }
-            match self.ask(node) {
+            // A panic is that node's failure: nobody starts this thread again.
+            let asked = catch_unwind(AssertUnwindSafe(|| self.ask(node)));
+            let asked = asked.unwrap_or_else(|_| {
+                Err(Error::new(
+                    ErrorKind::Panicked,
+                    format!("redis at {node}: asking for the slots panicked"),
+                ))
+            });
+            match asked {
                 Ok(map) if map.is_whole() => return Ok(map),
                 Ok(map) if map.ranges.is_empty() => {
                     failure = Some(unavailable(format!(

@@ -1,9 +1,9 @@
 //! One connection: how it is opened, and how it is kept from outlasting a deadline.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ::redis::io::tcp::TcpSettings;
@@ -11,10 +11,12 @@ use ::redis::{
     Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
     RedisConnectionInfo, RedisError, RedisResult, Value,
 };
+use parking_lot::Mutex;
 
 use super::error::read;
 use super::script::command;
 use super::sentinel::Sentinels;
+use super::server::unavailable;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Connect;
@@ -24,7 +26,7 @@ use crate::tls::Certificates;
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// No call is made with less time.
-const LEAST: Duration = Duration::from_millis(1);
+pub(super) const LEAST: Duration = Duration::from_millis(1);
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,11 +75,15 @@ pub(super) enum Login {
 }
 
 impl Login {
-    fn ask(&self) -> Option<(String, String)> {
+    /// Returns the credentials, if there are any. A panic of the caller's closure is an error like another:
+    /// it must not end the thread that opens connections.
+    fn ask(&self) -> Result<Option<(String, String)>> {
         match self {
-            Login::None => None,
-            Login::Fixed(user, password) => Some((user.clone(), password.clone())),
-            Login::Asked(ask) => Some(ask()),
+            Login::None => Ok(None),
+            Login::Fixed(user, password) => Ok(Some((user.clone(), password.clone()))),
+            Login::Asked(ask) => catch_unwind(AssertUnwindSafe(|| ask()))
+                .map(Some)
+                .map_err(|_| unavailable("the credentials callback panicked")),
         }
     }
 }
@@ -99,6 +105,7 @@ impl Connector {
         protocol: ProtocolVersion,
     ) -> Result<::redis::Connection> {
         let login = self.login.ask();
+        let login = login.map_err(|error| error.context(format_args!("redis at {address}")))?;
         let connect = || {
             let connection = self
                 .client(address, protocol, &login)?
@@ -229,8 +236,8 @@ impl fmt::Display for Target {
 pub(super) struct Opener {
     pub(super) connector: Arc<Connector>,
     pub(super) target: Arc<Target>,
-    /// Whether the server's memory policy was looked at.
-    pub(super) looked: AtomicBool,
+    /// The server whose memory policy was looked at: after a failover it is another one.
+    pub(super) looked: Mutex<Option<Address>>,
 }
 
 impl Connect for Opener {
@@ -240,14 +247,15 @@ impl Connect for Opener {
         let (address, driver) = self.target.open(&self.connector, ProtocolVersion::RESP2)?;
         let mut connection = Connection {
             driver,
-            address,
+            address: address.clone(),
             timeout: self.connector.timeout,
             opened_at: Moment::now(),
             owes: false,
             broken: false,
         };
-        let by = Moment::now() + self.connector.timeout;
         let mut ask = |words: &[&[u8]]| {
+            // Each has its time: a round trip may take most of it.
+            let by = Moment::now() + self.connector.timeout;
             connection.send(&command(words), Moment::now(), by)?;
             connection.receive(by)
         };
@@ -256,16 +264,22 @@ impl Connect for Opener {
         match ask(&[b"PING"]) {
             Ok(_) => {}
             Err(error) if error.to_string().contains("NOPERM") => {}
-            Err(error) => return Err(self.error(&error, &connection.address)),
+            Err(error) => return Err(self.error(&error, &address)),
         }
-        if !self.looked.swap(true, Ordering::Relaxed) {
-            match ask(&[b"INFO", b"memory"]) {
-                Ok(Value::BulkString(info)) => warn_of_eviction(&info, &connection.address),
-                Err(error) if error.is_io_error() => {
-                    return Err(self.error(&error, &connection.address));
-                }
-                // Where an ACL denies it, we cannot know.
-                _ => {}
+        if self.looked.lock().as_ref() != Some(&address) {
+            let answer = ask(&[b"INFO", b"memory"]);
+            if let Err(error) = &answer
+                && error.is_io_error()
+            {
+                return Err(self.error(error, &address));
+            }
+            // Of two that have asked at once, one warns.
+            let known = self.looked.lock().replace(address.clone());
+            // Where an ACL denies it, we cannot know.
+            if let Ok(Value::BulkString(info)) = answer
+                && known.as_ref() != Some(&address)
+            {
+                warn_of_eviction(&info, &address);
             }
         }
         Ok(connection)
@@ -363,6 +377,15 @@ impl Connection {
         self.owes = false;
         reply
     }
+}
+
+/// The error of a call for which no time was left: it was not sent.
+pub(super) fn no_time(server: &Address) -> Error {
+    Error::new(
+        ErrorKind::Timeout,
+        format!("redis at {server}: no time was left to ask"),
+    )
+    .before_asking()
 }
 
 /// The error of a wait for something of ours that took too long.

@@ -116,7 +116,7 @@ impl RedisContender {
                 true => error.after_asking(),
                 false => error,
             })?;
-            doubt |= again;
+            doubt |= again.is_some();
             let reply = Reply::read(value)?;
             match reply.outcome {
                 // The server's clock was set: the reply told, and the next request knows.
@@ -191,10 +191,7 @@ impl RawContender for RedisContender {
                     until,
                 }))
             }
-            Err(_) => Err(Error::new(
-                ErrorKind::Timeout,
-                "redis: the request came too late",
-            )),
+            Err(_) => Err(too_late()),
         }
     }
 
@@ -229,7 +226,14 @@ impl RawContender for RedisContender {
         }
         let deployment = &self.common.deployment;
         let call = self.withdraw.set(&[]);
-        deployment.call(self.keys.slot, call, Lane::Other, by)?;
+        let mut withdraw = || -> Result<bool> {
+            let value = deployment.call(self.keys.slot, call, Lane::Other, by)?;
+            Ok(Reply::read(value)?.outcome == 1)
+        };
+        // Too late: the server's clock was set, the reply told, and the next request knows.
+        if !withdraw()? && !withdraw()? {
+            return Err(too_late());
+        }
         self.queued = false;
         settled.map(|()| true)
     }
@@ -251,6 +255,10 @@ impl RawContender for RedisContender {
         let value = deployment.call(self.keys.slot, &mut call, Lane::Owner, by)?;
         Ok(integer(Some(&value))? == 1)
     }
+}
+
+fn too_late() -> Error {
+    Error::new(ErrorKind::Timeout, "redis: the request came too late")
 }
 
 /// The release of one owner's ownership.
@@ -295,13 +303,15 @@ impl Release {
         let deployment = &common.deployment;
         let (value, doubt) = deployment.call_or(*slot, hand_over, free, Lane::Owner, by)?;
         let released = integer(Some(&value))? == 1;
-        if doubt && !released {
-            return Err(Error::new(
+        match doubt {
+            Some(cause) if !released => Err(Error::new(
                 ErrorKind::Unreachable,
-                "redis: the connection was lost while the mutex was released; whether it was released then, or \
-                 had been lost before, is not known",
-            ));
+                format!(
+                    "{cause} while the mutex was released; whether it was released then, or had been lost before, \
+                     is not known"
+                ),
+            )),
+            _ => Ok(released),
         }
-        Ok(released)
     }
 }

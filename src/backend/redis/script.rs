@@ -182,7 +182,7 @@ fn digits(mut number: u64) -> ([u8; 20], usize) {
     (digits, from)
 }
 
-/// `{outcome, now, ...}`, as `acquire.lua` and `renew.lua` return it.
+/// `{outcome, now, ...}`, as `acquire.lua`, `renew.lua` and `withdraw.lua` return it.
 pub(super) struct Reply {
     fields: Vec<Value>,
     /// The fence, 1, 0 or -1: see the script.
@@ -283,7 +283,7 @@ fn acquired_at(fence: u64, now: u64) -> Option<u64> {
     (at > IN_2001).then_some(at.min(now))
 }
 
-/// The server's time in a reply, in milliseconds, if it begins as those of acquire and renew do.
+/// The server's time in a reply, in milliseconds, if it begins as those of acquire, renew and withdraw do.
 pub(super) fn server_ms(value: &Value) -> Option<i64> {
     let Value::Array(fields) = value else {
         return None;

@@ -2,13 +2,14 @@
 //! that has the mutex: there is one, or a cluster of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use ::redis::{RedisError, RedisResult, Value};
+use parking_lot::Mutex;
 
 use super::cluster::Cluster;
-use super::connection::{Connection, Connector, Opener, Target};
+use super::connection::{Connection, Connector, LEAST, Opener, Target, no_time};
 use super::error::{CallError, CallResult};
 use super::script::{Call, command, server_ms};
 use super::subscriber::Subscriber;
@@ -22,6 +23,11 @@ use crate::probe::Probed;
 /// A connection that was idle for longer is not trusted: servers, firewalls and address translators
 /// drop idle connections in silence, and a new one costs less than a failed request.
 const IDLE: Duration = Duration::from_secs(30);
+
+/// A master of sentinels that has not answered for as long may be dead, with its machine or its network, and
+/// another one in its place: nothing closes the connections to it. A shorter call says only that the server is
+/// slow. (A little below the second that a wait which can be cancelled gives each of its calls.)
+const SILENT: Duration = Duration::from_millis(900);
 
 /// How long the end of a factory waits for its threads.
 const FAREWELL: Duration = Duration::from_millis(400);
@@ -67,7 +73,7 @@ impl Server {
         let opener = Opener {
             connector: Arc::clone(&settings.connector),
             target: Arc::clone(&target),
-            looked: AtomicBool::new(false),
+            looked: Mutex::default(),
         };
         let pool = Pool::new(
             opener,
@@ -89,14 +95,14 @@ impl Server {
 
     /// Runs a script; the reply is waited for until `by`, and the server is told so. Where an idle
     /// connection turns out to be closed, it is sent once more on another: acquire is idempotent, and
-    /// renew and release name their fence. `doubt` is set then.
+    /// renew and release name their fence. `doubt` says then how the first try ended.
     pub(super) fn call(
         &self,
         call: &mut Call,
         lane: Lane,
         asking: bool,
         by: Moment,
-        doubt: &mut bool,
+        doubt: &mut Option<Error>,
     ) -> CallResult<Value> {
         self.set_deadline(call, by);
         self.retried(lane, by, doubt, |connection, sent| {
@@ -131,14 +137,14 @@ impl Server {
             connection.send(packed, sent, by)?;
             connection.receive(by)
         };
-        self.retried(Lane::Other, by, &mut false, request)
+        self.retried(Lane::Other, by, &mut None, request)
     }
 
     fn retried(
         &self,
         lane: Lane,
         by: Moment,
-        doubt: &mut bool,
+        doubt: &mut Option<Error>,
         mut request: impl FnMut(&mut Connection, Moment) -> RedisResult<Value>,
     ) -> CallResult<Value> {
         let mut retried = false;
@@ -146,12 +152,16 @@ impl Server {
             let mut connection = self.pool.checkout(lane, by).map_err(CallError::Other)?;
             let fresh = connection.is_opened_since(connection.asked_at());
             let sent = connection.came_at();
+            if by - sent < LEAST {
+                // Said here, because what the connection says of it is read as an answer that did not come.
+                return Err(CallError::Other(no_time(connection.address())));
+            }
             match request(&mut connection, sent) {
                 Ok(value) => return Ok(value),
                 Err(error) => match self.failed(&mut connection, error, sent) {
-                    CallError::Closed(_) if !fresh && !retried => {
+                    CallError::Closed(error) if !fresh && !retried => {
                         retried = true;
-                        *doubt = true;
+                        doubt.get_or_insert(error);
                     }
                     failure => return Err(failure),
                 },
@@ -161,7 +171,8 @@ impl Server {
 
     /// Reads an error, and does what it means for the connections.
     fn failed(&self, connection: &mut Connection, error: RedisError, sent: Moment) -> CallError {
-        let failure = CallError::new(error, connection.address(), Moment::now() - sent);
+        let waited = Moment::now() - sent;
+        let failure = CallError::new(error, connection.address(), waited);
         match &failure {
             CallError::Closed(error) => {
                 connection.poison();
@@ -176,7 +187,14 @@ impl Server {
                 self.subscriber.reconnect();
             }
             CallError::Other(error) => match error.kind() {
-                ErrorKind::Timeout => self.pool.lost(error),
+                ErrorKind::Timeout => {
+                    self.pool.lost(error);
+                    if matches!(*self.target, Target::Master(_)) && waited >= SILENT {
+                        // Else each of them would cost a call. The next one asks the sentinels.
+                        self.pool.discard_idle(sent);
+                        self.subscriber.reconnect();
+                    }
+                }
                 // The next one logs in anew, or is another server's.
                 ErrorKind::Denied | ErrorKind::Misconfigured | ErrorKind::Protocol => {
                     connection.poison();
@@ -330,7 +348,7 @@ impl Deployment {
     }
 
     /// As [`Deployment::call`], but where the keys are on both sides, it goes on with `instead`. The second
-    /// result says whether there was an earlier try of unknown outcome.
+    /// result is the error of an earlier try of unknown outcome, if there was one.
     pub(super) fn call_or<'a>(
         &self,
         slot: u16,
@@ -338,8 +356,8 @@ impl Deployment {
         mut instead: Option<&'a mut Call>,
         lane: Lane,
         by: Moment,
-    ) -> Result<(Value, bool)> {
-        let mut doubt = false;
+    ) -> Result<(Value, Option<Error>)> {
+        let mut doubt = None;
         loop {
             let failure = match self.call_once(slot, call, lane, by, &mut doubt) {
                 Ok(value) => return Ok((value, doubt)),
@@ -350,7 +368,7 @@ impl Deployment {
                 call = instead;
             } else if on_its_way && by.remaining() >= TRY_AGAIN * 2 {
                 std::thread::sleep(TRY_AGAIN);
-            } else if doubt {
+            } else if doubt.is_some() {
                 // That the last try asked nothing says nothing about the one before it.
                 return Err(failure.into_error().after_asking());
             } else {
@@ -365,7 +383,7 @@ impl Deployment {
         call: &mut Call,
         lane: Lane,
         by: Moment,
-        doubt: &mut bool,
+        doubt: &mut Option<Error>,
     ) -> CallResult<Value> {
         match self {
             Deployment::One(server) => match server.call(call, lane, false, by, doubt) {

@@ -4,6 +4,7 @@
 //! to subscribe is queued here, and the reader is woken by a message on a channel of its own.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,14 +17,13 @@ use super::script::command;
 use super::subscription::{Channel, Recipient};
 use crate::backend::{CLAIM_TIME, Wakeups};
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::thread::{self, Thread};
 
 /// Pauses between failed attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// After this much silence the connection is asked for a sign of life, and after as much again
-/// without one it is given up.
+/// After this much silence the connection is asked for a sign of life; see [`Reader::patience`].
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How long ours leave a free mutex to Simba contenders that do not queue.
@@ -54,7 +54,8 @@ struct Reader {
 #[derive(Default)]
 struct Routes {
     by_channel: HashMap<Vec<u8>, Route>,
-    /// Channels to subscribe and to unsubscribe, not sent yet.
+    /// Channels to subscribe and to unsubscribe, not sent yet. Only while there is a connection: a new one
+    /// begins with all channels that there are, and nobody else would empty these.
     fresh: Vec<Vec<u8>>,
     stale: Vec<Vec<u8>>,
     /// Whether the reader is about to look at those by itself.
@@ -125,7 +126,9 @@ impl Subscriber {
                 interrupted: false,
             };
             routes.by_channel.insert(name.clone(), route);
-            routes.fresh.push(name.clone());
+            if routes.live {
+                routes.fresh.push(name.clone());
+            }
         }
         let wake = !routes.fresh.is_empty() && routes.live && !routes.woken;
         routes.woken |= wake;
@@ -179,7 +182,9 @@ impl Subscriber {
             }
             if route.recipients.is_empty() {
                 routes.by_channel.remove(name);
-                routes.stale.push(name.clone());
+                if routes.live {
+                    routes.stale.push(name.clone());
+                }
             }
         }
     }
@@ -231,17 +236,20 @@ impl Route {
 }
 
 impl Reader {
+    /// Whatever happens to one connection, there is a next one: nobody starts this thread again.
     fn read_for_ever(&self) {
         let mut pause = BACKOFF.0;
         loop {
             let mut heard = false;
-            let ended = self
-                .target
-                .open(&self.connector, ProtocolVersion::RESP3)
-                .and_then(|(address, connection)| {
-                    let ended = PushConnection::new(self, connection).run(&mut heard);
-                    ended.map_err(|error| read(&error, &address, HEARTBEAT))
-                });
+            let ended = catch_unwind(AssertUnwindSafe(|| self.read(&mut heard)));
+            let ended = ended.unwrap_or_else(|_| {
+                // As after a connection that never worked: what panics each time is not tried without a pause.
+                heard = false;
+                Err(Error::new(
+                    ErrorKind::Panicked,
+                    format!("redis at {}: reading messages panicked", self.target),
+                ))
+            });
             let mut routes = self.routes.lock();
             routes.live = false;
             for route in routes.by_channel.values_mut() {
@@ -271,9 +279,25 @@ impl Reader {
             while !routes.closed && !until.remaining().is_zero() {
                 self.closing.wait_for(&mut routes, until.remaining());
             }
+            if routes.closed {
+                return;
+            }
             drop(routes);
             (self.on_error)();
         }
+    }
+
+    /// Opens a connection and reads until its end, or that of the factory. `heard`: the server acknowledged.
+    fn read(&self, heard: &mut bool) -> Result<()> {
+        let (address, connection) = (self.target).open(&self.connector, ProtocolVersion::RESP3)?;
+        let ended = PushConnection::new(self, connection).run(heard);
+        ended.map_err(|error| read(&error, &address, self.patience()))
+    }
+
+    /// How long a sign of life is waited for. As long as any other answer: a round trip may take longer than
+    /// a heartbeat.
+    fn patience(&self) -> Duration {
+        HEARTBEAT.max(self.connector.timeout)
     }
 }
 
@@ -309,7 +333,7 @@ impl PushConnection<'_> {
         }
     }
 
-    /// Reads until the end of the connection or of the factory. `heard`: the server acknowledged.
+    /// Reads until the end of the connection or of the factory; `heard` as in [`Reader::read`].
     fn run(&mut self, heard: &mut bool) -> RedisResult<()> {
         {
             let mut routes = self.reader.routes.lock();
@@ -395,21 +419,31 @@ impl PushConnection<'_> {
                 recipient.wake();
             }
         }
-        let beat = self.heard_at.max(self.asked_at) + HEARTBEAT;
+        let beat = if self.is_asked() {
+            // Not in one go: with every heartbeat it is looked what there is to send.
+            (self.asked_at + self.reader.patience()).min(now + HEARTBEAT)
+        } else {
+            self.heard_at + HEARTBEAT
+        };
         self.alarms.next().map_or(beat, |at| at.min(beat)) - now
     }
 
     /// After a silence: asks for a sign of life, or gives up if one was asked for in vain.
     fn listen_for_life(&mut self) -> RedisResult<()> {
         let now = Moment::now();
-        if self.asked_at > self.heard_at {
-            if now - self.asked_at >= HEARTBEAT {
+        if self.is_asked() {
+            if now - self.asked_at >= self.reader.patience() {
                 return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
             }
         } else if now - self.heard_at >= HEARTBEAT {
             self.ask(Vec::new())?;
         }
         Ok(())
+    }
+
+    /// Returns `true` if a sign of life was asked for and nothing was heard since.
+    fn is_asked(&self) -> bool {
+        self.asked_at > self.heard_at
     }
 
     /// Subscribes (again) to the control channel, after `fresh`. Not PING: its reply is no push, and the
@@ -550,7 +584,89 @@ impl std::fmt::Debug for Subscriber {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{SocketAddr, TcpListener};
+
+    use super::super::connection::Address;
+    use super::super::subscription::Role;
     use super::*;
+    use crate::parker::Parker;
+
+    fn subscriber(server: SocketAddr) -> Subscriber {
+        let connector = Arc::new(Connector {
+            login: Default::default(),
+            database: 0,
+            tls: None,
+            timeout: Duration::from_millis(100),
+        });
+        let target = Target::At(Address::Tcp(server.ip().to_string(), server.port()));
+        Subscriber::new(&connector, &Arc::new(target), "control", Box::new(|| {}))
+    }
+
+    fn recipient() -> Arc<Recipient> {
+        let parker = Parker::new();
+        Arc::new(Recipient::new(b"a", &parker.unparker(), Role::Waiting))
+    }
+
+    fn wait_until(condition: impl Fn() -> bool) {
+        let end = Moment::now() + Duration::from_secs(30);
+        while !condition() {
+            assert!(!end.remaining().is_zero(), "not in time");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Nobody would ever take it out again: who tries on and on while the server is away would fill the memory.
+    #[test]
+    fn nothing_is_queued_while_there_is_no_connection() {
+        let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = nobody.local_addr().unwrap();
+        drop(nobody);
+        let subscriber = subscriber(address);
+        let recipient = recipient();
+        for number in 0..1_000 {
+            let channels = [(format!("m{number}").into_bytes(), Channel::Turn)];
+            subscriber.add(&channels, &recipient).unwrap();
+            subscriber.remove(&channels, &recipient);
+        }
+        let queued = {
+            let routes = subscriber.reader.routes.lock();
+            (routes.fresh.len(), routes.stale.len())
+        };
+        assert_eq!(queued, (0, 0));
+        subscriber.close();
+        subscriber.join(Moment::now() + Duration::from_secs(30));
+    }
+
+    /// A factory that is gone asks for no connection any more.
+    #[test]
+    fn a_reader_that_is_closed_in_a_pause_does_not_connect_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let subscriber = subscriber(listener.local_addr().unwrap());
+        let channels = [(b"m".to_vec(), Channel::Turn)];
+        subscriber.add(&channels, &recipient()).unwrap();
+        // Closes what it accepts: each attempt fails.
+        let accepted = || std::iter::from_fn(|| listener.accept().ok()).count();
+        let attempts = std::cell::Cell::new(0);
+        // Its pauses are long by then.
+        wait_until(|| {
+            attempts.set(attempts.get() + accepted());
+            attempts.get() >= 5
+        });
+        let reader = &subscriber.reader;
+        reader.routes.lock().error = None;
+        wait_until(|| {
+            accepted();
+            // Under the lock: an attempt has just failed, and it pauses until it is told.
+            let mut routes = reader.routes.lock();
+            routes.closed = routes.error.is_some();
+            routes.closed
+        });
+        accepted();
+        reader.closing.notify_all();
+        subscriber.join(Moment::now() + Duration::from_secs(30));
+        assert_eq!(accepted(), 0);
+    }
 
     #[test]
     fn an_alarm_rings_once_and_the_last_one_counts() {

@@ -78,7 +78,7 @@ enum Early {
 }
 
 impl Recipient {
-    fn new(id: &[u8], unparker: &Unparker, role: Role) -> Recipient {
+    pub(super) fn new(id: &[u8], unparker: &Unparker, role: Role) -> Recipient {
         Recipient {
             id: id.to_vec(),
             unparker: unparker.clone(),
