@@ -6,7 +6,7 @@ use crate::server;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, elsewhere, next, started, wait_for_owner};
 use crate::server::{HANG, ms, operator};
@@ -630,5 +630,81 @@ fn unlocking_after_a_lost_reply_leaves_a_double_its_lock() {
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(there.owner("m").unwrap().fence(), taken.fence());
         taken.unlock().unwrap();
+    });
+}
+
+fn lock_contender(factory: &Factory, id: &str) -> Box<dyn contend::backend::RawContender> {
+    let place = Contender {
+        mutex: "m".into(),
+        id: id.into(),
+        lease: factory.lease(),
+        purpose: Purpose::Lock,
+    };
+    factory.backend().unwrap().contender(&place).unwrap()
+}
+
+/// Rule "an owner that cannot renew steps down by itself". Review: a request that had to be prepared first got
+/// its time twice.
+#[test]
+fn a_call_that_prepares_first_returns_within_its_time() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let proxy = Proxy::to(server.addr());
+        let factory = connect(&through(&proxy, &url), "&wakeups=off&pool_size=1");
+        factory.ping(PATIENCE).unwrap();
+        let mut contender = lock_contender(&factory, "a");
+        let attempt = contender.acquire(OnRefusal::Leave, Moment::now() + PATIENCE);
+        let Attempt::Granted(grant) = attempt.unwrap() else {
+            panic!("nobody else is there");
+        };
+        let fence = grant.owner.fence();
+        proxy.delay_replies(ms(450));
+        let limit = ms(510);
+        let by = Moment::now() + limit;
+        let renewed = contender.renew(fence, by);
+        println!("renewal: {:?} late, {renewed:?}", Moment::now() - by);
+        assert!(Moment::now() < by + ms(200), "{:?}", Moment::now() - by);
+        assert!(renewed.is_ok(), "what owners need is prepared before");
+        let by = Moment::now() + limit;
+        let recorded = contender.record_run(fence, PATIENCE, by);
+        println!("record: {:?} late, {recorded:?}", Moment::now() - by);
+        assert!(Moment::now() < by + ms(200), "{:?}", Moment::now() - by);
+        assert!(recorded.is_err());
+        // And a lock that waits.
+        proxy.pass();
+        factory.ping(PATIENCE).unwrap();
+        let other = connect(&url, "");
+        proxy.delay_replies(ms(450));
+        let held = other.locker("n").build().unwrap().lock().unwrap();
+        let locker = factory.locker("n").build().unwrap();
+        let began = Instant::now();
+        elsewhere(|| locker.try_lock_for(ms(1_000)).map(drop).unwrap_err());
+        println!("try_lock_for(1 s): {:?}", began.elapsed());
+        // 200 ms are promised; the rest is what a busy machine adds.
+        assert!(began.elapsed() < ms(1_300), "{:?}", began.elapsed());
+        held.unlock().unwrap();
+    });
+}
+
+/// A statement that was never sent has done nothing.
+#[test]
+fn a_lost_reply_to_a_preparation_leaves_nothing_in_doubt() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let proxy = Proxy::to(server.addr());
+        let mut root = operator(&url);
+        root.query_drop("SET GLOBAL max_prepared_stmt_count = 0")
+            .unwrap();
+        let factory = connect(&through(&proxy, &url), "&wakeups=off&pool_size=1");
+        factory.ping(PATIENCE).unwrap();
+        root.query_drop("SET GLOBAL max_prepared_stmt_count = 16382")
+            .unwrap();
+        proxy.black_hole(Direction::ToClient);
+        let mut contender = lock_contender(&factory, "a");
+        let error = contender
+            .acquire(OnRefusal::Leave, Moment::now() + ms(600))
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.asked_nothing(), "{error:?}");
     });
 }

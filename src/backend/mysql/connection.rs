@@ -211,8 +211,8 @@ impl Connection {
         outcome
     }
 
-    /// Makes one request with a prepared statement, as [`run`](Connection::run); a round trip more the
-    /// first time.
+    /// Makes one request with a prepared statement, as [`run`](Connection::run); one more before it, to
+    /// prepare the statement, the first time.
     pub(super) fn exec<T>(
         &mut self,
         by: Moment,
@@ -220,19 +220,21 @@ impl Connection {
         params: impl Into<Params>,
         read: impl FnOnce(QueryResult<'_, '_, '_, Binary>) -> mysql::Result<T>,
     ) -> Result<T, RequestError> {
-        let known = self.prepared.iter().find(|(text, _)| text == sql);
-        let known = known.map(|(_, statement)| statement.clone());
-        let mut new = None;
-        let outcome = self.run(by, |conn| {
-            let statement = match known {
-                Some(statement) => statement,
-                None => new.insert(conn.prep(sql)?).clone(),
-            };
-            read(conn.exec_iter(statement, params)?)
-        });
-        self.prepared
-            .extend(new.map(|statement| (sql.to_owned(), statement)));
-        outcome
+        let statement = self.prepare(by, sql)?;
+        self.run(by, |conn| read(conn.exec_iter(statement, params)?))
+    }
+
+    /// Prepares a statement, unless it is. A request of its own: together with the execution it would have
+    /// the time of one answer for two.
+    pub(super) fn prepare(&mut self, by: Moment, sql: &str) -> Result<Statement, RequestError> {
+        if let Some((_, statement)) = self.prepared.iter().find(|(text, _)| text == sql) {
+            return Ok(statement.clone());
+        }
+        let statement = self
+            .run(by, |conn| conn.prep(sql))
+            .map_err(RequestError::before_asking)?;
+        self.prepared.push((sql.to_owned(), statement.clone()));
+        Ok(statement)
     }
 
     /// The longest that one request can take.

@@ -181,6 +181,12 @@ impl RequestError {
         )
     }
 
+    /// Of a request before the one that matters, which was not sent: nothing is in doubt.
+    pub(super) fn before_asking(mut self) -> RequestError {
+        self.error = self.error.before_asking();
+        self
+    }
+
     /// Returns `true` if the connection must be thrown away.
     pub(crate) fn is_poison(&self) -> bool {
         self.poisoned

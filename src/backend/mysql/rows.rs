@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::prelude::Queryable;
-use mysql::{Params, params};
+use mysql::{Binary, Params, QueryResult, params};
 
 use super::builder::default_read_timeout;
 use super::connection::{Connection, Connector, MysqlPool, ServerClock, least};
@@ -225,7 +225,9 @@ impl Call<'_> {
         let statements = self.statements()?;
         let sent = Moment::now();
         let row: Option<mysql::Row> =
-            self.ask(|conn| conn.exec_first(&statements.look, params! { mutex }))?;
+            self.exec(&statements.look, params! { mutex }, |mut result| {
+                result.next().transpose()
+            })?;
         let Some(mut row) = row else {
             return Ok(None);
         };
@@ -242,9 +244,8 @@ impl Call<'_> {
     /// Makes the row of a mutex. Returns `false` if it is there already.
     pub(super) fn insert(&mut self, mutex: &str) -> Result<bool> {
         let statements = self.statements()?;
-        let inserted = self.connection.run(self.by, |conn| {
-            conn.exec_drop(&statements.insert, params! { mutex })
-        });
+        let (sql, params) = (&statements.insert, params! { mutex });
+        let inserted = self.connection.exec(self.by, sql, params, |_| Ok(()));
         match inserted {
             Ok(()) => Ok(true),
             Err(error) if error.is_duplicate() => Ok(false),
@@ -289,12 +290,21 @@ impl Call<'_> {
     ) -> Result<Option<u64>, Failed> {
         let statements = self.statements()?;
         let (sql, params) = statement(&statements);
-        self.connection
-            .exec(self.by, sql, params, |result| {
-                let matched = result.affected_rows() > 0;
-                Ok(matched.then(|| result.last_insert_id().unwrap_or(0)))
-            })
-            .map_err(|error| self.failed(error))
+        self.exec(sql, params, |result| {
+            let matched = result.affected_rows() > 0;
+            Ok(matched.then(|| result.last_insert_id().unwrap_or(0)))
+        })
+    }
+
+    /// Makes one request with a prepared statement.
+    fn exec<T>(
+        &mut self,
+        sql: &str,
+        params: Params,
+        read: impl FnOnce(QueryResult<'_, '_, '_, Binary>) -> mysql::Result<T>,
+    ) -> Result<T, Failed> {
+        let answer = self.connection.exec(self.by, sql, params, read);
+        answer.map_err(|error| self.failed(error))
     }
 
     /// Makes one request that changes nothing if it fails.
