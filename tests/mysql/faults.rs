@@ -708,3 +708,32 @@ fn a_lost_reply_to_a_preparation_leaves_nothing_in_doubt() {
         assert!(error.asked_nothing(), "{error:?}");
     });
 }
+
+/// Rule "trouble is visible". Review: a look without an answer counted as a refusal by nobody.
+#[test]
+fn a_look_without_an_answer_is_an_error_and_no_refusal() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let proxy = Proxy::to(server.addr());
+        let (ours, theirs) = (connect(&through(&proxy, &url), ""), connect(&url, ""));
+        ours.ping(PATIENCE).unwrap();
+        let guard = theirs.locker("m").build().unwrap().lock().unwrap();
+        let mut contender = lock_contender(&ours, "a");
+        // The attempt has its answer in time, and the look after it has not.
+        proxy.delay_replies(ms(300));
+        let outcome = contender.acquire(OnRefusal::Leave, Moment::now() + ms(450));
+        println!("{outcome:?}");
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        // It is known that it does not own.
+        assert!(error.asked_nothing());
+        proxy.pass();
+        ours.ping(PATIENCE).unwrap();
+        proxy.delay_replies(ms(300));
+        let locker = ours.locker("m").build().unwrap();
+        let error = elsewhere(|| locker.try_lock_for(ms(450)).map(drop).unwrap_err());
+        println!("{error}");
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        guard.unlock().unwrap();
+    });
+}

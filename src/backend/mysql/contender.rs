@@ -13,7 +13,7 @@ use crate::backend::{
     Attempt, CLAIM_TIME, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
 };
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::Lane;
@@ -103,12 +103,10 @@ impl MysqlContender {
                     return Err(failed.error);
                 }
             }
-            // We surely do not own it: a failure below must not report an unknown outcome.
-            match self.look(call, entry, &mut turn) {
-                Ok(Some(attempt)) => return Ok(attempt),
-                Ok(None) => {}
-                Err(error) if error.is_transient() => break,
-                Err(error) => return Err(error),
+            // We surely do not own it: a failure here must not report an unknown outcome.
+            let looked = self.look(call, entry, &mut turn);
+            if let Some(attempt) = looked.map_err(Error::before_asking)? {
+                return Ok(attempt);
             }
         }
         let pause = match turn {
