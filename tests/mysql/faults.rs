@@ -737,3 +737,79 @@ fn a_look_without_an_answer_is_an_error_and_no_refusal() {
         guard.unlock().unwrap();
     });
 }
+
+/// How far away a server is whose answers come after more than the 750 ms that a near one has.
+const FAR: Duration = ms(600);
+
+/// Review: each answer had 750 ms, whatever the round trip. A process farther away than that locked nothing,
+/// and what its attempts left in the row kept the mutex from everybody else.
+#[test]
+fn a_far_process_locks_and_keeps_nobody_out() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let proxy = Proxy::to(server.addr());
+        proxy.delay(FAR);
+        let far = contend::connect(&through(&proxy, &url)).unwrap();
+        let near = contend::connect(&url).unwrap();
+        drop(near.locker("m").build().unwrap().lock().unwrap());
+        let (ours, new) = (far.locker("m").id("far"), far.locker("new").id("far"));
+        let (ours, new) = (ours.build().unwrap(), new.build().unwrap());
+        let began = Instant::now();
+        let waits = thread::spawn(move || {
+            let guard = ours.try_lock_for(Duration::from_secs(60));
+            println!("far: {:?} after {:?}", guard.is_ok(), began.elapsed());
+            let guard = guard?;
+            let (fence, valid) = (guard.fence(), guard.is_valid());
+            guard.unlock()?;
+            println!("far: unlocked after {:?}", began.elapsed());
+            Ok::<_, contend::Error>((fence, valid))
+        });
+        wait_until(PATIENCE, "the far one has taken it", || {
+            near.owner("m").is_ok_and(|owner| owner.is_owner("far")) || waits.is_finished()
+        });
+        let theirs = near.locker("m").id("near").build().unwrap();
+        let guard = theirs.try_lock_for(Duration::from_secs(40));
+        println!("near: {:?} after {:?}", guard.is_ok(), began.elapsed());
+        let (fence, valid) = waits.join().unwrap().unwrap();
+        assert!(valid && guard.unwrap().fence() > fence);
+        // A mutex that has no row yet takes more requests than fit in one call.
+        let began = Instant::now();
+        drop(new.try_lock_for(PATIENCE).unwrap());
+        println!("far: a new one after {:?}", began.elapsed());
+    });
+}
+
+/// The same where there is somebody to wait for.
+#[test]
+fn a_far_process_is_handed_what_it_waits_for() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let proxy = Proxy::to(server.addr());
+        proxy.delay(FAR);
+        let far = contend::connect(&through(&proxy, &url)).unwrap();
+        let near = contend::connect(&url).unwrap();
+        let guard = near.locker("m").build().unwrap().lock().unwrap();
+        let (service, events) = started(&far, "m", "far");
+        let began = Instant::now();
+        let mut conn = operator(&url);
+        wait_until(Duration::from_secs(60), "the far one is registered", || {
+            let waiters: Option<String> = conn
+                .query_first("SELECT waiters FROM simba_mutex WHERE mutex = 'm'")
+                .unwrap();
+            !waiters.unwrap().is_empty()
+        });
+        println!("registered after {:?}", began.elapsed());
+        let released = Instant::now();
+        guard.unlock().unwrap();
+        let fence = next(&events, EventKind::Acquired).fence();
+        println!("handed on after {:?}", released.elapsed());
+        // Time is the subject: more than a lease, which had to be renewed.
+        thread::sleep(Duration::from_secs(12));
+        assert!(service.is_owner() && service.fence() == fence);
+        let theirs = near.locker("m").build().unwrap();
+        service.stop().unwrap();
+        let stopped = Instant::now();
+        drop(theirs.try_lock_for(Duration::from_secs(10)).unwrap());
+        println!("handed back after {:?}", stopped.elapsed());
+    });
+}

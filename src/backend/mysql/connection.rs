@@ -25,8 +25,10 @@ const MAX_KNOCK: Duration = Duration::from_secs(15);
 pub(crate) struct ConnectionOptions {
     /// The longest wait for the TCP connection, and for each answer until the connection is ready.
     pub(crate) connect_timeout: Duration,
-    /// The longest wait for an answer from then on.
+    /// The longest wait for an answer from then on, of a server that is near.
     pub(crate) read_timeout: Duration,
+    /// The longest wait for an answer of a server that is far away.
+    pub(crate) longest: Duration,
     /// How long the server lets a statement wait for a row or table lock; whole seconds, at least one.
     pub(crate) lock_wait: Duration,
     /// One more statement to set the session up with, or nothing.
@@ -112,6 +114,8 @@ pub(crate) struct Connection {
     conn: Conn,
     /// The longest that one request can take.
     patience: Duration,
+    /// The shortest that one has taken: no answer comes sooner than after the round trip.
+    round_trip: Duration,
     /// How long its socket waits at the moment; a request with less time shortens it.
     socket_timeout: Duration,
     poisoned: bool,
@@ -149,6 +153,7 @@ impl Connection {
             Ok(Connection {
                 conn,
                 patience: limit,
+                round_trip: Moment::now() - sent,
                 socket_timeout: limit,
                 poisoned: false,
                 sent,
@@ -163,8 +168,8 @@ impl Connection {
         {
             return Err(RequestError::poison(error));
         }
-        connection.patience = options.read_timeout;
-        connection.set_socket_timeout(options.read_timeout)?;
+        connection.patience = patience(options, connection.round_trip);
+        connection.set_socket_timeout(connection.patience)?;
         Ok(connection)
     }
 
@@ -205,8 +210,9 @@ impl Connection {
         let conn = &mut self.conn;
         self.sent = Moment::now();
         let outcome = caught(limit, || work(conn));
-        if outcome.as_ref().is_err_and(RequestError::is_poison) {
-            self.poisoned = true;
+        match &outcome {
+            Ok(_) => self.round_trip = self.round_trip.min(Moment::now() - self.sent),
+            Err(error) => self.poisoned |= error.is_poison(),
         }
         outcome
     }
@@ -242,6 +248,11 @@ impl Connection {
         self.patience
     }
 
+    /// The shortest that a request has taken.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.round_trip
+    }
+
     /// When the last request was sent.
     pub(crate) fn sent(&self) -> Moment {
         self.sent
@@ -275,6 +286,18 @@ pub(super) fn least(patience: Duration) -> Duration {
     } else {
         patience
     }
+}
+
+/// How long an answer is waited for. A server that is far away gets more: where no answer came in time, every
+/// attempt would break its connection, and leave a lease in the row that keeps the mutex from everybody.
+/// Elsewhere than on Unix that is fixed before the round trip is known.
+fn patience(options: &ConnectionOptions, round_trip: Duration) -> Duration {
+    let far = if cfg!(unix) {
+        (round_trip * 2).min(options.longest)
+    } else {
+        Duration::ZERO
+    };
+    options.read_timeout.max(far)
 }
 
 /// The session, in one statement.

@@ -151,10 +151,19 @@ impl Table {
         })
     }
 
-    /// Prepares what every cycle needs on a new connection, and what an owner has no time to prepare.
+    /// Prepares on a new connection what every cycle needs, and what neither an owner nor whoever waits for one
+    /// has the time to prepare where the server is far away.
     pub(super) fn prepare(&self, connection: &mut Connection) -> Result<()> {
         let statements = self.statements(connection, Moment::FAR)?;
-        for sql in [&statements.acquire, &statements.renew, &statements.release] {
+        let Statements {
+            acquire,
+            renew,
+            release,
+            look,
+            register,
+            ..
+        } = &*statements;
+        for sql in [acquire, renew, release, look, register] {
             connection.prepare(Moment::FAR, sql)?;
         }
         Ok(())

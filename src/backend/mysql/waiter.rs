@@ -181,7 +181,7 @@ impl Waiter {
     /// before the wait that it is meant for, so it is repeated.
     pub(super) fn watch(&self, call: &mut Call<'_>, mutex: &str) {
         for _ in 0..40 {
-            if !self.queues.is_unwatched(mutex) || call.by.remaining().is_zero() {
+            if !self.queues.is_unwatched(mutex) || call.expect_time().is_err() {
                 return;
             }
             call.wake(&self.token);
@@ -242,7 +242,8 @@ impl Waiter {
     fn open(&self, tested: &mut bool) -> std::result::Result<Connection, NotOpened> {
         let rows = &*self.rows;
         let by = Moment::now() + rows.patience() * 2;
-        let (mut reached, by) = rows.checkout_late(Lane::Other, by)?;
+        let mut reached = rows.pool.checkout(Lane::Other, by)?;
+        let by = Moment::now() + reached.patience() * 2;
         let mut call = rows.on(&mut reached, by);
         call.ping()?;
         if let Some(why) = call.statements()?.no_wakeups {
