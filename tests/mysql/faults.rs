@@ -813,3 +813,26 @@ fn a_far_process_is_handed_what_it_waits_for() {
         println!("handed back after {:?}", stopped.elapsed());
     });
 }
+
+/// Rule "dropping is stopping". Review: the waiting thread went on to open its connections.
+#[test]
+fn a_factory_dropped_while_its_waiting_connections_open_opens_no_more() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let proxy = Proxy::to(server.addr());
+        let ours = contend::connect(&format!("{}?pool_size=1", through(&proxy, &url))).unwrap();
+        let theirs = connect(&url, "");
+        ours.ping(PATIENCE).unwrap();
+        let guard = theirs.locker("m").build().unwrap().lock().unwrap();
+        proxy.delay_replies(ms(300));
+        let pooled = proxy.accepted();
+        let (service, _events) = started(&ours, "m", "a");
+        wait_until(PATIENCE, "the first waiting connection is opened", || {
+            proxy.accepted() > pooled
+        });
+        drop((service, ours));
+        wait_until(PATIENCE, "all connections are closed", || proxy.live() == 0);
+        assert_eq!(proxy.accepted(), pooled + 1);
+        guard.unlock().unwrap();
+    });
+}

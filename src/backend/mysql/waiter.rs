@@ -259,16 +259,30 @@ impl Waiter {
             ),
             ..connector.options.clone()
         };
+        // A log-in takes its time, and a factory that is dropped meanwhile waits for no more than one.
+        self.expect_wanted()?;
         let mut blocker = connector.open(&options, None)?;
+        self.expect_wanted()?;
         hold(&mut blocker, &format!("contend:wait:{}", self.token))?;
+        self.expect_wanted()?;
         let mut waiter = connector.open(&options, None)?;
+        self.expect_wanted()?;
         hold(&mut waiter, &format!("contend:{}", self.token))?;
+        self.expect_wanted()?;
         if !*tested {
             self.test(&mut waiter, &mut reached)?;
             *tested = true;
         }
         *self.blocker.lock() = Some(blocker);
         Ok(waiter)
+    }
+
+    /// Refuses to go on for a factory that was dropped.
+    fn expect_wanted(&self) -> Result<()> {
+        if self.queues.is_stopped() {
+            return Err(Error::new(ErrorKind::Closed, "the factory was closed"));
+        }
+        Ok(())
     }
 
     /// Kills one wait of our own through a connection of the pool, as others will.
