@@ -88,10 +88,15 @@ impl MysqlContender {
         mut turn: Turn,
         not_after: Moment,
     ) -> Result<Attempt> {
-        if self.missing {
+        let mut asked = std::mem::take(&mut self.missing);
+        if asked {
             self.insert(call).map_err(Error::before_asking)?;
         }
         for _ in 0..ROUNDS {
+            // The first request is made whatever time is left; a later one would only cost the connection.
+            if std::mem::replace(&mut asked, true) {
+                call.expect_time()?;
+            }
             let (token, more) = match turn {
                 Turn::Head {
                     registered: true,
