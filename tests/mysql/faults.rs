@@ -830,9 +830,39 @@ fn a_factory_dropped_while_its_waiting_connections_open_opens_no_more() {
         wait_until(PATIENCE, "the first waiting connection is opened", || {
             proxy.accepted() > pooled
         });
+        // So that the service is gone, too, before that log-in is over.
+        proxy.delay_replies(ms(1_000));
         drop((service, ours));
         wait_until(PATIENCE, "all connections are closed", || proxy.live() == 0);
         assert_eq!(proxy.accepted(), pooled + 1);
         guard.unlock().unwrap();
+    });
+}
+
+/// Review: a callback that panicked was taken for a server that is none, and ended `lock()`.
+#[test]
+fn credentials_whose_callback_panics_are_asked_for_again() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&asked);
+        let factory = contend::mysql::Builder::new("127.0.0.1", "faults")
+            .port(server.addr().port())
+            .credentials(move || {
+                assert!(counter.fetch_add(1, Ordering::SeqCst) > 1, "no vault");
+                ("root".to_owned(), String::new())
+            })
+            .build()
+            .unwrap();
+        let locker = factory.locker("m").build().unwrap();
+        let error = locker.try_lock().map(drop);
+        println!("{error:?}");
+        if let Err(error) = error {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            let text = error.to_string();
+            assert!(text.contains("the credentials callback panicked"), "{text}");
+        }
+        drop(locker.lock().unwrap());
+        assert!(asked.load(Ordering::SeqCst) > 2, "{url}");
     });
 }

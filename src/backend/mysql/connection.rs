@@ -138,8 +138,9 @@ impl Connection {
         } else {
             options.read_timeout
         };
+        let log_in = server.log_in().map_err(RequestError::poison)?;
         let mut connection = caught(limit, || {
-            let mut conn = server.open(options.connect_timeout, limit)?;
+            let mut conn = server.open(log_in, options.connect_timeout, limit)?;
             conn.query_drop(session(options))?;
             if !options.init.is_empty() {
                 conn.query_drop(&options.init)?;

@@ -6,6 +6,7 @@
 //! this process kills that statement. Nothing that matters runs on the waiter, so a late KILL hits
 //! nothing; and a process that dies takes its blocker along, so that its waiter ends within milliseconds.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -41,7 +42,8 @@ const MAX_WAIT_S: u64 = 2;
 /// How many dead processes one release passes over.
 const MAX_DEAD: usize = 16;
 
-/// The longest pause before the connections are opened again.
+/// The shortest and the longest pause before the connections are opened again.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 /// How long a contender waits for the connections to come up for the first time.
@@ -204,30 +206,34 @@ impl Waiter {
 
     /// Waits for all, until it is stopped or nobody can be woken here.
     fn run(&self) {
-        let mut pause = Duration::from_millis(50);
+        let mut pause = SHORTEST_PAUSE;
         let mut tested = false;
         let server = &self.rows.pool.connector().server;
         while !self.queues.is_stopped() {
-            let broken = match self.open(&mut tested) {
-                Ok(waiter) => {
-                    pause = Duration::from_millis(50);
-                    self.queues.set_waiter(WaiterState::Up);
-                    match self.serve(waiter) {
-                        Ok(()) => break,
-                        Err(error) => error,
-                    }
-                }
-                Err(NotOpened::Never(why)) => {
+            // A panic (a logger's, say) must not end the thread: nobody would be woken here any more.
+            let served = catch_unwind(AssertUnwindSafe(|| {
+                let waiter = self.open(&mut tested)?;
+                pause = SHORTEST_PAUSE;
+                self.queues.set_waiter(WaiterState::Up);
+                Ok(self.serve(waiter)?)
+            }));
+            let broken = match served {
+                Ok(Ok(())) => break,
+                Ok(Err(NotOpened::Never(why))) => {
+                    self.queues
+                        .set_waiter(WaiterState::Polling(why.as_str().into()));
                     log::warn!(
                         "{server}: contenders poll every {:?}: {why}",
                         self.poll_interval
                     );
-                    self.queues.set_waiter(WaiterState::Polling(why.into()));
                     break;
                 }
-                Err(NotOpened::Now(error)) => error,
+                Ok(Err(NotOpened::Now(error))) => error,
+                Err(_) => Error::new(ErrorKind::Panicked, "its thread panicked"),
             };
-            log::debug!("{server}: the waiting connection: {broken}");
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                log::debug!("{server}: the waiting connection: {broken}");
+            }));
             self.queues
                 .set_waiter(WaiterState::Down(broken.to_string().into()));
             self.blocker.lock().take();
