@@ -650,7 +650,9 @@ fn a_call_that_prepares_first_returns_within_its_time() {
     within(HANG, || {
         let (server, url) = own_server();
         let proxy = Proxy::to(server.addr());
-        let factory = connect(&through(&proxy, &url), "&wakeups=off&pool_size=1");
+        // Long times, of which a busy machine adds only a part.
+        let parameters = "ttl=60s&read_timeout=3s&wakeups=off&pool_size=1";
+        let factory = contend::connect(&format!("{}?{parameters}", through(&proxy, &url))).unwrap();
         factory.ping(PATIENCE).unwrap();
         let mut contender = lock_contender(&factory, "a");
         let attempt = contender.acquire(OnRefusal::Leave, Moment::now() + PATIENCE);
@@ -658,30 +660,30 @@ fn a_call_that_prepares_first_returns_within_its_time() {
             panic!("nobody else is there");
         };
         let fence = grant.owner.fence();
-        proxy.delay_replies(ms(450));
-        let limit = ms(510);
+        proxy.delay_replies(ms(2_000));
+        let limit = ms(3_050);
         let by = Moment::now() + limit;
         let renewed = contender.renew(fence, by);
         println!("renewal: {:?} late, {renewed:?}", Moment::now() - by);
-        assert!(Moment::now() < by + ms(200), "{:?}", Moment::now() - by);
+        assert!(Moment::now() < by + ms(700), "{:?}", Moment::now() - by);
         assert!(renewed.is_ok(), "what owners need is prepared before");
         let by = Moment::now() + limit;
         let recorded = contender.record_run(fence, PATIENCE, by);
         println!("record: {:?} late, {recorded:?}", Moment::now() - by);
-        assert!(Moment::now() < by + ms(200), "{:?}", Moment::now() - by);
+        assert!(Moment::now() < by + ms(700), "{:?}", Moment::now() - by);
         assert!(recorded.is_err());
         // And a lock that waits.
         proxy.pass();
         factory.ping(PATIENCE).unwrap();
-        let other = connect(&url, "");
-        proxy.delay_replies(ms(450));
+        let other = contend::connect(&format!("{url}?ttl=60s")).unwrap();
         let held = other.locker("n").build().unwrap().lock().unwrap();
+        proxy.delay_replies(ms(2_000));
         let locker = factory.locker("n").build().unwrap();
         let began = Instant::now();
-        elsewhere(|| locker.try_lock_for(ms(1_000)).map(drop).unwrap_err());
-        println!("try_lock_for(1 s): {:?}", began.elapsed());
+        elsewhere(|| locker.try_lock_for(ms(3_000)).map(drop).unwrap_err());
+        println!("try_lock_for(3 s): {:?}", began.elapsed());
         // 200 ms are promised; the rest is what a busy machine adds.
-        assert!(began.elapsed() < ms(1_300), "{:?}", began.elapsed());
+        assert!(began.elapsed() < ms(3_800), "{:?}", began.elapsed());
         held.unlock().unwrap();
     });
 }
@@ -741,11 +743,14 @@ fn a_look_without_an_answer_is_an_error_and_no_refusal() {
 /// How far away a server is whose answers come after more than the 750 ms that a near one has.
 const FAR: Duration = ms(600);
 
+/// For what takes tens of round trips of that length: a log-in, and then two more for whoever waits.
+const LONG: Duration = Duration::from_secs(110);
+
 /// Review: each answer had 750 ms, whatever the round trip. A process farther away than that locked nothing,
 /// and what its attempts left in the row kept the mutex from everybody else.
 #[test]
 fn a_far_process_locks_and_keeps_nobody_out() {
-    within(HANG, || {
+    within(HANG * 3, || {
         let (server, url) = own_server();
         let proxy = Proxy::to(server.addr());
         proxy.delay(FAR);
@@ -756,7 +761,7 @@ fn a_far_process_locks_and_keeps_nobody_out() {
         let (ours, new) = (ours.build().unwrap(), new.build().unwrap());
         let began = Instant::now();
         let waits = thread::spawn(move || {
-            let guard = ours.try_lock_for(Duration::from_secs(60));
+            let guard = ours.try_lock_for(LONG);
             println!("far: {:?} after {:?}", guard.is_ok(), began.elapsed());
             let guard = guard?;
             let (fence, valid) = (guard.fence(), guard.is_valid());
@@ -774,7 +779,7 @@ fn a_far_process_locks_and_keeps_nobody_out() {
         assert!(valid && guard.unwrap().fence() > fence);
         // A mutex that has no row yet takes more requests than fit in one call.
         let began = Instant::now();
-        drop(new.try_lock_for(PATIENCE).unwrap());
+        drop(new.try_lock_for(LONG).unwrap());
         println!("far: a new one after {:?}", began.elapsed());
     });
 }
@@ -782,7 +787,7 @@ fn a_far_process_locks_and_keeps_nobody_out() {
 /// The same where there is somebody to wait for.
 #[test]
 fn a_far_process_is_handed_what_it_waits_for() {
-    within(HANG, || {
+    within(HANG * 3, || {
         let (server, url) = own_server();
         let proxy = Proxy::to(server.addr());
         proxy.delay(FAR);
@@ -792,7 +797,7 @@ fn a_far_process_is_handed_what_it_waits_for() {
         let (service, events) = started(&far, "m", "far");
         let began = Instant::now();
         let mut conn = operator(&url);
-        wait_until(Duration::from_secs(60), "the far one is registered", || {
+        wait_until(LONG, "the far one is registered", || {
             let waiters: Option<String> = conn
                 .query_first("SELECT waiters FROM simba_mutex WHERE mutex = 'm'")
                 .unwrap();
@@ -801,11 +806,16 @@ fn a_far_process_is_handed_what_it_waits_for() {
         println!("registered after {:?}", began.elapsed());
         let released = Instant::now();
         guard.unlock().unwrap();
-        let fence = next(&events, EventKind::Acquired).fence();
+        next(&events, EventKind::Acquired);
         println!("handed on after {:?}", released.elapsed());
-        // Time is the subject: more than a lease, which had to be renewed.
-        thread::sleep(Duration::from_secs(12));
-        assert!(service.is_owner() && service.fence() == fence);
+        wait_until(LONG, "it has renewed", || {
+            let renewed: Option<bool> = conn
+                .query_first(
+                    "SELECT owner_id = 'far' AND ttl_at > acquired_at + 11000 FROM simba_mutex",
+                )
+                .unwrap();
+            renewed.unwrap()
+        });
         let theirs = near.locker("m").build().unwrap();
         service.stop().unwrap();
         let stopped = Instant::now();
@@ -843,26 +853,36 @@ fn a_factory_dropped_while_its_waiting_connections_open_opens_no_more() {
 #[test]
 fn credentials_whose_callback_panics_are_asked_for_again() {
     within(HANG, || {
-        let (server, url) = own_server();
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&asked);
+        let (server, _url) = own_server();
+        let (asked, broken) = (Arc::default(), Arc::new(AtomicBool::new(true)));
+        let (counter, is_broken): (Arc<AtomicUsize>, _) = (Arc::clone(&asked), Arc::clone(&broken));
         let factory = contend::mysql::Builder::new("127.0.0.1", "faults")
             .port(server.addr().port())
             .credentials(move || {
-                assert!(counter.fetch_add(1, Ordering::SeqCst) > 1, "no vault");
+                counter.fetch_add(1, Ordering::SeqCst);
+                if is_broken.load(Ordering::SeqCst) {
+                    // A panic, without what is printed for one.
+                    std::panic::resume_unwind(Box::new("no vault"));
+                }
                 ("root".to_owned(), String::new())
             })
             .build()
             .unwrap();
         let locker = factory.locker("m").build().unwrap();
-        let error = locker.try_lock().map(drop);
-        println!("{error:?}");
-        if let Err(error) = error {
-            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-            let text = error.to_string();
-            assert!(text.contains("the credentials callback panicked"), "{text}");
-        }
-        drop(locker.lock().unwrap());
-        assert!(asked.load(Ordering::SeqCst) > 2, "{url}");
+        let error = wait_for(|| {
+            let error = locker.try_lock().map(drop).unwrap_err();
+            // A busy machine.
+            (error.kind() != ErrorKind::Timeout).then_some(error)
+        });
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("the credentials callback panicked"), "{text}");
+        let waits = thread::spawn(move || locker.lock().map(drop));
+        let before = asked.load(Ordering::SeqCst);
+        wait_until(PATIENCE, "it is asked again", || {
+            asked.load(Ordering::SeqCst) > before + 1
+        });
+        broken.store(false, Ordering::SeqCst);
+        waits.join().unwrap().unwrap();
     });
 }
