@@ -616,3 +616,59 @@ fn simba_contenders_take_turns_with_ours() {
         assert!(fences.is_sorted_by(|a, b| a < b), "fences fell");
     });
 }
+
+/// A logger that panics once, in the waiting thread of the server whose address it contains.
+struct PanickingLogger(std::sync::Mutex<Option<String>>);
+
+static PANICKING: PanickingLogger = PanickingLogger(std::sync::Mutex::new(None));
+
+impl log::Log for PanickingLogger {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let text = record.args().to_string();
+        let is_named = |server: &mut String| text.contains(server.as_str());
+        let mut server = self.0.lock().unwrap();
+        let hit = text.contains("the waiting connection") && server.take_if(is_named).is_some();
+        drop(server);
+        assert!(!hit, "a logger that panics: {text}");
+    }
+
+    fn flush(&self) {}
+}
+
+/// Review: a panic ended the waiting thread for good, and nobody was woken there any more.
+#[test]
+fn a_panic_in_the_waiting_thread_does_not_end_wake_ups() {
+    within(HANG, || {
+        let (server, url) = own_server(&[]);
+        log::set_logger(&PANICKING).unwrap();
+        log::set_max_level(log::LevelFilter::Debug);
+        let holder = connect(&url, "ttl=30s");
+        let guard = locker(&holder, "m").lock().unwrap();
+        let factory = connect(&url, "ttl=30s");
+        let (_service, events) = started(&factory, "m", "waits");
+        let token = wait_for_tokens(&url, "m", 1).remove(0);
+        let mut conn = operator(&url);
+        let mut holder_of_name = || -> Option<u64> {
+            conn.query_first(format!("SELECT IS_USED_LOCK('contend:{token}')"))
+                .unwrap()
+                .unwrap()
+        };
+        let before = holder_of_name().unwrap();
+        *PANICKING.0.lock().unwrap() = Some(server.addr().to_string());
+        operator(&url)
+            .query_drop(format!("KILL CONNECTION {before}"))
+            .unwrap();
+        wait_until(PATIENCE, "the logger has panicked", || {
+            PANICKING.0.lock().unwrap().is_none()
+        });
+        wait_until(PATIENCE, "its connections are open again", || {
+            holder_of_name().is_some_and(|now| now != before)
+        });
+        guard.unlock().unwrap();
+        next(&events, EventKind::Acquired);
+    });
+}

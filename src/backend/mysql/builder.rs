@@ -18,7 +18,7 @@ use crate::tls::tls_setters;
 use crate::url::Url;
 
 /// The longest read timeout that is chosen by itself, however long the lease: who unlocks does not wait
-/// for longer than this for a server that hangs.
+/// for longer than this for a server that is near and hangs.
 const MAX_READ_TIMEOUT: Duration = Duration::from_millis(750);
 
 /// How long a log-in may take; not bound to the lease, because the pool's threads log in.
@@ -201,7 +201,9 @@ impl Builder {
     /// Sets the longest wait for an answer; the server does not let a statement wait longer for a lock
     /// either (whole seconds, at least one). At most a fifth of the ttl, so that no call eats the lease.
     /// Defaults to a sixth of the ttl, at most 750 ms. Contenders with a shorter ttl than the factory's
-    /// wait for no longer than a quarter of theirs (on Unix; elsewhere they are refused).
+    /// wait for no longer than a quarter of theirs (on Unix; elsewhere they are refused). A connection
+    /// whose round trip, measured when it is opened, is longer than half of this waits for two round
+    /// trips, at most a fifth of the ttl (on Unix).
     pub fn read_timeout(mut self, timeout: Duration) -> Builder {
         self.read_timeout = Some(timeout);
         self
@@ -268,6 +270,7 @@ impl Builder {
             options: ConnectionOptions {
                 connect_timeout: self.connect_timeout,
                 read_timeout,
+                longest: longest_read_timeout(self.lease),
                 lock_wait: read_timeout,
                 init: String::new(),
             },
@@ -291,8 +294,12 @@ pub(super) fn default_read_timeout(lease: Lease) -> Duration {
 }
 
 /// A call is at most a quarter of the ttl long, and an answer must be able to come within it.
+fn longest_read_timeout(lease: Lease) -> Duration {
+    lease.ttl() / 5
+}
+
 pub(super) fn check_read_timeout(read_timeout: Duration, lease: Lease) -> Result<()> {
-    if !read_timeout.is_zero() && read_timeout <= lease.ttl() / 5 {
+    if !read_timeout.is_zero() && read_timeout <= longest_read_timeout(lease) {
         return Ok(());
     }
     Err(Error::invalid(format!(

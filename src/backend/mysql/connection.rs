@@ -25,8 +25,10 @@ const MAX_KNOCK: Duration = Duration::from_secs(15);
 pub(crate) struct ConnectionOptions {
     /// The longest wait for the TCP connection, and for each answer until the connection is ready.
     pub(crate) connect_timeout: Duration,
-    /// The longest wait for an answer from then on.
+    /// The longest wait for an answer from then on, of a server that is near.
     pub(crate) read_timeout: Duration,
+    /// The longest wait for an answer of a server that is far away.
+    pub(crate) longest: Duration,
     /// How long the server lets a statement wait for a row or table lock; whole seconds, at least one.
     pub(crate) lock_wait: Duration,
     /// One more statement to set the session up with, or nothing.
@@ -112,6 +114,8 @@ pub(crate) struct Connection {
     conn: Conn,
     /// The longest that one request can take.
     patience: Duration,
+    /// The shortest that one has taken: no answer comes sooner than after the round trip.
+    round_trip: Duration,
     /// How long its socket waits at the moment; a request with less time shortens it.
     socket_timeout: Duration,
     poisoned: bool,
@@ -134,8 +138,9 @@ impl Connection {
         } else {
             options.read_timeout
         };
+        let log_in = server.log_in().map_err(RequestError::poison)?;
         let mut connection = caught(limit, || {
-            let mut conn = server.open(options.connect_timeout, limit)?;
+            let mut conn = server.open(log_in, options.connect_timeout, limit)?;
             conn.query_drop(session(options))?;
             if !options.init.is_empty() {
                 conn.query_drop(&options.init)?;
@@ -149,6 +154,7 @@ impl Connection {
             Ok(Connection {
                 conn,
                 patience: limit,
+                round_trip: Moment::now() - sent,
                 socket_timeout: limit,
                 poisoned: false,
                 sent,
@@ -163,8 +169,8 @@ impl Connection {
         {
             return Err(RequestError::poison(error));
         }
-        connection.patience = options.read_timeout;
-        connection.set_socket_timeout(options.read_timeout)?;
+        connection.patience = patience(options, connection.round_trip);
+        connection.set_socket_timeout(connection.patience)?;
         Ok(connection)
     }
 
@@ -205,14 +211,15 @@ impl Connection {
         let conn = &mut self.conn;
         self.sent = Moment::now();
         let outcome = caught(limit, || work(conn));
-        if outcome.as_ref().is_err_and(RequestError::is_poison) {
-            self.poisoned = true;
+        match &outcome {
+            Ok(_) => self.round_trip = self.round_trip.min(Moment::now() - self.sent),
+            Err(error) => self.poisoned |= error.is_poison(),
         }
         outcome
     }
 
-    /// Makes one request with a prepared statement, as [`run`](Connection::run); a round trip more the
-    /// first time.
+    /// Makes one request with a prepared statement, as [`run`](Connection::run); one more before it, to
+    /// prepare the statement, the first time.
     pub(super) fn exec<T>(
         &mut self,
         by: Moment,
@@ -220,24 +227,31 @@ impl Connection {
         params: impl Into<Params>,
         read: impl FnOnce(QueryResult<'_, '_, '_, Binary>) -> mysql::Result<T>,
     ) -> Result<T, RequestError> {
-        let known = self.prepared.iter().find(|(text, _)| text == sql);
-        let known = known.map(|(_, statement)| statement.clone());
-        let mut new = None;
-        let outcome = self.run(by, |conn| {
-            let statement = match known {
-                Some(statement) => statement,
-                None => new.insert(conn.prep(sql)?).clone(),
-            };
-            read(conn.exec_iter(statement, params)?)
-        });
-        self.prepared
-            .extend(new.map(|statement| (sql.to_owned(), statement)));
-        outcome
+        let statement = self.prepare(by, sql)?;
+        self.run(by, |conn| read(conn.exec_iter(statement, params)?))
+    }
+
+    /// Prepares a statement, unless it is. A request of its own: together with the execution it would have
+    /// the time of one answer for two.
+    pub(super) fn prepare(&mut self, by: Moment, sql: &str) -> Result<Statement, RequestError> {
+        if let Some((_, statement)) = self.prepared.iter().find(|(text, _)| text == sql) {
+            return Ok(statement.clone());
+        }
+        let statement = self
+            .run(by, |conn| conn.prep(sql))
+            .map_err(RequestError::before_asking)?;
+        self.prepared.push((sql.to_owned(), statement.clone()));
+        Ok(statement)
     }
 
     /// The longest that one request can take.
     pub(crate) fn patience(&self) -> Duration {
         self.patience
+    }
+
+    /// The shortest that a request has taken.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.round_trip
     }
 
     /// When the last request was sent.
@@ -273,6 +287,18 @@ pub(super) fn least(patience: Duration) -> Duration {
     } else {
         patience
     }
+}
+
+/// How long an answer is waited for. A server that is far away gets more: where no answer came in time, every
+/// attempt would break its connection, and leave a lease in the row that keeps the mutex from everybody.
+/// Elsewhere than on Unix that is fixed before the round trip is known.
+fn patience(options: &ConnectionOptions, round_trip: Duration) -> Duration {
+    let far = if cfg!(unix) {
+        (round_trip * 2).min(options.longest)
+    } else {
+        Duration::ZERO
+    };
+    options.read_timeout.max(far)
 }
 
 /// The session, in one statement.

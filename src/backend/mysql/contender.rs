@@ -13,7 +13,7 @@ use crate::backend::{
     Attempt, CLAIM_TIME, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
 };
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::Lane;
@@ -36,6 +36,8 @@ pub(super) struct MysqlContender {
     queued: bool,
     /// The last attempt or release had no answer: the row may be ours.
     unsure: bool,
+    /// There was no row, and no time to make it.
+    missing: bool,
     /// When this ownership began, on the server's clock.
     acquired_at: u64,
 }
@@ -52,6 +54,7 @@ impl MysqlContender {
             unparker: None,
             queued: false,
             unsure: false,
+            missing: false,
             acquired_at: 0,
         })
     }
@@ -85,7 +88,15 @@ impl MysqlContender {
         mut turn: Turn,
         not_after: Moment,
     ) -> Result<Attempt> {
+        let mut asked = std::mem::take(&mut self.missing);
+        if asked {
+            self.insert(call).map_err(Error::before_asking)?;
+        }
         for _ in 0..ROUNDS {
+            // The first request is made whatever time is left; a later one would only cost the connection.
+            if std::mem::replace(&mut asked, true) {
+                call.expect_time()?;
+            }
             let (token, more) = match turn {
                 Turn::Head {
                     registered: true,
@@ -103,12 +114,10 @@ impl MysqlContender {
                     return Err(failed.error);
                 }
             }
-            // We surely do not own it: a failure below must not report an unknown outcome.
-            match self.look(call, entry, &mut turn) {
-                Ok(Some(attempt)) => return Ok(attempt),
-                Ok(None) => {}
-                Err(error) if error.is_transient() => break,
-                Err(error) => return Err(error),
+            // We surely do not own it: a failure here must not report an unknown outcome.
+            let looked = self.look(call, entry, &mut turn);
+            if let Some(attempt) = looked.map_err(Error::before_asking)? {
+                return Ok(attempt);
             }
         }
         let pause = match turn {
@@ -137,22 +146,32 @@ impl MysqlContender {
                 return Ok(Some(refused(owner.clone(), *retry_in)));
             }
         }
-        if self.waiter().queues.waiter_state() == WaiterState::Untried
-            && call.look(self.mutex())?.is_none()
-        {
-            // The first that waits opens two connections: not for a row that is only missing.
-            call.insert(self.mutex())?;
-            return Ok(None);
+        let mut row = None;
+        if self.waiter().queues.waiter_state() == WaiterState::Untried {
+            row = call.look(self.mutex())?;
+            if row.is_none() {
+                // The first that waits opens two connections: not for a row that is only missing.
+                self.insert(call)?;
+                return Ok(None);
+            }
         }
         if let Turn::Head { registered, .. } = turn
             && !*registered
-            && self.waiter().is_up(call.by - call.by.remaining() / 2)
         {
-            self.waiter().step(call, self.mutex())?;
-            *registered = true;
+            // Not into the time that the requests after it take.
+            let rest = (call.by.remaining() / 2).max(call.connection.round_trip() * 2);
+            if self.waiter().is_up(call.by - rest) {
+                self.waiter().step(call, self.mutex())?;
+                *registered = true;
+                // What was read before may have changed before the token stood there.
+                row = None;
+            }
         }
-        let Some(row) = call.look(self.mutex())? else {
-            call.insert(self.mutex())?;
+        if row.is_none() {
+            row = call.look(self.mutex())?;
+        }
+        let Some(row) = row else {
+            self.insert(call)?;
             return Ok(None);
         };
         let own = match turn {
@@ -183,6 +202,14 @@ impl MysqlContender {
             self.waiter().watch(call, self.mutex());
         }
         Ok(Some(refused(owner, retry_in)))
+    }
+
+    /// Makes the row; with the next attempt where this one has no time for it.
+    fn insert(&mut self, call: &mut Call<'_>) -> Result<()> {
+        self.missing = true;
+        call.insert(self.mutex())?;
+        self.missing = false;
+        Ok(())
     }
 
     /// When the head looks if nobody tells it to: at the end of the lease or hand-over that it read, and of
@@ -293,7 +320,7 @@ impl RawContender for MysqlContender {
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
         let rows = Arc::clone(&self.rows);
-        rows.call(Lane::Owner, by, |call| {
+        rows.call_to_end(by, |call| {
             let whose = Whose::Owner(&self.contender.id, fence);
             let released = call.release(self.mutex(), whose).map_err(|failed| {
                 self.unsure |= failed.unknown;

@@ -74,10 +74,10 @@ impl RequestError {
         let code = answer.code;
         let message = match code {
             1045 | 1698 => {
-                let user = quoted_user(&answer.message);
+                let (user, host) = quoted_account(&answer.message);
                 format!(
                     "the MySQL server refused user {user:?} or its password; check both, and that the account \
-                     may come from this host"
+                     may come from {host}"
                 )
             }
             1129 => "MySQL error 1129: the server has locked this host out after too many handshakes \
@@ -181,6 +181,12 @@ impl RequestError {
         )
     }
 
+    /// Of a request before the one that matters, which was not sent: nothing is in doubt.
+    pub(super) fn before_asking(mut self) -> RequestError {
+        self.error = self.error.before_asking();
+        self
+    }
+
     /// Returns `true` if the connection must be thrown away.
     pub(crate) fn is_poison(&self) -> bool {
         self.poisoned
@@ -241,21 +247,27 @@ fn silent(patience: Duration) -> Error {
     )
 }
 
-/// The user of whom the server speaks: `user 'name'@'host'`.
-fn quoted_user(message: &str) -> &str {
-    let before_host = message.split("'@'").next().unwrap_or_default();
-    before_host.split_once('\'').map_or("", |(_, name)| name)
+/// The user of whom the server speaks, and the host that it comes from in the server's view, where its account
+/// must be for: `user 'name'@'host'`.
+fn quoted_account(message: &str) -> (&str, String) {
+    let (before_host, host) = message.rsplit_once("'@'").unwrap_or((message, ""));
+    let user = before_host.split_once('\'').map_or("", |(_, name)| name);
+    let host = match host.split('\'').next() {
+        None | Some("") => "this host".to_owned(),
+        Some(host) => format!("host {host:?}"),
+    };
+    (user, host)
 }
 
-/// The server's words without the user's name, which it likes to repeat: `'user'@'host'`, or `User 'user'`.
+/// The server's words without the user's name, which it likes to repeat: `'user'@'host'`, or `User 'user'`. The
+/// host stays: which one the server sees is what an account's grants go by.
 fn without_user(message: &str) -> String {
     let mut parts: Vec<&str> = message.split('\'').collect();
     // At odd places stands what was quoted.
     let mut at = 1;
     while at < parts.len() {
-        if parts.get(at + 1) == Some(&"@") {
-            parts.splice(at..(at + 3).min(parts.len()), ["..."]);
-        } else if parts[at - 1].to_ascii_lowercase().ends_with("user ") {
+        if parts.get(at + 1) == Some(&"@") || parts[at - 1].to_ascii_lowercase().ends_with("user ")
+        {
             parts[at] = "...";
         }
         at += 2;
@@ -352,8 +364,11 @@ mod tests {
         assert_eq!(
             refused.into_error().to_string(),
             "the MySQL server refused user \"app\" or its password; check both, and that the account may come \
-             from this host"
+             from host \"localhost\""
         );
+        let refused = said(1698, "Access denied for user 'app'");
+        let text = refused.into_error().to_string();
+        assert!(text.ends_with("come from this host"), "{text}");
     }
 
     /// Review (low): "1044/1142/1226 show the user name".
@@ -379,7 +394,7 @@ mod tests {
         );
         assert_eq!(
             text.into_error().to_string(),
-            "MySQL error 1142: UPDATE command denied to user '...' for table `d`.`t`"
+            "MySQL error 1142: UPDATE command denied to user '...'@'b' for table `d`.`t`"
         );
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::prelude::Queryable;
-use mysql::{Params, params};
+use mysql::{Binary, Params, QueryResult, params};
 
 use super::builder::default_read_timeout;
 use super::connection::{Connection, Connector, MysqlPool, ServerClock, least};
@@ -93,6 +93,19 @@ impl Rows {
         Ok((connection, by.max(Moment::now() + late)))
     }
 
+    /// Does `work`, which ends an ownership, as [`call`](Rows::call). It has at least the time of an answer: on
+    /// a server that is far away, a caller that unlocks would else break its connection every time.
+    pub(super) fn call_to_end<T>(
+        &self,
+        by: Moment,
+        work: impl FnOnce(&mut Call<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let (mut connection, by) = self.checkout_late(Lane::Owner, by)?;
+        let round_trip = connection.round_trip();
+        let answer = (round_trip + round_trip / 4).min(connection.patience());
+        work(&mut self.on(&mut connection, by.max(Moment::now() + answer)))
+    }
+
     /// Does `work` on a connection that came free before `by`, as [`checkout_late`](Rows::checkout_late).
     pub(super) fn call<T, E: From<Error>>(
         &self,
@@ -178,6 +191,7 @@ impl Call<'_> {
 
     /// Puts a token at the end of the list, unless it is there or there is no room.
     pub(super) fn register(&mut self, mutex: &str, token: &str) -> Result<(), Failed> {
+        self.expect_time()?;
         self.update(|statements| (&statements.register, params! { mutex, token }))?;
         Ok(())
     }
@@ -205,6 +219,10 @@ impl Call<'_> {
 
     /// Wakes the process that has `token`.
     pub(super) fn wake(&mut self, token: &str) -> Woken {
+        if self.expect_time().is_err() {
+            // It looks by itself at the poll interval.
+            return Woken::Told;
+        }
         let killed = self
             .connection
             .run(self.by, |conn| conn.query_drop(kill(token)));
@@ -222,10 +240,13 @@ impl Call<'_> {
 
     /// Reads a row, and the server's clock.
     pub(super) fn look(&mut self, mutex: &str) -> Result<Option<Row>> {
+        self.expect_time()?;
         let statements = self.statements()?;
         let sent = Moment::now();
         let row: Option<mysql::Row> =
-            self.ask(|conn| conn.exec_first(&statements.look, params! { mutex }))?;
+            self.exec(&statements.look, params! { mutex }, |mut result| {
+                result.next().transpose()
+            })?;
         let Some(mut row) = row else {
             return Ok(None);
         };
@@ -241,10 +262,10 @@ impl Call<'_> {
 
     /// Makes the row of a mutex. Returns `false` if it is there already.
     pub(super) fn insert(&mut self, mutex: &str) -> Result<bool> {
+        self.expect_time()?;
         let statements = self.statements()?;
-        let inserted = self.connection.run(self.by, |conn| {
-            conn.exec_drop(&statements.insert, params! { mutex })
-        });
+        let (sql, params) = (&statements.insert, params! { mutex });
+        let inserted = self.connection.exec(self.by, sql, params, |_| Ok(()));
         match inserted {
             Ok(()) => Ok(true),
             Err(error) if error.is_duplicate() => Ok(false),
@@ -282,6 +303,15 @@ impl Call<'_> {
         })
     }
 
+    /// Refuses a request whose answer would come too late: nothing is asked, and no connection lost. Not for
+    /// what must be tried whatever was measured: to acquire, to renew and to release.
+    pub(super) fn expect_time(&self) -> Result<()> {
+        if self.by.remaining() < self.connection.round_trip() {
+            return Err(RequestError::too_late().into());
+        }
+        Ok(())
+    }
+
     /// Runs one UPDATE. Returns the last insert id it set, or `None` if no row matched.
     fn update(
         &mut self,
@@ -289,12 +319,21 @@ impl Call<'_> {
     ) -> Result<Option<u64>, Failed> {
         let statements = self.statements()?;
         let (sql, params) = statement(&statements);
-        self.connection
-            .exec(self.by, sql, params, |result| {
-                let matched = result.affected_rows() > 0;
-                Ok(matched.then(|| result.last_insert_id().unwrap_or(0)))
-            })
-            .map_err(|error| self.failed(error))
+        self.exec(sql, params, |result| {
+            let matched = result.affected_rows() > 0;
+            Ok(matched.then(|| result.last_insert_id().unwrap_or(0)))
+        })
+    }
+
+    /// Makes one request with a prepared statement.
+    fn exec<T>(
+        &mut self,
+        sql: &str,
+        params: Params,
+        read: impl FnOnce(QueryResult<'_, '_, '_, Binary>) -> mysql::Result<T>,
+    ) -> Result<T, Failed> {
+        let answer = self.connection.exec(self.by, sql, params, read);
+        answer.map_err(|error| self.failed(error))
     }
 
     /// Makes one request that changes nothing if it fails.

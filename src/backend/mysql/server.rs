@@ -2,13 +2,14 @@
 //! connection there.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::consts::CapabilityFlags;
 use mysql::{Conn, OptsBuilder, SslOpts};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::tls::Tls;
 use crate::url::Url;
 
@@ -46,6 +47,9 @@ pub(crate) enum Address {
     /// A unix socket.
     Socket(String),
 }
+
+/// A user and a password.
+pub(super) type LogIn = (Option<String>, Option<String>);
 
 /// Who logs in.
 #[derive(Clone)]
@@ -132,15 +136,30 @@ impl Server {
         Ok(())
     }
 
+    /// Returns the user and the password to log in with.
+    ///
+    /// # Errors
+    /// `Unavailable` where the callback that is asked for them panicked: it may be better the next time.
+    pub(super) fn log_in(&self) -> Result<LogIn> {
+        match &self.credentials {
+            Credentials::Fixed(user, password) => Ok((user.clone(), password.clone())),
+            Credentials::Asked(ask) => match catch_unwind(AssertUnwindSafe(|| ask())) {
+                Ok((user, password)) => Ok((Some(user), Some(password))),
+                Err(_) => Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "the credentials callback panicked",
+                )),
+            },
+        }
+    }
+
     /// Opens a connection and does nothing else with it.
-    pub(super) fn open(&self, connect: Duration, read: Duration) -> mysql::Result<Conn> {
-        let (user, password) = match &self.credentials {
-            Credentials::Fixed(user, password) => (user.clone(), password.clone()),
-            Credentials::Asked(ask) => {
-                let (user, password) = ask();
-                (Some(user), Some(password))
-            }
-        };
+    pub(super) fn open(
+        &self,
+        (user, password): LogIn,
+        connect: Duration,
+        read: Duration,
+    ) -> mysql::Result<Conn> {
         let options = OptsBuilder::new()
             .user(user)
             .pass(password)

@@ -151,11 +151,20 @@ impl Table {
         })
     }
 
-    /// Prepares what every cycle needs on a new connection.
+    /// Prepares on a new connection what every cycle needs, and what neither an owner nor whoever waits for one
+    /// has the time to prepare where the server is far away.
     pub(super) fn prepare(&self, connection: &mut Connection) -> Result<()> {
         let statements = self.statements(connection, Moment::FAR)?;
-        for sql in [&statements.acquire, &statements.release] {
-            connection.run(Moment::FAR, |conn| conn.prep(sql))?;
+        let Statements {
+            acquire,
+            renew,
+            release,
+            look,
+            register,
+            ..
+        } = &*statements;
+        for sql in [acquire, renew, release, look, register] {
+            connection.prepare(Moment::FAR, sql)?;
         }
         Ok(())
     }
@@ -363,21 +372,21 @@ impl Problem {
 /// Refuses a server whose SYSDATE stands still, warns of one that cannot replicate our statements, and
 /// returns why nobody can be woken there, if that is known.
 fn check_server(connection: &mut Connection, by: Moment) -> Result<Option<&'static str>> {
-    let (moves, settings) = connection.run(by, |conn| {
-        // Microseconds pass between the start of a statement and this look at the clock; several tries,
-        // because a coarse clock may not show them.
-        let mut moves = false;
-        for _ in 0..20 {
-            moves = conn.query_first("SELECT SYSDATE(6) > NOW(6)")? == Some(true);
-            if moves {
-                break;
-            }
+    // Microseconds pass between the start of a statement and this look at the clock; several tries,
+    // because a coarse clock may not show them.
+    let mut moves = false;
+    for _ in 0..20 {
+        let sql = "SELECT SYSDATE(6) > NOW(6)";
+        moves = connection.run(by, |conn| conn.query_first(sql))? == Some(true);
+        if moves {
+            break;
         }
-        let settings: Vec<(String, String)> = conn.query(
+    }
+    let settings: Vec<(String, String)> = connection.run(by, |conn| {
+        conn.query(
             "SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'pxc_strict_mode', 'binlog_format', \
              'log_bin', 'group_replication_single_primary_mode')",
-        )?;
-        Ok((moves, settings))
+        )
     })?;
     if !moves {
         return Err(Error::new(

@@ -6,6 +6,7 @@
 //! this process kills that statement. Nothing that matters runs on the waiter, so a late KILL hits
 //! nothing; and a process that dies takes its blocker along, so that its waiter ends within milliseconds.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -41,7 +42,8 @@ const MAX_WAIT_S: u64 = 2;
 /// How many dead processes one release passes over.
 const MAX_DEAD: usize = 16;
 
-/// The longest pause before the connections are opened again.
+/// The shortest and the longest pause before the connections are opened again.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 /// How long a contender waits for the connections to come up for the first time.
@@ -181,7 +183,7 @@ impl Waiter {
     /// before the wait that it is meant for, so it is repeated.
     pub(super) fn watch(&self, call: &mut Call<'_>, mutex: &str) {
         for _ in 0..40 {
-            if !self.queues.is_unwatched(mutex) || call.by.remaining().is_zero() {
+            if !self.queues.is_unwatched(mutex) || call.expect_time().is_err() {
                 return;
             }
             call.wake(&self.token);
@@ -204,30 +206,34 @@ impl Waiter {
 
     /// Waits for all, until it is stopped or nobody can be woken here.
     fn run(&self) {
-        let mut pause = Duration::from_millis(50);
+        let mut pause = SHORTEST_PAUSE;
         let mut tested = false;
         let server = &self.rows.pool.connector().server;
         while !self.queues.is_stopped() {
-            let broken = match self.open(&mut tested) {
-                Ok(waiter) => {
-                    pause = Duration::from_millis(50);
-                    self.queues.set_waiter(WaiterState::Up);
-                    match self.serve(waiter) {
-                        Ok(()) => break,
-                        Err(error) => error,
-                    }
-                }
-                Err(NotOpened::Never(why)) => {
+            // A panic (a logger's, say) must not end the thread: nobody would be woken here any more.
+            let served = catch_unwind(AssertUnwindSafe(|| {
+                let waiter = self.open(&mut tested)?;
+                pause = SHORTEST_PAUSE;
+                self.queues.set_waiter(WaiterState::Up);
+                Ok(self.serve(waiter)?)
+            }));
+            let broken = match served {
+                Ok(Ok(())) => break,
+                Ok(Err(NotOpened::Never(why))) => {
+                    self.queues
+                        .set_waiter(WaiterState::Polling(why.as_str().into()));
                     log::warn!(
                         "{server}: contenders poll every {:?}: {why}",
                         self.poll_interval
                     );
-                    self.queues.set_waiter(WaiterState::Polling(why.into()));
                     break;
                 }
-                Err(NotOpened::Now(error)) => error,
+                Ok(Err(NotOpened::Now(error))) => error,
+                Err(_) => Error::new(ErrorKind::Panicked, "its thread panicked"),
             };
-            log::debug!("{server}: the waiting connection: {broken}");
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                log::debug!("{server}: the waiting connection: {broken}");
+            }));
             self.queues
                 .set_waiter(WaiterState::Down(broken.to_string().into()));
             self.blocker.lock().take();
@@ -242,7 +248,8 @@ impl Waiter {
     fn open(&self, tested: &mut bool) -> std::result::Result<Connection, NotOpened> {
         let rows = &*self.rows;
         let by = Moment::now() + rows.patience() * 2;
-        let (mut reached, by) = rows.checkout_late(Lane::Other, by)?;
+        let mut reached = rows.pool.checkout(Lane::Other, by)?;
+        let by = Moment::now() + reached.patience() * 2;
         let mut call = rows.on(&mut reached, by);
         call.ping()?;
         if let Some(why) = call.statements()?.no_wakeups {
@@ -258,16 +265,30 @@ impl Waiter {
             ),
             ..connector.options.clone()
         };
+        // A log-in takes its time, and a factory that is dropped meanwhile waits for no more than one.
+        self.expect_wanted()?;
         let mut blocker = connector.open(&options, None)?;
+        self.expect_wanted()?;
         hold(&mut blocker, &format!("contend:wait:{}", self.token))?;
+        self.expect_wanted()?;
         let mut waiter = connector.open(&options, None)?;
+        self.expect_wanted()?;
         hold(&mut waiter, &format!("contend:{}", self.token))?;
+        self.expect_wanted()?;
         if !*tested {
             self.test(&mut waiter, &mut reached)?;
             *tested = true;
         }
         *self.blocker.lock() = Some(blocker);
         Ok(waiter)
+    }
+
+    /// Refuses to go on for a factory that was dropped.
+    fn expect_wanted(&self) -> Result<()> {
+        if self.queues.is_stopped() {
+            return Err(Error::new(ErrorKind::Closed, "the factory was closed"));
+        }
+        Ok(())
     }
 
     /// Kills one wait of our own through a connection of the pool, as others will.
