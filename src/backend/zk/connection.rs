@@ -146,7 +146,14 @@ impl Cipher {
                 let mut plain = Vec::new();
                 let mut rest = wire.as_slice();
                 while !rest.is_empty() {
-                    connection.read_tls(&mut rest)?;
+                    // After the server has ended its stream, nothing more is taken, and it would be offered
+                    // for ever.
+                    if connection.read_tls(&mut rest)? == 0 {
+                        return Err(io::Error::new(
+                            IoErrorKind::UnexpectedEof,
+                            "the server ended the stream and sent more",
+                        ));
+                    }
                     let state = connection
                         .process_new_packets()
                         .map_err(|error| io::Error::new(IoErrorKind::InvalidData, error))?;
@@ -401,5 +408,52 @@ mod tests {
         let error = nowhere.next().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         assert!(error.to_string().contains("no such host:1"), "{error}");
+    }
+
+    /// What rustls does not take after the end of its stream, it does not take in the next round either.
+    #[cfg(feature = "tls")]
+    #[test]
+    fn bytes_after_the_end_of_a_tls_stream_are_a_lost_connection() {
+        use rustls::pki_types::pem::PemObject;
+        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+        testbed::within(Duration::from_secs(60), || {
+            let files = testbed::Certificates::make();
+            let builder = super::super::builder::Builder::new("localhost");
+            let builder = builder.tls(true).tls_ca(files.file("ca.pem"));
+            let mut cipher = Cipher::new(&builder.config().unwrap(), "localhost").unwrap();
+            let certificate = CertificateDer::from_pem_file(files.file("server.pem")).unwrap();
+            let key = PrivateKeyDer::from_pem_file(files.file("server.key")).unwrap();
+            let config = rustls::ServerConfig::builder()
+                .with_no_client_auth()
+                .with_single_cert(vec![certificate], key)
+                .unwrap();
+            let mut server = rustls::ServerConnection::new(config.into()).unwrap();
+            for _ in 0..4 {
+                let mut wire = Vec::new();
+                cipher.seal(Vec::new(), &mut wire).unwrap();
+                let mut rest = wire.as_slice();
+                while !rest.is_empty() {
+                    server.read_tls(&mut rest).unwrap();
+                    server.process_new_packets().unwrap();
+                }
+                let mut wire = Vec::new();
+                while server.wants_write() {
+                    server.write_tls(&mut wire).unwrap();
+                }
+                cipher.open(wire).unwrap();
+            }
+            assert!(!server.is_handshaking());
+
+            server.writer().write_all(b"last words").unwrap();
+            server.send_close_notify();
+            let mut wire = Vec::new();
+            while server.wants_write() {
+                server.write_tls(&mut wire).unwrap();
+            }
+            assert_eq!(cipher.open(wire.clone()).unwrap(), b"last words");
+            let error = cipher.open(wire).unwrap_err();
+            assert_eq!(error.kind(), IoErrorKind::UnexpectedEof, "{error}");
+        });
     }
 }
