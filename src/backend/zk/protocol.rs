@@ -14,7 +14,8 @@
 //!
 //! **What is left behind.** A node whose deletion was not confirmed, or whose creation was handed to the
 //! socket and not answered while nobody wants it any more, is cleaned up by the next connections, a
-//! few requests at a time. A creation that never reached the socket made no node.
+//! few requests at a time; what a server refuses is asked for again at the next beat. A creation that
+//! never reached the socket made no node.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -121,7 +122,8 @@ impl Ask {
         }
     }
 
-    /// Deletes a node of ours for good: where the answer is lost, it is tried again until it is gone.
+    /// Deletes a node of ours for good: where the answer is lost or a refusal, it is tried again until it is
+    /// gone.
     pub(super) fn delete(path: &str) -> Ask {
         Ask {
             must_settle: true,
@@ -220,9 +222,12 @@ struct Abandoned {
     nodes: Vec<String>,
     /// By mutex, the beginnings of names of nodes that may exist: one look per mutex finds them all.
     creations: HashMap<String, Vec<String>>,
-    /// What an overloaded server has thrown out, for the next beat.
+    /// What a server has refused, for the next beat: an overloaded one has thrown it out, or an operator has
+    /// taken a permission away and may give it back. As long as the session lives, nobody else removes it.
     later: Vec<String>,
     later_creations: Vec<(String, Vec<String>)>,
+    /// The paths whose refusal was logged.
+    logged: HashSet<String>,
     /// Requests that are out for this.
     out: usize,
 }
@@ -233,6 +238,23 @@ impl Abandoned {
             .entry(mutex_path)
             .or_default()
             .extend(beginnings);
+    }
+
+    /// A server answered what was asked for `path`. Returns `true` if that is to be asked again.
+    fn is_refused(&mut self, path: &str, outcome: &Outcome, realm: &str) -> bool {
+        match outcome {
+            Ok(_) | Err(Code::NO_NODE) => {
+                self.logged.remove(path);
+                return false;
+            }
+            Err(Code::THROTTLED) => {}
+            Err(code) if self.logged.insert(path.to_owned()) => log::warn!(
+                "{realm}: cannot clean up, which is tried again: {}",
+                code.error(path)
+            ),
+            Err(_) => {}
+        }
+        true
     }
 
     fn once_more(&mut self) {
@@ -849,12 +871,9 @@ impl Protocol {
                 }
             }
         }
-        if ask.deletes() {
-            match &outcome {
-                Ok(_) | Err(Code::NO_NODE) => {}
-                Err(Code::THROTTLED) => self.abandoned.later.push(path.to_owned()),
-                Err(code) => log::warn!("{}: {}", self.config.realm, code.error(path)),
-            }
+        let realm = &self.config.realm;
+        if ask.deletes() && self.abandoned.is_refused(path, &outcome, realm) {
+            self.abandoned.later.push(path.to_owned());
         }
         match to {
             To::Call { call, index } => {
@@ -888,27 +907,21 @@ impl Protocol {
                 beginnings,
             } => {
                 self.abandoned.out = self.abandoned.out.saturating_sub(1);
-                match outcome {
-                    Ok(Reply::Children(names)) => {
-                        let beginnings: HashSet<&str> =
-                            beginnings.iter().map(String::as_str).collect();
-                        let ours = |name: &&String| {
-                            let end = name.rfind('-').map_or(0, |dash| dash + 1);
-                            let positive = name.get(..end).unwrap_or_default();
-                            let negative = positive.strip_suffix('-').unwrap_or_default();
-                            beginnings.contains(positive) || beginnings.contains(negative)
-                        };
-                        let found = names.iter().filter(ours);
-                        self.abandoned
-                            .nodes
-                            .extend(found.map(|name| format!("{mutex_path}/{name}")));
-                    }
-                    Ok(_) | Err(Code::NO_NODE) => {}
-                    Err(Code::THROTTLED) => self
-                        .abandoned
-                        .later_creations
-                        .push((mutex_path, beginnings)),
-                    Err(code) => log::warn!("{}: {}", self.config.realm, code.error(&mutex_path)),
+                if self.abandoned.is_refused(&mutex_path, &outcome, realm) {
+                    let search = (mutex_path, beginnings);
+                    self.abandoned.later_creations.push(search);
+                } else if let Ok(Reply::Children(names)) = outcome {
+                    let beginnings: HashSet<&str> = beginnings.iter().map(String::as_str).collect();
+                    let ours = |name: &&String| {
+                        let end = name.rfind('-').map_or(0, |dash| dash + 1);
+                        let positive = name.get(..end).unwrap_or_default();
+                        let negative = positive.strip_suffix('-').unwrap_or_default();
+                        beginnings.contains(positive) || beginnings.contains(negative)
+                    };
+                    let found = names.iter().filter(ours);
+                    self.abandoned
+                        .nodes
+                        .extend(found.map(|name| format!("{mutex_path}/{name}")));
                 }
             }
             To::Watch => {}
@@ -1711,6 +1724,43 @@ mod tests {
                 protocol.disconnected();
             }
             while protocol.next_answer().is_some() {}
+        }
+    }
+
+    /// Whatever the server has against it: the session keeps the node alive, so nobody else removes it.
+    #[test]
+    fn what_a_server_refuses_to_clean_up_is_asked_for_again_at_every_beat() {
+        for code in [-102, -127, -1] {
+            let mut protocol = protocol();
+            served(&mut protocol, 0);
+            protocol.received(&ok(1, 0), at(2)).unwrap();
+            // A caller's deletion, one that nobody waits for, and a look for a node that may be there.
+            protocol.ask(1, vec![Ask::delete("/simba/m/n")]);
+            protocol.abandon("/simba/m/o".into());
+            protocol.abandon_creation("/simba/m/p-");
+            let mut sent = requests(&protocol.take_output());
+            let mut now = 2;
+            for _ in 0..3 {
+                let mut ops: Vec<i32> = sent.iter().map(|(_, op)| *op).collect();
+                ops.sort_unstable();
+                assert_eq!(ops, [2, 2, 8], "code {code}");
+                for (xid, _) in sent {
+                    protocol.received(&ok(xid, code), at(now)).unwrap();
+                }
+                assert!(!protocol.has_output(), "not before the next beat");
+                now += T / 24;
+                protocol.tick(at(now)).unwrap();
+                sent = requests(&protocol.take_output());
+                let (beat, _) = sent.remove(0);
+                protocol.received(&ok(beat, 0), at(now)).unwrap();
+            }
+            // Gone by itself, or allowed by now.
+            for (xid, op) in sent {
+                let code = if op == 2 { 0 } else { -101 };
+                protocol.received(&ok(xid, code), at(now)).unwrap();
+            }
+            protocol.tick(at(now + T / 24)).unwrap();
+            assert_eq!(requests(&protocol.take_output()).len(), 1, "only the beat");
         }
     }
 }
