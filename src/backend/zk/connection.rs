@@ -169,7 +169,8 @@ impl Cipher {
     }
 }
 
-/// The addresses of all hosts, in an order of chance. Looked up anew after each has been tried.
+/// The addresses of all hosts, in an order of chance. Looked up anew after each has been tried; while that
+/// fails, those found before are tried again: the servers may be well although nobody can tell their names.
 struct Route {
     hosts: Vec<(String, u16)>,
     look_up: fn(&[(String, u16)]) -> Result<Vec<(String, SocketAddr)>>,
@@ -191,7 +192,11 @@ impl Route {
     fn next(&mut self) -> Result<(String, SocketAddr)> {
         if self.next >= self.addresses.len() {
             let last = self.addresses.last().cloned();
-            self.addresses = (self.look_up)(&self.hosts)?;
+            match (self.look_up)(&self.hosts) {
+                Ok(found) => self.addresses = found,
+                Err(error) if self.addresses.is_empty() => return Err(error),
+                Err(error) => log::debug!("{error}; trying the addresses found before"),
+            }
             self.addresses.shuffle(&mut rand::rng());
             if self.addresses.first() == last.as_ref() {
                 self.addresses.rotate_left(1);
@@ -408,6 +413,35 @@ mod tests {
         let error = nowhere.next().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         assert!(error.to_string().contains("no such host:1"), "{error}");
+    }
+
+    /// A DNS outage says nothing about the servers, which may all be well.
+    #[test]
+    fn what_was_found_before_is_tried_again_while_names_cannot_be_looked_up() {
+        let mut route = Route::new(&[("name".to_owned(), 1)]);
+        route.look_up = |hosts| {
+            let address = |last| SocketAddr::from(([10, 0, 0, last], 1));
+            let found = (1..4).map(|last| (hosts[0].0.clone(), address(last)));
+            Ok(found.collect())
+        };
+        let round = |route: &mut Route| {
+            let mut seen: Vec<String> = (0..3)
+                .map(|_| route.next().unwrap().1.to_string())
+                .collect();
+            let last = seen.last().cloned();
+            seen.sort();
+            (seen, last)
+        };
+        let (found, mut last) = round(&mut route);
+        route.look_up = |_| Err(Error::new(ErrorKind::Unreachable, "no name server answers"));
+        for _ in 0..20 {
+            let first = route.next().unwrap().1.to_string();
+            assert_ne!(Some(first), last, "the one that failed last comes last");
+            route.next -= 1;
+            let (seen, this) = round(&mut route);
+            assert_eq!(seen, found);
+            last = this;
+        }
     }
 
     /// What rustls does not take after the end of its stream, it does not take in the next round either.
