@@ -55,7 +55,8 @@ pub enum SessionState {
     Connected,
     /// The connection is lost. The session may be alive or not; only a server can tell.
     Suspended,
-    /// A server said so: the session is over, with all its nodes and watches. Final.
+    /// A server said so: the session is over, with all its nodes and watches. Also after a panic in the
+    /// session's thread, where the server keeps the nodes until the session times out. Final.
     Expired,
     /// Closed by its owner. Final.
     Closed,
