@@ -77,6 +77,8 @@ pub struct Stat {
     pub czxid: i64,
     /// When the node was created, in epoch milliseconds on the leader's clock.
     pub ctime: i64,
+    /// When its data was written last, in epoch milliseconds on the leader's clock.
+    pub mtime: i64,
     /// The session with which the node ends; zero for nodes that stay.
     pub ephemeral_owner: i64,
     /// How many children it has.
@@ -249,7 +251,7 @@ fn stat(body: &mut Decoder<'_>) -> Result<Stat, Malformed> {
     let czxid = body.long()?;
     let _mzxid = body.long()?;
     let ctime = body.long()?;
-    let _mtime = body.long()?;
+    let mtime = body.long()?;
     for _version in 0..3 {
         body.int()?;
     }
@@ -260,6 +262,7 @@ fn stat(body: &mut Decoder<'_>) -> Result<Stat, Malformed> {
     Ok(Stat {
         czxid,
         ctime,
+        mtime,
         ephemeral_owner,
         children,
     })

@@ -590,6 +590,13 @@ impl Session {
         }
     }
 
+    /// How long ago a moment of the leader's clock was, by that clock as far as we were told it.
+    pub(super) fn leader_age(&self, ms: i64) -> Option<Duration> {
+        let (told, sent) = self.shared.state.lock().leader_clock?;
+        let then = Duration::from_millis(u64::try_from(ms).ok()?);
+        Some((Duration::from_millis(told) + (Moment::now() - sent)).saturating_sub(then))
+    }
+
     /// A leader of another contender, for display: how long it goes on nobody knows.
     pub(super) fn owner_of(&self, leader: Option<&Leader>, lease: Lease) -> MutexOwner {
         leader.map_or(MutexOwner::NONE, |leader| {
