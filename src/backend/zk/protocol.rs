@@ -1764,4 +1764,27 @@ mod tests {
             assert_eq!(requests(&protocol.take_output()).len(), 1, "only the beat");
         }
     }
+
+    /// Servers of other kinds that speak first, or answer what they do not understand.
+    #[test]
+    fn a_server_of_another_kind_is_known_by_its_first_bytes() {
+        let servers: [&[u8]; 5] = [
+            b"-ERR unknown command\r\n",
+            b"HTTP/1.1 400 Bad Request\r\n",
+            // MariaDB and MySQL: a length of three bytes, the low one first, and a number.
+            b"\x5a\0\0\0\x0a5.5.5-10.11.6-MariaDB\0",
+            b"\xa0\0\0\0\x0a9.7.0\0",
+            // A TLS alert: the port is a secure one.
+            b"\x15\x03\x03\0\x02\x02\x46",
+        ];
+        for bytes in servers {
+            let mut protocol = protocol();
+            protocol.begin(at(0), Duration::from_millis(T / 4), 1);
+            protocol.take_output();
+            let error = protocol.received(&bytes[..4], at(1)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+            let text = error.to_string();
+            assert!(text.contains("is this a ZooKeeper server?"), "{text}");
+        }
+    }
 }

@@ -868,15 +868,22 @@ impl Shared {
             if state.protocol.phase().is_over() || state.closing {
                 return Err(state.protocol.over_error());
             }
+            // Before the time is looked at: it says more than that the time is over. There is none while
+            // connected.
+            if let Some(trouble) = &state.trouble {
+                return Err(trouble.clone());
+            }
             let left = by.remaining();
             if left.is_zero() {
-                return Err(self.timeout("no server was there in time"));
+                // A server of another kind that waits for its client to say more is known by nothing else.
+                return Err(self.timeout(if state.protocol.is_entering() {
+                    "no answer to the handshake in time; the server hangs, or is no ZooKeeper server"
+                } else {
+                    "no server was there in time"
+                }));
             }
             if state.protocol.is_connected() {
                 return Ok(state);
-            }
-            if let Some(trouble) = &state.trouble {
-                return Err(trouble.clone());
             }
             self.changed
                 .wait_for(&mut state, left.min(Duration::from_secs(3600)));
