@@ -104,6 +104,8 @@ pub(super) enum Request {
         data: Vec<u8>,
     },
     Sync,
+    /// Changes nothing, but is answered only after a quorum has written it down.
+    Commit,
     Close,
 }
 
@@ -130,7 +132,7 @@ impl Request {
             | Request::Exists(path)
             | Request::Data(path)
             | Request::Children(path) => path,
-            Request::Sync | Request::Close => "/",
+            Request::Sync | Request::Commit | Request::Close => "/",
         }
     }
 
@@ -179,23 +181,22 @@ impl Request {
             Request::Children(path) => read(out, 8, path),
             Request::CheckedWrite { check, path, data } => {
                 out.int(MULTI);
-                let header = |out: &mut Encoder, op: i32, done: bool| {
-                    out.int(op);
-                    out.bool(done);
-                    out.int(-1);
-                };
-                header(out, CHECK, false);
-                out.text(check);
+                operation(out, CHECK, check);
                 out.int(-1);
-                header(out, SET_DATA, false);
-                out.text(path);
+                operation(out, SET_DATA, path);
                 out.buffer(data);
                 out.int(-1);
-                header(out, -1, true);
+                end_of_operations(out);
             }
             Request::Sync => {
                 out.int(9);
                 out.text("/");
+            }
+            Request::Commit => {
+                out.int(MULTI);
+                operation(out, CHECK, "/");
+                out.int(-1);
+                end_of_operations(out);
             }
             Request::Close => out.int(-11),
         }
@@ -209,15 +210,29 @@ impl Request {
             Request::Exists(_) => Reply::Stat(stat(&mut body)?),
             Request::Data(_) => Reply::Data(body.buffer()?.to_vec(), stat(&mut body)?),
             Request::Children(_) => Reply::Children(body.texts()?),
-            Request::CheckedWrite { .. } => return checked_write(&mut body),
+            Request::CheckedWrite { .. } | Request::Commit => return operations(&mut body),
             Request::Delete(_) | Request::Sync | Request::Close => Reply::Nothing,
         }))
     }
 }
 
+/// Begins one of the operations of a `multi`.
+fn operation(out: &mut Encoder, op: i32, path: &str) {
+    out.int(op);
+    out.bool(false);
+    out.int(-1);
+    out.text(path);
+}
+
+fn end_of_operations(out: &mut Encoder) {
+    out.int(-1);
+    out.bool(true);
+    out.int(-1);
+}
+
 /// The results of the operations of a `multi`. Where one failed, none was done: the one at fault has
 /// its own code, the others have `OK` or `RUNTIME_INCONSISTENCY`.
-fn checked_write(body: &mut Decoder<'_>) -> Result<Outcome, Malformed> {
+fn operations(body: &mut Decoder<'_>) -> Result<Outcome, Malformed> {
     let mut failed = false;
     let mut fault = None;
     loop {
@@ -406,6 +421,7 @@ impl Code {
     /// Not the server's: its reply was too large to be taken.
     pub(super) const OVERSIZED: Code = Code(i32::MIN);
     pub(super) const NO_NODE: Code = Code(-101);
+    pub(super) const NO_AUTH: Code = Code(-102);
     pub(super) const NODE_EXISTS: Code = Code(-110);
     pub(super) const SESSION_EXPIRED: Code = Code(-112);
     pub(super) const SESSION_MOVED: Code = Code(-118);

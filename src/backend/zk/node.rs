@@ -266,7 +266,7 @@ impl Entry {
     }
 
     /// Looks for the node whose creation was not answered. The server that we talk to now has caught up
-    /// with the one that may have made it: the first request of every connection is a `sync`.
+    /// with the one that may have made it: the first request of every connection is a beat.
     pub(super) fn search(
         &mut self,
         cell: &Arc<UnparkerCell>,

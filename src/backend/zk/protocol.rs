@@ -22,7 +22,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::builder::Config;
-use super::heartbeat::Heartbeat;
+use super::heartbeat::{Beat, Heartbeat};
 use super::message::{
     Code, Event, Head, Outcome, Reply, Request, Welcome, XID_AUTH, XID_EVENT, XID_PING,
     XID_SET_WATCHES, encode_auth, encode_hello, encode_set_watches,
@@ -279,7 +279,7 @@ pub(super) struct Protocol {
     /// How many servers in a row ended the connection instead of answering the handshake.
     refusals: usize,
     heartbeat: Heartbeat,
-    /// The first `sync` of this connection was answered: the server has caught up with the leader.
+    /// The first beat of this connection was answered: the server has caught up with the leader.
     caught_up: bool,
     closing: bool,
     /// Counts connections: what was read over an earlier one may be behind.
@@ -487,8 +487,7 @@ impl Protocol {
                     ));
                 }
                 if self.heartbeat.due() <= now && !self.closing {
-                    self.heartbeat.sent(now);
-                    self.send(Request::Sync.into(), To::Heartbeat);
+                    self.beat(now);
                     self.abandoned.once_more();
                 }
                 self.end_leases(now);
@@ -717,6 +716,7 @@ impl Protocol {
             self.goodbye();
             return Ok(());
         }
+        let opened = self.id == 0;
         self.id = welcome.id;
         self.password = welcome.password;
         if forgetful {
@@ -729,12 +729,12 @@ impl Protocol {
             self.send(Request::Sync.into(), To::Judge);
             return Ok(());
         }
-        self.serve(sent, timeout, now);
+        self.serve(sent, timeout, opened, now);
         Ok(())
     }
 
     /// The connection stands: authenticates it, beats, brings the watches back.
-    fn serve(&mut self, sent: Moment, timeout: Duration, now: Moment) {
+    fn serve(&mut self, sent: Moment, timeout: Duration, opened: bool, now: Moment) {
         if self.epoch == 0 && timeout > self.config.session_timeout {
             log::info!(
                 "{}: asked for a session timeout of {:?}, got {timeout:?}, the server's minSessionTimeout",
@@ -747,14 +747,21 @@ impl Protocol {
         self.epoch += 1;
         self.caught_up = false;
         self.news = true;
-        self.heartbeat.connected(sent, timeout, now);
+        self.heartbeat.connected(sent, timeout, opened, now);
         if let Some(digest) = &self.config.digest {
             encode_auth(&mut self.out, "digest", digest);
         }
         // Before anything is read: the server may be behind the one that we talked to before.
-        self.heartbeat.sent(now);
-        self.send(Request::Sync.into(), To::Heartbeat);
+        self.beat(now);
         self.encode_watches();
+    }
+
+    fn beat(&mut self, now: Moment) {
+        let request = match self.heartbeat.sent(now) {
+            Beat::Sync => Request::Sync,
+            Beat::Commit => Request::Commit,
+        };
+        self.send(request.into(), To::Heartbeat);
     }
 
     fn goodbye(&mut self) {
@@ -888,7 +895,8 @@ impl Protocol {
             }
             To::Line(path) => self.listed(path, outcome),
             To::Heartbeat => match outcome {
-                Ok(_) => {
+                // Where the root may not be read, that was written down as refused.
+                Ok(_) | Err(Code::NO_AUTH) => {
                     self.caught_up = true;
                     let was_late = self.heartbeat.is_late(now);
                     self.news |= self.heartbeat.acknowledged(now) || was_late;
@@ -897,7 +905,7 @@ impl Protocol {
                     self.heartbeat.failed();
                     if !self.caught_up {
                         // What is read over this connection may be behind what we have seen.
-                        return Err(code.error("sync"));
+                        return Err(code.error("heartbeat"));
                     }
                 }
             },
@@ -941,7 +949,7 @@ impl Protocol {
             return Ok(());
         };
         if theirs >= ours {
-            self.serve(sent, timeout, now);
+            self.serve(sent, timeout, false, now);
             return Ok(());
         }
         log::error!(
@@ -1066,7 +1074,7 @@ impl Protocol {
             } else if let Some(mutex_path) = self.abandoned.creations.keys().next().cloned() {
                 let found = self.abandoned.creations.remove(&mutex_path);
                 // The server has caught up with the one that may have made the node: the first request of
-                // every connection is a `sync`.
+                // every connection is a beat.
                 self.enqueue(
                     Request::Children(mutex_path.clone()).into(),
                     To::Search {
@@ -1222,7 +1230,11 @@ mod tests {
             } else {
                 self.perform(op, &mut body, &mut reply)
             };
-            let body = if code == 0 { reply.take() } else { Vec::new() };
+            let body = match (code, op) {
+                (0, 14) => committed(),
+                (0, _) => reply.take(),
+                _ => Vec::new(),
+            };
             let bytes = self::reply(xid, self.zxid, code, &body);
             self.replies.push_back((due, bytes));
         }
@@ -1588,6 +1600,17 @@ mod tests {
         bytes
     }
 
+    /// The answer to a commit: that of its one operation, and the end.
+    fn committed() -> Vec<u8> {
+        let mut out = Encoder::default();
+        for (op, done, code) in [(13, false, 0), (-1, true, -1)] {
+            out.int(op);
+            out.bool(done);
+            out.int(code);
+        }
+        out.take()
+    }
+
     fn ok(xid: i32, code: i32) -> Vec<u8> {
         reply(xid, 9, code, &[])
     }
@@ -1605,7 +1628,8 @@ mod tests {
         assert_eq!(sent.len(), 64, "the window");
         for beat in 1..6 {
             protocol.tick(at(1 + beat * T / 24)).unwrap();
-            assert_eq!(requests(&protocol.take_output()), [(65 + beat as i32, 9)]);
+            let op = if beat == 3 { 14 } else { 9 };
+            assert_eq!(requests(&protocol.take_output()), [(65 + beat as i32, op)]);
         }
         // A server silent for T/4 is left.
         assert!(protocol.tick(at(T / 4)).is_ok());
@@ -1752,8 +1776,10 @@ mod tests {
                 now += T / 24;
                 protocol.tick(at(now)).unwrap();
                 sent = requests(&protocol.take_output());
-                let (beat, _) = sent.remove(0);
-                protocol.received(&ok(beat, 0), at(now)).unwrap();
+                let (beat, op) = sent.remove(0);
+                let body = if op == 14 { committed() } else { Vec::new() };
+                let beaten = reply(beat, 9, 0, &body);
+                protocol.received(&beaten, at(now)).unwrap();
             }
             // Gone by itself, or allowed by now.
             for (xid, op) in sent {
