@@ -60,8 +60,19 @@ const DAY: u64 = 24 * 3600;
 /// | [`with_delay`](Schedule::with_delay) | the period, from end to beginning | a period after the last one ended, or when a new leader leads, and the jitter |
 /// | [`daily_at`](Schedule::daily_at), [`weekly_at`](Schedule::weekly_at) | [`at_least`](Schedule::at_least) | at its time, or when a new leader leads, and the jitter |
 ///
-/// There are two exceptions. If recording a run fails, which is logged, or its leader dies in a run with
-/// a fixed delay, a new leader does not know of that run. And [`Missed::Skip`] leaves runs out.
+/// There are exceptions.
+/// - If recording a run fails, which is logged, or its leader dies in a run with a fixed delay, a new leader
+///   does not know of that run, and may begin the next one too early.
+/// - If leadership is lost, or the process dies, after a run was recorded and before it began, that run is left
+///   out: the next one begins a period later. Where the process lives, that is logged.
+/// - A new leader may begin a run earlier by the time that the answer to the record took: the record has the
+///   server's time of the write, and the work begins after the answer.
+/// - [`Missed::Skip`] leaves runs out.
+/// - On ZooKeeper the record goes with the node of the mutex, which the servers remove about a minute after the
+///   last contender has left: a fleet that was stopped for that long begins as if there had been no run. And the
+///   age of a run is measured by the hosts' wall clocks and by the clock of the ZooKeeper leader, of which the
+///   smaller age counts: a clock that is wrong makes a new leader's first run late, by a period at most, and
+///   early only if both are.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct Schedule {

@@ -77,7 +77,8 @@ impl Scheduler {
         self.inner.get()?.start()
     }
 
-    /// Begins no more work, waits for what runs, gives the leadership back and ends the threads.
+    /// Begins no more work, waits for what runs, gives the leadership back and ends the threads. A run that
+    /// is being recorded at this moment still begins, cancelled from the start: others take it for made.
     ///
     /// Running work sees that it is [cancelled](Context::is_cancelled), and goes on as the leader until
     /// it returns. Called from inside the work, this returns at once, and all that happens after the work

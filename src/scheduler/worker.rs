@@ -447,12 +447,23 @@ impl Worker {
         if recorded == Recorded::AtTheBeginning && !self.record(fence) {
             return None;
         }
-        let running = self.term.run(fence)?;
+        let running = self.term.run(fence);
         // After the write: where that is slow, the next run keeps its distance all the same.
         let begun = Clocks::read();
-        if snapshot.fence() != Some(fence) {
+        let Some(running) = running.filter(|_| snapshot.fence() == Some(fence)) else {
+            if recorded == Recorded::AtTheBeginning {
+                // Whoever leads next takes it for made, and waits a period.
+                let known = match self.failure.get() {
+                    None => "was",
+                    Some(_) => "may have been",
+                };
+                log::warn!(
+                    "{}: a run {known} recorded, but leadership was lost before it began: it is left out",
+                    self.service.mutex()
+                );
+            }
             return None;
-        }
+        };
         let context = Context {
             mutex: Arc::from(self.service.mutex()),
             fence,
@@ -667,5 +678,65 @@ mod tests {
         term.begin(Some(2));
         assert!(!term.take_asked());
         assert!(term.ask() && term.take_asked() && !term.take_asked());
+    }
+
+    static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    struct Warnings;
+
+    impl log::Log for Warnings {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.level() <= log::Level::Warn
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                WARNINGS.lock().push(record.args().to_string());
+            }
+        }
+
+        fn flush(&self) {}
+    }
+
+    /// The next leader takes it for made and waits a whole period: nobody would know why.
+    #[test]
+    fn a_run_that_was_recorded_and_left_out_is_warned_of() {
+        log::set_logger(&Warnings).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+        let factory = crate::backend::memory::factory("left-out", crate::lease::Lease::default());
+        let followed = Arc::new(Term::default());
+        let service = followed
+            .follow(factory.contend("left-out"))
+            .build_blocking();
+        let service = service.unwrap();
+        service.start().unwrap();
+        let leads = || service.fence().is_some();
+        testbed::wait_until(Duration::from_secs(40), "it leads", leads);
+        let fence = service.fence().unwrap();
+        let work = Work {
+            work: Box::new(|_| panic!("it runs")),
+            on_outcome: None,
+        };
+        let worker = Worker {
+            service,
+            // In which the leadership has ended already.
+            term: Arc::default(),
+            schedule: Schedule::every(Duration::from_secs(3_600)),
+            job: Arc::new(Mutex::new(work)),
+            probe: Probed::default(),
+            own_last: Cell::new(None),
+            failure: Cell::new(None),
+        };
+        let run = RunTimes {
+            due: Some(UNIX_EPOCH),
+            late: Duration::ZERO,
+        };
+        assert!(worker.try_run(fence, run).is_none());
+        assert!(matches!(worker.last_run(fence), Past::Known(Some(_))));
+        let warnings = WARNINGS.lock();
+        let told =
+            "left-out: a run was recorded, but leadership was lost before it began: it is left out";
+        let told = warnings.iter().filter(|line| *line == told);
+        assert_eq!(told.count(), 1, "{warnings:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! The latch: what stands in the tree, who is woken, and what becomes of nodes that nobody holds.
 
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::support::{
     HANG, PATIENCE, contender, factory, granted, line, long_seat, name, refused, session, soon,
@@ -458,5 +458,29 @@ fn nobody_is_rung_for_what_it_did_itself() {
         assert_eq!(other.state(), SessionState::Connected);
         assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
         contender.withdraw(soon()).unwrap();
+    });
+}
+
+/// A run that another host recorded is as old as the servers say: where its wall clock is behind ours, the
+/// next run would begin early, and again with every leader that comes after it.
+#[test]
+fn a_wall_clock_behind_ours_does_not_make_a_run_look_old() {
+    within(HANG, || {
+        let mutex = name("clocks");
+        let factory = factory(SERVER.addr(), LONG);
+        let mut contender = long_seat(&factory, &mutex, "a");
+        let fence = granted(&mut *contender, OnRefusal::Enqueue).owner.fence();
+        let keep = Duration::from_secs(3_600);
+        assert!(contender.record_run(fence, keep, soon()).unwrap());
+        let address = SERVER.addr().to_string();
+        let writer = zookeeper::ZooKeeper::connect(&address, LONG, |_| {}).unwrap();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        for (theirs, what) in [(now - keep, "behind"), (now + keep, "ahead")] {
+            let data = theirs.as_millis().to_string().into_bytes();
+            let path = format!("/simba/{mutex}");
+            writer.set_data(&path, data, None).unwrap();
+            let age = contender.last_run(soon()).unwrap().unwrap();
+            assert!(age < HANG, "written by a clock that is {what}: {age:?}");
+        }
     });
 }

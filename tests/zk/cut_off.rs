@@ -114,6 +114,7 @@ fn expire(
     server: usize,
     others: &str,
     age: u64,
+    fault: impl Fn() + Sync,
     expiries: &mut Expiries,
 ) {
     let node = ensemble.node(server);
@@ -146,6 +147,7 @@ fn expire(
     });
     ensemble.cut_off(server);
     std::thread::scope(|scope| {
+        scope.spawn(&fault);
         if leads {
             // Once it has noticed, and closed its clients' connections, it would be elected again, and
             // nobody could follow it.
@@ -210,7 +212,7 @@ fn no_session_of_a_cut_off_follower_ends_before_it_is_said_to() {
             let age = [0, 350, 1_200][usize::try_from(round % 3).unwrap()];
             let leader = ensemble.node(ensemble.wait_leader()).addr().to_string();
             let follower = ensemble.followers()[0];
-            expire(&ensemble, follower, &leader, age, &mut expiries);
+            expire(&ensemble, follower, &leader, age, || {}, &mut expiries);
         }
         expiries.print("follower cut off from its leader");
     });
@@ -239,11 +241,47 @@ fn no_session_of_a_leader_that_lost_its_quorum_ends_before_belief_does() {
             // The first rival leads, and knows the cut-off leader only.
             let factories = [only(&ensemble, leader), factory(&others, T)];
             let rivals = Rivals::start(&factories, "no-quorum");
-            expire(&ensemble, leader, &others, age, &mut expiries);
+            expire(&ensemble, leader, &others, age, || {}, &mut expiries);
             rivals.wait_for_leader(|_| true);
             rivals.judge();
         }
         expiries.print("leader cut off from its quorum");
+    });
+}
+
+/// A leader without its quorum acknowledges every `sync` for `syncLimit` ticks. Followers that restart meanwhile elect
+/// another one long before, which counts every session's timeout anew: only what a quorum has written down counts.
+#[test]
+fn no_session_of_a_leader_whose_followers_restart_ends_before_belief_does() {
+    within(HANG * 2, || {
+        let config = ["initLimit=5", "syncLimit=50"];
+        let ensemble = ZooKeeperEnsemble::start_with(true, &config, &[]);
+        let mut expiries = Expiries::default();
+        for age in [0, 700] {
+            let leader = ensemble.wait_leader();
+            let followers = ensemble.followers();
+            let others = followers.iter().map(|index| ensemble.node(*index).addr());
+            let others: Vec<String> = others.map(|addr| addr.to_string()).collect();
+            let restart = || {
+                followers
+                    .iter()
+                    .for_each(|index| ensemble.node(*index).kill());
+                std::thread::scope(|scope| {
+                    for index in &followers {
+                        scope.spawn(|| ensemble.node(*index).start());
+                    }
+                });
+            };
+            expire(
+                &ensemble,
+                leader,
+                &others.join(","),
+                age,
+                restart,
+                &mut expiries,
+            );
+        }
+        expiries.print("leader whose followers restarted");
     });
 }
 

@@ -8,6 +8,7 @@ use crate::support::{
 use contend::backend::{OnRefusal, Purpose};
 use contend::{ErrorKind, Lease, Moment};
 use testbed::{Direction, Proxy, ZooKeeperEnsemble, ZooKeeperServer, wait_until, within};
+use zookeeper::{Acl, Permission, ZooKeeper};
 
 /// So long that nothing here can be explained by an expiry.
 const LONG: Duration = Duration::from_secs(50);
@@ -101,5 +102,91 @@ fn a_creation_that_arrives_after_the_session_moved_on_leaves_no_ghost() {
             reader.sync(soon()).unwrap();
             assert_eq!(line(&reader, &mutex), Vec::<String>::new());
         }
+    });
+}
+
+/// An operator that takes away the right to delete the nodes of a mutex, and gives it back.
+struct Operator(ZooKeeper);
+
+impl Operator {
+    fn new(server: &ZooKeeperServer) -> Operator {
+        let address = server.addr().to_string();
+        Operator(ZooKeeper::connect(&address, LONG, |_| {}).unwrap())
+    }
+
+    fn allow(&self, mutex: &str, permissions: Permission) {
+        let acl = vec![Acl::new(permissions, "world", "anyone")];
+        let path = format!("/simba/{mutex}");
+        self.0.set_acl(&path, acl, None).unwrap();
+    }
+
+    fn forbid_deletions(&self, mutex: &str) {
+        self.allow(
+            mutex,
+            Permission::READ | Permission::CREATE | Permission::ADMIN,
+        );
+    }
+
+    fn allow_all(&self, mutex: &str) {
+        self.allow(mutex, Permission::ALL);
+    }
+}
+
+/// The node with which an owner stepped down cannot be deleted, and the next one is made with the same
+/// request: neither is forgotten. Nobody but this session would ever remove them.
+#[test]
+fn a_stale_node_that_may_not_be_deleted_and_the_new_one_go_in_the_end() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        let mutex = name("may-not");
+        let reader = session(server.addr(), LONG);
+        let ours = factory(server.addr(), LONG);
+        let lease = Lease::new(Duration::from_millis(200), Duration::from_secs(1)).unwrap();
+        let mut owner = contender(&ours, &mutex, "owner", lease, Purpose::Lead);
+        let until = granted(&mut *owner, OnRefusal::Enqueue).until.unwrap();
+        let stale = line(&reader, &mutex);
+        let operator = Operator::new(&server);
+        operator.forbid_deletions(&mutex);
+        let over = until + lease.transition();
+        wait_until(PATIENCE, "its lease is over", || over < Moment::now());
+        let error = owner.acquire(OnRefusal::Enqueue, soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        // It stands behind its own past, and waits for that to go.
+        refused(&mut *owner, OnRefusal::Enqueue);
+        let both = line(&reader, &mutex);
+        assert!(both.len() == 2 && both.contains(&stale[0]), "{both:?}");
+        operator.allow_all(&mutex);
+        wait_until(PATIENCE, "the stale node goes", || {
+            let left = line(&reader, &mutex);
+            left.len() == 1 && left != stale
+        });
+        let fence = granted(&mut *owner, OnRefusal::Enqueue).owner.fence();
+        owner.release(fence, soon()).unwrap();
+        assert_eq!(line(&reader, &mutex), Vec::<String>::new());
+    });
+}
+
+/// As above, for a release and a withdrawal.
+#[test]
+fn what_could_not_be_released_for_want_of_a_permission_goes_when_there_is_one() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        let mutex = name("denied");
+        let reader = session(server.addr(), LONG);
+        let ours = factory(server.addr(), LONG);
+        let mut owner = long_seat(&ours, &mutex, "owner");
+        let mut waiter = long_seat(&ours, &mutex, "waiter");
+        let fence = granted(&mut *owner, OnRefusal::Enqueue).owner.fence();
+        refused(&mut *waiter, OnRefusal::Enqueue);
+        let operator = Operator::new(&server);
+        operator.forbid_deletions(&mutex);
+        for error in [owner.release(fence, soon()), waiter.withdraw(soon())] {
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::Denied);
+        }
+        assert_eq!(line(&reader, &mutex).len(), 2);
+        operator.allow_all(&mutex);
+        wait_until(PATIENCE, "both nodes go", || {
+            line(&reader, &mutex).is_empty()
+        });
     });
 }

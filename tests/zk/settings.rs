@@ -210,3 +210,24 @@ fn two_users_share_the_root_and_not_the_mutex() {
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     });
 }
+
+/// A server of another kind that waits for its client to say more, as Redis does: whoever gives up before the
+/// time for a handshake is over learns what it waited for.
+#[test]
+fn whoever_gives_up_on_a_silent_server_is_told_that_it_may_be_none() {
+    within(HANG, || {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // A quarter of it is the time for a handshake.
+        let ours = factory(silent.local_addr().unwrap(), HANG * 4);
+        let mut said = String::new();
+        let hint = "the server hangs, or is no ZooKeeper server";
+        wait_until(PATIENCE, "it says what it waits for", || {
+            let error = ours.ping(Duration::from_millis(200)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+            said = error.to_string();
+            said.contains(hint)
+        });
+        let address = silent.local_addr().unwrap().to_string();
+        assert!(said.contains(&address), "{said}");
+    });
+}

@@ -146,7 +146,14 @@ impl Cipher {
                 let mut plain = Vec::new();
                 let mut rest = wire.as_slice();
                 while !rest.is_empty() {
-                    connection.read_tls(&mut rest)?;
+                    // After the server has ended its stream, nothing more is taken, and it would be offered
+                    // for ever.
+                    if connection.read_tls(&mut rest)? == 0 {
+                        return Err(io::Error::new(
+                            IoErrorKind::UnexpectedEof,
+                            "the server ended the stream and sent more",
+                        ));
+                    }
                     let state = connection
                         .process_new_packets()
                         .map_err(|error| io::Error::new(IoErrorKind::InvalidData, error))?;
@@ -162,7 +169,8 @@ impl Cipher {
     }
 }
 
-/// The addresses of all hosts, in an order of chance. Looked up anew after each has been tried.
+/// The addresses of all hosts, in an order of chance. Looked up anew after each has been tried; while that
+/// fails, those found before are tried again: the servers may be well although nobody can tell their names.
 struct Route {
     hosts: Vec<(String, u16)>,
     look_up: fn(&[(String, u16)]) -> Result<Vec<(String, SocketAddr)>>,
@@ -184,7 +192,11 @@ impl Route {
     fn next(&mut self) -> Result<(String, SocketAddr)> {
         if self.next >= self.addresses.len() {
             let last = self.addresses.last().cloned();
-            self.addresses = (self.look_up)(&self.hosts)?;
+            match (self.look_up)(&self.hosts) {
+                Ok(found) => self.addresses = found,
+                Err(error) if self.addresses.is_empty() => return Err(error),
+                Err(error) => log::debug!("{error}; trying the addresses found before"),
+            }
             self.addresses.shuffle(&mut rand::rng());
             if self.addresses.first() == last.as_ref() {
                 self.addresses.rotate_left(1);
@@ -401,5 +413,81 @@ mod tests {
         let error = nowhere.next().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         assert!(error.to_string().contains("no such host:1"), "{error}");
+    }
+
+    /// A DNS outage says nothing about the servers, which may all be well.
+    #[test]
+    fn what_was_found_before_is_tried_again_while_names_cannot_be_looked_up() {
+        let mut route = Route::new(&[("name".to_owned(), 1)]);
+        route.look_up = |hosts| {
+            let address = |last| SocketAddr::from(([10, 0, 0, last], 1));
+            let found = (1..4).map(|last| (hosts[0].0.clone(), address(last)));
+            Ok(found.collect())
+        };
+        let round = |route: &mut Route| {
+            let mut seen: Vec<String> = (0..3)
+                .map(|_| route.next().unwrap().1.to_string())
+                .collect();
+            let last = seen.last().cloned();
+            seen.sort();
+            (seen, last)
+        };
+        let (found, mut last) = round(&mut route);
+        route.look_up = |_| Err(Error::new(ErrorKind::Unreachable, "no name server answers"));
+        for _ in 0..20 {
+            let first = route.next().unwrap().1.to_string();
+            assert_ne!(Some(first), last, "the one that failed last comes last");
+            route.next -= 1;
+            let (seen, this) = round(&mut route);
+            assert_eq!(seen, found);
+            last = this;
+        }
+    }
+
+    /// What rustls does not take after the end of its stream, it does not take in the next round either.
+    #[cfg(feature = "tls")]
+    #[test]
+    fn bytes_after_the_end_of_a_tls_stream_are_a_lost_connection() {
+        use rustls::pki_types::pem::PemObject;
+        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+        testbed::within(Duration::from_secs(60), || {
+            let files = testbed::Certificates::make();
+            let builder = super::super::builder::Builder::new("localhost");
+            let builder = builder.tls(true).tls_ca(files.file("ca.pem"));
+            let mut cipher = Cipher::new(&builder.config().unwrap(), "localhost").unwrap();
+            let certificate = CertificateDer::from_pem_file(files.file("server.pem")).unwrap();
+            let key = PrivateKeyDer::from_pem_file(files.file("server.key")).unwrap();
+            let config = rustls::ServerConfig::builder()
+                .with_no_client_auth()
+                .with_single_cert(vec![certificate], key)
+                .unwrap();
+            let mut server = rustls::ServerConnection::new(config.into()).unwrap();
+            for _ in 0..4 {
+                let mut wire = Vec::new();
+                cipher.seal(Vec::new(), &mut wire).unwrap();
+                let mut rest = wire.as_slice();
+                while !rest.is_empty() {
+                    server.read_tls(&mut rest).unwrap();
+                    server.process_new_packets().unwrap();
+                }
+                let mut wire = Vec::new();
+                while server.wants_write() {
+                    server.write_tls(&mut wire).unwrap();
+                }
+                cipher.open(wire).unwrap();
+            }
+            assert!(!server.is_handshaking());
+
+            server.writer().write_all(b"last words").unwrap();
+            server.send_close_notify();
+            let mut wire = Vec::new();
+            while server.wants_write() {
+                server.write_tls(&mut wire).unwrap();
+            }
+            assert_eq!(cipher.open(wire.clone()).unwrap(), b"last words");
+            let error = cipher.open(wire).unwrap_err();
+            assert_eq!(error.kind(), IoErrorKind::UnexpectedEof, "{error}");
+        });
     }
 }

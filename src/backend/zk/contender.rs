@@ -405,10 +405,16 @@ impl RawContender for ZkContender {
         let session = self.sessions.session()?;
         let path = self.mutex_path.to_string();
         match session.one(Request::Data(path), by)? {
-            Ok(Reply::Data(data, _)) => Ok(std::str::from_utf8(&data)
-                .ok()
-                .and_then(|text| text.parse().ok())
-                .map(|written| wall_clock().saturating_sub(Duration::from_millis(written)))),
+            Ok(Reply::Data(data, stat)) => {
+                let text = std::str::from_utf8(&data).ok();
+                let written = text.and_then(|text| text.parse().ok());
+                let by_hosts = written
+                    .map(|written| wall_clock().saturating_sub(Duration::from_millis(written)));
+                // Two clocks, of which the one that makes the run younger counts: it is better that the next
+                // one comes late, by a period at most, than early.
+                let by_leader = session.leader_age(stat.mtime);
+                Ok(by_hosts.map(|age| by_leader.map_or(age, |other| age.min(other))))
+            }
             Ok(_) => Err(unexpected()),
             Err(Code::NO_NODE) => Ok(None),
             Err(code) => Err(code.error(&self.mutex_path)),
@@ -422,7 +428,7 @@ impl RawContender for ZkContender {
         if node.is_session_over() {
             return Ok(false);
         }
-        // ZooKeeper tells nobody the time: the writer's clock counts.
+        // Beside the leader's time of the write, which the server keeps by itself: see `last_run`.
         let write = Request::CheckedWrite {
             check: node.path().to_owned(),
             path: self.mutex_path.to_string(),

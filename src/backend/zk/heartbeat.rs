@@ -16,18 +16,35 @@
 //! With a beat every T/24, sent whether or not the last was answered, the proof is T/4 to T/3 old
 //! while all is well, and a server may be silent for about half of T before an owner steps down.
 //!
-//! **What this cannot see**, and what the transition of T/6 at least is for: a leader cut off from its
-//! quorum acknowledges until it notices, up to two ticks after its followers did. The next leader counts
-//! every timeout anew from its election, and the proof is T/4 old, so with T of five ticks or more
-//! belief ends before a session can. And a leader that stood still in the very moment of a ping may
-//! acknowledge twice around a report that was never sent, which makes its view up to half a tick older
-//! than we think; a full loss of the connection between follower and leader must follow at once for that
-//! to matter.
+//! But was it still the leader? One that is cut off from its quorum takes sessions over and acknowledges every
+//! `sync` until it notices, `syncLimit` ticks later, while its followers, if they restart or lose their
+//! connections sooner, elect another. That one counts every session's timeout anew from its election. So both
+//! of the above hold only up to T after **a commit**: every fourth beat is a transaction that changes nothing,
+//! which is answered only after a quorum has written it down, and a quorum that has elected another leader
+//! writes nothing down for the old one. Opening a session is such a transaction; taking one over is not.
+//!
+//! **What this cannot see**, and what the transition of T/6 at least is for: a leader that stood still in the
+//! very moment of a ping may acknowledge twice around a report that was never sent, which makes its view up to
+//! half a tick older than we think; a full loss of the connection between follower and leader must follow at
+//! once for that to matter.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::clock::Moment;
+
+/// One beat in so many is a commit. So the last one is at most a sixth of T old, which is less than the age of what
+/// the others prove.
+const COMMIT_EVERY: u32 = 4;
+
+/// What a beat asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beat {
+    /// An answer of the leader.
+    Sync,
+    /// An answer of a quorum, too.
+    Commit,
+}
 
 /// The heartbeats of one session.
 #[derive(Debug)]
@@ -36,16 +53,20 @@ pub(super) struct Heartbeat {
     timeout: Duration,
     /// The leader surely counted the session's timeout anew at this moment or later.
     proven: Option<Moment>,
+    /// A quorum surely followed the leader that counts the session's timeout at this moment or later.
+    committed: Option<Moment>,
     /// Not later than this, whatever is proven: a server has said that it keeps the session shorter.
     cut: Moment,
     /// Acknowledged beats that do not count yet: when sent, when acknowledged.
     acknowledged: VecDeque<(Moment, Moment)>,
-    /// Beats without an answer: when sent.
-    unanswered: VecDeque<Moment>,
+    /// Beats without an answer: when sent, and what they ask for.
+    unanswered: VecDeque<(Moment, Beat)>,
     /// The send time of the oldest beat that was not acknowledged: a server that takes longer than T/4 could
     /// not keep an owner, however steadily it answers.
     waiting_since: Option<Moment>,
     due: Moment,
+    /// How many beats are sent before the next commit.
+    before_commit: u32,
 }
 
 impl Heartbeat {
@@ -54,11 +75,13 @@ impl Heartbeat {
         Heartbeat {
             timeout,
             proven: None,
+            committed: None,
             cut: Moment::FAR,
             acknowledged: VecDeque::new(),
             unanswered: VecDeque::new(),
             waiting_since: None,
             due: Moment::FAR,
+            before_commit: 0,
         }
     }
 
@@ -66,11 +89,16 @@ impl Heartbeat {
         self.timeout
     }
 
-    /// A handshake sent at `sent` was answered with a session of `timeout`. The first beat is due.
-    pub(super) fn connected(&mut self, sent: Moment, timeout: Duration, now: Moment) {
+    /// A handshake sent at `sent` was answered with a session of `timeout`, which it opened or took over. The first
+    /// beat is due.
+    pub(super) fn connected(&mut self, sent: Moment, timeout: Duration, opened: bool, now: Moment) {
         self.disconnected();
         self.timeout = timeout;
         self.proven = self.proven.max(Some(sent));
+        if opened {
+            self.committed = Some(sent);
+        }
+        self.before_commit = if opened { COMMIT_EVERY - 1 } else { 0 };
         self.cut = Moment::FAR;
         self.due = now;
     }
@@ -93,19 +121,29 @@ impl Heartbeat {
         self.due
     }
 
-    pub(super) fn sent(&mut self, now: Moment) {
-        self.unanswered.push_back(now);
+    /// A beat is sent. Returns what it has to ask for.
+    pub(super) fn sent(&mut self, now: Moment) -> Beat {
+        let beat = match self.before_commit {
+            0 => Beat::Commit,
+            _ => Beat::Sync,
+        };
+        self.before_commit = (self.before_commit + COMMIT_EVERY - 1) % COMMIT_EVERY;
+        self.unanswered.push_back((now, beat));
         self.waiting_since.get_or_insert(now);
         self.due = now + self.timeout / 24;
+        beat
     }
 
-    /// The oldest beat without an answer was acknowledged. Returns `true` if an earlier one counts now.
+    /// The oldest beat without an answer was acknowledged. Returns `true` if the session is alive for longer now.
     pub(super) fn acknowledged(&mut self, now: Moment) -> bool {
-        let Some(sent) = self.unanswered.pop_front() else {
+        let Some((sent, beat)) = self.unanswered.pop_front() else {
             return false;
         };
-        self.waiting_since = self.unanswered.front().copied();
-        let before = self.proven;
+        self.waiting_since = self.unanswered.front().map(|(sent, _)| *sent);
+        let before = self.alive_until();
+        if beat == Beat::Commit {
+            self.committed = self.committed.max(Some(sent));
+        }
         while let Some((earlier, when)) = self.acknowledged.front().copied()
             && when + self.timeout / 4 <= sent
         {
@@ -113,7 +151,7 @@ impl Heartbeat {
             self.acknowledged.pop_front();
         }
         self.acknowledged.push_back((sent, now));
-        self.proven > before
+        self.alive_until() > before
     }
 
     /// The oldest beat without an answer was answered with an error: it proves nothing, and the server
@@ -126,8 +164,8 @@ impl Heartbeat {
     /// less what two clocks may drift apart in that time.
     pub(super) fn alive_until(&self) -> Option<Moment> {
         let margin = self.timeout / 100 + Duration::from_millis(5);
-        self.proven
-            .map(|proven| (proven + self.timeout).min(self.cut) - margin)
+        let proven = self.proven?.min(self.committed?);
+        Some((proven + self.timeout).min(self.cut) - margin)
     }
 
     /// When a server that has acknowledged no beat must be left for another one.
@@ -167,7 +205,7 @@ mod tests {
     fn connected() -> Heartbeat {
         let mut heartbeat = Heartbeat::new(T);
         assert_eq!(heartbeat.alive_until(), None);
-        heartbeat.connected(at(0), T, at(10));
+        heartbeat.connected(at(0), T, true, at(10));
         heartbeat
     }
 
@@ -207,7 +245,8 @@ mod tests {
         beat(&mut heartbeat, 1_049, 1_060);
         assert_eq!(heartbeat.alive_until(), alive(2_400));
         beat(&mut heartbeat, 1_050, 1_060);
-        assert_eq!(heartbeat.alive_until(), alive(2_810));
+        // The last of them is later than the last commit.
+        assert_eq!(heartbeat.alive_until(), alive(2_710));
     }
 
     #[test]
@@ -236,9 +275,36 @@ mod tests {
             (Moment::FAR, Moment::FAR)
         );
         assert_eq!(heartbeat.alive_until(), alive(2_400));
-        heartbeat.connected(at(1_100), T, at(1_110));
+        heartbeat.connected(at(1_100), T, true, at(1_110));
         beat(&mut heartbeat, 1_310, 1_320);
         assert_eq!(heartbeat.alive_until(), alive(3_500));
+    }
+
+    /// Rule "belief ends on the local clock": a leader without a quorum takes sessions over and answers every `sync`.
+    #[test]
+    fn what_no_quorum_has_written_down_proves_nothing() {
+        let mut heartbeat = connected();
+        let mut beats = Vec::new();
+        for sent in (10..2_400).step_by(100) {
+            beats.push(heartbeat.sent(at(sent)));
+            match beats.last() {
+                Some(Beat::Sync) => _ = heartbeat.acknowledged(at(sent + 5)),
+                _ => heartbeat.failed(),
+            }
+        }
+        let fourth = |beats: &[Beat]| beats.iter().all(|beat| *beat == Beat::Sync);
+        assert!(
+            beats
+                .chunks(4)
+                .all(|four| four[3] == Beat::Commit && fourth(&four[..3]))
+        );
+        assert_eq!(heartbeat.alive_until(), alive(2_400));
+        heartbeat.connected(at(2_300), T, false, at(2_310));
+        assert_eq!(heartbeat.alive_until(), alive(2_400));
+        assert_eq!(heartbeat.sent(at(2_310)), Beat::Commit);
+        assert!(heartbeat.acknowledged(at(2_320)));
+        assert_eq!(heartbeat.alive_until(), alive(4_700));
+        assert_eq!(heartbeat.sent(at(2_410)), Beat::Sync);
     }
 
     #[test]
@@ -246,7 +312,7 @@ mod tests {
         let mut heartbeat = connected();
         heartbeat.shortened(at(100), Duration::from_millis(900));
         assert_eq!(heartbeat.alive_until(), alive(1_000));
-        heartbeat.connected(at(200), T, at(210));
+        heartbeat.connected(at(200), T, true, at(210));
         assert_eq!(heartbeat.alive_until(), alive(2_600));
     }
 }

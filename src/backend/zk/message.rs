@@ -77,6 +77,8 @@ pub struct Stat {
     pub czxid: i64,
     /// When the node was created, in epoch milliseconds on the leader's clock.
     pub ctime: i64,
+    /// When its data was written last, in epoch milliseconds on the leader's clock.
+    pub mtime: i64,
     /// The session with which the node ends; zero for nodes that stay.
     pub ephemeral_owner: i64,
     /// How many children it has.
@@ -102,6 +104,8 @@ pub(super) enum Request {
         data: Vec<u8>,
     },
     Sync,
+    /// Changes nothing, but is answered only after a quorum has written it down.
+    Commit,
     Close,
 }
 
@@ -128,7 +132,7 @@ impl Request {
             | Request::Exists(path)
             | Request::Data(path)
             | Request::Children(path) => path,
-            Request::Sync | Request::Close => "/",
+            Request::Sync | Request::Commit | Request::Close => "/",
         }
     }
 
@@ -177,23 +181,22 @@ impl Request {
             Request::Children(path) => read(out, 8, path),
             Request::CheckedWrite { check, path, data } => {
                 out.int(MULTI);
-                let header = |out: &mut Encoder, op: i32, done: bool| {
-                    out.int(op);
-                    out.bool(done);
-                    out.int(-1);
-                };
-                header(out, CHECK, false);
-                out.text(check);
+                operation(out, CHECK, check);
                 out.int(-1);
-                header(out, SET_DATA, false);
-                out.text(path);
+                operation(out, SET_DATA, path);
                 out.buffer(data);
                 out.int(-1);
-                header(out, -1, true);
+                end_of_operations(out);
             }
             Request::Sync => {
                 out.int(9);
                 out.text("/");
+            }
+            Request::Commit => {
+                out.int(MULTI);
+                operation(out, CHECK, "/");
+                out.int(-1);
+                end_of_operations(out);
             }
             Request::Close => out.int(-11),
         }
@@ -207,15 +210,29 @@ impl Request {
             Request::Exists(_) => Reply::Stat(stat(&mut body)?),
             Request::Data(_) => Reply::Data(body.buffer()?.to_vec(), stat(&mut body)?),
             Request::Children(_) => Reply::Children(body.texts()?),
-            Request::CheckedWrite { .. } => return checked_write(&mut body),
+            Request::CheckedWrite { .. } | Request::Commit => return operations(&mut body),
             Request::Delete(_) | Request::Sync | Request::Close => Reply::Nothing,
         }))
     }
 }
 
+/// Begins one of the operations of a `multi`.
+fn operation(out: &mut Encoder, op: i32, path: &str) {
+    out.int(op);
+    out.bool(false);
+    out.int(-1);
+    out.text(path);
+}
+
+fn end_of_operations(out: &mut Encoder) {
+    out.int(-1);
+    out.bool(true);
+    out.int(-1);
+}
+
 /// The results of the operations of a `multi`. Where one failed, none was done: the one at fault has
 /// its own code, the others have `OK` or `RUNTIME_INCONSISTENCY`.
-fn checked_write(body: &mut Decoder<'_>) -> Result<Outcome, Malformed> {
+fn operations(body: &mut Decoder<'_>) -> Result<Outcome, Malformed> {
     let mut failed = false;
     let mut fault = None;
     loop {
@@ -249,7 +266,7 @@ fn stat(body: &mut Decoder<'_>) -> Result<Stat, Malformed> {
     let czxid = body.long()?;
     let _mzxid = body.long()?;
     let ctime = body.long()?;
-    let _mtime = body.long()?;
+    let mtime = body.long()?;
     for _version in 0..3 {
         body.int()?;
     }
@@ -260,6 +277,7 @@ fn stat(body: &mut Decoder<'_>) -> Result<Stat, Malformed> {
     Ok(Stat {
         czxid,
         ctime,
+        mtime,
         ephemeral_owner,
         children,
     })
@@ -403,6 +421,7 @@ impl Code {
     /// Not the server's: its reply was too large to be taken.
     pub(super) const OVERSIZED: Code = Code(i32::MIN);
     pub(super) const NO_NODE: Code = Code(-101);
+    pub(super) const NO_AUTH: Code = Code(-102);
     pub(super) const NODE_EXISTS: Code = Code(-110);
     pub(super) const SESSION_EXPIRED: Code = Code(-112);
     pub(super) const SESSION_MOVED: Code = Code(-118);

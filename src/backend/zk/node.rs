@@ -201,12 +201,15 @@ impl Entry {
                 return Err(error);
             }
         };
+        // The session asks again until it is gone. Said only once the new node is known to be ours: it was
+        // made all the same, behind the stale one.
+        let mut kept = None;
         if let Some(path) = &creation.stale
             && let Err(code) = answers.next()?
             && code != Code::NO_NODE
             && code != Code::THROTTLED
         {
-            return Err(code.error(path));
+            kept = Some(code.error(path));
         }
         // A no to a parent matters only if our node finds none to be under: a user that may not create in
         // the root is told so even where the node below it exists.
@@ -224,6 +227,9 @@ impl Entry {
                 creation.session.learn_clock(stat.ctime, creation.call.sent);
                 let node = Node::new(&creation.session, path, stat, creation.call.epoch)?;
                 self.standing = Standing::In(node);
+                if let Some(kept) = kept {
+                    return Err(kept);
+                }
                 match answers.next()? {
                     Ok(Reply::Line(line)) => Ok(Some(line)),
                     Ok(_) => Err(unexpected()),
@@ -260,7 +266,7 @@ impl Entry {
     }
 
     /// Looks for the node whose creation was not answered. The server that we talk to now has caught up
-    /// with the one that may have made it: the first request of every connection is a `sync`.
+    /// with the one that may have made it: the first request of every connection is a beat.
     pub(super) fn search(
         &mut self,
         cell: &Arc<UnparkerCell>,

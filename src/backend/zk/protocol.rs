@@ -14,14 +14,15 @@
 //!
 //! **What is left behind.** A node whose deletion was not confirmed, or whose creation was handed to the
 //! socket and not answered while nobody wants it any more, is cleaned up by the next connections, a
-//! few requests at a time. A creation that never reached the socket made no node.
+//! few requests at a time; what a server refuses is asked for again at the next beat. A creation that
+//! never reached the socket made no node.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::builder::Config;
-use super::heartbeat::Heartbeat;
+use super::heartbeat::{Beat, Heartbeat};
 use super::message::{
     Code, Event, Head, Outcome, Reply, Request, Welcome, XID_AUTH, XID_EVENT, XID_PING,
     XID_SET_WATCHES, encode_auth, encode_hello, encode_set_watches,
@@ -54,7 +55,8 @@ pub enum SessionState {
     Connected,
     /// The connection is lost. The session may be alive or not; only a server can tell.
     Suspended,
-    /// A server said so: the session is over, with all its nodes and watches. Final.
+    /// A server said so: the session is over, with all its nodes and watches. Also after a panic in the
+    /// session's thread, where the server keeps the nodes until the session times out. Final.
     Expired,
     /// Closed by its owner. Final.
     Closed,
@@ -121,7 +123,8 @@ impl Ask {
         }
     }
 
-    /// Deletes a node of ours for good: where the answer is lost, it is tried again until it is gone.
+    /// Deletes a node of ours for good: where the answer is lost or a refusal, it is tried again until it is
+    /// gone.
     pub(super) fn delete(path: &str) -> Ask {
         Ask {
             must_settle: true,
@@ -220,9 +223,12 @@ struct Abandoned {
     nodes: Vec<String>,
     /// By mutex, the beginnings of names of nodes that may exist: one look per mutex finds them all.
     creations: HashMap<String, Vec<String>>,
-    /// What an overloaded server has thrown out, for the next beat.
+    /// What a server has refused, for the next beat: an overloaded one has thrown it out, or an operator has
+    /// taken a permission away and may give it back. As long as the session lives, nobody else removes it.
     later: Vec<String>,
     later_creations: Vec<(String, Vec<String>)>,
+    /// The paths whose refusal was logged.
+    logged: HashSet<String>,
     /// Requests that are out for this.
     out: usize,
 }
@@ -233,6 +239,23 @@ impl Abandoned {
             .entry(mutex_path)
             .or_default()
             .extend(beginnings);
+    }
+
+    /// A server answered what was asked for `path`. Returns `true` if that is to be asked again.
+    fn is_refused(&mut self, path: &str, outcome: &Outcome, realm: &str) -> bool {
+        match outcome {
+            Ok(_) | Err(Code::NO_NODE) => {
+                self.logged.remove(path);
+                return false;
+            }
+            Err(Code::THROTTLED) => {}
+            Err(code) if self.logged.insert(path.to_owned()) => log::warn!(
+                "{realm}: cannot clean up, which is tried again: {}",
+                code.error(path)
+            ),
+            Err(_) => {}
+        }
+        true
     }
 
     fn once_more(&mut self) {
@@ -256,7 +279,7 @@ pub(super) struct Protocol {
     /// How many servers in a row ended the connection instead of answering the handshake.
     refusals: usize,
     heartbeat: Heartbeat,
-    /// The first `sync` of this connection was answered: the server has caught up with the leader.
+    /// The first beat of this connection was answered: the server has caught up with the leader.
     caught_up: bool,
     closing: bool,
     /// Counts connections: what was read over an earlier one may be behind.
@@ -464,8 +487,7 @@ impl Protocol {
                     ));
                 }
                 if self.heartbeat.due() <= now && !self.closing {
-                    self.heartbeat.sent(now);
-                    self.send(Request::Sync.into(), To::Heartbeat);
+                    self.beat(now);
                     self.abandoned.once_more();
                 }
                 self.end_leases(now);
@@ -694,6 +716,7 @@ impl Protocol {
             self.goodbye();
             return Ok(());
         }
+        let opened = self.id == 0;
         self.id = welcome.id;
         self.password = welcome.password;
         if forgetful {
@@ -706,12 +729,12 @@ impl Protocol {
             self.send(Request::Sync.into(), To::Judge);
             return Ok(());
         }
-        self.serve(sent, timeout, now);
+        self.serve(sent, timeout, opened, now);
         Ok(())
     }
 
     /// The connection stands: authenticates it, beats, brings the watches back.
-    fn serve(&mut self, sent: Moment, timeout: Duration, now: Moment) {
+    fn serve(&mut self, sent: Moment, timeout: Duration, opened: bool, now: Moment) {
         if self.epoch == 0 && timeout > self.config.session_timeout {
             log::info!(
                 "{}: asked for a session timeout of {:?}, got {timeout:?}, the server's minSessionTimeout",
@@ -724,14 +747,21 @@ impl Protocol {
         self.epoch += 1;
         self.caught_up = false;
         self.news = true;
-        self.heartbeat.connected(sent, timeout, now);
+        self.heartbeat.connected(sent, timeout, opened, now);
         if let Some(digest) = &self.config.digest {
             encode_auth(&mut self.out, "digest", digest);
         }
         // Before anything is read: the server may be behind the one that we talked to before.
-        self.heartbeat.sent(now);
-        self.send(Request::Sync.into(), To::Heartbeat);
+        self.beat(now);
         self.encode_watches();
+    }
+
+    fn beat(&mut self, now: Moment) {
+        let request = match self.heartbeat.sent(now) {
+            Beat::Sync => Request::Sync,
+            Beat::Commit => Request::Commit,
+        };
+        self.send(request.into(), To::Heartbeat);
     }
 
     fn goodbye(&mut self) {
@@ -849,12 +879,9 @@ impl Protocol {
                 }
             }
         }
-        if ask.deletes() {
-            match &outcome {
-                Ok(_) | Err(Code::NO_NODE) => {}
-                Err(Code::THROTTLED) => self.abandoned.later.push(path.to_owned()),
-                Err(code) => log::warn!("{}: {}", self.config.realm, code.error(path)),
-            }
+        let realm = &self.config.realm;
+        if ask.deletes() && self.abandoned.is_refused(path, &outcome, realm) {
+            self.abandoned.later.push(path.to_owned());
         }
         match to {
             To::Call { call, index } => {
@@ -868,7 +895,8 @@ impl Protocol {
             }
             To::Line(path) => self.listed(path, outcome),
             To::Heartbeat => match outcome {
-                Ok(_) => {
+                // Where the root may not be read, that was written down as refused.
+                Ok(_) | Err(Code::NO_AUTH) => {
                     self.caught_up = true;
                     let was_late = self.heartbeat.is_late(now);
                     self.news |= self.heartbeat.acknowledged(now) || was_late;
@@ -877,7 +905,7 @@ impl Protocol {
                     self.heartbeat.failed();
                     if !self.caught_up {
                         // What is read over this connection may be behind what we have seen.
-                        return Err(code.error("sync"));
+                        return Err(code.error("heartbeat"));
                     }
                 }
             },
@@ -888,27 +916,21 @@ impl Protocol {
                 beginnings,
             } => {
                 self.abandoned.out = self.abandoned.out.saturating_sub(1);
-                match outcome {
-                    Ok(Reply::Children(names)) => {
-                        let beginnings: HashSet<&str> =
-                            beginnings.iter().map(String::as_str).collect();
-                        let ours = |name: &&String| {
-                            let end = name.rfind('-').map_or(0, |dash| dash + 1);
-                            let positive = name.get(..end).unwrap_or_default();
-                            let negative = positive.strip_suffix('-').unwrap_or_default();
-                            beginnings.contains(positive) || beginnings.contains(negative)
-                        };
-                        let found = names.iter().filter(ours);
-                        self.abandoned
-                            .nodes
-                            .extend(found.map(|name| format!("{mutex_path}/{name}")));
-                    }
-                    Ok(_) | Err(Code::NO_NODE) => {}
-                    Err(Code::THROTTLED) => self
-                        .abandoned
-                        .later_creations
-                        .push((mutex_path, beginnings)),
-                    Err(code) => log::warn!("{}: {}", self.config.realm, code.error(&mutex_path)),
+                if self.abandoned.is_refused(&mutex_path, &outcome, realm) {
+                    let search = (mutex_path, beginnings);
+                    self.abandoned.later_creations.push(search);
+                } else if let Ok(Reply::Children(names)) = outcome {
+                    let beginnings: HashSet<&str> = beginnings.iter().map(String::as_str).collect();
+                    let ours = |name: &&String| {
+                        let end = name.rfind('-').map_or(0, |dash| dash + 1);
+                        let positive = name.get(..end).unwrap_or_default();
+                        let negative = positive.strip_suffix('-').unwrap_or_default();
+                        beginnings.contains(positive) || beginnings.contains(negative)
+                    };
+                    let found = names.iter().filter(ours);
+                    self.abandoned
+                        .nodes
+                        .extend(found.map(|name| format!("{mutex_path}/{name}")));
                 }
             }
             To::Watch => {}
@@ -927,7 +949,7 @@ impl Protocol {
             return Ok(());
         };
         if theirs >= ours {
-            self.serve(sent, timeout, now);
+            self.serve(sent, timeout, false, now);
             return Ok(());
         }
         log::error!(
@@ -1052,7 +1074,7 @@ impl Protocol {
             } else if let Some(mutex_path) = self.abandoned.creations.keys().next().cloned() {
                 let found = self.abandoned.creations.remove(&mutex_path);
                 // The server has caught up with the one that may have made the node: the first request of
-                // every connection is a `sync`.
+                // every connection is a beat.
                 self.enqueue(
                     Request::Children(mutex_path.clone()).into(),
                     To::Search {
@@ -1208,7 +1230,11 @@ mod tests {
             } else {
                 self.perform(op, &mut body, &mut reply)
             };
-            let body = if code == 0 { reply.take() } else { Vec::new() };
+            let body = match (code, op) {
+                (0, 14) => committed(),
+                (0, _) => reply.take(),
+                _ => Vec::new(),
+            };
             let bytes = self::reply(xid, self.zxid, code, &body);
             self.replies.push_back((due, bytes));
         }
@@ -1574,6 +1600,17 @@ mod tests {
         bytes
     }
 
+    /// The answer to a commit: that of its one operation, and the end.
+    fn committed() -> Vec<u8> {
+        let mut out = Encoder::default();
+        for (op, done, code) in [(13, false, 0), (-1, true, -1)] {
+            out.int(op);
+            out.bool(done);
+            out.int(code);
+        }
+        out.take()
+    }
+
     fn ok(xid: i32, code: i32) -> Vec<u8> {
         reply(xid, 9, code, &[])
     }
@@ -1591,7 +1628,8 @@ mod tests {
         assert_eq!(sent.len(), 64, "the window");
         for beat in 1..6 {
             protocol.tick(at(1 + beat * T / 24)).unwrap();
-            assert_eq!(requests(&protocol.take_output()), [(65 + beat as i32, 9)]);
+            let op = if beat == 3 { 14 } else { 9 };
+            assert_eq!(requests(&protocol.take_output()), [(65 + beat as i32, op)]);
         }
         // A server silent for T/4 is left.
         assert!(protocol.tick(at(T / 4)).is_ok());
@@ -1711,6 +1749,68 @@ mod tests {
                 protocol.disconnected();
             }
             while protocol.next_answer().is_some() {}
+        }
+    }
+
+    /// Whatever the server has against it: the session keeps the node alive, so nobody else removes it.
+    #[test]
+    fn what_a_server_refuses_to_clean_up_is_asked_for_again_at_every_beat() {
+        for code in [-102, -127, -1] {
+            let mut protocol = protocol();
+            served(&mut protocol, 0);
+            protocol.received(&ok(1, 0), at(2)).unwrap();
+            // A caller's deletion, one that nobody waits for, and a look for a node that may be there.
+            protocol.ask(1, vec![Ask::delete("/simba/m/n")]);
+            protocol.abandon("/simba/m/o".into());
+            protocol.abandon_creation("/simba/m/p-");
+            let mut sent = requests(&protocol.take_output());
+            let mut now = 2;
+            for _ in 0..3 {
+                let mut ops: Vec<i32> = sent.iter().map(|(_, op)| *op).collect();
+                ops.sort_unstable();
+                assert_eq!(ops, [2, 2, 8], "code {code}");
+                for (xid, _) in sent {
+                    protocol.received(&ok(xid, code), at(now)).unwrap();
+                }
+                assert!(!protocol.has_output(), "not before the next beat");
+                now += T / 24;
+                protocol.tick(at(now)).unwrap();
+                sent = requests(&protocol.take_output());
+                let (beat, op) = sent.remove(0);
+                let body = if op == 14 { committed() } else { Vec::new() };
+                let beaten = reply(beat, 9, 0, &body);
+                protocol.received(&beaten, at(now)).unwrap();
+            }
+            // Gone by itself, or allowed by now.
+            for (xid, op) in sent {
+                let code = if op == 2 { 0 } else { -101 };
+                protocol.received(&ok(xid, code), at(now)).unwrap();
+            }
+            protocol.tick(at(now + T / 24)).unwrap();
+            assert_eq!(requests(&protocol.take_output()).len(), 1, "only the beat");
+        }
+    }
+
+    /// Servers of other kinds that speak first, or answer what they do not understand.
+    #[test]
+    fn a_server_of_another_kind_is_known_by_its_first_bytes() {
+        let servers: [&[u8]; 5] = [
+            b"-ERR unknown command\r\n",
+            b"HTTP/1.1 400 Bad Request\r\n",
+            // MariaDB and MySQL: a length of three bytes, the low one first, and a number.
+            b"\x5a\0\0\0\x0a5.5.5-10.11.6-MariaDB\0",
+            b"\xa0\0\0\0\x0a9.7.0\0",
+            // A TLS alert: the port is a secure one.
+            b"\x15\x03\x03\0\x02\x02\x46",
+        ];
+        for bytes in servers {
+            let mut protocol = protocol();
+            protocol.begin(at(0), Duration::from_millis(T / 4), 1);
+            protocol.take_output();
+            let error = protocol.received(&bytes[..4], at(1)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+            let text = error.to_string();
+            assert!(text.contains("is this a ZooKeeper server?"), "{text}");
         }
     }
 }

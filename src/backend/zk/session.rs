@@ -4,12 +4,14 @@
 //! Callers write their requests themselves and wait for the answer, each up to its own deadline; one
 //! thread reads, beats and reconnects (`connection.rs`). The session survives every loss of a
 //! connection: it is resumed with its id and password, on whichever server answers, with its watches
-//! and its authentication. Only a server can say that it has expired; then it is over for good.
+//! and its authentication. Only a server can say that it has expired; then it is over for good. A panic
+//! in the thread counts as that.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -74,7 +76,7 @@ impl Sessions {
         })
     }
 
-    /// The session; a new one if a server has ended the last.
+    /// The session; a new one if a server, or a panic in its thread, has ended the last.
     pub(super) fn session(&self) -> Result<Arc<Session>> {
         let mut current = self.current.lock();
         if current.state() == SessionState::Expired {
@@ -270,6 +272,15 @@ pub(super) fn unexpected() -> Error {
 
 impl Session {
     pub(super) fn open(config: &Arc<Config>, probe: Probed) -> Result<Session> {
+        Session::open_with(config, probe, connection::run)
+    }
+
+    /// `run`: what the thread does.
+    fn open_with(
+        config: &Arc<Config>,
+        probe: Probed,
+        run: impl FnOnce(&Shared) + Send + 'static,
+    ) -> Result<Session> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 protocol: Protocol::new(Arc::clone(config)),
@@ -288,7 +299,11 @@ impl Session {
         });
         let thread = thread::start("contend-zk", {
             let shared = Arc::clone(&shared);
-            move || connection::run(&shared)
+            move || {
+                if catch_unwind(AssertUnwindSafe(|| run(&shared))).is_err() {
+                    shared.panicked();
+                }
+            }
         })?;
         Ok(Session {
             shared,
@@ -575,6 +590,13 @@ impl Session {
         }
     }
 
+    /// How long ago a moment of the leader's clock was, by that clock as far as we were told it.
+    pub(super) fn leader_age(&self, ms: i64) -> Option<Duration> {
+        let (told, sent) = self.shared.state.lock().leader_clock?;
+        let then = Duration::from_millis(u64::try_from(ms).ok()?);
+        Some((Duration::from_millis(told) + (Moment::now() - sent)).saturating_sub(then))
+    }
+
     /// A leader of another contender, for display: how long it goes on nobody knows.
     pub(super) fn owner_of(&self, leader: Option<&Leader>, lease: Lease) -> MutexOwner {
         leader.map_or(MutexOwner::NONE, |leader| {
@@ -819,6 +841,19 @@ impl Shared {
         }
     }
 
+    /// The thread panicked: nobody reads, beats or reconnects any more. Owners step down, and the next call
+    /// opens another session. There is no goodbye: the nodes stay until the server ends the session, so that
+    /// owners have the time to wind down in.
+    fn panicked(&self) {
+        log::error!(
+            "{}: the thread of the session panicked; the session is given up for a new one",
+            self.config.realm
+        );
+        let mut state = self.state.lock();
+        state.end(SessionState::Expired);
+        self.changed.notify_all();
+    }
+
     pub(super) fn thread_ends(&self) {
         let mut state = self.state.lock();
         state.end(SessionState::Closed);
@@ -833,15 +868,22 @@ impl Shared {
             if state.protocol.phase().is_over() || state.closing {
                 return Err(state.protocol.over_error());
             }
+            // Before the time is looked at: it says more than that the time is over. There is none while
+            // connected.
+            if let Some(trouble) = &state.trouble {
+                return Err(trouble.clone());
+            }
             let left = by.remaining();
             if left.is_zero() {
-                return Err(self.timeout("no server was there in time"));
+                // A server of another kind that waits for its client to say more is known by nothing else.
+                return Err(self.timeout(if state.protocol.is_entering() {
+                    "no answer to the handshake in time; the server hangs, or is no ZooKeeper server"
+                } else {
+                    "no server was there in time"
+                }));
             }
             if state.protocol.is_connected() {
                 return Ok(state);
-            }
-            if let Some(trouble) = &state.trouble {
-                return Err(trouble.clone());
             }
             self.changed
                 .wait_for(&mut state, left.min(Duration::from_secs(3600)));
@@ -864,5 +906,35 @@ impl fmt::Debug for Session {
         f.debug_struct("Session")
             .field("realm", &self.shared.config.realm)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::builder::Builder;
+    use super::*;
+
+    /// Owners must step down and callers be told: nobody else would ever answer them.
+    #[test]
+    fn a_panic_in_the_thread_of_a_session_ends_it_and_the_next_call_opens_another() {
+        let config = Arc::new(Builder::new("127.0.0.1:1").config().unwrap());
+        let none = || Probed::new(Arc::new(LateProbe::default()));
+        let broken = Session::open_with(&config, none(), |shared| {
+            let _state = shared.state.lock();
+            panic!("on request");
+        });
+        let broken = Arc::new(broken.unwrap());
+        let by = Moment::now() + Duration::from_secs(40);
+        let error = broken.sync(by).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+        assert_eq!(broken.state(), SessionState::Expired);
+        let sessions = Sessions {
+            config,
+            probe: Arc::default(),
+            current: Mutex::new(Arc::clone(&broken)),
+        };
+        let next = sessions.session().unwrap();
+        assert!(!Arc::ptr_eq(&next, &broken));
+        assert_eq!(next.state(), SessionState::Connecting);
     }
 }

@@ -157,7 +157,8 @@ struct Job {
 }
 
 impl Job {
-    fn run(&self, context: &Context) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// Says itself how the command ended: an error returned from here would be logged beside that.
+    fn run(&self, context: &Context) {
         let fence = context.fence();
         let event = |event| self.event(event).with("fence", fence);
         // A reader that has gone away is no reason not to run.
@@ -166,7 +167,7 @@ impl Job {
             || format!("{} runs with fence {fence}", std::process::id()),
         );
         let Some(program) = self.command.first() else {
-            return Ok(());
+            return;
         };
         let terms = Terms {
             over: &|| match (context.is_leader(), context.is_cancelled()) {
@@ -186,6 +187,9 @@ impl Job {
             Ok(End::Ended { .. }) => LOST,
             Err(failure) => {
                 failure.show(&self.own);
+                if !self.own.is_json() {
+                    return;
+                }
                 failure.code()
             }
         };
@@ -193,10 +197,6 @@ impl Job {
             || event("ended").with("code", u32::from(code)),
             || format!("{program} ended with code {code}"),
         );
-        match code {
-            0 => Ok(()),
-            code => Err(format!("{program} ended with code {code}").into()),
-        }
     }
 
     fn event(&self, event: &str) -> Json {
