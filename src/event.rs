@@ -81,7 +81,7 @@ impl fmt::Display for EventKind {
     }
 }
 
-/// The receiving end of a service's events: a crossbeam [`Receiver`], which it dereferences to, so it
+/// The receiving end of a service's events: a crossbeam [`Receiver`](crossbeam_channel::Receiver), which it dereferences to, so it
 /// has `recv`, `try_recv`, `iter` and works in `select!`.
 ///
 /// While it or a clone of it lives, somebody works with the ownership. When the last one is dropped,

@@ -856,7 +856,7 @@ impl Drop for Held {
     }
 }
 
-/// Builds a [`Locker`]. Validates all options in the end, and does no I/O.
+/// Builds a [`Locker`]. Validates all options when it is built, and does no I/O.
 ///
 /// ```
 /// use std::time::Duration;

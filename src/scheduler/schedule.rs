@@ -540,7 +540,7 @@ impl fmt::Display for TimeOfDay {
 fn parse_time(text: &str) -> Result<u32> {
     let bad = || {
         Error::invalid(format!(
-            "{text:?} is no time of day; write hours and minutes, such as 02:30 or 14:00:30"
+            "{text:?} is not a time of day; write hours and minutes, such as 02:30 or 14:00:30"
         ))
     };
     let parts: Vec<&str> = text.split(':').collect();

@@ -11,7 +11,7 @@ pub trait MutexRetriever: Send + Sync {
     fn notify_owner(&self, event: &Event);
 }
 
-/// Contends for a mutex, and is told when it owns it and when no more.
+/// Contends for a mutex, and is told when it becomes the owner and when it stops being the owner.
 ///
 /// Callbacks run one after the other on a thread of the service's own, or on the executor it was
 /// given; they may be slow, panic, or stop the service.

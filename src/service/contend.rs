@@ -365,7 +365,7 @@ impl fmt::Debug for MutexContendService {
     }
 }
 
-/// Builds a [`MutexContendService`]. Validates all options in the end, and does no I/O.
+/// Builds a [`MutexContendService`]. Validates all options when it is built, and does no I/O.
 #[derive(Debug)]
 #[must_use]
 pub struct ContendBuilder {

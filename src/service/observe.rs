@@ -128,7 +128,7 @@ impl fmt::Debug for MutexRetrievalService {
     }
 }
 
-/// Builds a [`MutexRetrievalService`]. Validates all options in the end, and does no I/O.
+/// Builds a [`MutexRetrievalService`]. Validates all options when it is built, and does no I/O.
 #[derive(Debug)]
 #[must_use]
 pub struct ObserveBuilder {

@@ -137,7 +137,7 @@ fn on_mysql_each_mistake_is_explained() {
             backend,
             name: "mysql",
             other_kind: redis(),
-            is_this: "is no MySQL server",
+            is_this: "is not a MySQL server",
             other_code: 69,
             wrong_password: format!("mysql://reader:wrong@{rest}"),
             denied: &[
@@ -163,7 +163,7 @@ fn on_zookeeper_each_mistake_is_explained() {
             backend,
             name: "zk",
             other_kind: redis(),
-            is_this: "is no ZooKeeper server",
+            is_this: "is not a ZooKeeper server",
             other_code: 69,
             wrong_password: stranger.clone(),
             denied: &["ACL"],

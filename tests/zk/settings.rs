@@ -220,7 +220,7 @@ fn whoever_gives_up_on_a_silent_server_is_told_that_it_may_be_none() {
         // A quarter of it is the time for a handshake.
         let ours = factory(silent.local_addr().unwrap(), HANG * 4);
         let mut said = String::new();
-        let hint = "the server hangs, or is no ZooKeeper server";
+        let hint = "the server hangs, or is not a ZooKeeper server";
         wait_until(PATIENCE, "it says what it waits for", || {
             let error = ours.ping(Duration::from_millis(200)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");

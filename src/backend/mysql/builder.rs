@@ -56,7 +56,7 @@ pub(crate) const PARAMETERS: [&str; 11] = [
 /// ```
 ///
 /// The same as a URL, for [`contend::connect`](crate::connect):
-/// `mysql://worker:secret@db.internal/simba_db?create_table=true`. Its parameters are called as the
+/// `mysql://worker:secret@db.internal/simba_db?create_table=true`. Its parameters are named after the
 /// setters here; those that are on or off take `true`, `on`, `yes`, `false`, `off` and `no`, and
 /// durations are written `500ms` or `2s`.
 #[derive(Clone)]

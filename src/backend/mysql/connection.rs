@@ -59,7 +59,7 @@ impl Connector {
         Connection::open(&self.server, options, &self.clock, table).map_err(|error| {
             let error = error.into_error();
             let hint = match error.kind() {
-                ErrorKind::Timeout => "; it hangs, or is no MySQL server",
+                ErrorKind::Timeout => "; it hangs, or is not a MySQL server",
                 _ => "",
             };
             Error::new(

@@ -95,7 +95,7 @@ impl Sentinels {
         if error.to_string().contains("unknown command") {
             return Error::new(
                 ErrorKind::Misconfigured,
-                format!("redis at {sentinel} is no sentinel; for one server write redis://"),
+                format!("redis at {sentinel} is not a sentinel; for one server write redis://"),
             );
         }
         read(error, sentinel, self.connector.timeout)

@@ -64,7 +64,7 @@ pub struct Builder {
 
 impl Builder {
     /// Takes the servers of one ensemble, as `host:port` separated by commas; the port is 2181 unless
-    /// given. Every address that a name has is tried, in an order of chance.
+    /// given. Every address that a name has is tried, in random order.
     pub fn new(hosts: impl Into<String>) -> Builder {
         Builder {
             hosts: hosts.into(),
@@ -107,15 +107,14 @@ impl Builder {
     /// A server grants 2 to 20 of its ticks unless configured otherwise (`minSessionTimeout`,
     /// `maxSessionTimeout`, the same on every server). If it grants less than is asked for, the factory's
     /// calls fail with an error that says so. Heartbeats need two ticks at least: on a server whose
-    /// `minSessionTimeout` allows less, do not ask for less. With five ticks or more an owner steps down
-    /// in time, too, if the ensemble's leader loses its quorum.
+    /// `minSessionTimeout` allows less, do not ask for less.
     pub fn session_timeout(mut self, timeout: Duration) -> Builder {
         self.session_timeout = Some(timeout);
         self
     }
 
-    /// Sets how long one server gets to accept a connection and answer the handshake; a quarter of the
-    /// session timeout at most while the session may be alive. Defaults to 1 s.
+    /// Sets how long one server gets to accept a connection. Defaults to 1 s. It then has a quarter of the session
+    /// timeout to answer the handshake, or this time if it is longer and no ownership depends on the session.
     pub fn connect_timeout(mut self, timeout: Duration) -> Builder {
         self.connect_timeout = timeout;
         self

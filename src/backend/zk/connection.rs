@@ -169,7 +169,7 @@ impl Cipher {
     }
 }
 
-/// The addresses of all hosts, in an order of chance. Looked up anew after each has been tried; while that
+/// The addresses of all hosts, in random order. Looked up anew after each has been tried; while that
 /// fails, those found before are tried again: the servers may be well although nobody can tell their names.
 struct Route {
     hosts: Vec<(String, u16)>,

@@ -472,7 +472,7 @@ impl Protocol {
                 if by <= now {
                     return Err(Error::new(
                         ErrorKind::Timeout,
-                        "no answer within the time for a handshake; the server hangs, or is no ZooKeeper server",
+                        "no answer within the time for a handshake; the server hangs, or is not a ZooKeeper server",
                     ));
                 }
             }

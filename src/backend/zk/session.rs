@@ -332,9 +332,6 @@ impl Session {
     /// Returns the moment up to which the ensemble keeps the session, by the heartbeats that it
     /// acknowledged and less what clocks may drift. `None` before a server has answered, and once the
     /// session is over.
-    ///
-    /// A leader that is cut off from its quorum acknowledges heartbeats until it notices: sessions have
-    /// ended up to a tenth of the timeout before this moment. Owners keep a sixth of it as a cushion.
     #[must_use]
     pub fn alive_until(&self) -> Option<Moment> {
         self.look(Protocol::alive_until)
@@ -877,7 +874,7 @@ impl Shared {
             if left.is_zero() {
                 // A server of another kind that waits for its client to say more is known by nothing else.
                 return Err(self.timeout(if state.protocol.is_entering() {
-                    "no answer to the handshake in time; the server hangs, or is no ZooKeeper server"
+                    "no answer to the handshake in time; the server hangs, or is not a ZooKeeper server"
                 } else {
                     "no server was there in time"
                 }));
