@@ -530,3 +530,29 @@ fn without_a_table_elect_and_schedule_end_with_the_code_of_a_missing_setup() {
         assert_eq!(code, 78, "{lines:#?}");
     });
 }
+
+/// Two jobs without a name would share a default one, and one of them would never run.
+#[test]
+fn a_command_without_a_mutex_is_not_run() {
+    within(HANG, || {
+        for args in [
+            &["schedule", "--every", "1s", "--", "echo", "ran"][..],
+            &["elect", "--", "echo", "ran"],
+            &["lock", "--", "echo", "ran"],
+        ] {
+            let mut program = Program::start("memory://", args);
+            // Whichever comes first.
+            let line = program.says("n");
+            assert!(line.contains("no mutex: give its name"), "{args:?}: {line}");
+            let (code, lines) = program.ends();
+            assert_eq!(code, 64, "{args:?}: {lines:#?}");
+            assert!(!lines.iter().any(|line| line == "ran"), "{lines:#?}");
+        }
+        // To look at, they need no name.
+        let mut schedule = Program::start("memory://", &["schedule"]);
+        schedule.says("runs with fence");
+        assert_eq!(schedule.terminate().0, 0);
+        let (code, out, err) = run("memory://", &["elect", "--for", "100ms"]);
+        assert_eq!(code, 0, "{out}{err}");
+    });
+}

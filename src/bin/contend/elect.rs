@@ -29,7 +29,7 @@ use crate::signals;
 #[command(after_long_help = "\
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"owner\", \"fence\"}; the events are
 started, acquired, released, owner and stopped. With a command they go to standard error.
-The mutex defaults to demo.
+Without a command, the mutex defaults to demo; with one, it must be named.
 Exits with 69 if it ends without the server ever having answered, with 77 or 78 if the server does not let
 it lead when it ends; `contend --help` lists all.
 
@@ -94,7 +94,7 @@ impl Elect {
         let length = limit(self.length, embedded.then_some(Duration::from_secs(10)));
 
         let (changed, changes) = bounded(1);
-        let mutex = self.mutex.one(Some("demo"))?;
+        let mutex = self.mutex()?;
         let own = console.beside(&self.command);
         let show = Shared::new(Show::new(own, &mutex), changed);
         let services = self.services(&factory, embedded, &show)?;
@@ -177,6 +177,11 @@ impl Elect {
         }
     }
 
+    /// A command needs a mutex of its own: two that shared a default one would never run beside each other.
+    fn mutex(&self) -> Result<String, Failure> {
+        self.mutex.one(self.command.is_empty().then_some("demo"))
+    }
+
     /// Short on memory, for a show.
     fn transition(&self, factory: &Factory, embedded: bool) -> Duration {
         let default = match embedded {
@@ -194,7 +199,7 @@ impl Elect {
     ) -> Result<Vec<MutexContendService>, Failure> {
         let alone = !embedded || !self.command.is_empty();
         let count = self.contenders.unwrap_or(if alone { 1 } else { 3 });
-        let mutex = self.mutex.one(Some("demo"))?;
+        let mutex = self.mutex()?;
         let ttl = self.ttl.or(embedded.then_some(Duration::from_secs(2)));
         let transition = self.transition(factory, embedded);
         (0..count)

@@ -72,7 +72,7 @@ impl Mutexes {
             ([..], None) => Err(Failure::Usage(
                 "only one mutex can be given here".to_owned(),
             )),
-            // Only what can run a command has a default.
+            // Only what can run a command, and is given none, has a default.
             ([..], Some(_)) => Err(Failure::Usage(
                 "only one mutex can be given here; put -- before a command".to_owned(),
             )),

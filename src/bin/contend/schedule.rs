@@ -27,7 +27,7 @@ use crate::signals;
 /// runs nothing twice.
 #[derive(Args)]
 #[command(after_long_help = "\
-The mutex defaults to schedule-demo. With a command, contend's own lines go to standard error, so that
+Without a command, the mutex defaults to schedule-demo; with one, it must be named. With a command, contend's own lines go to standard error, so that
 standard output is the command's; without one, to standard output.
 With --json, each line is {\"at_ms\", \"mutex\", \"event\", \"fence\", \"code\"}; the events are started, run (a
 run begins), ended (with the command's exit code) and stopped.
@@ -95,7 +95,9 @@ struct Pace {
 impl Schedule {
     pub fn run(self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
         let factory = contend::connect(connection.url_or_memory())?;
-        let mutex = self.mutex.one(Some("schedule-demo"))?;
+        // A command needs one of its own: two that shared a default one would never run beside each other.
+        let demo = self.command.is_empty().then_some("schedule-demo");
+        let mutex = self.mutex.one(demo)?;
         let interrupted = signals::receive(&[SIGINT, SIGTERM, SIGHUP], console);
         let schedule = self.schedule()?;
         let mut builder = factory
