@@ -5,6 +5,7 @@
 
 mod backends;
 mod elect;
+mod help;
 mod lock;
 mod mistakes;
 #[path = "../mysql/server.rs"]

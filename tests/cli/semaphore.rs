@@ -5,7 +5,7 @@ use crate::CONTEND;
 use std::process::Command;
 
 use crate::mysql_ground::{HANG, empty_database};
-use crate::program::{PATIENCE, Program};
+use crate::program::{PATIENCE, Program, field};
 use rustix::process::Signal;
 use testbed::{Direction, Proxy, TempDir, is_alive, wait_until, within};
 
@@ -165,5 +165,31 @@ fn a_server_that_hangs_at_the_release_does_not_change_the_commands_code() {
         std::fs::write(&end, "").unwrap();
         program.says("released without an answer");
         assert_eq!(program.ends().0, 7);
+    });
+}
+
+/// As the library's: 30 s, unless the URL says otherwise.
+#[test]
+fn permits_of_a_command_have_the_ttl_of_the_library() {
+    within(HANG, || {
+        let url = empty_database();
+        let shell = Shell { url: url.clone() };
+        assert_eq!(shell.run(&["create", "gpu", "1"]).0, 0);
+        let inner = format!("{CONTEND} semaphore --url {url} --json holders gpu");
+        let run = ["run", "gpu", "--", "sh", "-c", &inner];
+        let expires_in = |shell: &Shell, args: &[&str]| -> u64 {
+            let (code, holders) = shell.run(args);
+            assert_eq!(code, 0, "{holders}");
+            field(&holders, "expires_in_ms").parse().unwrap()
+        };
+        let by_default = expires_in(&shell, &run);
+        assert!((1..=30_000).contains(&by_default), "{by_default} ms");
+        let asked = expires_in(&shell, &[&["run", "--ttl", "10m"], &run[1..]].concat());
+        assert!((30_001..=600_000).contains(&asked), "{asked} ms");
+        let shell = Shell {
+            url: format!("{url}?ttl=9m"),
+        };
+        let by_url = expires_in(&shell, &run);
+        assert!((30_001..=540_000).contains(&by_url), "{by_url} ms");
     });
 }

@@ -49,11 +49,12 @@ pub struct Elect {
     #[arg(long, conflicts_with = "command", value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
     contenders: Option<u16>,
 
-    /// How long a leader may believe without a renewal [default: 2s on memory].
+    /// How long a leader may believe without a renewal [default: 2s on memory, elsewhere that of the URL, or
+    /// 10s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     ttl: Option<Duration>,
 
-    /// How long after that nobody else can lead [default: 500ms on memory].
+    /// How long after that nobody else can lead [default: 500ms on memory, elsewhere that of the URL, or 6s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     transition: Option<Duration>,
 

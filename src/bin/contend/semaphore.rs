@@ -17,8 +17,6 @@ use crate::options::{Connection, Patience, duration};
 use crate::signals;
 use crate::wait_notice::Waiting;
 
-/// The ttl of `run`, whose guard renews it.
-const RUN_TTL: Duration = Duration::from_secs(60);
 /// What was not renewed for so long is swept.
 const STALE: Duration = Duration::from_secs(24 * 3600);
 
@@ -51,6 +49,9 @@ pub enum Semaphore {
         external_id: String,
         #[command(flatten)]
         wanted: Wanted,
+        /// How long they are held without a renewal [default: none: until they are released or swept].
+        #[arg(long, value_parser = duration, value_name = "DURATION")]
+        ttl: Option<Duration>,
         /// How long to wait for what is exhausted [default: not at all].
         #[arg(long, value_parser = duration, value_name = "DURATION")]
         timeout: Option<Duration>,
@@ -70,6 +71,10 @@ pub enum Semaphore {
     Run {
         #[command(flatten)]
         wanted: Wanted,
+        /// How long they are held without a renewal, such as after a crash; a quarter of it later they are
+        /// taken back [default: that of the URL, or 30s].
+        #[arg(long, value_parser = duration, value_name = "DURATION")]
+        ttl: Option<Duration>,
         #[command(flatten)]
         patience: Patience,
         /// The command and its arguments.
@@ -78,7 +83,7 @@ pub enum Semaphore {
     },
 }
 
-/// Which permits, for whom and for how long.
+/// Which permits, and for whom.
 #[derive(Args)]
 pub struct Wanted {
     /// Semaphores, and how many permits of each [default: 1].
@@ -87,9 +92,6 @@ pub struct Wanted {
     /// Who holds them, for people and for sweeps.
     #[arg(long)]
     owner: Option<String>,
-    /// How long they are held without a renewal.
-    #[arg(long, value_parser = duration, value_name = "DURATION")]
-    ttl: Option<Duration>,
 }
 
 fn share(text: &str) -> Result<(String, u32), String> {
@@ -111,7 +113,7 @@ impl Wanted {
         if let Some(owner) = &self.owner {
             request = request.owner(owner.as_str());
         }
-        if let Some(ttl) = self.ttl.or(ttl) {
+        if let Some(ttl) = ttl {
             request = request.ttl(ttl);
         }
         request
@@ -131,16 +133,21 @@ impl Semaphore {
             Semaphore::Acquire {
                 external_id,
                 wanted,
+                ttl,
                 timeout,
-            } => shell.acquire(external_id, wanted, timeout.unwrap_or_default()),
+            } => {
+                let request = wanted.request(external_id, *ttl);
+                shell.acquire(&request, timeout.unwrap_or_default())
+            }
             Semaphore::Release { external_id } => shell.release(external_id),
             Semaphore::Renew { external_id } => shell.renew(external_id),
             Semaphore::Sweep => shell.sweep(),
             Semaphore::Run {
                 wanted,
+                ttl,
                 patience,
                 command,
-            } => shell.run(wanted, patience, command),
+            } => shell.run(wanted, *ttl, patience, command),
         }
     }
 }
@@ -205,9 +212,8 @@ impl Shell<'_> {
         Ok(0)
     }
 
-    fn acquire(&self, id: &str, wanted: &Wanted, timeout: Duration) -> Result<u8, Failure> {
-        let request = wanted.request(id, None);
-        let answer = self.semaphores.acquire_for(&request, timeout)?;
+    fn acquire(&self, request: &PermitRequest, timeout: Duration) -> Result<u8, Failure> {
+        let answer = self.semaphores.acquire_for(request, timeout)?;
         // What was granted is granted, whether or not anybody reads it.
         Ok(match answer {
             Acquisition::Acquired(permits) => self.show_permits("acquired", &permits),
@@ -267,9 +273,15 @@ impl Shell<'_> {
         Ok(0)
     }
 
-    fn run(&self, wanted: &Wanted, patience: &Patience, command: &[String]) -> Result<u8, Failure> {
+    fn run(
+        &self,
+        wanted: &Wanted,
+        ttl: Option<Duration>,
+        patience: &Patience,
+        command: &[String],
+    ) -> Result<u8, Failure> {
         let external_id = ContenderIdGenerator::Host.generate();
-        let request = wanted.request(&external_id, Some(RUN_TTL));
+        let request = wanted.request(&external_id, ttl);
         // From here on, signals end the wait or the command, and not us.
         let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT, SIGHUP], self.console);
         let cancel = Cancel::new();
@@ -288,8 +300,9 @@ impl Shell<'_> {
         };
         let terms = Terms {
             over: &|| (!guard.is_valid()).then_some("the permits were lost"),
-            // They are taken back a quarter of the ttl after their end at the earliest.
-            grace: wanted.ttl.unwrap_or(RUN_TTL) / 8,
+            // They are taken back a quarter of the ttl after their end at the earliest. Of a ttl that was
+            // not given here, what is left of it just after the grant is known.
+            grace: ttl.unwrap_or_else(|| guard.valid_for()) / 8,
             signals: &signals,
         };
         let fences: Vec<String> = guard

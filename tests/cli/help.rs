@@ -1,0 +1,59 @@
+//! The help of every command: what a person reads before the first run.
+
+use crate::program::run;
+
+/// Every page there is: that of `contend` itself, those of its commands, and of theirs.
+const PAGES: [&str; 17] = [
+    "",
+    "lock",
+    "elect",
+    "schedule",
+    "status",
+    "list",
+    "revoke",
+    "ping",
+    "semaphore",
+    "semaphore create",
+    "semaphore usage",
+    "semaphore holders",
+    "semaphore acquire",
+    "semaphore release",
+    "semaphore renew",
+    "semaphore sweep",
+    "semaphore run",
+];
+
+/// A page, long or short.
+fn page(command: &str, flag: &str) -> String {
+    let mut args: Vec<&str> = command.split_whitespace().collect();
+    args.push(flag);
+    let (code, out, err) = run("", &args);
+    assert_eq!(code, 0, "{command}: {err}");
+    out
+}
+
+/// What the long page says of an option.
+fn option(page: &str, name: &str) -> String {
+    let (_, rest) = page.split_once(&format!("{name} <")).expect(name);
+    rest.split("\n\n").next().unwrap().to_owned()
+}
+
+#[test]
+fn the_help_of_a_ttl_says_what_it_is_by_default() {
+    let long = |command| page(command, "--help");
+    let server = "that of the URL, or 10s";
+    for (command, default) in [
+        ("lock", server),
+        ("schedule", server),
+        ("elect", server),
+        ("elect", "2s on memory"),
+        ("semaphore run", "that of the URL, or 30s"),
+    ] {
+        let text = option(&long(command), "--ttl");
+        assert!(text.contains(default), "{command}: {text}");
+    }
+    // One line each, as it has no long texts.
+    let acquire = long("semaphore acquire");
+    let line = acquire.lines().find(|line| line.contains("--ttl")).unwrap();
+    assert!(line.contains("[default: none"), "{line}");
+}
