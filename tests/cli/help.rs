@@ -3,7 +3,7 @@
 use crate::program::run;
 
 /// Every page there is: that of `contend` itself, those of its commands, and of theirs.
-const PAGES: [&str; 17] = [
+const PAGES: [&str; 18] = [
     "",
     "lock",
     "elect",
@@ -14,6 +14,7 @@ const PAGES: [&str; 17] = [
     "ping",
     "semaphore",
     "semaphore create",
+    "semaphore set-capacity",
     "semaphore usage",
     "semaphore holders",
     "semaphore acquire",

@@ -5,7 +5,7 @@ use crate::CONTEND;
 use std::process::Command;
 
 use crate::mysql_ground::{HANG, empty_database};
-use crate::program::{PATIENCE, Program, field};
+use crate::program::{PATIENCE, Program, field, run};
 use rustix::process::Signal;
 use testbed::{Direction, Proxy, TempDir, is_alive, wait_until, within};
 
@@ -191,5 +191,37 @@ fn permits_of_a_command_have_the_ttl_of_the_library() {
         };
         let by_url = expires_in(&shell, &run);
         assert!((30_001..=540_000).contains(&by_url), "{by_url} ms");
+    });
+}
+
+/// A script that creates what it needs must not undo what an operator has set.
+#[test]
+fn a_capacity_is_changed_only_by_who_says_so() {
+    within(HANG, || {
+        let url = empty_database();
+        let shell = Shell { url: url.clone() };
+        let usage = r#"{"semaphore":"gpu","capacity":3,"held":0,"free":3,"requests":0}"#;
+        shell.says(&["create", "gpu", "3"], 0, usage);
+        shell.says(&["create", "gpu", "3"], 0, usage);
+        shell.says(&["create", "gpu", "5"], 65, "");
+        let (code, out, err) = run(&url, &["semaphore", "create", "gpu", "5"]);
+        assert_eq!((code, &*out), (65, ""), "{err}");
+        assert!(
+            err.contains(
+                "gpu: exists with capacity 3; `contend semaphore set-capacity gpu 5` changes it"
+            ),
+            "{err}"
+        );
+        shell.says(&["usage", "gpu"], 0, usage);
+
+        let (code, out, err) = run(&url, &["semaphore", "set-capacity", "gpu", "5"]);
+        assert_eq!((code, &*out), (0, "gpu: capacity 3 -> 5\n"), "{err}");
+        shell.says(
+            &["set-capacity", "gpu", "4"],
+            0,
+            r#"{"semaphore":"gpu","before":5,"capacity":4}"#,
+        );
+        shell.says(&["set-capacity", "none", "4"], 66, "");
+        shell.says(&["set-capacity", "gpu", "-1"], 64, "");
     });
 }

@@ -18,7 +18,7 @@ pub const HELD: u8 = 75;
 /// What was held was lost (`EX_PROTOCOL`: the agreement did not hold).
 pub const LOST: u8 = 76;
 
-/// The request contradicts an earlier one (`EX_DATAERR`).
+/// The request contradicts an earlier one, or what there is (`EX_DATAERR`).
 const CONFLICT: u8 = 65;
 /// The server cannot be used now (`EX_UNAVAILABLE`).
 const UNAVAILABLE: u8 = 69;

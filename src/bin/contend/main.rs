@@ -49,7 +49,8 @@ URLs:
 Exit codes:
   0    done
   64   the command line, a name, a duration or the URL is not understood
-  65   the request contradicts an earlier one with the same external id
+  65   the request contradicts an earlier one with the same external id, or the semaphore to create exists with
+       another capacity
   66   no such mutex, semaphore or request
   69   the server cannot be reached, does not answer, or cannot serve now
   70   an error inside contend

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use contend::semaphore::{
     Acquisition, Exhausted, Permit, PermitRenewal, PermitRequest, Release, Semaphores, Usage, Wait,
 };
-use contend::{Cancel, ContenderIdGenerator, ErrorKind};
+use contend::{Cancel, ContenderIdGenerator, Error, ErrorKind};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
@@ -24,18 +24,32 @@ const STALE: Duration = Duration::from_secs(24 * 3600);
 #[derive(Subcommand)]
 #[command(after_long_help = "\
 Exits with 66 if there is no such semaphore or request, 73 if the external id was released already, 75 if
-a semaphore is exhausted, 65 if the external id holds something else.
+a semaphore is exhausted, 65 if the external id holds something else, or the semaphore to create exists with
+another capacity.
 
 Examples:
   contend semaphore create downloads 5
+  contend semaphore set-capacity downloads 8
   contend semaphore run downloads -- ./download.sh
   contend semaphore run downloads --no-wait -- ./download.sh
   contend semaphore acquire job-123 downloads:2 gpu --ttl 10m
   contend semaphore release job-123")]
 pub enum Semaphore {
-    /// Makes a semaphore (and the tables), or changes its capacity.
+    /// Creates a semaphore, and the tables if they are missing. One that exists keeps its capacity.
     Create {
+        /// The name of the semaphore.
         name: String,
+        /// How many permits it has.
+        #[arg(allow_negative_numbers = true)]
+        capacity: u32,
+    },
+    /// Changes the capacity of a semaphore.
+    ///
+    /// Lowered below what is held, it takes nothing away, but nothing is granted until enough is released.
+    SetCapacity {
+        /// The name of the semaphore.
+        name: String,
+        /// How many permits it has from now on.
         #[arg(allow_negative_numbers = true)]
         capacity: u32,
     },
@@ -128,6 +142,7 @@ impl Semaphore {
         };
         match self {
             Semaphore::Create { name, capacity } => shell.create(name, *capacity),
+            Semaphore::SetCapacity { name, capacity } => shell.set_capacity(name, *capacity),
             Semaphore::Usage { name } => shell.usage(name.as_deref()),
             Semaphore::Holders { name } => shell.holders(name),
             Semaphore::Acquire {
@@ -160,12 +175,33 @@ struct Shell<'a> {
 impl Shell<'_> {
     fn create(&self, name: &str, capacity: u32) -> Result<u8, Failure> {
         self.semaphores.create_tables()?;
-        if !self.semaphores.create(name, capacity)? {
-            let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
-            self.semaphores
-                .set_capacity(name, capacity, user.as_deref())?;
+        let created = self.semaphores.create(name, capacity)?;
+        let usage = self.semaphores.usage(name)?;
+        if !created && usage.capacity != capacity {
+            let message = format!(
+                "{name}: exists with capacity {}; `contend semaphore set-capacity {name} {capacity}` \
+                 changes it",
+                usage.capacity
+            );
+            return Err(Error::new(ErrorKind::Conflict, message).into());
         }
-        self.show_usage(&self.semaphores.usage(name)?)?;
+        self.show_usage(&usage)?;
+        Ok(0)
+    }
+
+    fn set_capacity(&self, name: &str, capacity: u32) -> Result<u8, Failure> {
+        let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
+        let before = self
+            .semaphores
+            .set_capacity(name, capacity, user.as_deref())?;
+        // What was changed is changed, whether or not anybody reads it.
+        let _ = self.console.either(
+            || {
+                let json = Json::new().with("semaphore", name);
+                json.with("before", before).with("capacity", capacity)
+            },
+            || format!("{name}: capacity {before} -> {capacity}"),
+        );
         Ok(0)
     }
 

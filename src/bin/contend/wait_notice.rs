@@ -58,8 +58,8 @@ impl Waiting {
                         );
                         if wanted > capacity {
                             text += &format!(
-                                "; {wanted} are wanted, more than the capacity: `contend semaphore create \
-                                 {name} {wanted}` raises it"
+                                "; {wanted} are wanted, more than the capacity: `contend semaphore \
+                                 set-capacity {name} {wanted}` raises it"
                             );
                         }
                         (Some(name), event, text)
