@@ -225,3 +225,40 @@ fn a_capacity_is_changed_only_by_who_says_so() {
         shell.says(&["set-capacity", "gpu", "-1"], 64, "");
     });
 }
+
+/// Whoever types commands cannot call functions.
+#[test]
+fn what_to_do_is_a_command_and_not_a_call() {
+    within(HANG, || {
+        let url = empty_database();
+        let contend = |args: &[&str]| run(&url, &[&["semaphore"], args].concat());
+        let (code, _, err) = contend(&["usage"]);
+        assert_eq!(code, 78, "{err}");
+        assert!(err.contains("`contend semaphore create NAME N`"), "{err}");
+        assert!(!err.contains("create_tables"), "{err}");
+
+        assert_eq!(contend(&["create", "gpu", "1"]).0, 0);
+        let raise = "`contend semaphore set-capacity gpu 2` raises it";
+        for args in [
+            &["acquire", "x", "gpu:2"][..],
+            &["run", "gpu:2", "--no-wait", "--", "true"],
+            &["run", "gpu:2", "--no-wait", "--json", "--", "true"],
+        ] {
+            let (code, out, err) = contend(args);
+            assert_eq!(code, 75, "{args:?}: {out}{err}");
+            let said = format!("{out}{err}");
+            assert!(said.contains(raise), "{args:?}: {said}");
+            assert!(!said.contains("set_capacity"), "{args:?}: {said}");
+        }
+        let mut waiting = Program::start(&url, &["semaphore", "run", "gpu:2", "--", "true"]);
+        waiting.says(raise);
+        assert_eq!(waiting.terminate().0, 128 + 15);
+
+        // One URL for all commands.
+        let mutexes = format!("{url}?create_table=true");
+        let (code, _, err) = run(&mutexes, &["semaphore", "usage"]);
+        assert_eq!(code, 64, "{err}");
+        assert!(err.contains("create_table") && err.contains("URL"), "{err}");
+        assert!(!err.contains("semaphores()"), "{err}");
+    });
+}

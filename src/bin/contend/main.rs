@@ -1,8 +1,9 @@
 //! `contend`: mutexes, leaders, schedules and semaphores from a shell.
 //!
 //! One module per command; `child` runs a command that must not outlive what it holds, `console` writes
-//! what people and programs read, `exit` holds the exit codes.
+//! what people and programs read, `exit` holds the exit codes, `advice` says what to do about an error.
 
+mod advice;
 mod child;
 mod console;
 mod elect;

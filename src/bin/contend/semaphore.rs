@@ -9,6 +9,7 @@ use contend::semaphore::{
 use contend::{Cancel, ContenderIdGenerator, Error, ErrorKind};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
+use crate::advice;
 use crate::child::{self, End, Terms};
 use crate::console::{Console, span};
 use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH, by_signal};
@@ -357,7 +358,8 @@ impl Shell<'_> {
                 Err(error) if error.kind() == ErrorKind::Lost => Ok(LOST),
                 Err(error) => {
                     // They were ours when the command had ended.
-                    let text = format!("the permits: released without an answer: {error}");
+                    let why = advice::message(&error);
+                    let text = format!("the permits: released without an answer: {why}");
                     self.console.log(&text);
                     Ok(code)
                 }
@@ -400,7 +402,7 @@ impl Shell<'_> {
                     .with("held", exhausted.held)
                     .with("wanted", exhausted.wanted)
             },
-            || exhausted.to_string(),
+            || advice::exhausted(&exhausted.to_string()),
         );
         HELD
     }

@@ -7,6 +7,7 @@ use contend::semaphore::{Semaphores, Usage};
 use contend::{Error, Event, EventKind, Factory, Locker, MutexOwner};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, tick};
 
+use crate::advice;
 use crate::console::{Console, date, now, span};
 use crate::exit::with_error;
 use crate::json::Json;
@@ -66,7 +67,7 @@ impl Waiting {
                     }
                     Err(error) => {
                         let event = with_error(now().with("event", "unreachable"), &error);
-                        let text = format!("still waiting, but {error}");
+                        let text = format!("still waiting, but {}", advice::message(&error));
                         (Some(error.kind().to_string()), event, text)
                     }
                 };
@@ -148,7 +149,8 @@ impl Reporter {
     fn tell(&self, event: &Event) -> bool {
         match (&event.kind, &event.error) {
             (EventKind::Failed, Some(error)) => {
-                let text = format!("{}: still waiting, but {error}", self.mutex);
+                let why = advice::message(error);
+                let text = format!("{}: still waiting, but {why}", self.mutex);
                 self.say(with_error(self.event("unreachable"), error), &text);
                 true
             }
