@@ -58,3 +58,37 @@ fn the_help_of_a_ttl_says_what_it_is_by_default() {
     let line = acquire.lines().find(|line| line.contains("--ttl")).unwrap();
     assert!(line.contains("[default: none"), "{line}");
 }
+
+#[test]
+fn a_command_that_takes_one_mutex_shows_one() {
+    for command in ["elect", "schedule", "revoke"] {
+        let page = page(command, "--help");
+        assert!(page.contains(" [MUTEX]"), "{page}");
+        assert!(!page.contains("[MUTEX]..."), "{page}");
+        assert!(!page.contains("names of mutexes"), "{page}");
+        assert!(!page.contains("several times"), "{page}");
+    }
+    for command in ["lock", "status"] {
+        assert!(page(command, "--help").contains("[MUTEX]..."), "{command}");
+    }
+}
+
+#[test]
+fn the_options_of_every_command_stand_apart_from_its_own() {
+    for command in PAGES {
+        for flag in ["-h", "--help"] {
+            let page = page(command, flag);
+            let (own, global) = page
+                .split_once("\nGlobal options:\n")
+                .unwrap_or_else(|| panic!("{command} {flag}: {page}"));
+            for option in ["--url <URL>", "--json", "-v, --verbose"] {
+                let is_option = |text: &str| {
+                    text.lines()
+                        .any(|line| line.trim_start().starts_with(option))
+                };
+                assert!(is_option(global), "{command} {flag}: no {option}: {page}");
+                assert!(!is_option(own), "{command} {flag}: {option}: {page}");
+            }
+        }
+    }
+}

@@ -137,7 +137,7 @@ fn a_command_under_permits_ends_with_a_killed_parent() {
         assert_eq!(shell.run(&["run", "gpu", "--no-wait", "--", "true"]).0, 75);
         // By default it waits, and says for what; a signal ends the wait at once, and nothing is held.
         let mut waiting = Program::start(&url, &["semaphore", "run", "gpu", "--", "true"]);
-        waiting.says("waiting for gpu: 1 of 1 permits are held by 1 requests");
+        waiting.says("waiting for gpu: 1 of 1 permits held by 1 request");
         assert_eq!(waiting.terminate().0, 128 + 15);
         parent.signal(Signal::KILL);
         wait_until(PATIENCE, "the command was ended too", || !is_alive(sleeper));
@@ -260,5 +260,38 @@ fn what_to_do_is_a_command_and_not_a_call() {
         assert_eq!(code, 64, "{err}");
         assert!(err.contains("create_table") && err.contains("URL"), "{err}");
         assert!(!err.contains("semaphores()"), "{err}");
+    });
+}
+
+#[test]
+fn one_of_a_thing_is_no_plural() {
+    within(HANG, || {
+        let url = empty_database();
+        let contend = |args: &[&str]| run(&url, &[&["semaphore"], args].concat());
+        assert_eq!(contend(&["create", "gpu", "2"]).0, 0);
+        let ttl = ["acquire", "x", "gpu", "--ttl", "1h"];
+        assert_eq!(contend(&ttl).0, 0);
+        let usage = contend(&["usage", "gpu"]).1;
+        assert!(usage.contains("by 1 request, "), "{usage}");
+        let mut waiting = Program::start(&url, &["semaphore", "run", "gpu:2", "--", "true"]);
+        waiting.says("waiting for gpu: 1 of 2 permits held by 1 request");
+        assert_eq!(waiting.terminate().0, 128 + 15);
+        assert_eq!(contend(&["acquire", "y", "gpu", "--ttl", "1h"]).0, 0);
+        let usage = contend(&["usage", "gpu"]).1;
+        assert!(usage.contains("by 2 requests, "), "{usage}");
+        for id in ["x", "y"] {
+            assert_eq!(contend(&["release", id]).0, 0);
+        }
+        let brief = ["acquire", "z", "gpu", "--ttl", "8s"];
+        assert_eq!(contend(&brief).0, 0);
+        wait_until(PATIENCE, "it was swept", || {
+            let (code, swept, _) = contend(&["sweep"]);
+            assert_eq!(code, 0, "{swept}");
+            match swept.contains("z: expired") {
+                true => assert!(swept.ends_with("\n1 request swept\n"), "{swept}"),
+                false => assert_eq!(swept, "0 requests swept\n"),
+            }
+            swept.contains("z: expired")
+        });
     });
 }

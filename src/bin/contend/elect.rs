@@ -9,9 +9,9 @@ use crossbeam_channel::{Sender, bounded, select};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
-use crate::console::{Console, now};
+use crate::console::{Console, count, now};
 use crate::exit::{Failure, at_the_end};
-use crate::options::{Connection, Mutexes, duration};
+use crate::options::{Connection, OneMutex, duration};
 use crate::signals;
 
 /// Contends for leadership, and prints who leads.
@@ -39,7 +39,7 @@ Examples:
   contend elect consumer -- ./consume.sh")]
 pub struct Elect {
     #[command(flatten)]
-    mutex: Mutexes,
+    mutex: OneMutex,
 
     /// This contender's id [default: generated]; with several contenders ID-1, ID-2, ...
     #[arg(long)]
@@ -180,7 +180,7 @@ impl Elect {
 
     /// A command needs a mutex of its own: two that shared a default one would never run beside each other.
     fn mutex(&self) -> Result<String, Failure> {
-        self.mutex.one(self.command.is_empty().then_some("demo"))
+        self.mutex.name(self.command.is_empty().then_some("demo"))
     }
 
     /// Short on memory, for a show.
@@ -321,10 +321,7 @@ impl Show {
 
     fn headline(&mut self, factory: &Factory) {
         if !self.console.is_json() {
-            let who = match self.standings.len() {
-                1 => "1 contender".to_owned(),
-                count => format!("{count} contenders"),
-            };
+            let who = count(self.standings.len(), "contender");
             let (mutex, realm) = (&self.mutex, factory.realm());
             self.say(&format!("{who} for the mutex {mutex:?} on {realm}\n"));
         }
@@ -379,7 +376,8 @@ impl Show {
                 other => other.to_owned(),
             };
             let fence = fence.map_or(String::new(), |fence| format!("  fence {fence}"));
-            format!("{at:9.3} s  {contender:<8} {what:<14}{fence}")
+            let line = format!("{at:9.3} s  {contender:<8} {what:<14}{fence}");
+            line.trim_end().to_owned()
         };
         self.say(&line);
     }
@@ -395,18 +393,23 @@ impl Show {
         if self.console.is_json() {
             return;
         }
-        self.say("\ncontender    turns   led");
+        let head = "contender";
+        let widths = self.standings.iter().map(|one| one.id.chars().count());
+        let width = widths.chain([head.len()]).max().unwrap_or_default();
+        self.say(&format!("\n{head:<width$}  turns        led"));
         for index in 0..self.standings.len() {
             let Standing { id, turns, led, .. } = &self.standings[index];
-            self.say(&format!("{id:<12} {turns:>5}   {:.2} s", led.as_secs_f64()));
+            let led = led.as_secs_f64();
+            self.say(&format!("{id:<width$}  {turns:>5}  {led:>7.2} s"));
         }
+        self.say("");
         let led: Duration = self.standings.iter().map(|standing| standing.led).sum();
         let share = 100.0 * led.as_secs_f64() / length.as_secs_f64().max(f64::EPSILON);
         self.hand_offs.sort_unstable();
         if let Some(median) = self.hand_offs.get(self.hand_offs.len() / 2) {
             self.say(&format!(
-                "\n{} hand-offs, {:.2} ms in the median from one leader's end to the next one's start",
-                self.hand_offs.len(),
+                "{}, {:.2} ms in the median from one leader's end to the next one's start",
+                count(self.hand_offs.len(), "hand-off"),
                 median.as_secs_f64() * 1e3
             ));
         }

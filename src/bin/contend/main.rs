@@ -29,7 +29,7 @@ use clap::{Parser, Subcommand};
 
 use console::Console;
 use exit::{Failure, USAGE};
-use options::Connection;
+use options::{Connection, GLOBAL};
 
 const ABOUT: &str = "Distributed mutexes, leader election, schedules and semaphores from a shell.";
 
@@ -99,11 +99,11 @@ struct CommandLine {
     connection: Connection,
 
     /// Prints one JSON object a line.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
 
     /// Shows the library's log on standard error; twice for debug, three times for trace.
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = GLOBAL)]
     verbose: u8,
 
     #[command(subcommand)]

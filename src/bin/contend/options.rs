@@ -7,6 +7,9 @@ use contend::{Error, Factory};
 
 use crate::exit::Failure;
 
+/// What the help calls the options that every command has.
+pub const GLOBAL: &str = "Global options";
+
 /// Where the mutexes are.
 #[derive(Args)]
 pub struct Connection {
@@ -17,7 +20,8 @@ pub struct Connection {
         global = true,
         env = "CONTEND_URL",
         hide_env_values = true,
-        value_name = "URL"
+        value_name = "URL",
+        help_heading = GLOBAL
     )]
     url: Option<String>,
 }
@@ -63,16 +67,35 @@ impl Mutexes {
         let names = self.plain.iter().chain(&self.named);
         names.map(String::as_str).collect()
     }
+}
 
-    /// The name of a command that takes one.
-    pub fn one(&self, default: Option<&str>) -> Result<String, Failure> {
-        match (&self.all()[..], default) {
-            (&[name], _) | ([], Some(name)) => Ok(name.to_owned()),
+/// The mutex of a command that takes one: a plain name or `--mutex NAME`.
+#[derive(Args)]
+pub struct OneMutex {
+    /// The name of the mutex.
+    #[arg(value_name = "MUTEX")]
+    plain: Option<String>,
+
+    /// The same as MUTEX.
+    #[arg(long = "mutex", value_name = "MUTEX")]
+    named: Vec<String>,
+
+    /// Names too many, or a command without `--` before it: we say so in our own words.
+    #[arg(hide = true, requires = "plain")]
+    excess: Vec<String>,
+}
+
+impl OneMutex {
+    /// The name given, or the default of what can run a command and is given none.
+    pub fn name(&self, default: Option<&str>) -> Result<String, Failure> {
+        let names = self.plain.iter().chain(&self.named).chain(&self.excess);
+        match (&names.collect::<Vec<_>>()[..], default) {
+            (&[name], _) => Ok(name.clone()),
+            ([], Some(name)) => Ok(name.to_owned()),
             ([], None) => Err(no_mutex()),
             ([..], None) => Err(Failure::Usage(
                 "only one mutex can be given here".to_owned(),
             )),
-            // Only what can run a command, and is given none, has a default.
             ([..], Some(_)) => Err(Failure::Usage(
                 "only one mutex can be given here; put -- before a command".to_owned(),
             )),

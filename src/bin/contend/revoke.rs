@@ -5,7 +5,7 @@ use contend::{Error, ErrorKind};
 
 use crate::console::{Console, now};
 use crate::exit::Failure;
-use crate::options::{Connection, Mutexes};
+use crate::options::{Connection, OneMutex};
 
 /// Takes a mutex away from its owner.
 ///
@@ -23,7 +23,7 @@ Examples:
   contend revoke backup --fence 1731812345678901")]
 pub struct Revoke {
     #[command(flatten)]
-    mutex: Mutexes,
+    mutex: OneMutex,
 
     /// The fence of the ownership to end, as `contend status` shows it.
     #[arg(long, value_name = "FENCE")]
@@ -33,7 +33,7 @@ pub struct Revoke {
 impl Revoke {
     pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
         let factory = connection.factory()?;
-        let mutex = &*self.mutex.one(None)?;
+        let mutex = &*self.mutex.name(None)?;
         let Some(fence) = self.fence else {
             let owner = factory.owner(mutex)?;
             if !owner.has_owner() {

@@ -12,7 +12,7 @@ use crate::child::{self, End, Terms};
 use crate::console::{Console, now};
 use crate::exit::{Failure, LOST, at_the_end};
 use crate::json::Json;
-use crate::options::{Connection, Mutexes, duration};
+use crate::options::{Connection, OneMutex, duration};
 use crate::signals;
 
 /// Runs a command again and again, on the leader only.
@@ -40,7 +40,7 @@ Examples:
   contend schedule backup --daily-at 02:30 --zone +01:00 -- ./backup.sh")]
 pub struct Schedule {
     #[command(flatten)]
-    mutex: Mutexes,
+    mutex: OneMutex,
 
     #[command(flatten)]
     pace: Pace,
@@ -97,7 +97,7 @@ impl Schedule {
         let factory = contend::connect(connection.url_or_memory())?;
         // A command needs one of its own: two that shared a default one would never run beside each other.
         let demo = self.command.is_empty().then_some("schedule-demo");
-        let mutex = self.mutex.one(demo)?;
+        let mutex = self.mutex.name(demo)?;
         let interrupted = signals::receive(&[SIGINT, SIGTERM, SIGHUP], console);
         let schedule = self.schedule()?;
         let mut builder = factory

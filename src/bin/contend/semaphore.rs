@@ -11,7 +11,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::advice;
 use crate::child::{self, End, Terms};
-use crate::console::{Console, span};
+use crate::console::{Console, count, span};
 use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH, by_signal};
 use crate::json::Json;
 use crate::options::{Connection, Patience, duration};
@@ -304,7 +304,7 @@ impl Shell<'_> {
             },
             || {
                 let rows = rows.clone().map(|(id, reason)| format!("{id}: {reason}\n"));
-                rows.collect::<String>() + &format!("{} requests swept", swept.len())
+                rows.collect::<String>() + &count(swept.len(), "request") + " swept"
             },
         )?;
         Ok(0)
@@ -419,7 +419,10 @@ impl Shell<'_> {
                     .with("free", free)
                     .with("requests", requests)
             },
-            || format!("{name}: {held} of {capacity} held by {requests} requests, {free} free"),
+            || {
+                let requests = count(requests, "request");
+                format!("{name}: {held} of {capacity} held by {requests}, {free} free")
+            },
         )
     }
 

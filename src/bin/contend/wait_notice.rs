@@ -8,7 +8,7 @@ use contend::{Error, Event, EventKind, Factory, Locker, MutexOwner};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, tick};
 
 use crate::advice;
-use crate::console::{Console, date, now, span};
+use crate::console::{Console, count, date, now, span};
 use crate::exit::with_error;
 use crate::json::Json;
 
@@ -54,8 +54,9 @@ impl Waiting {
                         let event = event.with("capacity", capacity).with("held", full.held);
                         let event = event.with("wanted", wanted);
                         let mut text = format!(
-                            "waiting for {name}: {} of {capacity} permits are held by {} requests",
-                            full.held, full.requests
+                            "waiting for {name}: {} of {capacity} permits held by {}",
+                            full.held,
+                            count(full.requests, "request")
                         );
                         if wanted > capacity {
                             text += &format!(
