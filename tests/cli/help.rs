@@ -92,3 +92,49 @@ fn the_options_of_every_command_stand_apart_from_its_own() {
         }
     }
 }
+
+#[test]
+fn every_argument_is_explained() {
+    for command in PAGES {
+        let page = page(command, "-h");
+        let arguments = page
+            .split_once("\nArguments:\n")
+            .map_or("", |(_, rest)| rest);
+        for line in arguments.lines().take_while(|line| !line.is_empty()) {
+            let explained = line.split_once("  ").map(|(_, rest)| rest.trim());
+            let explained = explained.and_then(|text| text.split_once("  "));
+            let text = explained.map_or("", |(_, text)| text.trim());
+            assert!(!text.is_empty(), "{command}: {line:?}");
+        }
+    }
+}
+
+/// What strangers stumbled over.
+#[test]
+fn the_help_is_english() {
+    for command in PAGES {
+        let page = page(command, "--help");
+        let text = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        for words in [
+            "for a try",
+            "over machines",
+            "for ever ",
+            "for ever]",
+            "another wish",
+            "ours",
+            "is no server",
+            "out of this user's sight",
+            "object a line",
+            "begin anew",
+            "drawn anew",
+            "named plainly",
+            "plain name",
+            "how long it all lasts",
+            "to end in",
+            "tells of",
+            "not with that fence",
+        ] {
+            assert!(!text.to_lowercase().contains(words), "{command}: {words:?}");
+        }
+    }
+}

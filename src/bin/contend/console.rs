@@ -20,7 +20,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The two streams, and how to write to them.
 ///
 /// Messages on standard error are written by a thread that nobody waits for: where nobody reads it, a write
-/// blocks for ever, and no lock, command or signal may depend on that. Lines on standard output do block:
+/// blocks forever, and no lock, command or signal may depend on that. Lines on standard output do block:
 /// they are what the program is for. None is written beside a command, see `beside`.
 #[derive(Clone, Copy)]
 pub struct Console {

@@ -14,24 +14,25 @@ use crate::exit::{Failure, at_the_end};
 use crate::options::{Connection, OneMutex, duration};
 use crate::signals;
 
-/// Contends for leadership, and prints who leads.
+/// Contends for leadership and prints who leads.
 ///
 /// Without a server, three contenders in this process take turns on the memory backend for ten seconds.
-/// With a server, one contender leads until it is told to stop by SIGTERM or SIGINT; run it twice, and end
-/// one of them.
+/// With a server, a single contender contends until SIGTERM or SIGINT stops it: start it twice and stop the
+/// leader to see the other one take over.
 ///
-/// A command runs while this contender leads. It finds the fence of the leadership in CONTEND_FENCE. If
-/// leadership is lost, the command is ended, SIGTERM and then SIGKILL before the transition is over, and runs
-/// again when this contender leads again. It is ended too if contend is killed. When the command ends by
-/// itself, leadership is given up and contend exits with its code, whatever the command has left behind.
-/// Signals are passed on to it. `contend lock --help` tells what is ended with a command.
+/// If a command is given, it runs while this contender leads. The environment variable CONTEND_FENCE tells it
+/// the fence of the leadership. If leadership is lost, the command is ended (SIGTERM, then SIGKILL before the
+/// transition is over), and it is started again when this contender leads again. It is also ended if contend
+/// is killed. When the command exits by itself, leadership is given up and contend exits with its code,
+/// whatever the command leaves running. Signals are passed on to it. `contend lock --help` says which
+/// processes are ended with a command.
 #[derive(Args)]
 #[command(after_long_help = "\
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"owner\", \"fence\"}; the events are
 started, acquired, released, owner and stopped. With a command they go to standard error.
 Without a command, the mutex defaults to demo; with one, it must be named.
-Exits with 69 if it ends without the server ever having answered, with 77 or 78 if the server does not let
-it lead when it ends; `contend --help` lists all.
+Exits with 69 if the server has never answered, and with 77 or 78 if the server does not let it lead when
+it stops; `contend --help` lists all exit codes.
 
 Examples:
   contend elect
@@ -45,25 +46,25 @@ pub struct Elect {
     #[arg(long)]
     id: Option<String>,
 
-    /// How many contend in this process [default: 3 on memory, 1 on a server or with a command].
+    /// How many contenders run in this process [default: 3 on memory, 1 on a server or with a command].
     #[arg(long, conflicts_with = "command", value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
     contenders: Option<u16>,
 
-    /// How long a leader may believe without a renewal [default: 2s on memory, elsewhere that of the URL, or
+    /// How long a leader stays leader without a renewal [default: 2s on memory, elsewhere that of the URL, or
     /// 10s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     ttl: Option<Duration>,
 
-    /// How long after that nobody else can lead [default: 500ms on memory, elsewhere that of the URL, or 6s].
+    /// How much longer nobody else can lead [default: 500ms on memory, elsewhere that of the URL, or 6s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     transition: Option<Duration>,
 
-    /// Resigns after leading that long, then rejoins; or: forever [default: 1s on memory, forever on a
+    /// Resigns after leading for this long, then rejoins; or `forever` [default: 1s on memory, forever on a
     /// server].
     #[arg(long, value_parser = length, value_name = "DURATION")]
     lead: Option<Length>,
 
-    /// How long it all lasts, or: forever [default: 10s on memory, forever on a server].
+    /// How long to run, or `forever` [default: 10s on memory, forever on a server].
     #[arg(long = "for", value_parser = length, value_name = "DURATION")]
     length: Option<Length>,
 

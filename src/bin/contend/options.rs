@@ -13,7 +13,7 @@ pub const GLOBAL: &str = "Global options";
 /// Where the mutexes are.
 #[derive(Args)]
 pub struct Connection {
-    /// Where the mutexes are, such as redis://HOST, mysql://USER:PASSWORD@HOST/DATABASE or zk://HOST:2181.
+    /// The URL of the server, such as redis://HOST, mysql://USER:PASSWORD@HOST/DATABASE or zk://HOST:2181.
     // Its value may hold a password: not in the help.
     #[arg(
         long,
@@ -34,7 +34,7 @@ impl Connection {
         })
     }
 
-    /// The URL given, or that of an embedded backend, for a try without a server.
+    /// The URL given, or that of an embedded backend, to try things out without a server.
     pub fn url_or_memory(&self) -> &str {
         self.given().unwrap_or("memory://")
     }
@@ -52,11 +52,11 @@ impl Connection {
 /// The mutexes of a command: plain names, `--mutex NAME`, or both.
 #[derive(Args)]
 pub struct Mutexes {
-    /// The names of mutexes.
+    /// The names of the mutexes.
     #[arg(value_name = "MUTEX")]
     plain: Vec<String>,
 
-    /// The same as a plain name; may be given several times.
+    /// The same as MUTEX; may be given several times.
     #[arg(long = "mutex", value_name = "MUTEX")]
     named: Vec<String>,
 }
@@ -110,11 +110,11 @@ pub fn no_mutex() -> Failure {
 /// How long a command waits for what it runs under.
 #[derive(Args)]
 pub struct Patience {
-    /// How long to wait [default: for ever].
+    /// How long to wait [default: forever].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     pub timeout: Option<Duration>,
 
-    /// Does not wait: exits with 75 if it is not free.
+    /// Does not wait: exits with 75 if it would have to wait.
     #[arg(long, conflicts_with = "timeout")]
     pub no_wait: bool,
 }

@@ -21,7 +21,7 @@ use crate::wait_notice::Waiting;
 /// What was not renewed for so long is swept.
 const STALE: Duration = Duration::from_secs(24 * 3600);
 
-/// Counting semaphores: at most N at once, over machines.
+/// Counting semaphores: at most N at once, across machines.
 #[derive(Subcommand)]
 #[command(after_long_help = "\
 Exits with 66 if there is no such semaphore or request, 73 if the external id was released already, 75 if
@@ -54,39 +54,51 @@ pub enum Semaphore {
         #[arg(allow_negative_numbers = true)]
         capacity: u32,
     },
-    /// Shows how full a semaphore is, or all of them.
-    Usage { name: Option<String> },
+    /// Shows how many permits of a semaphore, or of all of them, are held.
+    Usage {
+        /// The name of the semaphore [default: all].
+        name: Option<String>,
+    },
     /// Shows who holds permits of a semaphore, oldest grant first.
-    Holders { name: String },
-    /// Takes permits, all of them or none. Does not wait unless it is given a timeout.
+    Holders {
+        /// The name of the semaphore.
+        name: String,
+    },
+    /// Acquires permits, all of them or none. Does not wait unless --timeout is given.
     Acquire {
-        /// Under which the permits are held: the same one again is the same request.
+        /// The id under which the permits are held: the same one again is the same request.
         external_id: String,
         #[command(flatten)]
         wanted: Wanted,
-        /// How long they are held without a renewal [default: none: until they are released or swept].
+        /// How long the permits are held without a renewal [default: none: until they are released or swept].
         #[arg(long, value_parser = duration, value_name = "DURATION")]
         ttl: Option<Duration>,
-        /// How long to wait for what is exhausted [default: not at all].
+        /// How long to wait for the permits [default: not at all].
         #[arg(long, value_parser = duration, value_name = "DURATION")]
         timeout: Option<Duration>,
     },
-    /// Gives the permits of a request back.
-    Release { external_id: String },
-    /// Lets the ttl of a request begin anew.
-    Renew { external_id: String },
-    /// Takes back what expired or was not renewed for a day.
+    /// Releases the permits of a request.
+    Release {
+        /// The id under which the permits are held.
+        external_id: String,
+    },
+    /// Restarts the ttl of a request.
+    Renew {
+        /// The id under which the permits are held.
+        external_id: String,
+    },
+    /// Takes back permits that have expired or were not renewed for a day.
     Sweep,
     /// Holds permits while a command runs, as `lock` does with a mutex. Waits for them.
     ///
-    /// The command finds the fences of its permits in CONTEND_FENCE, in the order of the semaphores' names,
-    /// separated by commas. If the permits are lost while it runs, or contend is killed, it is ended; `contend
-    /// lock --help` tells what is ended with it. When it exits, the permits are given back, whatever it has
-    /// left behind.
+    /// The environment variable CONTEND_FENCE tells the command the fences of its permits, sorted by the names
+    /// of the semaphores and separated by commas. If the permits are lost while it runs, or contend is killed,
+    /// it is ended; `contend lock --help` says which processes are ended with it. When it exits, the permits
+    /// are released, whatever it leaves running.
     Run {
         #[command(flatten)]
         wanted: Wanted,
-        /// How long they are held without a renewal, such as after a crash; a quarter of it later they are
+        /// How long the permits are held without a renewal, as after a crash; a quarter of it later they can be
         /// taken back [default: that of the URL, or 30s].
         #[arg(long, value_parser = duration, value_name = "DURATION")]
         ttl: Option<Duration>,
@@ -104,7 +116,7 @@ pub struct Wanted {
     /// Semaphores, and how many permits of each [default: 1].
     #[arg(required = true, value_name = "NAME[:COUNT]", value_parser = share)]
     permits: Vec<(String, u32)>,
-    /// Who holds them, for people and for sweeps.
+    /// Who holds the permits, as `holders` shows it.
     #[arg(long)]
     owner: Option<String>,
 }
