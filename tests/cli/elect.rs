@@ -160,3 +160,30 @@ fn what_was_started_with_nohup_survives_the_end_of_its_terminal() {
         assert_eq!(leader.terminate(PATIENCE).code(), Some(0));
     });
 }
+
+#[test]
+fn the_summary_is_a_table_however_long_the_ids_are() {
+    within(HANG, || {
+        let id = "a-contender-of-a-long-name";
+        let elect = ["elect", "--contenders", "12", "--for", "300ms", "--id", id];
+        for args in [&elect[..], &elect[..5]] {
+            let (code, out, err) = run("memory://", args);
+            assert_eq!(code, 0, "{err}");
+            let table: Vec<&str> = out
+                .lines()
+                .skip_while(|line| !line.starts_with("contender "))
+                .take_while(|line| !line.is_empty())
+                .collect();
+            assert_eq!(table.len(), 13, "{out}");
+            // Numbers and their heads end at the same place.
+            let ends = |line: &str| {
+                let cut = line.strip_suffix(" s").unwrap_or(line);
+                let turns = cut.rsplit_once(' ').unwrap().0.trim_end().len();
+                (turns, line.len())
+            };
+            for line in &table {
+                assert_eq!(ends(line), ends(table[0]), "{out}");
+            }
+        }
+    });
+}

@@ -6,10 +6,11 @@ use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use contend::{Cancel, ErrorKind};
+use contend::{Cancel, Error, ErrorKind};
 use mysql::prelude::Queryable;
 use testbed::{Direction, Proxy, RedisServer, wait_until, within};
 
+use crate::advice;
 use crate::backends::{Backend, HANG, mysql, redis, zk};
 use crate::mysql_ground;
 use crate::program::{PATIENCE, Program, run};
@@ -529,4 +530,56 @@ fn without_a_table_elect_and_schedule_end_with_the_code_of_a_missing_setup() {
         let (code, lines) = schedule.terminate();
         assert_eq!(code, 78, "{lines:#?}");
     });
+}
+
+/// Two jobs without a name would share a default one, and one of them would never run.
+#[test]
+fn a_command_without_a_mutex_is_not_run() {
+    within(HANG, || {
+        for args in [
+            &["schedule", "--every", "1s", "--", "echo", "ran"][..],
+            &["elect", "--", "echo", "ran"],
+            &["lock", "--", "echo", "ran"],
+        ] {
+            let mut program = Program::start("memory://", args);
+            // Whichever comes first.
+            let line = program.says("n");
+            assert!(line.contains("no mutex: give its name"), "{args:?}: {line}");
+            let (code, lines) = program.ends();
+            assert_eq!(code, 64, "{args:?}: {lines:#?}");
+            assert!(!lines.iter().any(|line| line == "ran"), "{lines:#?}");
+        }
+        // To look at, they need no name.
+        let mut schedule = Program::start("memory://", &["schedule"]);
+        schedule.says("runs with fence");
+        assert_eq!(schedule.terminate().0, 0);
+        let (code, out, err) = run("memory://", &["elect", "--for", "100ms"]);
+        assert_eq!(code, 0, "{out}{err}");
+    });
+}
+
+/// The command of these tests has all features: the messages are those of the library without them.
+#[test]
+fn what_was_not_built_in_is_installed_and_not_written_into_a_manifest() {
+    for (text, says) in [
+        (
+            "a zk:// URL needs the Cargo feature \"zk\": contend = { version = \"0.1.0\", features = [\"zk\"] }",
+            "a zk:// URL needs a contend that was built for it: `cargo install contend --features \
+             cli,redis,mysql,zk",
+        ),
+        (
+            "TLS needs the Cargo feature \"tls\"",
+            "TLS needs a contend that was built for it: `cargo install contend --features \
+             cli,redis,mysql,zk,tls",
+        ),
+        (
+            "the time zone \"Mars\" needs the Cargo feature \"timezones\"; without it, write UTC",
+            "timezones`; without it, write UTC",
+        ),
+    ] {
+        let error = Error::new(ErrorKind::FeatureDisabled, text);
+        let message = advice::message(&error);
+        assert!(message.contains(says), "{message}");
+        assert!(!message.contains("version"), "{message}");
+    }
 }

@@ -5,7 +5,7 @@ use crate::CONTEND;
 use std::process::Command;
 
 use crate::mysql_ground::{HANG, empty_database};
-use crate::program::{PATIENCE, Program};
+use crate::program::{PATIENCE, Program, field, run};
 use rustix::process::Signal;
 use testbed::{Direction, Proxy, TempDir, is_alive, wait_until, within};
 
@@ -137,7 +137,7 @@ fn a_command_under_permits_ends_with_a_killed_parent() {
         assert_eq!(shell.run(&["run", "gpu", "--no-wait", "--", "true"]).0, 75);
         // By default it waits, and says for what; a signal ends the wait at once, and nothing is held.
         let mut waiting = Program::start(&url, &["semaphore", "run", "gpu", "--", "true"]);
-        waiting.says("waiting for gpu: 1 of 1 permits are held by 1 requests");
+        waiting.says("waiting for gpu: 1 of 1 permits held by 1 request");
         assert_eq!(waiting.terminate().0, 128 + 15);
         parent.signal(Signal::KILL);
         wait_until(PATIENCE, "the command was ended too", || !is_alive(sleeper));
@@ -165,5 +165,133 @@ fn a_server_that_hangs_at_the_release_does_not_change_the_commands_code() {
         std::fs::write(&end, "").unwrap();
         program.says("released without an answer");
         assert_eq!(program.ends().0, 7);
+    });
+}
+
+/// As the library's: 30 s, unless the URL says otherwise.
+#[test]
+fn permits_of_a_command_have_the_ttl_of_the_library() {
+    within(HANG, || {
+        let url = empty_database();
+        let shell = Shell { url: url.clone() };
+        assert_eq!(shell.run(&["create", "gpu", "1"]).0, 0);
+        let inner = format!("{CONTEND} semaphore --url {url} --json holders gpu");
+        let run = ["run", "gpu", "--", "sh", "-c", &inner];
+        let expires_in = |shell: &Shell, args: &[&str]| -> u64 {
+            let (code, holders) = shell.run(args);
+            assert_eq!(code, 0, "{holders}");
+            field(&holders, "expires_in_ms").parse().unwrap()
+        };
+        let by_default = expires_in(&shell, &run);
+        assert!((1..=30_000).contains(&by_default), "{by_default} ms");
+        let asked = expires_in(&shell, &[&["run", "--ttl", "10m"], &run[1..]].concat());
+        assert!((30_001..=600_000).contains(&asked), "{asked} ms");
+        let shell = Shell {
+            url: format!("{url}?ttl=9m"),
+        };
+        let by_url = expires_in(&shell, &run);
+        assert!((30_001..=540_000).contains(&by_url), "{by_url} ms");
+    });
+}
+
+/// A script that creates what it needs must not undo what an operator has set.
+#[test]
+fn a_capacity_is_changed_only_by_who_says_so() {
+    within(HANG, || {
+        let url = empty_database();
+        let shell = Shell { url: url.clone() };
+        let usage = r#"{"semaphore":"gpu","capacity":3,"held":0,"free":3,"requests":0}"#;
+        shell.says(&["create", "gpu", "3"], 0, usage);
+        shell.says(&["create", "gpu", "3"], 0, usage);
+        shell.says(&["create", "gpu", "5"], 65, "");
+        let (code, out, err) = run(&url, &["semaphore", "create", "gpu", "5"]);
+        assert_eq!((code, &*out), (65, ""), "{err}");
+        assert!(
+            err.contains(
+                "gpu: exists with capacity 3; `contend semaphore set-capacity gpu 5` changes it"
+            ),
+            "{err}"
+        );
+        shell.says(&["usage", "gpu"], 0, usage);
+
+        let (code, out, err) = run(&url, &["semaphore", "set-capacity", "gpu", "5"]);
+        assert_eq!((code, &*out), (0, "gpu: capacity 3 -> 5\n"), "{err}");
+        shell.says(
+            &["set-capacity", "gpu", "4"],
+            0,
+            r#"{"semaphore":"gpu","before":5,"capacity":4}"#,
+        );
+        shell.says(&["set-capacity", "none", "4"], 66, "");
+        shell.says(&["set-capacity", "gpu", "-1"], 64, "");
+    });
+}
+
+/// Whoever types commands cannot call functions.
+#[test]
+fn what_to_do_is_a_command_and_not_a_call() {
+    within(HANG, || {
+        let url = empty_database();
+        let contend = |args: &[&str]| run(&url, &[&["semaphore"], args].concat());
+        let (code, _, err) = contend(&["usage"]);
+        assert_eq!(code, 78, "{err}");
+        assert!(err.contains("`contend semaphore create NAME N`"), "{err}");
+        assert!(!err.contains("create_tables"), "{err}");
+
+        assert_eq!(contend(&["create", "gpu", "1"]).0, 0);
+        let raise = "`contend semaphore set-capacity gpu 2` raises it";
+        for args in [
+            &["acquire", "x", "gpu:2"][..],
+            &["run", "gpu:2", "--no-wait", "--", "true"],
+            &["run", "gpu:2", "--no-wait", "--json", "--", "true"],
+        ] {
+            let (code, out, err) = contend(args);
+            assert_eq!(code, 75, "{args:?}: {out}{err}");
+            let said = format!("{out}{err}");
+            assert!(said.contains(raise), "{args:?}: {said}");
+            assert!(!said.contains("set_capacity"), "{args:?}: {said}");
+        }
+        let mut waiting = Program::start(&url, &["semaphore", "run", "gpu:2", "--", "true"]);
+        waiting.says(raise);
+        assert_eq!(waiting.terminate().0, 128 + 15);
+
+        // One URL for all commands.
+        let mutexes = format!("{url}?create_table=true");
+        let (code, _, err) = run(&mutexes, &["semaphore", "usage"]);
+        assert_eq!(code, 64, "{err}");
+        assert!(err.contains("create_table") && err.contains("URL"), "{err}");
+        assert!(!err.contains("semaphores()"), "{err}");
+    });
+}
+
+#[test]
+fn one_of_a_thing_is_no_plural() {
+    within(HANG, || {
+        let url = empty_database();
+        let contend = |args: &[&str]| run(&url, &[&["semaphore"], args].concat());
+        assert_eq!(contend(&["create", "gpu", "2"]).0, 0);
+        let ttl = ["acquire", "x", "gpu", "--ttl", "1h"];
+        assert_eq!(contend(&ttl).0, 0);
+        let usage = contend(&["usage", "gpu"]).1;
+        assert!(usage.contains("by 1 request, "), "{usage}");
+        let mut waiting = Program::start(&url, &["semaphore", "run", "gpu:2", "--", "true"]);
+        waiting.says("waiting for gpu: 1 of 2 permits held by 1 request");
+        assert_eq!(waiting.terminate().0, 128 + 15);
+        assert_eq!(contend(&["acquire", "y", "gpu", "--ttl", "1h"]).0, 0);
+        let usage = contend(&["usage", "gpu"]).1;
+        assert!(usage.contains("by 2 requests, "), "{usage}");
+        for id in ["x", "y"] {
+            assert_eq!(contend(&["release", id]).0, 0);
+        }
+        let brief = ["acquire", "z", "gpu", "--ttl", "8s"];
+        assert_eq!(contend(&brief).0, 0);
+        wait_until(PATIENCE, "it was swept", || {
+            let (code, swept, _) = contend(&["sweep"]);
+            assert_eq!(code, 0, "{swept}");
+            match swept.contains("z: expired") {
+                true => assert!(swept.ends_with("\n1 request swept\n"), "{swept}"),
+                false => assert_eq!(swept, "0 requests swept\n"),
+            }
+            swept.contains("z: expired")
+        });
     });
 }

@@ -20,7 +20,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The two streams, and how to write to them.
 ///
 /// Messages on standard error are written by a thread that nobody waits for: where nobody reads it, a write
-/// blocks for ever, and no lock, command or signal may depend on that. Lines on standard output do block:
+/// blocks forever, and no lock, command or signal may depend on that. Lines on standard output do block:
 /// they are what the program is for. None is written beside a command, see `beside`.
 #[derive(Clone, Copy)]
 pub struct Console {
@@ -94,7 +94,8 @@ impl Console {
         let messages = Messages::get();
         let dropped = messages.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
-            let text = format!("{dropped} messages were dropped: standard error was not read");
+            let dropped_messages = count(dropped, "message");
+            let text = format!("{dropped_messages} dropped: standard error was not read");
             let event = now().with("event", "log").with("message", &text);
             if !messages.send(self.message_line(&if self.json { event.end() } else { text })) {
                 messages.dropped.fetch_add(dropped, Ordering::Relaxed);
@@ -205,6 +206,13 @@ pub fn date(epoch_ms: u64) -> String {
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
     format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+/// So many of a thing whose plural is regular: `1 request`, `2 requests`.
+pub fn count(number: impl TryInto<u64>, thing: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
 }
 
 /// A duration as a person says it: `340 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`.

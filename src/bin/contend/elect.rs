@@ -9,29 +9,30 @@ use crossbeam_channel::{Sender, bounded, select};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
-use crate::console::{Console, now};
+use crate::console::{Console, count, now};
 use crate::exit::{Failure, at_the_end};
-use crate::options::{Connection, Mutexes, duration};
+use crate::options::{Connection, OneMutex, duration};
 use crate::signals;
 
-/// Contends for leadership, and prints who leads.
+/// Contends for leadership and prints who leads.
 ///
 /// Without a server, three contenders in this process take turns on the memory backend for ten seconds.
-/// With a server, one contender leads until it is told to stop by SIGTERM or SIGINT; run it twice, and end
-/// one of them.
+/// With a server, a single contender contends until SIGTERM or SIGINT stops it: start it twice and stop the
+/// leader to see the other one take over.
 ///
-/// A command runs while this contender leads. It finds the fence of the leadership in CONTEND_FENCE. If
-/// leadership is lost, the command is ended, SIGTERM and then SIGKILL before the transition is over, and runs
-/// again when this contender leads again. It is ended too if contend is killed. When the command ends by
-/// itself, leadership is given up and contend exits with its code, whatever the command has left behind.
-/// Signals are passed on to it. `contend lock --help` tells what is ended with a command.
+/// If a command is given, it runs while this contender leads. The environment variable CONTEND_FENCE tells it
+/// the fence of the leadership. If leadership is lost, the command is ended (SIGTERM, then SIGKILL before the
+/// transition is over), and it is started again when this contender leads again. It is also ended if contend
+/// is killed. When the command exits by itself, leadership is given up and contend exits with its code,
+/// whatever the command leaves running. Signals are passed on to it. `contend lock --help` says which
+/// processes are ended with a command.
 #[derive(Args)]
 #[command(after_long_help = "\
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"owner\", \"fence\"}; the events are
 started, acquired, released, owner and stopped. With a command they go to standard error.
-The mutex defaults to demo.
-Exits with 69 if it ends without the server ever having answered, with 77 or 78 if the server does not let
-it lead when it ends; `contend --help` lists all.
+Without a command, the mutex defaults to demo; with one, it must be named.
+Exits with 69 if the server has never answered, and with 77 or 78 if the server does not let it lead when
+it stops; `contend --help` lists all exit codes.
 
 Examples:
   contend elect
@@ -39,30 +40,31 @@ Examples:
   contend elect consumer -- ./consume.sh")]
 pub struct Elect {
     #[command(flatten)]
-    mutex: Mutexes,
+    mutex: OneMutex,
 
     /// This contender's id [default: generated]; with several contenders ID-1, ID-2, ...
     #[arg(long)]
     id: Option<String>,
 
-    /// How many contend in this process [default: 3 on memory, 1 on a server or with a command].
+    /// How many contenders run in this process [default: 3 on memory, 1 on a server or with a command].
     #[arg(long, conflicts_with = "command", value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
     contenders: Option<u16>,
 
-    /// How long a leader may believe without a renewal [default: 2s on memory].
+    /// How long a leader stays leader without a renewal [default: 2s on memory, elsewhere that of the URL, or
+    /// 10s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     ttl: Option<Duration>,
 
-    /// How long after that nobody else can lead [default: 500ms on memory].
+    /// How much longer nobody else can lead [default: 500ms on memory, elsewhere that of the URL, or 6s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     transition: Option<Duration>,
 
-    /// Resigns after leading that long, then rejoins; or: forever [default: 1s on memory, forever on a
+    /// Resigns after leading for this long, then rejoins; or `forever` [default: 1s on memory, forever on a
     /// server].
     #[arg(long, value_parser = length, value_name = "DURATION")]
     lead: Option<Length>,
 
-    /// How long it all lasts, or: forever [default: 10s on memory, forever on a server].
+    /// How long to run, or `forever` [default: 10s on memory, forever on a server].
     #[arg(long = "for", value_parser = length, value_name = "DURATION")]
     length: Option<Length>,
 
@@ -94,7 +96,7 @@ impl Elect {
         let length = limit(self.length, embedded.then_some(Duration::from_secs(10)));
 
         let (changed, changes) = bounded(1);
-        let mutex = self.mutex.one(Some("demo"))?;
+        let mutex = self.mutex()?;
         let own = console.beside(&self.command);
         let show = Shared::new(Show::new(own, &mutex), changed);
         let services = self.services(&factory, embedded, &show)?;
@@ -177,6 +179,11 @@ impl Elect {
         }
     }
 
+    /// A command needs a mutex of its own: two that shared a default one would never run beside each other.
+    fn mutex(&self) -> Result<String, Failure> {
+        self.mutex.name(self.command.is_empty().then_some("demo"))
+    }
+
     /// Short on memory, for a show.
     fn transition(&self, factory: &Factory, embedded: bool) -> Duration {
         let default = match embedded {
@@ -194,7 +201,7 @@ impl Elect {
     ) -> Result<Vec<MutexContendService>, Failure> {
         let alone = !embedded || !self.command.is_empty();
         let count = self.contenders.unwrap_or(if alone { 1 } else { 3 });
-        let mutex = self.mutex.one(Some("demo"))?;
+        let mutex = self.mutex()?;
         let ttl = self.ttl.or(embedded.then_some(Duration::from_secs(2)));
         let transition = self.transition(factory, embedded);
         (0..count)
@@ -315,10 +322,7 @@ impl Show {
 
     fn headline(&mut self, factory: &Factory) {
         if !self.console.is_json() {
-            let who = match self.standings.len() {
-                1 => "1 contender".to_owned(),
-                count => format!("{count} contenders"),
-            };
+            let who = count(self.standings.len(), "contender");
             let (mutex, realm) = (&self.mutex, factory.realm());
             self.say(&format!("{who} for the mutex {mutex:?} on {realm}\n"));
         }
@@ -373,7 +377,8 @@ impl Show {
                 other => other.to_owned(),
             };
             let fence = fence.map_or(String::new(), |fence| format!("  fence {fence}"));
-            format!("{at:9.3} s  {contender:<8} {what:<14}{fence}")
+            let line = format!("{at:9.3} s  {contender:<8} {what:<14}{fence}");
+            line.trim_end().to_owned()
         };
         self.say(&line);
     }
@@ -389,18 +394,23 @@ impl Show {
         if self.console.is_json() {
             return;
         }
-        self.say("\ncontender    turns   led");
+        let head = "contender";
+        let widths = self.standings.iter().map(|one| one.id.chars().count());
+        let width = widths.chain([head.len()]).max().unwrap_or_default();
+        self.say(&format!("\n{head:<width$}  turns        led"));
         for index in 0..self.standings.len() {
             let Standing { id, turns, led, .. } = &self.standings[index];
-            self.say(&format!("{id:<12} {turns:>5}   {:.2} s", led.as_secs_f64()));
+            let led = led.as_secs_f64();
+            self.say(&format!("{id:<width$}  {turns:>5}  {led:>7.2} s"));
         }
+        self.say("");
         let led: Duration = self.standings.iter().map(|standing| standing.led).sum();
         let share = 100.0 * led.as_secs_f64() / length.as_secs_f64().max(f64::EPSILON);
         self.hand_offs.sort_unstable();
         if let Some(median) = self.hand_offs.get(self.hand_offs.len() / 2) {
             self.say(&format!(
-                "\n{} hand-offs, {:.2} ms in the median from one leader's end to the next one's start",
-                self.hand_offs.len(),
+                "{}, {:.2} ms in the median from one leader's end to the next one's start",
+                count(self.hand_offs.len(), "hand-off"),
                 median.as_secs_f64() * 1e3
             ));
         }

@@ -4,6 +4,7 @@ use std::io;
 
 use contend::{Error, ErrorKind, Factory};
 
+use crate::advice;
 use crate::console::Console;
 use crate::json::Json;
 
@@ -18,7 +19,7 @@ pub const HELD: u8 = 75;
 /// What was held was lost (`EX_PROTOCOL`: the agreement did not hold).
 pub const LOST: u8 = 76;
 
-/// The request contradicts an earlier one (`EX_DATAERR`).
+/// The request contradicts an earlier one, or what there is (`EX_DATAERR`).
 const CONFLICT: u8 = 65;
 /// The server cannot be used now (`EX_UNAVAILABLE`).
 const UNAVAILABLE: u8 = 69;
@@ -63,7 +64,7 @@ impl Failure {
 
     pub fn show(&self, console: &Console) {
         let (message, kind) = match self {
-            Failure::Library(error) => (error.to_string(), error.kind().to_string()),
+            Failure::Library(error) => (advice::message(error), error.kind().to_string()),
             Failure::Usage(message) => (message.clone(), "usage".to_owned()),
             Failure::Command { program, error } => {
                 let message = format!("cannot run {program:?}: {error}");
@@ -82,7 +83,7 @@ impl Failure {
 /// Adds what `--json` says of an error, wherever one is printed.
 pub fn with_error(json: Json, error: &Error) -> Json {
     let kind = error.kind();
-    details(json, &error.to_string(), &kind.to_string(), code(kind))
+    details(json, &advice::message(error), &kind.to_string(), code(kind))
 }
 
 fn details(json: Json, message: &str, kind: &str, code: u8) -> Json {

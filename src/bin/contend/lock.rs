@@ -1,4 +1,4 @@
-//! `contend lock`: runs a command under a lock, as `flock` does, across machines.
+//! `contend lock`: runs a command under a lock, like `flock`, but across machines.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,27 +17,28 @@ use crate::wait_notice::Waiting;
 /// How long `--no-wait` gives the server to take the first connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Runs a command under a lock, as flock does, across machines.
+/// Runs a command under a lock, like flock, but across machines.
 ///
-/// The command finds the fence of its lock in CONTEND_FENCE; with several mutexes, their fences in the
-/// order of the names, separated by commas. If the lock is lost while the command runs, the command is
-/// ended: SIGTERM at the end of the ttl, SIGKILL before the transition ends. It is ended too if contend is
-/// killed. A program that waits says on standard error for whom, and whether the server is unreachable.
+/// The environment variable CONTEND_FENCE tells the command the fence of its lock; with several mutexes, it
+/// holds their fences in the order in which the mutexes are given, separated by commas. If the lock is lost
+/// while the command runs, the command is ended: SIGTERM at the end of the ttl, SIGKILL before the transition
+/// ends. It is also ended if contend is killed. While contend waits, it says on standard error who holds the
+/// lock, or that the server is unreachable.
 ///
-/// What the command has started is ended with it, unless it has left the process group, as daemons do. If
-/// standard input is a terminal, only the command itself is ended, and what it has started may outlive the
-/// lock: the command shares the terminal, and so contend's process group. Redirect standard input, such as
-/// from /dev/null, where that matters.
+/// Processes that the command has started are ended with it, unless they have left its process group, as
+/// daemons do. If standard input is a terminal, only the command itself is ended, and processes that it has
+/// started may outlive the lock: the command shares the terminal, and therefore contend's process group.
+/// Where that matters, redirect standard input, for example from /dev/null.
 ///
-/// When the command exits, the mutex is free, whatever the command has left behind: one that puts itself
-/// into the background does not hold the lock. Let it run in the foreground.
+/// When the command exits, the mutex is released, whatever the command leaves running: a command that puts
+/// itself into the background does not keep the lock. Run it in the foreground.
 ///
-/// Several mutexes are locked in sorted order, so that two commands that name the same ones in different
-/// orders do not wait for each other.
+/// Several mutexes are locked in sorted order, so that two commands that name the same ones in a different
+/// order cannot deadlock.
 #[derive(Args)]
 #[command(after_long_help = "\
-Exits with the command's code, or 128 + the signal that ended it, or 75 if the lock could not be had in
-time, 76 if it was lost; the others are listed by `contend --help`.
+Exits with the command's code, with 128 + n if signal n ended it, with 75 if the lock could not be acquired
+in time, and with 76 if it was lost; `contend --help` lists all exit codes.
 
 Examples:
   contend lock backup -- ./backup.sh
@@ -54,16 +55,16 @@ pub struct Lock {
     #[arg(long)]
     id: Option<String>,
 
-    /// How long the lock is ours without a renewal [default: that of the URL, or 10s].
+    /// How long the lock is held without a renewal [default: that of the URL, or 10s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     ttl: Option<Duration>,
 
-    /// How long after that nobody else can lock: the time for the command to end in [default: that of the
-    /// URL, or 6s].
+    /// How much longer nobody else can lock, so that the command has time to end [default: that of the URL,
+    /// or 6s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     transition: Option<Duration>,
 
-    /// How long the lock is renewed [default: as long as the command runs].
+    /// Stops renewing the lock after this long [default: when the command ends].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     max_hold: Option<Duration>,
 

@@ -1,8 +1,9 @@
 //! `contend`: mutexes, leaders, schedules and semaphores from a shell.
 //!
 //! One module per command; `child` runs a command that must not outlive what it holds, `console` writes
-//! what people and programs read, `exit` holds the exit codes.
+//! what people and programs read, `exit` holds the exit codes, `advice` says what to do about an error.
 
+mod advice;
 mod child;
 mod console;
 mod elect;
@@ -28,7 +29,7 @@ use clap::{Parser, Subcommand};
 
 use console::Console;
 use exit::{Failure, USAGE};
-use options::Connection;
+use options::{Connection, GLOBAL};
 
 const ABOUT: &str = "Distributed mutexes, leader election, schedules and semaphores from a shell.";
 
@@ -36,38 +37,40 @@ const LONG_ABOUT: &str = "\
 Distributed mutexes, leader election, schedules and semaphores from a shell, on the MySQL, Redis or
 ZooKeeper that you already run.
 
-The URL of the server is given by --url, or better by the environment variable CONTEND_URL: other users
-of a machine can read the arguments of a process, and a URL may contain a password.";
+Give the URL of the server with --url or, better, in the environment variable CONTEND_URL: other users of
+a machine can read the arguments of a process, and a URL may contain a password.";
 
 const AFTER: &str = "\
 URLs:
   redis://[USER:PASSWORD@]HOST[:PORT]      redis+cluster://...   rediss://... with TLS
   mysql://USER:PASSWORD@HOST[:PORT]/DATABASE
   zk://HOST:PORT[,HOST:PORT]...[/CHROOT]
-  memory://[NAME]                          inside this process only, for a try
+  memory://[NAME]                          inside this process only, to try it out
 
 Exit codes:
   0    done
-  64   the command line, a name, a duration or the URL is not understood
-  65   the request contradicts an earlier one with the same external id
+  64   the command line, a name, a duration or the URL is not valid
+  65   the request contradicts an earlier one with the same external id, or the semaphore to create exists with
+       another capacity
   66   no such mutex, semaphore or request
   69   the server cannot be reached, does not answer, or cannot serve now
   70   an error inside contend
   73   the external id was released already
   74   the output cannot be written
   75   held by another contender, or exhausted
-  76   the lock or permit was lost before the command had ended
+  76   the lock or permit was lost before the command ended
   77   the server denied access: wrong password or missing privilege
   78   the server is not set up for this, or contend was built without this backend
   126  the command cannot be executed; 127 if it was not found
   128+n  signal n ended the command, or contend itself
   lock, elect and semaphore run otherwise exit with the code of their command.
 
-A mutex is named plainly or with --mutex: `contend lock backup` is `contend lock --mutex backup`. lock and
-semaphore run wait for as long as it takes, --timeout DURATION for at most that long, --no-wait not at all.
+--mutex before the name of a mutex can be left out: `contend lock backup` and `contend lock --mutex backup`
+are the same. lock and semaphore run wait as long as it takes, or for at most --timeout DURATION, or not at
+all with --no-wait.
 
-With --json, every line that contend itself prints is one JSON object; one that tells of an error has
-\"error\" (the message), \"kind\" and \"code\" (the exit code for it). What a command prints passes through.
+With --json, every line that contend itself prints is a JSON object; an error has \"error\" (the message),
+\"kind\" and \"code\" (the exit code for it). The output of a command passes through unchanged.
 
 Examples:
   export CONTEND_URL=redis://10.0.0.5
@@ -96,12 +99,12 @@ struct CommandLine {
     #[command(flatten)]
     connection: Connection,
 
-    /// Prints one JSON object a line.
-    #[arg(long, global = true)]
+    /// Prints one JSON object per line.
+    #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
 
-    /// Shows the library's log on standard error; twice for debug, three times for trace.
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    /// Shows the library's log on standard error; -vv adds debug messages, -vvv trace messages.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = GLOBAL)]
     verbose: u8,
 
     #[command(subcommand)]

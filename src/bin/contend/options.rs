@@ -7,17 +7,21 @@ use contend::{Error, Factory};
 
 use crate::exit::Failure;
 
+/// What the help calls the options that every command has.
+pub const GLOBAL: &str = "Global options";
+
 /// Where the mutexes are.
 #[derive(Args)]
 pub struct Connection {
-    /// Where the mutexes are, such as redis://HOST, mysql://USER:PASSWORD@HOST/DATABASE or zk://HOST:2181.
+    /// The URL of the server, such as redis://HOST, mysql://USER:PASSWORD@HOST/DATABASE or zk://HOST:2181.
     // Its value may hold a password: not in the help.
     #[arg(
         long,
         global = true,
         env = "CONTEND_URL",
         hide_env_values = true,
-        value_name = "URL"
+        value_name = "URL",
+        help_heading = GLOBAL
     )]
     url: Option<String>,
 }
@@ -30,7 +34,7 @@ impl Connection {
         })
     }
 
-    /// The URL given, or that of an embedded backend, for a try without a server.
+    /// The URL given, or that of an embedded backend, to try things out without a server.
     pub fn url_or_memory(&self) -> &str {
         self.given().unwrap_or("memory://")
     }
@@ -48,11 +52,11 @@ impl Connection {
 /// The mutexes of a command: plain names, `--mutex NAME`, or both.
 #[derive(Args)]
 pub struct Mutexes {
-    /// The names of mutexes.
+    /// The names of the mutexes.
     #[arg(value_name = "MUTEX")]
     plain: Vec<String>,
 
-    /// The same as a plain name; may be given several times.
+    /// The same as MUTEX; may be given several times.
     #[arg(long = "mutex", value_name = "MUTEX")]
     named: Vec<String>,
 }
@@ -63,16 +67,35 @@ impl Mutexes {
         let names = self.plain.iter().chain(&self.named);
         names.map(String::as_str).collect()
     }
+}
 
-    /// The name of a command that takes one.
-    pub fn one(&self, default: Option<&str>) -> Result<String, Failure> {
-        match (&self.all()[..], default) {
-            (&[name], _) | ([], Some(name)) => Ok(name.to_owned()),
+/// The mutex of a command that takes one: a plain name or `--mutex NAME`.
+#[derive(Args)]
+pub struct OneMutex {
+    /// The name of the mutex.
+    #[arg(value_name = "MUTEX")]
+    plain: Option<String>,
+
+    /// The same as MUTEX.
+    #[arg(long = "mutex", value_name = "MUTEX")]
+    named: Vec<String>,
+
+    /// Names too many, or a command without `--` before it: we say so in our own words.
+    #[arg(hide = true, requires = "plain")]
+    excess: Vec<String>,
+}
+
+impl OneMutex {
+    /// The name given, or the default of what can run a command and is given none.
+    pub fn name(&self, default: Option<&str>) -> Result<String, Failure> {
+        let names = self.plain.iter().chain(&self.named).chain(&self.excess);
+        match (&names.collect::<Vec<_>>()[..], default) {
+            (&[name], _) => Ok(name.clone()),
+            ([], Some(name)) => Ok(name.to_owned()),
             ([], None) => Err(no_mutex()),
             ([..], None) => Err(Failure::Usage(
                 "only one mutex can be given here".to_owned(),
             )),
-            // Only what can run a command has a default.
             ([..], Some(_)) => Err(Failure::Usage(
                 "only one mutex can be given here; put -- before a command".to_owned(),
             )),
@@ -87,11 +110,11 @@ pub fn no_mutex() -> Failure {
 /// How long a command waits for what it runs under.
 #[derive(Args)]
 pub struct Patience {
-    /// How long to wait [default: for ever].
+    /// How long to wait [default: forever].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     pub timeout: Option<Duration>,
 
-    /// Does not wait: exits with 75 if it is not free.
+    /// Does not wait: exits with 75 if it would have to wait.
     #[arg(long, conflicts_with = "timeout")]
     pub no_wait: bool,
 }

@@ -1,4 +1,4 @@
-//! `contend ping`: asks the server one question.
+//! `contend ping`: checks that the server answers.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use crate::exit::{Failure, code, with_error};
 use crate::json::Json;
 use crate::options::{Connection, duration};
 
-/// Asks the server one question.
+/// Checks that the server answers.
 #[derive(Args)]
 #[command(after_long_help = "\
 With --json, the line is {\"at_ms\", \"realm\", \"reachable\", \"took_us\", \"error\"}, and \"kind\" and
 \"code\" of the error, if there is one; \"reachable\" is true if there is none.
-Exits with 0 if the server answered, 69 if it cannot be reached, 77 if it denied access, 78 if it is no
-server of this kind. On MySQL it also looks at the table of mutexes: 78 if it is missing or out of this user's
-sight, 77 if it may not be read; a missing right to write shows with the first lock.
+Exits with 0 if the server answered, 69 if it cannot be reached, 77 if it denied access, 78 if it is not a
+server of this kind. On MySQL it also checks the table of mutexes: 78 if it is missing or not visible to this
+user, 77 if this user may not read it. A missing right to write shows only with the first lock.
 
 Examples:
   contend ping

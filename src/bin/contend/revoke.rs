@@ -5,25 +5,25 @@ use contend::{Error, ErrorKind};
 
 use crate::console::{Console, now};
 use crate::exit::Failure;
-use crate::options::{Connection, Mutexes};
+use crate::options::{Connection, OneMutex};
 
 /// Takes a mutex away from its owner.
 ///
-/// The mutex is free at once, as if an operator had deleted it on the server: the owner learns of it at its
-/// next look and steps down, and the next contender follows. Until then both may believe that they own, and
-/// only a checked fence keeps them apart. The fence makes sure that nobody is hit who came later: without
-/// it, contend shows who owns the mutex and does nothing.
+/// The mutex is free at once, as if an operator had deleted it on the server: the owner steps down when it
+/// next checks, and the next contender takes over. Until then both may believe that they own the mutex, and
+/// only a checked fence keeps them apart. --fence makes sure that no later owner is hit: without it, contend
+/// only shows who owns the mutex.
 #[derive(Args)]
 #[command(after_long_help = "\
-Exits with 66 if nobody owns the mutex, or not with that fence, and with 64 without a fence: nothing was
-changed then.
+Exits with 66 if nobody owns the mutex or its owner has another fence, and with 64 if no fence is given; in
+either case nothing is changed.
 
 Examples:
   contend revoke backup
   contend revoke backup --fence 1731812345678901")]
 pub struct Revoke {
     #[command(flatten)]
-    mutex: Mutexes,
+    mutex: OneMutex,
 
     /// The fence of the ownership to end, as `contend status` shows it.
     #[arg(long, value_name = "FENCE")]
@@ -33,7 +33,7 @@ pub struct Revoke {
 impl Revoke {
     pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
         let factory = connection.factory()?;
-        let mutex = &*self.mutex.one(None)?;
+        let mutex = &*self.mutex.name(None)?;
         let Some(fence) = self.fence else {
             let owner = factory.owner(mutex)?;
             if !owner.has_owner() {

@@ -12,27 +12,28 @@ use crate::child::{self, End, Terms};
 use crate::console::{Console, now};
 use crate::exit::{Failure, LOST, at_the_end};
 use crate::json::Json;
-use crate::options::{Connection, Mutexes, duration};
+use crate::options::{Connection, OneMutex, duration};
 use crate::signals;
 
-/// Runs a command again and again, on the leader only.
+/// Runs a command on a schedule, on the leader only.
 ///
-/// Start it on several machines: one of them leads and runs the command, and another one goes on when it
-/// ends. The command finds the fence of the leadership in CONTEND_FENCE. If leadership is lost while it
-/// runs, or contend is told to stop, the command is ended: SIGTERM, then SIGKILL. It is ended too if contend
-/// is killed. `contend lock --help` tells what is ended with a command. Without one, a line is printed
-/// instead.
+/// Start it on several machines: one of them leads and runs the command, and another one takes over when the
+/// leader stops. The environment variable CONTEND_FENCE tells the command the fence of the leadership. If
+/// leadership is lost while it runs, or contend is told to stop, the command is ended: SIGTERM, then SIGKILL.
+/// It is also ended if contend is killed. `contend lock --help` says which processes are ended with a command.
+/// Without a command, each run prints a line instead.
 ///
-/// The last run is kept with the mutex: a new leader goes on where the last one was, and a rolling deploy
-/// runs nothing twice.
+/// The time of the last run is stored with the mutex: a new leader continues where the last one stopped, and
+/// a rolling deploy runs nothing twice.
 #[derive(Args)]
 #[command(after_long_help = "\
-The mutex defaults to schedule-demo. With a command, contend's own lines go to standard error, so that
-standard output is the command's; without one, to standard output.
+Without a command, the mutex defaults to schedule-demo; with one, it must be named.
+With a command, contend's own lines go to standard error, so that standard output is the command's; without
+one, they go to standard output.
 With --json, each line is {\"at_ms\", \"mutex\", \"event\", \"fence\", \"code\"}; the events are started, run (a
 run begins), ended (with the command's exit code) and stopped.
-Exits with 0 when it is told to stop by SIGTERM or SIGINT, with 69 if the server has never answered by then,
-with 77 or 78 if it does not let it lead.
+When SIGTERM or SIGINT stops it, it exits with 0, with 69 if the server has never answered, or with 77 or 78
+if the server does not let it lead.
 
 Examples:
   contend schedule report --every 1h -- ./report.sh
@@ -40,7 +41,7 @@ Examples:
   contend schedule backup --daily-at 02:30 --zone +01:00 -- ./backup.sh")]
 pub struct Schedule {
     #[command(flatten)]
-    mutex: Mutexes,
+    mutex: OneMutex,
 
     #[command(flatten)]
     pace: Pace,
@@ -54,7 +55,7 @@ pub struct Schedule {
     )]
     zone: String,
 
-    /// Leaves out runs that could not begin in time, instead of one run that makes up for them.
+    /// Skips runs that could not start in time, instead of making up for them with one run.
     #[arg(long)]
     skip_missed: bool,
 
@@ -62,12 +63,12 @@ pub struct Schedule {
     #[arg(long)]
     id: Option<String>,
 
-    /// How long a leader may believe without a renewal [default: that of the URL, or 10s].
+    /// How long a leader stays leader without a renewal [default: that of the URL, or 10s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     ttl: Option<Duration>,
 
-    /// How long after that nobody else can lead: the time for the command to end in [default: that of the
-    /// URL, or 6s].
+    /// How much longer nobody else can lead, so that the command has time to end [default: that of the URL,
+    /// or 6s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     transition: Option<Duration>,
 
@@ -79,11 +80,11 @@ pub struct Schedule {
 #[derive(Args)]
 #[group(multiple = false)]
 struct Pace {
-    /// Begins runs this far apart [default: 1s].
+    /// Starts a run this often [default: 1s].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     every: Option<Duration>,
 
-    /// Rests this long after each run.
+    /// Waits this long after each run.
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     delay: Option<Duration>,
 
@@ -95,7 +96,9 @@ struct Pace {
 impl Schedule {
     pub fn run(self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
         let factory = contend::connect(connection.url_or_memory())?;
-        let mutex = self.mutex.one(Some("schedule-demo"))?;
+        // A command needs one of its own: two that shared a default one would never run beside each other.
+        let demo = self.command.is_empty().then_some("schedule-demo");
+        let mutex = self.mutex.name(demo)?;
         let interrupted = signals::receive(&[SIGINT, SIGTERM, SIGHUP], console);
         let schedule = self.schedule()?;
         let mut builder = factory
@@ -121,7 +124,7 @@ impl Schedule {
         let pid = std::process::id();
         own.either(
             || job.event("started"),
-            || format!("{pid} started; end it with Ctrl-C"),
+            || format!("{pid} started; stop it with Ctrl-C"),
         )?;
         let _ = interrupted.recv();
         let code = at_the_end(&factory, scheduler.last_error().as_ref());

@@ -6,70 +6,102 @@ use clap::{Args, Subcommand};
 use contend::semaphore::{
     Acquisition, Exhausted, Permit, PermitRenewal, PermitRequest, Release, Semaphores, Usage, Wait,
 };
-use contend::{Cancel, ContenderIdGenerator, ErrorKind};
+use contend::{Cancel, ContenderIdGenerator, Error, ErrorKind};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
+use crate::advice;
 use crate::child::{self, End, Terms};
-use crate::console::{Console, span};
+use crate::console::{Console, count, span};
 use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH, by_signal};
 use crate::json::Json;
 use crate::options::{Connection, Patience, duration};
 use crate::signals;
 use crate::wait_notice::Waiting;
 
-/// The ttl of `run`, whose guard renews it.
-const RUN_TTL: Duration = Duration::from_secs(60);
 /// What was not renewed for so long is swept.
 const STALE: Duration = Duration::from_secs(24 * 3600);
 
-/// Counting semaphores: at most N at once, over machines.
+/// Counting semaphores: at most N at once, across machines.
 #[derive(Subcommand)]
 #[command(after_long_help = "\
 Exits with 66 if there is no such semaphore or request, 73 if the external id was released already, 75 if
-a semaphore is exhausted, 65 if the external id holds something else.
+a semaphore is exhausted, 65 if the external id holds something else, or the semaphore to create exists with
+another capacity.
 
 Examples:
   contend semaphore create downloads 5
+  contend semaphore set-capacity downloads 8
   contend semaphore run downloads -- ./download.sh
   contend semaphore run downloads --no-wait -- ./download.sh
   contend semaphore acquire job-123 downloads:2 gpu --ttl 10m
   contend semaphore release job-123")]
 pub enum Semaphore {
-    /// Makes a semaphore (and the tables), or changes its capacity.
+    /// Creates a semaphore, and the tables if they are missing. One that exists keeps its capacity.
     Create {
+        /// The name of the semaphore.
         name: String,
+        /// How many permits it has.
         #[arg(allow_negative_numbers = true)]
         capacity: u32,
     },
-    /// Shows how full a semaphore is, or all of them.
-    Usage { name: Option<String> },
+    /// Changes the capacity of a semaphore.
+    ///
+    /// Lowered below what is held, it takes nothing away, but nothing is granted until enough is released.
+    SetCapacity {
+        /// The name of the semaphore.
+        name: String,
+        /// How many permits it has from now on.
+        #[arg(allow_negative_numbers = true)]
+        capacity: u32,
+    },
+    /// Shows how many permits of a semaphore, or of all of them, are held.
+    Usage {
+        /// The name of the semaphore [default: all].
+        name: Option<String>,
+    },
     /// Shows who holds permits of a semaphore, oldest grant first.
-    Holders { name: String },
-    /// Takes permits, all of them or none. Does not wait unless it is given a timeout.
+    Holders {
+        /// The name of the semaphore.
+        name: String,
+    },
+    /// Acquires permits, all of them or none. Does not wait unless --timeout is given.
     Acquire {
-        /// Under which the permits are held: the same one again is the same request.
+        /// The id under which the permits are held: the same one again is the same request.
         external_id: String,
         #[command(flatten)]
         wanted: Wanted,
-        /// How long to wait for what is exhausted [default: not at all].
+        /// How long the permits are held without a renewal [default: none: until they are released or swept].
+        #[arg(long, value_parser = duration, value_name = "DURATION")]
+        ttl: Option<Duration>,
+        /// How long to wait for the permits [default: not at all].
         #[arg(long, value_parser = duration, value_name = "DURATION")]
         timeout: Option<Duration>,
     },
-    /// Gives the permits of a request back.
-    Release { external_id: String },
-    /// Lets the ttl of a request begin anew.
-    Renew { external_id: String },
-    /// Takes back what expired or was not renewed for a day.
+    /// Releases the permits of a request.
+    Release {
+        /// The id under which the permits are held.
+        external_id: String,
+    },
+    /// Restarts the ttl of a request.
+    Renew {
+        /// The id under which the permits are held.
+        external_id: String,
+    },
+    /// Takes back permits that have expired or were not renewed for a day.
     Sweep,
     /// Holds permits while a command runs, as `lock` does with a mutex. Waits for them.
     ///
-    /// The command finds the fences of its permits in CONTEND_FENCE, in the order of the semaphores' names,
-    /// separated by commas. If the permits are lost while it runs, or contend is killed, it is ended; `contend
-    /// lock --help` tells what is ended with it. When it exits, the permits are given back, whatever it has
-    /// left behind.
+    /// The environment variable CONTEND_FENCE tells the command the fences of its permits, sorted by the names
+    /// of the semaphores and separated by commas. If the permits are lost while it runs, or contend is killed,
+    /// it is ended; `contend lock --help` says which processes are ended with it. When it exits, the permits
+    /// are released, whatever it leaves running.
     Run {
         #[command(flatten)]
         wanted: Wanted,
+        /// How long the permits are held without a renewal, as after a crash; a quarter of it later they can be
+        /// taken back [default: that of the URL, or 30s].
+        #[arg(long, value_parser = duration, value_name = "DURATION")]
+        ttl: Option<Duration>,
         #[command(flatten)]
         patience: Patience,
         /// The command and its arguments.
@@ -78,18 +110,15 @@ pub enum Semaphore {
     },
 }
 
-/// Which permits, for whom and for how long.
+/// Which permits, and for whom.
 #[derive(Args)]
 pub struct Wanted {
     /// Semaphores, and how many permits of each [default: 1].
     #[arg(required = true, value_name = "NAME[:COUNT]", value_parser = share)]
     permits: Vec<(String, u32)>,
-    /// Who holds them, for people and for sweeps.
+    /// Who holds the permits, as `holders` shows it.
     #[arg(long)]
     owner: Option<String>,
-    /// How long they are held without a renewal.
-    #[arg(long, value_parser = duration, value_name = "DURATION")]
-    ttl: Option<Duration>,
 }
 
 fn share(text: &str) -> Result<(String, u32), String> {
@@ -111,7 +140,7 @@ impl Wanted {
         if let Some(owner) = &self.owner {
             request = request.owner(owner.as_str());
         }
-        if let Some(ttl) = self.ttl.or(ttl) {
+        if let Some(ttl) = ttl {
             request = request.ttl(ttl);
         }
         request
@@ -126,21 +155,27 @@ impl Semaphore {
         };
         match self {
             Semaphore::Create { name, capacity } => shell.create(name, *capacity),
+            Semaphore::SetCapacity { name, capacity } => shell.set_capacity(name, *capacity),
             Semaphore::Usage { name } => shell.usage(name.as_deref()),
             Semaphore::Holders { name } => shell.holders(name),
             Semaphore::Acquire {
                 external_id,
                 wanted,
+                ttl,
                 timeout,
-            } => shell.acquire(external_id, wanted, timeout.unwrap_or_default()),
+            } => {
+                let request = wanted.request(external_id, *ttl);
+                shell.acquire(&request, timeout.unwrap_or_default())
+            }
             Semaphore::Release { external_id } => shell.release(external_id),
             Semaphore::Renew { external_id } => shell.renew(external_id),
             Semaphore::Sweep => shell.sweep(),
             Semaphore::Run {
                 wanted,
+                ttl,
                 patience,
                 command,
-            } => shell.run(wanted, patience, command),
+            } => shell.run(wanted, *ttl, patience, command),
         }
     }
 }
@@ -153,12 +188,33 @@ struct Shell<'a> {
 impl Shell<'_> {
     fn create(&self, name: &str, capacity: u32) -> Result<u8, Failure> {
         self.semaphores.create_tables()?;
-        if !self.semaphores.create(name, capacity)? {
-            let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
-            self.semaphores
-                .set_capacity(name, capacity, user.as_deref())?;
+        let created = self.semaphores.create(name, capacity)?;
+        let usage = self.semaphores.usage(name)?;
+        if !created && usage.capacity != capacity {
+            let message = format!(
+                "{name}: exists with capacity {}; `contend semaphore set-capacity {name} {capacity}` \
+                 changes it",
+                usage.capacity
+            );
+            return Err(Error::new(ErrorKind::Conflict, message).into());
         }
-        self.show_usage(&self.semaphores.usage(name)?)?;
+        self.show_usage(&usage)?;
+        Ok(0)
+    }
+
+    fn set_capacity(&self, name: &str, capacity: u32) -> Result<u8, Failure> {
+        let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
+        let before = self
+            .semaphores
+            .set_capacity(name, capacity, user.as_deref())?;
+        // What was changed is changed, whether or not anybody reads it.
+        let _ = self.console.either(
+            || {
+                let json = Json::new().with("semaphore", name);
+                json.with("before", before).with("capacity", capacity)
+            },
+            || format!("{name}: capacity {before} -> {capacity}"),
+        );
         Ok(0)
     }
 
@@ -205,9 +261,8 @@ impl Shell<'_> {
         Ok(0)
     }
 
-    fn acquire(&self, id: &str, wanted: &Wanted, timeout: Duration) -> Result<u8, Failure> {
-        let request = wanted.request(id, None);
-        let answer = self.semaphores.acquire_for(&request, timeout)?;
+    fn acquire(&self, request: &PermitRequest, timeout: Duration) -> Result<u8, Failure> {
+        let answer = self.semaphores.acquire_for(request, timeout)?;
         // What was granted is granted, whether or not anybody reads it.
         Ok(match answer {
             Acquisition::Acquired(permits) => self.show_permits("acquired", &permits),
@@ -261,15 +316,21 @@ impl Shell<'_> {
             },
             || {
                 let rows = rows.clone().map(|(id, reason)| format!("{id}: {reason}\n"));
-                rows.collect::<String>() + &format!("{} requests swept", swept.len())
+                rows.collect::<String>() + &count(swept.len(), "request") + " swept"
             },
         )?;
         Ok(0)
     }
 
-    fn run(&self, wanted: &Wanted, patience: &Patience, command: &[String]) -> Result<u8, Failure> {
+    fn run(
+        &self,
+        wanted: &Wanted,
+        ttl: Option<Duration>,
+        patience: &Patience,
+        command: &[String],
+    ) -> Result<u8, Failure> {
         let external_id = ContenderIdGenerator::Host.generate();
-        let request = wanted.request(&external_id, Some(RUN_TTL));
+        let request = wanted.request(&external_id, ttl);
         // From here on, signals end the wait or the command, and not us.
         let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT, SIGHUP], self.console);
         let cancel = Cancel::new();
@@ -288,8 +349,9 @@ impl Shell<'_> {
         };
         let terms = Terms {
             over: &|| (!guard.is_valid()).then_some("the permits were lost"),
-            // They are taken back a quarter of the ttl after their end at the earliest.
-            grace: wanted.ttl.unwrap_or(RUN_TTL) / 8,
+            // They are taken back a quarter of the ttl after their end at the earliest. Of a ttl that was
+            // not given here, what is left of it just after the grant is known.
+            grace: ttl.unwrap_or_else(|| guard.valid_for()) / 8,
             signals: &signals,
         };
         let fences: Vec<String> = guard
@@ -308,7 +370,8 @@ impl Shell<'_> {
                 Err(error) if error.kind() == ErrorKind::Lost => Ok(LOST),
                 Err(error) => {
                     // They were ours when the command had ended.
-                    let text = format!("the permits: released without an answer: {error}");
+                    let why = advice::message(&error);
+                    let text = format!("the permits: released without an answer: {why}");
                     self.console.log(&text);
                     Ok(code)
                 }
@@ -351,7 +414,7 @@ impl Shell<'_> {
                     .with("held", exhausted.held)
                     .with("wanted", exhausted.wanted)
             },
-            || exhausted.to_string(),
+            || advice::exhausted(&exhausted.to_string()),
         );
         HELD
     }
@@ -368,7 +431,10 @@ impl Shell<'_> {
                     .with("free", free)
                     .with("requests", requests)
             },
-            || format!("{name}: {held} of {capacity} held by {requests} requests, {free} free"),
+            || {
+                let requests = count(requests, "request");
+                format!("{name}: {held} of {capacity} held by {requests}, {free} free")
+            },
         )
     }
 

@@ -16,17 +16,17 @@ use crate::signals;
 
 /// Shows who owns which mutex, since when, with which fence, and who waits.
 ///
-/// Without names, it shows all mutexes that have an owner or a waiter. It only reads.
+/// Without names, it shows all mutexes that have an owner or a waiter. It changes nothing.
 #[derive(Args)]
 #[command(after_long_help = "\
-With --watch on a terminal, the table is drawn anew; otherwise it is printed whenever something changed,
+With --watch on a terminal, the table is redrawn; otherwise it is printed whenever something has changed,
 and with --json a line is printed for each mutex that changed, and {\"at_ms\", \"realm\", \"error\", \"kind\",
 \"code\"} when the server goes away, with the error null when it answers again.
 With --json, each line is {\"at_ms\", \"mutex\", \"owner\", \"fence\", \"since_ms\", \"ttl_left_ms\",
 \"transition_left_ms\", \"waiting\": [{\"id\", \"since_ms\"}]}; a free mutex has the owner null.
-LEASE LEFT and \"transition_left_ms\" say how long nobody else can own, should the owner not renew. Redis keeps
-only that, so \"ttl_left_ms\" is it less the transition of this command's URL; ZooKeeper keeps neither, and both
-are what the URL asks for.
+LEASE LEFT and \"transition_left_ms\" say how long nobody else can own the mutex if the owner does not renew.
+Redis stores only that, so \"ttl_left_ms\" is that minus the transition of this command's URL; ZooKeeper stores
+neither, and both are what the URL asks for.
 
 Examples:
   contend status
@@ -36,7 +36,7 @@ pub struct Status {
     #[command(flatten)]
     mutexes: Mutexes,
 
-    /// Goes on until it is ended.
+    /// Keeps showing changes until it is stopped.
     #[arg(long)]
     watch: bool,
 

@@ -7,7 +7,8 @@ use contend::semaphore::{Semaphores, Usage};
 use contend::{Error, Event, EventKind, Factory, Locker, MutexOwner};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, tick};
 
-use crate::console::{Console, date, now, span};
+use crate::advice;
+use crate::console::{Console, count, date, now, span};
 use crate::exit::with_error;
 use crate::json::Json;
 
@@ -53,20 +54,21 @@ impl Waiting {
                         let event = event.with("capacity", capacity).with("held", full.held);
                         let event = event.with("wanted", wanted);
                         let mut text = format!(
-                            "waiting for {name}: {} of {capacity} permits are held by {} requests",
-                            full.held, full.requests
+                            "waiting for {name}: {} of {capacity} permits held by {}",
+                            full.held,
+                            count(full.requests, "request")
                         );
                         if wanted > capacity {
                             text += &format!(
-                                "; {wanted} are wanted, more than the capacity: `contend semaphore create \
-                                 {name} {wanted}` raises it"
+                                "; {wanted} are wanted, more than the capacity: `contend semaphore \
+                                 set-capacity {name} {wanted}` raises it"
                             );
                         }
                         (Some(name), event, text)
                     }
                     Err(error) => {
                         let event = with_error(now().with("event", "unreachable"), &error);
-                        let text = format!("still waiting, but {error}");
+                        let text = format!("still waiting, but {}", advice::message(&error));
                         (Some(error.kind().to_string()), event, text)
                     }
                 };
@@ -148,7 +150,8 @@ impl Reporter {
     fn tell(&self, event: &Event) -> bool {
         match (&event.kind, &event.error) {
             (EventKind::Failed, Some(error)) => {
-                let text = format!("{}: still waiting, but {error}", self.mutex);
+                let why = advice::message(error);
+                let text = format!("{}: still waiting, but {why}", self.mutex);
                 self.say(with_error(self.event("unreachable"), error), &text);
                 true
             }
