@@ -422,7 +422,10 @@ impl Worker {
                 age
             }
             Err(error) if error.kind() == ErrorKind::Unsupported => {
-                self.warn("runs are not recorded, so a new leader does not know when the last one was", &error);
+                self.warn(
+                    "runs are not recorded, so a new leader does not know when the last one was",
+                    &error,
+                );
                 None
             }
             Err(error) => {

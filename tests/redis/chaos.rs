@@ -74,7 +74,8 @@ fn there_is_one_owner_whatever_the_weather() {
             .enumerate()
             .map(|(number, proxy)| {
                 let factory = Builder::new(proxy.addr().to_string())
-                    .lease(lease)
+                    .ttl(lease.ttl())
+                    .transition(lease.transition())
                     .connect_timeout(ms(300))
                     .build()
                     .unwrap();

@@ -12,7 +12,8 @@ static CLUSTER: LazyLock<RedisCluster> = LazyLock::new(RedisCluster::start);
 conformance!(Subject {
     factory: Box::new(|| {
         Builder::cluster(CLUSTER.addresses())
-            .lease(lease())
+            .ttl(lease().ttl())
+            .transition(lease().transition())
             .build()
             .unwrap()
     }),

@@ -13,7 +13,8 @@ use testbed::{RedisCluster, wait_until, within};
 
 fn factory(cluster: &RedisCluster) -> Factory {
     Builder::cluster(cluster.addresses())
-        .lease(lease())
+        .ttl(lease().ttl())
+        .transition(lease().transition())
         .build()
         .unwrap()
 }

@@ -21,7 +21,8 @@ fn ms(ms: u64) -> Duration {
 
 fn at(address: impl ToString) -> Factory {
     Builder::new(address.to_string())
-        .lease(lease())
+        .ttl(lease().ttl())
+        .transition(lease().transition())
         .build()
         .unwrap()
 }
@@ -115,7 +116,9 @@ fn an_owner_whose_connections_are_cut_stays_owner() {
         // Between two cuts there must be time for a renewal, and in a belief for several, also where
         // everything is slow.
         let lease = Lease::new(ms(5_000), ms(1_000)).unwrap();
-        let factory = Builder::new(proxy.addr().to_string()).lease(lease);
+        let factory = Builder::new(proxy.addr().to_string())
+            .ttl(lease.ttl())
+            .transition(lease.transition());
         let (a, events) = started(&factory.build().unwrap(), "m", "a");
         let fence = next(&events, EventKind::Acquired).fence();
         let until = Instant::now() + lease.total();
@@ -359,7 +362,11 @@ fn child() {
     let mut arguments = arguments.split(' ');
     let (address, id) = (arguments.next().unwrap(), arguments.next().unwrap());
     let lease = Lease::new(ms(600), ms(300)).unwrap();
-    let factory = Builder::new(address).lease(lease).build().unwrap();
+    let factory = Builder::new(address)
+        .ttl(lease.ttl())
+        .transition(lease.transition())
+        .build()
+        .unwrap();
     let service = factory.contend("m").id(id).build().unwrap();
     service.start().unwrap();
     std::thread::sleep(Duration::from_secs(100));

@@ -87,7 +87,11 @@ fn a_server_that_does_not_answer_does_not_hold_a_timed_lock_for_long() {
         let proxy = Proxy::to(server.addr());
         let lease = Lease::new(Duration::from_secs(4), Duration::from_secs(1)).unwrap();
         let factory = contend::redis::Builder::new(proxy.addr().to_string());
-        let factory = factory.lease(lease).build().unwrap();
+        let factory = factory
+            .ttl(lease.ttl())
+            .transition(lease.transition())
+            .build()
+            .unwrap();
         let locker = factory.locker("m").build().unwrap();
         drop(locker.lock().unwrap());
         proxy.black_hole(Direction::ToClient);
@@ -117,7 +121,11 @@ fn a_guard_survives_a_short_absence_of_the_server() {
         let proxy = Proxy::to(server.addr());
         let lease = Lease::new(Duration::from_secs(12), Duration::from_secs(2)).unwrap();
         let factory = contend::redis::Builder::new(proxy.addr().to_string());
-        let factory = factory.lease(lease).build().unwrap();
+        let factory = factory
+            .ttl(lease.ttl())
+            .transition(lease.transition())
+            .build()
+            .unwrap();
         let locker = factory.locker("m").build().unwrap();
         let guard = locker.lock().unwrap();
         let fence = guard.fence();
@@ -142,7 +150,12 @@ fn a_lost_reply_whose_retry_finds_no_connection_leaves_no_lease() {
         let lease = Lease::new(Duration::from_secs(60), Duration::from_secs(6)).unwrap();
         let factory = contend::redis::Builder::new(proxy.addr().to_string());
         // One connection: a second one, opened meanwhile, would serve the retry.
-        let factory = factory.lease(lease).pool_size(1).build().unwrap();
+        let factory = factory
+            .ttl(lease.ttl())
+            .transition(lease.transition())
+            .pool_size(1)
+            .build()
+            .unwrap();
         let locker = factory.locker("m").build().unwrap();
         // An idle connection is what is retried.
         drop(locker.lock().unwrap());

@@ -12,7 +12,8 @@ static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
 conformance!(Subject {
     factory: Box::new(|| {
         Builder::new(SERVER.addr().to_string())
-            .lease(lease())
+            .ttl(lease().ttl())
+            .transition(lease().transition())
             .build()
             .unwrap()
     }),

@@ -342,7 +342,9 @@ fn a_revoked_leader_steps_down_at_once() {
     within(HANG, || {
         let server = RedisServer::start();
         let lease = Lease::new(ms(60_000), ms(10_000)).unwrap();
-        let factory = Builder::new(server.addr().to_string()).lease(lease);
+        let factory = Builder::new(server.addr().to_string())
+            .ttl(lease.ttl())
+            .transition(lease.transition());
         let factory = factory.build().unwrap();
         let (leader, events) = started(&factory, "m", "leader");
         let fence = next(&events, EventKind::Acquired).fence().unwrap();

@@ -152,7 +152,10 @@ fn what_is_wrong_with_sentinels_is_said() {
         };
         let not_one = error(format!("redis+sentinel://{}/mymaster", server.addr()));
         assert_eq!(not_one.kind(), ErrorKind::Misconfigured, "{not_one:?}");
-        assert!(not_one.to_string().contains("is not a sentinel"), "{not_one}");
+        assert!(
+            not_one.to_string().contains("is not a sentinel"),
+            "{not_one}"
+        );
         server.kill();
         let away = error(format!("redis+sentinel://{}/mymaster", server.addr()));
         assert_eq!(away.kind(), ErrorKind::Unreachable, "{away:?}");

@@ -14,7 +14,9 @@ use crate::conformance::{lease, next, started};
 use crate::driven::{Driven, HANG, PATIENCE, from_env, ms, soon};
 
 fn factory(cluster: &RedisCluster) -> Factory {
-    let factory = Builder::cluster(cluster.addresses()).lease(lease());
+    let factory = Builder::cluster(cluster.addresses())
+        .ttl(lease().ttl())
+        .transition(lease().transition());
     factory.build().unwrap()
 }
 

@@ -63,7 +63,8 @@ pub(crate) const PARAMETERS: [&str; 11] = [
 #[must_use]
 pub struct Builder {
     server: Server,
-    lease: Lease,
+    ttl: Duration,
+    transition: Duration,
     initial_delay: Duration,
     table: String,
     create_table: bool,
@@ -84,7 +85,9 @@ impl Builder {
     pub(super) fn from_url(url: &Url) -> Result<Builder> {
         let known: Vec<&str> = PARAMETERS.into_iter().chain(Server::PARAMETERS).collect();
         url.expect_parameters(&known)?;
-        let mut builder = Builder::on(Server::from_url(url)?).lease(url.lease()?);
+        let mut builder = Builder::on(Server::from_url(url)?);
+        url.set("ttl", &mut builder.ttl)?;
+        url.set("transition", &mut builder.transition)?;
         url.set("connect_timeout", &mut builder.connect_timeout)?;
         url.set("read_timeout", &mut builder.read_timeout)?;
         url.set("initial_delay", &mut builder.initial_delay)?;
@@ -100,7 +103,8 @@ impl Builder {
     fn on(server: Server) -> Builder {
         Builder {
             server,
-            lease: Lease::default(),
+            ttl: Lease::default().ttl(),
+            transition: Lease::default().transition(),
             initial_delay: Duration::ZERO,
             table: DEFAULT_NAME.to_owned(),
             create_table: false,
@@ -151,9 +155,15 @@ impl Builder {
 
     tls_setters!(server.tls);
 
-    /// Sets the lease that contenders ask for. Defaults to a ttl of 10 s and a transition of 6 s.
-    pub fn lease(mut self, lease: Lease) -> Builder {
-        self.lease = lease;
+    /// Sets how long an owner may believe that it owns without a renewal. Defaults to 10 s.
+    pub fn ttl(mut self, ttl: Duration) -> Builder {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Sets how long after the ttl nobody else can own: the time to wind work down in. Defaults to 6 s.
+    pub fn transition(mut self, transition: Duration) -> Builder {
+        self.transition = transition;
         self
     }
 
@@ -227,14 +237,14 @@ impl Builder {
     /// # Errors
     /// `InvalidInput` for what could not work, `FeatureDisabled` for TLS without its feature.
     pub fn build(self) -> Result<Factory> {
-        let (lease, delay) = (self.lease, self.initial_delay);
+        let (lease, delay) = (self.lease()?, self.initial_delay);
         let realm = format!("{}?table={}", self.server, self.table);
         let permits = PermitSettings {
             prefix: self.table_prefix.clone(),
             poll_interval: self.poll_interval,
         };
         permits.check()?;
-        let backend = Mysql::new(realm, self.database()?, permits);
+        let backend = Mysql::new(realm, self.database(lease)?, permits);
         Ok(Factory::new(Arc::new(backend), lease).with_initial_delay(delay))
     }
 
@@ -243,11 +253,15 @@ impl Builder {
     /// # Errors
     /// As [`build`](Builder::build).
     pub fn repository(self) -> Result<Repository> {
-        let lease = self.lease;
-        Ok(Repository::new(Arc::new(self.database()?), lease))
+        let lease = self.lease()?;
+        Ok(Repository::new(Arc::new(self.database(lease)?), lease))
     }
 
-    fn database(self) -> Result<Database> {
+    fn lease(&self) -> Result<Lease> {
+        Lease::new(self.ttl, self.transition)
+    }
+
+    fn database(self, lease: Lease) -> Result<Database> {
         self.server.check()?;
         let (shortest, longest) = POLL_INTERVALS;
         if !(shortest..=longest).contains(&self.poll_interval) {
@@ -259,8 +273,8 @@ impl Builder {
         pool::check_size(self.pool_size)?;
         let read_timeout = self
             .read_timeout
-            .unwrap_or_else(|| default_read_timeout(self.lease));
-        check_read_timeout(read_timeout, self.lease)?;
+            .unwrap_or_else(|| default_read_timeout(lease));
+        check_read_timeout(read_timeout, lease)?;
         if self.connect_timeout.is_zero() {
             return Err(Error::invalid("connect_timeout must not be zero"));
         }
@@ -270,7 +284,7 @@ impl Builder {
             options: ConnectionOptions {
                 connect_timeout: self.connect_timeout,
                 read_timeout,
-                longest: longest_read_timeout(self.lease),
+                longest: longest_read_timeout(lease),
                 lock_wait: read_timeout,
                 init: String::new(),
             },
@@ -314,7 +328,8 @@ impl fmt::Debug for Builder {
         f.debug_struct("Builder")
             .field("server", &self.server)
             .field("table", &self.table)
-            .field("lease", &self.lease)
+            .field("ttl", &self.ttl)
+            .field("transition", &self.transition)
             .finish_non_exhaustive()
     }
 }

@@ -55,7 +55,8 @@ pub struct Builder {
     sentinel_password: Option<String>,
     database: u32,
     prefix: String,
-    lease: Lease,
+    ttl: Duration,
+    transition: Duration,
     initial_delay: Duration,
     pool_size: u32,
     connect_timeout: Duration,
@@ -110,7 +111,8 @@ impl Builder {
             sentinel_password: None,
             database: 0,
             prefix: "simba".to_owned(),
-            lease: Lease::default(),
+            ttl: Lease::default().ttl(),
+            transition: Lease::default().transition(),
             initial_delay: Duration::ZERO,
             pool_size: 8,
             connect_timeout: Duration::from_secs(2),
@@ -167,9 +169,15 @@ impl Builder {
         self
     }
 
-    /// Sets the lease that services and lockers ask for. Defaults to ttl 10 s, transition 6 s.
-    pub fn lease(mut self, lease: Lease) -> Builder {
-        self.lease = lease;
+    /// Sets how long an owner may believe that it owns without a renewal. Defaults to 10 s.
+    pub fn ttl(mut self, ttl: Duration) -> Builder {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Sets how long after the ttl nobody else can own: the time to wind work down in. Defaults to 6 s.
+    pub fn transition(mut self, transition: Duration) -> Builder {
+        self.transition = transition;
         self
     }
 
@@ -207,6 +215,7 @@ impl Builder {
     /// `InvalidInput` for an address or setting that cannot work or a certificate that cannot be read,
     /// `FeatureDisabled` for TLS without the Cargo feature `tls`.
     pub fn build(self) -> Result<Factory> {
+        let lease = Lease::new(self.ttl, self.transition)?;
         let at = self.checked()?;
         let tls = self.tls.certificates()?;
         let realm = self.realm(&at);
@@ -250,11 +259,11 @@ impl Builder {
             settings,
             scripts: Scripts::new(),
             probe,
-            lease: self.lease,
+            lease,
             claim: ms(CLAIM_TIME).to_string(),
             simba: self.simba,
         });
-        let factory = Factory::new(Arc::new(Redis { common }), self.lease);
+        let factory = Factory::new(Arc::new(Redis { common }), lease);
         Ok(factory.with_initial_delay(self.initial_delay))
     }
 
@@ -337,7 +346,8 @@ impl fmt::Debug for Builder {
             .field("tls", &self.tls.on)
             .field("database", &self.database)
             .field("prefix", &self.prefix)
-            .field("lease", &self.lease)
+            .field("ttl", &self.ttl)
+            .field("transition", &self.transition)
             .field("pool_size", &self.pool_size)
             .field("connect_timeout", &self.connect_timeout)
             .field("simba", &self.simba)
@@ -383,7 +393,8 @@ pub(crate) fn connect(url: &Url) -> Result<Factory> {
         master.clone_into(name);
         path = database;
     }
-    builder = builder.lease(url.lease()?);
+    url.set("ttl", &mut builder.ttl)?;
+    url.set("transition", &mut builder.transition)?;
     builder.tls = Tls::from_url(url)?;
     builder.tls.on |= url.scheme == "rediss";
     if url.user.is_some() && url.password.is_none() {
