@@ -86,17 +86,24 @@ impl Ids {
 type Realm = (u32, String);
 
 impl Doubts {
-    /// Those of all factories of this process that share their semaphores.
+    /// Those of all factories of this process that share their semaphores. What is in doubt outlives the last
+    /// of them: the next one must not take it for somebody else's while something of it may still come.
     pub(super) fn of(realm: &str) -> Arc<Doubts> {
-        static ALL: Mutex<BTreeMap<Realm, Weak<Doubts>>> = Mutex::new(BTreeMap::new());
+        static ALL: Mutex<BTreeMap<Realm, Arc<Doubts>>> = Mutex::new(BTreeMap::new());
+        let here = process::id();
         let mut all = ALL.lock();
-        all.retain(|_, doubts| doubts.strong_count() > 0);
-        let known = all.entry((process::id(), realm.to_owned())).or_default();
-        known.upgrade().unwrap_or_else(|| {
-            let doubts = Arc::default();
-            *known = Arc::downgrade(&doubts);
-            doubts
-        })
+        // A forked child leaves its parent's alone: a thread that is not there any more may have them locked.
+        all.retain(|(process, _), doubts| {
+            *process != here || Arc::strong_count(doubts) > 1 || doubts.has_any()
+        });
+        Arc::clone(all.entry((here, realm.to_owned())).or_default())
+    }
+
+    /// Returns `true` if an id is in hand or in doubt.
+    fn has_any(&self) -> bool {
+        let mut ids = self.ids.lock();
+        ids.forget_old();
+        !ids.doubts.is_empty()
     }
 
     /// Takes an external id for a call. Returns the tokens of calls in doubt.
@@ -367,19 +374,12 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
     use std::thread;
 
-    use crossbeam_channel::{Receiver, Sender, unbounded};
-
     use super::super::acquire::Attempts;
-    use super::super::renewals::Renewals;
     use super::super::request::Wait;
-    use super::super::wait_list::WaitList;
+    use super::super::stand_in::{StandIn, stand_in};
     use super::*;
-    use crate::backend::permit_store::{
-        CapacityChange, Decision, Failure, HeldPermit, Holder, OnHeld, PermitRenewal, Release,
-        Renewed, RequestStatus, StoreTime, Sweep, Swept, Usage,
-    };
+    use crate::backend::permit_store::{Decision, Failure, OnHeld};
     use crate::cancel::Cancel;
-    use crate::probe::Probed;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -455,6 +455,27 @@ mod tests {
         assert!(!Arc::ptr_eq(&one, &Doubts::of("memory://others")));
     }
 
+    /// With the last factory of a store its tokens were forgotten, whatever of them was still to come.
+    #[test]
+    fn what_is_in_doubt_outlives_the_last_factory_of_its_store() {
+        let (realm, id) = ("memory://outlives", Arc::from("id"));
+        let doubts = Doubts::of(realm);
+        begin(&doubts, "a").unwrap();
+        doubts.keep(&id, Duration::ZERO);
+        end(&doubts, &[], 1);
+        doubts.leave(&id);
+        drop(doubts);
+        let next = Doubts::of(realm);
+        assert_eq!(begin(&next, "a").unwrap(), [1]);
+        end(&next, &[1], 2);
+        // Nor is it kept for longer than something of it may come.
+        let_time_pass(&next);
+        let gone = Arc::downgrade(&next);
+        drop(next);
+        Doubts::of("memory://others");
+        assert_eq!(gone.strong_count(), 0);
+    }
+
     /// Lets the time pass after which nothing of what nobody will end can come any more.
     fn let_time_pass(doubts: &Doubts) {
         let mut ids = doubts.ids.lock();
@@ -511,125 +532,6 @@ mod tests {
         assert!(!doubts.ids.lock().doubts.contains_key(&id));
     }
 
-    /// A store whose calls to acquire do as they are told, and whose burials are told, and then wait for a
-    /// word and fail.
-    #[derive(Debug)]
-    struct StandIn {
-        acquire: fn() -> Result<Decision, Failure>,
-        burials: Sender<(Vec<u64>, Moment)>,
-        hang: Receiver<()>,
-        panics: bool,
-    }
-
-    fn away<T>() -> Result<T> {
-        Err(Error::new(ErrorKind::Unreachable, "away"))
-    }
-
-    impl PermitStore for StandIn {
-        fn realm(&self) -> &str {
-            "stand-in"
-        }
-        fn patience(&self) -> Duration {
-            Duration::ZERO
-        }
-        fn min_ttl(&self) -> Duration {
-            Duration::ZERO
-        }
-        fn poll_interval(&self) -> Duration {
-            FIRST_POLL
-        }
-        fn acquire(&self, _: &Arc<Call>, _: Moment) -> Result<Decision, Failure> {
-            (self.acquire)()
-        }
-        fn bury(&self, _: &str, tokens: &[u64], by: Moment) -> Result<bool> {
-            let _ = self.burials.send((tokens.to_vec(), Moment::now()));
-            if self.panics {
-                resume_unwind(Box::new(()));
-            }
-            let _ = self.hang.recv_timeout(by.remaining());
-            away()
-        }
-        fn create(&self, _: &str, _: u32, _: Moment) -> Result<bool> {
-            away()
-        }
-        fn set_capacity(&self, _: &str, _: u32, _: Option<&str>, _: Moment) -> Result<u32> {
-            away()
-        }
-        fn history(&self, _: &str, _: Moment) -> Result<Vec<CapacityChange>> {
-            away()
-        }
-        fn delete(&self, _: &str, _: Moment) -> Result<bool> {
-            away()
-        }
-        fn usage(&self, _: Option<&str>, _: Moment) -> Result<Vec<Usage>> {
-            away()
-        }
-        fn holders(&self, _: &str, _: Moment) -> Result<Vec<Holder>> {
-            away()
-        }
-        fn status(&self, _: &str, _: Moment) -> Result<Option<RequestStatus>> {
-            away()
-        }
-        fn renew(&self, _: &[Arc<Held>], _: Moment) -> Result<Vec<Renewed>> {
-            away()
-        }
-        fn release(&self, _: &Arc<Held>, _: Moment) -> Result<bool> {
-            away()
-        }
-        fn release_part(&self, _: &Held, _: &HeldPermit, _: u32, _: Moment) -> Result<bool> {
-            away()
-        }
-        fn release_request(&self, _: &str, _: Moment) -> Result<Release> {
-            away()
-        }
-        fn renew_request(&self, _: &str, _: Moment) -> Result<PermitRenewal> {
-            away()
-        }
-        fn sweep(&self, _: &Sweep, _: Moment) -> Result<Vec<Swept>> {
-            away()
-        }
-        fn owners(&self, _: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
-            away()
-        }
-        fn delete_requests(&self, _: Duration, _: usize, _: Moment) -> Result<u64> {
-            away()
-        }
-        fn delete_history(&self, _: Duration, _: usize, _: Moment) -> Result<u64> {
-            away()
-        }
-    }
-
-    /// The semaphores of a factory over a [`StandIn`], what is buried, and what lets burials go on.
-    #[expect(clippy::type_complexity, reason = "used by tests only")]
-    fn stand_in(
-        acquire: fn() -> Result<Decision, Failure>,
-        panics: bool,
-    ) -> (
-        Arc<SharedSemaphores>,
-        Receiver<(Vec<u64>, Moment)>,
-        Sender<()>,
-    ) {
-        let (burials, buried) = unbounded();
-        let (let_go, hang) = unbounded();
-        let store: Arc<dyn PermitStore> = Arc::new(StandIn {
-            acquire,
-            burials,
-            hang,
-            panics,
-        });
-        let real = crate::connect("memory://doubts").unwrap();
-        let real = real.semaphores().unwrap();
-        let shared = SharedSemaphores {
-            renewals: Arc::new(Renewals::new(Arc::clone(&store))),
-            waiting: WaitList::default(),
-            doubts: Arc::default(),
-            probe: Probed::default(),
-            store,
-            factory: Arc::clone(&real.shared.get().unwrap().factory),
-        };
-        (Arc::new(shared), buried, let_go)
-    }
-
     fn unknown() -> Result<Decision, Failure> {
         Err(Failure {
             unknown: true,
@@ -646,20 +548,26 @@ mod tests {
     #[test]
     fn no_call_begins_after_the_drop_of_a_factory() {
         const IDS: usize = 20;
-        let (shared, buried, let_go) = stand_in(unknown, false);
+        let StandIn {
+            shared,
+            buried,
+            let_go,
+            ..
+        } = stand_in(unknown, false);
+        let realm = shared.store.realm().to_owned();
         let wish = |number: usize| wish_of(&number.to_string(), "a");
         for number in 0..IDS {
             let mut attempts = attempts(&shared, wish(number)).unwrap();
             assert!(attempts.tries(Moment::now()).is_err());
         }
         buried.recv_timeout(PATIENCE).unwrap();
-        let doubts = Arc::clone(&shared.doubts);
         drop(shared);
         let dropped = Moment::now();
         drop(let_go);
         // All of them ended with their burials, none of which was started for it.
         assert!(buried.iter().all(|(_, at)| at <= dropped));
         assert!(Moment::now() - dropped < CALL * 2);
+        let doubts = Doubts::of(&realm);
         for number in 0..IDS {
             let former = doubts.begin(&wish(number), Moment::now(), || false);
             assert_eq!(former.unwrap().len(), 1, "the next factory takes it over");
@@ -668,10 +576,10 @@ mod tests {
 
     #[test]
     fn dropping_a_factory_ends_the_wait_for_an_id_in_doubt() {
-        let (shared, _buried, _let_go) = stand_in(unknown, false);
-        let first = attempts(&shared, wish_of("id", "a")).unwrap();
+        let StandIn { shared, .. } = &stand_in(unknown, false);
+        let first = attempts(shared, wish_of("id", "a")).unwrap();
         thread::scope(|scope| {
-            let waits = scope.spawn(|| attempts(&shared, wish_of("id", "b")).map(drop));
+            let waits = scope.spawn(|| attempts(shared, wish_of("id", "b")).map(drop));
             // As the drop of its handle does.
             let dropped = shared.factory.waits();
             dropped.cancel();
@@ -684,7 +592,7 @@ mod tests {
     /// It kept its id for ever.
     #[test]
     fn a_burial_that_panics_gives_its_id_up() {
-        let (shared, _buried, _let_go) = stand_in(unknown, true);
+        let StandIn { shared, .. } = &stand_in(unknown, true);
         begin(&shared.doubts, "a").unwrap();
         let mut clean_up = shared.end_of_call(&call(wish_of("id", "a"), &[], 1));
         end(&shared.doubts, &[], 1);
@@ -696,7 +604,12 @@ mod tests {
     /// Nobody buried what it had sent.
     #[test]
     fn a_call_that_panics_is_in_doubt() {
-        let (shared, buried, _let_go) = stand_in(|| resume_unwind(Box::new(())), false);
+        let StandIn {
+            shared,
+            buried,
+            let_go: _let_go,
+            ..
+        } = stand_in(|| resume_unwind(Box::new(())), false);
         let mut attempts = attempts(&shared, wish_of("id", "a")).unwrap();
         let token = attempts.call.token;
         let panicked = catch_unwind(AssertUnwindSafe(move || {
@@ -708,10 +621,10 @@ mod tests {
 
     #[test]
     fn a_cancelled_wait_in_doubt_does_not_say_that_nothing_was_acquired() {
-        let (shared, _buried, _let_go) = stand_in(unknown, false);
+        let StandIn { shared, .. } = &stand_in(unknown, false);
         let cancel = Cancel::new();
         let wait = Wait::from(PATIENCE).cancel(&cancel);
-        let mut attempts = attempts(&shared, wish_of("id", "a")).unwrap();
+        let mut attempts = attempts(shared, wish_of("id", "a")).unwrap();
         cancel.cancel();
         let error = attempts.wait(&wait, wait.deadline()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);

@@ -45,6 +45,8 @@ mod outcome;
 mod renewals;
 mod request;
 mod semaphores;
+#[cfg(test)]
+mod stand_in;
 mod wait_list;
 
 pub use self::guard::PermitGuard;
