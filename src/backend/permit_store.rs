@@ -129,7 +129,7 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// somebody else does not hold up the others.
     ///
     /// # Errors
-    /// Any; what was released stays released.
+    /// Any, if nothing was released; otherwise what was is returned, for those who must hear of it.
     fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>>;
 
     /// Reads the owners of held permits, and the store's time of reading.

@@ -294,13 +294,13 @@ static LIVE: Mutex<BTreeMap<Key, Weak<Keep>>> = Mutex::new(BTreeMap::new());
 
 /// Ends the belief of the guards of this process, whatever factory they come from, that hold what `which`
 /// names: it is given back without them.
-pub(super) fn end_guards(realm: &str, which: impl Fn(&Held) -> bool) {
+pub(super) fn end_guards(realm: &str, which: impl Fn(&Keep) -> bool) {
     let kept: Vec<Arc<Keep>> = {
         let live = LIVE.lock();
         let here = live.iter().filter(|((_, of, _), _)| of == realm);
         here.filter_map(|(_, keep)| keep.upgrade()).collect()
     };
-    for keep in kept.iter().filter(|keep| which(&keep.held())) {
+    for keep in kept.iter().filter(|keep| which(keep)) {
         keep.end();
     }
 }

@@ -14,7 +14,7 @@ use super::renewals::{Keep, Renewals};
 use super::request::{MAX_TEXT, PermitRequest, Wait, check_ttl, lease_of};
 use super::wait_list::WaitList;
 use crate::backend::permit_store::{
-    CapacityChange, Decision, Discrepancy, Grant, Held, Holder, OnHeld, PermitRenewal, PermitStore,
+    CapacityChange, Decision, Discrepancy, Grant, Holder, OnHeld, PermitRenewal, PermitStore,
     Release, RequestStatus, Sweep, Swept, Usage, Wish, no_such_semaphore,
 };
 use crate::clock::Moment;
@@ -305,7 +305,7 @@ impl Semaphores {
         let wish = request.guarded(self.default_ttl, shared.store.min_ttl())?;
         let lease = lease_of(wish.ttl.unwrap_or(self.default_ttl))?;
         let only = OnlyGuard::new(shared.store.realm(), &wish.external_id)?;
-        let id = Arc::clone(&wish.external_id);
+        let (id, owner) = (Arc::clone(&wish.external_id), wish.owner.clone());
         let named = |error: Error| error.context(format_args!("request {id:?}"));
         let grant = match shared.decide(wish, OnHeld::TakeOver, &wait.into())? {
             Decision::Granted(grant) => grant,
@@ -317,7 +317,7 @@ impl Semaphores {
         };
         let remaining = grant.remaining.unwrap_or(Duration::ZERO);
         let until = grant.sent + remaining.min(lease.belief());
-        let keep = Arc::new(Keep::new(grant.held, lease, until));
+        let keep = Arc::new(Keep::new(grant.held, owner, lease, until));
         if keep.valid_for().is_zero() {
             // A reply after its deadline changes nothing.
             shared.end_held(&keep.held(), lease.ttl());
@@ -349,8 +349,8 @@ impl Semaphores {
         // What it held is known only before: those who wait for it must be woken.
         let held = shared.waiting_names(external_id);
         // A guard of this process stops believing before it is given back.
-        end_guards(shared.store.realm(), |held| {
-            *held.external_id == *external_id
+        end_guards(shared.store.realm(), |keep| {
+            *keep.held().external_id == *external_id
         });
         let mut tries = 0;
         let mut released = retried(|| {
@@ -393,14 +393,16 @@ impl Semaphores {
     /// that finds a semaphore exhausted does this for its own semaphores.
     ///
     /// # Errors
-    /// `Misconfigured` without tables; `Unreachable` and the like. What was released stays released.
+    /// `Misconfigured` without tables; `Unreachable` and the like. An error after something was taken back is
+    /// logged instead, and that is returned: the rest is for the next time.
     pub fn sweep_expired(&self) -> Result<Vec<Swept>> {
         self.shared.get()?.sweep(&Sweep::Expired)
     }
 
     /// Asks `liveness` about each owner of held permits, and takes back those of the dead. What an owner
     /// acquires or renews after the question was asked is left alone; a question that panics counts as
-    /// [`Liveness::Unknown`].
+    /// [`Liveness::Unknown`]. A guard of the dead in this process is lost before its permits are taken back, one
+    /// in another process at its next renewal.
     ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
@@ -533,7 +535,7 @@ impl SharedSemaphores {
         let swept = retried(|| self.store.sweep(sweep, within(LONG_CALL)))?;
         for one in &swept {
             let fences = |fence| one.permits.iter().any(|it| it.fence == fence);
-            let swept = |held: &Held| held.permits.iter().any(|it| fences(it.id));
+            let swept = |keep: &Keep| keep.held().permits.iter().any(|it| fences(it.id));
             end_guards(self.store.realm(), swept);
             let permits = one.permits.iter();
             self.given_back(permits.map(|it| (&*it.semaphore, it.count)));
@@ -548,6 +550,7 @@ impl SharedSemaphores {
         let mut swept = Vec::new();
         // Whatever is acquired or renewed after this is a sign of life that the answer may not know of.
         let (owners, asked) = retried(|| self.store.owners(within(LONG_CALL)))?;
+        let answered = Moment::now();
         for owner in owners {
             let answer = catch_unwind(AssertUnwindSafe(|| liveness(&owner)));
             let answer = answer.unwrap_or_else(|_| {
@@ -555,6 +558,12 @@ impl SharedSemaphores {
                 Liveness::Unknown
             });
             if answer == Liveness::Dead {
+                // A guard of this process stops believing before it is given back; not one whose belief shows
+                // that it was acquired or renewed after the question.
+                end_guards(self.store.realm(), |keep| {
+                    keep.owner.as_ref() == Some(&owner)
+                        && keep.until() <= answered + keep.lease.belief()
+                });
                 swept.extend(self.sweep(&Sweep::Owner(owner, asked))?);
             }
         }
