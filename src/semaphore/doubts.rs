@@ -351,8 +351,9 @@ impl CleanUp for EndCalls {
                 if let Some(shared) = self.shared.upgrade()
                     && released
                 {
+                    shared.uncount_plain(&self.external_id);
                     let permits = self.permits.iter();
-                    shared.given_back(permits.map(|(name, count)| (&**name, *count)));
+                    shared.wake(permits.map(|(name, count)| (&**name, *count)));
                 }
                 Cleaned::Done
             }

@@ -170,10 +170,11 @@ impl PermitGuard {
         }
         // The belief in a part ends before it is given back.
         self.keep.set_held(held);
+        shared.count(semaphore, -i64::from(count));
         let by = Moment::now() + self.keep.lease.call_budget().min(GIVE_BACK);
         match shared.store.release_part(&before, &part, left, by) {
             Ok(true) => {
-                shared.given_back([(semaphore, count)]);
+                shared.wake([(semaphore, count)]);
                 Ok(())
             }
             Ok(false) => {
@@ -205,6 +206,7 @@ impl PermitGuard {
         let was_valid = self.is_valid();
         let held = self.keep.held();
         self.keep.end();
+        shared.count_held(&held, -1);
         let by = Moment::now() + self.keep.lease.call_budget().min(patience);
         let outcome = shared.store.release(&held, by);
         log::debug!(
@@ -216,7 +218,7 @@ impl PermitGuard {
             Ok(released) => {
                 if released {
                     let permits = held.permits.iter();
-                    shared.given_back(permits.map(|it| (&*it.semaphore, it.count)));
+                    shared.wake(permits.map(|it| (&*it.semaphore, it.count)));
                 }
                 match released && was_valid {
                     true => Ok(()),

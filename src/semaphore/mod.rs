@@ -42,6 +42,7 @@ mod doubts;
 mod guard;
 mod maintenance;
 mod outcome;
+mod plain_permits;
 mod renewals;
 mod request;
 mod semaphores;

@@ -14,7 +14,7 @@ use super::renewals::{Keep, Renewals};
 use super::request::{MAX_TEXT, PermitRequest, Wait, check_ttl, lease_of};
 use super::wait_list::WaitList;
 use crate::backend::permit_store::{
-    CapacityChange, Decision, Discrepancy, Grant, Holder, OnHeld, PermitRenewal, PermitStore,
+    CapacityChange, Decision, Discrepancy, Grant, Held, Holder, OnHeld, PermitRenewal, PermitStore,
     Release, RequestStatus, Sweep, Swept, Usage, Wish, no_such_semaphore,
 };
 use crate::clock::Moment;
@@ -270,17 +270,25 @@ impl Semaphores {
     ) -> Result<Acquisition> {
         let shared = self.shared.get()?;
         let wish = request.plain(shared.store.min_ttl())?;
+        let id = Arc::clone(&wish.external_id);
         let decision = shared.decide(wish, OnHeld::Report, &wait.into())?;
         Ok(match decision {
-            // An earlier try got them, and its answer came after their end.
-            Decision::Granted(grant) if grant.remaining == Some(Duration::ZERO) => {
-                Acquisition::AlreadyAcquired {
-                    permits: grant.held.to_permits(),
-                    expires_in: grant.remaining,
+            Decision::Granted(grant) => {
+                shared.count_plain(&grant.held);
+                let permits = grant.held.to_permits();
+                match grant.remaining {
+                    // An earlier try got them, and its answer came after their end.
+                    Some(Duration::ZERO) => Acquisition::AlreadyAcquired {
+                        permits,
+                        expires_in: grant.remaining,
+                    },
+                    _ => Acquisition::Acquired(permits),
                 }
             }
-            Decision::Granted(grant) => Acquisition::Acquired(grant.held.to_permits()),
-            Decision::Known(status) if !status.held => Acquisition::AlreadyReleased,
+            Decision::Known(status) if !status.held => {
+                shared.uncount_plain(&id);
+                Acquisition::AlreadyReleased
+            }
             Decision::Known(status) => Acquisition::AlreadyAcquired {
                 permits: status.permits,
                 expires_in: status.expires_in,
@@ -308,8 +316,15 @@ impl Semaphores {
         let (id, owner) = (Arc::clone(&wish.external_id), wish.owner.clone());
         let named = |error: Error| error.context(format_args!("request {id:?}"));
         let grant = match shared.decide(wish, OnHeld::TakeOver, &wait.into())? {
-            Decision::Granted(grant) => grant,
-            Decision::Known(_) => return Err(named(used_up())),
+            Decision::Granted(grant) => {
+                // They were taken over, or have ended before.
+                shared.uncount_plain(&id);
+                grant
+            }
+            Decision::Known(_) => {
+                shared.uncount_plain(&id);
+                return Err(named(used_up()));
+            }
             Decision::Exhausted { exhausted, .. } => {
                 return Err(named(exhausted_error(&exhausted)));
             }
@@ -329,6 +344,7 @@ impl Semaphores {
         match shared.renewals.add(&keep, &shared.factory.background) {
             Ok(number) => {
                 only.holds(&keep);
+                shared.count_held(&keep.held(), 1);
                 Ok(PermitGuard::new(shared, keep, number, only))
             }
             Err(error) => {
@@ -361,8 +377,10 @@ impl Semaphores {
             // A try whose answer was lost may have done it.
             released = Release::Released;
         }
+        // Whatever the answer, it is not held any more.
+        shared.uncount_plain(&Arc::from(external_id));
         if released == Release::Released {
-            shared.given_back(held.iter().map(|(name, count)| (&**name, *count)));
+            shared.wake(held.iter().map(|(name, count)| (&**name, *count)));
         }
         Ok(released)
     }
@@ -495,10 +513,6 @@ impl SharedSemaphores {
     }
 
     fn granted(&self, wish: &Wish, grant: &Grant) {
-        for (name, count) in &wish.permits {
-            self.probe
-                .tell(|probe| probe.permits(name, i64::from(*count)));
-        }
         let names = wish.permits.iter().map(|(name, _)| &**name);
         self.waiting.left(names.zip(grant.free.iter().copied()));
         log::debug!(
@@ -508,19 +522,27 @@ impl SharedSemaphores {
         );
     }
 
-    /// Permits were given back by this process: whoever can be served now is woken.
-    pub(super) fn given_back<'a>(&self, permits: impl IntoIterator<Item = (&'a str, u32)>) {
-        let permits: Vec<(&str, u32)> = permits.into_iter().collect();
-        for (name, count) in &permits {
-            self.probe
-                .tell(|probe| probe.permits(name, -i64::from(*count)));
-        }
+    /// Permits were given back, whoever held them: whoever can be served now is woken.
+    pub(super) fn wake<'a>(&self, permits: impl IntoIterator<Item = (&'a str, u32)>) {
         self.waiting.released(permits);
+    }
+
+    /// Guards of this process hold so much more of a semaphore, or less: each grant is added once and taken off
+    /// once, whatever the server says.
+    pub(super) fn count(&self, semaphore: &str, change: i64) {
+        self.probe.tell(|probe| probe.permits(semaphore, change));
+    }
+
+    /// Counts what a guard holds (`sign` 1), or does not hold any more (-1).
+    pub(super) fn count_held(&self, held: &Held, sign: i64) {
+        for permit in &held.permits {
+            self.count(&permit.semaphore, sign * i64::from(permit.count));
+        }
     }
 
     /// What is held under an external id, if anybody could be waiting for it.
     fn waiting_names(&self, external_id: &str) -> Vec<(Arc<str>, u32)> {
-        if self.waiting.is_empty() && !self.probe.is_some() {
+        if self.waiting.is_empty() {
             return Vec::new();
         }
         let status = self.store.status(external_id, within(CALL));
@@ -537,8 +559,9 @@ impl SharedSemaphores {
             let fences = |fence| one.permits.iter().any(|it| it.fence == fence);
             let swept = |keep: &Keep| keep.held().permits.iter().any(|it| fences(it.id));
             end_guards(self.store.realm(), swept);
+            self.uncount_plain(&one.external_id);
             let permits = one.permits.iter();
-            self.given_back(permits.map(|it| (&*it.semaphore, it.count)));
+            self.wake(permits.map(|it| (&*it.semaphore, it.count)));
         }
         Ok(swept)
     }
