@@ -336,7 +336,15 @@ impl CleanUp for EndCalls {
         let outcome = match self.doubts.claim(&self.external_id, &self.tokens) {
             Claim::Ours(mut taken) => taken.bury(&*self.store, by),
             Claim::Later => return Cleaned::NotYet(RETRY),
-            Claim::Gone => return Cleaned::Done,
+            Claim::Gone => {
+                // Whoever ended them may be of another factory, and woke only those who wait there.
+                if let Some(shared) = self.shared.upgrade() {
+                    for (name, _) in &self.permits {
+                        shared.waiting.changed(name);
+                    }
+                }
+                return Cleaned::Done;
+            }
         };
         match outcome {
             Err(error) if error.is_transient() => Cleaned::Again(RETRY),
@@ -378,9 +386,11 @@ mod tests {
     use super::super::acquire::Attempts;
     use super::super::request::Wait;
     use super::super::stand_in::{StandIn, stand_in};
+    use super::super::wait_list::Advice;
     use super::*;
     use crate::backend::permit_store::{Decision, Failure, OnHeld};
     use crate::cancel::Cancel;
+    use crate::parker::Parker;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -588,6 +598,21 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Cancelled);
         });
         drop(first);
+    }
+
+    /// Another factory's clean-up ended the call, and woke only those who wait there.
+    #[test]
+    fn what_another_factory_ended_wakes_who_waits_here() {
+        let StandIn { shared, .. } = &stand_in(unknown, false);
+        begin(&shared.doubts, "a").unwrap();
+        let mut clean_up = shared.end_of_call(&call(wish_of("id", "a"), &[], 1));
+        end(&shared.doubts, &[], 1);
+        let parker = Parker::new();
+        let turn = shared.waiting.join(&wish_of("waits", "a"), &parker);
+        claim(&shared.doubts, &[1]).unwrap().left.clear();
+        let cleaned = clean_up.attempt(Moment::now() + PATIENCE);
+        assert!(matches!(cleaned, Cleaned::Done));
+        assert_eq!(turn.advice(), Advice::Try);
     }
 
     /// It kept its id for ever.

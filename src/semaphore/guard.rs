@@ -183,6 +183,7 @@ impl PermitGuard {
             }
             Err(error) => {
                 let lower = ReleasePart {
+                    shared: Arc::downgrade(&shared),
                     store: Arc::clone(&shared.store),
                     held: before,
                     part,
@@ -268,6 +269,8 @@ fn lost(held: &Held) -> Error {
 
 /// A partial release that could not be carried out yet.
 struct ReleasePart {
+    /// Those who wait; gone with the factory, which waits for this.
+    shared: Weak<SharedSemaphores>,
     store: Arc<dyn PermitStore>,
     held: Arc<Held>,
     part: HeldPermit,
@@ -283,7 +286,14 @@ impl CleanUp for ReleasePart {
         let (held, part) = (&self.held, &self.part);
         match self.store.release_part(held, part, self.left, by) {
             Err(error) if error.is_transient() => Cleaned::Again(RETRY),
-            _ => Cleaned::Done,
+            outcome => {
+                if let Some(shared) = self.shared.upgrade()
+                    && outcome.is_ok_and(|lowered| lowered)
+                {
+                    shared.wake([(&*part.semaphore, part.count - self.left)]);
+                }
+                Cleaned::Done
+            }
         }
     }
 }
@@ -341,5 +351,40 @@ impl OnlyGuard {
 impl Drop for OnlyGuard {
     fn drop(&mut self) {
         LIVE.lock().remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::PermitRequest;
+    use super::super::wait_list::Advice;
+    use super::*;
+    use crate::backend::permit_store::Wish;
+    use crate::memory;
+    use crate::parker::Parker;
+
+    /// Whoever waited for it learned of it by polling.
+    #[test]
+    fn a_part_that_is_given_back_in_the_background_wakes_who_waits_for_it() {
+        let semaphores = crate::connect("memory://part-wakes").unwrap();
+        let semaphores = semaphores.semaphores().unwrap();
+        semaphores.create("a", 2).unwrap();
+        let request = PermitRequest::generated().permits("a", 2);
+        let mut guard = semaphores.guard(&request, Duration::ZERO).unwrap();
+        let shared = semaphores.shared.get().unwrap();
+        let parker = Parker::new();
+        let waits = Wish {
+            external_id: Arc::from("waits"),
+            owner: None,
+            ttl: None,
+            permits: vec![(Arc::from("a"), 1)],
+        };
+        let turn = shared.waiting.join(&waits, &parker);
+        memory::handle("part-wakes").set_unreachable(true);
+        assert!(guard.release_part("a", 1).is_err());
+        memory::handle("part-wakes").set_unreachable(false);
+        parker.park(Moment::now() + Duration::from_secs(30));
+        assert_eq!(turn.advice(), Advice::Try);
+        assert_eq!(semaphores.usage("a").unwrap().held, 1);
     }
 }
