@@ -191,6 +191,18 @@ impl Doubts {
 }
 
 impl Doubt {
+    /// Adds what nobody holds any more. Where another call has the id, or left something, only whoever locks
+    /// the semaphores of both knows what is still to come.
+    fn add(&mut self, token: u64, names: Vec<Arc<str>>) {
+        if !self.busy && self.left.is_empty() {
+            self.names.clear();
+        }
+        self.left.push(token);
+        self.names.extend(names);
+        self.names.sort();
+        self.names.dedup();
+    }
+
     fn take(&mut self) -> Vec<u64> {
         self.busy = true;
         self.end = None;
@@ -277,8 +289,7 @@ impl SharedSemaphores {
         let id = &held.external_id;
         let end = self.end_of(id, vec![held.token], permits, Some(ttl));
         if let Some(doubt) = self.doubts.ids.lock().doubts.get_mut(id) {
-            doubt.left.push(held.token);
-            doubt.names = names;
+            doubt.add(held.token, names);
         }
         self.end(end);
     }
@@ -388,7 +399,7 @@ mod tests {
     use super::super::stand_in::{StandIn, stand_in};
     use super::super::wait_list::Advice;
     use super::*;
-    use crate::backend::permit_store::{Decision, Failure, OnHeld};
+    use crate::backend::permit_store::{Decision, Failure, HeldPermit, OnHeld};
     use crate::cancel::Cancel;
     use crate::parker::Parker;
 
@@ -613,6 +624,41 @@ mod tests {
         let cleaned = clean_up.attempt(Moment::now() + PATIENCE);
         assert!(matches!(cleaned, Cleaned::Done));
         assert_eq!(turn.advice(), Advice::Try);
+    }
+
+    /// The names of the call that had the id were forgotten: a wish for the others took over what it had left,
+    /// and could not know what was still to come of it.
+    #[test]
+    fn what_a_guard_leaves_under_an_id_in_hand_is_in_doubt_with_the_rest() {
+        let StandIn { shared, .. } = &stand_in(unknown, false);
+        begin(&shared.doubts, "b").unwrap();
+        let held = Held {
+            external_id: Arc::from("id"),
+            request_id: 1,
+            token: 7,
+            permits: vec![HeldPermit {
+                id: 1,
+                semaphore_id: 1,
+                semaphore: Arc::from("a"),
+                count: 1,
+            }],
+        };
+        shared.end_held(&held, PATIENCE);
+        let names = || {
+            let ids = shared.doubts.ids.lock();
+            let names = ids.doubts.get("id").map(|doubt| doubt.names.clone());
+            names
+                .unwrap()
+                .iter()
+                .map(|it| it.to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(names(), ["a", "b"]);
+        end(&shared.doubts, &[], 1);
+        assert_eq!(
+            begin(&shared.doubts, "a").unwrap_err().kind(),
+            ErrorKind::Timeout
+        );
     }
 
     /// It kept its id for ever.
