@@ -2,7 +2,7 @@
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -27,19 +27,24 @@ pub(super) struct StandIn {
     pub(super) buried: Receiver<(Vec<u64>, Moment)>,
     /// Lets burials go on.
     pub(super) let_go: Sender<()>,
+    /// The sweeps.
+    pub(super) swept: Receiver<()>,
 }
 
 /// Makes one whose calls to acquire do this, and whose burials are told, and then wait for a word and fail; or
-/// panic.
+/// panic, as the first sweep does then.
 pub(super) fn stand_in(acquire: fn() -> Result<Decision, Failure>, panics: bool) -> StandIn {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let (burials, buried) = unbounded();
     let (let_go, hang) = unbounded();
+    let (sweeps, swept) = unbounded();
     let store: Arc<dyn PermitStore> = Arc::new(Store {
         realm: format!("stand-in {}", NEXT.fetch_add(1, Ordering::Relaxed)),
         acquire,
         burials,
         hang,
+        sweeps,
+        has_swept: AtomicBool::new(false),
         panics,
     });
     let real = crate::connect("memory://stand-in").unwrap();
@@ -56,6 +61,7 @@ pub(super) fn stand_in(acquire: fn() -> Result<Decision, Failure>, panics: bool)
         shared: Arc::new(shared),
         buried,
         let_go,
+        swept,
     }
 }
 
@@ -65,6 +71,8 @@ struct Store {
     acquire: fn() -> Result<Decision, Failure>,
     burials: Sender<(Vec<u64>, Moment)>,
     hang: Receiver<()>,
+    sweeps: Sender<()>,
+    has_swept: AtomicBool,
     panics: bool,
 }
 
@@ -97,6 +105,10 @@ impl PermitStore for Store {
         away()
     }
     fn sweep(&self, _: &Sweep, _: Moment) -> Result<Vec<Swept>> {
+        let _ = self.sweeps.send(());
+        if self.panics && !self.has_swept.swap(true, Ordering::Relaxed) {
+            resume_unwind(Box::new(()));
+        }
         away()
     }
     fn create(&self, _: &str, _: u32, _: Moment) -> Result<bool> {
