@@ -544,8 +544,11 @@ pub struct Usage {
     pub semaphore: Arc<str>,
     /// How much it has.
     pub capacity: u32,
-    /// How much of that is held.
+    /// How much of that is held: of that, `expired` goes to whoever asks next.
     pub held: u64,
+    /// How much of what is held has reached the end of its ttl and a quarter of it: an acquire that would find the
+    /// semaphore exhausted takes it back, and so does a sweep.
+    pub expired: u64,
     /// How much is left; zero where more is held than the capacity since it was lowered.
     pub free: u64,
     /// By how many requests it is held.

@@ -197,13 +197,25 @@ impl Semaphores {
         retried(|| store.history(name, within(CALL)))
     }
 
-    /// Deletes a semaphore that nobody holds. Returns `false` if there is none.
+    /// Deletes a semaphore that nobody holds. Returns `false` if there is none. Where it is held, what has expired
+    /// is taken back first, as by [`sweep_expired`](Semaphores::sweep_expired).
     ///
     /// # Errors
     /// `InvalidState` while it is in use; otherwise as [`create`](Semaphores::create).
     pub fn delete(&self, name: &str) -> Result<bool> {
         check_name(name)?;
-        self.store()?.delete(name, within(CALL))
+        let shared = self.shared.get()?;
+        match shared.store.delete(name, within(CALL)) {
+            Err(error) if error.kind() == ErrorKind::InvalidState => {
+                let swept = shared.sweep(&Sweep::Expired)?;
+                swept.iter().for_each(Swept::log);
+                match swept.is_empty() {
+                    true => Err(error),
+                    false => shared.store.delete(name, within(CALL)),
+                }
+            }
+            outcome => outcome,
+        }
     }
 
     /// Returns all semaphores by name, and how full they are.

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::ground::{SHORT, acquired, connect, number, semaphores, wait_for_log, want};
+use crate::ground::{SHORT, acquired, connect, number, pair, semaphores, wait_for_log, want};
 use crate::mysql_ground::{HANG, ms, operator};
-use contend::semaphore::{Liveness, PermitRenewal, Reason, Release, Swept};
+use contend::ErrorKind;
+use contend::semaphore::{Liveness, PermitRenewal, Reason, Release, Swept, Usage};
 use mysql::prelude::Queryable;
 use testbed::{wait_until, within};
 
@@ -235,6 +236,51 @@ fn a_sweep_that_fails_half_way_says_what_it_took_back() {
         assert!(semaphores.sweep_expired().is_err(), "it took nothing back");
         conn.query_drop("DROP TRIGGER broken").unwrap();
         assert_eq!(semaphores.sweep_expired().unwrap().len(), 50);
+    });
+}
+
+/// `usage` counted it as held, and nothing said that whoever asks gets it.
+#[test]
+fn usage_tells_what_has_expired() {
+    within(HANG, || {
+        let both = pair("expired", &[("a", 10), ("b", 10)]);
+        for (here, _) in &both {
+            let soon = want("soon", "a", 2).permits("b", 1).ttl(SHORT);
+            acquired(here.acquire(&soon).unwrap());
+            acquired(here.acquire(&want("later", "a", 3).ttl(HOUR)).unwrap());
+            acquired(here.acquire(&want("never", "a", 1)).unwrap());
+            let usage = here.usage("a").unwrap();
+            assert_eq!((usage.held, usage.expired), (6, 0));
+        }
+        for (here, elsewhere) in &both {
+            wait_until(PATIENCE, "it has expired", || {
+                here.usage("a").unwrap().expired > 0
+            });
+            let told = |it: &Usage| (it.held, it.expired, it.free, it.requests);
+            let usage: Vec<_> = here.list().unwrap().iter().map(told).collect();
+            assert_eq!(usage, [(6, 2, 4, 3), (1, 1, 9, 1)]);
+            acquired(elsewhere.acquire(&want("wide", "a", 6)).unwrap());
+            let usage: Vec<_> = here.list().unwrap().iter().map(told).collect();
+            assert_eq!(usage, [(10, 0, 0, 3), (0, 0, 10, 0)]);
+        }
+    });
+}
+
+/// It was in use for as long as nobody swept.
+#[test]
+fn a_semaphore_of_which_all_that_is_held_has_expired_can_be_deleted() {
+    within(HANG, || {
+        let both = pair("expired-deleted", &[("a", 10)]);
+        for (here, _) in &both {
+            acquired(here.acquire(&want("soon", "a", 2).ttl(SHORT)).unwrap());
+            let error = here.delete("a").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidState);
+        }
+        for (here, _) in &both {
+            wait_until(PATIENCE, "it is deleted", || {
+                here.delete("a").is_ok_and(|deleted| deleted)
+            });
+        }
     });
 }
 

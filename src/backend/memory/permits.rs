@@ -346,15 +346,21 @@ impl PermitStore for MemoryPermits {
 
     fn usage(&self, name: Option<&str>, _by: Moment) -> Result<Vec<Usage>> {
         let state = self.state()?;
+        let now = Moment::now();
         let wanted = |known: &str| name.is_none_or(|name| name == known);
         let usage = |(known, it): (&Arc<str>, &Semaphore)| {
-            let requests = state.requests.values().filter(|request| {
-                request.held && request.permits.iter().any(|p| p.semaphore_id == it.id)
-            });
+            let count = |request: &Request| -> u64 {
+                let own = request.permits.iter().filter(|p| p.semaphore_id == it.id);
+                own.map(|permit| u64::from(permit.count)).sum()
+            };
+            let held = state.requests.values().filter(|request| request.held);
+            let expired = held.clone().filter(|request| request.is_reclaimable(now));
+            let requests = held.filter(|request| count(request) > 0);
             Usage {
                 semaphore: Arc::clone(known),
                 capacity: it.capacity,
                 held: u64::try_from(it.used).unwrap_or(0),
+                expired: expired.map(count).sum(),
                 free: free(it.capacity, it.used),
                 requests: requests.count() as u64,
             }
