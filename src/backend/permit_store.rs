@@ -386,7 +386,7 @@ pub enum Renewed {
 pub enum Sweep {
     /// Those whose end plus a quarter of their ttl has passed.
     Expired,
-    /// Those acquired and last renewed longer ago than this, unless their ttl still runs: somebody may
+    /// Those acquired and last renewed longer ago than this, unless their ttl, or the quarter after it, still runs: somebody may
     /// believe in them.
     Stale(Duration),
     /// Those of an owner that were acquired and last renewed before a time.

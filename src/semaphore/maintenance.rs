@@ -96,7 +96,8 @@ impl MaintenanceBuilder {
         self
     }
 
-    /// Sets how long after its last renewal a permit is stale, whatever its ttl. Defaults to 24 hours.
+    /// Sets how long after its last renewal a permit is stale. One whose ttl, and a quarter of it, has not passed
+    /// is spared: somebody may believe in it. Defaults to 24 hours.
     pub fn stale_after(mut self, age: Duration) -> MaintenanceBuilder {
         self.plan.stale_after = age;
         self

@@ -440,7 +440,8 @@ impl Semaphores {
         self.shared.get()?.sweep_dead(&mut liveness)
     }
 
-    /// Takes back all permits that were acquired and last renewed longer ago than `age`.
+    /// Takes back all permits that were acquired and last renewed longer ago than `age`, but for those whose ttl,
+    /// and a quarter of it, has not passed yet: somebody may believe in them.
     ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
