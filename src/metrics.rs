@@ -67,7 +67,7 @@ const OTHERS: &str = "(others)";
 /// | `contend_run_lost_total` | counter | mutex | scheduled runs during which leadership was lost |
 /// | `contend_run_seconds` | histogram, s | mutex | how long a scheduled run took |
 /// | `contend_run_late_seconds` | histogram, s | mutex | how long after its time a run began |
-/// | `contend_permits_held` | gauge | semaphore | permits that this process holds |
+/// | `contend_permits_held` | gauge | semaphore | permits that guards of this process hold until they end, or that it acquired without one, until it learns of their end (of 10 000 requests at most) |
 /// | `contend_exhausted_total` | counter | semaphore | requests that found it exhausted |
 /// | `contend_connections_opened_total` | counter | | connections to the backend that were opened |
 /// | `contend_connections_lost_total` | counter | | connections that were lost or could not be opened |
@@ -349,7 +349,7 @@ labelled!(RunMetrics, "mutex", {
 });
 
 labelled!(SemaphoreMetrics, "semaphore", {
-    held: Gauge = "contend_permits_held", "Permits that this process holds";
+    held: Gauge = "contend_permits_held", "Permits that guards of this process hold until they end, or that it acquired without one, until it learns of their end";
     exhausted: Counter = "contend_exhausted_total", "Requests that found the semaphore exhausted";
 });
 

@@ -40,7 +40,9 @@ pub trait Probe: Send + Sync {
     /// A scheduled run of `mutex` ended.
     fn scheduled_run(&self, mutex: &str, outcome: RunOutcomeKind, late: Duration, took: Duration) {}
 
-    /// Permits of `semaphore` were granted (`count` > 0) or given back (`count` < 0).
+    /// This process holds `count` more permits of `semaphore`, or less where it is negative: those of a guard from
+    /// its grant to its end, lost or not; those acquired without one, of 10 000 requests at most, until this process
+    /// releases or sweeps them, takes them over with a guard, or finds them released.
     fn permits(&self, semaphore: &str, count: i64) {}
 
     /// An acquire found `semaphore` exhausted.

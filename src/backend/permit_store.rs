@@ -129,7 +129,7 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// somebody else does not hold up the others.
     ///
     /// # Errors
-    /// Any; what was released stays released.
+    /// Any, if nothing was released; otherwise what was is returned, for those who must hear of it.
     fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>>;
 
     /// Reads the owners of held permits, and the store's time of reading.
@@ -386,7 +386,7 @@ pub enum Renewed {
 pub enum Sweep {
     /// Those whose end plus a quarter of their ttl has passed.
     Expired,
-    /// Those acquired and last renewed longer ago than this, unless their ttl still runs: somebody may
+    /// Those acquired and last renewed longer ago than this, unless their ttl, or the quarter after it, still runs: somebody may
     /// believe in them.
     Stale(Duration),
     /// Those of an owner that were acquired and last renewed before a time.
@@ -544,8 +544,11 @@ pub struct Usage {
     pub semaphore: Arc<str>,
     /// How much it has.
     pub capacity: u32,
-    /// How much of that is held.
+    /// How much of that is held: of that, `expired` goes to whoever asks next.
     pub held: u64,
+    /// How much of what is held has reached the end of its ttl and a quarter of it: an acquire that would find the
+    /// semaphore exhausted takes it back, and so does a sweep.
+    pub expired: u64,
     /// How much is left; zero where more is held than the capacity since it was lowered.
     pub free: u64,
     /// By how many requests it is held.

@@ -60,7 +60,7 @@ impl<'a> Attempts<'a> {
         let dropped = shared.factory.waits();
         let cancelled_by = wait.cancelled_by();
         let former = shared.doubts.begin(&wish, by, || {
-            dropped.is_cancelled() || cancelled_by.is_some_and(Cancel::is_cancelled)
+            dropped.is_cancelled() || cancelled_by.iter().any(Cancel::is_cancelled)
         })?;
         Ok(Attempts {
             shared,
@@ -97,7 +97,7 @@ impl<'a> Attempts<'a> {
     pub(super) fn wait(&mut self, wait: &Wait, deadline: Moment) -> Result<Decision> {
         let parker = Parker::new();
         let dropped = self.dropped.clone();
-        let cancels = || wait.cancelled_by().into_iter().chain([&dropped]);
+        let cancels = || wait.cancelled_by().iter().chain([&dropped]);
         let _watched: Vec<_> = cancels().map(|it| it.watch(&parker.unparker())).collect();
         let mut poll = Poll::new(self.shared.store.poll_interval());
         let mut last = Last::Nothing;

@@ -86,17 +86,24 @@ impl Ids {
 type Realm = (u32, String);
 
 impl Doubts {
-    /// Those of all factories of this process that share their semaphores.
+    /// Those of all factories of this process that share their semaphores. What is in doubt outlives the last
+    /// of them: the next one must not take it for somebody else's while something of it may still come.
     pub(super) fn of(realm: &str) -> Arc<Doubts> {
-        static ALL: Mutex<BTreeMap<Realm, Weak<Doubts>>> = Mutex::new(BTreeMap::new());
+        static ALL: Mutex<BTreeMap<Realm, Arc<Doubts>>> = Mutex::new(BTreeMap::new());
+        let here = process::id();
         let mut all = ALL.lock();
-        all.retain(|_, doubts| doubts.strong_count() > 0);
-        let known = all.entry((process::id(), realm.to_owned())).or_default();
-        known.upgrade().unwrap_or_else(|| {
-            let doubts = Arc::default();
-            *known = Arc::downgrade(&doubts);
-            doubts
-        })
+        // A forked child leaves its parent's alone: a thread that is not there any more may have them locked.
+        all.retain(|(process, _), doubts| {
+            *process != here || Arc::strong_count(doubts) > 1 || doubts.has_any()
+        });
+        Arc::clone(all.entry((here, realm.to_owned())).or_default())
+    }
+
+    /// Returns `true` if an id is in hand or in doubt.
+    fn has_any(&self) -> bool {
+        let mut ids = self.ids.lock();
+        ids.forget_old();
+        !ids.doubts.is_empty()
     }
 
     /// Takes an external id for a call. Returns the tokens of calls in doubt.
@@ -184,6 +191,18 @@ impl Doubts {
 }
 
 impl Doubt {
+    /// Adds what nobody holds any more. Where another call has the id, or left something, only whoever locks
+    /// the semaphores of both knows what is still to come.
+    fn add(&mut self, token: u64, names: Vec<Arc<str>>) {
+        if !self.busy && self.left.is_empty() {
+            self.names.clear();
+        }
+        self.left.push(token);
+        self.names.extend(names);
+        self.names.sort();
+        self.names.dedup();
+    }
+
     fn take(&mut self) -> Vec<u64> {
         self.busy = true;
         self.end = None;
@@ -270,8 +289,7 @@ impl SharedSemaphores {
         let id = &held.external_id;
         let end = self.end_of(id, vec![held.token], permits, Some(ttl));
         if let Some(doubt) = self.doubts.ids.lock().doubts.get_mut(id) {
-            doubt.left.push(held.token);
-            doubt.names = names;
+            doubt.add(held.token, names);
         }
         self.end(end);
     }
@@ -329,7 +347,15 @@ impl CleanUp for EndCalls {
         let outcome = match self.doubts.claim(&self.external_id, &self.tokens) {
             Claim::Ours(mut taken) => taken.bury(&*self.store, by),
             Claim::Later => return Cleaned::NotYet(RETRY),
-            Claim::Gone => return Cleaned::Done,
+            Claim::Gone => {
+                // Whoever ended them may be of another factory, and woke only those who wait there.
+                if let Some(shared) = self.shared.upgrade() {
+                    for (name, _) in &self.permits {
+                        shared.waiting.changed(name);
+                    }
+                }
+                return Cleaned::Done;
+            }
         };
         match outcome {
             Err(error) if error.is_transient() => Cleaned::Again(RETRY),
@@ -344,8 +370,9 @@ impl CleanUp for EndCalls {
                 if let Some(shared) = self.shared.upgrade()
                     && released
                 {
+                    shared.uncount_plain(&self.external_id);
                     let permits = self.permits.iter();
-                    shared.given_back(permits.map(|(name, count)| (&**name, *count)));
+                    shared.wake(permits.map(|(name, count)| (&**name, *count)));
                 }
                 Cleaned::Done
             }
@@ -367,19 +394,14 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
     use std::thread;
 
-    use crossbeam_channel::{Receiver, Sender, unbounded};
-
     use super::super::acquire::Attempts;
-    use super::super::renewals::Renewals;
     use super::super::request::Wait;
-    use super::super::wait_list::WaitList;
+    use super::super::stand_in::{StandIn, stand_in};
+    use super::super::wait_list::Advice;
     use super::*;
-    use crate::backend::permit_store::{
-        CapacityChange, Decision, Failure, HeldPermit, Holder, OnHeld, PermitRenewal, Release,
-        Renewed, RequestStatus, StoreTime, Sweep, Swept, Usage,
-    };
+    use crate::backend::permit_store::{Decision, Failure, HeldPermit, OnHeld};
     use crate::cancel::Cancel;
-    use crate::probe::Probed;
+    use crate::parker::Parker;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -455,6 +477,27 @@ mod tests {
         assert!(!Arc::ptr_eq(&one, &Doubts::of("memory://others")));
     }
 
+    /// With the last factory of a store its tokens were forgotten, whatever of them was still to come.
+    #[test]
+    fn what_is_in_doubt_outlives_the_last_factory_of_its_store() {
+        let (realm, id) = ("memory://outlives", Arc::from("id"));
+        let doubts = Doubts::of(realm);
+        begin(&doubts, "a").unwrap();
+        doubts.keep(&id, Duration::ZERO);
+        end(&doubts, &[], 1);
+        doubts.leave(&id);
+        drop(doubts);
+        let next = Doubts::of(realm);
+        assert_eq!(begin(&next, "a").unwrap(), [1]);
+        end(&next, &[1], 2);
+        // Nor is it kept for longer than something of it may come.
+        let_time_pass(&next);
+        let gone = Arc::downgrade(&next);
+        drop(next);
+        Doubts::of("memory://others");
+        assert_eq!(gone.strong_count(), 0);
+    }
+
     /// Lets the time pass after which nothing of what nobody will end can come any more.
     fn let_time_pass(doubts: &Doubts) {
         let mut ids = doubts.ids.lock();
@@ -511,125 +554,6 @@ mod tests {
         assert!(!doubts.ids.lock().doubts.contains_key(&id));
     }
 
-    /// A store whose calls to acquire do as they are told, and whose burials are told, and then wait for a
-    /// word and fail.
-    #[derive(Debug)]
-    struct StandIn {
-        acquire: fn() -> Result<Decision, Failure>,
-        burials: Sender<(Vec<u64>, Moment)>,
-        hang: Receiver<()>,
-        panics: bool,
-    }
-
-    fn away<T>() -> Result<T> {
-        Err(Error::new(ErrorKind::Unreachable, "away"))
-    }
-
-    impl PermitStore for StandIn {
-        fn realm(&self) -> &str {
-            "stand-in"
-        }
-        fn patience(&self) -> Duration {
-            Duration::ZERO
-        }
-        fn min_ttl(&self) -> Duration {
-            Duration::ZERO
-        }
-        fn poll_interval(&self) -> Duration {
-            FIRST_POLL
-        }
-        fn acquire(&self, _: &Arc<Call>, _: Moment) -> Result<Decision, Failure> {
-            (self.acquire)()
-        }
-        fn bury(&self, _: &str, tokens: &[u64], by: Moment) -> Result<bool> {
-            let _ = self.burials.send((tokens.to_vec(), Moment::now()));
-            if self.panics {
-                resume_unwind(Box::new(()));
-            }
-            let _ = self.hang.recv_timeout(by.remaining());
-            away()
-        }
-        fn create(&self, _: &str, _: u32, _: Moment) -> Result<bool> {
-            away()
-        }
-        fn set_capacity(&self, _: &str, _: u32, _: Option<&str>, _: Moment) -> Result<u32> {
-            away()
-        }
-        fn history(&self, _: &str, _: Moment) -> Result<Vec<CapacityChange>> {
-            away()
-        }
-        fn delete(&self, _: &str, _: Moment) -> Result<bool> {
-            away()
-        }
-        fn usage(&self, _: Option<&str>, _: Moment) -> Result<Vec<Usage>> {
-            away()
-        }
-        fn holders(&self, _: &str, _: Moment) -> Result<Vec<Holder>> {
-            away()
-        }
-        fn status(&self, _: &str, _: Moment) -> Result<Option<RequestStatus>> {
-            away()
-        }
-        fn renew(&self, _: &[Arc<Held>], _: Moment) -> Result<Vec<Renewed>> {
-            away()
-        }
-        fn release(&self, _: &Arc<Held>, _: Moment) -> Result<bool> {
-            away()
-        }
-        fn release_part(&self, _: &Held, _: &HeldPermit, _: u32, _: Moment) -> Result<bool> {
-            away()
-        }
-        fn release_request(&self, _: &str, _: Moment) -> Result<Release> {
-            away()
-        }
-        fn renew_request(&self, _: &str, _: Moment) -> Result<PermitRenewal> {
-            away()
-        }
-        fn sweep(&self, _: &Sweep, _: Moment) -> Result<Vec<Swept>> {
-            away()
-        }
-        fn owners(&self, _: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
-            away()
-        }
-        fn delete_requests(&self, _: Duration, _: usize, _: Moment) -> Result<u64> {
-            away()
-        }
-        fn delete_history(&self, _: Duration, _: usize, _: Moment) -> Result<u64> {
-            away()
-        }
-    }
-
-    /// The semaphores of a factory over a [`StandIn`], what is buried, and what lets burials go on.
-    #[expect(clippy::type_complexity, reason = "used by tests only")]
-    fn stand_in(
-        acquire: fn() -> Result<Decision, Failure>,
-        panics: bool,
-    ) -> (
-        Arc<SharedSemaphores>,
-        Receiver<(Vec<u64>, Moment)>,
-        Sender<()>,
-    ) {
-        let (burials, buried) = unbounded();
-        let (let_go, hang) = unbounded();
-        let store: Arc<dyn PermitStore> = Arc::new(StandIn {
-            acquire,
-            burials,
-            hang,
-            panics,
-        });
-        let real = crate::connect("memory://doubts").unwrap();
-        let real = real.semaphores().unwrap();
-        let shared = SharedSemaphores {
-            renewals: Arc::new(Renewals::new(Arc::clone(&store))),
-            waiting: WaitList::default(),
-            doubts: Arc::default(),
-            probe: Probed::default(),
-            store,
-            factory: Arc::clone(&real.shared.get().unwrap().factory),
-        };
-        (Arc::new(shared), buried, let_go)
-    }
-
     fn unknown() -> Result<Decision, Failure> {
         Err(Failure {
             unknown: true,
@@ -646,20 +570,26 @@ mod tests {
     #[test]
     fn no_call_begins_after_the_drop_of_a_factory() {
         const IDS: usize = 20;
-        let (shared, buried, let_go) = stand_in(unknown, false);
+        let StandIn {
+            shared,
+            buried,
+            let_go,
+            ..
+        } = stand_in(unknown, false);
+        let realm = shared.store.realm().to_owned();
         let wish = |number: usize| wish_of(&number.to_string(), "a");
         for number in 0..IDS {
             let mut attempts = attempts(&shared, wish(number)).unwrap();
             assert!(attempts.tries(Moment::now()).is_err());
         }
         buried.recv_timeout(PATIENCE).unwrap();
-        let doubts = Arc::clone(&shared.doubts);
         drop(shared);
         let dropped = Moment::now();
         drop(let_go);
         // All of them ended with their burials, none of which was started for it.
         assert!(buried.iter().all(|(_, at)| at <= dropped));
         assert!(Moment::now() - dropped < CALL * 2);
+        let doubts = Doubts::of(&realm);
         for number in 0..IDS {
             let former = doubts.begin(&wish(number), Moment::now(), || false);
             assert_eq!(former.unwrap().len(), 1, "the next factory takes it over");
@@ -668,10 +598,10 @@ mod tests {
 
     #[test]
     fn dropping_a_factory_ends_the_wait_for_an_id_in_doubt() {
-        let (shared, _buried, _let_go) = stand_in(unknown, false);
-        let first = attempts(&shared, wish_of("id", "a")).unwrap();
+        let StandIn { shared, .. } = &stand_in(unknown, false);
+        let first = attempts(shared, wish_of("id", "a")).unwrap();
         thread::scope(|scope| {
-            let waits = scope.spawn(|| attempts(&shared, wish_of("id", "b")).map(drop));
+            let waits = scope.spawn(|| attempts(shared, wish_of("id", "b")).map(drop));
             // As the drop of its handle does.
             let dropped = shared.factory.waits();
             dropped.cancel();
@@ -681,10 +611,60 @@ mod tests {
         drop(first);
     }
 
+    /// Another factory's clean-up ended the call, and woke only those who wait there.
+    #[test]
+    fn what_another_factory_ended_wakes_who_waits_here() {
+        let StandIn { shared, .. } = &stand_in(unknown, false);
+        begin(&shared.doubts, "a").unwrap();
+        let mut clean_up = shared.end_of_call(&call(wish_of("id", "a"), &[], 1));
+        end(&shared.doubts, &[], 1);
+        let parker = Parker::new();
+        let turn = shared.waiting.join(&wish_of("waits", "a"), &parker);
+        claim(&shared.doubts, &[1]).unwrap().left.clear();
+        let cleaned = clean_up.attempt(Moment::now() + PATIENCE);
+        assert!(matches!(cleaned, Cleaned::Done));
+        assert_eq!(turn.advice(), Advice::Try);
+    }
+
+    /// The names of the call that had the id were forgotten: a wish for the others took over what it had left,
+    /// and could not know what was still to come of it.
+    #[test]
+    fn what_a_guard_leaves_under_an_id_in_hand_is_in_doubt_with_the_rest() {
+        let StandIn { shared, .. } = &stand_in(unknown, false);
+        begin(&shared.doubts, "b").unwrap();
+        let held = Held {
+            external_id: Arc::from("id"),
+            request_id: 1,
+            token: 7,
+            permits: vec![HeldPermit {
+                id: 1,
+                semaphore_id: 1,
+                semaphore: Arc::from("a"),
+                count: 1,
+            }],
+        };
+        shared.end_held(&held, PATIENCE);
+        let names = || {
+            let ids = shared.doubts.ids.lock();
+            let names = ids.doubts.get("id").map(|doubt| doubt.names.clone());
+            names
+                .unwrap()
+                .iter()
+                .map(|it| it.to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(names(), ["a", "b"]);
+        end(&shared.doubts, &[], 1);
+        assert_eq!(
+            begin(&shared.doubts, "a").unwrap_err().kind(),
+            ErrorKind::Timeout
+        );
+    }
+
     /// It kept its id for ever.
     #[test]
     fn a_burial_that_panics_gives_its_id_up() {
-        let (shared, _buried, _let_go) = stand_in(unknown, true);
+        let StandIn { shared, .. } = &stand_in(unknown, true);
         begin(&shared.doubts, "a").unwrap();
         let mut clean_up = shared.end_of_call(&call(wish_of("id", "a"), &[], 1));
         end(&shared.doubts, &[], 1);
@@ -696,7 +676,12 @@ mod tests {
     /// Nobody buried what it had sent.
     #[test]
     fn a_call_that_panics_is_in_doubt() {
-        let (shared, buried, _let_go) = stand_in(|| resume_unwind(Box::new(())), false);
+        let StandIn {
+            shared,
+            buried,
+            let_go: _let_go,
+            ..
+        } = stand_in(|| resume_unwind(Box::new(())), false);
         let mut attempts = attempts(&shared, wish_of("id", "a")).unwrap();
         let token = attempts.call.token;
         let panicked = catch_unwind(AssertUnwindSafe(move || {
@@ -708,10 +693,10 @@ mod tests {
 
     #[test]
     fn a_cancelled_wait_in_doubt_does_not_say_that_nothing_was_acquired() {
-        let (shared, _buried, _let_go) = stand_in(unknown, false);
+        let StandIn { shared, .. } = &stand_in(unknown, false);
         let cancel = Cancel::new();
         let wait = Wait::from(PATIENCE).cancel(&cancel);
-        let mut attempts = attempts(&shared, wish_of("id", "a")).unwrap();
+        let mut attempts = attempts(shared, wish_of("id", "a")).unwrap();
         cancel.cancel();
         let error = attempts.wait(&wait, wait.deadline()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);

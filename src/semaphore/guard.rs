@@ -170,10 +170,11 @@ impl PermitGuard {
         }
         // The belief in a part ends before it is given back.
         self.keep.set_held(held);
+        shared.count(semaphore, -i64::from(count));
         let by = Moment::now() + self.keep.lease.call_budget().min(GIVE_BACK);
         match shared.store.release_part(&before, &part, left, by) {
             Ok(true) => {
-                shared.given_back([(semaphore, count)]);
+                shared.wake([(semaphore, count)]);
                 Ok(())
             }
             Ok(false) => {
@@ -182,6 +183,7 @@ impl PermitGuard {
             }
             Err(error) => {
                 let lower = ReleasePart {
+                    shared: Arc::downgrade(&shared),
                     store: Arc::clone(&shared.store),
                     held: before,
                     part,
@@ -205,6 +207,7 @@ impl PermitGuard {
         let was_valid = self.is_valid();
         let held = self.keep.held();
         self.keep.end();
+        shared.count_held(&held, -1);
         let by = Moment::now() + self.keep.lease.call_budget().min(patience);
         let outcome = shared.store.release(&held, by);
         log::debug!(
@@ -216,7 +219,7 @@ impl PermitGuard {
             Ok(released) => {
                 if released {
                     let permits = held.permits.iter();
-                    shared.given_back(permits.map(|it| (&*it.semaphore, it.count)));
+                    shared.wake(permits.map(|it| (&*it.semaphore, it.count)));
                 }
                 match released && was_valid {
                     true => Ok(()),
@@ -266,6 +269,8 @@ fn lost(held: &Held) -> Error {
 
 /// A partial release that could not be carried out yet.
 struct ReleasePart {
+    /// Those who wait; gone with the factory, which waits for this.
+    shared: Weak<SharedSemaphores>,
     store: Arc<dyn PermitStore>,
     held: Arc<Held>,
     part: HeldPermit,
@@ -281,7 +286,14 @@ impl CleanUp for ReleasePart {
         let (held, part) = (&self.held, &self.part);
         match self.store.release_part(held, part, self.left, by) {
             Err(error) if error.is_transient() => Cleaned::Again(RETRY),
-            _ => Cleaned::Done,
+            outcome => {
+                if let Some(shared) = self.shared.upgrade()
+                    && outcome.is_ok_and(|lowered| lowered)
+                {
+                    shared.wake([(&*part.semaphore, part.count - self.left)]);
+                }
+                Cleaned::Done
+            }
         }
     }
 }
@@ -294,13 +306,13 @@ static LIVE: Mutex<BTreeMap<Key, Weak<Keep>>> = Mutex::new(BTreeMap::new());
 
 /// Ends the belief of the guards of this process, whatever factory they come from, that hold what `which`
 /// names: it is given back without them.
-pub(super) fn end_guards(realm: &str, which: impl Fn(&Held) -> bool) {
+pub(super) fn end_guards(realm: &str, which: impl Fn(&Keep) -> bool) {
     let kept: Vec<Arc<Keep>> = {
         let live = LIVE.lock();
         let here = live.iter().filter(|((_, of, _), _)| of == realm);
         here.filter_map(|(_, keep)| keep.upgrade()).collect()
     };
-    for keep in kept.iter().filter(|keep| which(&keep.held())) {
+    for keep in kept.iter().filter(|keep| which(keep)) {
         keep.end();
     }
 }
@@ -339,5 +351,40 @@ impl OnlyGuard {
 impl Drop for OnlyGuard {
     fn drop(&mut self) {
         LIVE.lock().remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::PermitRequest;
+    use super::super::wait_list::Advice;
+    use super::*;
+    use crate::backend::permit_store::Wish;
+    use crate::memory;
+    use crate::parker::Parker;
+
+    /// Whoever waited for it learned of it by polling.
+    #[test]
+    fn a_part_that_is_given_back_in_the_background_wakes_who_waits_for_it() {
+        let semaphores = crate::connect("memory://part-wakes").unwrap();
+        let semaphores = semaphores.semaphores().unwrap();
+        semaphores.create("a", 2).unwrap();
+        let request = PermitRequest::generated().permits("a", 2);
+        let mut guard = semaphores.guard(&request, Duration::ZERO).unwrap();
+        let shared = semaphores.shared.get().unwrap();
+        let parker = Parker::new();
+        let waits = Wish {
+            external_id: Arc::from("waits"),
+            owner: None,
+            ttl: None,
+            permits: vec![(Arc::from("a"), 1)],
+        };
+        let turn = shared.waiting.join(&waits, &parker);
+        memory::handle("part-wakes").set_unreachable(true);
+        assert!(guard.release_part("a", 1).is_err());
+        memory::handle("part-wakes").set_unreachable(false);
+        parker.park(Moment::now() + Duration::from_secs(30));
+        assert_eq!(turn.advice(), Advice::Try);
+        assert_eq!(semaphores.usage("a").unwrap().held, 1);
     }
 }

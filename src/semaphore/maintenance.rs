@@ -1,6 +1,7 @@
 //! `Maintenance`: sweeps and removals in the background, by one process at a time.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,7 +96,8 @@ impl MaintenanceBuilder {
         self
     }
 
-    /// Sets how long after its last renewal a permit is stale, whatever its ttl. Defaults to 24 hours.
+    /// Sets how long after its last renewal a permit is stale. One whose ttl, and a quarter of it, has not passed
+    /// is spared: somebody may believe in it. Defaults to 24 hours.
     pub fn stale_after(mut self, age: Duration) -> MaintenanceBuilder {
         self.plan.stale_after = age;
         self
@@ -251,7 +253,9 @@ impl Worker {
             led = leads;
             for (task, due) in tasks.into_iter().zip(&mut due) {
                 if leads && *due <= Moment::now() {
-                    *due = Moment::now() + self.perform(task);
+                    // The service leads on: without this thread nobody would maintain anything.
+                    let performed = catch_unwind(AssertUnwindSafe(|| self.perform(task)));
+                    *due = Moment::now() + self.pause_after(task, performed);
                 }
             }
             let first = due.iter().min().copied();
@@ -262,37 +266,39 @@ impl Worker {
         }
     }
 
-    /// Performs a task. Returns how long to wait before the next time.
-    fn perform(&mut self, task: Task) -> Duration {
+    /// Performs a task. Returns how much it came to.
+    fn perform(&mut self, task: Task) -> Result<u64> {
         let (plan, store) = (&mut self.plan, &self.shared.store);
         let go_on = || self.service.is_owner() && !self.parker.is_stopped();
         let (batch, request_age, history_age) = (plan.batch, plan.request_age, plan.history_age);
-        let (interval, outcome) = match task {
-            Task::Orphans => (plan.orphan_interval, take_back(&self.shared, plan)),
-            Task::Requests => (
-                plan.request_interval,
-                batches(batch, go_on, |by| {
-                    store.delete_requests(request_age, batch, by)
-                }),
-            ),
-            Task::History => (
-                plan.history_interval,
-                batches(batch, go_on, |by| {
-                    store.delete_history(history_age, batch, by)
-                })
-                .and_then(|deleted| store.repair(Moment::now() + MINUTE).map(|_| deleted)),
-            ),
-        };
-        match outcome {
-            Ok(count) => {
-                log::debug!("semaphore maintenance: {task:?}, {count}");
-                interval
-            }
-            Err(error) => {
-                log::warn!("semaphore maintenance failed ({task:?}): {error}");
-                interval.min(RETRY)
-            }
+        match task {
+            Task::Orphans => take_back(&self.shared, plan),
+            Task::Requests => batches(batch, go_on, |by| {
+                store.delete_requests(request_age, batch, by)
+            }),
+            Task::History => batches(batch, go_on, |by| {
+                store.delete_history(history_age, batch, by)
+            })
+            .and_then(|deleted| store.repair(Moment::now() + MINUTE).map(|_| deleted)),
         }
+    }
+
+    /// Returns how long to wait after a task that came to this, before the next time.
+    fn pause_after(&self, task: Task, performed: std::thread::Result<Result<u64>>) -> Duration {
+        let interval = match task {
+            Task::Orphans => self.plan.orphan_interval,
+            Task::Requests => self.plan.request_interval,
+            Task::History => self.plan.history_interval,
+        };
+        match performed {
+            Ok(Ok(count)) => {
+                log::debug!("semaphore maintenance: {task:?}, {count}");
+                return interval;
+            }
+            Ok(Err(error)) => log::warn!("semaphore maintenance failed ({task:?}): {error}"),
+            Err(_) => log::error!("semaphore maintenance panicked ({task:?}); it is repeated"),
+        }
+        interval.min(RETRY)
     }
 }
 
@@ -304,4 +310,31 @@ fn take_back(shared: &SharedSemaphores, plan: &mut Plan) -> Result<u64> {
     swept.extend(shared.sweep(&Sweep::Stale(plan.stale_after))?);
     swept.iter().for_each(Swept::log);
     Ok(swept.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::stand_in::stand_in;
+    use super::*;
+    use crate::backend::permit_store::Failure;
+
+    /// Its thread ended, and its service led on: nobody maintained anything any more.
+    #[test]
+    fn a_task_that_panics_is_repeated() {
+        let away = || Err(Failure::known(Error::invalid("not asked for")));
+        let stand_in = stand_in(away, true);
+        let factory = crate::connect("memory://maintenance-panics").unwrap();
+        let mut semaphores = factory.semaphores().unwrap();
+        semaphores.shared = Local::new(Arc::clone(&stand_in.shared));
+        let maintenance = semaphores
+            .maintenance()
+            .orphan_interval(Duration::from_millis(10))
+            .start(&factory)
+            .unwrap();
+        // The first one panics.
+        for _ in 0..10 {
+            stand_in.swept.recv_timeout(MINUTE).unwrap();
+        }
+        assert!(maintenance.is_leader());
+    }
 }

@@ -42,9 +42,12 @@ mod doubts;
 mod guard;
 mod maintenance;
 mod outcome;
+mod plain_permits;
 mod renewals;
 mod request;
 mod semaphores;
+#[cfg(test)]
+mod stand_in;
 mod wait_list;
 
 pub use self::guard::PermitGuard;

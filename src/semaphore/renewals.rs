@@ -26,6 +26,8 @@ const REST: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(super) struct Keep {
     pub(super) lease: Lease,
+    /// Who can be asked whether it is alive.
+    pub(super) owner: Option<Arc<str>>,
     state: Mutex<Belief>,
     /// Disconnected by the loss.
     lost: Receiver<()>,
@@ -41,10 +43,11 @@ struct Belief {
 }
 
 impl Keep {
-    pub(super) fn new(held: Held, lease: Lease, until: Moment) -> Keep {
+    pub(super) fn new(held: Held, owner: Option<Arc<str>>, lease: Lease, until: Moment) -> Keep {
         let (alarm, lost) = bounded(0);
         Keep {
             lease,
+            owner,
             state: Mutex::new(Belief {
                 held: Arc::new(held),
                 until,

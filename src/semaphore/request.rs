@@ -186,7 +186,7 @@ pub(super) fn lease_of(ttl: Duration) -> Result<Lease> {
 pub struct Wait {
     /// `None`: for as long as it takes.
     timeout: Option<Duration>,
-    cancel: Option<Cancel>,
+    cancels: Vec<Cancel>,
 }
 
 impl Wait {
@@ -194,7 +194,7 @@ impl Wait {
     pub fn forever() -> Wait {
         Wait {
             timeout: None,
-            cancel: None,
+            cancels: Vec::new(),
         }
     }
 
@@ -202,13 +202,14 @@ impl Wait {
     pub fn at_most(timeout: Duration) -> Wait {
         Wait {
             timeout: Some(timeout),
-            cancel: None,
+            cancels: Vec::new(),
         }
     }
 
-    /// Ends the wait with [`ErrorKind::Cancelled`](crate::ErrorKind) when `cancel` is cancelled.
+    /// Ends the wait with [`ErrorKind::Cancelled`](crate::ErrorKind) when `cancel` is cancelled. Of several, each
+    /// ends it.
     pub fn cancel(mut self, cancel: &Cancel) -> Wait {
-        self.cancel = Some(cancel.clone());
+        self.cancels.push(cancel.clone());
         self
     }
 
@@ -221,8 +222,8 @@ impl Wait {
         self.timeout.is_some_and(|timeout| timeout.is_zero())
     }
 
-    pub(super) fn cancelled_by(&self) -> Option<&Cancel> {
-        self.cancel.as_ref()
+    pub(super) fn cancelled_by(&self) -> &[Cancel] {
+        &self.cancels
     }
 }
 

@@ -197,13 +197,25 @@ impl Semaphores {
         retried(|| store.history(name, within(CALL)))
     }
 
-    /// Deletes a semaphore that nobody holds. Returns `false` if there is none.
+    /// Deletes a semaphore that nobody holds. Returns `false` if there is none. Where it is held, what has expired
+    /// is taken back first, as by [`sweep_expired`](Semaphores::sweep_expired).
     ///
     /// # Errors
     /// `InvalidState` while it is in use; otherwise as [`create`](Semaphores::create).
     pub fn delete(&self, name: &str) -> Result<bool> {
         check_name(name)?;
-        self.store()?.delete(name, within(CALL))
+        let shared = self.shared.get()?;
+        match shared.store.delete(name, within(CALL)) {
+            Err(error) if error.kind() == ErrorKind::InvalidState => {
+                let swept = shared.sweep(&Sweep::Expired)?;
+                swept.iter().for_each(Swept::log);
+                match swept.is_empty() {
+                    true => Err(error),
+                    false => shared.store.delete(name, within(CALL)),
+                }
+            }
+            outcome => outcome,
+        }
     }
 
     /// Returns all semaphores by name, and how full they are.
@@ -270,17 +282,25 @@ impl Semaphores {
     ) -> Result<Acquisition> {
         let shared = self.shared.get()?;
         let wish = request.plain(shared.store.min_ttl())?;
+        let id = Arc::clone(&wish.external_id);
         let decision = shared.decide(wish, OnHeld::Report, &wait.into())?;
         Ok(match decision {
-            // An earlier try got them, and its answer came after their end.
-            Decision::Granted(grant) if grant.remaining == Some(Duration::ZERO) => {
-                Acquisition::AlreadyAcquired {
-                    permits: grant.held.to_permits(),
-                    expires_in: grant.remaining,
+            Decision::Granted(grant) => {
+                shared.count_plain(&grant.held);
+                let permits = grant.held.to_permits();
+                match grant.remaining {
+                    // An earlier try got them, and its answer came after their end.
+                    Some(Duration::ZERO) => Acquisition::AlreadyAcquired {
+                        permits,
+                        expires_in: grant.remaining,
+                    },
+                    _ => Acquisition::Acquired(permits),
                 }
             }
-            Decision::Granted(grant) => Acquisition::Acquired(grant.held.to_permits()),
-            Decision::Known(status) if !status.held => Acquisition::AlreadyReleased,
+            Decision::Known(status) if !status.held => {
+                shared.uncount_plain(&id);
+                Acquisition::AlreadyReleased
+            }
             Decision::Known(status) => Acquisition::AlreadyAcquired {
                 permits: status.permits,
                 expires_in: status.expires_in,
@@ -305,11 +325,18 @@ impl Semaphores {
         let wish = request.guarded(self.default_ttl, shared.store.min_ttl())?;
         let lease = lease_of(wish.ttl.unwrap_or(self.default_ttl))?;
         let only = OnlyGuard::new(shared.store.realm(), &wish.external_id)?;
-        let id = Arc::clone(&wish.external_id);
+        let (id, owner) = (Arc::clone(&wish.external_id), wish.owner.clone());
         let named = |error: Error| error.context(format_args!("request {id:?}"));
         let grant = match shared.decide(wish, OnHeld::TakeOver, &wait.into())? {
-            Decision::Granted(grant) => grant,
-            Decision::Known(_) => return Err(named(used_up())),
+            Decision::Granted(grant) => {
+                // They were taken over, or have ended before.
+                shared.uncount_plain(&id);
+                grant
+            }
+            Decision::Known(_) => {
+                shared.uncount_plain(&id);
+                return Err(named(used_up()));
+            }
             Decision::Exhausted { exhausted, .. } => {
                 return Err(named(exhausted_error(&exhausted)));
             }
@@ -317,7 +344,7 @@ impl Semaphores {
         };
         let remaining = grant.remaining.unwrap_or(Duration::ZERO);
         let until = grant.sent + remaining.min(lease.belief());
-        let keep = Arc::new(Keep::new(grant.held, lease, until));
+        let keep = Arc::new(Keep::new(grant.held, owner, lease, until));
         if keep.valid_for().is_zero() {
             // A reply after its deadline changes nothing.
             shared.end_held(&keep.held(), lease.ttl());
@@ -329,6 +356,7 @@ impl Semaphores {
         match shared.renewals.add(&keep, &shared.factory.background) {
             Ok(number) => {
                 only.holds(&keep);
+                shared.count_held(&keep.held(), 1);
                 Ok(PermitGuard::new(shared, keep, number, only))
             }
             Err(error) => {
@@ -349,8 +377,8 @@ impl Semaphores {
         // What it held is known only before: those who wait for it must be woken.
         let held = shared.waiting_names(external_id);
         // A guard of this process stops believing before it is given back.
-        end_guards(shared.store.realm(), |held| {
-            *held.external_id == *external_id
+        end_guards(shared.store.realm(), |keep| {
+            *keep.held().external_id == *external_id
         });
         let mut tries = 0;
         let mut released = retried(|| {
@@ -361,8 +389,10 @@ impl Semaphores {
             // A try whose answer was lost may have done it.
             released = Release::Released;
         }
+        // Whatever the answer, it is not held any more.
+        shared.uncount_plain(&Arc::from(external_id));
         if released == Release::Released {
-            shared.given_back(held.iter().map(|(name, count)| (&**name, *count)));
+            shared.wake(held.iter().map(|(name, count)| (&**name, *count)));
         }
         Ok(released)
     }
@@ -393,14 +423,16 @@ impl Semaphores {
     /// that finds a semaphore exhausted does this for its own semaphores.
     ///
     /// # Errors
-    /// `Misconfigured` without tables; `Unreachable` and the like. What was released stays released.
+    /// `Misconfigured` without tables; `Unreachable` and the like. An error after something was taken back is
+    /// logged instead, and that is returned: the rest is for the next time.
     pub fn sweep_expired(&self) -> Result<Vec<Swept>> {
         self.shared.get()?.sweep(&Sweep::Expired)
     }
 
     /// Asks `liveness` about each owner of held permits, and takes back those of the dead. What an owner
     /// acquires or renews after the question was asked is left alone; a question that panics counts as
-    /// [`Liveness::Unknown`].
+    /// [`Liveness::Unknown`]. A guard of the dead in this process is lost before its permits are taken back, one
+    /// in another process at its next renewal.
     ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
@@ -408,7 +440,8 @@ impl Semaphores {
         self.shared.get()?.sweep_dead(&mut liveness)
     }
 
-    /// Takes back all permits that were acquired and last renewed longer ago than `age`.
+    /// Takes back all permits that were acquired and last renewed longer ago than `age`, but for those whose ttl,
+    /// and a quarter of it, has not passed yet: somebody may believe in them.
     ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
@@ -493,10 +526,6 @@ impl SharedSemaphores {
     }
 
     fn granted(&self, wish: &Wish, grant: &Grant) {
-        for (name, count) in &wish.permits {
-            self.probe
-                .tell(|probe| probe.permits(name, i64::from(*count)));
-        }
         let names = wish.permits.iter().map(|(name, _)| &**name);
         self.waiting.left(names.zip(grant.free.iter().copied()));
         log::debug!(
@@ -506,19 +535,27 @@ impl SharedSemaphores {
         );
     }
 
-    /// Permits were given back by this process: whoever can be served now is woken.
-    pub(super) fn given_back<'a>(&self, permits: impl IntoIterator<Item = (&'a str, u32)>) {
-        let permits: Vec<(&str, u32)> = permits.into_iter().collect();
-        for (name, count) in &permits {
-            self.probe
-                .tell(|probe| probe.permits(name, -i64::from(*count)));
-        }
+    /// Permits were given back, whoever held them: whoever can be served now is woken.
+    pub(super) fn wake<'a>(&self, permits: impl IntoIterator<Item = (&'a str, u32)>) {
         self.waiting.released(permits);
+    }
+
+    /// Guards of this process hold so much more of a semaphore, or less: each grant is added once and taken off
+    /// once, whatever the server says.
+    pub(super) fn count(&self, semaphore: &str, change: i64) {
+        self.probe.tell(|probe| probe.permits(semaphore, change));
+    }
+
+    /// Counts what a guard holds (`sign` 1), or does not hold any more (-1).
+    pub(super) fn count_held(&self, held: &Held, sign: i64) {
+        for permit in &held.permits {
+            self.count(&permit.semaphore, sign * i64::from(permit.count));
+        }
     }
 
     /// What is held under an external id, if anybody could be waiting for it.
     fn waiting_names(&self, external_id: &str) -> Vec<(Arc<str>, u32)> {
-        if self.waiting.is_empty() && !self.probe.is_some() {
+        if self.waiting.is_empty() {
             return Vec::new();
         }
         let status = self.store.status(external_id, within(CALL));
@@ -533,10 +570,11 @@ impl SharedSemaphores {
         let swept = retried(|| self.store.sweep(sweep, within(LONG_CALL)))?;
         for one in &swept {
             let fences = |fence| one.permits.iter().any(|it| it.fence == fence);
-            let swept = |held: &Held| held.permits.iter().any(|it| fences(it.id));
+            let swept = |keep: &Keep| keep.held().permits.iter().any(|it| fences(it.id));
             end_guards(self.store.realm(), swept);
+            self.uncount_plain(&one.external_id);
             let permits = one.permits.iter();
-            self.given_back(permits.map(|it| (&*it.semaphore, it.count)));
+            self.wake(permits.map(|it| (&*it.semaphore, it.count)));
         }
         Ok(swept)
     }
@@ -548,6 +586,7 @@ impl SharedSemaphores {
         let mut swept = Vec::new();
         // Whatever is acquired or renewed after this is a sign of life that the answer may not know of.
         let (owners, asked) = retried(|| self.store.owners(within(LONG_CALL)))?;
+        let answered = Moment::now();
         for owner in owners {
             let answer = catch_unwind(AssertUnwindSafe(|| liveness(&owner)));
             let answer = answer.unwrap_or_else(|_| {
@@ -555,6 +594,12 @@ impl SharedSemaphores {
                 Liveness::Unknown
             });
             if answer == Liveness::Dead {
+                // A guard of this process stops believing before it is given back; not one whose belief shows
+                // that it was acquired or renewed after the question.
+                end_guards(self.store.realm(), |keep| {
+                    keep.owner.as_ref() == Some(&owner)
+                        && keep.until() <= answered + keep.lease.belief()
+                });
                 swept.extend(self.sweep(&Sweep::Owner(owner, asked))?);
             }
         }

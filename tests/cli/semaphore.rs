@@ -4,8 +4,9 @@ use crate::CONTEND;
 
 use std::process::Command;
 
-use crate::mysql_ground::{HANG, empty_database};
+use crate::mysql_ground::{HANG, empty_database, operator};
 use crate::program::{PATIENCE, Program, field, run};
+use mysql::prelude::Queryable;
 use rustix::process::Signal;
 use testbed::{Direction, Proxy, TempDir, is_alive, wait_until, within};
 
@@ -41,7 +42,7 @@ fn a_shell_creates_acquires_runs_and_releases() {
         shell.says(
             &["create", "backup", "2"],
             0,
-            r#"{"semaphore":"backup","capacity":2,"held":0,"free":2,"requests":0}"#,
+            r#"{"semaphore":"backup","capacity":2,"held":0,"expired":0,"free":2,"requests":0}"#,
         );
         shell.says(
             &["acquire", "job-1", "backup"],
@@ -56,7 +57,7 @@ fn a_shell_creates_acquires_runs_and_releases() {
         shell.says(
             &["usage", "backup"],
             0,
-            r#"{"semaphore":"backup","capacity":2,"held":1,"free":1,"requests":1}"#,
+            r#"{"semaphore":"backup","capacity":2,"held":1,"expired":0,"free":1,"requests":1}"#,
         );
         shell.says(
             &["acquire", "job-2", "backup:2", "--timeout", "300ms"],
@@ -88,12 +89,12 @@ fn a_shell_creates_acquires_runs_and_releases() {
         shell.says(
             &["run", "backup:2", "--", "sh", "-c", &inner],
             7,
-            r#"{"semaphore":"backup","capacity":2,"held":2,"free":0,"requests":1}"#,
+            r#"{"semaphore":"backup","capacity":2,"held":2,"expired":0,"free":0,"requests":1}"#,
         );
         shell.says(
             &["usage"],
             0,
-            r#"{"semaphore":"backup","capacity":2,"held":0,"free":2,"requests":0}"#,
+            r#"{"semaphore":"backup","capacity":2,"held":0,"expired":0,"free":2,"requests":0}"#,
         );
         // More than the capacity is exhausted for now: it may grow (review C15).
         shell.says(
@@ -116,6 +117,29 @@ fn a_shell_creates_acquires_runs_and_releases() {
         ] {
             assert_eq!(shell.run(args), (code, String::new()), "{args:?}");
         }
+    });
+}
+
+#[test]
+fn usage_shows_what_has_expired() {
+    within(HANG, || {
+        let url = empty_database();
+        let shell = Shell { url: url.clone() };
+        assert_eq!(shell.run(&["create", "gpu", "2"]).0, 0);
+        assert_eq!(shell.run(&["acquire", "job", "gpu", "--ttl", "1h"]).0, 0);
+        let age = "UPDATE contend_permit_request SET reclaim_at = reclaim_at - INTERVAL 2 HOUR";
+        operator(&url).query_drop(age).unwrap();
+        shell.says(
+            &["usage", "gpu"],
+            0,
+            r#"{"semaphore":"gpu","capacity":2,"held":1,"expired":1,"free":1,"requests":1}"#,
+        );
+        let text = Command::new(CONTEND)
+            .args(["semaphore", "--url", &url, "usage", "gpu"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(text.stdout).unwrap();
+        assert!(text.contains("1 expired"), "{text}");
     });
 }
 
@@ -200,7 +224,7 @@ fn a_capacity_is_changed_only_by_who_says_so() {
     within(HANG, || {
         let url = empty_database();
         let shell = Shell { url: url.clone() };
-        let usage = r#"{"semaphore":"gpu","capacity":3,"held":0,"free":3,"requests":0}"#;
+        let usage = r#"{"semaphore":"gpu","capacity":3,"held":0,"expired":0,"free":3,"requests":0}"#;
         shell.says(&["create", "gpu", "3"], 0, usage);
         shell.says(&["create", "gpu", "3"], 0, usage);
         shell.says(&["create", "gpu", "5"], 65, "");

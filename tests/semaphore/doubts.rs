@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::ground::{SHORT, addr_of, connect, logged, semaphores, through, wait_for_log, want};
+use crate::ground::{
+    SHORT, acquired, addr_of, connect, logged, semaphores, through, wait_for_log, want,
+};
 use crate::mysql_ground::{HANG, ms, operator};
 use contend::Error;
 use contend::semaphore::{Acquisition, PermitRequest, Release, Semaphores};
@@ -168,6 +170,37 @@ fn a_factory_that_ends_before_the_server_answers_says_what_it_leaves() {
             Release::Released
         );
         assert_eq!(stage.direct.usage("a").unwrap().held, 0);
+    });
+}
+
+/// The tokens went with the last factory of a store: the next one took what a call in doubt had been granted for
+/// somebody else's, and then that call's delayed release took it back.
+#[test]
+fn what_a_dropped_factory_left_in_doubt_is_taken_over_by_the_next() {
+    within(HANG, || {
+        let stage = Stage::new();
+        let request = want("handed down", "a", 1);
+        stage.leave_in_doubt(&request);
+        let Stage {
+            direct,
+            url,
+            proxy,
+            client,
+        } = stage;
+        let before = direct.holders("a").unwrap()[0].fence;
+        let mut operator = operator(&url);
+        let token = "SELECT token FROM contend_permit_request";
+        let token: u64 = operator.query_first(token).unwrap().unwrap();
+        drop(client);
+        wait_for_log("contend::semaphore", "\"handed down\": its factory ended");
+        proxy.pass();
+        let next = connect(&through(&url, proxy.addr()));
+        let permits = acquired(next.acquire(&request).unwrap());
+        assert!(permits[0].fence > before);
+        // As the release that the factory before sent, and the network held back.
+        let release = "UPDATE contend_permit_request SET state = 'RELEASED' WHERE token = ?";
+        operator.exec_drop(release, (token,)).unwrap();
+        assert!(direct.status("handed down").unwrap().unwrap().held);
     });
 }
 

@@ -74,6 +74,7 @@ mod guards;
 mod history;
 #[path = "../mysql/server.rs"]
 mod mysql_ground;
+mod probe;
 mod sweeps;
 mod tables;
 mod waiting;

@@ -2,11 +2,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
-use crate::ground::{SHORT, acquired, connect, number, semaphores, want};
+use crate::ground::{SHORT, acquired, connect, number, pair, semaphores, wait_for_log, want};
 use crate::mysql_ground::{HANG, ms, operator};
-use contend::semaphore::{Liveness, PermitRenewal, Reason, Release, Swept};
+use contend::ErrorKind;
+use contend::semaphore::{Liveness, PermitRenewal, Reason, Release, Swept, Usage};
 use mysql::prelude::Queryable;
 use testbed::{wait_until, within};
 
@@ -152,6 +154,134 @@ fn ids(swept: Vec<Swept>) -> Vec<String> {
         .iter()
         .map(|one| one.external_id.to_string())
         .collect()
+}
+
+/// Rule "belief ends first": whoever asked for the permits could have them while a guard of the sweeping process
+/// still believed in them.
+#[test]
+fn a_sweep_of_the_dead_ends_the_belief_of_its_own_guards_before_it_releases() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 10)]);
+        let request = want("job", "a", 1).owner("dead").ttl(HOUR);
+        let guard = semaphores.guard(&request, ms(0)).unwrap();
+        let request = want("other", "a", 1).owner("alive").ttl(HOUR);
+        let other = semaphores.guard(&request, ms(0)).unwrap();
+        let mut locker = operator(&url);
+        locker.query_drop("BEGIN").unwrap();
+        locker
+            .query_drop("SELECT * FROM contend_semaphore FOR UPDATE")
+            .unwrap();
+        thread::scope(|scope| {
+            let semaphores = &semaphores;
+            let sweep = scope.spawn(move || {
+                semaphores.sweep_dead(|owner| match owner {
+                    "dead" => Liveness::Dead,
+                    _ => Liveness::Alive,
+                })
+            });
+            wait_until(PATIENCE, "its belief has ended", || !guard.is_valid());
+            let status = semaphores.status("job").unwrap().unwrap();
+            assert!(status.held, "nothing can be released yet");
+            locker.query_drop("COMMIT").unwrap();
+            sweep.join().unwrap().unwrap();
+        });
+        assert!(other.is_valid());
+        drop(guard);
+        assert!(!semaphores.status("job").unwrap().unwrap().held);
+    });
+}
+
+#[test]
+fn a_guard_acquired_after_the_question_keeps_its_belief() {
+    within(HANG, || {
+        let (semaphores, _) = semaphores(&[("a", 10)]);
+        let request = |id: &str| want(id, "a", 1).owner("dead").ttl(HOUR);
+        acquired(semaphores.acquire(&request("before")).unwrap());
+        let mut after = None;
+        let swept = semaphores.sweep_dead(|_| {
+            after = Some(semaphores.guard(&request("after"), ms(0)).unwrap());
+            Liveness::Dead
+        });
+        assert_eq!(ids(swept.unwrap()), ["before"]);
+        let guard = after.unwrap();
+        assert!(guard.is_valid());
+        guard.release().unwrap();
+    });
+}
+
+/// Nobody was told of what a sweep had released before it failed: no guard, no waiting request, no caller.
+#[test]
+fn a_sweep_that_fails_half_way_says_what_it_took_back() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 1_000)]);
+        // More than one transaction releases.
+        for number in 0..150 {
+            let request = want(&format!("r{number:03}"), "a", 1).ttl(HOUR);
+            acquired(semaphores.acquire(&request).unwrap());
+        }
+        let mut conn = operator(&url);
+        conn.query_drop(
+            "UPDATE contend_permit_request SET reclaim_at = UTC_TIMESTAMP(6) - INTERVAL 1 HOUR + \
+             INTERVAL id SECOND",
+        )
+        .unwrap();
+        conn.query_drop(
+            "CREATE TRIGGER broken BEFORE UPDATE ON contend_permit_request FOR EACH ROW \
+             IF NEW.external_id = 'r149' THEN INSERT INTO half_way VALUES (1); END IF",
+        )
+        .unwrap();
+        assert_eq!(semaphores.sweep_expired().unwrap().len(), 100);
+        wait_for_log("contend::semaphore", "a sweep ended after 100 requests");
+        assert_eq!(semaphores.usage("a").unwrap().held, 50);
+        assert!(semaphores.sweep_expired().is_err(), "it took nothing back");
+        conn.query_drop("DROP TRIGGER broken").unwrap();
+        assert_eq!(semaphores.sweep_expired().unwrap().len(), 50);
+    });
+}
+
+/// `usage` counted it as held, and nothing said that whoever asks gets it.
+#[test]
+fn usage_tells_what_has_expired() {
+    within(HANG, || {
+        let both = pair("expired", &[("a", 10), ("b", 10)]);
+        for (here, _) in &both {
+            let soon = want("soon", "a", 2).permits("b", 1).ttl(SHORT);
+            acquired(here.acquire(&soon).unwrap());
+            acquired(here.acquire(&want("later", "a", 3).ttl(HOUR)).unwrap());
+            acquired(here.acquire(&want("never", "a", 1)).unwrap());
+            let usage = here.usage("a").unwrap();
+            assert_eq!((usage.held, usage.expired), (6, 0));
+        }
+        for (here, elsewhere) in &both {
+            wait_until(PATIENCE, "it has expired", || {
+                here.usage("a").unwrap().expired > 0
+            });
+            let told = |it: &Usage| (it.held, it.expired, it.free, it.requests);
+            let usage: Vec<_> = here.list().unwrap().iter().map(told).collect();
+            assert_eq!(usage, [(6, 2, 4, 3), (1, 1, 9, 1)]);
+            acquired(elsewhere.acquire(&want("wide", "a", 6)).unwrap());
+            let usage: Vec<_> = here.list().unwrap().iter().map(told).collect();
+            assert_eq!(usage, [(10, 0, 0, 3), (0, 0, 10, 0)]);
+        }
+    });
+}
+
+/// It was in use for as long as nobody swept.
+#[test]
+fn a_semaphore_of_which_all_that_is_held_has_expired_can_be_deleted() {
+    within(HANG, || {
+        let both = pair("expired-deleted", &[("a", 10)]);
+        for (here, _) in &both {
+            acquired(here.acquire(&want("soon", "a", 2).ttl(SHORT)).unwrap());
+            let error = here.delete("a").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidState);
+        }
+        for (here, _) in &both {
+            wait_until(PATIENCE, "it is deleted", || {
+                here.delete("a").is_ok_and(|deleted| deleted)
+            });
+        }
+    });
 }
 
 /// Review B8: a panicking liveness callback leaves that owner alone, and ends nothing.

@@ -1,7 +1,7 @@
 //! Waiting: in order, only whom there is room for, through faults, and no longer than was asked for.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::ground::{
 };
 use crate::mysql_ground::{HANG, ms, operator};
 use contend::semaphore::{Acquisition, PermitRequest, Wait};
-use contend::{Cancel, ErrorKind};
+use contend::{Cancel, ErrorKind, Lease, Probe, memory};
 use mysql::prelude::Queryable;
 use testbed::{Proxy, wait_until, within};
 
@@ -323,6 +323,45 @@ fn a_wait_that_is_cancelled_leaves_the_line() {
             });
             assert_eq!(here.usage("a").unwrap().held, 0);
             assert!(here.status("first").unwrap().is_none_or(|it| !it.held));
+        }
+    });
+}
+
+/// Hears that a wait has begun.
+#[derive(Default)]
+struct Waits(AtomicBool);
+
+impl Probe for Waits {
+    fn exhausted(&self, _: &str) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A `Cancel` replaced the one that the wait had before.
+#[test]
+fn every_cancel_of_a_wait_and_the_drop_of_its_factory_end_it() {
+    within(HANG, || {
+        for which in 0..3 {
+            let waits = Arc::new(Waits::default());
+            let factory = memory::factory("cancels", Lease::default());
+            let factory = factory.with_probe(Arc::clone(&waits) as Arc<dyn Probe>);
+            let semaphores = factory.semaphores().unwrap();
+            semaphores.create("a", 1).unwrap();
+            let request = PermitRequest::generated().permits("a", 1);
+            let _held = semaphores.guard(&request, ms(0)).unwrap();
+            let cancels = [Cancel::new(), Cancel::new()];
+            let wait = Wait::at_most(ms(5_000));
+            let wait = wait.cancel(&cancels[0]).cancel(&cancels[1]);
+            thread::scope(|scope| {
+                let waiting = scope.spawn(|| semaphores.guard(&request, wait).map(drop));
+                wait_until(PATIENCE, "it waits", || waits.0.load(Ordering::SeqCst));
+                match cancels.get(which) {
+                    Some(cancel) => cancel.cancel(),
+                    None => drop(factory),
+                }
+                let error = waiting.join().unwrap().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Cancelled, "{which}: {error}");
+            });
         }
     });
 }

@@ -184,7 +184,7 @@ impl State {
         swept
     }
 
-    fn acquire(&mut self, call: &Call) -> Decision {
+    fn acquire(&mut self, call: &Call, sent: Moment) -> Decision {
         let wish = &call.wish;
         if let Some(request) = self.requests.get(&wish.external_id) {
             let status = request.status();
@@ -193,22 +193,22 @@ impl State {
                 Recognised::Decided(decision) => decision,
                 Recognised::Ours => {
                     let held = request.to_held(&wish.external_id);
-                    Decision::Granted(self.grant(wish, held, remaining))
+                    Decision::Granted(self.grant(wish, held, sent, remaining))
                 }
                 Recognised::TakeOver => {
                     self.release(&wish.external_id, |_| true);
-                    self.insert(call)
+                    self.insert(call, sent)
                 }
             };
         }
         match wish.shortage(|name| self.semaphore(name)) {
             Err(error) => Decision::Refused(error),
             Ok(Some(exhausted)) => self.exhausted(wish, exhausted),
-            Ok(None) => self.insert(call),
+            Ok(None) => self.insert(call, sent),
         }
     }
 
-    fn insert(&mut self, call: &Call) -> Decision {
+    fn insert(&mut self, call: &Call, sent: Moment) -> Decision {
         let wish = &call.wish;
         let before = self.requests.remove(&wish.external_id);
         let id = before
@@ -242,13 +242,13 @@ impl State {
         };
         let held = request.to_held(&wish.external_id);
         self.requests.insert(Arc::clone(&wish.external_id), request);
-        Decision::Granted(self.grant(wish, held, wish.ttl))
+        Decision::Granted(self.grant(wish, held, sent, wish.ttl))
     }
 
-    fn grant(&self, wish: &Wish, held: Held, remaining: Option<Duration>) -> Grant {
+    fn grant(&self, wish: &Wish, held: Held, sent: Moment, remaining: Option<Duration>) -> Grant {
         Grant {
             held,
-            sent: Moment::now(),
+            sent,
             remaining,
             free: wish.free(|name| self.semaphore(name)),
         }
@@ -346,15 +346,21 @@ impl PermitStore for MemoryPermits {
 
     fn usage(&self, name: Option<&str>, _by: Moment) -> Result<Vec<Usage>> {
         let state = self.state()?;
+        let now = Moment::now();
         let wanted = |known: &str| name.is_none_or(|name| name == known);
         let usage = |(known, it): (&Arc<str>, &Semaphore)| {
-            let requests = state.requests.values().filter(|request| {
-                request.held && request.permits.iter().any(|p| p.semaphore_id == it.id)
-            });
+            let count = |request: &Request| -> u64 {
+                let own = request.permits.iter().filter(|p| p.semaphore_id == it.id);
+                own.map(|permit| u64::from(permit.count)).sum()
+            };
+            let held = state.requests.values().filter(|request| request.held);
+            let expired = held.clone().filter(|request| request.is_reclaimable(now));
+            let requests = held.filter(|request| count(request) > 0);
             Usage {
                 semaphore: Arc::clone(known),
                 capacity: it.capacity,
                 held: u64::try_from(it.used).unwrap_or(0),
+                expired: expired.map(count).sum(),
                 free: free(it.capacity, it.used),
                 requests: requests.count() as u64,
             }
@@ -392,8 +398,10 @@ impl PermitStore for MemoryPermits {
     }
 
     fn acquire(&self, call: &Arc<Call>, _by: Moment) -> Result<Decision, Failure> {
+        // Before the lock, which others may hold: belief is counted from here.
+        let sent = Moment::now();
         let mut state = self.state().map_err(Failure::known)?;
-        let decision = state.acquire(call);
+        let decision = state.acquire(call, sent);
         if !matches!(decision, Decision::Exhausted { .. }) {
             return Ok(decision);
         }
@@ -409,7 +417,7 @@ impl PermitStore for MemoryPermits {
         if swept.is_empty() {
             return Ok(decision);
         }
-        let decision = state.acquire(call);
+        let decision = state.acquire(call, sent);
         drop(state);
         swept.iter().for_each(Swept::log);
         Ok(decision)
@@ -535,5 +543,64 @@ impl PermitStore for MemoryPermits {
         let count = old.take_while(|it| it.changed_at <= before).count();
         state.history.drain(..count);
         Ok(count as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use super::*;
+    use crate::backend::permit_store::OnHeld;
+
+    /// Rule "belief ends on the local boot-time clock, counted from before the request was sent": whoever waited
+    /// for the lock counted it from after the grant.
+    #[test]
+    fn belief_is_counted_from_before_the_lock() {
+        let registry = Arc::new(Registry::default());
+        let store = MemoryPermits::new("memory://sent".to_owned(), Arc::clone(&registry));
+        store.create("a", 1_000_000, Moment::FAR).unwrap();
+        let deadline = Moment::now() + Duration::from_secs(20);
+        let mut number = 0;
+        let mut is_before = || {
+            number += 1;
+            let call = Arc::new(Call {
+                wish: Wish {
+                    external_id: Arc::from(number.to_string()),
+                    owner: None,
+                    ttl: Some(Duration::from_secs(1)),
+                    permits: vec![(Arc::from("a"), 1)],
+                },
+                token: number,
+                former: Vec::new(),
+                on_held: OnHeld::Report,
+            });
+            let begins = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let state = registry.permits.state.lock();
+                let waits = scope.spawn(|| {
+                    begins.store(true, Ordering::SeqCst);
+                    store.acquire(&call, Moment::FAR).unwrap()
+                });
+                while !begins.load(Ordering::SeqCst) {
+                    thread::yield_now();
+                }
+                thread::yield_now();
+                let unlocked = Moment::now();
+                drop(state);
+                match waits.join().unwrap() {
+                    Decision::Granted(grant) => grant.sent <= unlocked,
+                    _ => false,
+                }
+            })
+        };
+        // The thread may ask only after the lock is free: that says nothing.
+        while !is_before() {
+            assert!(
+                !deadline.remaining().is_zero(),
+                "not once in {number} times"
+            );
+        }
     }
 }

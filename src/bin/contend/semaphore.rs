@@ -421,19 +421,26 @@ impl Shell<'_> {
 
     fn show_usage(&self, usage: &Usage) -> Result<(), Failure> {
         let (name, capacity, held) = (&usage.semaphore, usage.capacity, usage.held);
-        let (free, requests) = (usage.free, usage.requests);
+        let (expired, free, requests) = (usage.expired, usage.free, usage.requests);
         self.console.either(
             || {
                 Json::new()
                     .with("semaphore", name)
                     .with("capacity", capacity)
                     .with("held", held)
+                    .with("expired", expired)
                     .with("free", free)
                     .with("requests", requests)
             },
             || {
                 let requests = count(requests, "request");
-                format!("{name}: {held} of {capacity} held by {requests}, {free} free")
+                let expired = match expired {
+                    0 => String::new(),
+                    expired => {
+                        format!(" ({expired} expired: the next request that needs them gets them)")
+                    }
+                };
+                format!("{name}: {held} of {capacity} held by {requests}{expired}, {free} free")
             },
         )
     }

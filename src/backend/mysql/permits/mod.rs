@@ -358,16 +358,18 @@ impl PermitStore for MysqlPermits {
     }
 
     fn usage(&self, name: Option<&str>, by: Moment) -> Result<Vec<Usage>> {
+        type Columns = (String, u32, i64, u64, u64);
         let which = match name {
             Some(name) => format!("s.name = {}", quote(name)),
             None => "TRUE".to_owned(),
         };
         let found = self.one(&fill(&self.statements.usage, &[("{which}", &which)]), by)?;
-        let found = rows::<(String, u32, i64, u64)>(found)?;
-        let usage = |(name, capacity, held, requests): (String, u32, i64, u64)| Usage {
+        let found = rows::<Columns>(found)?;
+        let usage = |(name, capacity, held, requests, expired): Columns| Usage {
             semaphore: Arc::from(name),
             capacity,
             held: u64::try_from(held).unwrap_or(0),
+            expired,
             free: free(capacity, held),
             requests,
         };

@@ -100,16 +100,37 @@ impl MysqlPermits {
         // With SYSDATE no index would be used for a range; the release asks again, with SYSDATE.
         let look = look.replace("SYSDATE", "NOW");
         let mut swept = Vec::new();
+        match self.release_all(&look, &which, reason, by, &mut swept) {
+            // Guards, and those who wait, must hear of what was released.
+            Err(error) if !swept.is_empty() => log::warn!(
+                target: "contend::semaphore",
+                "a sweep ended after {} requests, the rest is for the next time: {error}",
+                swept.len()
+            ),
+            outcome => outcome?,
+        }
+        Ok(swept)
+    }
+
+    /// Releases what `look` finds, in transactions of a batch each, into `swept`.
+    fn release_all(
+        &self,
+        look: &str,
+        which: &str,
+        reason: Reason,
+        by: Moment,
+        swept: &mut Vec<Swept>,
+    ) -> Result<()> {
         loop {
-            let found = rows::<(u64,)>(self.one(&look, by)?)?;
+            let found = rows::<(u64,)>(self.one(look, by)?)?;
             let ids: Vec<u64> = found.into_iter().map(|(id,)| id).collect();
             let before = swept.len();
             for ids in ids.chunks(BATCH) {
-                swept.extend(self.release_many(ids, &which, reason, by)?);
+                swept.extend(self.release_many(ids, which, reason, by)?);
             }
             // A batch in which everything was renewed, or is locked, is no reason to go on.
             if ids.len() < LOOK || swept.len() == before {
-                return Ok(swept);
+                return Ok(());
             }
         }
     }
