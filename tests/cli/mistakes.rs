@@ -583,3 +583,17 @@ fn what_was_not_built_in_is_installed_and_not_written_into_a_manifest() {
         assert!(!message.contains("version"), "{message}");
     }
 }
+
+#[test]
+fn a_scheduled_command_that_fails_is_reported_once() {
+    within(HANG, || {
+        for (command, failure) in [("false", "ended with code 1"), ("/none", "/none")] {
+            let args = ["schedule", "m", "--every", "1h", "--", command];
+            let mut schedule = Program::start("memory://", &args);
+            schedule.says(failure);
+            let (_, lines) = schedule.terminate();
+            let said = lines.iter().filter(|line| line.contains(failure));
+            assert_eq!(said.count(), 1, "{lines:#?}");
+        }
+    });
+}
