@@ -458,11 +458,17 @@ impl Runner {
                 let given_up = *reason == LossReason::Released;
                 self.snapshot
                     .count(|stats| stats.lost += u64::from(!given_up));
-                let level = if given_up { level } else { log::Level::Warn };
-                log::log!(
-                    level,
-                    "{mutex}: {id} released, fence {fence}, held for {held:.1?}: {reason}"
-                );
+                if given_up {
+                    // The release is still to be sent.
+                    log::log!(
+                        level,
+                        "{mutex}: {id} gives up, fence {fence}, held for {held:.1?}"
+                    );
+                } else {
+                    log::warn!(
+                        "{mutex}: {id} released, fence {fence}, held for {held:.1?}: {reason}"
+                    );
+                }
                 self.probe
                     .tell(|probe| probe.lost(mutex, id, fence, held, *reason));
             }

@@ -112,6 +112,29 @@ fn a_stop_takes_a_second_while_calls_hang_and_leaves_the_rest_to_the_background(
     });
 }
 
+/// It returned `Ok` although nothing had reached the server: nobody else leads before the lease has ended.
+#[test]
+fn whoever_resigns_while_calls_hang_is_told_that_nothing_was_released() {
+    within(HANG, || {
+        let memory = factory(8_000, 60_000);
+        let (factory, hung) = hanging(&memory);
+        let service = factory.contend("m").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it leads", || service.is_owner());
+        let first = service.fence();
+        hung.store(true, Ordering::SeqCst);
+        let error = service.resign().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.to_string().contains("is not released"), "{error}");
+        assert!(!service.is_owner() && service.running());
+        // What is left is adopted as soon as there are answers.
+        hung.store(false, Ordering::SeqCst);
+        wait_until(ms(30_000), "it leads again", || service.is_owner());
+        assert!(service.fence() > first);
+        service.resign().unwrap();
+    });
+}
+
 /// What an attempt without an answer left is the background's, until the next call takes it over.
 #[test]
 fn what_hung_is_cleaned_up_in_the_background() {
