@@ -375,6 +375,10 @@ impl Runner {
         let (view, error) = self.settle(view, |_| true);
         let roll = clock::roll();
         self.decide(|machine, now| machine.observed(now, view, roll));
+        let Contender { mutex, id, .. } = &self.contender;
+        let double = self.machine.stands_back_from();
+        let double = double.map(|fence| self::double(mutex, id, fence));
+        self.snapshot.note_double(double.as_ref());
         Called::Observe(error)
     }
 
@@ -475,6 +479,7 @@ impl Runner {
             Change::Double(owner) => {
                 let error = double(mutex, id, owner.fence());
                 log::error!("{error}");
+                self.snapshot.note_double(Some(&error));
                 self.unreported = Some(error);
             }
             Change::OwnerChanged(_) => {}

@@ -31,6 +31,8 @@ struct Notes {
     failed: Option<Failed>,
     /// Why nobody wakes us, if so.
     deaf: Option<Failed>,
+    /// Another process owns under our id, which we do not contend under meanwhile.
+    double: Option<Failed>,
     /// Why the service stepped down for good, if it did so by itself.
     ended: Option<Error>,
     /// The kinds of error that were said since the backend last answered: each once, however they
@@ -69,12 +71,12 @@ pub enum Contact {
     Untried,
     /// The last call was answered.
     Fine,
-    /// The last call failed, nobody tells the service of releases, or it stepped down for good because the
-    /// receiver of its events was dropped.
+    /// The last call failed, nobody tells the service of releases, it stands back because another process
+    /// contends under its id, or it stepped down for good because the receiver of its events was dropped.
     Failing {
         /// How it failed.
         error: Error,
-        /// How long calls have been failing.
+        /// How long that has lasted.
         lasting: Duration,
     },
 }
@@ -186,7 +188,8 @@ impl Snapshot {
                 lasting: Duration::ZERO,
             };
         }
-        match notes.failing().or(notes.deaf.as_ref()) {
+        let failing = || notes.failing().or(notes.deaf.as_ref());
+        match notes.double.as_ref().or_else(failing) {
             Some(Failed { error, since, .. }) => Contact::Failing {
                 error: error.clone(),
                 lasting: Moment::now() - *since,
@@ -216,6 +219,13 @@ impl Snapshot {
     /// Notes why the service steps down for good. Holds until it is started again.
     pub(crate) fn end(&self, error: Error) {
         self.notes.lock().ended = Some(error);
+    }
+
+    /// Notes that we stand back from another process with our id, or that we do not any more.
+    pub(crate) fn note_double(&self, double: Option<&Error>) {
+        let mut notes = self.notes.lock();
+        let earlier = notes.double.take();
+        notes.double = double.map(|error| Failed::after(earlier.as_ref(), error));
     }
 
     /// Notes how a call ended; one that asked the server nothing proves nothing.

@@ -27,7 +27,7 @@ use crate::machine::contention::Change;
 use crate::parker::{Parker, Unparked};
 use crate::runner::{Called, Runner, Visit, double};
 use crate::service::settings::{Settings, Validated, contender_setters};
-use crate::snapshot::{Contact, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::thread::Local;
 use crate::virtual_time::try_lock_for;
 
@@ -627,7 +627,7 @@ impl Inner {
         if !driven.runner.machine().has_traces() {
             return false;
         }
-        if !matches!(self.driver.snapshot.contact(), Contact::Failing { .. }) {
+        if self.driver.snapshot.failing_since().is_none() {
             let Driven { runner, parker } = &mut *driven;
             let _ = runner.leave(parker, None, by.min(Moment::now() + TIDY));
         }
