@@ -78,6 +78,8 @@ pub(crate) struct Runner {
     /// An error that listeners who asked for failures are still to be told of.
     unreported: Option<Error>,
     gained_at: Moment,
+    /// The end of the last belief, as far as it was renewed.
+    believed_until: Moment,
     woken_at: Option<Moment>,
 }
 
@@ -104,6 +106,7 @@ impl Runner {
             quiet: false,
             unreported: None,
             gained_at: start,
+            believed_until: start,
             woken_at: None,
         })
     }
@@ -252,6 +255,9 @@ impl Runner {
         let mut belief = self.snapshot.belief();
         let decision = decide(&mut self.machine, Moment::now());
         *belief = self.machine.belief();
+        if let Some((until, _)) = *belief {
+            self.believed_until = until;
+        }
         decision
     }
 
@@ -458,7 +464,8 @@ impl Runner {
             }
             Change::Released(state, reason) => {
                 let fence = state.before().fence();
-                let held = now - self.gained_at;
+                // A process that was stopped notices late that its belief has ended.
+                let held = now.min(self.believed_until) - self.gained_at;
                 let given_up = *reason == LossReason::Released;
                 self.snapshot
                     .count(|stats| stats.lost += u64::from(!given_up));
