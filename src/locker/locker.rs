@@ -569,6 +569,12 @@ impl Inner {
         if let Some(entry) = entry {
             self.factory.background.remove(entry);
         }
+        let snapshot = &self.driver.snapshot;
+        if snapshot.valid_for(fence).is_zero() && snapshot.failing_since().is_some() {
+            // Its holder waits for nothing: whether the release succeeds changes nothing for it.
+            self.clean_up();
+            return Err(lost(self.mutex()));
+        }
         let now = Moment::now();
         let by = by.min(now + self.driver.contender.lease.call_budget());
         let driven = &self.driver.driven;
