@@ -610,7 +610,7 @@ impl Inner {
                 let Contender { mutex, id, .. } = &self.driver.contender;
                 log::warn!(
                     "{mutex}: {id}: fence {fence} was taken away before it was released; another process may \
-                     use this id, or an operator ended it"
+                     use this id, an operator may have ended it, or a failover may have lost it"
                 );
                 Err(lost(mutex))
             }

@@ -50,6 +50,8 @@ alone! {
         let told = format!("m: host-1: fence {fence} was taken away before it was released");
         let told: Vec<_> = lines.iter().filter(|line| line.1.starts_with(&told)).collect();
         assert_eq!(told.len(), 1, "{lines:?}");
+        // After a failover neither another process nor an operator had done it.
+        assert!(told[0].1.contains("a failover may have lost it"), "{lines:?}");
     }
 
     /// Nothing had reached the server, and the log said "released": whoever waited for the next leader at once waited
