@@ -570,26 +570,32 @@ impl Inner {
             self.factory.background.remove(entry);
         }
         let snapshot = &self.driver.snapshot;
-        if snapshot.valid_for(fence).is_zero() && snapshot.failing_since().is_some() {
+        let is_lost = snapshot.valid_for(fence).is_zero();
+        if is_lost && snapshot.failing_since().is_some() {
             // Its holder waits for nothing: whether the release succeeds changes nothing for it.
             self.clean_up();
             return Err(lost(self.mutex()));
         }
         let now = Moment::now();
-        let by = by.min(now + self.driver.contender.lease.call_budget());
+        // Among many, the renewal of a lost one may not even have been tried while others hung.
+        let patience = if is_lost { TIDY } else { UNLOCK };
+        let by = by.min(now + patience.min(self.driver.contender.lease.call_budget()));
         let driven = &self.driver.driven;
         let driven = if by <= now {
             None
         } else {
             driven.try_lock().or_else(|| {
-                let patience = (by - now) / 2;
-                try_lock_for(driven, patience).filter(|_| !by.remaining().is_zero())
+                let half = (by - now) / 2;
+                try_lock_for(driven, half).filter(|_| !by.remaining().is_zero())
             })
         };
         let Some(mut driven) = driven else {
             // A renewal hangs, or the lock before this one did: the release is left to the background. Of
             // this cycle: what the next call locks is not the background's to release.
             self.clean_up();
+            if is_lost {
+                return Err(lost(self.mutex()));
+            }
             return Err(Error::new(
                 ErrorKind::Timeout,
                 format!(
