@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::json::Json;
 use crate::service::Status;
 use crate::service::lifecycle::Stage;
-use crate::snapshot::{Contact, Snapshot, Stats};
+use crate::snapshot::{Contact, Failed, Snapshot, Stats};
 
 /// What a factory knows about its backend and its services. Returned by `Factory::health`, which does no
 /// I/O: what nobody has tried yet is [`Contact::Untried`], and not fine.
@@ -35,7 +35,10 @@ use crate::snapshot::{Contact, Snapshot, Stats};
 pub struct Health {
     /// Where the mutexes are.
     pub realm: Arc<str>,
-    /// Whether the backend answers, as far as the services and `ping` have found out.
+    /// Whether the backend answers, as far as the services, the lockers and `ping` have found out. The newest
+    /// fact counts: it is failing if, after the last answer, a call of any of them failed, even if that service
+    /// was stopped or that locker dropped since; and while nobody tells a running service of releases. A lock
+    /// that somebody else holds was answered.
     pub contact: Contact,
     /// How long ago the backend answered last; `None` if it never did.
     pub last_contact: Option<Duration>,
@@ -205,10 +208,14 @@ struct Known {
     entries: Vec<Registered>,
     /// What those have done that are gone.
     gone: Stats,
+    /// When one of those was answered last.
+    gone_answered: Option<Moment>,
+    /// The newest call of those that failed.
+    gone_failed: Option<Failed>,
     /// When a ping was answered last.
     ping_answered: Option<Moment>,
-    /// How the last ping failed, if it did, and since when they fail.
-    ping_failing: Option<(Error, Moment)>,
+    /// How the last ping failed, if it did.
+    ping_failed: Option<Failed>,
 }
 
 #[derive(Debug)]
@@ -270,12 +277,10 @@ impl Registry {
         match outcome {
             Ok(()) => {
                 known.ping_answered = Some(Moment::now());
-                known.ping_failing = None;
+                known.ping_failed = None;
             }
             Err(error) => {
-                let since = known.ping_failing.take().map(|(_, since)| since);
-                let since = since.unwrap_or_else(Moment::now);
-                known.ping_failing = Some((error.clone(), since));
+                known.ping_failed = Some(Failed::after(known.ping_failed.as_ref(), error));
             }
         }
     }
@@ -288,78 +293,72 @@ impl Registry {
     }
 
     pub(crate) fn health(&self, backend: &dyn Backend) -> Health {
-        let (services, answered, failing) = {
+        let (services, answered, pinged, failed) = {
             let known = self.known.lock();
             let services = known.entries.iter();
             let services = services.filter_map(|entry| entry.service.as_ref()?.upgrade());
             let services: Vec<_> = services.collect();
-            (services, known.ping_answered, known.ping_failing.clone())
+            let (answered, pinged) = (known.last_answered(), known.ping_answered);
+            (services, answered, pinged, known.last_failed())
         };
-        let services: Vec<_> = services.iter().map(|service| service.health()).collect();
         let condition = backend.condition();
         let now = Moment::now();
-        let last_contact = condition.last_contact.max(answered);
-        let last_contact = last_contact.map(|last| now - last);
-        let ping = failing.map(|(error, since)| Contact::Failing {
-            error,
-            lasting: now - since,
-        });
-        let contacts = services
-            .iter()
-            .filter(|service| service.status.is_active())
-            .map(|service| &service.contact)
-            .chain(&ping);
+        // The backend knows it best, unless it does not keep it.
+        let last_contact = condition.last_contact.or(answered).max(pinged);
+        let failed = failed.filter(|failed| last_contact <= Some(failed.at));
+        let mut active = services.iter().filter(|it| it.stage.status().is_active());
+        // That lasts, whatever else is answered.
+        let failed = failed.or_else(|| active.find_map(|service| service.snapshot.deaf()));
         Health {
             realm: backend.realm().into(),
-            contact: verdict(contacts, last_contact),
-            last_contact,
+            contact: match failed {
+                Some(Failed { error, since, .. }) => Contact::Failing {
+                    error,
+                    lasting: now - since,
+                },
+                None if last_contact.is_some() => Contact::Fine,
+                None => Contact::Untried,
+            },
+            last_contact: last_contact.map(|last| now - last),
             wakeups: condition.wakeups,
             pool: condition.pool,
-            services,
+            services: services.iter().map(|service| service.health()).collect(),
         }
     }
 }
 
 impl Known {
-    fn forget_the_gone(&mut self) {
-        let gone = &mut self.gone;
-        self.entries.retain(|entry| {
-            // A worker, or a clean-up, may count on after its service or locker is gone.
-            let is_alive = Arc::strong_count(&entry.snapshot) > 1;
-            if !is_alive {
-                *gone = gone.plus(entry.snapshot.stats());
-            }
-            is_alive
-        });
+    /// When a service or locker was answered last.
+    fn last_answered(&self) -> Option<Moment> {
+        let entries = self.entries.iter().map(|entry| entry.snapshot.answered());
+        entries.fold(self.gone_answered, Option::max)
     }
-}
 
-/// What all contacts together say: the newest trouble counts, unless the backend has answered since it began.
-fn verdict<'a>(contacts: impl Iterator<Item = &'a Contact>, last: Option<Duration>) -> Contact {
-    let mut verdict = match last {
-        Some(_) => Contact::Fine,
-        None => Contact::Untried,
-    };
-    let mut newest = last.unwrap_or(Duration::MAX);
-    for contact in contacts {
-        match contact {
-            Contact::Fine if matches!(verdict, Contact::Untried) => verdict = Contact::Fine,
-            Contact::Fine | Contact::Untried => {}
-            Contact::Failing { lasting, .. } => {
-                if *lasting <= newest {
-                    newest = *lasting;
-                    verdict = contact.clone();
-                }
-            }
+    /// The newest call that failed, of all that there are and were.
+    fn last_failed(&self) -> Option<Failed> {
+        let entries = self.entries.iter();
+        let failed = entries.filter_map(|entry| entry.snapshot.failed());
+        let others = self.gone_failed.iter().chain(&self.ping_failed).cloned();
+        failed.chain(others).max_by_key(|failed| failed.at)
+    }
+
+    fn forget_the_gone(&mut self) {
+        // A worker, or a clean-up, may count on after its service or locker is gone.
+        let is_gone = |entry: &mut Registered| Arc::strong_count(&entry.snapshot) == 1;
+        for Registered { snapshot, .. } in self.entries.extract_if(.., is_gone) {
+            self.gone = self.gone.plus(snapshot.stats());
+            self.gone_answered = self.gone_answered.max(snapshot.answered());
+            let failed = self.gone_failed.take().into_iter().chain(snapshot.failed());
+            self.gone_failed = failed.max_by_key(|failed| failed.at);
         }
     }
-    verdict
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
+    use crate::backend::{Contender, RawContender, RawObserver};
+    use crate::error::{ErrorKind, Result};
 
     fn failing(lasting: Duration) -> Contact {
         Contact::Failing {
@@ -440,21 +439,39 @@ mod tests {
         );
     }
 
+    /// A backend that knows nothing about itself.
+    #[derive(Debug)]
+    struct Silent;
+
+    impl Backend for Silent {
+        fn realm(&self) -> &str {
+            "silent"
+        }
+
+        fn contender(&self, _: &Contender) -> Result<Box<dyn RawContender>> {
+            Err(Error::invalid("not made for this"))
+        }
+
+        fn observer(&self, _: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+            Err(Error::invalid("not made for this"))
+        }
+    }
+
+    /// It went by when the trouble began: after one answer in between, whatever failed did not count.
     #[test]
-    fn trouble_counts_until_the_backend_has_answered_since() {
-        let (early, late) = (Duration::from_secs(60), Duration::from_secs(30));
-        let judge = |contacts: &[Contact], last| match verdict(contacts.iter(), last) {
-            Contact::Failing { lasting, .. } => Some(lasting),
-            _ => None,
-        };
-        assert_eq!(judge(&[failing(early)], None), Some(early));
-        assert_eq!(judge(&[failing(early), failing(late)], None), Some(late));
-        assert_eq!(
-            judge(&[failing(late), Contact::Fine], Some(early)),
-            Some(late)
-        );
-        assert_eq!(judge(&[failing(early)], Some(late)), None);
-        assert!(matches!(verdict([].iter(), None), Contact::Untried));
-        assert!(matches!(verdict([].iter(), Some(late)), Contact::Fine));
+    fn the_newest_fact_counts() {
+        let registry = Registry::default();
+        let (first, second) = (Arc::<Snapshot>::default(), Arc::<Snapshot>::default());
+        registry.count(&first);
+        registry.count(&second);
+        let refused = Error::new(ErrorKind::Unreachable, "refused");
+        let is_fine = || registry.health(&Silent).is_fine();
+        assert!(matches!(registry.health(&Silent).contact, Contact::Untried));
+        first.note_call(Err(&refused));
+        assert!(!is_fine());
+        second.note_call(Ok(true));
+        assert!(is_fine());
+        first.note_call(Err(&refused));
+        assert!(!is_fine());
     }
 }

@@ -22,7 +22,8 @@ pub trait Probe: Send + Sync {
     /// A contender became the owner of `mutex`.
     fn gained(&self, mutex: &str, id: &str, fence: u64) {}
 
-    /// A contender ceased to own `mutex` after `held`.
+    /// A contender ceased to own `mutex` after `held`, which counts to the end of its lease at most, however late
+    /// that is noticed.
     fn lost(&self, mutex: &str, id: &str, fence: u64, held: Duration, reason: LossReason) {}
 
     /// A `lock` call on `mutex` returned after `waited`, with the lock or without.

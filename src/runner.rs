@@ -78,6 +78,8 @@ pub(crate) struct Runner {
     /// An error that listeners who asked for failures are still to be told of.
     unreported: Option<Error>,
     gained_at: Moment,
+    /// The end of the last belief, as far as it was renewed.
+    believed_until: Moment,
     woken_at: Option<Moment>,
 }
 
@@ -104,6 +106,7 @@ impl Runner {
             quiet: false,
             unreported: None,
             gained_at: start,
+            believed_until: start,
             woken_at: None,
         })
     }
@@ -252,6 +255,9 @@ impl Runner {
         let mut belief = self.snapshot.belief();
         let decision = decide(&mut self.machine, Moment::now());
         *belief = self.machine.belief();
+        if let Some((until, _)) = *belief {
+            self.believed_until = until;
+        }
         decision
     }
 
@@ -375,6 +381,10 @@ impl Runner {
         let (view, error) = self.settle(view, |_| true);
         let roll = clock::roll();
         self.decide(|machine, now| machine.observed(now, view, roll));
+        let Contender { mutex, id, .. } = &self.contender;
+        let double = self.machine.stands_back_from();
+        let double = double.map(|fence| self::double(mutex, id, fence));
+        self.snapshot.note_double(double.as_ref());
         Called::Observe(error)
     }
 
@@ -454,21 +464,29 @@ impl Runner {
             }
             Change::Released(state, reason) => {
                 let fence = state.before().fence();
-                let held = now - self.gained_at;
+                // A process that was stopped notices late that its belief has ended.
+                let held = now.min(self.believed_until) - self.gained_at;
                 let given_up = *reason == LossReason::Released;
                 self.snapshot
                     .count(|stats| stats.lost += u64::from(!given_up));
-                let level = if given_up { level } else { log::Level::Warn };
-                log::log!(
-                    level,
-                    "{mutex}: {id} released, fence {fence}, held for {held:.1?}: {reason}"
-                );
+                if given_up {
+                    // The release is still to be sent.
+                    log::log!(
+                        level,
+                        "{mutex}: {id} gives up, fence {fence}, held for {held:.1?}"
+                    );
+                } else {
+                    log::warn!(
+                        "{mutex}: {id} released, fence {fence}, held for {held:.1?}: {reason}"
+                    );
+                }
                 self.probe
                     .tell(|probe| probe.lost(mutex, id, fence, held, *reason));
             }
             Change::Double(owner) => {
                 let error = double(mutex, id, owner.fence());
                 log::error!("{error}");
+                self.snapshot.note_double(Some(&error));
                 self.unreported = Some(error);
             }
             Change::OwnerChanged(_) => {}

@@ -23,9 +23,16 @@ struct Notes {
     state: MutexState,
     /// The end of belief, and the fence.
     belief: Option<(Moment, u64)>,
-    calls: Calls,
+    /// Whether anything was asked since the last start.
+    tried: bool,
+    /// When a call was answered last.
+    answered: Option<Moment>,
+    /// How the last call failed, if it did. Stays when the service is started again: nothing was answered since.
+    failed: Option<Failed>,
     /// Why nobody wakes us, if so.
-    deaf: Option<Error>,
+    deaf: Option<Failed>,
+    /// Another process owns under our id, which we do not contend under meanwhile.
+    double: Option<Failed>,
     /// Why the service stepped down for good, if it did so by itself.
     ended: Option<Error>,
     /// The kinds of error that were said since the backend last answered: each once, however they
@@ -34,15 +41,26 @@ struct Notes {
     stats: Stats,
 }
 
-#[derive(Debug, Default)]
-enum Calls {
-    #[default]
-    Untried,
-    Fine,
-    Failing {
-        error: Error,
-        since: Moment,
-    },
+/// A call that failed, after which none was answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Failed {
+    pub(crate) error: Error,
+    /// When the first of those in a row failed.
+    pub(crate) since: Moment,
+    /// When this one failed.
+    pub(crate) at: Moment,
+}
+
+impl Failed {
+    /// A failure now, after `earlier` ones in a row.
+    pub(crate) fn after(earlier: Option<&Failed>, error: &Error) -> Failed {
+        let at = Moment::now();
+        Failed {
+            error: error.clone(),
+            since: earlier.map_or(at, |earlier| earlier.since),
+            at,
+        }
+    }
 }
 
 /// How a service gets on with its backend.
@@ -53,12 +71,12 @@ pub enum Contact {
     Untried,
     /// The last call was answered.
     Fine,
-    /// The last call failed, nobody tells the service of releases, or it stepped down for good because the
-    /// receiver of its events was dropped.
+    /// The last call failed, nobody tells the service of releases, it stands back because another process
+    /// contends under its id, or it stepped down for good because the receiver of its events was dropped.
     Failing {
         /// How it failed.
         error: Error,
-        /// How long calls have been failing.
+        /// How long that has lasted.
         lasting: Duration,
     },
 }
@@ -164,18 +182,38 @@ impl Snapshot {
     /// How the backend is reached; an error with wake-ups counts as one.
     pub(crate) fn contact(&self) -> Contact {
         let notes = self.notes.lock();
-        match (&notes.calls, notes.ended.as_ref().or(notes.deaf.as_ref())) {
-            (Calls::Failing { error, since }, _) if notes.ended.is_none() => Contact::Failing {
+        if let Some(error) = &notes.ended {
+            return Contact::Failing {
+                error: error.clone(),
+                lasting: Duration::ZERO,
+            };
+        }
+        let failing = || notes.failing().or(notes.deaf.as_ref());
+        match notes.double.as_ref().or_else(failing) {
+            Some(Failed { error, since, .. }) => Contact::Failing {
                 error: error.clone(),
                 lasting: Moment::now() - *since,
             },
-            (_, Some(error)) => Contact::Failing {
-                error: error.clone(),
-                lasting: Duration::ZERO,
-            },
-            (Calls::Untried, None) => Contact::Untried,
-            (_, None) => Contact::Fine,
+            None if notes.tried => Contact::Fine,
+            None => Contact::Untried,
         }
+    }
+
+    /// The last call that failed, one for wake-ups included, unless one like it was answered since.
+    pub(crate) fn failed(&self) -> Option<Failed> {
+        let notes = self.notes.lock();
+        let failed = notes.failed.iter().chain(&notes.deaf);
+        failed.max_by_key(|failed| failed.at).cloned()
+    }
+
+    /// When a call was answered last.
+    pub(crate) fn answered(&self) -> Option<Moment> {
+        self.notes.lock().answered
+    }
+
+    /// Why nobody wakes us, if so.
+    pub(crate) fn deaf(&self) -> Option<Failed> {
+        self.notes.lock().deaf.clone()
     }
 
     /// Notes why the service steps down for good. Holds until it is started again.
@@ -183,38 +221,40 @@ impl Snapshot {
         self.notes.lock().ended = Some(error);
     }
 
+    /// Notes that we stand back from another process with our id, or that we do not any more.
+    pub(crate) fn note_double(&self, double: Option<&Error>) {
+        let mut notes = self.notes.lock();
+        let earlier = notes.double.take();
+        notes.double = double.map(|error| Failed::after(earlier.as_ref(), error));
+    }
+
     /// Notes how a call ended; one that asked the server nothing proves nothing.
     pub(crate) fn note_call(&self, outcome: Result<bool, &Error>) -> ErrorChange {
         let mut notes = self.notes.lock();
         match outcome {
             Ok(false) => return ErrorChange::Unchanged,
-            Ok(true) => notes.calls = Calls::Fine,
-            Err(error) => {
-                let since = match &notes.calls {
-                    Calls::Failing { since, .. } => *since,
-                    _ => Moment::now(),
-                };
-                let error = error.clone();
-                notes.calls = Calls::Failing { error, since };
+            Ok(true) => {
+                notes.answered = Some(Moment::now());
+                notes.failed = None;
             }
+            Err(error) => notes.failed = Some(Failed::after(notes.failing(), error)),
         }
+        notes.tried = true;
         notes.changes(outcome.err().map(Error::kind))
     }
 
     /// Since when calls have failed; `None` while they do not.
     pub(crate) fn failing_since(&self) -> Option<Moment> {
-        match self.notes.lock().calls {
-            Calls::Failing { since, .. } => Some(since),
-            _ => None,
-        }
+        self.notes.lock().failing().map(|failed| failed.since)
     }
 
     /// Notes whether the backend wakes us. Success elsewhere does not mean that it does.
     pub(crate) fn note_listen(&self, outcome: Result<(), &Error>) -> ErrorChange {
         let mut notes = self.notes.lock();
-        notes.deaf = outcome.err().cloned();
-        if outcome.is_ok() && !matches!(notes.calls, Calls::Failing { .. }) {
-            notes.calls = Calls::Fine;
+        let deaf = notes.deaf.take();
+        match outcome {
+            Ok(()) => notes.tried = true,
+            Err(error) => notes.deaf = Some(Failed::after(deaf.as_ref(), error)),
         }
         notes.changes(outcome.err().map(Error::kind))
     }
@@ -232,18 +272,24 @@ impl Snapshot {
         self.notes.lock().stats
     }
 
-    /// As it was before the first start; the counters go on.
+    /// As it was before the first start; the counters go on, and what failed last is what failed last.
     pub(crate) fn clear(&self) {
         let mut notes = self.notes.lock();
-        let stats = notes.stats;
         *notes = Notes {
-            stats,
+            stats: notes.stats,
+            answered: notes.answered,
+            failed: notes.failed.take(),
             ..Notes::default()
         };
     }
 }
 
 impl Notes {
+    /// How calls fail since the last start.
+    fn failing(&self) -> Option<&Failed> {
+        self.failed.as_ref().filter(|_| self.tried)
+    }
+
     fn changes(&mut self, failed: Option<ErrorKind>) -> ErrorChange {
         match failed {
             Some(kind) if self.said.contains(&kind) => ErrorChange::Unchanged,
@@ -251,9 +297,7 @@ impl Notes {
                 self.said.push(kind);
                 ErrorChange::New
             }
-            None if self.deaf.is_some() || matches!(self.calls, Calls::Failing { .. }) => {
-                ErrorChange::Unchanged
-            }
+            None if self.deaf.is_some() || self.failing().is_some() => ErrorChange::Unchanged,
             None if self.said.is_empty() => ErrorChange::Unchanged,
             None => {
                 self.said.clear();

@@ -27,7 +27,7 @@ use crate::machine::contention::Change;
 use crate::parker::{Parker, Unparked};
 use crate::runner::{Called, Runner, Visit, double};
 use crate::service::settings::{Settings, Validated, contender_setters};
-use crate::snapshot::{Contact, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::thread::Local;
 use crate::virtual_time::try_lock_for;
 
@@ -569,21 +569,33 @@ impl Inner {
         if let Some(entry) = entry {
             self.factory.background.remove(entry);
         }
+        let snapshot = &self.driver.snapshot;
+        let is_lost = snapshot.valid_for(fence).is_zero();
+        if is_lost && snapshot.failing_since().is_some() {
+            // Its holder waits for nothing: whether the release succeeds changes nothing for it.
+            self.clean_up();
+            return Err(lost(self.mutex()));
+        }
         let now = Moment::now();
-        let by = by.min(now + self.driver.contender.lease.call_budget());
+        // Among many, the renewal of a lost one may not even have been tried while others hung.
+        let patience = if is_lost { TIDY } else { UNLOCK };
+        let by = by.min(now + patience.min(self.driver.contender.lease.call_budget()));
         let driven = &self.driver.driven;
         let driven = if by <= now {
             None
         } else {
             driven.try_lock().or_else(|| {
-                let patience = (by - now) / 2;
-                try_lock_for(driven, patience).filter(|_| !by.remaining().is_zero())
+                let half = (by - now) / 2;
+                try_lock_for(driven, half).filter(|_| !by.remaining().is_zero())
             })
         };
         let Some(mut driven) = driven else {
             // A renewal hangs, or the lock before this one did: the release is left to the background. Of
             // this cycle: what the next call locks is not the background's to release.
             self.clean_up();
+            if is_lost {
+                return Err(lost(self.mutex()));
+            }
             return Err(Error::new(
                 ErrorKind::Timeout,
                 format!(
@@ -604,7 +616,7 @@ impl Inner {
                 let Contender { mutex, id, .. } = &self.driver.contender;
                 log::warn!(
                     "{mutex}: {id}: fence {fence} was taken away before it was released; another process may \
-                     use this id, or an operator ended it"
+                     use this id, an operator may have ended it, or a failover may have lost it"
                 );
                 Err(lost(mutex))
             }
@@ -627,7 +639,7 @@ impl Inner {
         if !driven.runner.machine().has_traces() {
             return false;
         }
-        if !matches!(self.driver.snapshot.contact(), Contact::Failing { .. }) {
+        if self.driver.snapshot.failing_since().is_none() {
             let Driven { runner, parker } = &mut *driven;
             let _ = runner.leave(parker, None, by.min(Moment::now() + TIDY));
         }

@@ -293,6 +293,12 @@ impl Contention {
         matches!(self.phase, Phase::Leaving { .. })
     }
 
+    /// The fence of a lease that the backend may still keep although this contender believes in it no more.
+    #[must_use]
+    pub fn leftover(&self) -> Option<u64> {
+        self.leftover.as_ref().map(|leftover| leftover.fence)
+    }
+
     /// Whether the backend may keep something of this contender although it owns nothing.
     #[must_use]
     pub fn has_traces(&self) -> bool {

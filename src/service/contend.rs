@@ -87,7 +87,7 @@ type Inbox = Mutex<Option<VecDeque<Message>>>;
 enum Message {
     Resign {
         rest: Duration,
-        done: Sender<()>,
+        done: Sender<Result<()>>,
     },
     /// A call to the backend beside those of the machine.
     Call(Box<dyn FnOnce(&mut Worker) + Send>),
@@ -136,6 +136,10 @@ impl MutexContendService {
     /// Gives the mutex up, leaves the queue and ends the thread. An owner's Released is delivered, and
     /// its callback has run, before the release is sent; nothing is delivered after this returns.
     ///
+    /// Where the backend does not answer, it waits at most a second for it and returns `Ok` all the same: this
+    /// service owns nothing any more. The release is then left to the background, which is logged as a warning,
+    /// and the next owner may have to wait for the lease to end.
+    ///
     /// In a channel, Released is only queued by then, perhaps not read: end your work before you stop, because
     /// the next owner may lead as soon as this returns.
     ///
@@ -164,7 +168,8 @@ impl MutexContendService {
     /// ```
     ///
     /// # Errors
-    /// `InvalidState` unless it is started; `Timeout` where a callback or the backend hangs.
+    /// `InvalidState` unless it is started; `Timeout` where a callback hangs. An error of the backend where the
+    /// release was not answered: the service owns nothing any more, but nobody else may own before the lease ends.
     pub fn resign(&self) -> Result<()> {
         self.resign_for(Duration::ZERO)
     }
@@ -182,7 +187,7 @@ impl MutexContendService {
             return Ok(());
         }
         let late = "still resigning; a callback or the backend hangs";
-        inner.wait_for(&over, inner.stop_bound(), late)
+        inner.wait_for(&over, inner.stop_bound(), late)?
     }
 
     /// Reads how long ago the last recorded run of this mutex's schedule was. Done by the worker.
@@ -514,7 +519,7 @@ struct Worker {
 enum Leaving {
     No,
     /// Until the machine contends again; who waits for that.
-    ToRejoin(Vec<Sender<()>>),
+    ToRejoin(Vec<Sender<Result<()>>>),
     ForGood,
 }
 
@@ -542,6 +547,9 @@ impl Worker {
         // Whoever waits for an answer is told at once that there will be none.
         self.inbox.lock().take();
         self.leaving = Leaving::ForGood;
+        if let Some(error) = self.unreleased("yet, which is left to the background") {
+            log::warn!("{error}");
+        }
         if self.runner.machine().has_traces() {
             // The backend hangs: whoever stops does not wait for it.
             let lease = self.runner.contender().lease;
@@ -632,8 +640,12 @@ impl Worker {
         if let Leaving::ToRejoin(waiting) = &self.leaving
             && !self.runner.machine().is_leaving()
         {
+            let unreleased = self.unreleased("now, and its lease ends by itself");
+            if let Some(error) = &unreleased {
+                log::warn!("{error}");
+            }
             for done in waiting {
-                let _ = done.send(());
+                let _ = done.send(unreleased.clone().map_or(Ok(()), Err));
             }
             self.leaving = Leaving::No;
         }
@@ -647,6 +659,16 @@ impl Worker {
         if unparked == Unparked::Wake {
             self.runner.woken();
         }
+    }
+
+    /// The error of a lease that was given up and that the backend may still keep.
+    fn unreleased(&self, so: &str) -> Option<Error> {
+        let fence = self.runner.machine().leftover()?;
+        let failed = self.snapshot.failed().map(|failed| failed.error);
+        let cause = failed.unwrap_or_else(|| Error::new(ErrorKind::Timeout, "no answer in time"));
+        let Contender { mutex, id, .. } = self.runner.contender();
+        let what = format_args!("{mutex}: {id}: fence {fence} is not released {so}");
+        Some(cause.context(what))
     }
 
     fn announce(&mut self, change: Change) {

@@ -66,8 +66,9 @@ macro_rules! service_getters {
                 .map_or($crate::MutexState::NONE, |inner| inner.snapshot.state())
         }
 
-        /// Returns the error that keeps the service from its backend, or why it stepped down for good; `None`
-        /// once the backend answers again, and before anything was asked (see [`contact`](Self::contact)).
+        /// Returns the error that keeps the service from its backend, why it stands back while another process
+        /// owns under its id, or why it stepped down for good; `None` once that is over, and before anything was
+        /// asked (see [`contact`](Self::contact)).
         #[must_use]
         pub fn last_error(&self) -> Option<$crate::Error> {
             self.inner.here()?.snapshot.last_error()

@@ -1,27 +1,32 @@
 //! What is logged: a process has one logger.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
-use contend::{ErrorKind, Lease};
+use contend::{Error, ErrorKind, Lease};
 use parking_lot::Mutex;
 use testbed::wait_until;
 
-use crate::conformance::hooked::as_another_process;
+use crate::conformance::hooked::{around, as_another_process};
 use crate::conformance::{PATIENCE, closed, elsewhere};
 
-static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static LINES: Mutex<Vec<(log::Level, String)>> = Mutex::new(Vec::new());
 
-struct Warnings;
+/// Keeps what is logged, up to the level that is set.
+struct Lines;
 
-impl log::Log for Warnings {
+impl log::Log for Lines {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() <= log::Level::Warn
+        metadata.level() <= log::max_level()
     }
 
     fn log(&self, record: &log::Record<'_>) {
         if self.enabled(record.metadata()) {
-            WARNINGS.lock().push(record.args().to_string());
+            LINES
+                .lock()
+                .push((record.level(), record.args().to_string()));
         }
     }
 
@@ -31,7 +36,7 @@ impl log::Log for Warnings {
 alone! {
     /// Where no renewal came to notice it, a lock that was taken away under its own id was lost without a word.
     fn a_lock_that_was_taken_away_under_its_own_id_is_warned_of() {
-        log::set_logger(&Warnings).unwrap();
+        log::set_logger(&Lines).unwrap();
         log::set_max_level(log::LevelFilter::Warn);
         let here = contend::memory::factory("warnings", Lease::default());
         let there = as_another_process(&here);
@@ -41,15 +46,54 @@ alone! {
         let fence = guard.fence();
         let _taken = elsewhere(|| theirs.lock().unwrap());
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
-        let warnings = WARNINGS.lock();
+        let lines = LINES.lock();
         let told = format!("m: host-1: fence {fence} was taken away before it was released");
-        let told = warnings.iter().filter(|line| line.starts_with(&told));
-        assert_eq!(told.count(), 1, "{warnings:?}");
+        let told: Vec<_> = lines.iter().filter(|line| line.1.starts_with(&told)).collect();
+        assert_eq!(told.len(), 1, "{lines:?}");
+        // After a failover neither another process nor an operator had done it.
+        assert!(told[0].1.contains("a failover may have lost it"), "{lines:?}");
+    }
+
+    /// Nothing had reached the server, and the log said "released": whoever waited for the next leader at once waited
+    /// for a whole lease.
+    fn what_a_stop_could_not_release_is_not_said_to_be_released() {
+        log::set_logger(&Lines).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+        let broken = Arc::new(AtomicBool::new(false));
+        let is_broken = Arc::clone(&broken);
+        let memory = contend::memory::factory("unreleased", Lease::default());
+        let factory = around(&memory, move |_, _, _, _| {
+            let error = Error::new(ErrorKind::Unreachable, "broken on request");
+            if is_broken.load(SeqCst) { Err(error) } else { Ok(()) }
+        });
+        let service = factory.contend("m").id("a").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it leads", || service.is_owner());
+        let fence = service.fence().unwrap();
+        broken.store(true, SeqCst);
+        service.stop().unwrap();
+        {
+            let lines = LINES.lock();
+            let told = format!("m: a: fence {fence} is not released yet, which is left to the background: broken on request");
+            let is_told = |line: &&(log::Level, String)| line.0 == log::Level::Warn && line.1 == told;
+            assert_eq!(lines.iter().filter(is_told).count(), 1, "{lines:?}");
+            let mut texts = lines.iter().map(|(_, text)| text);
+            assert!(!texts.any(|text| text.contains("a released")), "{lines:?}");
+        }
+        broken.store(false, SeqCst);
+        // One that could release says nothing of the kind.
+        let service = factory.contend("other").id("a").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it leads", || service.is_owner());
+        service.stop().unwrap();
+        let lines = LINES.lock();
+        let mut others = lines.iter().filter(|(_, text)| text.starts_with("other"));
+        assert!(others.all(|(level, _)| *level == log::Level::Info), "{lines:?}");
     }
 
     /// Rule "one id, one contender": it was told when the guard ended, hours later maybe, and not when it was met.
     fn a_locker_that_meets_its_double_says_so_while_its_guard_lives() {
-        log::set_logger(&Warnings).unwrap();
+        log::set_logger(&Lines).unwrap();
         log::set_max_level(log::LevelFilter::Warn);
         let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(1)).unwrap();
         let here = contend::memory::factory("doubles", lease);
@@ -63,7 +107,7 @@ alone! {
         closed(&guard.lost());
         let told = "m: another process contends as \"host-1\" too";
         wait_until(PATIENCE, "it is told", || {
-            WARNINGS.lock().iter().any(|line| line.starts_with(told))
+            LINES.lock().iter().any(|(_, text)| text.starts_with(told))
         });
         drop(guard);
     }

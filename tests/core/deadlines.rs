@@ -112,6 +112,29 @@ fn a_stop_takes_a_second_while_calls_hang_and_leaves_the_rest_to_the_background(
     });
 }
 
+/// It returned `Ok` although nothing had reached the server: nobody else leads before the lease has ended.
+#[test]
+fn whoever_resigns_while_calls_hang_is_told_that_nothing_was_released() {
+    within(HANG, || {
+        let memory = factory(8_000, 60_000);
+        let (factory, hung) = hanging(&memory);
+        let service = factory.contend("m").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it leads", || service.is_owner());
+        let first = service.fence();
+        hung.store(true, Ordering::SeqCst);
+        let error = service.resign().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.to_string().contains("is not released"), "{error}");
+        assert!(!service.is_owner() && service.running());
+        // What is left is adopted as soon as there are answers.
+        hung.store(false, Ordering::SeqCst);
+        wait_until(ms(30_000), "it leads again", || service.is_owner());
+        assert!(service.fence() > first);
+        service.resign().unwrap();
+    });
+}
+
 /// What an attempt without an answer left is the background's, until the next call takes it over.
 #[test]
 fn what_hung_is_cleaned_up_in_the_background() {
@@ -485,6 +508,29 @@ fn many_guards_are_dropped_within_the_time_of_one_where_calls_hang() {
         hung.store(false, Ordering::SeqCst);
         drop(last);
         wait_until(PATIENCE, "the background has released all", || {
+            memory.list().unwrap().is_empty()
+        });
+    });
+}
+
+/// Each guard that was lost already tried to release for 800 ms when it was dropped: 20 took 11 s.
+#[test]
+fn guards_that_are_lost_are_dropped_at_once_where_calls_hang() {
+    within(HANG, || {
+        let memory = factory(3_200, 60_000);
+        let (factory, hung) = hanging(&memory);
+        let lock = |number| {
+            let locker = factory.locker(format!("m-{number}")).build().unwrap();
+            locker.lock().unwrap()
+        };
+        let guards: Vec<_> = (0..8).map(lock).collect();
+        hung.store(true, Ordering::SeqCst);
+        guards.iter().for_each(|guard| closed(&guard.lost()));
+        let began = Instant::now();
+        drop(guards);
+        assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
+        hung.store(false, Ordering::SeqCst);
+        wait_until(ms(30_000), "the background has released all", || {
             memory.list().unwrap().is_empty()
         });
     });

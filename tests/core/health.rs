@@ -88,6 +88,69 @@ fn a_services_trouble_shows_while_it_lasts() {
     });
 }
 
+/// A program that only locks was told that all is fine, beside the error that `lock` had returned.
+#[test]
+fn a_lockers_trouble_shows_until_the_backend_has_answered() {
+    let factory = memory::factory("health-locker", lease());
+    let handle = memory::handle("health-locker");
+    let locker = factory.locker("m").build().unwrap();
+    let other = factory.locker("m").build().unwrap();
+    let guard = locker.lock().unwrap();
+    let held = thread::scope(|scope| {
+        let tries = scope.spawn(|| other.try_lock().map(drop).unwrap_err());
+        tries.join().unwrap()
+    });
+    assert_eq!(held.kind(), ErrorKind::Held);
+    assert!(factory.health().is_fine(), "{}", factory.health());
+    drop(guard);
+
+    handle.set_unreachable(true);
+    locker.try_lock().map(drop).unwrap_err();
+    let is_failing = || {
+        let health = factory.health();
+        let Contact::Failing { error, .. } = &health.contact else {
+            panic!("{health}");
+        };
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        assert!(!health.is_fine());
+    };
+    is_failing();
+    // Nor is it forgotten with the locker that met it.
+    drop(locker);
+    for _ in 0..100 {
+        drop(factory.locker("m").build().unwrap());
+    }
+    is_failing();
+    handle.set_unreachable(false);
+    other.lock().unwrap().unlock().unwrap();
+    assert!(factory.health().is_fine(), "{}", factory.health());
+}
+
+/// A server that does not answer was failing, and fine again when the only service was stopped.
+#[test]
+fn a_services_trouble_is_not_over_because_it_stops_or_starts() {
+    within(HANG, || {
+        let factory = memory::factory("health-stopped", lease());
+        let handle = memory::handle("health-stopped");
+        let service = factory.contend("m").id("a");
+        let service = service.initial_delay(Duration::from_millis(100)).build();
+        let service = service.unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it leads", || service.is_owner());
+        handle.set_unreachable(true);
+        let is_failing = || matches!(factory.health().contact, Contact::Failing { .. });
+        wait_until(PATIENCE, "it fails", is_failing);
+        service.stop().unwrap();
+        assert!(is_failing(), "stopped: {}", factory.health());
+        service.start().unwrap();
+        assert!(is_failing(), "started: {}", factory.health());
+        handle.set_unreachable(false);
+        wait_until(PATIENCE, "all is fine again", || {
+            service.is_owner() && factory.health().is_fine()
+        });
+    });
+}
+
 #[test]
 fn what_was_counted_stays_counted_when_its_service_is_gone() {
     let factory = memory::factory("health-stats", lease());

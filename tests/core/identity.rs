@@ -44,11 +44,15 @@ fn a_double_is_told_and_the_one_that_met_it_stands_back() {
         let until = std::time::Instant::now() + Duration::from_secs(5);
         while std::time::Instant::now() < until {
             assert!(theirs.is_owner() && !ours.is_owner());
+            let kind = ours.last_error().map(|error| error.kind());
+            assert_eq!(kind, Some(ErrorKind::DuplicateContender), "so long");
+            assert!(!here.health().is_fine(), "{}", here.health());
             std::thread::sleep(Duration::from_millis(10));
         }
         // Once the other has gone, it leads again.
         theirs.stop().unwrap();
         next(&our_events, EventKind::Acquired);
+        assert!(ours.last_error().is_none() && here.health().is_fine());
     });
 }
 

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::conformance::hooked::{Call, When, around};
 use contend::{
     AcquireOutcome, Error, Factory, Lease, LossReason, Probe, RenewOutcome, RunOutcomeKind, memory,
 };
@@ -120,6 +121,42 @@ fn a_probe_hears_how_each_ownership_begins_and_why_it_ends() {
             "{stats:?}"
         );
         assert_eq!(factory.stats(), stats);
+    });
+}
+
+/// Keeps how long the last ownership was held.
+#[derive(Default)]
+struct Holds(Mutex<Option<Duration>>);
+
+impl Probe for Holds {
+    fn lost(&self, _: &str, _: &str, _: u64, held: Duration, _: LossReason) {
+        *self.0.lock().unwrap() = Some(held);
+    }
+}
+
+/// It counted to the moment of noticing: after a pause beyond the lease it looked as if two had held.
+#[test]
+fn what_was_held_is_counted_to_the_end_of_belief() {
+    within(HANG, || {
+        let lease = Lease::new(Duration::from_secs(1), Duration::from_millis(500)).unwrap();
+        // As if the whole process had been stopped in its first renewal.
+        let stopped = |when, call| when == When::Before && call == Call::Renew;
+        let factory = around(
+            &memory::factory("probe-held", lease),
+            move |when, call, _, _| {
+                if stopped(when, call) {
+                    thread::sleep(Duration::from_secs(3));
+                }
+                Ok(())
+            },
+        );
+        let holds = Arc::new(Holds::default());
+        let factory = factory.with_probe(Arc::clone(&holds) as Arc<dyn Probe>);
+        let service = factory.contend("m").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it is lost", || holds.0.lock().unwrap().is_some());
+        let held = holds.0.lock().unwrap().unwrap();
+        assert!(held <= lease.ttl(), "{held:?}");
     });
 }
 
