@@ -67,10 +67,13 @@ pub(crate) trait Connect: Send + Sync + 'static {
 
     /// Returns how long nobody tries to connect after the `failures`th failure in a row. After a
     /// failure, one thread at a time tries.
-    fn pause(&self, error: &Error, failures: u32) -> Duration {
-        let _ = error;
-        (Duration::from_millis(20) * 2_u32.pow(failures.min(4))).min(Duration::from_millis(250))
-    }
+    fn pause(&self, error: &Error, failures: u32) -> Duration;
+}
+
+/// Returns a pause that doubles from `first` to `longest` with each failure in a row.
+pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32) -> Duration {
+    let doubled = 2_u32.pow(failures.saturating_sub(1).min(16));
+    (first * doubled).min(longest)
 }
 
 /// Who asks for a connection.

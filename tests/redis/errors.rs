@@ -184,6 +184,37 @@ fn a_user_that_is_denied_is_told_which_and_where() {
     });
 }
 
+/// A factory alone logged in four times a second, for ever: a server that writes refused log-ins down, or
+/// counts them, must not suffer from a wrong password. A call meanwhile hears the known reason at once.
+#[test]
+fn a_server_that_refuses_the_log_in_is_asked_ever_more_slowly() {
+    within(HANG, || {
+        let server = RedisServer::start_with(&["--requirepass", "right"]);
+        let proxy = Proxy::to(server.addr());
+        let factory = connect(&format!("redis://:wrong@{}", proxy.addr())).unwrap();
+        let mut waiter = Driven::at(&factory, "m", "b");
+        let unparker = waiter.parker.unparker();
+        let until = Moment::now() + ms(5_000);
+        let mut longest = ms(0);
+        while !until.remaining().is_zero() {
+            let began = Moment::now();
+            let error = acquire(&factory).unwrap_err();
+            check(&error, ErrorKind::Denied, "check user and password");
+            let error = waiter.raw.listen(&unparker, soon()).unwrap_err();
+            check(&error, ErrorKind::Denied, "check user and password");
+            longest = longest.max(Moment::now() - began);
+            thread::sleep(ms(5));
+        }
+        // For calls four, at 0, 0.5, 1.5 and 3.5 s, and for messages seven; without a longer pause about thirty.
+        let asked = proxy.accepted();
+        println!("{asked} log-ins refused in 5 s; the slowest answer took {longest:?}");
+        assert!(asked <= 16, "{asked} log-ins in 5 s");
+        assert!(longest < ms(3_000), "{longest:?}");
+        server.cli(&["-a", "right", "CONFIG", "SET", "requirepass", "wrong"]);
+        wait_until(PATIENCE, "it is let in", || acquire(&factory).is_ok());
+    });
+}
+
 /// "12 warnings in 1.3 s, flapping between two kinds."
 #[test]
 fn a_missing_right_on_channels_is_denied_every_time() {

@@ -19,8 +19,12 @@ use super::sentinel::Sentinels;
 use super::server::unavailable;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::Connect;
+use crate::pool::{Connect, backoff};
 use crate::tls::Certificates;
+
+/// The longest pause between two attempts to connect to a server that refuses us: nothing changes by itself
+/// there, and it may write each attempt down. So soon is a password that was put right noticed.
+pub(super) const REFUSED: Duration = Duration::from_secs(5);
 
 /// No call waits longer, whatever it was allowed.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -292,6 +296,20 @@ impl Connect for Opener {
     fn server(&self) -> String {
         format!("redis at {}", self.target)
     }
+
+    fn pause(&self, error: &Error, failures: u32) -> Duration {
+        let (first, longest) = if is_refusal(error) {
+            (Duration::from_millis(500), REFUSED)
+        } else {
+            (Duration::from_millis(40), Duration::from_millis(250))
+        };
+        backoff(first, longest, failures)
+    }
+}
+
+/// Returns `true` if it takes somebody to put it right: a password, a right, an address.
+pub(super) fn is_refusal(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Denied | ErrorKind::Misconfigured)
 }
 
 impl Opener {
