@@ -374,12 +374,13 @@ impl Connection {
     /// After any other error the connection is off by one reply, or worse, and is not used again.
     pub(super) fn receive(&mut self, by: Moment) -> RedisResult<Value> {
         let left = by.remaining().min(LONGEST);
-        // Never beyond `by`, and for a slow server not far below it: a call after one with the same budget
-        // sets nothing. (An uncontended cycle sets it twice, as unlock has less time than lock; but the
-        // request is on its way by now, so that takes none of its time. To read with the shorter one first
-        // is no way out: after a timeout the driver skips the next reply.)
-        if self.timeout > left || self.timeout < left - left / 16 {
-            self.timeout = (left - left / 32).max(LEAST);
+        // Never beyond `by`, although the kernel's timers end up to an eighth late, and for a slow server not
+        // far below it: a call after one with the same budget sets nothing. (An uncontended cycle sets it
+        // twice, as unlock has less time than lock; but the request is on its way by now, so that takes none
+        // of its time. To read with the shorter one first is no way out: after a timeout the driver skips the
+        // next reply.)
+        if self.timeout > left - left / 8 || self.timeout < left - left / 4 {
+            self.timeout = (left - left / 6).max(LEAST);
             self.driver.set_read_timeout(Some(self.timeout))?;
         }
         // No script returns an error inside of an array.
