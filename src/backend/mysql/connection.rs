@@ -200,10 +200,12 @@ impl Connection {
         if self.poisoned {
             return Err(RequestError::given_up());
         }
-        let limit = by.remaining().min(self.patience);
-        if limit < least(self.patience) {
+        let left = by.remaining();
+        if left < least(self.patience) {
             return Err(RequestError::too_late());
         }
+        // The kernel's timers end up to an eighth late.
+        let limit = (left - left / 8).min(self.patience);
         if let Err(error) = self.set_socket_timeout(limit) {
             self.poisoned = true;
             return Err(error);
