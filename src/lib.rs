@@ -172,8 +172,9 @@ pub use url::parse_duration;
 /// unknown one is an error that lists the valid ones. In a user, a password or a path, `/`, `?`, `@` and `%`
 /// are percent-encoded.
 ///
-/// Does no I/O: a server that cannot be reached, or refuses us, shows with [`Factory::ping`], with the
-/// first lock, or in a service's [`last_error`](MutexContendService::last_error).
+/// Validates the URL, waits for nothing, and begins to connect in the background: a server that cannot be
+/// reached, or refuses us, shows with [`Factory::ping`], with the first lock, or in a service's
+/// [`last_error`](MutexContendService::last_error).
 ///
 /// ```
 /// let factory = contend::connect("memory://connect-doc?ttl=5s&transition=1s")?;

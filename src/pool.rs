@@ -38,6 +38,9 @@ const GRACE: Duration = Duration::from_millis(1);
 /// whether that becomes an attempt.
 const RETRY: Duration = Duration::from_millis(50);
 
+/// Where no call has come back in order for as long, they hang: the pool is not too small.
+const HANGS: Duration = Duration::from_millis(100);
+
 /// How long dropping a pool waits for a connection that is just being opened.
 const FAREWELL: Duration = Duration::from_millis(200);
 
@@ -67,10 +70,13 @@ pub(crate) trait Connect: Send + Sync + 'static {
 
     /// Returns how long nobody tries to connect after the `failures`th failure in a row. After a
     /// failure, one thread at a time tries.
-    fn pause(&self, error: &Error, failures: u32) -> Duration {
-        let _ = error;
-        (Duration::from_millis(20) * 2_u32.pow(failures.min(4))).min(Duration::from_millis(250))
-    }
+    fn pause(&self, error: &Error, failures: u32) -> Duration;
+}
+
+/// Returns a pause that doubles from `first` to `longest` with each failure in a row.
+pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32) -> Duration {
+    let doubled = 2_u32.pow(failures.saturating_sub(1).min(16));
+    (first * doubled).min(longest)
 }
 
 /// Who asks for a connection.
@@ -247,7 +253,7 @@ impl<C: Connect> Pool<C> {
                 }
             }
             let now = Moment::now();
-            waits_since.get_or_insert(now);
+            let since = *waits_since.get_or_insert(now);
             // With connections in use one of them will come back: wait for it. With none, how
             // connecting failed is all that there is to know.
             let open = inner.state().connections;
@@ -258,7 +264,7 @@ impl<C: Connect> Pool<C> {
             }
             let left = by - now;
             if left.is_zero() {
-                return Err(self.why_not(open));
+                return Err(self.why_not(open, since));
             }
             let limit = if ask == Ask::Soon { GRACE } else { LOOK };
             let heard = lanes.wait(&mut room, lane, limit.min(left));
@@ -326,17 +332,22 @@ impl<C: Connect> Pool<C> {
         &self.shared.connect
     }
 
-    /// Why there was no connection in time.
-    fn why_not(&self, open: u32) -> Error {
+    /// Why no connection came in time, with `open` of them, to a checkout that waits since `since`.
+    fn why_not(&self, open: u32, since: Moment) -> Error {
         if let Some(error) = self.shared.connect_error() {
             return error;
         }
+        let now = Moment::now();
+        let waited = now - since;
+        let server = self.shared.connect.server();
         let message = if open == 0 {
             let since = self.shared.door.lock().connecting_since;
-            let waited = since.map_or(Duration::ZERO, |since| Moment::now() - since);
+            let waited = since.map_or(Duration::ZERO, |since| now - since);
             self.shared.connect.unanswered(waited)
+        } else if waited >= HANGS && self.last_contact() < Some(since) {
+            let waited = waited.as_secs_f64();
+            format!("{server}: no answer for {waited:.1} s to the calls under way")
         } else {
-            let server = self.shared.connect.server();
             format!(
                 "{server}: all connections were in use; if this happens often, raise pool_size ({})",
                 self.shared.settings.size
@@ -783,6 +794,41 @@ mod tests {
             thread::sleep(Duration::from_millis(1));
         }
         assert!(pool.last_contact().is_some());
+    }
+
+    /// Rule "trouble is visible": where nothing comes back, a larger pool would only hang with more calls.
+    #[test]
+    fn calls_that_hang_are_told_from_a_pool_that_is_too_small() {
+        let pool = pool(&Fake::default(), 4);
+        let held: Vec<_> = (0..3)
+            .map(|_| pool.checkout(Lane::Other, soon()).unwrap())
+            .collect();
+        drop(pool.checkout(Lane::Owner, soon()).unwrap());
+        let wait = || {
+            let by = Moment::now() + Duration::from_millis(300);
+            let error = pool.checkout(Lane::Other, by).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            assert!(error.asked_nothing());
+            error.to_string()
+        };
+        let hangs = wait();
+        assert!(hangs.starts_with("fake: no answer for 0."), "{hangs}");
+        assert!(hangs.ends_with(" s to the calls under way"), "{hangs}");
+        // An owner's calls come back all the while.
+        let over = AtomicBool::new(false);
+        let small = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    drop(pool.checkout(Lane::Owner, soon()).unwrap());
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let small = wait();
+            over.store(true, Ordering::SeqCst);
+            small
+        });
+        assert!(small.contains("raise pool_size (4)"), "{small}");
+        drop(held);
     }
 
     /// A server that counts abandoned handshakes locks the host out.

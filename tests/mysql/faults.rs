@@ -688,6 +688,48 @@ fn a_call_that_prepares_first_returns_within_its_time() {
     });
 }
 
+/// Rule "an owner that cannot renew steps down by itself": a kernel ends a socket's wait up to an eighth late,
+/// which a caller's timeout must not. Eight at once, as how late depends on the moment; and again, as a busy
+/// machine is late by itself.
+#[test]
+fn a_call_ends_in_its_time_although_the_kernel_rounds_up() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        let proxy = Proxy::to(server.addr());
+        let limit = ms(2_500);
+        wait_until(PATIENCE, "none of eight outlasts its time", || {
+            let parameters = "ttl=60s&read_timeout=4s&wakeups=off&pool_size=1";
+            let mut contenders: Vec<_> = (0..8)
+                .map(|number| {
+                    let url = format!("{}?{parameters}", through(&proxy, &url));
+                    let factory = contend::connect(&url).unwrap();
+                    factory.ping(PATIENCE).unwrap();
+                    let contender = lock_contender(&factory, &number.to_string());
+                    (factory, contender)
+                })
+                .collect();
+            proxy.black_hole(Direction::ToClient);
+            let late: Vec<_> = thread::scope(|scope| {
+                let calls: Vec<_> = (contenders.iter_mut())
+                    .map(|(_, contender)| {
+                        thread::sleep(ms(30));
+                        scope.spawn(move || {
+                            let by = Moment::now() + limit;
+                            let error = contender.acquire(OnRefusal::Leave, by).unwrap_err();
+                            assert_eq!(error.kind(), ErrorKind::Timeout, "{error:?}");
+                            Moment::now() - by
+                        })
+                    })
+                    .collect();
+                calls.into_iter().map(|it| it.join().unwrap()).collect()
+            });
+            proxy.pass();
+            println!("late: {late:?}");
+            late.iter().all(Duration::is_zero)
+        });
+    });
+}
+
 /// A statement that was never sent has done nothing.
 #[test]
 fn a_lost_reply_to_a_preparation_leaves_nothing_in_doubt() {

@@ -66,6 +66,44 @@ fn a_server_that_hangs_says_for_how_long_it_was_waited_for() {
     });
 }
 
+/// It said "raise pool_size" to whoever waited behind calls that hang.
+#[test]
+fn whoever_waits_behind_calls_that_hang_is_told_that_they_do() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factory = Builder::new(server.addr().to_string())
+            .pool_size(1)
+            .build()
+            .unwrap();
+        acquire(&factory).unwrap();
+        server.pause();
+        let waited = thread::scope(|scope| {
+            let call = scope.spawn(|| {
+                let mut contender = Driven::at(&factory, "other", "a").raw;
+                let by = Moment::now() + ms(4_000);
+                contender.acquire(OnRefusal::Leave, by).unwrap_err()
+            });
+            wait_until(PATIENCE, "it has the connection", || {
+                let condition = factory.backend().unwrap().condition();
+                condition.pool.unwrap().idle == 0
+            });
+            let mut contender = Driven::at(&factory, "m", "a").raw;
+            let by = Moment::now() + ms(1_000);
+            let waited = contender.acquire(OnRefusal::Leave, by).unwrap_err();
+            check(
+                &call.join().unwrap(),
+                ErrorKind::Timeout,
+                "no answer within ",
+            );
+            waited
+        });
+        server.resume();
+        check(&waited, ErrorKind::Timeout, "s to the calls under way");
+        check(&waited, ErrorKind::Timeout, &server.addr().to_string());
+        assert!(waited.asked_nothing(), "{waited:?}");
+    });
+}
+
 #[test]
 fn another_kind_of_server_is_recognised() {
     within(HANG, || {
@@ -181,6 +219,37 @@ fn a_user_that_is_denied_is_told_which_and_where() {
             ErrorKind::Denied,
             "check user and password",
         );
+    });
+}
+
+/// A factory alone logged in four times a second, for ever: a server that writes refused log-ins down, or
+/// counts them, must not suffer from a wrong password. A call meanwhile hears the known reason at once.
+#[test]
+fn a_server_that_refuses_the_log_in_is_asked_ever_more_slowly() {
+    within(HANG, || {
+        let server = RedisServer::start_with(&["--requirepass", "right"]);
+        let proxy = Proxy::to(server.addr());
+        let factory = connect(&format!("redis://:wrong@{}", proxy.addr())).unwrap();
+        let mut waiter = Driven::at(&factory, "m", "b");
+        let unparker = waiter.parker.unparker();
+        let until = Moment::now() + ms(5_000);
+        let mut longest = ms(0);
+        while !until.remaining().is_zero() {
+            let began = Moment::now();
+            let error = acquire(&factory).unwrap_err();
+            check(&error, ErrorKind::Denied, "check user and password");
+            let error = waiter.raw.listen(&unparker, soon()).unwrap_err();
+            check(&error, ErrorKind::Denied, "check user and password");
+            longest = longest.max(Moment::now() - began);
+            thread::sleep(ms(5));
+        }
+        // For calls four, at 0, 0.5, 1.5 and 3.5 s, and for messages seven; without a longer pause about thirty.
+        let asked = proxy.accepted();
+        println!("{asked} log-ins refused in 5 s; the slowest answer took {longest:?}");
+        assert!(asked <= 16, "{asked} log-ins in 5 s");
+        assert!(longest < ms(3_000), "{longest:?}");
+        server.cli(&["-a", "right", "CONFIG", "SET", "requirepass", "wrong"]);
+        wait_until(PATIENCE, "it is let in", || acquire(&factory).is_ok());
     });
 }
 

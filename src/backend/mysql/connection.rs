@@ -99,13 +99,13 @@ impl pool::Connect for Connector {
     /// A server counts the handshakes that were begun and given up, and locks the host out (1129) at
     /// `max_connect_errors`, 100 by default: ever more slowly, that takes it the better part of an hour.
     fn pause(&self, error: &Error, failures: u32) -> Duration {
-        let doubled = 2_u32.saturating_pow(failures.saturating_sub(1).min(16));
-        match error.kind() {
+        let (first, longest) = match error.kind() {
             ErrorKind::Timeout | ErrorKind::Protocol | ErrorKind::Denied => {
-                (Duration::from_millis(500) * doubled).min(MAX_KNOCK)
+                (Duration::from_millis(500), MAX_KNOCK)
             }
-            _ => (Duration::from_millis(20) * doubled).min(Duration::from_millis(250)),
-        }
+            _ => (Duration::from_millis(20), Duration::from_millis(250)),
+        };
+        pool::backoff(first, longest, failures)
     }
 }
 
@@ -200,10 +200,12 @@ impl Connection {
         if self.poisoned {
             return Err(RequestError::given_up());
         }
-        let limit = by.remaining().min(self.patience);
-        if limit < least(self.patience) {
+        let left = by.remaining();
+        if left < least(self.patience) {
             return Err(RequestError::too_late());
         }
+        // The kernel's timers end up to an eighth late.
+        let limit = (left - left / 8).min(self.patience);
         if let Err(error) = self.set_socket_timeout(limit) {
             self.poisoned = true;
             return Err(error);

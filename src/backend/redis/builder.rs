@@ -209,7 +209,8 @@ impl Builder {
         self
     }
 
-    /// Starts the factory. It connects in the background, so this works while the server is away.
+    /// Makes the factory. Validates all settings, waits for nothing, and begins to connect in the background:
+    /// the server may be away.
     ///
     /// # Errors
     /// `InvalidInput` for an address or setting that cannot work or a certificate that cannot be read,

@@ -19,8 +19,12 @@ use super::sentinel::Sentinels;
 use super::server::unavailable;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::Connect;
+use crate::pool::{Connect, backoff};
 use crate::tls::Certificates;
+
+/// The longest pause between two attempts to connect to a server that refuses us: nothing changes by itself
+/// there, and it may write each attempt down. So soon is a password that was put right noticed.
+pub(super) const REFUSED: Duration = Duration::from_secs(5);
 
 /// No call waits longer, whatever it was allowed.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -292,6 +296,20 @@ impl Connect for Opener {
     fn server(&self) -> String {
         format!("redis at {}", self.target)
     }
+
+    fn pause(&self, error: &Error, failures: u32) -> Duration {
+        let (first, longest) = if is_refusal(error) {
+            (Duration::from_millis(500), REFUSED)
+        } else {
+            (Duration::from_millis(40), Duration::from_millis(250))
+        };
+        backoff(first, longest, failures)
+    }
+}
+
+/// Returns `true` if it takes somebody to put it right: a password, a right, an address.
+pub(super) fn is_refusal(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Denied | ErrorKind::Misconfigured)
 }
 
 impl Opener {
@@ -356,12 +374,13 @@ impl Connection {
     /// After any other error the connection is off by one reply, or worse, and is not used again.
     pub(super) fn receive(&mut self, by: Moment) -> RedisResult<Value> {
         let left = by.remaining().min(LONGEST);
-        // Never beyond `by`, and for a slow server not far below it: a call after one with the same budget
-        // sets nothing. (An uncontended cycle sets it twice, as unlock has less time than lock; but the
-        // request is on its way by now, so that takes none of its time. To read with the shorter one first
-        // is no way out: after a timeout the driver skips the next reply.)
-        if self.timeout > left || self.timeout < left - left / 16 {
-            self.timeout = (left - left / 32).max(LEAST);
+        // Never beyond `by`, although the kernel's timers end up to an eighth late, and for a slow server not
+        // far below it: a call after one with the same budget sets nothing. (An uncontended cycle sets it
+        // twice, as unlock has less time than lock; but the request is on its way by now, so that takes none
+        // of its time. To read with the shorter one first is no way out: after a timeout the driver skips the
+        // next reply.)
+        if self.timeout > left - left / 8 || self.timeout < left - left / 4 {
+            self.timeout = (left - left / 6).max(LEAST);
             self.driver.set_read_timeout(Some(self.timeout))?;
         }
         // No script returns an error inside of an array.

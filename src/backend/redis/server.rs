@@ -26,8 +26,9 @@ const IDLE: Duration = Duration::from_secs(30);
 
 /// A master of sentinels that has not answered for as long may be dead, with its machine or its network, and
 /// another one in its place: nothing closes the connections to it. A shorter call says only that the server is
-/// slow. (A little below the second that a wait which can be cancelled gives each of its calls.)
-const SILENT: Duration = Duration::from_millis(900);
+/// slow. (Of the second that a wait which can be cancelled gives each of its calls, a server has three quarters
+/// at the least: see [`Connection::receive`].)
+const SILENT: Duration = Duration::from_millis(700);
 
 /// How long the end of a factory waits for its threads.
 const FAREWELL: Duration = Duration::from_millis(400);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ::redis::{ProtocolVersion, PushKind, RedisResult, Value};
 use parking_lot::{Condvar, Mutex};
 
-use super::connection::{Connector, Target, late};
+use super::connection::{Connector, REFUSED, Target, is_refusal, late};
 use super::error::{is_timeout, read};
 use super::script::command;
 use super::subscription::{Channel, Recipient};
@@ -20,7 +20,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::thread::{self, Thread};
 
-/// Pauses between failed attempts to connect.
+/// Pauses between failed attempts to connect; up to [`REFUSED`] where the server refuses us.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// After this much silence the connection is asked for a sign of life; see [`Reader::patience`].
@@ -259,7 +259,11 @@ impl Reader {
             if routes.closed {
                 return;
             }
+            let mut longest = BACKOFF.1;
             if let Err(error) = ended {
+                if is_refusal(&error) {
+                    longest = REFUSED;
+                }
                 log::debug!("redis subscriber: {error}");
                 // A connection that worked is replaced at once, and whoever waits for an acknowledgement
                 // waits for the next one.
@@ -273,7 +277,7 @@ impl Reader {
             pause = if heard {
                 BACKOFF.0
             } else {
-                (pause * 2).min(BACKOFF.1)
+                (pause * 2).min(longest)
             };
             let until = Moment::now() + pause;
             while !routes.closed && !until.remaining().is_zero() {
