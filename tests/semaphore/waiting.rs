@@ -332,6 +332,27 @@ fn every_cancel_of_a_wait_and_the_drop_of_its_factory_end_it() {
     });
 }
 
+/// What the text of `Cancel` says: without waiting, and whether or not there is room.
+#[test]
+fn a_call_with_a_cancel_that_is_cancelled_already_gets_nothing() {
+    within(HANG, || {
+        for (here, _) in pair("cancelled-before", &[("a", 1)]) {
+            let cancel = Cancel::new();
+            cancel.cancel();
+            for timeout in [ms(0), PATIENCE] {
+                let wait = Wait::at_most(timeout).cancel(&cancel);
+                let guard = here.guard(&want("guard", "a", 1), wait.clone()).map(drop);
+                let plain = here.acquire_for(&want("plain", "a", 1), wait).map(drop);
+                for outcome in [guard, plain] {
+                    let error = outcome.expect_err("cancelled before");
+                    assert_eq!(error.kind(), ErrorKind::Cancelled, "{timeout:?}: {error}");
+                }
+                assert!(here.status("plain").unwrap().is_none());
+            }
+        }
+    });
+}
+
 /// A call that nobody waits for any more is granted something: what the next call under its id was told it
 /// holds is not given back behind its back.
 #[test]
