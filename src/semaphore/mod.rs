@@ -1,4 +1,4 @@
-//! Counting semaphores: at most N at once, over any number of threads, processes and machines.
+//! Counting semaphores: at most N at once, across any number of threads, processes and machines.
 //!
 //! A semaphore is a capacity with a name. A [`PermitRequest`] takes permits from one or more of them,
 //! all or none. A [`PermitGuard`] holds permits, renews them in the background, and gives them back when

@@ -398,7 +398,7 @@ impl Semaphores {
         Ok(released)
     }
 
-    /// Lets the ttl of whatever is held under an external id begin anew, also after it ran out, if nobody
+    /// Restarts the ttl of whatever is held under an external id, also after it ran out, if nobody
     /// took it back. Without a ttl, it keeps the request from becoming stale.
     ///
     /// # Errors
