@@ -401,9 +401,10 @@ pub struct Permit {
     pub semaphore: Arc<str>,
     /// How much of its capacity.
     pub count: u32,
-    /// Larger than that of every grant before on the same semaphore. Pass it to what you protect, and
-    /// reject any write whose fence is lower than the highest seen: a holder whose ttl ran out may not
-    /// know it yet.
+    /// Larger than that of every earlier grant of the same semaphore. With a capacity of 1, pass it to what
+    /// you protect, and reject any write whose fence is lower than the highest seen: a holder whose ttl ran
+    /// out may not know it yet. With a larger capacity that check would reject valid holders, whose fences
+    /// differ: there it only identifies the grant.
     pub fence: u64,
 }
 
