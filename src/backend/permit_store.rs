@@ -91,7 +91,7 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// A [`Failure`], which says whether the outcome is known.
     fn acquire(&self, call: &Arc<Call>, by: Moment) -> Result<Decision, Failure>;
 
-    /// Lets the ttl of each of these begin anew, never to an earlier end. One that is locked by somebody
+    /// Restarts the ttl of each of these, never to an earlier end. One that is locked by somebody
     /// else does not hold up the others.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// Repeating the call is safe.
     fn release_request(&self, external_id: &str, by: Moment) -> Result<Release>;
 
-    /// Lets the ttl of whatever is held under an external id begin anew.
+    /// Restarts the ttl of whatever is held under an external id.
     fn renew_request(&self, external_id: &str, by: Moment) -> Result<PermitRenewal>;
 
     /// Makes an end of calls under an external id: releases what one of these tokens was granted, or makes
@@ -373,7 +373,7 @@ impl Failure {
 /// What became of one renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewed {
-    /// The ttl begins anew.
+    /// The ttl was restarted.
     Yes,
     /// The permits are held, but somebody has their request locked: try again soon.
     Busy,
@@ -401,9 +401,10 @@ pub struct Permit {
     pub semaphore: Arc<str>,
     /// How much of its capacity.
     pub count: u32,
-    /// Larger than that of every grant before on the same semaphore. Pass it to what you protect, and
-    /// reject any write whose fence is lower than the highest seen: a holder whose ttl ran out may not
-    /// know it yet.
+    /// Larger than that of every earlier grant of the same semaphore. With a capacity of 1, pass it to what
+    /// you protect, and reject any write whose fence is lower than the highest seen: a holder whose ttl ran
+    /// out may not know it yet. With a larger capacity that check would reject valid holders, whose fences
+    /// differ: there it only identifies the grant.
     pub fence: u64,
 }
 
@@ -458,7 +459,7 @@ pub enum Release {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PermitRenewal {
-    /// The ttl begins anew.
+    /// The ttl was restarted.
     Renewed,
     /// Too late: the permits were released, by their holder or by a sweep.
     AlreadyReleased,
@@ -510,8 +511,8 @@ impl RequestStatus {
         Error::new(
             ErrorKind::Conflict,
             format!(
-                "external id {external_id:?} is in use for {}; another wish needs an external id of its \
-                 own",
+                "external id {external_id:?} is in use for {}; a different request needs an external \
+                 id of its own",
                 parts.join(", ")
             ),
         )

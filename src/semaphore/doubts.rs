@@ -241,17 +241,21 @@ impl Drop for Taken<'_> {
         drop(ids);
         self.doubts.changed.notify_all();
         if lost && self.last {
-            warn_of(&self.external_id);
+            log::warn!("{}", given_up(&self.external_id, FACTORY_ENDED));
         }
     }
 }
 
-/// Says that nobody will end what is in doubt under an id, and that nothing else will.
-fn warn_of(external_id: &str) {
-    log::warn!(
-        "request {external_id:?}: its factory ended before the server said what became of it; what it may \
-         hold has no ttl, and stays held until it is released by its id or swept by age"
-    );
+const FACTORY_ENDED: &str = "its factory ended before the server said what became of it";
+
+const PANICKED: &str = "its release panicked before the server said what became of it";
+
+/// Says why nobody will end what is in doubt under an id, and that nothing else will.
+fn given_up(external_id: &str, why: &str) -> String {
+    format!(
+        "request {external_id:?}: {why}; what it may hold has no ttl, and stays held until it is released by \
+         its id or swept by age"
+    )
 }
 
 /// The tokens of a call and of those that it has taken over.
@@ -311,6 +315,7 @@ impl SharedSemaphores {
             permits,
             ttl,
             warned: false,
+            over: FACTORY_ENDED,
         }
     }
 
@@ -336,6 +341,8 @@ pub(super) struct EndCalls {
     ttl: Option<Duration>,
     /// Of an error that does not pass by itself.
     warned: bool,
+    /// Why it is over, if it is before it is done.
+    over: &'static str,
 }
 
 impl CleanUp for EndCalls {
@@ -345,7 +352,13 @@ impl CleanUp for EndCalls {
 
     fn attempt(&mut self, by: Moment) -> Cleaned {
         let outcome = match self.doubts.claim(&self.external_id, &self.tokens) {
-            Claim::Ours(mut taken) => taken.bury(&*self.store, by),
+            Claim::Ours(mut taken) => {
+                // Until it returns: it may panic.
+                let over = std::mem::replace(&mut self.over, PANICKED);
+                let outcome = taken.bury(&*self.store, by);
+                self.over = over;
+                outcome
+            }
             Claim::Later => return Cleaned::NotYet(RETRY),
             Claim::Gone => {
                 // Whoever ended them may be of another factory, and woke only those who wait there.
@@ -384,7 +397,7 @@ impl Drop for EndCalls {
     /// Without a call: its factory may be gone.
     fn drop(&mut self) {
         if self.doubts.leave(&self.external_id) {
-            warn_of(&self.external_id);
+            log::warn!("{}", given_up(&self.external_id, self.over));
         }
     }
 }
@@ -670,6 +683,9 @@ mod tests {
         end(&shared.doubts, &[], 1);
         let by = Moment::now() + PATIENCE;
         assert!(catch_unwind(AssertUnwindSafe(|| clean_up.attempt(by))).is_err());
+        // It was said that its factory had ended.
+        let says = given_up("id", clean_up.over);
+        assert!(says.contains("panicked"), "{says}");
         assert_eq!(begin(&shared.doubts, "a").unwrap(), [1]);
     }
 

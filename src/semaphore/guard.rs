@@ -43,7 +43,7 @@ const DROP: Duration = Duration::from_millis(800);
 ///     if !guard.is_valid() {
 ///         break; // a quarter of the ttl is left to stop in
 ///     }
-///     // write the file; whoever stores it rejects a fence lower than the highest seen
+///     // write the file; the fence says in a log under which grant
 ///     let _ = (file, guard.fence("downloads"), &lost);
 /// }
 /// guard.release_part("downloads", 1)?; // the rest needs less
@@ -85,7 +85,11 @@ impl PermitGuard {
         self.keep.held().to_permits()
     }
 
-    /// Returns the fence of a semaphore's permit: larger than that of every earlier grant there.
+    /// Returns the fence of a semaphore's permit: larger than that of every earlier grant of that semaphore.
+    ///
+    /// With a capacity of 1, reject any write whose fence is lower than the highest seen, as with a lock.
+    /// With a larger capacity that check would reject valid holders, whose fences differ: there a fence only
+    /// identifies the grant.
     #[must_use]
     pub fn fence(&self, semaphore: &str) -> Option<u64> {
         let held = self.keep.held();

@@ -1,4 +1,4 @@
-//! Counting semaphores: at most N at once, over any number of threads, processes and machines.
+//! Counting semaphores: at most N at once, across any number of threads, processes and machines.
 //!
 //! A semaphore is a capacity with a name. A [`PermitRequest`] takes permits from one or more of them,
 //! all or none. A [`PermitGuard`] holds permits, renews them in the background, and gives them back when
@@ -27,9 +27,11 @@
 //!   before the request was sent. Its permits are granted to nobody else before the ttl and a quarter of
 //!   it have passed on the server: that quarter is the time to stop in.
 //! - A crash heals by itself: an acquire that finds a semaphore exhausted takes back what has expired.
-//! - What a guard holds is named by permit ids, which grow from grant to grant: pass the
-//!   [fence](PermitGuard::fence) to what you protect, and reject any write whose fence is lower than the
-//!   highest seen.
+//! - Every grant has a [fence](PermitGuard::fence), larger than those of all earlier grants of the same
+//!   semaphore. With a capacity of 1, pass it to what you protect, and reject any write whose fence is lower
+//!   than the highest seen, as with a lock. With a larger capacity several valid holders have different
+//!   fences, and that check would reject all but the newest: there a fence identifies a grant, for example
+//!   in a log, or to tell a later grant of the same request from an earlier one.
 //!
 //! # Waiting
 //! Requests of one factory are served in the order in which they came, each as soon as its own

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::permit_store::{Held, PermitStore, Renewed};
 use crate::background::{Background, Due, EntryId, Next, Renewable};
@@ -108,6 +108,8 @@ struct List {
     next: u64,
     /// The entry in the list of `Background`, while there is something to renew.
     entry: Option<EntryId>,
+    /// That of `Telling`, likewise.
+    telling: Option<EntryId>,
     /// The last call failed: one log line per change of trouble.
     troubled: bool,
 }
@@ -121,6 +123,21 @@ struct Kept {
 }
 
 impl List {
+    /// Ends the belief of those whose time has passed.
+    fn tell(&mut self, now: Moment) {
+        self.kept.retain(|_, kept| {
+            let valid = now < kept.keep.until();
+            // Not where its belief was ended on purpose.
+            if !valid && kept.keep.end() {
+                log::warn!(
+                    "the permits of {:?} could not be renewed in time: lost",
+                    kept.keep.held().external_id
+                );
+            }
+            valid
+        });
+    }
+
     fn due(&self, again: bool) -> Option<Due> {
         let at = self.kept.values().map(|kept| kept.due).min()?;
         let tell_by = self.kept.values().map(|kept| kept.keep.until()).min()?;
@@ -163,17 +180,19 @@ impl Renewals {
             again: false,
             call: keep.lease.call_budget().min(MAX_CALL),
         };
-        list.kept.insert(number, kept);
         match list.entry {
             Some(entry) => background.hasten(entry, due),
-            None => match background.add(Arc::clone(self) as Arc<dyn Renewable>, due) {
-                Ok(entry) => list.entry = Some(entry),
-                Err(error) => {
-                    list.kept.remove(&number);
-                    return Err(error);
-                }
-            },
+            None => list.entry = Some(background.add(Arc::clone(self) as _, due)?),
         }
+        let due = telling_due(due);
+        match list.telling {
+            Some(entry) => background.hasten(entry, due),
+            None => {
+                let telling = Arc::new(Telling(Arc::clone(self)));
+                list.telling = Some(background.add(telling, due)?);
+            }
+        }
+        list.kept.insert(number, kept);
         Ok(number)
     }
 
@@ -181,21 +200,11 @@ impl Renewals {
         self.list.lock().kept.remove(&number);
     }
 
-    /// Ends the belief of those whose time has passed, and takes what is due.
+    /// Tells those whose time has passed, and takes what is due.
     fn take(&self) -> Vec<(u64, Arc<Keep>)> {
         let mut list = self.list.lock();
         let now = Moment::now();
-        list.kept.retain(|_, kept| {
-            let valid = now < kept.keep.until();
-            // Not where its belief was ended on purpose.
-            if !valid && kept.keep.end() {
-                log::warn!(
-                    "the permits of {:?} could not be renewed in time: lost",
-                    kept.keep.held().external_id
-                );
-            }
-            valid
-        });
+        list.tell(now);
         let due = list.kept.iter().filter(|(_, kept)| kept.due <= now);
         let mut due: Vec<(u64, Arc<Keep>)> = due
             .map(|(number, kept)| (*number, Arc::clone(&kept.keep)))
@@ -204,6 +213,15 @@ impl Renewals {
         due.sort_by_key(|(_, keep)| keep.until());
         due.truncate(BATCH);
         due
+    }
+
+    /// Ends the belief of all of them.
+    fn end_all(&self) -> MutexGuard<'_, List> {
+        let mut list = self.list.lock();
+        for kept in std::mem::take(&mut list.kept).into_values() {
+            kept.keep.end();
+        }
+        list
     }
 
     fn settle(&self, due: &[(u64, Arc<Keep>)], sent: Moment, outcome: &Result<Vec<Renewed>>) {
@@ -254,6 +272,43 @@ impl Renewals {
     }
 }
 
+/// Tells holders that their belief has ended, also while a call to renew hangs: without a call of its own,
+/// and so on whichever thread of `Background` is free.
+struct Telling(Arc<Renewals>);
+
+/// When somebody must be told, if it is not renewed by then. It bounds no call of the others: most are renewed, and
+/// a call that is cut short whenever one of many ends would renew none of the rest.
+fn telling_due(due: Due) -> Due {
+    Due {
+        at: due.tell_by,
+        tell_by: Moment::FAR,
+        again: false,
+        ..due
+    }
+}
+
+impl Renewable for Telling {
+    fn label(&self) -> String {
+        self.0.label()
+    }
+
+    fn visit(&self, _: Moment) -> Next {
+        let mut list = self.0.list.lock();
+        list.tell(Moment::now());
+        match list.due(false) {
+            Some(due) => Next::At(telling_due(due)),
+            None => {
+                list.telling = None;
+                Next::Over
+            }
+        }
+    }
+
+    fn panicked(&self) {
+        self.0.end_all().telling = None;
+    }
+}
+
 impl Renewable for Renewals {
     fn label(&self) -> String {
         format!("permits on {}", self.store.realm())
@@ -280,10 +335,52 @@ impl Renewable for Renewals {
     }
 
     fn panicked(&self) {
-        let mut list = self.list.lock();
-        for kept in std::mem::take(&mut list.kept).into_values() {
-            kept.keep.end();
+        self.end_all().entry = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::RecvTimeoutError;
+
+    use super::super::stand_in::{StandIn, stand_in};
+    use super::*;
+    use crate::backend::permit_store::Failure;
+    use crate::error::{Error, ErrorKind};
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// An attack: those whose belief ended during a call that hung heard of it after that call, when the
+    /// quarter of the ttl to stop in was almost over.
+    #[test]
+    fn a_call_that_hangs_keeps_nobody_from_being_told() {
+        let StandIn { shared, let_go, .. } = stand_in(
+            || Err(Failure::known(Error::new(ErrorKind::Unreachable, "away"))),
+            false,
+        );
+        let ttl = Duration::from_millis(600);
+        let lease = Lease::new(ttl, ttl / 4).unwrap();
+        let keeps: Vec<Arc<Keep>> = (0..10)
+            .map(|number| {
+                let held = Held {
+                    external_id: Arc::from(number.to_string()),
+                    request_id: 1,
+                    token: 1,
+                    permits: Vec::new(),
+                };
+                // One ends after the other.
+                let until = Moment::now() + ttl + Duration::from_millis(20) * number;
+                let keep = Arc::new(Keep::new(held, None, lease, until));
+                let background = &shared.factory.background;
+                shared.renewals.add(&keep, background).unwrap();
+                keep
+            })
+            .collect();
+        for keep in &keeps {
+            let told = keep.lost().recv_timeout(PATIENCE);
+            assert_eq!(told, Err(RecvTimeoutError::Disconnected), "{keep:?}");
+            assert!(keep.valid_for().is_zero());
         }
-        list.entry = None;
+        drop(let_go);
     }
 }

@@ -17,6 +17,7 @@ use crate::backend::permit_store::{
     CapacityChange, Decision, Discrepancy, Grant, Held, Holder, OnHeld, PermitRenewal, PermitStore,
     Release, RequestStatus, Sweep, Swept, Usage, Wish, no_such_semaphore,
 };
+use crate::cancel::{Cancel, cancelled};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory::Inner;
@@ -397,7 +398,7 @@ impl Semaphores {
         Ok(released)
     }
 
-    /// Lets the ttl of whatever is held under an external id begin anew, also after it ran out, if nobody
+    /// Restarts the ttl of whatever is held under an external id, also after it ran out, if nobody
     /// took it back. Without a ttl, it keeps the request from becoming stale.
     ///
     /// # Errors
@@ -509,6 +510,9 @@ impl SharedSemaphores {
         on_held: OnHeld,
         wait: &Wait,
     ) -> Result<Decision> {
+        if wait.cancelled_by().iter().any(Cancel::is_cancelled) {
+            return Err(cancelled(format_args!("request {:?}", wish.external_id)));
+        }
         // One deadline for all of it: waiting for another call under the same id counts, too.
         let by = match wait.is_zero() {
             true => within(CALL),

@@ -25,14 +25,15 @@ pub(super) struct StandIn {
     pub(super) shared: Arc<SharedSemaphores>,
     /// The burials, each with its tokens and its time.
     pub(super) buried: Receiver<(Vec<u64>, Moment)>,
-    /// Lets burials go on.
+    /// Lets burials and renewals go on.
     pub(super) let_go: Sender<()>,
     /// The sweeps.
     pub(super) swept: Receiver<()>,
 }
 
 /// Makes one whose calls to acquire do this, and whose burials are told, and then wait for a word and fail; or
-/// panic, as the first sweep does then.
+/// panic, as the first sweep does then. Of its renewals the first fails, and the next ones wait for a word, whatever
+/// time they are given.
 pub(super) fn stand_in(acquire: fn() -> Result<Decision, Failure>, panics: bool) -> StandIn {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let (burials, buried) = unbounded();
@@ -45,6 +46,7 @@ pub(super) fn stand_in(acquire: fn() -> Result<Decision, Failure>, panics: bool)
         hang,
         sweeps,
         has_swept: AtomicBool::new(false),
+        has_renewed: AtomicBool::new(false),
         panics,
     });
     let real = crate::connect("memory://stand-in").unwrap();
@@ -73,6 +75,7 @@ struct Store {
     hang: Receiver<()>,
     sweeps: Sender<()>,
     has_swept: AtomicBool,
+    has_renewed: AtomicBool,
     panics: bool,
 }
 
@@ -133,6 +136,9 @@ impl PermitStore for Store {
         away()
     }
     fn renew(&self, _: &[Arc<Held>], _: Moment) -> Result<Vec<Renewed>> {
+        if self.has_renewed.swap(true, Ordering::Relaxed) {
+            let _ = self.hang.recv();
+        }
         away()
     }
     fn release(&self, _: &Arc<Held>, _: Moment) -> Result<bool> {

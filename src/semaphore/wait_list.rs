@@ -283,7 +283,13 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::super::request::PermitRequest;
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     fn wish(permits: &[(&str, u32)]) -> Wish {
         Wish {
@@ -323,6 +329,34 @@ mod tests {
         list.released([("a", 3)]);
         let woken = |place: &&Turn<'_>| place.advice() == Advice::Try;
         assert_eq!(places.iter().filter(woken).count(), 3);
+    }
+
+    /// Review C11: many waiters on one permit, each served once, in the order in which they came.
+    #[test]
+    fn many_waiters_of_one_permit_are_served_in_order() {
+        let factory = crate::connect("memory://many-waiters").unwrap();
+        let semaphores = factory.semaphores().unwrap();
+        semaphores.create("a", 1).unwrap();
+        let request = PermitRequest::generated().permits("a", 1);
+        let first = semaphores.guard(&request, Duration::ZERO).unwrap();
+        let list = &semaphores.shared.get().unwrap().waiting;
+        let order = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for number in 0..200 {
+                let (semaphores, order, request) = (&semaphores, &order, &request);
+                scope.spawn(move || {
+                    let guard = semaphores.guard(request, PATIENCE).unwrap();
+                    order.lock().push(number);
+                    drop(guard);
+                });
+                testbed::wait_until(PATIENCE, "it waits", || {
+                    list.queue.lock().waiters.len() > number
+                });
+            }
+            drop(first);
+        });
+        assert_eq!(order.into_inner(), (0..200).collect::<Vec<_>>());
+        assert_eq!(semaphores.usage("a").unwrap().held, 0);
     }
 
     /// Review C12: who waits for (a, b) and is short of a is not in the way of b's takers.

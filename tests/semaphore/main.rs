@@ -46,7 +46,7 @@
 //! | B8 a panicking liveness callback | `sweeps::a_liveness_check_that_panics_counts_as_unknown` |
 //! | B9 a locked row stops a sweep | `sweeps::a_renewal_between_the_look_and_the_release_wins_and_holds_up_nobody` |
 //! | B10 a replay of what has expired | `guards::a_replay_after_the_ttl_has_no_time_left_and_is_lost` |
-//! | C11 every release wakes everybody | `waiting::many_waiters_of_one_permit_are_served_in_order`, `wait_list` |
+//! | C11 every release wakes everybody | `wait_list` in the library |
 //! | C12 head of line | `waiting::a_waiter_for_two_semaphores_keeps_nobody_from_the_one_that_is_free` |
 //! | C13 a server restart ends a wait | `waiting::waiting_survives_a_server_that_goes_away_and_comes_back` |
 //! | C14 timeouts are not kept | `waiting::a_timeout_is_kept_on_a_locked_row`, `guards::dropping_a_guard_is_bounded_...` |

@@ -1,7 +1,7 @@
 //! Waiting: in order, only whom there is room for, through faults, and no longer than was asked for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,40 +20,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Of requests that may be left to run out.
 const TTL: Duration = Duration::from_secs(10);
-
-/// Review C11: many waiters on one permit, each served once, in the order in which they came.
-#[test]
-fn many_waiters_of_one_permit_are_served_in_order() {
-    within(HANG, || {
-        let semaphores = contend::connect("memory://many-waiters")
-            .unwrap()
-            .semaphores()
-            .unwrap();
-        semaphores.create("a", 1).unwrap();
-        let first = semaphores.guard(&want("first", "a", 1), ms(0)).unwrap();
-        let order = Mutex::new(Vec::new());
-        thread::scope(|scope| {
-            for number in 0..200 {
-                let (semaphores, order) = (&semaphores, &order);
-                let request = PermitRequest::generated().permits("a", 1);
-                scope.spawn(move || {
-                    let guard = semaphores.guard(&request, PATIENCE).unwrap();
-                    order.lock().unwrap().push(number);
-                    drop(guard);
-                });
-                // The order in which they come is the subject.
-                thread::sleep(ms(2));
-            }
-            drop(first);
-        });
-        let order = order.into_inner().unwrap();
-        let swaps = order.windows(2).filter(|pair| pair[0] > pair[1]).count();
-        assert_eq!(order.len(), 200);
-        // A thread may have been started and not run for 2 ms.
-        assert!(swaps < 20, "{order:?}");
-        assert_eq!(semaphores.usage("a").unwrap().held, 0);
-    });
-}
 
 /// Review C12: a waiter on (a, b) that is blocked by a does not keep b's takers out.
 #[test]
@@ -362,6 +328,27 @@ fn every_cancel_of_a_wait_and_the_drop_of_its_factory_end_it() {
                 let error = waiting.join().unwrap().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Cancelled, "{which}: {error}");
             });
+        }
+    });
+}
+
+/// What the text of `Cancel` says: without waiting, and whether or not there is room.
+#[test]
+fn a_call_with_a_cancel_that_is_cancelled_already_gets_nothing() {
+    within(HANG, || {
+        for (here, _) in pair("cancelled-before", &[("a", 1)]) {
+            let cancel = Cancel::new();
+            cancel.cancel();
+            for timeout in [ms(0), PATIENCE] {
+                let wait = Wait::at_most(timeout).cancel(&cancel);
+                let guard = here.guard(&want("guard", "a", 1), wait.clone()).map(drop);
+                let plain = here.acquire_for(&want("plain", "a", 1), wait).map(drop);
+                for outcome in [guard, plain] {
+                    let error = outcome.expect_err("cancelled before");
+                    assert_eq!(error.kind(), ErrorKind::Cancelled, "{timeout:?}: {error}");
+                }
+                assert!(here.status("plain").unwrap().is_none());
+            }
         }
     });
 }

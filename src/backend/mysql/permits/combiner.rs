@@ -175,11 +175,8 @@ impl CombinerLane {
             if line.queue.len() < before {
                 let error = Error::new(
                     ErrorKind::Timeout,
-                    format!(
-                        "{:?} had no turn in time: many requests of this process wait for the same \
-                         semaphores; nothing was sent",
-                        entrant.job.external_id(),
-                    ),
+                    "no turn in time: many requests of this process wait for the same semaphores; nothing \
+                     was sent",
                 )
                 .before_asking();
                 return Some(Verdict::Failed {
@@ -309,5 +306,42 @@ fn no_verdict() -> Verdict {
             retry: true,
         },
         shared: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::permit_store::{OnHeld, Wish};
+
+    /// Callers say for which request they ask: it was named twice.
+    #[test]
+    fn an_error_does_not_name_its_request() {
+        let call = Call {
+            wish: Wish {
+                external_id: Arc::from("job"),
+                owner: None,
+                ttl: None,
+                permits: Vec::new(),
+            },
+            token: 1,
+            former: Vec::new(),
+            on_held: OnHeld::Report,
+        };
+        let entrant = Arc::new(Entrant {
+            job: Job::Acquire(Arc::new(call)),
+            notice: Mutex::new(None),
+            given: Condvar::new(),
+        });
+        let lane = Combiner::default().lane(Vec::new());
+        lane.line.lock().queue.push_back(Arc::clone(&entrant));
+        match lane.follow(&entrant, Moment::now()) {
+            Some(Verdict::Failed { failure, .. }) => {
+                let message = failure.error.to_string();
+                assert!(message.contains("no turn in time"), "{message}");
+                assert!(!message.contains("job"), "{message}");
+            }
+            other => panic!("{other:?}"),
+        }
     }
 }

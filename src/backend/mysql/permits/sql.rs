@@ -107,7 +107,7 @@ impl Statements {
             return Error::new(
                 ErrorKind::Misconfigured,
                 format!(
-                    "there are no tables {} of semaphores in the database, or they are not ours to see: \
+                    "there are no tables {} of semaphores in the database, or this user may not see them: \
                      call create_tables, apply sql/init-semaphore.sql, or set table_prefix",
                     self.names().join(", ")
                 ),
