@@ -73,6 +73,9 @@ pub(crate) struct Runner {
     snapshot: Arc<Snapshot>,
     probe: Probed,
     hearing: Hearing,
+    /// An owner that could not listen tries again, once after each renewal: it needs no wake-ups, but says that it
+    /// has none for as long as that is so.
+    listen_again: bool,
     /// Errors are not logged, because the caller gets them returned.
     quiet: bool,
     /// An error that listeners who asked for failures are still to be told of.
@@ -103,6 +106,7 @@ impl Runner {
             snapshot: Arc::clone(snapshot),
             probe: probe.clone(),
             hearing: Hearing::Deaf,
+            listen_again: false,
             quiet: false,
             unreported: None,
             gained_at: start,
@@ -134,6 +138,11 @@ impl Runner {
             Step::Release { fence, by } => Visit::Called(self.release(fence, by.min(limit))),
             Step::Withdraw { by } => Visit::Called(self.withdraw(by.min(limit))),
             Step::Observe { by } => Visit::Called(self.observe(by.min(limit))),
+            Step::Wait { until } if self.listen_again && !self.machine.is_leaving() => {
+                self.listen_again = false;
+                let by = now + self.contender.lease.call_budget();
+                Visit::Called(self.listen(unparker, by.min(until).min(limit)))
+            }
             Step::Wait { until } => Visit::Wait { until },
             Step::Over => Visit::Over,
         }
@@ -346,6 +355,8 @@ impl Runner {
         self.decide(|machine, now| machine.renewed(sent, now, renewal, roll));
         if self.machine.belief().is_some() {
             self.snapshot.refresh(self.machine.seen());
+            self.listen_again =
+                self.contender.purpose == Purpose::Lead && self.snapshot.deaf().is_some();
         }
         Called::Renew
     }

@@ -224,7 +224,8 @@ fn a_capacity_is_changed_only_by_who_says_so() {
     within(HANG, || {
         let url = empty_database();
         let shell = Shell { url: url.clone() };
-        let usage = r#"{"semaphore":"gpu","capacity":3,"held":0,"expired":0,"free":3,"requests":0}"#;
+        let usage =
+            r#"{"semaphore":"gpu","capacity":3,"held":0,"expired":0,"free":3,"requests":0}"#;
         shell.says(&["create", "gpu", "3"], 0, usage);
         shell.says(&["create", "gpu", "3"], 0, usage);
         shell.says(&["create", "gpu", "5"], 65, "");

@@ -230,6 +230,31 @@ fn a_deaf_service_says_so_as_long_as_it_is() {
     });
 }
 
+/// Rule 13: what was over long ago is no trouble. An owner has no need to listen, but says that it cannot.
+#[test]
+fn an_owner_that_could_not_listen_is_well_once_it_can() {
+    testbed::within(HANG, || {
+        let deaf = Arc::new(AtomicBool::new(true));
+        let hears = Arc::clone(&deaf);
+        let factory = hooked::around(&memory(600, 300), move |when, call, _, _| {
+            match (when, call) {
+                (When::Before, Call::Listen) if hears.load(Ordering::SeqCst) => Err(unreachable()),
+                _ => Ok(()),
+            }
+        });
+        let service = factory.contend(name("deaf-owner")).build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it owns", || service.is_owner());
+        assert!(service.last_error().is_some(), "it cannot listen");
+        let fence = service.fence();
+        deaf.store(false, Ordering::SeqCst);
+        wait_until(PATIENCE, "it is well again", || {
+            service.last_error().is_none()
+        });
+        assert_eq!(service.fence(), fence);
+    });
+}
+
 /// Rule 10: the id is in use for as long as somebody contends under it.
 #[test]
 fn an_id_is_free_only_when_its_worker_is_over() {
