@@ -1,7 +1,7 @@
 //! Waiting: in order, only whom there is room for, through faults, and no longer than was asked for.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
