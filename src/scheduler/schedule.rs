@@ -472,7 +472,7 @@ impl FromStr for Weekday {
         });
         days.next().ok_or_else(|| {
             Error::invalid(format!(
-                "{text:?} is no day of the week; write one such as monday or mon"
+                "{text:?} is not a day of the week; write one such as monday or mon"
             ))
         })
     }
@@ -589,7 +589,7 @@ impl Zone {
         match seconds {
             Some(seconds) if seconds <= 18 * 3600 => Ok(Zone::Fixed(sign * seconds)),
             _ => Err(Error::invalid(format!(
-                "{text:?} is no offset from UTC; write hours and minutes, such as +05:30"
+                "{text:?} is not an offset from UTC; write hours and minutes, such as +05:30"
             ))),
         }
     }

@@ -89,7 +89,7 @@ impl pool::Connect for Connector {
     /// The driver does not say how far it has come.
     fn unanswered(&self, waited: Duration) -> String {
         format!(
-            "cannot connect to {}: no answer within {} ms; the server cannot be reached, hangs, or is no \
+            "cannot connect to {}: no answer within {} ms; the server cannot be reached, hangs, or is not a \
              MySQL server",
             self.server,
             waited.as_millis()

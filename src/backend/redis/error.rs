@@ -202,7 +202,7 @@ fn judge(error: &RedisError, text: &str) -> (ErrorKind, &'static str) {
         ),
         _ if says("cluster support disabled") => (
             ErrorKind::Misconfigured,
-            "; this server is no cluster: use redis:// instead of redis+cluster://",
+            "; this server is not part of a cluster: use redis:// instead of redis+cluster://",
         ),
         _ if says("WRONGTYPE") => (
             ErrorKind::Misconfigured,

@@ -193,8 +193,8 @@ fn mistakes_are_refused_with_what_is_right() {
         ("+2:30", "UTC", "no time of day"),
         ("2:30:00:00", "UTC", "no time of day"),
         ("", "UTC", "no time of day"),
-        ("2:30", "+19:00", "no offset"),
-        ("2:30", "+", "no offset"),
+        ("2:30", "+19:00", "not an offset"),
+        ("2:30", "+", "not an offset"),
         ("2:30", "", "time zone"),
         ("2:30", "Mars/Olympus", "time zone"),
     ] {
