@@ -187,12 +187,12 @@ fn mistakes_are_refused_with_what_is_right() {
         assert!(error.to_string().contains(says), "{error}");
     }
     for (time, zone, says) in [
-        ("24:00", "UTC", "no time of day"),
-        ("2:60", "UTC", "no time of day"),
-        ("2", "UTC", "no time of day"),
-        ("+2:30", "UTC", "no time of day"),
-        ("2:30:00:00", "UTC", "no time of day"),
-        ("", "UTC", "no time of day"),
+        ("24:00", "UTC", "not a time of day"),
+        ("2:60", "UTC", "not a time of day"),
+        ("2", "UTC", "not a time of day"),
+        ("+2:30", "UTC", "not a time of day"),
+        ("2:30:00:00", "UTC", "not a time of day"),
+        ("", "UTC", "not a time of day"),
         ("2:30", "+19:00", "not an offset"),
         ("2:30", "+", "not an offset"),
         ("2:30", "", "time zone"),
