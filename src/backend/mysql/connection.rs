@@ -204,8 +204,10 @@ impl Connection {
         if left < least(self.patience) {
             return Err(RequestError::too_late());
         }
-        // The kernel's timers end up to an eighth late.
-        let limit = (left - left / 8).min(self.patience);
+        // The kernel's timers end up to an eighth late. But an answer from far away must not be given up just before
+        // it comes: that would cost the connection, and with it several round trips.
+        let answer = (self.round_trip + self.round_trip / 4).min(left);
+        let limit = (left - left / 8).max(answer).min(self.patience);
         if let Err(error) = self.set_socket_timeout(limit) {
             self.poisoned = true;
             return Err(error);
