@@ -74,7 +74,7 @@ fn no_schedule_breaks_a_rule() {
 /// Seeds that broke a rule once, which the default number of schedules may not reach.
 #[test]
 fn no_seed_that_broke_a_rule_before_does_so_again() {
-    for seed in [156_933, 501_272, 1_066_114, 1_126_571] {
+    for seed in [156_933, 501_272, 1_066_114, 1_126_571, 3_982_953] {
         let violation = replay(seed, Plant::None).0;
         assert!(violation.is_none(), "seed {seed}: {violation:?}");
     }
