@@ -9,7 +9,7 @@ pub fn path() -> PathBuf {
         return path.into();
     }
     let profile = if cfg!(debug_assertions) {
-        "dev"
+        "test"
     } else {
         "release"
     };
