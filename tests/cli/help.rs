@@ -60,6 +60,12 @@ fn the_help_of_a_ttl_says_what_it_is_by_default() {
 }
 
 #[test]
+fn the_pace_of_a_schedule_has_a_default_only_to_look_at() {
+    let text = option(&page("schedule", "--help"), "--every");
+    assert!(text.contains("[default: 1s without a command"), "{text}");
+}
+
+#[test]
 fn a_command_that_takes_one_mutex_shows_one() {
     for command in ["elect", "schedule", "revoke"] {
         let page = page(command, "--help");

@@ -15,6 +15,9 @@ use crate::json::Json;
 use crate::options::{Connection, OneMutex, duration};
 use crate::signals;
 
+/// How often a schedule without a command runs, to look at.
+const DEMO: Duration = Duration::from_secs(1);
+
 /// Runs a command on a schedule, on the leader only.
 ///
 /// Start it on several machines: one of them leads and runs the command, and another one takes over when the
@@ -27,7 +30,8 @@ use crate::signals;
 /// a rolling deploy runs nothing twice.
 #[derive(Args)]
 #[command(after_long_help = "\
-Without a command, the mutex defaults to schedule-demo; with one, it must be named.
+Without a command, the mutex defaults to schedule-demo and the pace to --every 1s; with one, both must be
+given.
 With a command, contend's own lines go to standard error, so that standard output is the command's; without
 one, they go to standard output.
 With --json, each line is {\"at_ms\", \"mutex\", \"event\", \"fence\", \"code\"}; the events are started, run (a
@@ -80,7 +84,8 @@ pub struct Schedule {
 #[derive(Args)]
 #[group(multiple = false)]
 struct Pace {
-    /// Starts a run this often [default: 1s].
+    /// Starts a run this often [default: 1s without a command; with one, this, --delay or --daily-at must be
+    /// given].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     every: Option<Duration>,
 
@@ -99,8 +104,8 @@ impl Schedule {
         // A command needs one of its own: two that shared a default one would never run beside each other.
         let demo = self.command.is_empty().then_some("schedule-demo");
         let mutex = self.mutex.name(demo)?;
+        let schedule = self.schedule(&mutex)?;
         let interrupted = signals::receive(&[SIGINT, SIGTERM, SIGHUP], console);
-        let schedule = self.schedule()?;
         let mut builder = factory
             .scheduler(&mutex)
             .transition(self.transition(&factory));
@@ -133,12 +138,20 @@ impl Schedule {
         Ok(code)
     }
 
-    fn schedule(&self) -> Result<contend::Schedule, Failure> {
+    fn schedule(&self, mutex: &str) -> Result<contend::Schedule, Failure> {
         let pace = &self.pace;
         let schedule = match (pace.every, pace.delay, &pace.daily_at) {
             (_, _, Some(time)) => contend::Schedule::daily_at(time, &self.zone)?,
             (_, Some(delay), _) => contend::Schedule::with_delay(delay),
-            (every, ..) => contend::Schedule::every(every.unwrap_or(Duration::from_secs(1))),
+            (Some(every), ..) => contend::Schedule::every(every),
+            (None, ..) if self.command.is_empty() => contend::Schedule::every(DEMO),
+            // No pace suits every command, and a wrong one may do harm.
+            (None, ..) => {
+                return Err(Failure::Usage(format!(
+                    "no pace: give --every DURATION, --delay DURATION or --daily-at HH:MM, as in \
+                     `contend schedule {mutex} --every 1h -- COMMAND`"
+                )));
+            }
         };
         Ok(match self.skip_missed {
             true => schedule.missed(Missed::Skip),
