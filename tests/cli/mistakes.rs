@@ -13,7 +13,7 @@ use testbed::{Direction, Proxy, RedisServer, wait_until, within};
 use crate::advice;
 use crate::backends::{Backend, HANG, mysql, redis, zk};
 use crate::mysql_ground;
-use crate::program::{PATIENCE, Program, run};
+use crate::program::{PATIENCE, Program, field, run};
 
 /// What a person typed and read, printed as a whole: tests run side by side.
 struct Transcript(String, Vec<String>);
@@ -585,6 +585,33 @@ fn a_command_without_a_pace_is_not_run() {
             demo.says("runs with fence");
         }
         assert_eq!(demo.terminate().0, 0);
+    });
+}
+
+/// As `elect` does, and as `status` shows it: a process id says nothing on another machine.
+#[test]
+fn a_schedule_names_itself_by_its_contender() {
+    within(HANG, || {
+        let start = |args: &[&str]| {
+            let schedule = ["schedule", "m", "--every", "1h"];
+            Program::start("memory://", &[&schedule[..], args].concat())
+        };
+        for command in [&[][..], &["--", "true"]] {
+            let mut schedule = start(&[&["--id", "me"], command].concat());
+            schedule.says("me runs with fence ");
+            let (code, lines) = schedule.terminate();
+            assert_eq!(code, 0, "{lines:#?}");
+            for line in ["me started; ", "me stopped"] {
+                assert!(lines.iter().any(|it| it.contains(line)), "{lines:#?}");
+            }
+        }
+        let mut schedule = start(&["--json"]);
+        let started = schedule.says("\"started\"");
+        let id = field(&started, "contender").to_owned();
+        assert_eq!(field(&schedule.says("\"run\""), "contender"), id);
+        let (_, lines) = schedule.terminate();
+        assert_eq!(field(lines.last().unwrap(), "contender"), id);
+        assert_eq!(field(lines.last().unwrap(), "event"), "stopped");
     });
 }
 

@@ -1,6 +1,6 @@
 //! `contend schedule`: runs a command at its times, on the leader only.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use clap::Args;
@@ -34,8 +34,8 @@ Without a command, the mutex defaults to schedule-demo and the pace to --every 1
 given.
 With a command, contend's own lines go to standard error, so that standard output is the command's; without
 one, they go to standard output.
-With --json, each line is {\"at_ms\", \"mutex\", \"event\", \"fence\", \"code\"}; the events are started, run (a
-run begins), ended (with the command's exit code) and stopped.
+With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"fence\", \"code\"}; the events are
+started, run (a run begins), ended (with the command's exit code) and stopped.
 When SIGTERM or SIGINT stops it, it exits with 0, with 69 if the server has never answered, or with 77 or 78
 if the server does not let it lead.
 
@@ -118,6 +118,7 @@ impl Schedule {
         let own = console.beside(&self.command);
         let job = Job {
             mutex,
+            contender: OnceLock::new(),
             grace: self.transition(&factory) / 2,
             command: self.command,
             own,
@@ -125,16 +126,18 @@ impl Schedule {
         let job = Arc::new(job);
         let work = Arc::clone(&job);
         let scheduler = builder.build(schedule, move |context| work.run(context))?;
+        let id = scheduler.id();
+        // Before the first run, which names it.
+        let _ = job.contender.set(id.to_owned());
         scheduler.start()?;
-        let pid = std::process::id();
         own.either(
             || job.event("started"),
-            || format!("{pid} started; stop it with Ctrl-C"),
+            || format!("{id} started; stop it with Ctrl-C"),
         )?;
         let _ = interrupted.recv();
         let code = at_the_end(&factory, scheduler.last_error().as_ref());
         scheduler.stop()?;
-        own.either(|| job.event("stopped"), || format!("{pid} stopped"))?;
+        own.either(|| job.event("stopped"), || format!("{id} stopped"))?;
         Ok(code)
     }
 
@@ -167,6 +170,8 @@ impl Schedule {
 /// What runs on the leader.
 struct Job {
     mutex: String,
+    /// The id of the scheduler that runs it, which is built around it.
+    contender: OnceLock<String>,
     command: Vec<String>,
     grace: Duration,
     own: Console,
@@ -180,7 +185,7 @@ impl Job {
         // A reader that has gone away is no reason not to run.
         let _ = self.own.either(
             || event("run"),
-            || format!("{} runs with fence {fence}", std::process::id()),
+            || format!("{} runs with fence {fence}", self.contender()),
         );
         let Some(program) = self.command.first() else {
             return;
@@ -216,6 +221,12 @@ impl Job {
     }
 
     fn event(&self, event: &str) -> Json {
-        now().with("mutex", &self.mutex).with("event", event)
+        let json = now().with("mutex", &self.mutex);
+        json.with("contender", self.contender())
+            .with("event", event)
+    }
+
+    fn contender(&self) -> &str {
+        self.contender.get().map_or("", String::as_str)
     }
 }
