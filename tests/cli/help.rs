@@ -91,6 +91,20 @@ fn the_pace_of_a_schedule_has_a_default_only_to_look_at() {
     assert!(text.contains("[default: 1s without a command"), "{text}");
 }
 
+/// What a unit file or a supervisor needs to know.
+#[test]
+fn the_help_says_what_a_command_exits_with_at_sigterm() {
+    let page = page("", "--help");
+    let (_, codes) = page.split_once("\nExit codes:\n").expect("exit codes");
+    let codes = codes.split("\n\n").next().unwrap();
+    let (_, at_sigterm) = codes
+        .split_once("SIGTERM")
+        .unwrap_or_else(|| panic!("{codes}"));
+    for says in ["lock, elect and semaphore run", "143", "schedule", "with 0"] {
+        assert!(at_sigterm.contains(says), "{says}: {codes}");
+    }
+}
+
 #[test]
 fn a_command_that_takes_one_mutex_shows_one() {
     for command in ["elect", "schedule", "revoke"] {

@@ -288,6 +288,39 @@ fn what_to_do_is_a_command_and_not_a_call() {
     });
 }
 
+/// As `lock` does: what the command exits with, 143 if it died of the signal.
+#[test]
+fn a_signal_is_passed_on_and_the_commands_code_comes_back() {
+    within(HANG, || {
+        let url = empty_database();
+        assert_eq!(run(&url, &["semaphore", "create", "gpu", "1"]).0, 0);
+        for (script, code) in [
+            ("echo in; exec sleep 60", 128 + 15),
+            (
+                "trap 'exit 7' TERM; echo in; while :; do sleep 0.05; done",
+                7,
+            ),
+            (
+                "trap 'exit 0' TERM; echo in; while :; do sleep 0.05; done",
+                0,
+            ),
+        ] {
+            for run in [&["semaphore", "run", "gpu"][..], &["lock", "m"]] {
+                let on = match run[0] {
+                    "lock" => format!("{url}?create_table=true"),
+                    _ => url.clone(),
+                };
+                let mut program = Program::start(&on, &[run, &["--", "sh", "-c", script]].concat());
+                program.says("in");
+                let (ended, lines) = program.terminate();
+                assert_eq!(ended, code, "{run:?} {script}: {lines:#?}");
+            }
+            let (code, usage, _) = run(&url, &["semaphore", "--json", "usage", "gpu"]);
+            assert_eq!((code, field(&usage, "held")), (0, "0"), "{usage}");
+        }
+    });
+}
+
 #[test]
 fn one_of_a_thing_is_no_plural() {
     within(HANG, || {

@@ -64,6 +64,8 @@ Exit codes:
   126  the command cannot be executed; 127 if it was not found
   128+n  signal n ended the command, or contend itself
   lock, elect and semaphore run otherwise exit with the code of their command.
+  On SIGTERM, lock, elect and semaphore run do so too (143 if it died of that); schedule, status --watch and an
+  elect that runs no command exit with 0.
 
 --mutex before the name of a mutex can be left out: `contend lock backup` and `contend lock --mutex backup`
 are the same. lock and semaphore run wait as long as it takes, or for at most --timeout DURATION, or not at
