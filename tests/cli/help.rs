@@ -59,6 +59,52 @@ fn the_help_of_a_ttl_says_what_it_is_by_default() {
     assert!(line.contains("[default: none"), "{line}");
 }
 
+/// What may come from the environment is not asked for.
+#[test]
+fn a_usage_line_demands_no_url() {
+    let is_shown = |url, command: &str, rest: &[&str]| {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let args = [&words, rest].concat();
+        let (code, _, err) = run(url, &args);
+        assert_eq!(code, 64, "{args:?}: {err}");
+        let own = format!("Usage: contend {command}");
+        let usage = err.lines().find(|line| line.starts_with(own.trim_end()));
+        let usage = usage.unwrap_or_else(|| panic!("{args:?}: {err}"));
+        assert!(usage.contains("[OPTIONS]"), "{args:?}: {err}");
+        assert!(!usage.contains("--url"), "{args:?}: {err}");
+    };
+    for command in PAGES {
+        is_shown("", command, &["--nonsense"]);
+        is_shown("memory://", command, &["--nonsense"]);
+        is_shown("", command, &["--url", "memory://", "--nonsense"]);
+    }
+    for command in ["lock", "semaphore run", "semaphore create"] {
+        is_shown("memory://", command, &["m"]);
+    }
+    let paces = ["--every", "1s", "--delay", "1s"];
+    is_shown("memory://", "schedule", &paces);
+}
+
+#[test]
+fn the_pace_of_a_schedule_has_a_default_only_to_look_at() {
+    let text = option(&page("schedule", "--help"), "--every");
+    assert!(text.contains("[default: 1s without a command"), "{text}");
+}
+
+/// What a unit file or a supervisor needs to know.
+#[test]
+fn the_help_says_what_a_command_exits_with_at_sigterm() {
+    let page = page("", "--help");
+    let (_, codes) = page.split_once("\nExit codes:\n").expect("exit codes");
+    let codes = codes.split("\n\n").next().unwrap();
+    let (_, at_sigterm) = codes
+        .split_once("SIGTERM")
+        .unwrap_or_else(|| panic!("{codes}"));
+    for says in ["lock, elect and semaphore run", "143", "schedule", "with 0"] {
+        assert!(at_sigterm.contains(says), "{says}: {codes}");
+    }
+}
+
 #[test]
 fn a_command_that_takes_one_mutex_shows_one() {
     for command in ["elect", "schedule", "revoke"] {

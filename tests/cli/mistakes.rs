@@ -13,7 +13,7 @@ use testbed::{Direction, Proxy, RedisServer, wait_until, within};
 use crate::advice;
 use crate::backends::{Backend, HANG, mysql, redis, zk};
 use crate::mysql_ground;
-use crate::program::{PATIENCE, Program, run};
+use crate::program::{PATIENCE, Program, field, run};
 
 /// What a person typed and read, printed as a whole: tests run side by side.
 struct Transcript(String, Vec<String>);
@@ -525,7 +525,7 @@ fn without_a_table_elect_and_schedule_end_with_the_code_of_a_missing_setup() {
             let (code, lines) = program.ends();
             assert_eq!(code, 78, "{args:?}: {lines:#?}");
         }
-        let mut schedule = Program::start(&url, &["schedule", "m", "--", "true"]);
+        let mut schedule = Program::start(&url, &["schedule", "m", "--every", "1h", "--", "true"]);
         schedule.says("warn m: ");
         let (code, lines) = schedule.terminate();
         assert_eq!(code, 78, "{lines:#?}");
@@ -555,6 +555,63 @@ fn a_command_without_a_mutex_is_not_run() {
         assert_eq!(schedule.terminate().0, 0);
         let (code, out, err) = run("memory://", &["elect", "--for", "100ms"]);
         assert_eq!(code, 0, "{out}{err}");
+    });
+}
+
+/// A default pace would run a backup every second.
+#[test]
+fn a_command_without_a_pace_is_not_run() {
+    within(HANG, || {
+        for json in [&[][..], &["--json"]] {
+            let args = [json, &["schedule", "report", "--", "echo", "ran"]].concat();
+            let mut program = Program::start("memory://", &args);
+            // Whichever comes first.
+            let line = program.says("n");
+            for says in [
+                "--every",
+                "--delay",
+                "--daily-at",
+                "schedule report --every 1h -- ",
+            ] {
+                assert!(line.contains(says), "{says}: {line}");
+            }
+            let (code, lines) = program.ends();
+            assert_eq!(code, 64, "{lines:#?}");
+            assert_eq!(lines.len(), 1, "{lines:#?}");
+        }
+        // To look at, it needs none.
+        let mut demo = Program::start("memory://", &["schedule"]);
+        for _ in 0..2 {
+            demo.says("runs with fence");
+        }
+        assert_eq!(demo.terminate().0, 0);
+    });
+}
+
+/// As `elect` does, and as `status` shows it: a process id says nothing on another machine.
+#[test]
+fn a_schedule_names_itself_by_its_contender() {
+    within(HANG, || {
+        let start = |args: &[&str]| {
+            let schedule = ["schedule", "m", "--every", "1h"];
+            Program::start("memory://", &[&schedule[..], args].concat())
+        };
+        for command in [&[][..], &["--", "true"]] {
+            let mut schedule = start(&[&["--id", "me"], command].concat());
+            schedule.says("me runs with fence ");
+            let (code, lines) = schedule.terminate();
+            assert_eq!(code, 0, "{lines:#?}");
+            for line in ["me started; ", "me stopped"] {
+                assert!(lines.iter().any(|it| it.contains(line)), "{lines:#?}");
+            }
+        }
+        let mut schedule = start(&["--json"]);
+        let started = schedule.says("\"started\"");
+        let id = field(&started, "contender").to_owned();
+        assert_eq!(field(&schedule.says("\"run\""), "contender"), id);
+        let (_, lines) = schedule.terminate();
+        assert_eq!(field(lines.last().unwrap(), "contender"), id);
+        assert_eq!(field(lines.last().unwrap(), "event"), "stopped");
     });
 }
 

@@ -288,6 +288,103 @@ fn what_to_do_is_a_command_and_not_a_call() {
     });
 }
 
+/// As with a table of mutexes: who may not is told what to grant.
+#[test]
+fn a_user_without_a_grant_is_told_which_one_is_missing() {
+    within(HANG, || {
+        let url = empty_database();
+        let (before, rest) = url.split_once('@').unwrap();
+        let (_, database) = rest.split_once('/').unwrap();
+        let user = format!("sem_{database}");
+        let theirs = format!("{}://{user}:pw@{rest}", before.split_once("://").unwrap().0);
+        let mut operator = operator(&url);
+        let mut does = |sql: String| operator.query_drop(sql).unwrap();
+        does(format!("CREATE USER {user} IDENTIFIED BY 'pw'"));
+        // To log in with.
+        does(format!("CREATE TABLE {database}.other (id INT)"));
+        does(format!("GRANT SELECT ON {database}.other TO {user}"));
+        let contend = |args: &[&str]| run(&theirs, &[&["semaphore"], args].concat());
+        let tables = [
+            "contend_semaphore",
+            "contend_permit_request",
+            "contend_permit",
+            "contend_semaphore_capacity_change",
+        ];
+        let grant = "grant SELECT, INSERT, UPDATE and DELETE on contend_semaphore, \
+                     contend_permit_request, contend_permit, contend_semaphore_capacity_change";
+        let is_told = |args: &[&str], says: &[&str]| {
+            let (code, out, err) = contend(args);
+            assert_eq!(code, 77, "{args:?}: {out}{err}");
+            for text in says.iter().chain(&["denied", grant]) {
+                assert!(err.contains(text), "{args:?}: no {text:?} in {err}");
+            }
+            assert!(!err.contains(&user), "{args:?}: {err}");
+        };
+        // Whether or not they are there: this user cannot see it.
+        is_told(
+            &["create", "gpu", "1"],
+            &["CREATE", "sql/init-semaphore.sql"],
+        );
+        assert_eq!(run(&url, &["semaphore", "create", "gpu", "1"]).0, 0);
+        is_told(
+            &["create", "gpu", "1"],
+            &["CREATE", "sql/init-semaphore.sql"],
+        );
+        for args in [
+            &["usage"][..],
+            &["acquire", "x", "gpu"],
+            &["run", "gpu", "--", "true"],
+        ] {
+            is_told(args, &[]);
+        }
+        for table in tables {
+            does(format!("GRANT SELECT ON {database}.{table} TO {user}"));
+        }
+        assert_eq!(contend(&["usage", "gpu"]).0, 0);
+        for args in [&["acquire", "x", "gpu"][..], &["set-capacity", "gpu", "2"]] {
+            is_told(args, &[]);
+        }
+        for table in tables {
+            let rights = "INSERT, UPDATE, DELETE";
+            does(format!("GRANT {rights} ON {database}.{table} TO {user}"));
+        }
+        assert_eq!(contend(&["run", "gpu", "--", "true"]).0, 0);
+    });
+}
+
+/// As `lock` does: what the command exits with, 143 if it died of the signal.
+#[test]
+fn a_signal_is_passed_on_and_the_commands_code_comes_back() {
+    within(HANG, || {
+        let url = empty_database();
+        assert_eq!(run(&url, &["semaphore", "create", "gpu", "1"]).0, 0);
+        for (script, code) in [
+            ("echo in; exec sleep 60", 128 + 15),
+            (
+                "trap 'exit 7' TERM; echo in; while :; do sleep 0.05; done",
+                7,
+            ),
+            (
+                "trap 'exit 0' TERM; echo in; while :; do sleep 0.05; done",
+                0,
+            ),
+        ] {
+            for run in [&["semaphore", "run", "gpu"][..], &["lock", "m"]] {
+                let on = match run[0] {
+                    "lock" => format!("{url}?create_table=true"),
+                    _ => url.clone(),
+                };
+                let mut program = Program::start(&on, &[run, &["--", "sh", "-c", script]].concat());
+                program.says("in");
+                let (ended, lines) = program.terminate();
+                assert_eq!(ended, code, "{run:?} {script}: {lines:#?}");
+            }
+            let (code, usage, _) = run(&url, &["semaphore", "--json", "usage", "gpu"]);
+            assert_eq!((code, field(&usage, "held")), (0, "0"), "{usage}");
+        }
+    });
+}
+
 #[test]
 fn one_of_a_thing_is_no_plural() {
     within(HANG, || {

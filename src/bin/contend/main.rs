@@ -25,7 +25,7 @@ mod wait_notice;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use console::Console;
 use exit::{Failure, USAGE};
@@ -64,6 +64,8 @@ Exit codes:
   126  the command cannot be executed; 127 if it was not found
   128+n  signal n ended the command, or contend itself
   lock, elect and semaphore run otherwise exit with the code of their command.
+  On SIGTERM, lock, elect and semaphore run do so too (143 if it died of that); schedule, status --watch and an
+  elect that runs no command exit with 0.
 
 --mutex before the name of a mutex can be left out: `contend lock backup` and `contend lock --mutex backup`
 are the same. lock and semaphore run wait as long as it takes, or for at most --timeout DURATION, or not at
@@ -138,7 +140,7 @@ fn main() -> ExitCode {
 fn run() -> ExitCode {
     let line = match CommandLine::try_parse() {
         Ok(line) => line,
-        Err(error) => return not_understood(with_separator(error)),
+        Err(error) => return not_understood(with_whole_usage(with_separator(error))),
     };
     let console = Console::new(line.json);
     // Their trouble is returned by no call: the log tells of it.
@@ -182,6 +184,26 @@ fn with_separator(mut error: clap::Error) -> clap::Error {
         let tip = "put -- before the command, as in `NAME -- COMMAND`".into();
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
     }
+    error
+}
+
+/// Shows all of a command's usage: what clap shows by itself has no `[OPTIONS]`, and demands whatever was given,
+/// in the environment too.
+fn with_whole_usage(mut error: clap::Error) -> clap::Error {
+    let Some(shown) = error.get(ContextKind::Usage).map(ToString::to_string) else {
+        return error;
+    };
+    let mut command = CommandLine::command();
+    command.build();
+    // It begins with the names of the commands: `Usage: contend semaphore run`.
+    for name in shown.split_whitespace().skip(2) {
+        let Some(found) = command.find_subcommand(name) else {
+            break;
+        };
+        command = found.clone();
+    }
+    let usage = ContextValue::StyledStr(command.render_usage());
+    error.insert(ContextKind::Usage, usage);
     error
 }
 

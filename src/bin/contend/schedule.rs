@@ -1,6 +1,6 @@
 //! `contend schedule`: runs a command at its times, on the leader only.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use clap::Args;
@@ -15,6 +15,9 @@ use crate::json::Json;
 use crate::options::{Connection, OneMutex, duration};
 use crate::signals;
 
+/// How often a schedule without a command runs, to look at.
+const DEMO: Duration = Duration::from_secs(1);
+
 /// Runs a command on a schedule, on the leader only.
 ///
 /// Start it on several machines: one of them leads and runs the command, and another one takes over when the
@@ -27,11 +30,12 @@ use crate::signals;
 /// a rolling deploy runs nothing twice.
 #[derive(Args)]
 #[command(after_long_help = "\
-Without a command, the mutex defaults to schedule-demo; with one, it must be named.
+Without a command, the mutex defaults to schedule-demo and the pace to --every 1s; with one, both must be
+given.
 With a command, contend's own lines go to standard error, so that standard output is the command's; without
 one, they go to standard output.
-With --json, each line is {\"at_ms\", \"mutex\", \"event\", \"fence\", \"code\"}; the events are started, run (a
-run begins), ended (with the command's exit code) and stopped.
+With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"fence\", \"code\"}; the events are
+started, run (a run begins), ended (with the command's exit code) and stopped.
 When SIGTERM or SIGINT stops it, it exits with 0, with 69 if the server has never answered, or with 77 or 78
 if the server does not let it lead.
 
@@ -80,7 +84,8 @@ pub struct Schedule {
 #[derive(Args)]
 #[group(multiple = false)]
 struct Pace {
-    /// Starts a run this often [default: 1s].
+    /// Starts a run this often [default: 1s without a command; with one, this, --delay or --daily-at must be
+    /// given].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     every: Option<Duration>,
 
@@ -99,8 +104,8 @@ impl Schedule {
         // A command needs one of its own: two that shared a default one would never run beside each other.
         let demo = self.command.is_empty().then_some("schedule-demo");
         let mutex = self.mutex.name(demo)?;
+        let schedule = self.schedule(&mutex)?;
         let interrupted = signals::receive(&[SIGINT, SIGTERM, SIGHUP], console);
-        let schedule = self.schedule()?;
         let mut builder = factory
             .scheduler(&mutex)
             .transition(self.transition(&factory));
@@ -113,6 +118,7 @@ impl Schedule {
         let own = console.beside(&self.command);
         let job = Job {
             mutex,
+            contender: OnceLock::new(),
             grace: self.transition(&factory) / 2,
             command: self.command,
             own,
@@ -120,25 +126,35 @@ impl Schedule {
         let job = Arc::new(job);
         let work = Arc::clone(&job);
         let scheduler = builder.build(schedule, move |context| work.run(context))?;
+        let id = scheduler.id();
+        // Before the first run, which names it.
+        let _ = job.contender.set(id.to_owned());
         scheduler.start()?;
-        let pid = std::process::id();
         own.either(
             || job.event("started"),
-            || format!("{pid} started; stop it with Ctrl-C"),
+            || format!("{id} started; stop it with Ctrl-C"),
         )?;
         let _ = interrupted.recv();
         let code = at_the_end(&factory, scheduler.last_error().as_ref());
         scheduler.stop()?;
-        own.either(|| job.event("stopped"), || format!("{pid} stopped"))?;
+        own.either(|| job.event("stopped"), || format!("{id} stopped"))?;
         Ok(code)
     }
 
-    fn schedule(&self) -> Result<contend::Schedule, Failure> {
+    fn schedule(&self, mutex: &str) -> Result<contend::Schedule, Failure> {
         let pace = &self.pace;
         let schedule = match (pace.every, pace.delay, &pace.daily_at) {
             (_, _, Some(time)) => contend::Schedule::daily_at(time, &self.zone)?,
             (_, Some(delay), _) => contend::Schedule::with_delay(delay),
-            (every, ..) => contend::Schedule::every(every.unwrap_or(Duration::from_secs(1))),
+            (Some(every), ..) => contend::Schedule::every(every),
+            (None, ..) if self.command.is_empty() => contend::Schedule::every(DEMO),
+            // No pace suits every command, and a wrong one may do harm.
+            (None, ..) => {
+                return Err(Failure::Usage(format!(
+                    "no pace: give --every DURATION, --delay DURATION or --daily-at HH:MM, as in \
+                     `contend schedule {mutex} --every 1h -- COMMAND`"
+                )));
+            }
         };
         Ok(match self.skip_missed {
             true => schedule.missed(Missed::Skip),
@@ -154,6 +170,8 @@ impl Schedule {
 /// What runs on the leader.
 struct Job {
     mutex: String,
+    /// The id of the scheduler that runs it, which is built around it.
+    contender: OnceLock<String>,
     command: Vec<String>,
     grace: Duration,
     own: Console,
@@ -167,7 +185,7 @@ impl Job {
         // A reader that has gone away is no reason not to run.
         let _ = self.own.either(
             || event("run"),
-            || format!("{} runs with fence {fence}", std::process::id()),
+            || format!("{} runs with fence {fence}", self.contender()),
         );
         let Some(program) = self.command.first() else {
             return;
@@ -203,6 +221,12 @@ impl Job {
     }
 
     fn event(&self, event: &str) -> Json {
-        now().with("mutex", &self.mutex).with("event", event)
+        let json = now().with("mutex", &self.mutex);
+        json.with("contender", self.contender())
+            .with("event", event)
+    }
+
+    fn contender(&self) -> &str {
+        self.contender.get().map_or("", String::as_str)
     }
 }

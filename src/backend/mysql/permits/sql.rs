@@ -113,6 +113,20 @@ impl Statements {
                 ),
             );
         }
+        if error.is_missing_grant() {
+            let error = error.into_error();
+            let text = error.to_string();
+            // A user without a grant does not see tables that are there.
+            let make = match text.contains("CREATE command") {
+                true => {
+                    "apply sql/init-semaphore.sql as a user that has CREATE, if that was not done, and "
+                }
+                false => "",
+            };
+            let names = self.names().join(", ");
+            let cure = format!("{make}grant SELECT, INSERT, UPDATE and DELETE on {names}");
+            return Error::new(error.kind(), format!("{text}; {cure}"));
+        }
         if error.is_schema() {
             let cause = error.into_error();
             return Error::new(
