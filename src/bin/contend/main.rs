@@ -133,6 +133,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let code = run();
+    wait_notice::join();
     console::flush_messages();
     code
 }

@@ -1,7 +1,8 @@
 //! Says on standard error for what a command waits, and that the server is unreachable.
 
-use std::thread;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use contend::semaphore::{Semaphores, Usage};
 use contend::{Error, Event, EventKind, Factory, Locker, MutexOwner};
@@ -18,13 +19,29 @@ const SILENCE: Duration = Duration::from_millis(400);
 /// How often the server is asked for what has changed.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How long the end of the program waits for those who report: as long as a factory's drop may take.
+const LAST: Duration = Duration::from_secs(1);
+
+/// Those who report, or did.
+static REPORTERS: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+
+/// Waits until nobody reports any more. Whoever drops a factory last waits for its clean-ups: if that is a reporter,
+/// the end of the program would cut them short.
+pub fn join() {
+    let end = Instant::now() + LAST;
+    let reporters = REPORTERS.lock().unwrap_or_else(PoisonError::into_inner);
+    while Instant::now() < end && !reporters.iter().all(JoinHandle::is_finished) {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Reports until it is dropped.
 pub struct Waiting {
     _over: Sender<()>,
 }
 
 impl Waiting {
-    /// Reports on the wait of this locker, from a thread that nobody waits for.
+    /// Reports on the wait of this locker, from a thread that only the end of the program waits for.
     pub fn start(factory: &Factory, locker: &Locker, console: &Console) -> Waiting {
         let reporter = Reporter {
             factory: factory.clone(),
@@ -85,11 +102,15 @@ impl Waiting {
 
     fn report(report: impl FnOnce(&Receiver<()>) + Send + 'static) -> Waiting {
         let (sender, over) = bounded(0);
-        thread::spawn(move || {
+        let reporter = thread::spawn(move || {
             if over.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
                 report(&over);
             }
         });
+        let reporters = REPORTERS.lock();
+        reporters
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(reporter);
         Waiting { _over: sender }
     }
 }
