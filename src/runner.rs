@@ -221,9 +221,6 @@ impl Runner {
 
     /// Logs errors of the backend only where nobody is told of them by a returned error.
     pub(crate) fn quiet(&mut self, quiet: bool) {
-        if self.quiet && !quiet {
-            self.snapshot.say_again();
-        }
         self.quiet = quiet;
     }
 
@@ -435,19 +432,19 @@ impl Runner {
         }
     }
 
-    /// One log line per change.
+    /// One log line per change. What was logged is logged as over, also by a call that logs no errors.
     fn report(&mut self, change: ErrorChange, error: Option<&Error>) {
         let Contender { mutex, id, .. } = &self.contender;
         match (change, error) {
             (ErrorChange::New, Some(error)) => {
-                if !self.quiet {
+                if self.quiet {
+                    self.snapshot.unsay(error.kind());
+                } else {
                     log::warn!("{mutex}: {id}: {error}; trying again");
                 }
                 self.unreported = Some(error.clone());
             }
-            (ErrorChange::Over, _) if !self.quiet => {
-                log::info!("{mutex}: {id}: the backend answers again");
-            }
+            (ErrorChange::Over, _) => log::info!("{mutex}: {id}: the backend answers again"),
             _ => {}
         }
     }

@@ -259,9 +259,9 @@ impl Snapshot {
         notes.changes(outcome.err().map(Error::kind))
     }
 
-    /// Nobody was told of the error so far: it counts as new.
-    pub(crate) fn say_again(&self) {
-        self.notes.lock().said.clear();
+    /// An error was not said after all: the next one of its kind is new, and it is not over.
+    pub(crate) fn unsay(&self, kind: ErrorKind) {
+        self.notes.lock().said.retain(|said| *said != kind);
     }
 
     pub(crate) fn count(&self, count: impl FnOnce(&mut Stats)) {
