@@ -35,10 +35,10 @@ use crate::snapshot::{Contact, Failed, Snapshot, Stats};
 pub struct Health {
     /// Where the mutexes are.
     pub realm: Arc<str>,
-    /// Whether the backend answers, as far as the services, the lockers and `ping` have found out. The newest
-    /// fact counts: it is failing if, after the last answer, a call of any of them failed, even if that service
-    /// was stopped or that locker dropped since; and while nobody tells a running service of releases. A lock
-    /// that somebody else holds was answered.
+    /// Whether the backend answers, as far as the services, the lockers, the semaphores and `ping` have found
+    /// out. The newest fact counts: it is failing if, after the last answer, a call of any of them failed, even if
+    /// that service was stopped or that locker dropped since; and while nobody tells a running service of
+    /// releases. A lock that somebody else holds was answered, and so was an exhausted or missing semaphore.
     ///
     /// It is failing from when the first of the calls that failed since the last answer was sent, whoever sent it.
     pub contact: Contact,
@@ -199,7 +199,7 @@ fn with_contact(json: Json, contact: &Contact) -> Json {
         .with("failing_ms", lasting)
 }
 
-/// The services and lockers of a factory, for as long as they live, and how its pings went.
+/// The services, lockers and semaphores of a factory, for as long as they live, and how its pings went.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     known: Mutex<Known>,
@@ -224,7 +224,7 @@ struct Known {
 struct Registered {
     /// Outlives the part it belongs to: what that one has counted is not lost.
     snapshot: Arc<Snapshot>,
-    /// `None` for a locker.
+    /// `None` for a locker, and for semaphores.
     service: Option<Weak<Monitored>>,
 }
 
@@ -256,8 +256,8 @@ impl Registry {
         self.register(&service.snapshot, Some(Arc::downgrade(service)));
     }
 
-    /// Counts what a locker does. It is not listed: a factory may have thousands, and what goes wrong with one is
-    /// returned to its caller.
+    /// Counts what a locker or the semaphores do. They are not listed: a factory may have thousands of lockers, and
+    /// what goes wrong with one is returned to its caller.
     pub(crate) fn count(&self, snapshot: &Arc<Snapshot>) {
         self.register(snapshot, None);
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use contend::backend::{
     Attempt, Backend, Contender, OnRefusal, RawContender, RawObserver, Renewal, View,
 };
+use contend::semaphore::{Acquisition, PermitRequest};
 use contend::{Contact, Error, ErrorKind, Factory, Lease, Moment, Result, Unparker, memory};
 use testbed::{wait_until, within};
 
@@ -152,6 +153,43 @@ fn a_services_trouble_is_not_over_because_it_stops_or_starts() {
         wait_until(PATIENCE, "all is fine again", || {
             service.is_owner() && factory.health().is_fine()
         });
+    });
+}
+
+/// A program that only uses semaphores was told that all is fine, beside the errors that its calls had returned.
+#[test]
+fn a_semaphores_trouble_shows_until_the_backend_has_answered() {
+    within(HANG, || {
+        let factory = memory::factory("health-semaphore", lease());
+        let handle = memory::handle("health-semaphore");
+        let semaphores = factory.semaphores().unwrap();
+        semaphores.create("a", 1).unwrap();
+        let request = |id| PermitRequest::new(id).permits("a", 1);
+        let is_failing = || matches!(factory.health().contact, Contact::Failing { .. });
+        let check = |fails: &dyn Fn()| {
+            handle.set_unreachable(true);
+            fails();
+            wait_until(PATIENCE, "it fails", is_failing);
+            handle.set_unreachable(false);
+            semaphores.usage("a").unwrap();
+            assert!(factory.health().is_fine(), "{}", factory.health());
+        };
+        check(&|| drop(semaphores.usage("a").unwrap_err()));
+        check(&|| drop(semaphores.acquire(&request("one")).unwrap_err()));
+        let short = request("two").ttl(Duration::from_millis(500));
+        let guard = semaphores.guard(&short, Duration::ZERO).unwrap();
+        let exhausted = semaphores.acquire(&request("three")).unwrap();
+        assert!(matches!(exhausted, Acquisition::Exhausted(_)));
+        check(&|| {}); // the guard is renewed
+        drop(guard);
+        // The one that leads has another backend, which is fine.
+        let leads = memory::factory("health-maintenance", lease());
+        let interval = Duration::from_millis(10);
+        let maintenance = semaphores.maintenance().orphan_interval(interval);
+        let _maintenance = maintenance.start(&leads).unwrap();
+        handle.set_unreachable(true);
+        wait_until(PATIENCE, "maintenance fails", is_failing);
+        handle.set_unreachable(false);
     });
 }
 
