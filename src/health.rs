@@ -78,6 +78,23 @@ impl Health {
             && !running.any(|it| matches!(it.contact, Contact::Failing { .. }))
     }
 
+    /// Returns `true` if it [is fine](Health::is_fine) and the last answer is no older than `age`: for the readiness
+    /// probe of a program that may be idle, which finds out by a `ping` otherwise.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://is-fine-within-doc")?;
+    /// let second = Duration::from_secs(1);
+    /// let is_ready = factory.health().is_fine_within(10 * second) || factory.ping(second).is_ok();
+    /// assert!(is_ready);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    #[must_use]
+    pub fn is_fine_within(&self, age: Duration) -> bool {
+        self.is_fine() && self.last_contact.is_some_and(|last| last <= age)
+    }
+
     /// Returns the health of a factory that cannot be used in this process.
     pub(crate) fn unusable(error: Error) -> Health {
         Health {
