@@ -193,6 +193,19 @@ fn a_semaphores_trouble_shows_until_the_backend_has_answered() {
     });
 }
 
+/// Health asks nothing: where nobody else does, the server may have died since the last answer.
+#[test]
+fn an_idle_program_is_fine_but_was_not_answered_lately() {
+    let factory = memory::factory("health-idle", lease());
+    memory::handle("health-idle").set_unreachable(true);
+    let moment = Duration::from_millis(1);
+    let is_old = || !factory.health().is_fine_within(moment);
+    wait_until(PATIENCE, "the last answer is old", is_old);
+    assert!(factory.health().is_fine() && factory.health().is_fine_within(HANG));
+    factory.ping(PING).unwrap_err();
+    assert!(!factory.health().is_fine_within(HANG));
+}
+
 /// How long a call hangs on `Hanging`.
 const HANGS: Duration = Duration::from_millis(200);
 
