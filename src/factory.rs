@@ -307,7 +307,7 @@ impl Factory {
                 outcome => break outcome,
             }
         };
-        inner.registry.pinged(outcome.as_ref().copied());
+        inner.registry.pinged(began, outcome.as_ref().copied());
         outcome
     }
 

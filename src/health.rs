@@ -35,10 +35,12 @@ use crate::snapshot::{Contact, Failed, Snapshot, Stats};
 pub struct Health {
     /// Where the mutexes are.
     pub realm: Arc<str>,
-    /// Whether the backend answers, as far as the services, the lockers and `ping` have found out. The newest
-    /// fact counts: it is failing if, after the last answer, a call of any of them failed, even if that service
-    /// was stopped or that locker dropped since; and while nobody tells a running service of releases. A lock
-    /// that somebody else holds was answered.
+    /// Whether the backend answers, as far as the services, the lockers, the semaphores and `ping` have found
+    /// out. The newest fact counts: it is failing if, after the last answer, a call of any of them failed, even if
+    /// that service was stopped or that locker dropped since; and while nobody tells a running service of
+    /// releases. A lock that somebody else holds was answered, and so was an exhausted or missing semaphore.
+    ///
+    /// It is failing from when the first of the calls that failed since the last answer was sent, whoever sent it.
     pub contact: Contact,
     /// How long ago the backend answered last; `None` if it never did.
     pub last_contact: Option<Duration>,
@@ -74,6 +76,23 @@ impl Health {
         let mut running = self.services.iter().filter(|it| it.status.is_active());
         matches!(self.contact, Contact::Fine)
             && !running.any(|it| matches!(it.contact, Contact::Failing { .. }))
+    }
+
+    /// Returns `true` if it [is fine](Health::is_fine) and the last answer is no older than `age`: for the readiness
+    /// probe of a program that may be idle, which finds out by a `ping` otherwise.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://is-fine-within-doc")?;
+    /// let second = Duration::from_secs(1);
+    /// let is_ready = factory.health().is_fine_within(10 * second) || factory.ping(second).is_ok();
+    /// assert!(is_ready);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    #[must_use]
+    pub fn is_fine_within(&self, age: Duration) -> bool {
+        self.is_fine() && self.last_contact.is_some_and(|last| last <= age)
     }
 
     /// Returns the health of a factory that cannot be used in this process.
@@ -197,7 +216,7 @@ fn with_contact(json: Json, contact: &Contact) -> Json {
         .with("failing_ms", lasting)
 }
 
-/// The services and lockers of a factory, for as long as they live, and how its pings went.
+/// The services, lockers and semaphores of a factory, for as long as they live, and how its pings went.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     known: Mutex<Known>,
@@ -210,7 +229,7 @@ struct Known {
     gone: Stats,
     /// When one of those was answered last.
     gone_answered: Option<Moment>,
-    /// The newest call of those that failed.
+    /// The calls of those that failed since.
     gone_failed: Option<Failed>,
     /// When a ping was answered last.
     ping_answered: Option<Moment>,
@@ -222,7 +241,7 @@ struct Known {
 struct Registered {
     /// Outlives the part it belongs to: what that one has counted is not lost.
     snapshot: Arc<Snapshot>,
-    /// `None` for a locker.
+    /// `None` for a locker, and for semaphores.
     service: Option<Weak<Monitored>>,
 }
 
@@ -254,8 +273,8 @@ impl Registry {
         self.register(&service.snapshot, Some(Arc::downgrade(service)));
     }
 
-    /// Counts what a locker does. It is not listed: a factory may have thousands, and what goes wrong with one is
-    /// returned to its caller.
+    /// Counts what a locker or the semaphores do. They are not listed: a factory may have thousands of lockers, and
+    /// what goes wrong with one is returned to its caller.
     pub(crate) fn count(&self, snapshot: &Arc<Snapshot>) {
         self.register(snapshot, None);
     }
@@ -272,7 +291,7 @@ impl Registry {
         });
     }
 
-    pub(crate) fn pinged(&self, outcome: Result<(), &Error>) {
+    pub(crate) fn pinged(&self, sent: Moment, outcome: Result<(), &Error>) {
         let mut known = self.known.lock();
         match outcome {
             Ok(()) => {
@@ -280,7 +299,8 @@ impl Registry {
                 known.ping_failed = None;
             }
             Err(error) => {
-                known.ping_failed = Some(Failed::after(known.ping_failed.as_ref(), error));
+                let earlier = known.ping_failed.as_ref();
+                known.ping_failed = Some(Failed::after(earlier, sent, error));
             }
         }
     }
@@ -299,13 +319,13 @@ impl Registry {
             let services = services.filter_map(|entry| entry.service.as_ref()?.upgrade());
             let services: Vec<_> = services.collect();
             let (answered, pinged) = (known.last_answered(), known.ping_answered);
-            (services, answered, pinged, known.last_failed())
+            (services, answered, pinged, known.failed())
         };
         let condition = backend.condition();
         let now = Moment::now();
         // The backend knows it best, unless it does not keep it.
         let last_contact = condition.last_contact.or(answered).max(pinged);
-        let failed = failed.filter(|failed| last_contact <= Some(failed.at));
+        let failed = outage(failed, last_contact);
         let mut active = services.iter().filter(|it| it.stage.status().is_active());
         // That lasts, whatever else is answered.
         let failed = failed.or_else(|| active.find_map(|service| service.snapshot.deaf()));
@@ -334,24 +354,40 @@ impl Known {
         entries.fold(self.gone_answered, Option::max)
     }
 
-    /// The newest call that failed, of all that there are and were.
-    fn last_failed(&self) -> Option<Failed> {
+    /// The calls that failed, of all that there are and were.
+    fn failed(&self) -> Vec<Failed> {
         let entries = self.entries.iter();
         let failed = entries.filter_map(|entry| entry.snapshot.failed());
         let others = self.gone_failed.iter().chain(&self.ping_failed).cloned();
-        failed.chain(others).max_by_key(|failed| failed.at)
+        failed.chain(others).collect()
     }
 
     fn forget_the_gone(&mut self) {
+        let answered = self.last_answered().max(self.ping_answered);
         // A worker, or a clean-up, may count on after its service or locker is gone.
         let is_gone = |entry: &mut Registered| Arc::strong_count(&entry.snapshot) == 1;
         for Registered { snapshot, .. } in self.entries.extract_if(.., is_gone) {
             self.gone = self.gone.plus(snapshot.stats());
             self.gone_answered = self.gone_answered.max(snapshot.answered());
             let failed = self.gone_failed.take().into_iter().chain(snapshot.failed());
-            self.gone_failed = failed.max_by_key(|failed| failed.at);
+            self.gone_failed = outage(failed, answered);
         }
     }
+}
+
+/// What these failed calls amount to, those before the last answer left out: the newest error, since the first was
+/// sent.
+fn outage(failed: impl IntoIterator<Item = Failed>, answered: Option<Moment>) -> Option<Failed> {
+    let failed = failed.into_iter();
+    let failed = failed.filter(|failed| answered <= Some(failed.at));
+    let outage = failed.reduce(|one, other| {
+        let since = one.since.min(other.since);
+        let newest = if one.at > other.at { one } else { other };
+        Failed { since, ..newest }
+    })?;
+    // One of them may have been under way at that answer.
+    let since = outage.since.max(answered.unwrap_or(outage.since));
+    Some(Failed { since, ..outage })
 }
 
 #[cfg(test)]
@@ -465,13 +501,42 @@ mod tests {
         registry.count(&first);
         registry.count(&second);
         let refused = Error::new(ErrorKind::Unreachable, "refused");
+        let sent = Moment::now();
         let is_fine = || registry.health(&Silent).is_fine();
         assert!(matches!(registry.health(&Silent).contact, Contact::Untried));
-        first.note_call(Err(&refused));
+        first.note_call(sent, Err(&refused));
         assert!(!is_fine());
-        second.note_call(Ok(true));
+        second.note_call(sent, Ok(true));
         assert!(is_fine());
-        first.note_call(Err(&refused));
+        first.note_call(sent, Err(&refused));
         assert!(!is_fine());
+    }
+
+    /// Every locker of an outage counted from its own first call, and the newest one was believed.
+    #[test]
+    fn an_outage_lasts_from_the_first_call_that_failed_whoever_sent_it() {
+        let registry = Registry::default();
+        let refused = Error::new(ErrorKind::Unreachable, "refused");
+        let ago = |seconds| Moment::now() - Duration::from_secs(seconds);
+        let fails = |sent| {
+            let snapshot = Arc::<Snapshot>::default();
+            registry.count(&snapshot);
+            snapshot.note_call(sent, Err(&refused));
+        };
+        let lasting = || match registry.health(&Silent).contact {
+            Contact::Failing { lasting, .. } => lasting.as_secs(),
+            contact => panic!("{contact:?}"),
+        };
+        // As many as are forgotten on the way.
+        fails(ago(60));
+        for _ in 0..100 {
+            fails(ago(1));
+        }
+        assert!(lasting() >= 60);
+        registry.pinged(ago(1), Ok(()));
+        assert!(registry.health(&Silent).is_fine());
+        // It was under way when that was answered.
+        registry.pinged(ago(30), Err(&refused));
+        assert!(lasting() < 30);
     }
 }

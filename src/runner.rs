@@ -221,9 +221,6 @@ impl Runner {
 
     /// Logs errors of the backend only where nobody is told of them by a returned error.
     pub(crate) fn quiet(&mut self, quiet: bool) {
-        if self.quiet && !quiet {
-            self.snapshot.say_again();
-        }
         self.quiet = quiet;
     }
 
@@ -273,12 +270,13 @@ impl Runner {
     /// Subscribes in at most half of the time, so that a subscription that hangs leaves the rest for the attempt.
     fn listen(&mut self, unparker: &Unparker, by: Moment) -> Called {
         let half = by - by.remaining() / 2;
+        let sent = Moment::now();
         let outcome = self.guarded(|raw| raw.listen(unparker, half));
         self.hearing = match outcome {
             Ok(()) => Hearing::Listening,
             Err(_) => Hearing::Failed,
         };
-        let change = self.snapshot.note_listen(outcome.as_ref().copied());
+        let change = self.snapshot.note_listen(sent, outcome.as_ref().copied());
         self.report(change, outcome.as_ref().err());
         Called::Listen(outcome.err())
     }
@@ -310,12 +308,12 @@ impl Runner {
         if self.hearing == Hearing::Failed {
             self.hearing = Hearing::Deaf;
         }
-        let since = self.snapshot.failing_since();
-        let (attempt, error) = self.settle(attempt, |attempt| match attempt {
+        let failed_at = self.snapshot.failed_at();
+        let (attempt, error) = self.settle(sent, attempt, |attempt| match attempt {
             Attempt::Granted(_) => true,
-            // Or another contender of this process has asked since our trouble began.
+            // Or another contender of this process has asked since we failed.
             Attempt::Refused(Refusal { owner, asked, .. }) => {
-                *asked || since.is_some_and(|since| owner.is_observed_after(since))
+                *asked || failed_at.is_some_and(|at| owner.is_observed_after(at))
             }
         });
         let roll = clock::roll();
@@ -350,7 +348,7 @@ impl Runner {
             };
             probe.renew(&mutex, outcome, took);
         });
-        let (renewal, _) = self.settle(renewal, |_| true);
+        let (renewal, _) = self.settle(sent, renewal, |_| true);
         let roll = clock::roll();
         self.decide(|machine, now| machine.renewed(sent, now, renewal, roll));
         if self.machine.belief().is_some() {
@@ -362,23 +360,26 @@ impl Runner {
     }
 
     fn release(&mut self, fence: u64, by: Moment) -> Called {
+        let sent = Moment::now();
         let outcome = self.guarded(|raw| raw.release(fence, by));
-        let (released, _) = self.settle(outcome.clone(), |_| true);
+        let (released, _) = self.settle(sent, outcome.clone(), |_| true);
         let roll = clock::roll();
         self.decide(|machine, now| machine.released(now, released, roll));
         Called::Release { fence, outcome }
     }
 
     fn withdraw(&mut self, by: Moment) -> Called {
+        let sent = Moment::now();
         let outcome = self.guarded(|raw| raw.withdraw(by));
         self.hearing = Hearing::Deaf;
-        let (withdrawn, _) = self.settle(outcome, |asked| *asked);
+        let (withdrawn, _) = self.settle(sent, outcome, |asked| *asked);
         let roll = clock::roll();
         self.decide(|machine, now| machine.withdrawn(now, withdrawn, roll));
         Called::Withdraw
     }
 
     fn observe(&mut self, by: Moment) -> Called {
+        let sent = Moment::now();
         let view = match self.observer.take() {
             Some(observer) => Ok(observer),
             None => self.backend.observer(&self.contender.mutex),
@@ -389,7 +390,7 @@ impl Runner {
             self.observer = Some(observer);
             Ok(view)
         });
-        let (view, error) = self.settle(view, |_| true);
+        let (view, error) = self.settle(sent, view, |_| true);
         let roll = clock::roll();
         self.decide(|machine, now| machine.observed(now, view, roll));
         let Contender { mutex, id, .. } = &self.contender;
@@ -417,10 +418,11 @@ impl Runner {
     /// Notes and reports what became of a call. `asked`: whether the server answered anything.
     fn settle<T>(
         &mut self,
+        sent: Moment,
         outcome: Result<T>,
         asked: impl FnOnce(&T) -> bool,
     ) -> (std::result::Result<T, Failure>, Option<Error>) {
-        let change = self.snapshot.note_call(outcome.as_ref().map(asked));
+        let change = self.snapshot.note_call(sent, outcome.as_ref().map(asked));
         self.report(change, outcome.as_ref().err());
         match outcome {
             Ok(value) => (Ok(value), None),
@@ -435,19 +437,19 @@ impl Runner {
         }
     }
 
-    /// One log line per change.
+    /// One log line per change. What was logged is logged as over, also by a call that logs no errors.
     fn report(&mut self, change: ErrorChange, error: Option<&Error>) {
         let Contender { mutex, id, .. } = &self.contender;
         match (change, error) {
             (ErrorChange::New, Some(error)) => {
-                if !self.quiet {
+                if self.quiet {
+                    self.snapshot.unsay(error.kind());
+                } else {
                     log::warn!("{mutex}: {id}: {error}; trying again");
                 }
                 self.unreported = Some(error.clone());
             }
-            (ErrorChange::Over, _) if !self.quiet => {
-                log::info!("{mutex}: {id}: the backend answers again");
-            }
+            (ErrorChange::Over, _) => log::info!("{mutex}: {id}: the backend answers again"),
             _ => {}
         }
     }

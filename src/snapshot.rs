@@ -45,20 +45,19 @@ struct Notes {
 #[derive(Clone, Debug)]
 pub(crate) struct Failed {
     pub(crate) error: Error,
-    /// When the first of those in a row failed.
+    /// When the first of those in a row was sent.
     pub(crate) since: Moment,
     /// When this one failed.
     pub(crate) at: Moment,
 }
 
 impl Failed {
-    /// A failure now, after `earlier` ones in a row.
-    pub(crate) fn after(earlier: Option<&Failed>, error: &Error) -> Failed {
-        let at = Moment::now();
+    /// A failure now of what was `sent` then, after `earlier` ones in a row.
+    pub(crate) fn after(earlier: Option<&Failed>, sent: Moment, error: &Error) -> Failed {
         Failed {
             error: error.clone(),
-            since: earlier.map_or(at, |earlier| earlier.since),
-            at,
+            since: earlier.map_or(sent, |earlier| earlier.since),
+            at: Moment::now(),
         }
     }
 }
@@ -76,7 +75,7 @@ pub enum Contact {
     Failing {
         /// How it failed.
         error: Error,
-        /// How long that has lasted.
+        /// How long that has lasted; where calls fail, from when the first of them was sent.
         lasting: Duration,
     },
 }
@@ -225,11 +224,12 @@ impl Snapshot {
     pub(crate) fn note_double(&self, double: Option<&Error>) {
         let mut notes = self.notes.lock();
         let earlier = notes.double.take();
-        notes.double = double.map(|error| Failed::after(earlier.as_ref(), error));
+        let now = Moment::now();
+        notes.double = double.map(|error| Failed::after(earlier.as_ref(), now, error));
     }
 
-    /// Notes how a call ended; one that asked the server nothing proves nothing.
-    pub(crate) fn note_call(&self, outcome: Result<bool, &Error>) -> ErrorChange {
+    /// Notes how a call that was `sent` then ended; one that asked the server nothing proves nothing.
+    pub(crate) fn note_call(&self, sent: Moment, outcome: Result<bool, &Error>) -> ErrorChange {
         let mut notes = self.notes.lock();
         match outcome {
             Ok(false) => return ErrorChange::Unchanged,
@@ -237,31 +237,31 @@ impl Snapshot {
                 notes.answered = Some(Moment::now());
                 notes.failed = None;
             }
-            Err(error) => notes.failed = Some(Failed::after(notes.failing(), error)),
+            Err(error) => notes.failed = Some(Failed::after(notes.failing(), sent, error)),
         }
         notes.tried = true;
         notes.changes(outcome.err().map(Error::kind))
     }
 
-    /// Since when calls have failed; `None` while they do not.
-    pub(crate) fn failing_since(&self) -> Option<Moment> {
-        self.notes.lock().failing().map(|failed| failed.since)
+    /// When the last call failed; `None` if it was answered.
+    pub(crate) fn failed_at(&self) -> Option<Moment> {
+        self.notes.lock().failing().map(|failed| failed.at)
     }
 
     /// Notes whether the backend wakes us. Success elsewhere does not mean that it does.
-    pub(crate) fn note_listen(&self, outcome: Result<(), &Error>) -> ErrorChange {
+    pub(crate) fn note_listen(&self, sent: Moment, outcome: Result<(), &Error>) -> ErrorChange {
         let mut notes = self.notes.lock();
         let deaf = notes.deaf.take();
         match outcome {
             Ok(()) => notes.tried = true,
-            Err(error) => notes.deaf = Some(Failed::after(deaf.as_ref(), error)),
+            Err(error) => notes.deaf = Some(Failed::after(deaf.as_ref(), sent, error)),
         }
         notes.changes(outcome.err().map(Error::kind))
     }
 
-    /// Nobody was told of the error so far: it counts as new.
-    pub(crate) fn say_again(&self) {
-        self.notes.lock().said.clear();
+    /// An error was not said after all: the next one of its kind is new, and it is not over.
+    pub(crate) fn unsay(&self, kind: ErrorKind) {
+        self.notes.lock().said.retain(|said| *said != kind);
     }
 
     pub(crate) fn count(&self, count: impl FnOnce(&mut Stats)) {
@@ -331,25 +331,32 @@ mod tests {
     fn an_error_is_said_once_and_is_over_only_when_the_server_has_answered() {
         let snapshot = Snapshot::default();
         assert!(matches!(snapshot.contact(), Contact::Untried));
+        let sent = Moment::now();
         let (refused, late) = (error(ErrorKind::Unreachable), error(ErrorKind::Timeout));
-        assert_eq!(snapshot.note_call(Err(&refused)), ErrorChange::New);
-        assert_eq!(snapshot.note_call(Err(&late)), ErrorChange::New);
+        assert_eq!(snapshot.note_call(sent, Err(&refused)), ErrorChange::New);
+        assert_eq!(snapshot.note_call(sent, Err(&late)), ErrorChange::New);
         for _ in 0..10 {
-            assert_eq!(snapshot.note_call(Err(&refused)), ErrorChange::Unchanged);
-            assert_eq!(snapshot.note_call(Err(&late)), ErrorChange::Unchanged);
-            assert_eq!(snapshot.note_call(Ok(false)), ErrorChange::Unchanged);
+            assert_eq!(
+                snapshot.note_call(sent, Err(&refused)),
+                ErrorChange::Unchanged
+            );
+            assert_eq!(snapshot.note_call(sent, Err(&late)), ErrorChange::Unchanged);
+            assert_eq!(snapshot.note_call(sent, Ok(false)), ErrorChange::Unchanged);
         }
-        assert_eq!(snapshot.note_call(Ok(true)), ErrorChange::Over);
-        assert_eq!(snapshot.note_call(Ok(true)), ErrorChange::Unchanged);
+        assert_eq!(snapshot.note_call(sent, Ok(true)), ErrorChange::Over);
+        assert_eq!(snapshot.note_call(sent, Ok(true)), ErrorChange::Unchanged);
         // Calls work, wake-ups do not: that is one error, and stays one.
         let denied = error(ErrorKind::Denied);
-        assert_eq!(snapshot.note_listen(Err(&denied)), ErrorChange::New);
+        assert_eq!(snapshot.note_listen(sent, Err(&denied)), ErrorChange::New);
         for _ in 0..10 {
-            assert_eq!(snapshot.note_call(Ok(true)), ErrorChange::Unchanged);
-            assert_eq!(snapshot.note_listen(Err(&denied)), ErrorChange::Unchanged);
+            assert_eq!(snapshot.note_call(sent, Ok(true)), ErrorChange::Unchanged);
+            assert_eq!(
+                snapshot.note_listen(sent, Err(&denied)),
+                ErrorChange::Unchanged
+            );
             assert!(snapshot.last_error().is_some());
         }
-        assert_eq!(snapshot.note_listen(Ok(())), ErrorChange::Over);
+        assert_eq!(snapshot.note_listen(sent, Ok(())), ErrorChange::Over);
         assert!(snapshot.last_error().is_none());
     }
 }

@@ -571,7 +571,7 @@ impl Inner {
         }
         let snapshot = &self.driver.snapshot;
         let is_lost = snapshot.valid_for(fence).is_zero();
-        if is_lost && snapshot.failing_since().is_some() {
+        if is_lost && snapshot.failed_at().is_some() {
             // Its holder waits for nothing: whether the release succeeds changes nothing for it.
             self.clean_up();
             return Err(lost(self.mutex()));
@@ -639,7 +639,7 @@ impl Inner {
         if !driven.runner.machine().has_traces() {
             return false;
         }
-        if self.driver.snapshot.failing_since().is_none() {
+        if self.driver.snapshot.failed_at().is_none() {
             let Driven { runner, parker } = &mut *driven;
             let _ = runner.leave(parker, None, by.min(Moment::now() + TIDY));
         }

@@ -43,6 +43,7 @@ mod acquire;
 mod doubts;
 mod guard;
 mod maintenance;
+mod noted_store;
 mod outcome;
 mod plain_permits;
 mod renewals;

@@ -9,6 +9,7 @@ use super::acquire::{Attempts, FIRST_POLL};
 use super::doubts::Doubts;
 use super::guard::{OnlyGuard, PermitGuard, end_guards};
 use super::maintenance::MaintenanceBuilder;
+use super::noted_store::NotedStore;
 use super::outcome::{Acquisition, Liveness, exhausted_error, used_up};
 use super::renewals::{Keep, Renewals};
 use super::request::{MAX_TEXT, PermitRequest, Wait, check_ttl, lease_of};
@@ -23,6 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::factory::Inner;
 use crate::name::check_text;
 use crate::probe::Probed;
+use crate::snapshot::Snapshot;
 use crate::thread::Local;
 use crate::url::Url;
 
@@ -110,7 +112,12 @@ impl Semaphores {
     }
 
     pub(crate) fn new(factory: &Arc<Inner>) -> Result<Semaphores> {
-        let store = factory.backend.permits()?;
+        let snapshot = Arc::<Snapshot>::default();
+        factory.registry.count(&snapshot);
+        let store: Arc<dyn PermitStore> = Arc::new(NotedStore {
+            store: factory.backend.permits()?,
+            snapshot,
+        });
         let shared = SharedSemaphores {
             renewals: Arc::new(Renewals::new(Arc::clone(&store))),
             waiting: WaitList::default(),

@@ -252,13 +252,15 @@ impl Worker {
         if !self.listening {
             // Half of the time: a subscription that hangs leaves some for the look itself.
             let half = by - by.remaining() / 2;
+            let sent = Moment::now();
             let listening = self.guarded(|raw| raw.listen(unparker, half));
             self.listening = listening.is_ok();
-            let change = self.snapshot.note_listen(listening.as_ref().copied());
+            let change = self.snapshot.note_listen(sent, listening.as_ref().copied());
             self.report(change, listening.err());
         }
+        let sent = Moment::now();
         let view = self.guarded(|raw| raw.observe(by));
-        let change = self.snapshot.note_call(view.as_ref().map(|_| true));
+        let change = self.snapshot.note_call(sent, view.as_ref().map(|_| true));
         self.report(change, view.as_ref().err().cloned());
         let view = view.ok().map(|mut view| {
             if !self.listening {

@@ -111,4 +111,53 @@ alone! {
         });
         drop(guard);
     }
+
+    /// The log said that the backend had trouble, and not that it was over, where the next call returned its errors.
+    fn trouble_that_was_logged_is_logged_as_over_by_the_first_call_that_is_answered() {
+        log::set_logger(&Lines).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+        let lease = Lease::new(Duration::from_millis(400), Duration::from_millis(200)).unwrap();
+        let factory = contend::memory::factory("over", lease);
+        let handle = contend::memory::handle("over");
+        let count = |text: &str| LINES.lock().iter().filter(|line| line.1.contains(text)).count();
+        let lost = |mutex: &str| {
+            let locker = factory.locker(mutex).id("a").build().unwrap();
+            let guard = locker.lock().unwrap();
+            handle.set_unreachable(true);
+            closed(&guard.lost());
+            assert_eq!(count(&format!("{mutex}: a: ")), 1, "{:?}", LINES.lock());
+            (locker, guard)
+        };
+        let is_over = |mutex: &str| count(&format!("{mutex}: a: the backend answers again")) == 1;
+
+        // By the clean-up of a guard that ends after the outage, or in it.
+        let (_locker, guard) = lost("after");
+        handle.set_unreachable(false);
+        assert!(!is_over("after"), "nothing was asked");
+        drop(guard);
+        wait_until(PATIENCE, "it is over", || is_over("after"));
+        let (_locker, guard) = lost("within");
+        drop(guard);
+        handle.set_unreachable(false);
+        wait_until(PATIENCE, "it is over", || is_over("within"));
+
+        // By the next call, whose errors are returned, and not logged.
+        let (locker, guard) = lost("next");
+        drop(guard);
+        locker.try_lock().map(drop).unwrap_err();
+        thread::sleep(lease.total() * 2); // nothing is left to clean up
+        locker.try_lock().map(drop).unwrap_err();
+        handle.set_unreachable(false);
+        locker.try_lock_for(PATIENCE).unwrap().unlock().unwrap();
+        wait_until(PATIENCE, "it is over", || is_over("next"));
+
+        // What was returned only was not logged, and is not over.
+        let locker = factory.locker("returned").id("a").build().unwrap();
+        handle.set_unreachable(true);
+        locker.try_lock().map(drop).unwrap_err();
+        handle.set_unreachable(false);
+        let guard = locker.lock().unwrap();
+        guard.unlock().unwrap();
+        assert_eq!(count("returned: a: "), 0, "{:?}", LINES.lock());
+    }
 }

@@ -1,10 +1,15 @@
 //! Health tells "not tried yet" from "fine" and from "failing", without asking the server.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use contend::{Contact, ErrorKind, Lease, memory};
+use contend::backend::{
+    Attempt, Backend, Contender, OnRefusal, RawContender, RawObserver, Renewal, View,
+};
+use contend::semaphore::{Acquisition, PermitRequest};
+use contend::{Contact, Error, ErrorKind, Factory, Lease, Moment, Result, Unparker, memory};
 use testbed::{wait_until, within};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -148,6 +153,141 @@ fn a_services_trouble_is_not_over_because_it_stops_or_starts() {
         wait_until(PATIENCE, "all is fine again", || {
             service.is_owner() && factory.health().is_fine()
         });
+    });
+}
+
+/// A program that only uses semaphores was told that all is fine, beside the errors that its calls had returned.
+#[test]
+fn a_semaphores_trouble_shows_until_the_backend_has_answered() {
+    within(HANG, || {
+        let factory = memory::factory("health-semaphore", lease());
+        let handle = memory::handle("health-semaphore");
+        let semaphores = factory.semaphores().unwrap();
+        semaphores.create("a", 1).unwrap();
+        let request = |id| PermitRequest::new(id).permits("a", 1);
+        let is_failing = || matches!(factory.health().contact, Contact::Failing { .. });
+        let check = |fails: &dyn Fn()| {
+            handle.set_unreachable(true);
+            fails();
+            wait_until(PATIENCE, "it fails", is_failing);
+            handle.set_unreachable(false);
+            semaphores.usage("a").unwrap();
+            assert!(factory.health().is_fine(), "{}", factory.health());
+        };
+        check(&|| drop(semaphores.usage("a").unwrap_err()));
+        check(&|| drop(semaphores.acquire(&request("one")).unwrap_err()));
+        let short = request("two").ttl(Duration::from_millis(500));
+        let guard = semaphores.guard(&short, Duration::ZERO).unwrap();
+        let exhausted = semaphores.acquire(&request("three")).unwrap();
+        assert!(matches!(exhausted, Acquisition::Exhausted(_)));
+        check(&|| {}); // the guard is renewed
+        drop(guard);
+        // The one that leads has another backend, which is fine.
+        let leads = memory::factory("health-maintenance", lease());
+        let interval = Duration::from_millis(10);
+        let maintenance = semaphores.maintenance().orphan_interval(interval);
+        let _maintenance = maintenance.start(&leads).unwrap();
+        handle.set_unreachable(true);
+        wait_until(PATIENCE, "maintenance fails", is_failing);
+        handle.set_unreachable(false);
+    });
+}
+
+/// Health asks nothing: where nobody else does, the server may have died since the last answer.
+#[test]
+fn an_idle_program_is_fine_but_was_not_answered_lately() {
+    let factory = memory::factory("health-idle", lease());
+    memory::handle("health-idle").set_unreachable(true);
+    let moment = Duration::from_millis(1);
+    let is_old = || !factory.health().is_fine_within(moment);
+    wait_until(PATIENCE, "the last answer is old", is_old);
+    assert!(factory.health().is_fine() && factory.health().is_fine_within(HANG));
+    factory.ping(PING).unwrap_err();
+    assert!(!factory.health().is_fine_within(HANG));
+}
+
+/// How long a call hangs on `Hanging`.
+const HANGS: Duration = Duration::from_millis(200);
+
+/// A backend whose calls hang, and fail then.
+#[derive(Debug)]
+struct Hanging;
+
+fn hang<T>() -> Result<T> {
+    thread::sleep(HANGS);
+    Err(Error::new(ErrorKind::Timeout, "no answer in time"))
+}
+
+impl Backend for Hanging {
+    fn realm(&self) -> &str {
+        "hanging"
+    }
+    fn contender(&self, _: &Contender) -> Result<Box<dyn RawContender>> {
+        Ok(Box::new(Hanging))
+    }
+    fn observer(&self, _: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+        Ok(Box::new(Hanging))
+    }
+    fn ping(&self, _: Moment) -> Result<()> {
+        hang()
+    }
+}
+
+impl RawContender for Hanging {
+    fn listen(&mut self, _: &Unparker, _: Moment) -> Result<()> {
+        Ok(())
+    }
+    fn acquire(&mut self, _: OnRefusal, _: Moment) -> Result<Attempt> {
+        hang()
+    }
+    fn renew(&mut self, _: u64, _: Moment) -> Result<Renewal> {
+        hang()
+    }
+    fn release(&mut self, _: u64, _: Moment) -> Result<bool> {
+        hang()
+    }
+    fn withdraw(&mut self, _: Moment) -> Result<bool> {
+        hang()
+    }
+}
+
+impl RawObserver for Hanging {
+    fn listen(&mut self, _: &Unparker, _: Moment) -> Result<()> {
+        Ok(())
+    }
+    fn observe(&mut self, _: Moment) -> Result<View> {
+        hang()
+    }
+}
+
+/// It was counted from the end of the first call that failed: an outage looked shorter than it was by as long as that
+/// call had hung.
+#[test]
+fn trouble_lasts_from_when_the_first_call_that_failed_was_sent() {
+    within(HANG, || {
+        let is_whole = |contact: Contact| match contact {
+            Contact::Failing { lasting, .. } => {
+                assert!(lasting >= HANGS, "{lasting:?}");
+                true
+            }
+            _ => false,
+        };
+        let factory = || Factory::new(Arc::new(Hanging), lease());
+        let pings = factory();
+        pings.ping(HANGS).unwrap_err();
+        assert!(is_whole(pings.health().contact), "{}", pings.health());
+        let locks = factory();
+        let locker = locks.locker("m").build().unwrap();
+        locker.try_lock_for(HANGS).map(drop).unwrap_err();
+        assert!(is_whole(locks.health().contact), "{}", locks.health());
+        let contends = factory();
+        let service = contends.contend("m").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it fails", || is_whole(service.contact()));
+        let observes = factory();
+        let observer = observes.observe("m").build().unwrap();
+        observer.start().unwrap();
+        wait_until(PATIENCE, "it fails", || is_whole(observer.contact()));
     });
 }
 

@@ -13,7 +13,7 @@ use crate::ground::{
 };
 use crate::mysql_ground::{HANG, ms, operator};
 use contend::semaphore::{Acquisition, PermitRequest, Release, Semaphores};
-use contend::{ErrorKind, Moment};
+use contend::{Contact, ErrorKind, Moment};
 use mysql::prelude::Queryable;
 use testbed::{Direction, MariaDbServer, Proxy, wait_until, within};
 
@@ -500,4 +500,44 @@ pub fn count_requests(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
         }
     });
     (addr, requests)
+}
+
+/// A program that only uses semaphores was told that all is fine while its server was dead: failed calls did not count.
+#[test]
+fn a_server_that_hangs_shows_in_the_health_of_a_program_that_only_uses_semaphores() {
+    within(HANG, || {
+        let (_, url) = semaphores(&[("a", 1)]);
+        let proxy = Proxy::to(addr_of(&url));
+        let factory = contend::connect(&through(&url, proxy.addr())).unwrap();
+        let here = factory.semaphores().unwrap();
+        let is_fine = || assert!(factory.health().is_fine(), "{}", factory.health());
+        let guard = here.guard(&want("held", "a", 1).ttl(SHORT), ms(0)).unwrap();
+        is_fine();
+        // What was answered is no trouble.
+        exhausted(here.acquire(&want("other", "a", 1)).unwrap());
+        is_fine();
+        let missing = here.holders("none").unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        is_fine();
+        let in_use = here.delete("a").unwrap_err();
+        assert_eq!(in_use.kind(), ErrorKind::InvalidState);
+        is_fine();
+
+        proxy.black_hole(Direction::ToClient);
+        // By a renewal: nobody else asks.
+        wait_until(PATIENCE, "it fails", || {
+            let health = factory.health();
+            let Contact::Failing { lasting, .. } = health.contact else {
+                return false;
+            };
+            assert!(lasting >= ms(100), "a call that hung: {health}");
+            assert!(Some(lasting) <= health.last_contact, "{health}");
+            true
+        });
+        proxy.pass();
+        wait_until(PATIENCE, "it is fine again", || {
+            here.usage("a").is_ok() && factory.health().is_fine()
+        });
+        drop(guard);
+    });
 }
