@@ -238,7 +238,12 @@ impl<C: Connect> Pool<C> {
             if room.admits(lane) {
                 // With the lock held, so that nothing comes back between this look and the wait.
                 let mut found = inner.try_get();
-                if found.is_none() && ask == Ask::Now {
+                // While connecting fails, r2d2 goes on trying what it was asked for before. Asked by every call of
+                // an outage, it would open all that the pool may have when that is over. Whoever does wait asks:
+                // else another could take the connection that it waits for, and nobody would open a further one.
+                let away =
+                    || inner.state().connections == 0 && self.shared.connect_error().is_some();
+                if found.is_none() && ask == Ask::Now && !away() {
                     // Has r2d2 open one more, if there may be one more.
                     found = inner.get_timeout(Duration::ZERO).ok();
                     ask = Ask::Done;
@@ -873,6 +878,73 @@ mod tests {
         // The one that was opened ahead, one that the first caller asked for, and on a loaded machine one for
         // whoever was notified before the connection was in the list; without the rule all eight.
         assert!(fake.0.attempts.load(Ordering::SeqCst) <= 4);
+    }
+
+    /// Every call of an outage asked for one more, and all of them were opened at its end, each with a log-in.
+    #[test]
+    fn after_an_outage_no_more_connections_are_opened_than_are_wanted() {
+        let fake = Fake::default();
+        fake.0.away.store(true, Ordering::SeqCst);
+        let pool = pool(&fake, 8);
+        for _ in 0..50 {
+            assert!(pool.checkout(Lane::Owner, soon()).is_err());
+        }
+        fake.0.away.store(false, Ordering::SeqCst);
+        let end = soon();
+        while pool.checkout(Lane::Owner, end).is_err() {
+            assert!(!end.remaining().is_zero(), "it does not come back");
+            thread::yield_now();
+        }
+        // r2d2 looks every 50 ms at what it could not open yet.
+        thread::sleep(RETRY * 6);
+        // The one that was opened ahead, the one that the first caller asked for, and one for whoever looked
+        // before the first was in the list; without the rule all eight.
+        let open = pool.usage().open;
+        assert!((1..=3).contains(&open), "{open} connections for one caller");
+        // Whoever wants more gets more.
+        let all: Vec<_> = (0..8)
+            .map(|_| pool.checkout(Lane::Owner, end).unwrap())
+            .collect();
+        assert_eq!(all.len(), 8);
+    }
+
+    /// The same where a connection is left: one that came while connecting failed must not wait for its return.
+    #[test]
+    fn whoever_came_while_connecting_failed_gets_a_connection_when_that_succeeds() {
+        let fake = Fake::default();
+        let pool = Arc::new(pool(&fake, 8));
+        let held = pool.checkout(Lane::Owner, soon()).unwrap();
+        // The one that was opened ahead may be there, too.
+        thread::sleep(Duration::from_millis(50));
+        let other = pool.try_checkout(Lane::Owner);
+        fake.0.away.store(true, Ordering::SeqCst);
+        let callers: Vec<_> = (0..4)
+            .map(|_| {
+                let pool = Arc::clone(&pool);
+                thread::spawn(move || {
+                    let connection = pool.checkout(Lane::Owner, soon()).unwrap();
+                    // Nobody gives back before all have one.
+                    thread::sleep(Duration::from_millis(500));
+                    drop(connection);
+                })
+            })
+            .collect();
+        thread::sleep(Duration::from_millis(200));
+        fake.0.away.store(false, Ordering::SeqCst);
+        let end = Moment::now() + Duration::from_secs(20);
+        let busy = || {
+            let usage = pool.usage();
+            usage.open - usage.idle
+        };
+        let before = 1 + u32::from(other.is_some());
+        while busy() < before + 4 {
+            assert!(!end.remaining().is_zero(), "{:?}", pool.usage());
+            thread::sleep(Duration::from_millis(1));
+        }
+        for caller in callers {
+            caller.join().unwrap();
+        }
+        drop((held, other));
     }
 
     /// Review M2: an `Other` slept beside idle connections until an owner's call ended.

@@ -1,10 +1,13 @@
 //! Waits that end: on a server that is paused, with a long ttl, and when they are cancelled. Prints what each
 //! took; with `--nocapture` as a table.
 
+use std::fs;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use contend::{Cancel, ErrorKind};
+use contend::{AcquireOutcome, Cancel, ErrorKind, Probe};
+use parking_lot::Mutex;
 use testbed::{threads, wait_until, within};
 
 use crate::conformance::PATIENCE;
@@ -63,16 +66,40 @@ fn paused(backend: &str, url: &str, pause: impl FnOnce()) {
     row("drop of the factory", (dropped(ended), took), second);
 }
 
+/// The calls for each mutex: when they ended, and what they took. Tells a call that outlasted its end from what came
+/// after it.
+#[derive(Default)]
+struct Calls(Mutex<Vec<(String, Instant, Duration)>>);
+
+impl Probe for Calls {
+    fn acquire(&self, mutex: &str, _: AcquireOutcome<'_>, took: Duration) {
+        let call = (mutex.to_owned(), Instant::now(), took);
+        self.0.lock().push(call);
+    }
+}
+
+/// How many pages this thread had to wait for until they were read from the disk.
+fn major_faults() -> String {
+    let stat = fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
+    // After the name in brackets, in which there may be spaces.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let faults = fields.split_whitespace().nth(9).unwrap_or("?");
+    format!("{faults} major page faults")
+}
+
 /// Waits that are cancelled while the server does not answer: of one that is queued, of one whose first call
 /// hangs, of one that has failed for a while, and of one whose locker is still busy with what an earlier call left.
 fn cancelled_while_paused(backend: &str, url: &str, pause: impl FnOnce()) {
+    let calls = Arc::new(Calls::default());
     let factory = contend::connect(url).unwrap();
+    let factory = factory.with_probe(Arc::clone(&calls) as _);
     let held = factory.locker("waited").build().unwrap().lock().unwrap();
     let cancel = Cancel::new();
     let waits = |locker: contend::Locker| {
         thread::spawn(move || {
             let error = locker.lock().map(drop).unwrap_err();
-            (error.kind(), Instant::now())
+            let at = Instant::now();
+            (error.kind(), at, major_faults(), locker.mutex().to_owned())
         })
     };
     let locker = |mutex: &str| factory.locker(mutex).cancel(&cancel).build().unwrap();
@@ -99,13 +126,18 @@ fn cancelled_while_paused(backend: &str, url: &str, pause: impl FnOnce()) {
         ("failing for a while", failing, 3),
         ("behind a clean-up", busy, 1),
     ] {
-        let (kind, at) = wait.join().unwrap();
+        let (kind, at, faults, mutex) = wait.join().unwrap();
         let (took, bound) = (at - began, Duration::from_secs(seconds));
         println!("{backend:>8}  cancelled, {what:<20} {took:>9.1?}  bound {bound:?}");
         assert_eq!(kind, ErrorKind::Cancelled);
+        let ended = |(of, at, took): &(String, Instant, Duration)| {
+            let since = at.saturating_duration_since(began);
+            (*of == mutex).then_some((since, *took))
+        };
         assert!(
             took < bound + SHORT_SLACK,
-            "{backend}: {what} took {took:?}"
+            "{backend}: {what} took {took:?}; its calls ended after, and took: {:?}; {faults}",
+            calls.0.lock().iter().filter_map(ended).collect::<Vec<_>>()
         );
     }
     drop(held);

@@ -928,3 +928,42 @@ fn credentials_whose_callback_panics_are_asked_for_again() {
         waits.join().unwrap().unwrap();
     });
 }
+
+/// Says `greeting` to whoever connects, and then closes the connection.
+fn stranger(greeting: &'static [u8]) -> std::net::SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let _ = std::io::Write::write_all(&mut client.unwrap(), greeting);
+        }
+    });
+    address
+}
+
+/// Rule "trouble is visible": at a port that is not MySQL's nobody reads "the MySQL server closed the connection".
+#[test]
+fn whoever_meets_a_server_of_another_kind_is_told_so() {
+    within(HANG, || {
+        let redis = testbed::RedisServer::start();
+        let zookeeper = testbed::ZooKeeperServer::start();
+        let silent = "it hangs, or is not a MySQL server";
+        let closes = "it is starting or stopping, or is not a MySQL server";
+        let asks = "is this a MySQL server?";
+        for (address, says) in [
+            (stranger(b""), closes),
+            (stranger(b"SSH-2.0-OpenSSH_9.2\r\n"), asks),
+            // Read as the length of a packet that is never whole.
+            (stranger(b"220 mail.example.com ESMTP\r\n"), closes),
+            // Both wait for their client to speak.
+            (redis.addr(), silent),
+            (zookeeper.addr(), silent),
+        ] {
+            let url = format!("mysql://{address}/d?connect_timeout=500ms");
+            let error = contend::connect(&url).unwrap().ping(PATIENCE).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(says), "{says:?} is not in {text:?}");
+            assert!(text.contains(&address.to_string()), "{text}");
+        }
+    });
+}

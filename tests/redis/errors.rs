@@ -125,6 +125,65 @@ fn another_kind_of_server_is_recognised() {
     });
 }
 
+/// Answers whatever it is asked with `answer`, and closes the connection.
+fn stranger(answer: &'static [u8]) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let _ = std::io::Read::read(&mut client, &mut [0; 1024]);
+            let _ = std::io::Write::write_all(&mut client, answer);
+        }
+    });
+    address
+}
+
+/// It said "unexpected end of file", and nobody thinks of a wrong port then.
+#[test]
+fn whoever_closes_the_connection_without_an_answer_is_asked_whether_it_is_a_redis_server() {
+    within(HANG, || {
+        let zookeeper = testbed::ZooKeeperServer::start();
+        for address in [stranger(b""), zookeeper.addr()] {
+            let error = refused(&format!("redis://{address}"));
+            let says = "closed the connection without an answer; is this a Redis server?";
+            // A server that restarts closes it, too.
+            check(&error, ErrorKind::Unreachable, says);
+            check(&error, ErrorKind::Unreachable, &address.to_string());
+        }
+    });
+}
+
+#[test]
+fn http_and_mysql_are_recognised() {
+    within(HANG, || {
+        let mariadb = testbed::MariaDbServer::start();
+        let http = stranger(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
+        for address in [http, mariadb.addr()] {
+            let error = refused(&format!("redis://{address}"));
+            check(&error, ErrorKind::Misconfigured, "is this a Redis server?");
+        }
+    });
+}
+
+/// Calls end early on purpose, so that none outlasts its deadline: it said "within 2000 ms" after 1676 ms.
+#[test]
+fn a_time_that_is_named_was_waited_for() {
+    within(HANG, || {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap();
+        let began = Moment::now();
+        let error = refused(&format!("redis://{address}?connect_timeout=2s"));
+        let took = Moment::now() - began;
+        check(&error, ErrorKind::Timeout, "no answer within ");
+        let text = error.to_string();
+        let (_, named) = text.split_once("no answer within ").unwrap();
+        let named: u64 = named.strip_suffix(" ms").unwrap().parse().unwrap();
+        assert!((1_000..10_000).contains(&named), "{error}");
+        assert!(ms(named) <= took, "{error}, after {took:?}");
+    });
+}
+
 #[test]
 fn what_a_server_cannot_do_now_is_transient_and_says_what_to_do() {
     within(HANG, || {

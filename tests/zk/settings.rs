@@ -231,3 +231,64 @@ fn whoever_gives_up_on_a_silent_server_is_told_that_it_may_be_none() {
         assert!(said.contains(&address), "{said}");
     });
 }
+
+/// Answers whatever it is asked with `answer`, and closes the connection.
+fn stranger(answer: &'static [u8]) -> std::net::SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let _ = std::io::Read::read(&mut client, &mut [0; 1024]);
+            let _ = std::io::Write::write_all(&mut client, answer);
+        }
+    });
+    address
+}
+
+/// What answers or closes the connection is known at once, however long a handshake may take. One that closes it
+/// may be a ZooKeeper server that has no quorum; one that says something else is none, and nobody tries on.
+#[test]
+fn whoever_meets_a_server_of_another_kind_is_told_so_at_once() {
+    within(HANG, || {
+        let mariadb = testbed::MariaDbServer::start();
+        let http = stranger(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
+        let closes = "closed the connection without an answer; it does not serve now, or is not a \
+                      ZooKeeper server";
+        let asks = "is this a ZooKeeper server?";
+        for (address, kind, says) in [
+            (stranger(b""), ErrorKind::Unreachable, closes),
+            (http, ErrorKind::Protocol, asks),
+            (mariadb.addr(), ErrorKind::Protocol, asks),
+        ] {
+            // A quarter of it is the time for a handshake.
+            let ours = factory(address, HANG * 4);
+            let began = Moment::now();
+            let ping = ours.ping(PATIENCE).unwrap_err();
+            let tried = ours.locker("m").build().unwrap().try_lock();
+            assert!(Moment::now() - began < PATIENCE / 2, "{ping}");
+            for error in [ping, tried.map(drop).unwrap_err()] {
+                assert_eq!(error.kind(), kind, "{error}");
+                let text = error.to_string();
+                assert!(text.contains(says), "{text}");
+                assert!(text.contains(&address.to_string()), "{text}");
+            }
+        }
+    });
+}
+
+/// Redis waits for its client to say more: only the time for a handshake tells.
+#[test]
+fn a_redis_server_is_no_zookeeper_server() {
+    within(HANG, || {
+        let redis = testbed::RedisServer::start();
+        let ours = builder(redis.addr(), T).connect_timeout(T / 4);
+        let error = ours.build().unwrap().ping(PATIENCE).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("hangs, or is not a ZooKeeper server"),
+            "{text}"
+        );
+    });
+}

@@ -57,9 +57,11 @@ impl Connector {
         table: Option<&Table>,
     ) -> Result<Connection> {
         Connection::open(&self.server, options, &self.clock, table).map_err(|error| {
+            let closed = error.is_closed();
             let error = error.into_error();
             let hint = match error.kind() {
                 ErrorKind::Timeout => "; it hangs, or is not a MySQL server",
+                _ if closed => "; it is starting or stopping, or is not a MySQL server",
                 _ => "",
             };
             Error::new(

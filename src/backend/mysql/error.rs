@@ -15,6 +15,8 @@ pub(crate) struct RequestError {
     code: Option<u16>,
     /// The connection must not be used again: its outcome is unknown, or it is read-only.
     poisoned: bool,
+    /// The server ended the connection instead of answering.
+    closed: bool,
     error: Error,
 }
 
@@ -101,6 +103,7 @@ impl RequestError {
                     1053 | 1079 | 1152
                         ..=1161 | 1184 | 1927 | 2006 | 2013 | 2055 | 3032 | 3168 | 3169 | 4031
                 ),
+            closed: false,
             error: Error::new(kind_of(code), message),
         }
     }
@@ -114,7 +117,7 @@ impl RequestError {
         {
             return RequestError::insecure(error);
         }
-        RequestError::poison(match error.kind() {
+        let mut failed = RequestError::poison(match error.kind() {
             // The own process stopped and continued: `Interrupted`, and just as unknown.
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
                 silent(patience)
@@ -127,7 +130,17 @@ impl RequestError {
                 ErrorKind::Unreachable,
                 format!("the connection to the MySQL server broke: {error}"),
             ),
-        })
+        });
+        failed.closed = matches!(
+            error.kind(),
+            io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::BrokenPipe
+                // The driver's, in the middle of a packet.
+                | io::ErrorKind::Other
+        );
+        failed
     }
 
     /// A certificate that nobody vouches for, or no common ground: a retry cannot fix it.
@@ -145,6 +158,7 @@ impl RequestError {
         RequestError {
             code: None,
             poisoned: true,
+            closed: false,
             error,
         }
     }
@@ -162,6 +176,7 @@ impl RequestError {
         RequestError {
             code: None,
             poisoned: false,
+            closed: false,
             error: Error::new(
                 ErrorKind::Timeout,
                 "not enough time was left to wait for an answer of the MySQL server",
@@ -185,6 +200,11 @@ impl RequestError {
     pub(super) fn before_asking(mut self) -> RequestError {
         self.error = self.error.before_asking();
         self
+    }
+
+    /// Returns `true` if the server ended the connection instead of answering.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// Returns `true` if the connection must be thrown away.

@@ -13,7 +13,7 @@ use ::redis::{
 };
 use parking_lot::Mutex;
 
-use super::error::read;
+use super::error::read_opening;
 use super::script::command;
 use super::sentinel::Sentinels;
 use super::server::unavailable;
@@ -120,7 +120,7 @@ impl Connector {
             Ok(connection)
         };
         connect().map_err(|error: RedisError| {
-            let error = read(&error, address, self.timeout);
+            let error = read_opening(&error, address, self.timeout);
             match &login {
                 Some((user, _)) if error.kind() == ErrorKind::Denied && !user.is_empty() => {
                     error.context(format_args!("user {user:?}"))
@@ -259,23 +259,26 @@ impl Connect for Opener {
         };
         let mut ask = |words: &[&[u8]]| {
             // Each has its time: a round trip may take most of it.
-            let by = Moment::now() + self.connector.timeout;
-            connection.send(&command(words), Moment::now(), by)?;
-            connection.receive(by)
+            let sent = Moment::now();
+            let by = sent + self.connector.timeout;
+            let asked = connection.send(&command(words), sent, by);
+            let answer = asked.and_then(|()| connection.receive(by));
+            // Not the time that it was given, before the end of which it is given up.
+            answer.map_err(|error| (error, Moment::now() - sent))
         };
         // So that a server without room, still loading, or of another kind is known now. Where an ACL
         // denies the question, that was an answer, too.
         match ask(&[b"PING"]) {
             Ok(_) => {}
-            Err(error) if error.to_string().contains("NOPERM") => {}
-            Err(error) => return Err(self.error(&error, &address)),
+            Err((error, _)) if error.to_string().contains("NOPERM") => {}
+            Err((error, waited)) => return Err(read_opening(&error, &address, waited)),
         }
         if self.looked.lock().as_ref() != Some(&address) {
             let answer = ask(&[b"INFO", b"memory"]);
-            if let Err(error) = &answer
+            if let Err((error, waited)) = &answer
                 && error.is_io_error()
             {
-                return Err(self.error(error, &address));
+                return Err(read_opening(error, &address, *waited));
             }
             // Of two that have asked at once, one warns.
             let known = self.looked.lock().replace(address.clone());
@@ -310,12 +313,6 @@ impl Connect for Opener {
 /// Returns `true` if it takes somebody to put it right: a password, a right, an address.
 pub(super) fn is_refusal(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Denied | ErrorKind::Misconfigured)
-}
-
-impl Opener {
-    fn error(&self, error: &RedisError, address: &Address) -> Error {
-        read(error, address, self.connector.timeout)
-    }
 }
 
 /// Warns of a server that may throw a lease away while it runs.

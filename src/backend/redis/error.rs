@@ -1,5 +1,6 @@
 //! What the driver and the server say, as errors of this crate.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,13 +104,41 @@ pub(super) fn read(error: &RedisError, server: &Address, waited: Duration) -> Er
     Error::new(kind, format!("redis at {server}: {text}{advice}"))
 }
 
+/// Reads an error of `server` to which a connection is being opened.
+pub(super) fn read_opening(error: &RedisError, server: &Address, waited: Duration) -> Error {
+    let closed = io_error(error).is_some_and(|error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::BrokenPipe
+        )
+    });
+    let error = read(error, server, waited);
+    // What is said of TLS says more.
+    if !closed || error.kind() != ErrorKind::Unreachable || error.to_string().contains("TLS") {
+        return error;
+    }
+    // As servers of other kinds do. One that restarts does so, too: it may pass.
+    Error::new(
+        ErrorKind::Unreachable,
+        format!(
+            "redis at {server}: closed the connection without an answer; is this a Redis server?"
+        ),
+    )
+}
+
 /// Returns `true` for a timeout, or for the interruption that a paused and resumed process sees in its stead.
 pub(super) fn is_timeout(error: &RedisError) -> bool {
-    error.is_timeout()
-        || std::error::Error::source(error)
-            .and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>())
-            .and_then(|source| source.downcast_ref::<std::io::Error>())
-            .is_some_and(|error| error.kind() == std::io::ErrorKind::Interrupted)
+    let interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
+    error.is_timeout() || io_error(error).is_some_and(interrupted)
+}
+
+fn io_error(error: &RedisError) -> Option<&io::Error> {
+    std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>())
+        .and_then(|source| source.downcast_ref())
 }
 
 /// The cause in one line and once.

@@ -336,13 +336,11 @@ fn converse(shared: &Shared, host: &str, address: SocketAddr, addresses: usize) 
             .map_err(|error| failed("cannot set up the connection", error))?;
         match stream.read(&mut chunk) {
             Ok(0) => {
+                let entering = shared.is_entering();
                 if shared.closed_by_server() {
                     return Ok(());
                 }
-                return Err(Error::new(
-                    ErrorKind::Unreachable,
-                    format!("{place}: the server closed the connection"),
-                ));
+                return Err(closed(&place, entering));
             }
             Ok(count) => {
                 let bytes = chunk.get(..count).unwrap_or_default().to_vec();
@@ -353,13 +351,30 @@ fn converse(shared: &Shared, host: &str, address: SocketAddr, addresses: usize) 
             // `Interrupted`: our process was paused and goes on.
             Err(error) if is_timeout(&error) || error.kind() == IoErrorKind::Interrupted => {}
             Err(error) => {
+                let entering = shared.is_entering();
                 if shared.closed_by_server() {
                     return Ok(());
+                }
+                if entering && error.kind() == IoErrorKind::ConnectionReset {
+                    return Err(closed(&place, entering).with_source(error));
                 }
                 return Err(failed("connection lost", error));
             }
         }
     }
+}
+
+/// `entering`: before it let us in. As servers of other kinds do, and one of ours without a quorum: it may pass.
+fn closed(place: &str, entering: bool) -> Error {
+    let hint = if entering {
+        " without an answer; it does not serve now, or is not a ZooKeeper server"
+    } else {
+        ""
+    };
+    Error::new(
+        ErrorKind::Unreachable,
+        format!("{place}: the server closed the connection{hint}"),
+    )
 }
 
 /// When the thread has something to do besides reading.

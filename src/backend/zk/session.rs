@@ -720,6 +720,10 @@ impl Shared {
         self.state.lock().protocol.epoch()
     }
 
+    pub(super) fn is_entering(&self) -> bool {
+        self.state.lock().protocol.is_entering()
+    }
+
     pub(super) fn patience(&self, now: Moment) -> Duration {
         self.state.lock().protocol.patience(now)
     }
