@@ -447,3 +447,41 @@ fn an_observer_is_rung_and_sees_what_the_owner_has() {
         assert!(!watch.observe(soon()).unwrap().owner.has_owner());
     });
 }
+
+/// Whoever gave up at a server that refuses connections waited 400 ms for the clean-up of nothing, when its factory was
+/// dropped.
+#[test]
+fn only_what_was_sent_needs_a_withdrawal() {
+    within(HANG, || {
+        let proxy = Proxy::to(SERVER.addr());
+        proxy.refuse();
+        let mutex = name("unsent");
+        let away = Builder::new(proxy.addr().to_string()).build().unwrap();
+        let mut waiter = Driven::at(&away, &mutex, "waiter");
+        let unsent = waiter.contender.acquire(OnRefusal::Enqueue, soon());
+        assert!(unsent.unwrap_err().asked_nothing());
+        assert!(!waiter.contender.withdraw(soon()).unwrap());
+
+        let owning = factory();
+        let mut owner = Driven::at(&owning, &mutex, "owner");
+        let fence = owner.own();
+        proxy.pass();
+        wait_until(PATIENCE, "it is in the queue", || {
+            let attempt = waiter.contender.acquire(OnRefusal::Enqueue, soon());
+            matches!(attempt, Ok(Attempt::Refused(_)))
+        });
+        proxy.refuse();
+        proxy.reset();
+        wait_until(PATIENCE, "nothing is sent", || {
+            let unsent = waiter.contender.acquire(OnRefusal::Enqueue, soon());
+            unsent.is_err_and(|error| error.asked_nothing())
+        });
+        assert!(waiter.contender.withdraw(soon()).is_err());
+        proxy.pass();
+        wait_until(PATIENCE, "it has left", || {
+            waiter.contender.withdraw(soon()).unwrap_or(false)
+        });
+        owner.release(fence);
+        assert_eq!(keys(&mutex), [format!("simba:{{{mutex}}}:fence")]);
+    });
+}

@@ -99,6 +99,7 @@ impl RedisContender {
                 }
             }
         }
+        let mut was_queued = self.queued;
         let call = match on_refusal {
             OnRefusal::Leave => &mut self.acquire_once,
             OnRefusal::Enqueue => {
@@ -112,10 +113,16 @@ impl RedisContender {
             let deployment = &self.common.deployment;
             let called = deployment.call_or(self.keys.slot, call, None, Lane::Other, by);
             // Of two requests, the first may have been granted.
-            let (value, again) = called.map_err(|error| match doubt {
+            let called = called.map_err(|error| match doubt {
                 true => error.after_asking(),
                 false => error,
-            })?;
+            });
+            if called.as_ref().is_err_and(Error::asked_nothing) {
+                // Nothing was sent: there is no place to withdraw from, and no clean-up to wait for.
+                self.queued = was_queued;
+            }
+            let (value, again) = called?;
+            was_queued = self.queued;
             doubt |= again.is_some();
             let reply = Reply::read(value)?;
             match reply.outcome {
