@@ -1,10 +1,10 @@
 //! A daemon to copy: of all processes one writes, its writes are fenced, and SIGTERM hands over at once.
 //!
 //! ```text
-//! cargo run --example worker --features mysql,metrics,cli -- mysql://user:password@127.0.0.1/test
+//! cargo run --example worker --features mysql,metrics,cli -- 'mysql://user:password@127.0.0.1/test?create_table=true'
 //! ```
 //!
-//! `cli` is only for the crate signal-hook, which your own program would depend on.
+//! `cli` is only for the crate signal-hook, which your own program would depend on; and on a logger, such as env_logger.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use signal_hook::iterator::Signals;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::args().nth(1).ok_or("no URL is given")?;
-    let mut database = mysql::Conn::new(url.as_str())?;
+    let without_options = url.split('?').next().unwrap_or_default();
+    let mut database = mysql::Conn::new(without_options)?;
     database.query_drop(
         "CREATE TABLE IF NOT EXISTS report (id INT PRIMARY KEY, written INT NOT NULL, fence BIGINT UNSIGNED NOT NULL)",
     )?;
     database.query_drop("INSERT IGNORE INTO report VALUES (1, 0, 0)")?;
 
     // Install your exporter of the `metrics` facade first; `examples/service` serves one over HTTP.
-    let factory = contend::connect(&format!("{url}?create_table=true"))?
-        .with_probe(Arc::new(MetricsProbe::new()));
+    let factory = contend::connect(&url)?.with_probe(Arc::new(MetricsProbe::new()));
     factory.ping(Duration::from_secs(5))?; // a wrong URL, password or table ends the program here
     let (service, events) = factory.contend("report-writer").channel()?;
     service.start()?;

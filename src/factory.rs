@@ -363,8 +363,9 @@ impl Factory {
     /// Frees `mutex` at once if its owner has this `fence`: for an operator who must get rid of an
     /// owner. Returns `false` if there is no such ownership.
     ///
-    /// The owner learns of it and steps down; until it does, two may believe that they own, and only a
-    /// checked fence keeps them apart.
+    /// The owner learns of it and steps down: a service at once on Redis, ZooKeeper and in memory, otherwise at its
+    /// next renewal, after a third of its ttl. Until it does, two may believe that they own, and only a checked
+    /// fence keeps them apart.
     ///
     /// # Errors
     /// As [`owner`](Factory::owner).

@@ -84,6 +84,8 @@ pub(crate) struct Runner {
     /// The end of the last belief, as far as it was renewed.
     believed_until: Moment,
     woken_at: Option<Moment>,
+    /// It was logged that it waits, once until it owns.
+    waits: bool,
 }
 
 impl Runner {
@@ -112,6 +114,7 @@ impl Runner {
             gained_at: start,
             believed_until: start,
             woken_at: None,
+            waits: false,
         })
     }
 
@@ -467,6 +470,7 @@ impl Runner {
             Change::Acquired(state) => {
                 let fence = state.after().fence();
                 self.gained_at = now;
+                self.waits = false;
                 self.snapshot.count(|stats| stats.gained += 1);
                 log::log!(level, "{mutex}: {id} acquired, fence {fence}");
                 self.probe.tell(|probe| probe.gained(mutex, id, fence));
@@ -502,7 +506,21 @@ impl Runner {
                 self.snapshot.note_double(Some(&error));
                 self.unreported = Some(error);
             }
-            Change::OwnerChanged(_) => {}
+            Change::OwnerChanged(state) => {
+                let owner = state.after();
+                // Or a service that finds the lease of a killed one seems to do nothing for as long as that lasts.
+                if owner.has_owner() && !self.waits {
+                    self.waits = true;
+                    let left = owner.transition_at().saturating_sub(owner.backend_now());
+                    log::log!(
+                        level,
+                        "{mutex}: {id} waits; owned by {:?}, fence {}, whose lease ends in {:.1?} unless renewed",
+                        owner.owner_id(),
+                        owner.fence(),
+                        Duration::from_millis(left)
+                    );
+                }
+            }
         }
     }
 }

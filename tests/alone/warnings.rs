@@ -91,6 +91,33 @@ alone! {
         assert!(others.all(|(level, _)| *level == log::Level::Info), "{lines:?}");
     }
 
+    /// A service that found the lease of a killed process seemed to do nothing for as long as that lasted.
+    fn a_service_says_for_whom_it_waits_and_how_long() {
+        log::set_logger(&Lines).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+        let factory = contend::memory::factory("waits", Lease::default());
+        let count = |text: &str| LINES.lock().iter().filter(|line| line.1.contains(text)).count();
+        let [first, second] = ["a", "b"].map(|id| factory.contend("m").id(id).build().unwrap());
+        first.start().unwrap();
+        wait_until(PATIENCE, "it leads", || first.is_owner());
+        let told = format!(
+            "m: b waits; owned by \"a\", fence {}, whose lease ends in 1",
+            first.fence().unwrap()
+        );
+        second.start().unwrap();
+        wait_until(PATIENCE, "it waits", || count(&told) == 1);
+        // Once for each wait.
+        first.stop().unwrap();
+        wait_until(PATIENCE, "it leads", || second.is_owner());
+        assert_eq!(count("m: b waits"), 1, "{:?}", LINES.lock());
+        first.start().unwrap();
+        wait_until(PATIENCE, "it waits", || count("m: a waits; owned by \"b\"") == 1);
+        // Lockers wait often, and say nothing.
+        let error = factory.locker("m").id("c").build().unwrap().try_lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Held);
+        assert_eq!(count("m: c"), 0);
+    }
+
     /// Rule "one id, one contender": it was told when the guard ended, hours later maybe, and not when it was met.
     fn a_locker_that_meets_its_double_says_so_while_its_guard_lives() {
         log::set_logger(&Lines).unwrap();

@@ -20,6 +20,12 @@
 //! assert_eq!(events.recv().unwrap().kind, EventKind::Released);
 //! assert_eq!(events.recv().unwrap().kind, EventKind::Acquired); // it contends again
 //!
+//! let locker = factory.locker("other").ttl(std::time::Duration::from_millis(100)).build()?;
+//! let guard = locker.lock()?;
+//! assert!(handle.revoke("other"));
+//! assert!(guard.lost().recv().is_err()); // closed when its next renewal has failed
+//! assert!(!guard.is_valid());
+//!
 //! handle.set_unreachable(true); // from here on every call fails
 //! assert!(factory.locker("other").build()?.try_lock().is_err());
 //! # Ok::<(), contend::Error>(())
@@ -84,8 +90,11 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Takes `mutex` away from whoever owns it, as an operator's revoke does: the owner is notified and
-    /// steps down, the next waiter owns. Returns `false` if nobody owns it.
+    /// Takes `mutex` away from whoever owns it, as an operator's revoke does, and the next waiter owns. Returns
+    /// `false` if nobody owns it.
+    ///
+    /// A service is notified and steps down at once. A guard hears of it at its next renewal, after a third of its
+    /// ttl: in a test, give its locker a short one and wait for [`Guard::lost`](crate::Guard::lost).
     #[must_use]
     pub fn revoke(&self, mutex: &str) -> bool {
         let mutex = Arc::from(mutex);
