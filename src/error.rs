@@ -44,7 +44,7 @@ pub enum ErrorKind {
     Misconfigured,
     /// The backend sent an answer that could not be understood.
     Protocol,
-    /// Somebody else holds the lock.
+    /// Another contender or thread holds the lock.
     Held,
     /// This thread already holds the lock.
     Reentrant,

@@ -80,8 +80,8 @@ impl fmt::Display for EventKind {
     }
 }
 
-/// The receiving end of a service's events: a crossbeam [`Receiver`](crossbeam_channel::Receiver), which it dereferences to, so it
-/// has `recv`, `try_recv`, `iter` and works in `select!`.
+/// The receiving end of a service's events. Dereferences to a crossbeam
+/// [`Receiver`](crossbeam_channel::Receiver), so it has `recv`, `try_recv` and `iter`, and works in `select!`.
 ///
 /// When the last clone of it is dropped, nobody can act on the ownership any more: the service logs that
 /// and steps down for good, unless it was built to [lead without a

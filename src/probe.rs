@@ -59,7 +59,7 @@ pub enum AcquireOutcome<'a> {
     Granted,
     /// Another contender owns it, or comes first.
     Refused,
-    /// The backend could not be asked, or did not answer.
+    /// No request could be sent to the backend, or it did not answer.
     Failed(&'a Error),
 }
 
@@ -71,7 +71,7 @@ pub enum RenewOutcome<'a> {
     Renewed,
     /// The contender no longer owns the mutex.
     Lost,
-    /// The backend could not be asked, or did not answer.
+    /// No request could be sent to the backend, or it did not answer.
     Failed(&'a Error),
 }
 

@@ -99,7 +99,7 @@ pub enum Missed {
     #[default]
     Once,
     /// They are skipped, and the next run begins at its scheduled time. A run counts as missed once it is
-    /// late by more than a second or a tenth of the period, or by a minute where it has a time of day.
+    /// late by more than a second or a tenth of the period, or by a minute if it has a time of day.
     Skip,
 }
 

@@ -1,5 +1,5 @@
-//! Mutexes on ZooKeeper, in the layout of Curator's LeaderLatch, so that a Curator peer takes turns
-//! with us.
+//! Mutexes on ZooKeeper, in the layout of Curator's LeaderLatch, so that Curator peers can take turns
+//! with ours.
 //!
 //! ```no_run
 //! use contend::zk;
