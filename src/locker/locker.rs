@@ -130,7 +130,7 @@ enum Wait {
 impl Locker {
     /// Waits for the lock, for as long as it takes.
     ///
-    /// If the backend cannot be reached, it keeps trying, which is logged. To bound the wait, use
+    /// If the backend cannot be reached, the call keeps trying, which is logged. To bound the wait, use
     /// [`try_lock_for`](Locker::try_lock_for) or a [`Cancel`].
     ///
     /// # Errors

@@ -137,9 +137,9 @@ impl MutexContendService {
     /// is delivered and its callback has run before the release is sent; nothing is delivered after this
     /// returns.
     ///
-    /// If the backend does not answer, it waits for at most a second and still returns `Ok`: this service no
-    /// longer owns the mutex. The release is then left to a background thread, which is logged as a warning,
-    /// and the next owner may have to wait for the lease to end.
+    /// If the backend does not answer, this waits for at most a second and still returns `Ok`: this service
+    /// no longer owns the mutex. The release is then left to a background thread, which is logged as a
+    /// warning, and the next owner may have to wait for the lease to end.
     ///
     /// With a channel, Released is only queued by then, and perhaps not read yet: end your work before you
     /// stop, because the next owner may lead as soon as this returns.
