@@ -96,7 +96,8 @@ impl Context {
     }
 
     /// Returns `true` if the leadership that this run began in still lasts at the moment of the call. If
-    /// the backend cannot be reached, it ends with the ttl; the transition is then left to stop.
+    /// the backend cannot be reached, leadership ends with the ttl; the transition is then the time left
+    /// to stop.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         self.snapshot.fence() == Some(self.fence)

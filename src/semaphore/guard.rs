@@ -133,9 +133,9 @@ impl PermitGuard {
     /// Gives the permits back.
     ///
     /// # Errors
-    /// `Lost` if they were not held to the end, so that more than the capacity allows may have been at
-    /// work. Otherwise the server could not be reached: the permits are released as soon as it can be, or
-    /// end with their ttl.
+    /// `Lost` if they were not held to the end, so that more holders than the capacity allows may have
+    /// worked at once. Otherwise the server could not be reached: the permits are released as soon as it
+    /// can be, or end with their ttl.
     pub fn release(mut self) -> Result<()> {
         self.end(GIVE_BACK)
     }
