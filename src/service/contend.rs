@@ -38,8 +38,8 @@ const MAX_INITIAL_DELAY: Duration = Duration::from_secs(366 * 24 * 3600);
 /// Contends for one mutex, as one contender, from `start` to `stop`.
 ///
 /// Its worker thread acquires, renews, waits and contends again after a loss. All methods may be called
-/// from any thread, and only `stop`, `resign` and dropping wait for the backend. Clones refer to the same
-/// service, which stops when the last one is dropped.
+/// from any thread, and only `stop`, `resign`, `resign_for` and dropping wait for the backend. Clones
+/// refer to the same service, which stops when the last one is dropped.
 ///
 /// ```
 /// use contend::EventKind;
