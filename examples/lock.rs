@@ -1,4 +1,4 @@
-//! Two threads, or two processes on one server, are in a section one at a time:
+//! Two threads, or two processes on one server, enter a section one at a time:
 //!
 //! ```text
 //! cargo run --example lock

@@ -1,4 +1,4 @@
-//! Five downloads, at most two at once, over all threads, or all processes that use one database:
+//! Five downloads, at most two at once, across all threads, or all processes that use one database:
 //!
 //! ```text
 //! cargo run --example semaphore

@@ -4,7 +4,8 @@
 //! cargo run --example worker --features mysql,metrics,cli -- 'mysql://user:password@127.0.0.1/test?create_table=true'
 //! ```
 //!
-//! `cli` is only for the crate signal-hook, which your own program would depend on; and on a logger, such as env_logger.
+//! `cli` is only needed for the crate signal-hook; your own program would depend on that crate, and on a logger such as
+//! env_logger.
 
 use std::error::Error;
 use std::sync::Arc;

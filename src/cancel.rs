@@ -10,12 +10,12 @@ use crate::parker::Unparker;
 
 /// Ends blocked calls from another thread: `lock`, `lock_all` and waiting acquires of permits.
 ///
-/// Clones are one and the same. A call that is given a cancelled `Cancel` returns
-/// [`ErrorKind::Cancelled`] without waiting; a call that waits returns it at once, leaves the queue and
-/// keeps nothing. Once cancelled, it stays cancelled: make a new one for the next wait.
+/// Clones share one state. A call that is given a cancelled `Cancel` returns [`ErrorKind::Cancelled`]
+/// without waiting; a call that waits returns it at once, leaves the queue and keeps nothing. Once
+/// cancelled, it stays cancelled: create a new one for the next wait.
 ///
-/// Where a call to the server hangs, the wait ends with that call: for a lock after a second at most, or after
-/// three where an earlier call of the same wait had no answer in time; for permits after some seconds.
+/// If a call to the server hangs, the wait ends with that call: for a lock after at most a second, or three if
+/// an earlier call of the same wait had no answer in time; for permits after a few seconds.
 ///
 /// ```
 /// use contend::{Cancel, ErrorKind};
@@ -46,13 +46,13 @@ struct State {
 }
 
 impl Cancel {
-    /// Makes one that nobody has cancelled.
+    /// Creates a `Cancel` that is not cancelled.
     #[must_use]
     pub fn new() -> Cancel {
         Cancel::default()
     }
 
-    /// Ends every wait that was given this, now and later.
+    /// Ends every wait that was given this `Cancel` or a clone of it, now and later.
     pub fn cancel(&self) {
         let waiting = {
             let mut state = self.state.lock();
@@ -64,7 +64,7 @@ impl Cancel {
         }
     }
 
-    /// Returns `true` once [`cancel`](Cancel::cancel) was called.
+    /// Returns `true` if [`cancel`](Cancel::cancel) was called.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.state.lock().cancelled

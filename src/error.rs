@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a fallible call of this crate returns.
+/// The result of a fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed: a stable [`ErrorKind`], a message that says what to do, and the cause.
@@ -19,7 +19,7 @@ pub struct Error {
     asked_nothing: bool,
 }
 
-/// The kinds of [`Error`], for code that must tell them apart.
+/// The kinds of [`Error`], for code that must distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -29,7 +29,7 @@ pub enum ErrorKind {
     FeatureDisabled,
     /// Another live service or locker of this process contends for the same mutex under the same id.
     DuplicateContender,
-    /// The call does not fit the present state, such as starting a running service.
+    /// The call is not allowed in the current state, such as starting a running service.
     InvalidState,
     /// The backend cannot be reached, or the connection broke; the outcome may be unknown.
     Unreachable,
@@ -37,19 +37,20 @@ pub enum ErrorKind {
     Timeout,
     /// The backend answers, but cannot serve now: loading, failing over, read-only, too many connections.
     Unavailable,
-    /// The backend refuses us: wrong password, missing privilege. Retrying will not help.
+    /// The backend refuses access: wrong password, missing privilege. Retrying will not help.
     Denied,
-    /// The backend is not set up for us: missing table, wrong server version. Retrying will not help.
+    /// The backend is not set up for contend: missing table, wrong server version. Retrying will not
+    /// help.
     Misconfigured,
-    /// The backend answered something we do not understand.
+    /// The backend sent an answer that could not be understood.
     Protocol,
-    /// Somebody else holds the lock.
+    /// Another contender or thread holds the lock.
     Held,
-    /// This thread already holds the lock it asks for.
+    /// This thread already holds the lock.
     Reentrant,
     /// Ownership ended before the call could do its work.
     Lost,
-    /// A semaphore has not enough free permits.
+    /// A semaphore does not have enough free permits.
     Exhausted,
     /// No such mutex row, semaphore or request.
     NotFound,
@@ -61,14 +62,14 @@ pub enum ErrorKind {
     Closed,
     /// The wait was ended by a `Cancel`, or by dropping its factory.
     Cancelled,
-    /// This backend cannot do what was asked of it.
+    /// This backend does not support the operation.
     Unsupported,
     /// The backend panicked: a bug in it.
     Panicked,
 }
 
 impl Error {
-    /// An error of `kind`; for backends, which live outside the model but speak its errors.
+    /// Creates an error of `kind`, for backends.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error {
             kind,
@@ -99,27 +100,27 @@ impl Error {
         self.asked_nothing
     }
 
-    /// The same error with its cause. The caller vouches that the cause shows no credential.
+    /// Returns the same error with its cause. The caller guarantees that the cause shows no credential.
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Error {
         self.source = Some(Arc::new(source));
         self
     }
 
-    /// The same error, its message led by `what`, such as the mutex it is about.
+    /// Returns the same error with its message prefixed by `what`, such as the mutex that it is about.
     #[must_use]
     pub fn context(mut self, what: impl fmt::Display) -> Error {
         self.message = format!("{what}: {}", self.message).into_boxed_str();
         self
     }
 
-    /// What kind of error this is.
+    /// Returns the kind of this error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// Whether the same call may succeed later without anybody changing anything.
+    /// Returns `true` if the same call may succeed later without anybody changing anything.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(

@@ -21,7 +21,7 @@ pub struct Event {
     pub kind: EventKind,
     /// The mutex it happened to.
     pub mutex: Arc<str>,
-    /// Who owned before, and who owns after. For a failure: the state as it was.
+    /// The owner before and the owner after. For a failure, the unchanged state.
     pub state: MutexState,
     /// What went wrong, for [`EventKind::Failed`].
     pub error: Option<Error>,
@@ -38,12 +38,12 @@ pub enum EventKind {
     Acquired,
     /// This contender ceased to be the owner.
     Released,
-    /// Another owner was seen, or that there is none. A contender that waits is not woken to see it: it may
-    /// learn of a new owner only when the lease of the one before would have ended. Where that is too late,
-    /// follow the mutex with [`Factory::observe`](crate::Factory::observe).
+    /// Another owner was seen, or the mutex was seen to be free. A waiting contender is not woken for this:
+    /// it may learn of a new owner only when the lease of the previous one would have ended. If that is too
+    /// late, follow the mutex with [`Factory::observe`](crate::Factory::observe).
     OwnerChanged,
     /// The backend cannot be used, or another process uses this contender's id; the service keeps
-    /// trying. Only sent to those who asked for failures.
+    /// trying. Only sent if the service was built to report failures.
     Failed,
 }
 
@@ -58,8 +58,7 @@ impl Event {
         }
     }
 
-    /// Returns the fence of the ownership that this event is about: that which began, ended, or was
-    /// seen.
+    /// Returns the fence of the ownership that began, ended or was seen.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         let owner = match self.kind {
@@ -81,12 +80,12 @@ impl fmt::Display for EventKind {
     }
 }
 
-/// The receiving end of a service's events: a crossbeam [`Receiver`](crossbeam_channel::Receiver), which it dereferences to, so it
-/// has `recv`, `try_recv`, `iter` and works in `select!`.
+/// The receiving end of a service's events. Dereferences to a crossbeam
+/// [`Receiver`](crossbeam_channel::Receiver), so it has `recv`, `try_recv` and `iter`, and works in `select!`.
 ///
-/// While it or a clone of it lives, somebody works with the ownership. When the last one is dropped,
-/// nobody does: the service logs that and steps down for good, unless it was built to
-/// [lead without a listener](crate::ContendBuilder::lead_without_listener). An observer logs it and ends.
+/// When the last clone of it is dropped, nobody can act on the ownership any more: the service logs that
+/// and steps down for good, unless it was built to [lead without a
+/// listener](crate::ContendBuilder::lead_without_listener). An observer logs it and ends.
 ///
 /// ```
 /// use contend::crossbeam_channel::select;
@@ -169,7 +168,7 @@ impl<'a> IntoIterator for &'a Events {
 }
 
 impl Events {
-    /// Returns an iterator over the events that are there already.
+    /// Returns an iterator over the events that are already in the channel.
     pub fn try_iter(&self) -> TryIter<'_, Event> {
         self.receiver.try_iter()
     }

@@ -27,11 +27,11 @@ use crate::thread::Local;
 const PING_AGAIN: Duration = Duration::from_millis(300);
 const PING_PAUSE: Duration = Duration::from_millis(20);
 
-/// A backend and the lease that its contenders ask for. Cheap to clone; shared by any number of
-/// services and lockers, which keep working when it is dropped.
+/// Creates services, lockers, schedulers and semaphores on one backend, with a common lease. Cheap to
+/// clone; shared by any number of services and lockers, which keep working when it is dropped.
 ///
-/// Dropping the last clone ends the blocked calls of its lockers and semaphores that are waiting at
-/// that moment, with [`Cancelled`](crate::ErrorKind::Cancelled).
+/// Dropping the last clone cancels the calls of its lockers and semaphores that are blocked at that
+/// moment: they return [`Cancelled`](crate::ErrorKind::Cancelled).
 #[derive(Clone)]
 pub struct Factory {
     handle: Local<Arc<Handle>>,
@@ -135,7 +135,7 @@ impl Factory {
         self
     }
 
-    /// Runs the callbacks of all services through `executor`. Defaults to a thread for each service.
+    /// Sets the executor that runs the callbacks of all services. Defaults to a thread for each service.
     /// Only the first call has an effect.
     #[must_use]
     pub fn with_executor(self, executor: Executor) -> Factory {
@@ -145,8 +145,9 @@ impl Factory {
         self
     }
 
-    /// Tells `probe` what this factory's services, lockers, schedulers and semaphores do. Defaults to
-    /// nobody. Give it before making any of them; only the first call has an effect.
+    /// Sets the probe that is notified of what this factory's services, lockers, schedulers and
+    /// semaphores do. Defaults to none. Set it before creating any of them; only the first call has an
+    /// effect.
     #[must_use]
     pub fn with_probe(self, probe: Arc<dyn Probe>) -> Factory {
         if let Ok(inner) = self.inner()
@@ -164,41 +165,43 @@ impl Factory {
             .map_or(Duration::ZERO, |inner| inner.initial_delay())
     }
 
-    /// Returns where the mutexes are, without credentials.
+    /// Returns the location of the mutexes, without credentials.
     #[must_use]
     pub fn realm(&self) -> &str {
         let handle = self.handle.here();
         handle.map_or("", |handle| handle.inner.backend.realm())
     }
 
-    /// Returns the lease that contenders of this factory ask for unless told otherwise.
+    /// Returns the lease that contenders of this factory use by default.
     #[must_use]
     pub fn lease(&self) -> Lease {
         self.inner()
             .map_or_else(|_| Lease::default(), |inner| inner.lease)
     }
 
-    /// Begins a service that contends for `mutex`.
+    /// Returns a builder for a service that contends for `mutex`.
     pub fn contend(&self, mutex: impl AsRef<str>) -> ContendBuilder {
         ContendBuilder::new(self.inner(), mutex.as_ref().into())
     }
 
-    /// Begins a service that contends as a type of your own, which brings the mutex and the id.
+    /// Returns a builder for a service that contends as `contender`, a type of your own that provides the
+    /// mutex and the id.
     pub fn contend_as(&self, contender: impl MutexContender + 'static) -> ContendBuilder {
         ContendBuilder::contender(self.inner(), contender)
     }
 
-    /// Begins a service that follows who owns `mutex`, without contending.
+    /// Returns a builder for a service that follows who owns `mutex`, without contending.
     pub fn observe(&self, mutex: impl AsRef<str>) -> ObserveBuilder {
         ObserveBuilder::new(self.inner(), mutex.as_ref().into())
     }
 
-    /// Begins a service that tells a type of your own, which brings the mutex, who owns it.
+    /// Returns a builder for a service that notifies `retriever`, a type of your own that provides the
+    /// mutex, of who owns it.
     pub fn observe_as(&self, retriever: impl MutexRetriever + 'static) -> ObserveBuilder {
         ObserveBuilder::retriever(self.inner(), retriever)
     }
 
-    /// Begins a locker: a lock with a guard, for one at a time in a section.
+    /// Returns a builder for a locker: a blocking lock with a guard.
     ///
     /// ```
     /// let factory = contend::connect("memory://factory-locker-doc")?;
@@ -211,7 +214,7 @@ impl Factory {
         LockerBuilder::new(self.inner(), mutex.as_ref().into())
     }
 
-    /// Begins to lock several mutexes together: all of them, or none.
+    /// Returns a builder that locks several mutexes together: all of them, or none.
     ///
     /// ```
     /// let factory = contend::connect("memory://factory-lock-all-doc")?;
@@ -229,7 +232,7 @@ impl Factory {
         )
     }
 
-    /// Begins a scheduler: work at its times, on the leader only.
+    /// Returns a builder for a scheduler, which runs work at scheduled times, on the leader only.
     ///
     /// ```
     /// use contend::Schedule;
@@ -247,8 +250,8 @@ impl Factory {
         SchedulerBuilder::new(self, mutex.as_ref().into())
     }
 
-    /// Returns the counting semaphores on this backend: at most N at once, over several resources. All
-    /// handles of a factory share one order of waiting.
+    /// Returns the counting semaphores on this backend, which admit at most N at once, over one or more
+    /// resources. All handles of a factory share one waiting order.
     ///
     /// ```
     /// use contend::semaphore::PermitRequest;
@@ -274,7 +277,7 @@ impl Factory {
         Ok(handle.semaphores.get_or_init(|| made).clone())
     }
 
-    /// Asks the backend one question: fails fast where it cannot be reached or refuses us.
+    /// Sends a request to the backend, to fail fast if it cannot be reached or refuses access.
     ///
     /// ```
     /// use std::time::Duration;
@@ -284,12 +287,12 @@ impl Factory {
     /// # Ok::<(), contend::Error>(())
     /// ```
     ///
-    /// On MySQL the question is for the table of mutexes, which `create_table=true` makes if it is missing; until
-    /// that has been seen to be there, a server that hangs takes all of the timeout.
+    /// On MySQL the request is for the mutex table, which `create_table=true` creates if it is missing; until the
+    /// table has been seen, a server that hangs takes up the whole timeout.
     ///
     /// # Errors
-    /// Why the backend cannot be used: among others `Unreachable`, `Denied`, and `Misconfigured` where the table
-    /// is missing.
+    /// Why the backend cannot be used: among others `Unreachable`, `Denied`, and `Misconfigured` if the table is
+    /// missing.
     pub fn ping(&self, timeout: Duration) -> Result<()> {
         let by = Moment::now() + timeout;
         let inner = self.inner()?;
@@ -311,8 +314,8 @@ impl Factory {
         outcome
     }
 
-    /// Returns how the backend and the services of this factory are, as far as they have found out. Does no
-    /// I/O: what nobody has tried yet is not fine.
+    /// Returns the health of the backend and of this factory's services, as far as they have found out.
+    /// Does no I/O: what has not been tried yet is not fine.
     ///
     /// ```
     /// let factory = contend::connect("memory://factory-health-doc")?;
@@ -328,14 +331,15 @@ impl Factory {
         }
     }
 
-    /// Returns what all services and lockers of this factory have done, those included that are gone.
+    /// Returns what all services and lockers of this factory have done, including those that were
+    /// dropped.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner()
             .map_or_else(|_| Stats::default(), |inner| inner.registry.stats())
     }
 
-    /// Reads who owns `mutex`: owner, fence, since when, and how long the lease lasts.
+    /// Reads who owns `mutex`: the owner, its fence, since when, and until when the lease lasts.
     ///
     /// # Errors
     /// `InvalidInput` for a name that is not allowed; any error of the backend.
@@ -360,12 +364,12 @@ impl Factory {
         inner.backend.list(inner.inspection_by())
     }
 
-    /// Frees `mutex` at once if its owner has this `fence`: for an operator who must get rid of an
-    /// owner. Returns `false` if there is no such ownership.
+    /// Frees `mutex` at once if its owner has this `fence`, for operators who must remove an owner.
+    /// Returns `false` if there is no such ownership.
     ///
     /// The owner learns of it and steps down: a service at once on Redis, ZooKeeper and in memory, otherwise at its
-    /// next renewal, after a third of its ttl. Until it does, two may believe that they own, and only a checked
-    /// fence keeps them apart.
+    /// next renewal, after a third of its ttl. Until it does, two contenders may believe that they own, and only a
+    /// checked fence keeps them apart.
     ///
     /// # Errors
     /// As [`owner`](Factory::owner).

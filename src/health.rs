@@ -14,8 +14,9 @@ use crate::service::Status;
 use crate::service::lifecycle::Stage;
 use crate::snapshot::{Contact, Failed, Snapshot, Stats};
 
-/// What a factory knows about its backend and its services. Returned by `Factory::health`, which does no
-/// I/O: what nobody has tried yet is [`Contact::Untried`], and not fine.
+/// The health of a factory's backend and services, as far as they have found out. Returned by
+/// `Factory::health`, which does no I/O: what has not been tried yet is [`Contact::Untried`], and not
+/// fine.
 ///
 /// Its `Display` is for people, [`to_json`](Health::to_json) for programs.
 ///
@@ -33,26 +34,27 @@ use crate::snapshot::{Contact, Failed, Snapshot, Stats};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
-    /// Where the mutexes are.
+    /// The location of the mutexes, without credentials.
     pub realm: Arc<str>,
-    /// Whether the backend answers, as far as the services, the lockers, the semaphores and `ping` have found
-    /// out. The newest fact counts: it is failing if, after the last answer, a call of any of them failed, even if
-    /// that service was stopped or that locker dropped since; and while nobody tells a running service of
-    /// releases. A lock that somebody else holds was answered, and so was an exhausted or missing semaphore.
+    /// Whether the backend answers, as far as the services, lockers, semaphores and `ping` have found out. It is
+    /// failing if a call of any of them failed after the last answer, even if that service was stopped or that
+    /// locker was dropped since, and while a running service cannot be notified of releases. A call that finds the
+    /// lock held, or the semaphore exhausted or missing, counts as answered.
     ///
-    /// It is failing from when the first of the calls that failed since the last answer was sent, whoever sent it.
+    /// It has been failing since the first of the calls that failed after the last answer was sent, whichever part
+    /// sent it.
     pub contact: Contact,
     /// How long ago the backend answered last; `None` if it never did.
     pub last_contact: Option<Duration>,
     /// How waiting contenders learn of a release.
     pub wakeups: Wakeups,
-    /// The use of the pool of connections, where there is one.
+    /// The use of the connection pool, if there is one.
     pub pool: Option<PoolUse>,
     /// The services that are alive, in the order in which they were built.
     pub services: Vec<ServiceHealth>,
 }
 
-/// What a factory knows about one of its services.
+/// The health of one service of a factory.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServiceHealth {
@@ -60,7 +62,7 @@ pub struct ServiceHealth {
     pub mutex: Arc<str>,
     /// The contender's id; `None` for an observer.
     pub id: Option<Arc<str>>,
-    /// Where the service is in its life.
+    /// The status of the service.
     pub status: Status,
     /// The fence, while it owns.
     pub fence: Option<u64>,
@@ -69,8 +71,8 @@ pub struct ServiceHealth {
 }
 
 impl Health {
-    /// Returns `true` if the backend answered last time, and so did it to every running service that has
-    /// asked.
+    /// Returns `true` if the last call to the backend was answered, and so was the last call of every
+    /// running service that has made one.
     #[must_use]
     pub fn is_fine(&self) -> bool {
         let mut running = self.services.iter().filter(|it| it.status.is_active());
@@ -79,7 +81,7 @@ impl Health {
     }
 
     /// Returns `true` if it [is fine](Health::is_fine) and the last answer is no older than `age`: for the readiness
-    /// probe of a program that may be idle, which finds out by a `ping` otherwise.
+    /// probe of a program that may be idle, which can `ping` otherwise.
     ///
     /// ```
     /// use std::time::Duration;
@@ -110,7 +112,7 @@ impl Health {
         }
     }
 
-    /// Returns one JSON object in one line: `realm`, `contact` (`"untried"`, `"fine"`, `"failing"`),
+    /// Returns one JSON object on one line: `realm`, `contact` (`"untried"`, `"fine"`, `"failing"`),
     /// `error`, `failing_ms`, `last_contact_ms` (how long ago), `wakeups` (`"untried"`, `"working"`,
     /// `"polling"`), `polling_because`, `pool` (`open`, `idle`, `size`, or null) and `services`, each with
     /// `mutex`, `id`, `status`, `fence`, `contact`, `error` and `failing_ms`.

@@ -16,11 +16,11 @@ use crate::error::{Error, ErrorKind, Result};
 /// The longest id that a generator makes: the width of `owner_id` in the seeds' MySQL table.
 const WIDTH: usize = 32;
 
-/// How to make ids that no other contender has.
+/// Generates ids that no other contender has.
 ///
 /// Two live contenders of one mutex must never share an id: each would take the other's lease for its
-/// own, and both would believe that they own. The library refuses it inside one process; across
-/// processes only the ids themselves can prevent it.
+/// own, and both would believe that they own. The library refuses this within one process; across
+/// processes, only unique ids prevent it.
 ///
 /// ```
 /// use contend::ContenderIdGenerator;
@@ -32,8 +32,8 @@ const WIDTH: usize = 32;
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum ContenderIdGenerator {
-    /// `{counter}:{pid}@{host address}-{hex}`: readable. The hex is drawn once per process, because
-    /// containers share pids and addresses. The default.
+    /// A readable id, `{counter}:{pid}@{host address}-{hex}`. The hex digits are drawn once per process,
+    /// because containers share pids and addresses. The default.
     #[default]
     Host,
     /// 32 random hex digits.
@@ -43,7 +43,7 @@ pub enum ContenderIdGenerator {
 }
 
 impl ContenderIdGenerator {
-    /// Makes a generator of a closure.
+    /// Creates a generator from a closure.
     ///
     /// ```
     /// use contend::ContenderIdGenerator;
@@ -58,7 +58,7 @@ impl ContenderIdGenerator {
         ContenderIdGenerator::Custom(Arc::new(generate))
     }
 
-    /// Returns a new id: of at most 32 bytes, unless a closure makes it.
+    /// Returns a new id, of at most 32 bytes unless a closure generates it.
     #[must_use]
     pub fn generate(&self) -> String {
         match self {

@@ -10,7 +10,7 @@ use crate::url::parse_duration;
 /// The two durations of every ownership.
 ///
 /// `ttl` is how long an owner may believe it owns without a renewal. `transition` is the time after
-/// it in which nobody else can acquire: the owner winds its work down in it. The backend keeps the
+/// it in which nobody else can acquire: the owner uses it to wind down its work. The backend keeps the
 /// mutex for the sum of both.
 ///
 /// ```
@@ -30,17 +30,18 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The shortest belief in which a renewal, with its retries, has room.
+    /// The shortest [`belief`](Lease::belief) that leaves room for a renewal and its retries.
     pub const MIN_BELIEF: Duration = Duration::from_millis(20);
 
-    /// The longest sum of ttl and transition: far beyond use, and safe in every backend's arithmetic.
+    /// The longest sum of ttl and transition: longer than any practical lease, and safe in every
+    /// backend's arithmetic.
     pub const MAX_TOTAL: Duration = Duration::from_secs(366 * 24 * 3600);
 
-    /// A lease of `ttl` and `transition`.
+    /// Creates a lease of `ttl` and `transition`.
     ///
     /// # Errors
-    /// `InvalidInput` for a ttl of zero or too small to renew in, and for a sum beyond
-    /// [`Lease::MAX_TOTAL`]. Backends count whole milliseconds: a finer value is refused too.
+    /// `InvalidInput` for a ttl of zero or too short to be renewed, and for a sum above
+    /// [`Lease::MAX_TOTAL`]. Backends count whole milliseconds, so a finer value is refused too.
     pub fn new(ttl: Duration, transition: Duration) -> Result<Lease> {
         let lease = Lease { ttl, transition };
         let total = ttl.checked_add(transition).unwrap_or(Duration::MAX);
@@ -76,34 +77,34 @@ impl Lease {
         self.belief() >= Lease::MIN_BELIEF
     }
 
-    /// How long an owner may believe without a renewal.
+    /// Returns how long an owner may believe that it owns without a renewal.
     #[must_use]
     pub fn ttl(self) -> Duration {
         self.ttl
     }
 
-    /// How long after the ttl nobody else can acquire.
+    /// Returns how long after the ttl nobody else can acquire.
     #[must_use]
     pub fn transition(self) -> Duration {
         self.transition
     }
 
-    /// `ttl + transition`: how long the backend keeps the mutex for its owner.
+    /// Returns `ttl + transition`: how long the backend keeps the mutex for its owner.
     #[must_use]
     pub fn total(self) -> Duration {
         self.ttl + self.transition
     }
 
-    /// How long after the *send* of the granting request the owner may believe: the ttl, less what
-    /// clock drift could eat beyond the transition.
+    /// Returns how long after *sending* the request that was granted the owner may believe that it owns:
+    /// the ttl, less the clock drift that the transition does not absorb.
     #[must_use]
     pub fn belief(self) -> Duration {
         self.ttl.saturating_sub(self.drift_beyond_transition())
     }
 
-    /// The most that one call to the backend may take, from asking for a connection to the reply:
-    /// a quarter of the ttl, so that no single call eats the lease, and 5 s at most, so that a long
-    /// lease makes nobody wait for a server that hangs.
+    /// Returns how long one call to the backend may take, from requesting a connection to the reply: a
+    /// quarter of the ttl, so that no single call uses up the lease, and at most 5 s, so that a long
+    /// lease does not mean a long wait for a server that hangs.
     #[must_use]
     pub fn call_budget(self) -> Duration {
         (self.ttl / 4).min(Duration::from_secs(5))

@@ -25,7 +25,7 @@
 //! | a job that runs every minute, or nightly, on one of my machines | [`Factory::scheduler`] |
 //! | at most N at once, possibly over several resources | [`Factory::semaphores`] |
 //! | to know who leads, without contending | [`Factory::observe`], [`Factory::owner`] |
-//! | to look in from outside | [`Factory::health`], [`Factory::list`], [`Probe`], the `contend` command |
+//! | to inspect it from outside | [`Factory::health`], [`Factory::list`], [`Probe`], the `contend` command |
 //!
 //! Create one [`Factory`] per process, by URL with [`connect`] or with a backend's builder, and share it: its
 //! connections serve any number of services and lockers.
@@ -34,26 +34,27 @@
 //!
 //! | Cargo feature | URL | |
 //! |---|---|---|
-//! | always there | `memory://NAME` | [`memory`]: inside one process; tests, development, a first run |
+//! | always enabled | `memory://NAME` | [`memory`]: inside one process; tests, development, a first run |
 //! | `redis` | `redis://`, `redis+cluster://`, `redis+sentinel://`, with `tls` also `rediss://` | Redis 6.2+, Valkey |
 //! | `mysql` | `mysql://` | MySQL 8.0+, MariaDB 10.6+; one table, and semaphores |
 //! | `zk` | `zk://a:2181,b:2181/chroot` | ZooKeeper 3.5+, in the layout of Curator's leader latch |
 //!
 //! `tls` adds TLS to all of them, `timezones` time zones to schedules, `metrics` a bridge to the `metrics`
-//! facade, `cli` the `contend` command. What `unstable` adds may change in any release.
+//! facade, `cli` the `contend` command. Anything behind `unstable` may change in any release.
 //!
 //! # What is promised
 //! An owner acts as owner until its ttl ends, counted on its own boot-time clock from before the request was
 //! sent; nobody else can own before ttl and transition have passed on the backend. So `is_owner()` is never true
 //! in two processes at once, as long as local clocks drift apart by less than 1%, the backend keeps what it
-//! acknowledged, and its clock does not jump. Where that may fail (a Redis that restarts empty, asynchronous
-//! failover, a restored backup, an operator who deletes the row), pass the
-//! [`fence`](MutexContendService::fence) to what you protect, and reject there any write whose fence is lower
-//! than the highest seen.
+//! acknowledged, and its clock does not jump. Where these assumptions may fail (a Redis that restarts empty,
+//! asynchronous failover, a restored backup, an operator who deletes the row), pass the
+//! [`fence`](MutexContendService::fence) to the resource that you protect, and let it reject any write whose
+//! fence is lower than the highest it has seen.
 //!
 //! # Further reading
 //! - [How it works](design): the model, the rules, and each backend's protocol.
-//! - [What we promise](promises): every guarantee, what it assumes, what breaks it, and the test that shows it.
+//! - [What we promise](promises): every guarantee, what it assumes, what breaks it, and the tests that
+//!   demonstrate it.
 //! - [Operations](operations): symptoms and causes, choosing ttl, connections, privileges, sharing a mutex with
 //!   Simba or Curator.
 
@@ -159,7 +160,7 @@ pub use virtual_time::{VirtualTime, enter as enter_virtual_time};
 
 pub use url::parse_duration;
 
-/// Makes a factory on the backend that `url` names.
+/// Creates a factory for the backend at `url`.
 ///
 /// | URL | backend |
 /// |---|---|
@@ -168,13 +169,13 @@ pub use url::parse_duration;
 /// | `mysql://user:password@host:3306/database` | MySQL or MariaDB, feature `mysql` |
 /// | `zk://a:2181,b:2181/chroot` | ZooKeeper, feature `zk` |
 ///
-/// Options are parameters, such as `?ttl=5s&transition=1s`; the page of each backend lists its own, and an
-/// unknown one is an error that lists the valid ones. In a user, a password or a path, `/`, `?`, `@` and `%`
-/// are percent-encoded.
+/// Options are URL parameters, such as `?ttl=5s&transition=1s`; the page of each backend lists its own, and
+/// an unknown parameter is an error that lists the valid ones. In a user name, password or path, `/`, `?`,
+/// `@` and `%` must be percent-encoded.
 ///
-/// Validates the URL, waits for nothing, and begins to connect in the background: a server that cannot be
-/// reached, or refuses us, shows with [`Factory::ping`], with the first lock, or in a service's
-/// [`last_error`](MutexContendService::last_error).
+/// Validates the URL and returns without blocking; connections are opened in the background. A server
+/// that cannot be reached, or that refuses access, is reported by [`Factory::ping`], by the first lock,
+/// or by a service's [`last_error`](MutexContendService::last_error).
 ///
 /// ```
 /// let factory = contend::connect("memory://connect-doc?ttl=5s&transition=1s")?;
@@ -183,8 +184,7 @@ pub use url::parse_duration;
 /// ```
 ///
 /// # Errors
-/// `InvalidInput` for a URL that is not understood, `FeatureDisabled` for a backend whose Cargo
-/// feature is off.
+/// `InvalidInput` for an invalid URL, `FeatureDisabled` for a backend whose Cargo feature is off.
 pub fn connect(url: &str) -> Result<Factory> {
     backend::connect(url)
 }

@@ -23,10 +23,10 @@ const LOST: &str = "contend_connections_lost_total";
 /// The label of all names beyond that number.
 const OTHERS: &str = "(others)";
 
-/// Feeds the [`metrics`](https://docs.rs/metrics) facade, and so Prometheus, StatsD and others.
+/// Reports to the [`metrics`](https://docs.rs/metrics) facade, and so to Prometheus, StatsD and others.
 ///
-/// Install the recorder first: a metric that is registered before it goes nowhere, for as long as the probe
-/// lives.
+/// Install the recorder first: a metric that is registered before the recorder is not recorded, for as long
+/// as the probe lives.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -38,7 +38,7 @@ const OTHERS: &str = "(others)";
 ///
 /// # Names
 /// Every metric is labelled by `mutex` alone, or by `semaphore`, or not at all. The first 200 names
-/// ([`most_labels`](MetricsProbe::most_labels)) have a label of their own, all others share `(others)`.
+/// ([`most_labels`](MetricsProbe::most_labels)) get their own label; all others share `(others)`.
 ///
 /// | name | type, unit | label | |
 /// |---|---|---|---|
@@ -67,7 +67,7 @@ const OTHERS: &str = "(others)";
 /// | `contend_run_lost_total` | counter | mutex | scheduled runs during which leadership was lost |
 /// | `contend_run_seconds` | histogram, s | mutex | how long a scheduled run took |
 /// | `contend_run_late_seconds` | histogram, s | mutex | how long after its time a run began |
-/// | `contend_permits_held` | gauge | semaphore | permits that guards of this process hold until they end, or that it acquired without one, until it learns of their end (of 10 000 requests at most) |
+/// | `contend_permits_held` | gauge | semaphore | permits held by guards of this process, and those acquired without a guard until it learns of their end (for at most 10 000 requests) |
 /// | `contend_exhausted_total` | counter | semaphore | requests that found it exhausted |
 /// | `contend_connections_opened_total` | counter | | connections to the backend that were opened |
 /// | `contend_connections_lost_total` | counter | | connections that were lost or could not be opened |
@@ -83,7 +83,7 @@ pub struct MetricsProbe {
 }
 
 impl MetricsProbe {
-    /// Makes a probe, and describes its metrics to the recorder.
+    /// Creates a probe and describes its metrics to the recorder.
     #[must_use]
     pub fn new() -> MetricsProbe {
         describe_counter!(
@@ -102,7 +102,7 @@ impl MetricsProbe {
         }
     }
 
-    /// Sets how many mutexes, and how many semaphores, get a label of their own. Defaults to 200.
+    /// Sets how many mutexes, and how many semaphores, get their own label. Defaults to 200.
     #[must_use]
     pub fn most_labels(mut self, most: usize) -> MetricsProbe {
         self.mutexes.most = most;

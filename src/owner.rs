@@ -42,7 +42,7 @@ struct Observed {
 }
 
 impl MutexOwner {
-    /// Nobody.
+    /// No owner.
     pub const NONE: MutexOwner = MutexOwner {
         id: None,
         acquired_at: 0,
@@ -52,8 +52,8 @@ impl MutexOwner {
         observed: None,
     };
 
-    /// A snapshot. Without [`observed_at`](MutexOwner::observed_at), the predicates without a `now`
-    /// take the moment of acquisition for the present.
+    /// Creates a snapshot. Without [`observed_at`](MutexOwner::observed_at), the predicates without a
+    /// `now` use the time of acquisition as the current time.
     #[must_use]
     pub fn new(
         owner_id: impl Into<Arc<str>>,
@@ -98,7 +98,7 @@ impl MutexOwner {
         self.ttl_at
     }
 
-    /// Returns until when nobody else can acquire.
+    /// Returns the time until which nobody else can acquire.
     #[must_use]
     pub fn transition_at(&self) -> u64 {
         self.transition_at
@@ -136,67 +136,67 @@ impl MutexOwner {
         self.observed.map(|observed| observed.backend_ms)
     }
 
-    /// Returns `true` if the ttl runs still.
+    /// Returns `true` if the ttl is still running.
     #[must_use]
     pub fn is_in_ttl(&self) -> bool {
         self.is_in_ttl_at(self.backend_now())
     }
 
-    /// Returns `true` if the ttl runs still at `now_ms`.
+    /// Returns `true` if the ttl is still running at `now_ms`.
     #[must_use]
     pub fn is_in_ttl_at(&self, now_ms: u64) -> bool {
         self.ttl_at > now_ms
     }
 
-    /// Returns `true` if the ttl or the transition runs still.
+    /// Returns `true` if the ttl or the transition is still running.
     #[must_use]
     pub fn is_in_transition(&self) -> bool {
         self.is_in_transition_at(self.backend_now())
     }
 
-    /// Returns `true` if the ttl or the transition runs still at `now_ms`.
+    /// Returns `true` if the ttl or the transition is still running at `now_ms`.
     #[must_use]
     pub fn is_in_transition_at(&self, now_ms: u64) -> bool {
         self.id.is_some() && self.transition_at >= now_ms
     }
 
-    /// Returns `true` if somebody owns: the transition counts as owned.
+    /// Returns `true` if the mutex has an owner. It still has one during the transition.
     #[must_use]
     pub fn has_owner(&self) -> bool {
         self.is_in_transition()
     }
 
-    /// Returns `true` if somebody owns at `now_ms`.
+    /// Returns `true` if the mutex has an owner at `now_ms`.
     #[must_use]
     pub fn has_owner_at(&self, now_ms: u64) -> bool {
         self.is_in_transition_at(now_ms)
     }
 
-    /// Returns `true` if `id` is named as owner, its lease run out or not.
+    /// Returns `true` if `id` is named as the owner, whether or not its lease has ended.
     #[must_use]
     pub fn is_owner(&self, id: &str) -> bool {
         self.id.as_deref() == Some(id)
     }
 
-    /// Returns `true` if `id` is the owner and its ttl runs still.
+    /// Returns `true` if `id` is the owner and its ttl is still running.
     #[must_use]
     pub fn is_in_ttl_of(&self, id: &str) -> bool {
         self.is_owner(id) && self.is_in_ttl()
     }
 
-    /// Returns `true` if `id` is the owner and its ttl runs still at `now_ms`.
+    /// Returns `true` if `id` is the owner and its ttl is still running at `now_ms`.
     #[must_use]
     pub fn is_in_ttl_of_at(&self, id: &str, now_ms: u64) -> bool {
         self.is_owner(id) && self.is_in_ttl_at(now_ms)
     }
 
-    /// Returns `true` if `id` is the owner and its ttl or transition runs still.
+    /// Returns `true` if `id` is the owner and its ttl or transition is still running.
     #[must_use]
     pub fn is_in_transition_of(&self, id: &str) -> bool {
         self.is_owner(id) && self.is_in_transition()
     }
 
-    /// Returns `true` if `id` is the owner and its ttl or transition runs still at `now_ms`.
+    /// Returns `true` if `id` is the owner and its ttl or transition is still running at `now_ms`.
     #[must_use]
     pub fn is_in_transition_of_at(&self, id: &str, now_ms: u64) -> bool {
         self.is_owner(id) && self.is_in_transition_at(now_ms)
@@ -225,7 +225,7 @@ impl fmt::Debug for MutexOwner {
     }
 }
 
-/// Who owned before, and who owns after.
+/// A change of ownership: the owner before and the owner after.
 ///
 /// ```
 /// use contend::{MutexOwner, MutexState};
@@ -244,13 +244,13 @@ pub struct MutexState {
 }
 
 impl MutexState {
-    /// Nobody before, nobody after.
+    /// No owner before, no owner after.
     pub const NONE: MutexState = MutexState {
         before: MutexOwner::NONE,
         after: MutexOwner::NONE,
     };
 
-    /// Makes the change from `before` to `after`.
+    /// Creates the change from `before` to `after`.
     #[must_use]
     pub fn new(before: MutexOwner, after: MutexOwner) -> MutexState {
         MutexState { before, after }
@@ -280,7 +280,7 @@ impl MutexState {
         self.is_changed() && self.after.is_owner(id)
     }
 
-    /// Returns `true` if `id` ceased to be the owner.
+    /// Returns `true` if `id` stopped being the owner.
     #[must_use]
     pub fn is_released(&self, id: &str) -> bool {
         self.is_changed() && self.before.is_owner(id)
@@ -292,7 +292,7 @@ impl MutexState {
         self.after.is_owner(id)
     }
 
-    /// Returns `true` if `id` is the owner now and its ttl runs still.
+    /// Returns `true` if `id` is the owner now and its ttl is still running.
     #[must_use]
     pub fn is_in_ttl(&self, id: &str) -> bool {
         self.after.is_in_ttl_of(id)

@@ -6,51 +6,52 @@ use std::time::Duration;
 
 use crate::error::Error;
 
-/// Hears what a factory's services, lockers, schedulers and semaphores do.
+/// Receives notifications of what a factory's services, lockers, schedulers and semaphores do.
 ///
-/// Every method does nothing by default, so that an implementation names only what it counts. Methods
-/// are called from worker threads and from callers' threads, between requests: they must return at
-/// once. A panic in one is caught and logged.
+/// Every method does nothing by default, so an implementation defines only the methods that it needs.
+/// Methods are called from worker threads and from callers' threads, between requests: they must return
+/// at once. A panic in one is caught and logged.
 #[allow(unused_variables)]
 pub trait Probe: Send + Sync {
-    /// An attempt to acquire `mutex` took `took`.
+    /// Called when an attempt to acquire `mutex` has ended, which took `took`.
     fn acquire(&self, mutex: &str, outcome: AcquireOutcome<'_>, took: Duration) {}
 
-    /// A renewal of the lease on `mutex` took `took`.
+    /// Called when a renewal of the lease on `mutex` has ended, which took `took`.
     fn renew(&self, mutex: &str, outcome: RenewOutcome<'_>, took: Duration) {}
 
-    /// A contender became the owner of `mutex`.
+    /// Called when a contender became the owner of `mutex`.
     fn gained(&self, mutex: &str, id: &str, fence: u64) {}
 
-    /// A contender ceased to own `mutex` after `held`, which counts to the end of its lease at most, however late
-    /// that is noticed.
+    /// Called when a contender stopped owning `mutex` after `held`, which counts to the end of its lease at most,
+    /// however late that is noticed.
     fn lost(&self, mutex: &str, id: &str, fence: u64, held: Duration, reason: LossReason) {}
 
-    /// A `lock` call on `mutex` returned after `waited`, with the lock or without.
+    /// Called when a `lock` call on `mutex` returned after `waited`, with or without the lock.
     fn waited(&self, mutex: &str, waited: Duration, locked: bool) {}
 
-    /// A contender that was woken owned `mutex` this long after the wake-up.
+    /// Called when a contender that was woken became the owner of `mutex`, this long after the wake-up.
     fn handed_off(&self, mutex: &str, took: Duration) {}
 
-    /// A connection to the backend was opened.
+    /// Called when a connection to the backend was opened.
     fn connected(&self) {}
 
-    /// A connection to the backend was lost, or could not be opened.
+    /// Called when a connection to the backend was lost or could not be opened.
     fn disconnected(&self, error: &Error) {}
 
-    /// A scheduled run of `mutex` ended.
+    /// Called when a scheduled run of `mutex` ended.
     fn scheduled_run(&self, mutex: &str, outcome: RunOutcomeKind, late: Duration, took: Duration) {}
 
-    /// This process holds `count` more permits of `semaphore`, or less where it is negative: those of a guard from
-    /// its grant to its end, lost or not; those acquired without one, of 10 000 requests at most, until this process
-    /// releases or sweeps them, takes them over with a guard, or finds them released.
+    /// Called when this process holds `count` more permits of `semaphore`, or fewer if it is negative. Permits of a
+    /// guard count from its grant to its end, lost or not; permits acquired without a guard count, for at most 10
+    /// 000 requests, until this process releases or sweeps them, takes them over with a guard, or finds them
+    /// released.
     fn permits(&self, semaphore: &str, count: i64) {}
 
-    /// An acquire found `semaphore` exhausted.
+    /// Called when an acquire found `semaphore` exhausted.
     fn exhausted(&self, semaphore: &str) {}
 }
 
-/// What became of an attempt to acquire.
+/// The outcome of an attempt to acquire.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum AcquireOutcome<'a> {
@@ -58,19 +59,19 @@ pub enum AcquireOutcome<'a> {
     Granted,
     /// Another contender owns it, or comes first.
     Refused,
-    /// The backend could not be asked, or did not answer.
+    /// No request could be sent to the backend, or it did not answer.
     Failed(&'a Error),
 }
 
-/// What became of a renewal.
+/// The outcome of a renewal.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum RenewOutcome<'a> {
-    /// The lease was set anew.
+    /// The lease was renewed.
     Renewed,
-    /// The contender does not own the mutex any more.
+    /// The contender no longer owns the mutex.
     Lost,
-    /// The backend could not be asked, or did not answer.
+    /// No request could be sent to the backend, or it did not answer.
     Failed(&'a Error),
 }
 
@@ -82,13 +83,14 @@ pub enum LossReason {
     Released,
     /// The lease ended without a renewal.
     Expired,
-    /// The backend said that the mutex is free or somebody else's: taken away, deleted or revoked.
+    /// The backend reported that the mutex is free or has another owner: it was taken away, deleted or
+    /// revoked.
     TakenAway,
     /// The backend panicked.
     Panicked,
 }
 
-/// What became of a scheduled run.
+/// The outcome of a scheduled run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RunOutcomeKind {

@@ -62,20 +62,21 @@ impl Failed {
     }
 }
 
-/// How a service gets on with its backend.
+/// Whether the calls of a service are answered by its backend.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Contact {
-    /// Nothing was asked yet.
+    /// No call was made yet.
     Untried,
     /// The last call was answered.
     Fine,
-    /// The last call failed, nobody tells the service of releases, it stands back because another process
-    /// contends under its id, or it stepped down for good because the receiver of its events was dropped.
+    /// The last call failed, the service cannot be notified of releases, it does not contend because
+    /// another process uses its id, or it stepped down for good because the receiver of its events was
+    /// dropped.
     Failing {
-        /// How it failed.
+        /// The error.
         error: Error,
-        /// How long that has lasted; where calls fail, from when the first of them was sent.
+        /// How long that has lasted; if calls fail, since the first of them was sent.
         lasting: Duration,
     },
 }

@@ -276,7 +276,7 @@ fn decode(text: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| bad())
 }
 
-/// Reads a duration: a whole or decimal number and one of `ms`, `s`, `m`, `h`, `d`.
+/// Parses a duration: a whole or decimal number and one of `ms`, `s`, `m`, `h`, `d`.
 ///
 /// ```
 /// use std::time::Duration;

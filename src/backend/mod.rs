@@ -172,18 +172,18 @@ pub trait Backend: fmt::Debug + Send + Sync {
     }
 }
 
-/// Somebody who waits for a mutex.
+/// A contender that waits for a mutex.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Participant {
     /// The contender's id, or what the backend keeps in its place (MySQL: a process token).
     pub id: Arc<str>,
-    /// Since when it waits, in epoch milliseconds on the backend's clock, where the backend knows.
+    /// Since when it waits, in epoch milliseconds on the backend's clock, if the backend knows.
     pub since: Option<u64>,
 }
 
 impl Participant {
-    /// Makes a participant.
+    /// Creates a participant.
     pub fn new(id: impl Into<Arc<str>>, since: Option<u64>) -> Participant {
         Participant {
             id: id.into(),
@@ -217,20 +217,20 @@ pub enum Wakeups {
     Polling(Arc<str>),
 }
 
-/// How the connections of a pool are used.
+/// The use of a connection pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolUse {
     /// Connections that are open.
     pub open: u32,
-    /// Connections that nobody uses at the moment.
+    /// Open connections that are not in use.
     pub idle: u32,
-    /// The most connections there may be.
+    /// The maximum number of connections.
     pub size: u32,
 }
 
 impl PoolUse {
-    /// Makes a report of a pool's use.
+    /// Creates a report of a pool's use.
     #[must_use]
     pub fn new(open: u32, idle: u32, size: u32) -> PoolUse {
         PoolUse { open, idle, size }

@@ -399,26 +399,26 @@ pub enum Sweep {
 pub struct Permit {
     /// The semaphore.
     pub semaphore: Arc<str>,
-    /// How much of its capacity.
+    /// How many of its permits.
     pub count: u32,
-    /// Larger than that of every earlier grant of the same semaphore. With a capacity of 1, pass it to what
-    /// you protect, and reject any write whose fence is lower than the highest seen: a holder whose ttl ran
-    /// out may not know it yet. With a larger capacity that check would reject valid holders, whose fences
-    /// differ: there it only identifies the grant.
+    /// Larger than that of every earlier grant of the same semaphore. With a capacity of 1, pass it to the
+    /// resource that you protect, and reject any write whose fence is lower than the highest seen: a holder
+    /// whose ttl ran out may not know it yet. With a larger capacity that check would reject valid holders,
+    /// whose fences differ: there it only identifies the grant.
     pub fence: u64,
 }
 
-/// Why there were no permits.
+/// Describes a semaphore that does not have enough free permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Exhausted {
     /// The first semaphore, by name, that had too little left.
     pub semaphore: Arc<str>,
-    /// How much it has.
+    /// Its capacity.
     pub capacity: u32,
-    /// How much of that is held; more than the capacity after it was lowered.
+    /// How many permits are held; more than the capacity after it was lowered.
     pub held: u64,
-    /// How much was asked for.
+    /// How many permits were requested.
     pub wanted: u32,
 }
 
@@ -443,19 +443,19 @@ impl fmt::Display for Exhausted {
     }
 }
 
-/// What became of a release by external id.
+/// The outcome of a release by external id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Release {
     /// The permits are free again.
     Released,
-    /// They were before.
+    /// The permits were already free.
     AlreadyReleased,
     /// There is no request with this external id.
     Unknown,
 }
 
-/// What became of a renewal by external id.
+/// The outcome of a renewal by external id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PermitRenewal {
@@ -471,11 +471,11 @@ pub enum PermitRenewal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestStatus {
-    /// Whether its permits are held, also where their ttl has passed and nobody took them back yet.
+    /// Whether its permits are held, even if their ttl has passed and they were not taken back yet.
     pub held: bool,
     /// The permits it holds, or held last.
     pub permits: Vec<Permit>,
-    /// Who holds them.
+    /// The owner that the request named.
     pub owner: Option<Arc<str>>,
     /// How long they last without a renewal.
     pub ttl: Option<Duration>,
@@ -519,7 +519,7 @@ impl RequestStatus {
     }
 }
 
-/// Somebody who holds permits of a semaphore.
+/// A request that holds permits of a semaphore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
@@ -531,32 +531,32 @@ pub struct Holder {
     pub count: u32,
     /// The fence of its permit.
     pub fence: u64,
-    /// How long ago it acquired its request first.
+    /// How long ago the request was first acquired.
     pub held_for: Duration,
     /// How much of its ttl is left; zero once it has passed. `None` without a ttl.
     pub expires_in: Option<Duration>,
 }
 
-/// How full a semaphore is.
+/// The usage of a semaphore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
     /// The semaphore.
     pub semaphore: Arc<str>,
-    /// How much it has.
+    /// Its capacity.
     pub capacity: u32,
-    /// How much of that is held: of that, `expired` goes to whoever asks next.
+    /// How many permits are held; of these, `expired` go to the next request.
     pub held: u64,
-    /// How much of what is held has reached the end of its ttl and a quarter of it: an acquire that would find the
-    /// semaphore exhausted takes it back, and so does a sweep.
+    /// How many of the held permits have passed their ttl plus a quarter: an acquire that would find the semaphore
+    /// exhausted takes them back, and so does a sweep.
     pub expired: u64,
-    /// How much is left; zero where more is held than the capacity since it was lowered.
+    /// How many permits are free; zero if more are held than the capacity after it was lowered.
     pub free: u64,
-    /// By how many requests it is held.
+    /// How many requests hold permits.
     pub requests: u64,
 }
 
-/// A change of a capacity, from the history.
+/// A capacity change, from the history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CapacityChange {
@@ -564,11 +564,11 @@ pub struct CapacityChange {
     pub semaphore: Arc<str>,
     /// Who changed it, as the caller said.
     pub changed_by: Option<Arc<str>>,
-    /// When, in epoch milliseconds on the store's clock.
+    /// When it was changed, in epoch milliseconds on the store's clock.
     pub changed_at: u64,
-    /// The capacity before.
+    /// The capacity before the change.
     pub from: u32,
-    /// The capacity since.
+    /// The capacity after the change.
     pub to: u32,
 }
 
@@ -576,11 +576,11 @@ pub struct CapacityChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// Their ttl, and a quarter of it, had passed on the store's clock.
+    /// Their ttl plus a quarter had passed on the store's clock.
     Expired,
     /// Their owner is dead.
     OwnerDead,
-    /// Nobody renewed them for very long.
+    /// They were not renewed for a long time.
     Stale,
 }
 
@@ -594,7 +594,7 @@ pub struct Swept {
     pub owner: Option<Arc<str>>,
     /// The permits.
     pub permits: Vec<Permit>,
-    /// Why.
+    /// Why they were taken back.
     pub reason: Reason,
 }
 
@@ -610,15 +610,15 @@ impl Swept {
     }
 }
 
-/// A semaphore that counts something else as held than its permits add up to.
+/// A semaphore whose counter differs from the sum of its held permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Discrepancy {
     /// The semaphore.
     pub semaphore: Arc<str>,
-    /// What it counts.
+    /// The value of its counter.
     pub counter: i64,
-    /// What its permits add up to.
+    /// The sum of its held permits.
     pub permits: i64,
 }
 

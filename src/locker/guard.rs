@@ -13,10 +13,10 @@ use crate::clock::Moment;
 use crate::error::{ErrorKind, Result};
 use crate::thread::Local;
 
-/// A held lock, renewed in the background; dropping it releases.
+/// A held lock, renewed in the background and released when dropped.
 ///
-/// It may be sent to another thread and dropped there. Which thread holds the lock, and must not lock
-/// it again, is judged by the thread that locked.
+/// It may be sent to another thread and dropped there. The thread that locked still counts as the holder,
+/// and must not lock the mutex again.
 ///
 /// ```
 /// use std::time::Duration;
@@ -72,21 +72,23 @@ impl Guard {
 
     /// Returns the fence of this ownership: larger than that of every earlier one of the same mutex.
     ///
-    /// Pass it to whatever you protect, and reject there any write whose fence is lower than the highest
-    /// seen: then even what this library assumes about clocks and servers need not hold.
+    /// Pass it to the resource that you protect, and let it reject any write whose fence is lower than
+    /// the highest it has seen. The resource is then protected even if this library's assumptions about
+    /// clocks and servers do not hold.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.fence
     }
 
-    /// Returns `true` if the lock is surely ours: right at the moment of the call, even while renewal is
-    /// blocked, the backend is gone or the machine has slept. Once false, it stays false.
+    /// Returns `true` if the lock is certainly held at the moment of the call. This is correct even while
+    /// renewal is blocked or the backend is unreachable, and after the machine was suspended. Once
+    /// `false`, it stays `false`.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         !self.valid_for().is_zero()
     }
 
-    /// Returns how long the lock is surely ours without a further renewal; zero once it is not.
+    /// Returns how long the lock is certainly held without another renewal; zero once it is not.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         self.locked().map_or(Duration::ZERO, |locked| {
@@ -94,13 +96,13 @@ impl Guard {
         })
     }
 
-    /// Returns a receiver that is closed when the lock is lost: at the end of the ttl when renewal
-    /// failed, or as soon as the backend says that the lock is somebody else's. Its `recv` then returns
-    /// an error; no message is ever sent. It is closed as well when the guard is dropped.
+    /// Returns a receiver that is closed when the lock is lost: at the end of the ttl if renewal failed,
+    /// or as soon as the backend reports that it is not held any more. Its `recv` then returns an error;
+    /// no message is ever sent. It is also closed when the guard is dropped.
     ///
-    /// The transition is the time to stop in: nobody else can lock before it has ended. At most a
-    /// quarter of it may have passed when the receiver is closed, where calls to the backend hang.
-    /// Every receiver hears of it; it is usable in crossbeam's `select!`.
+    /// The transition is the time to stop: nobody else can lock before it has ended. If calls to the
+    /// backend hang, at most a quarter of it may have passed when the receiver is closed. All receivers
+    /// are closed; they can be used in crossbeam's `select!`.
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
         self.locked()
@@ -110,9 +112,9 @@ impl Guard {
     /// Releases the lock.
     ///
     /// # Errors
-    /// `Lost` where the lease had ended or been taken away before: what was done under the lock may not
-    /// have been done alone. An error of the backend, such that the outcome is unknown: the lock is then
-    /// released in the background, and its lease ends by itself. The guard is gone either way.
+    /// `Lost` if the lease had ended or been taken away before: the work under the lock may not have been
+    /// exclusive. An error of the backend if the outcome is unknown: the lock is then released in the
+    /// background, and its lease ends by itself. The guard is consumed either way.
     pub fn unlock(mut self) -> Result<()> {
         self.end(Moment::now() + UNLOCK)
     }
@@ -156,7 +158,7 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// Several held locks, of which none is held without the others; dropping it releases all.
+/// Several held locks, acquired all or none; dropping it releases all of them.
 #[must_use = "an unused guard unlocks at once; bind it to a name: `let _guard = ..`"]
 #[derive(Debug)]
 pub struct GuardAll {
@@ -183,13 +185,13 @@ impl GuardAll {
         fences.map(|guard| (guard.mutex(), guard.fence())).collect()
     }
 
-    /// Returns `true` if all locks are surely ours. See [`Guard::is_valid`].
+    /// Returns `true` if all locks are certainly held. See [`Guard::is_valid`].
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.guards.iter().all(Guard::is_valid)
     }
 
-    /// Returns how long all locks are surely ours without a further renewal.
+    /// Returns how long all locks are certainly held without another renewal.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         let left = self.guards.iter().map(Guard::valid_for).min();
@@ -205,7 +207,7 @@ impl GuardAll {
     /// Releases all locks.
     ///
     /// # Errors
-    /// As [`Guard::unlock`], for the first lock that has one; all are released.
+    /// As [`Guard::unlock`], for the first lock that fails; all are released.
     pub fn unlock(mut self) -> Result<()> {
         self.end(Moment::now() + UNLOCK)
     }

@@ -50,18 +50,19 @@ const TIDY: Duration = Duration::from_millis(100);
 /// The longest that unlocking blocks its thread, for all its locks together.
 pub(super) const UNLOCK: Duration = Duration::from_millis(800);
 
-/// A lock that one contender at a time holds, wherever it runs.
+/// A lock that one contender at a time can hold, across processes and machines.
 ///
-/// Cheap to clone. Threads that share a locker (or clones of it) queue up in the process, in the order
-/// in which they came, before one of them goes to the backend. Uncontended, locking costs the backend's
-/// own acquire and unlocking its release, and nothing else.
+/// Cheap to clone. Threads that share a locker (or clones of it) queue up in the process, in the order in
+/// which they came, and only the first contends on the backend. Without contention, locking costs one
+/// acquire on the backend and unlocking one release, and nothing else.
 ///
 /// Locking twice from one thread returns [`ErrorKind::Reentrant`], whatever lockers of the mutex are
 /// used: an error, not a deadlock.
 ///
-/// A guard is renewed in the background for as long as it lives. Nothing can stop a holder whose lease
-/// ran out all the same (the server was gone, the process was paused), so whoever holds for long looks at
-/// [`Guard::is_valid`] or [`Guard::lost`], and whatever is protected checks the [fence](Guard::fence).
+/// A guard is renewed in the background for as long as it lives. Its lease may still end (the server was
+/// unreachable, the process was paused), and nothing can then stop the holder. So check
+/// [`Guard::is_valid`] or [`Guard::lost`] if you hold a lock for long, and check the
+/// [fence](Guard::fence) in the resource that you protect.
 ///
 /// ```
 /// let factory = contend::connect("memory://locker-doc")?;
@@ -129,12 +130,12 @@ enum Wait {
 impl Locker {
     /// Waits for the lock, for as long as it takes.
     ///
-    /// A backend that cannot be reached is tried again and again, which is logged. Where that must have
-    /// an end, use [`try_lock_for`](Locker::try_lock_for) or a [`Cancel`].
+    /// If the backend cannot be reached, the call keeps trying, which is logged. To bound the wait, use
+    /// [`try_lock_for`](Locker::try_lock_for) or a [`Cancel`].
     ///
     /// # Errors
-    /// `Reentrant` where this thread holds it already; `Cancelled`; errors that a retry cannot fix, such
-    /// as `Denied` or `Misconfigured`; `Forked` in a child process.
+    /// `Reentrant` if this thread already holds it; `Cancelled`; errors that a retry cannot fix, such as
+    /// `Denied` or `Misconfigured`; `Forked` in a child process.
     pub fn lock(&self) -> Result<Guard> {
         self.lock_by(Wait::Forever, None)
     }
@@ -147,8 +148,8 @@ impl Locker {
         self.lock_by(Wait::Forever, Some(cancel))
     }
 
-    /// Takes the lock if it is free: one try, which enters no queue and subscribes to nothing. Returns
-    /// within a quarter of the ttl, whatever hangs.
+    /// Takes the lock if it is free. Makes a single attempt, which neither enters the queue nor
+    /// subscribes to anything. Returns within a quarter of the ttl, even if the backend hangs.
     ///
     /// ```
     /// use contend::ErrorKind;
@@ -166,15 +167,15 @@ impl Locker {
     /// ```
     ///
     /// # Errors
-    /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; any error
+    /// `Held`, with a message that names the holder; `Reentrant` if the holder is this thread; any error
     /// of the backend.
     pub fn try_lock(&self) -> Result<Guard> {
         let lease = self.inner.get()?.driver.contender.lease;
         self.lock_by(Wait::No(Moment::now() + lease.call_budget()), None)
     }
 
-    /// Waits for the lock until `timeout` has passed. Returns within 200 ms of that, whatever hangs;
-    /// what an attempt without an answer may have left is cleaned up in the background.
+    /// Waits for the lock for at most `timeout`. Returns within `timeout` plus 200 ms, even if the
+    /// backend hangs; whatever an unanswered attempt may have left is cleaned up in the background.
     ///
     /// ```
     /// use std::thread;
@@ -193,13 +194,13 @@ impl Locker {
     /// ```
     ///
     /// # Errors
-    /// `Held`, with a message that names the holder; `Reentrant` where it is this thread; `Cancelled`; the
-    /// error of the backend that lasted until the end, or that a retry cannot fix.
+    /// `Held`, with a message that names the holder; `Reentrant` if the holder is this thread;
+    /// `Cancelled`; the error of the backend if it lasted until the timeout, or if a retry cannot fix it.
     pub fn try_lock_for(&self, timeout: Duration) -> Result<Guard> {
         self.lock_by(Wait::Until(Moment::now() + timeout, timeout), None)
     }
 
-    /// Runs `work` under the lock, and gives it the guard. A panic in it releases the lock.
+    /// Runs `work` under the lock and passes it the guard. If `work` panics, the lock is released.
     ///
     /// ```
     /// let factory = contend::connect("memory://with-lock-doc")?;
@@ -210,14 +211,15 @@ impl Locker {
     /// ```
     ///
     /// # Errors
-    /// As [`lock`](Locker::lock), without having run `work`; and `Lost` where the lock was no longer
-    /// surely ours when `work` had ended: it ran, but maybe not alone. What it returned is dropped then.
+    /// As [`lock`](Locker::lock), without having run `work`; and `Lost` if the lock was no longer
+    /// certainly held when `work` had ended: it ran, but perhaps not exclusively. Its result is then
+    /// dropped.
     pub fn with_lock<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
         run(self.lock()?, work)
     }
 
-    /// Runs `work` under the lock as [`with_lock`](Locker::with_lock) does, if it can be had within
-    /// `timeout`.
+    /// Runs `work` under the lock as [`with_lock`](Locker::with_lock) does, if the lock can be acquired
+    /// within `timeout`.
     ///
     /// # Errors
     /// As [`try_lock_for`](Locker::try_lock_for) and [`with_lock`](Locker::with_lock).
@@ -225,7 +227,7 @@ impl Locker {
         run(self.try_lock_for(timeout)?, work)
     }
 
-    /// Runs `work` that may fail under the lock; its own error is kept apart from that of the lock.
+    /// Runs fallible `work` under the lock. Its error is kept separate from that of the lock.
     ///
     /// ```
     /// use contend::WithLockError;
@@ -247,7 +249,7 @@ impl Locker {
         done.map_err(WithLockError::Work)
     }
 
-    /// Runs `work` that may fail under the lock, if it can be had within `timeout`.
+    /// Runs fallible `work` under the lock, if the lock can be acquired within `timeout`.
     ///
     /// # Errors
     /// As [`try_with_lock`](Locker::try_with_lock).
@@ -262,13 +264,13 @@ impl Locker {
         done.map_err(WithLockError::Work)
     }
 
-    /// Returns the mutex locked.
+    /// Returns the mutex that this locker locks.
     #[must_use]
     pub fn mutex(&self) -> &str {
         self.inner.here().map_or("", |inner| inner.mutex())
     }
 
-    /// Returns the id contended under.
+    /// Returns the id that this locker contends under.
     #[must_use]
     pub fn id(&self) -> &str {
         self.inner
@@ -307,12 +309,12 @@ fn lost(mutex: &str) -> Error {
     )
 }
 
-/// Why work under a lock has no result.
+/// Why work under a lock returned no result.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum WithLockError<E> {
-    /// The lock could not be had, and the work did not run; or it was [lost](ErrorKind::Lost) while the
-    /// work ran.
+    /// The lock could not be acquired, and the work did not run; or it was [lost](ErrorKind::Lost) while
+    /// the work ran.
     Lock(Error),
     /// The work returned an error.
     Work(E),
@@ -868,7 +870,7 @@ impl Drop for Held {
     }
 }
 
-/// Builds a [`Locker`]. Validates all options when it is built, and does no I/O.
+/// Builds a [`Locker`]. `build` validates all options and does no I/O.
 ///
 /// ```
 /// use std::time::Duration;
@@ -903,8 +905,8 @@ impl LockerBuilder {
     }
 
     /// Sets how long a guard is renewed. After that its lease runs out, and it is [lost](Guard::lost) at
-    /// the end of the ttl: a stuck holder does not block the world for ever. Defaults to as long as the
-    /// guard lives.
+    /// the end of the ttl, so that a stuck holder does not block others forever. Defaults to as long as
+    /// the guard lives.
     pub fn max_hold(mut self, max_hold: Duration) -> LockerBuilder {
         self.max_hold = Some(max_hold);
         self
@@ -919,8 +921,8 @@ impl LockerBuilder {
     /// Builds the locker.
     ///
     /// # Errors
-    /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id
-    /// that this process contends under already, `Forked` in a child process.
+    /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id that
+    /// this process already contends under, `Forked` in a child process.
     pub fn build(self) -> Result<Locker> {
         if self.max_hold.is_some_and(|max_hold| max_hold.is_zero()) {
             return Err(Error::invalid(
@@ -980,8 +982,8 @@ impl fmt::Debug for Locker {
 
 /// Locks several mutexes together: all of them, or none.
 ///
-/// Names are sorted and each is locked once, so that two that lock the same ones in another order do
-/// not wait for each other. One timeout holds for all.
+/// Names are sorted and each is locked once, so that two callers that name the same mutexes in a
+/// different order cannot deadlock. One timeout applies to all of them.
 #[derive(Debug)]
 #[must_use]
 pub struct LockAllBuilder {
@@ -1006,13 +1008,15 @@ impl LockAllBuilder {
         }
     }
 
-    /// Sets how long the locks are valid without a renewal. Defaults to the factory's, 10 s.
+    /// Sets how long the locks are valid without a renewal. Defaults to the ttl of the factory, which
+    /// defaults to 10 s.
     pub fn ttl(mut self, ttl: Duration) -> LockAllBuilder {
         self.ttl = Some(ttl);
         self
     }
 
-    /// Sets how long after the ttl nobody else can lock. Defaults to the factory's, 6 s.
+    /// Sets how long after the ttl nobody else can lock. Defaults to the transition of the factory, which
+    /// defaults to 6 s.
     pub fn transition(mut self, transition: Duration) -> LockAllBuilder {
         self.transition = Some(transition);
         self
@@ -1027,7 +1031,7 @@ impl LockAllBuilder {
     /// Waits for all locks, for as long as it takes.
     ///
     /// # Errors
-    /// As [`Locker::lock`], for the first mutex that has one; then none is locked.
+    /// As [`Locker::lock`], for the first mutex that fails; then none is locked.
     pub fn lock(self) -> Result<GuardAll> {
         self.lock_by(Wait::Forever)
     }
@@ -1035,16 +1039,16 @@ impl LockAllBuilder {
     /// Takes all locks if all are free.
     ///
     /// # Errors
-    /// As [`Locker::try_lock`], for the first mutex that has one; then none is locked.
+    /// As [`Locker::try_lock`], for the first mutex that fails; then none is locked.
     pub fn try_lock(self) -> Result<GuardAll> {
         let by = self.lease()?.call_budget();
         self.lock_by(Wait::No(Moment::now() + by))
     }
 
-    /// Waits for all locks until `timeout` has passed.
+    /// Waits for all locks, for at most `timeout`.
     ///
     /// # Errors
-    /// As [`Locker::try_lock_for`], for the first mutex that has one; then none is locked.
+    /// As [`Locker::try_lock_for`], for the first mutex that fails; then none is locked.
     pub fn try_lock_for(self, timeout: Duration) -> Result<GuardAll> {
         self.lock_by(Wait::Until(Moment::now() + timeout, timeout))
     }

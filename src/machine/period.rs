@@ -6,10 +6,10 @@ use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 
-/// When an owner renews, when a contender tries again, and how both back off from errors.
+/// Decides when an owner renews, when a contender tries again, and how both back off after errors.
 ///
 /// An owner renews early, so that several retries fit before its ttl ends. A contender tries when the
-/// lease it saw has ended, plus a small jitter. No clock and no randomness of its own: `roll` is a
+/// lease it saw has ended, plus a small jitter. It has neither a clock nor randomness: `roll` is a random
 /// number from 0 up to but not including 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ContendPeriod {
@@ -19,8 +19,8 @@ pub struct ContendPeriod {
 }
 
 impl ContendPeriod {
-    /// The defaults for `lease`: renewal at a third of the ttl, a jitter of a twentieth of the ttl but
-    /// at most 50 ms.
+    /// Creates the defaults for `lease`: renewal at a third of the ttl, a jitter of a twentieth of the
+    /// ttl, at most 50 ms.
     #[must_use]
     pub fn new(lease: Lease) -> ContendPeriod {
         ContendPeriod {
@@ -30,11 +30,11 @@ impl ContendPeriod {
         }
     }
 
-    /// Renews this long after the lease was granted. Default: a third of the ttl.
+    /// Sets how long after a grant the lease is renewed. Defaults to a third of the ttl.
     ///
     /// # Errors
-    /// `InvalidInput` where that is shorter than a 64th of the ttl, or so late that no renewal could be
-    /// done before the ttl ends.
+    /// `InvalidInput` if that is shorter than a 64th of the ttl, or so late that no renewal could be done
+    /// before the ttl ends.
     pub fn renew_after(mut self, renew_after: Duration) -> Result<ContendPeriod> {
         let soonest = self.shortest_pause();
         let latest = self.lease.belief().saturating_sub(self.lease.call_budget());
@@ -49,11 +49,11 @@ impl ContendPeriod {
         Ok(self)
     }
 
-    /// Spreads the attempts of contenders whose wait ended at the same time over this long.
-    /// Default: a twentieth of the ttl, at most 50 ms.
+    /// Sets the time over which contenders whose wait ended at the same time spread their attempts.
+    /// Defaults to a twentieth of the ttl, at most 50 ms.
     ///
     /// # Errors
-    /// `InvalidInput` where that is longer than ttl and transition together.
+    /// `InvalidInput` if that is longer than ttl and transition together.
     pub fn jitter(mut self, jitter: Duration) -> Result<ContendPeriod> {
         let longest = self.lease.total();
         if jitter > longest {
@@ -65,32 +65,33 @@ impl ContendPeriod {
         Ok(self)
     }
 
-    /// The shortest time from the end of one renewal to the next, whatever was asked for.
+    /// Returns the shortest time from the end of one renewal to the next, whatever was set.
     #[must_use]
     pub fn shortest_pause(&self) -> Duration {
         (self.lease.ttl() / 64).max(Duration::from_millis(1))
     }
 
-    /// When an owner whose belief runs from `from` to `until` renews.
+    /// Returns when an owner whose belief lasts from `from` to `until` renews.
     #[must_use]
     pub fn next_renewal(&self, from: Moment, until: Moment) -> Moment {
         let share = self.renew_after.as_secs_f64() / self.lease.belief().as_secs_f64();
         from + (until - from).mul_f64(share.clamp(0.0, 1.0))
     }
 
-    /// When a contender that was refused tries again if it is not woken.
+    /// Returns when a contender that was refused tries again if it is not woken.
     #[must_use]
     pub fn next_attempt(&self, now: Moment, retry_in: Duration, roll: f64) -> Moment {
         now + retry_in + self.jitter.mul_f64(roll.clamp(0.0, 1.0))
     }
 
-    /// How long an owner waits after its `failures`-th failed renewal in a row: short against the ttl.
+    /// Returns how long an owner waits after its `failures`-th failed renewal in a row; short compared
+    /// with the ttl.
     #[must_use]
     pub fn renewal_backoff(&self, failures: u32, roll: f64) -> Duration {
         backoff(self.lease.ttl() / 64, self.lease.ttl() / 8, failures, roll)
     }
 
-    /// How long a contender waits after its `failures`-th failed attempt in a row.
+    /// Returns how long a contender waits after its `failures`-th failed attempt in a row.
     #[must_use]
     pub fn attempt_backoff(&self, failures: u32, roll: f64) -> Duration {
         let cap = (self.lease.ttl() / 2).clamp(Duration::from_millis(100), Duration::from_secs(5));

@@ -32,11 +32,11 @@ const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
 
 const DAY: u64 = 24 * 3600;
 
-/// When scheduled work runs.
+/// The times at which scheduled work runs.
 ///
-/// The times belong to the mutex, not to the process that leads: the last run is kept on the backend,
-/// and a new leader goes on from there. Runs of periods below one second are not recorded; there a new
-/// leader begins after its [`initial_delay`](Schedule::initial_delay).
+/// The times belong to the mutex, not to the process that leads: the last run is kept on the backend, and
+/// a new leader continues from there. Runs with a period below one second are not recorded; a new leader
+/// then begins after its [`initial_delay`](Schedule::initial_delay).
 ///
 /// ```
 /// use contend::{Missed, Schedule, Weekday};
@@ -53,26 +53,26 @@ const DAY: u64 = 24 * 3600;
 /// # Ok::<(), contend::Error>(())
 /// ```
 ///
-/// # How close, how far
+/// # How far apart runs are
 /// | | two runs are never closer than | the next run begins at the latest |
 /// |---|---|---|
 /// | [`every`](Schedule::every) | the period, less 50 ms or a tenth of it and less the jitter, from beginning to beginning | a period after the last one began, or when a new leader leads, and the jitter |
 /// | [`with_delay`](Schedule::with_delay) | the period, from end to beginning | a period after the last one ended, or when a new leader leads, and the jitter |
 /// | [`daily_at`](Schedule::daily_at), [`weekly_at`](Schedule::weekly_at) | [`at_least`](Schedule::at_least) | at its time, or when a new leader leads, and the jitter |
 ///
-/// There are exceptions.
+/// Exceptions:
 /// - If recording a run fails, which is logged, or its leader dies in a run with a fixed delay, a new leader
 ///   does not know of that run, and may begin the next one too early.
-/// - If leadership is lost, or the process dies, after a run was recorded and before it began, that run is left
-///   out: the next one begins a period later. Where the process lives, that is logged.
-/// - A new leader may begin a run earlier by the time that the answer to the record took: the record has the
+/// - If leadership is lost, or the process dies, after a run was recorded and before it began, that run is
+///   skipped: the next one begins a period later. If the process is still alive, that is logged.
+/// - A new leader may begin a run early by the time that the answer to the record took: the record has the
 ///   server's time of the write, and the work begins after the answer.
-/// - [`Missed::Skip`] leaves runs out.
-/// - On ZooKeeper the record goes with the node of the mutex, which the servers remove about a minute after the
-///   last contender has left: a fleet that was stopped for that long begins as if there had been no run. And the
-///   age of a run is measured by the hosts' wall clocks and by the clock of the ZooKeeper leader, of which the
-///   smaller age counts: a clock that is wrong makes a new leader's first run late, by a period at most, and
-///   early only if both are.
+/// - [`Missed::Skip`] skips runs.
+/// - On ZooKeeper the record is removed with the node of the mutex, which the servers remove about a minute
+///   after the last contender has left: if all processes were stopped for that long, they begin as if there had
+///   been no run. The age of a run is measured by the hosts' wall clocks and by the clock of the ZooKeeper
+///   leader, and the smaller age counts: one wrong clock makes a new leader's first run late, by at most a
+///   period; it is early only if both are wrong.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct Schedule {
@@ -90,52 +90,54 @@ enum Times {
     OfDay(TimeOfDay),
 }
 
-/// What happens with runs that could not begin in time: nobody led, the last run took too long, or the
-/// machine was paused.
+/// What happens to runs that could not begin in time because nobody led, the last run took too long, or
+/// the machine was paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Missed {
     /// One run makes up for all of them, as soon as it can begin.
     #[default]
     Once,
-    /// They are left out, and the next run begins at its time. A run counts as missed once it is late by
-    /// more than a second or a tenth of the period, or by a minute where it has a time of day.
+    /// They are skipped, and the next run begins at its scheduled time. A run counts as missed once it is
+    /// late by more than a second or a tenth of the period, or by a minute if it has a time of day.
     Skip,
 }
 
 impl Schedule {
-    /// Runs begin `period` apart, at a fixed rate. A run that begins more than 50 ms late, or a tenth of
-    /// the period if that is less, moves the following ones, unless missed runs are skipped.
+    /// Creates a schedule whose runs begin `period` apart, at a fixed rate. A run that begins more than
+    /// 50 ms late, or a tenth of the period if that is less, shifts the following ones, unless missed
+    /// runs are skipped.
     pub fn every(period: Duration) -> Schedule {
         Schedule::new(Times::Every(period))
     }
 
-    /// A run begins `period` after the last one ended.
+    /// Creates a schedule whose runs begin `period` after the last one ended.
     pub fn with_delay(period: Duration) -> Schedule {
         Schedule::new(Times::WithDelay(period))
     }
 
-    /// A run begins every day at `time`, such as `"02:30"`, in `zone`.
+    /// Creates a schedule with a run every day at `time`, such as `"02:30"`, in `zone`.
     ///
     /// `zone` is `"UTC"` or an offset such as `"+05:30"`. With the feature `timezones` it may be a name
-    /// such as `"Europe/Berlin"`, or `"local"` for the zone of the system; the default is to depend on no
-    /// time zone data.
+    /// such as `"Europe/Berlin"`, or `"local"` for the zone of the system; without it, the crate depends
+    /// on no time zone data.
     ///
-    /// Where clocks are set forward over `time`, the run begins when they are; where they are set back
-    /// over it, it begins the first time and not the second. So there is one run a day. Times are those
-    /// of the wall clock of the process that leads.
+    /// If clocks are set forward past `time`, the run begins when they are; if they are set back past it,
+    /// the run begins the first time and not the second. So there is one run a day. Times are those of
+    /// the wall clock of the process that leads.
     ///
     /// # Errors
-    /// `InvalidInput` for a time or zone that is not understood, `FeatureDisabled` for a name without
-    /// the feature `timezones`.
+    /// `InvalidInput` for an invalid time or zone, `FeatureDisabled` for a name without the feature
+    /// `timezones`.
     pub fn daily_at(time: &str, zone: &str) -> Result<Schedule> {
         Schedule::weekly_at(Weekday::ALL, time, zone)
     }
 
-    /// A run begins on each of `days` at `time` in `zone`; see [`daily_at`](Schedule::daily_at).
+    /// Creates a schedule with a run on each of `days` at `time` in `zone`; see
+    /// [`daily_at`](Schedule::daily_at).
     ///
     /// # Errors
-    /// As [`daily_at`](Schedule::daily_at), and `InvalidInput` without a day.
+    /// As [`daily_at`](Schedule::daily_at), and `InvalidInput` if `days` is empty.
     pub fn weekly_at(
         days: impl IntoIterator<Item = Weekday>,
         time: &str,
@@ -155,28 +157,29 @@ impl Schedule {
         }
     }
 
-    /// Sets how long after it became the leader a process begins the first run, where no run is
-    /// recorded. Defaults to zero. With times of day, the first time after it is taken.
+    /// Sets how long after becoming the leader a process begins the first run, if no run is recorded.
+    /// Defaults to zero. With times of day, the first run is at the first such time after the delay.
     pub fn initial_delay(mut self, initial_delay: Duration) -> Schedule {
         self.initial_delay = initial_delay;
         self
     }
 
-    /// Sets by how much runs are put off at random, each by another time between zero and `jitter`, so
-    /// that many schedules do not begin at once. Shorter than the period. Defaults to zero.
+    /// Sets the maximum random delay of runs: each is delayed by a different time between zero and
+    /// `jitter`, so that many schedules do not begin at once. Must be shorter than the period. Defaults
+    /// to zero.
     pub fn jitter(mut self, jitter: Duration) -> Schedule {
         self.jitter = jitter;
         self
     }
 
-    /// Sets what happens with missed runs. Defaults to [`Missed::Once`]. A fixed delay has no times that
+    /// Sets what happens to missed runs. Defaults to [`Missed::Once`]. A fixed delay has no times that
     /// could be missed: its next run begins as soon as it can.
     pub fn missed(mut self, missed: Missed) -> Schedule {
         self.missed = missed;
         self
     }
 
-    /// Sets the least time between two runs, whatever else is set, counted from the beginning of the
+    /// Sets the minimum time between two runs, whatever else is set, counted from the beginning of the
     /// last one (with a fixed delay, from its end). Defaults to zero.
     pub fn at_least(mut self, at_least: Duration) -> Schedule {
         self.at_least = at_least;

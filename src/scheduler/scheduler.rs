@@ -19,10 +19,10 @@ use crate::service::settings::contender_setters;
 use crate::service::{ContendBuilder, MutexContendService, Status};
 use crate::thread::Local;
 
-/// Runs work on a [`Schedule`], on whichever process leads.
+/// Runs work on a [`Schedule`], in whichever process leads.
 ///
-/// Run it in as many processes as you like: one of them works, and when it goes another one goes on
-/// where it was. Dropping the scheduler stops it, so keep it.
+/// Start it in as many processes as you like: one of them runs the work, and when it stops, another
+/// continues where it left off. Dropping the scheduler stops it, so keep it.
 ///
 /// ```
 /// use contend::Schedule;
@@ -46,10 +46,11 @@ use crate::thread::Local;
 ///
 /// # When leadership is lost while work runs
 /// The work is cancelled at once: [`Context::is_cancelled`] is `true` and
-/// [`Context::cancelled`] is closed as soon as this process does not lead any more. It has the
-/// transition of the lease to stop in; nobody else leads before that is over. Work that goes on longer
-/// runs beside that of the next leader, until it looks. For that, pass [`Context::fence`] to what the
-/// work writes to, and have it reject any write whose fence is lower than the highest it has seen.
+/// [`Context::cancelled`] is closed as soon as this process no longer leads. The work then has the
+/// transition of the lease to stop; nobody else leads before that has ended. Work that continues for
+/// longer overlaps with that of the next leader. To protect against this, pass [`Context::fence`] to the
+/// resource that the work writes to, and let it reject any write whose fence is lower than the highest it
+/// has seen.
 #[must_use = "a scheduler that is dropped stops"]
 pub struct Scheduler {
     /// Known in a child process too.
@@ -68,32 +69,33 @@ struct LocalScheduler {
 }
 
 impl Scheduler {
-    /// Starts to contend for the leadership. Returns at once.
+    /// Starts contending for leadership. Returns at once.
     ///
     /// # Errors
-    /// `InvalidState` unless the status is `Initial`; `Unavailable` where the system has no thread left;
-    /// `Forked` in a child process.
+    /// `InvalidState` unless the status is `Initial`; `Unavailable` if the system cannot start another
+    /// thread; `Forked` in a child process.
     pub fn start(&self) -> Result<()> {
         self.inner.get()?.start()
     }
 
-    /// Begins no more work, waits for what runs, gives the leadership back and ends the threads. A run that
-    /// is being recorded at this moment still begins, cancelled from the start: others take it for made.
+    /// Begins no more runs, waits for the running one, gives up leadership and ends the threads. A run that
+    /// is being recorded at this moment still begins, cancelled from the start, because other processes
+    /// count it as made.
     ///
-    /// Running work sees that it is [cancelled](Context::is_cancelled), and goes on as the leader until
-    /// it returns. Called from inside the work, this returns at once, and all that happens after the work
-    /// has returned. Stopping what is not started does nothing.
+    /// Running work sees that it is [cancelled](Context::is_cancelled), and continues as the leader until
+    /// it returns. If called from inside the work, this returns at once, and the scheduler stops after
+    /// the work has returned. Stopping a scheduler that is not started does nothing.
     ///
     /// # Errors
-    /// `Timeout` where the work did not end within [`stop_within`](SchedulerBuilder::stop_within): from
-    /// then on the lease is no longer renewed. It is released when the work ends, or runs out before. It
-    /// is never released under running work.
+    /// `Timeout` if the work did not end within [`stop_within`](SchedulerBuilder::stop_within): from then
+    /// on the lease is no longer renewed. It is released when the work ends, unless it expires before. It
+    /// is never released while the work is running.
     pub fn stop(&self) -> Result<()> {
         self.inner.get()?.stop()
     }
 
-    /// Has the work run as soon as it can, beside the schedule: the times of the other runs stay as they
-    /// are, and the run is not recorded. Requests that were not answered yet count as one. Returns
+    /// Requests a run as soon as possible, outside the schedule: the times of the other runs do not
+    /// change, and the run is not recorded. Requests that are still pending count as one. Returns
     /// `false`, and does nothing, if this process does not lead.
     ///
     /// ```
@@ -128,7 +130,7 @@ impl Scheduler {
         self.inner.here().map_or("", |inner| inner.service.id())
     }
 
-    /// Returns when the work runs.
+    /// Returns the schedule.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
@@ -139,19 +141,19 @@ impl Scheduler {
         self.inner.here().and_then(|inner| inner.term.next_run())
     }
 
-    /// Returns `true` if this process leads: right at the moment of the call.
+    /// Returns `true` if this process leads at the moment of the call.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         self.fence().is_some()
     }
 
-    /// Returns the fence of the present leadership; `None` unless this process leads.
+    /// Returns the fence of the current leadership; `None` unless this process leads.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         self.inner.here().and_then(|inner| inner.service.fence())
     }
 
-    /// Returns where the scheduler is in its life.
+    /// Returns the status of the scheduler.
     #[must_use]
     pub fn status(&self) -> Status {
         let inner = self.inner.here();
@@ -235,8 +237,8 @@ impl fmt::Debug for Scheduler {
 
 /// Builds a [`Scheduler`]. `build` validates all options and does no I/O.
 ///
-/// The ttl and the transition are those of the leadership: running work has the transition to stop in when it
-/// is lost. The jitter is that of contenders; for runs there is [`Schedule::jitter`].
+/// The ttl and the transition are those of the leadership: if it is lost, running work has the transition to
+/// stop. The jitter is that of contenders; for runs, see [`Schedule::jitter`].
 ///
 /// ```
 /// use contend::Schedule;
@@ -283,19 +285,19 @@ impl SchedulerBuilder {
         self
     }
 
-    /// Sets what is called after each run, on the thread that runs the work. Failures are logged with or
-    /// without it. Defaults to nothing.
+    /// Sets a callback that is called after each run, on the thread that runs the work. Failures are
+    /// logged with or without it. Defaults to none.
     pub fn on_outcome(mut self, on_outcome: impl FnMut(&RunReport) + Send + 'static) -> Self {
         self.on_outcome = Some(Box::new(on_outcome));
         self
     }
 
-    /// Returns a scheduler of `work`, which is still to be started. An error that the work returns and a
-    /// panic in it are logged and reported, and the schedule goes on.
+    /// Builds a scheduler for `work`, without starting it. Errors and panics of the work are logged and
+    /// reported, and the schedule continues.
     ///
     /// # Errors
     /// `InvalidInput` for a name, id, duration or schedule that is not allowed, `DuplicateContender` for
-    /// an id that this process contends under already, `Forked` in a child process.
+    /// an id that this process already contends under, `Forked` in a child process.
     pub fn build<R: WorkResult>(
         self,
         schedule: Schedule,
@@ -323,7 +325,7 @@ impl SchedulerBuilder {
         })
     }
 
-    /// Returns a scheduler of `work` that is started already.
+    /// Builds a scheduler for `work` and starts it.
     ///
     /// # Errors
     /// As [`build`](SchedulerBuilder::build) and [`Scheduler::start`].
@@ -347,7 +349,7 @@ impl fmt::Debug for SchedulerBuilder {
     }
 }
 
-/// What scheduled work may return: nothing, or a `Result` whose error converts into a boxed one.
+/// What scheduled work may return: nothing, or a `Result` whose error converts into a boxed error.
 pub trait WorkResult {
     /// Returns the outcome with its error boxed.
     ///
@@ -368,7 +370,7 @@ impl<E: Into<Box<dyn StdError + Send + Sync>>> WorkResult for std::result::Resul
     }
 }
 
-/// What became of a run of scheduled work.
+/// The outcome of a run of scheduled work.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RunReport {
@@ -376,14 +378,15 @@ pub struct RunReport {
     pub mutex: Arc<str>,
     /// The fence of the leadership that the run began in.
     pub fence: u64,
-    /// When the run was due by the wall clock; `None` if it was asked for.
+    /// When the run was due by the wall clock; `None` if it was requested with
+    /// [`run_now`](Scheduler::run_now).
     pub due: Option<SystemTime>,
     /// How late it began.
     pub late: Duration,
     /// How long the work took.
     pub took: Duration,
-    /// What became of it. Work that was cancelled, or whose leadership was lost, is reported as such
-    /// whatever it returned; a panic always as a panic.
+    /// The outcome. Work that was cancelled, or whose leadership was lost, is reported as such whatever
+    /// it returned; a panic always as a panic.
     pub kind: RunOutcomeKind,
     /// What the work returned, with its sources, or the message of its panic.
     pub error: Option<Box<dyn StdError + Send + Sync>>,

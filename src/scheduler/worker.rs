@@ -37,11 +37,11 @@ pub(super) struct Work {
     pub(super) on_outcome: Option<Box<dyn FnMut(&RunReport) + Send>>,
 }
 
-/// What a run of scheduled work can ask about itself and the leadership that it runs in.
+/// Informs a run of scheduled work about itself and the leadership that it runs in.
 ///
-/// Long work looks at [`is_cancelled`](Context::is_cancelled) between its steps, or waits on
-/// [`cancelled`](Context::cancelled), and passes [`fence`](Context::fence) to what it writes to. A clone
-/// may go to threads that help with the work.
+/// Long work should check [`is_cancelled`](Context::is_cancelled) between its steps, or wait on
+/// [`cancelled`](Context::cancelled), and pass [`fence`](Context::fence) to what it writes to. Clones can
+/// be passed to threads that help with the work.
 ///
 /// ```
 /// use contend::{Context, Schedule};
@@ -95,15 +95,15 @@ impl Context {
         self.fence
     }
 
-    /// Returns `true` if this process still leads, in the leadership that this run began in: right at
-    /// the moment of the call, and `false` from the end of the ttl on where the backend could not be
-    /// reached. The transition is left to stop in.
+    /// Returns `true` if the leadership that this run began in still lasts at the moment of the call. If
+    /// the backend cannot be reached, leadership ends with the ttl; the transition is then the time left
+    /// to stop.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         self.snapshot.fence() == Some(self.fence)
     }
 
-    /// Returns `true` if the work should stop: leadership is gone, or the scheduler was told to stop and
+    /// Returns `true` if the work should stop: leadership was lost, or the scheduler is being stopped and
     /// waits for this run.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
@@ -138,15 +138,15 @@ impl Context {
         &self.cancelled
     }
 
-    /// Returns until when this process leads if the lease is not renewed. Each renewal moves it on; once
-    /// it has passed, [`is_leader`](Context::is_leader) is `false` for good.
+    /// Returns the time until which this process leads if the lease is not renewed. Each renewal extends
+    /// it; once it has passed, [`is_leader`](Context::is_leader) is `false` for good.
     #[must_use]
     pub fn deadline(&self) -> Instant {
         Instant::now() + self.snapshot.valid_for(self.fence)
     }
 
     /// Returns when this run was due by the wall clock; `None` if [`run_now`](super::Scheduler::run_now)
-    /// asked for it.
+    /// requested it.
     #[must_use]
     pub fn due(&self) -> Option<SystemTime> {
         self.run.due

@@ -26,8 +26,9 @@ const DROP: Duration = Duration::from_millis(800);
 
 /// Holds permits for as long as it lives.
 ///
-/// They are renewed in the background at every third of the ttl, and released when the guard is dropped.
-/// If the server cannot be reached then, that is done as soon as it can, and otherwise the ttl ends them.
+/// They are renewed in the background after every third of the ttl, and released when the guard is
+/// dropped. If the server cannot be reached then, they are released as soon as it can be, or end with
+/// their ttl.
 ///
 /// ```
 /// use contend::semaphore::PermitRequest;
@@ -97,20 +98,21 @@ impl PermitGuard {
         permit.map(|permit| permit.id)
     }
 
-    /// Returns the external id that they are held under.
+    /// Returns the external id that the permits are held under.
     #[must_use]
     pub fn external_id(&self) -> Arc<str> {
         Arc::clone(&self.keep.held().external_id)
     }
 
-    /// Returns `true` if the permits are surely ours: right at the moment of the call, even while renewal
-    /// is blocked, the server is gone or the machine has slept. Once `false`, it stays `false`.
+    /// Returns `true` if the permits are certainly held at the moment of the call. This is correct even
+    /// while renewal is blocked or the server is unreachable, and after the machine was suspended. Once
+    /// `false`, it stays `false`.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         !self.valid_for().is_zero()
     }
 
-    /// Returns how long the permits are surely ours without a further renewal; zero once they are not.
+    /// Returns how long the permits are certainly held without another renewal; zero once they are not.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         match self.shared.here().is_some() {
@@ -120,9 +122,9 @@ impl PermitGuard {
     }
 
     /// Returns a receiver that is disconnected when the permits are lost: at the end of the ttl if renewal
-    /// failed, or as soon as the server says that they were released or taken over. A quarter of the ttl
-    /// is left to stop in after the first. It never receives a message; every receiver hears of the loss,
-    /// and of the end of the guard.
+    /// failed, or as soon as the server reports that they were released or taken over. In the first case,
+    /// a quarter of the ttl is left to stop. No message is ever sent. All receivers are disconnected, also
+    /// when the guard ends.
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
         self.keep.lost()
@@ -131,14 +133,14 @@ impl PermitGuard {
     /// Gives the permits back.
     ///
     /// # Errors
-    /// `Lost` if they were not ours to the end, so that what was done with them may have been done by more
-    /// than the capacity allows. Otherwise the server could not be reached: the permits are released as
-    /// soon as it can be, or end with their ttl.
+    /// `Lost` if they were not held to the end, so that more holders than the capacity allows may have
+    /// worked at once. Otherwise the server could not be reached: the permits are released as soon as it
+    /// can be, or end with their ttl.
     pub fn release(mut self) -> Result<()> {
         self.end(GIVE_BACK)
     }
 
-    /// Gives `count` permits of `semaphore` back, and keeps the rest.
+    /// Gives back `count` permits of `semaphore` and keeps the rest.
     ///
     /// # Errors
     /// `InvalidInput` for more than the guard holds, or for all that it holds; `Lost`. If the server

@@ -27,11 +27,11 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 type Callback = Box<dyn FnMut(&str) -> Liveness + Send>;
 
-/// Sets maintenance up: what is done, how often, and how old things must be.
+/// Builds a [`Maintenance`]: what is done, how often, and how old things must be.
 ///
-/// A crash heals without it, for whoever asks for the same semaphore: an acquire that finds it exhausted
-/// takes back what has expired. Maintenance is for permits without a ttl, for semaphores that nobody asks
-/// for, and for rows that nobody needs any more.
+/// Permits of a crashed process come back without it when they are needed: an acquire that finds a
+/// semaphore exhausted takes back what has expired. Maintenance is for permits without a ttl, for
+/// semaphores that nobody requests, and for rows that are no longer needed.
 #[must_use]
 pub struct MaintenanceBuilder {
     semaphores: Semaphores,
@@ -69,14 +69,14 @@ impl MaintenanceBuilder {
         }
     }
 
-    /// Sets the mutex that decides who does it. Defaults to `contend-semaphore-maintenance`. Processes
-    /// that maintain the semaphores of different databases with one factory need different ones.
+    /// Sets the mutex whose owner does the work. Defaults to `contend-semaphore-maintenance`. Processes
+    /// that maintain the semaphores of different databases with one factory need different mutexes.
     pub fn mutex(mut self, mutex: &str) -> MaintenanceBuilder {
         self.mutex = mutex.to_owned();
         self
     }
 
-    /// Sets how often permits that expired, went stale or belong to the dead are taken back.
+    /// Sets how often permits that expired, became stale or belong to dead owners are taken back.
     /// Defaults to 5 minutes.
     pub fn orphan_interval(mut self, interval: Duration) -> MaintenanceBuilder {
         self.plan.orphan_interval = interval;
@@ -96,21 +96,20 @@ impl MaintenanceBuilder {
         self
     }
 
-    /// Sets how long after its last renewal a permit is stale. One whose ttl, and a quarter of it, has not passed
-    /// is spared: somebody may believe in it. Defaults to 24 hours.
+    /// Sets how long after its last renewal a permit is stale. A permit whose ttl plus a quarter has not passed
+    /// is left alone: its holder may still believe that it has it. Defaults to 24 hours.
     pub fn stale_after(mut self, age: Duration) -> MaintenanceBuilder {
         self.plan.stale_after = age;
         self
     }
 
-    /// Sets how long a released request is kept, and with it the memory of its external id.
-    /// Defaults to 7 days.
+    /// Sets how long a released request is kept and its external id is remembered. Defaults to 7 days.
     pub fn request_age(mut self, age: Duration) -> MaintenanceBuilder {
         self.plan.request_age = age;
         self
     }
 
-    /// Sets how long a change of a capacity is kept. Defaults to 30 days.
+    /// Sets how long a capacity change is kept. Defaults to 30 days.
     pub fn history_age(mut self, age: Duration) -> MaintenanceBuilder {
         self.plan.history_age = age;
         self
@@ -122,8 +121,8 @@ impl MaintenanceBuilder {
         self
     }
 
-    /// Sets who is asked about each owner of a held permit, on the maintenance thread. A question that
-    /// panics leaves that owner alone. Defaults to nobody.
+    /// Sets the function that is called for each owner of a held permit, on the maintenance thread. If it
+    /// panics, that owner's permits are left alone. Defaults to none.
     pub fn liveness(
         mut self,
         liveness: impl FnMut(&str) -> Liveness + Send + 'static,
@@ -136,7 +135,7 @@ impl MaintenanceBuilder {
     ///
     /// # Errors
     /// `InvalidInput` for an interval or batch of zero, or a mutex name that is not allowed;
-    /// `Unavailable` where the system allows no more threads.
+    /// `Unavailable` if the system cannot start another thread.
     pub fn start(self, factory: &Factory) -> Result<Maintenance> {
         let plan = self.plan;
         let intervals = [
@@ -183,10 +182,10 @@ impl fmt::Debug for MaintenanceBuilder {
     }
 }
 
-/// Maintenance that goes on in the background until it is dropped.
+/// Maintenance that runs in the background until it is dropped.
 ///
-/// Any number of processes may run it: the leader does the work. Two that lead at once would do no harm,
-/// as every statement checks its reason itself.
+/// Any number of processes may run it: the leader does the work. Two leaders at once would do no harm,
+/// because every statement checks its own condition.
 #[must_use = "dropping it ends maintenance"]
 pub struct Maintenance {
     running: Local<Running>,
@@ -199,7 +198,7 @@ struct Running {
 }
 
 impl Maintenance {
-    /// Returns `true` if this process is the one that does it.
+    /// Returns `true` if this process is the one that does the work.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         self.running.here().is_some_and(|it| it.service.is_owner())

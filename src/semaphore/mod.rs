@@ -1,8 +1,8 @@
 //! Counting semaphores: at most N at once, across any number of threads, processes and machines.
 //!
-//! A semaphore is a capacity with a name. A [`PermitRequest`] takes permits from one or more of them,
-//! all or none. A [`PermitGuard`] holds permits, renews them in the background, and gives them back when
-//! it is dropped. They live in the tables of a MySQL or MariaDB server, or in the memory of one process
+//! A semaphore is a named capacity. A [`PermitRequest`] takes permits from one or more of them, all or
+//! none. A [`PermitGuard`] holds permits, renews them in the background, and gives them back when it is
+//! dropped. Semaphores are stored in tables of a MySQL or MariaDB server, or in the memory of one process
 //! for tests and development.
 //!
 //! ```
@@ -25,19 +25,20 @@
 //! - Never more than the capacity is granted, whatever crashes.
 //! - A guard is valid until its ttl ends without a renewal, counted on the local boot-time clock from
 //!   before the request was sent. Its permits are granted to nobody else before the ttl and a quarter of
-//!   it have passed on the server: that quarter is the time to stop in.
-//! - A crash heals by itself: an acquire that finds a semaphore exhausted takes back what has expired.
+//!   it have passed on the server: that quarter is the time to stop.
+//! - Permits of a crashed process come back automatically: an acquire that finds a semaphore exhausted
+//!   takes back what has expired.
 //! - Every grant has a [fence](PermitGuard::fence), larger than those of all earlier grants of the same
-//!   semaphore. With a capacity of 1, pass it to what you protect, and reject any write whose fence is lower
-//!   than the highest seen, as with a lock. With a larger capacity several valid holders have different
-//!   fences, and that check would reject all but the newest: there a fence identifies a grant, for example
-//!   in a log, or to tell a later grant of the same request from an earlier one.
+//!   semaphore. With a capacity of 1, pass it to the resource that you protect, and reject any write whose
+//!   fence is lower than the highest seen, as with a lock. With a larger capacity several valid holders have
+//!   different fences, and that check would reject all but the newest: there a fence identifies a grant, for
+//!   example in a log, or to distinguish a later grant of the same request from an earlier one.
 //!
 //! # Waiting
 //! Requests of one factory are served in the order in which they came, each as soon as its own
-//! semaphores allow it; a request that waits for one semaphore does not keep others from another one.
-//! Between processes there is no order: they poll, every 50 ms while permits change hands, and ever less
-//! often, in the end every `poll_interval`, while nothing moves.
+//! semaphores allow it; a request that waits for one semaphore does not block requests for another.
+//! Between processes there is no order: they poll, every 50 ms while permits change hands, and less and
+//! less often, finally every `poll_interval`, while nothing changes.
 
 mod acquire;
 mod doubts;

@@ -5,11 +5,11 @@ use std::time::Duration;
 use crate::backend::permit_store::{Exhausted, Permit};
 use crate::error::{Error, ErrorKind};
 
-/// What became of a request for permits.
+/// The outcome of a request for permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Acquisition {
-    /// The permits are ours, all of them.
+    /// All permits were acquired.
     Acquired(Vec<Permit>),
     /// An earlier call with the same external id holds these permits; nothing was changed.
     #[non_exhaustive]
@@ -19,19 +19,19 @@ pub enum Acquisition {
         /// How much of their ttl is left; zero once anybody may take them back. `None` without a ttl.
         expires_in: Option<Duration>,
     },
-    /// The external id is used up: what was acquired under it is released, or never was.
+    /// The external id is used up: what was acquired under it has been released, or nothing ever was
+    /// acquired.
     AlreadyReleased,
-    /// A semaphore has not enough free permits; nothing was taken from any.
+    /// A semaphore does not have enough free permits; nothing was taken from any.
     Exhausted(Exhausted),
 }
 
 impl Acquisition {
-    /// Returns the permits if we hold them: for code to which it is the same whether an earlier try got
-    /// them.
+    /// Returns the permits if they are held, whether this call or an earlier one acquired them.
     ///
     /// # Errors
-    /// `Exhausted`; `Conflict` where the external id is used up; `Lost` where the ttl of what an earlier
-    /// try got has passed.
+    /// `Exhausted`; `Conflict` if the external id is used up; `Lost` if the ttl of what an earlier call
+    /// acquired has passed.
     pub fn into_permits(self) -> Result<Vec<Permit>, Error> {
         match self {
             Acquisition::AlreadyAcquired {
@@ -51,14 +51,14 @@ impl Acquisition {
     }
 }
 
-/// What the owner of a permit is found to be.
+/// Whether the owner of a permit is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// It works: its permits are left alone.
+    /// It is alive: its permits are left alone.
     Alive,
     /// It is gone for good: its permits are released.
     Dead,
-    /// Nobody knows: its permits are left alone.
+    /// It is not known: its permits are left alone.
     Unknown,
 }
 

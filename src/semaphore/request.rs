@@ -19,10 +19,10 @@ const MAX_SEMAPHORES: usize = 64;
 
 /// A request for permits of one or more semaphores, all of them or none.
 ///
-/// The external id is the caller's own name for the operation, such as the id of its job. Repeating a
-/// request under the same external id gets the same permits and not more, so that a lost answer does no
-/// harm. One external id stands for one operation: it is used up by its release. A request that is only
-/// held by guards needs none: see [`generated`](PermitRequest::generated).
+/// The external id is the caller's name for the operation, such as the id of its job. Repeating a request
+/// under the same external id gets the same permits and no more, so that a lost answer does no harm. One
+/// external id stands for one operation: it is used up when the permits are released. A request that is
+/// only used with guards does not need one: see [`generated`](PermitRequest::generated).
 ///
 /// ```
 /// use contend::semaphore::PermitRequest;
@@ -45,7 +45,7 @@ pub struct PermitRequest {
 }
 
 impl PermitRequest {
-    /// Makes a request under `external_id`, for nothing yet.
+    /// Creates a request under `external_id`, without any permits yet.
     pub fn new(external_id: impl Into<Arc<str>>) -> PermitRequest {
         PermitRequest {
             external_id: Some(external_id.into()),
@@ -55,7 +55,7 @@ impl PermitRequest {
         }
     }
 
-    /// Makes a request for guards only, each of which gets an external id of its own.
+    /// Creates a request for guards only, each of which gets its own external id.
     pub fn generated() -> PermitRequest {
         PermitRequest {
             external_id: None,
@@ -63,26 +63,26 @@ impl PermitRequest {
         }
     }
 
-    /// Adds `count` permits of `semaphore`, which must not be among those wanted already.
+    /// Adds `count` permits of `semaphore`, which must not have been added before.
     pub fn permits(mut self, semaphore: impl Into<Arc<str>>, count: u32) -> PermitRequest {
         self.permits.push((semaphore.into(), count));
         self
     }
 
-    /// Sets who holds the permits: what a liveness check asks about. Defaults to nobody.
+    /// Sets the owner of the permits, which liveness checks are called with. Defaults to none.
     pub fn owner(mut self, owner: impl Into<Arc<str>>) -> PermitRequest {
         self.owner = Some(owner.into());
         self
     }
 
     /// Sets how long the permits last without a renewal. Defaults to 30 s for a guard, which renews them;
-    /// without a guard to no end, and only maintenance takes them back after a crash.
+    /// without a guard they do not expire by default, and only maintenance takes them back after a crash.
     pub fn ttl(mut self, ttl: Duration) -> PermitRequest {
         self.ttl = Some(ttl);
         self
     }
 
-    /// Returns the external id; `None` if every guard gets one of its own.
+    /// Returns the external id; `None` if every guard gets its own.
     #[must_use]
     pub fn external_id(&self) -> Option<&str> {
         self.external_id.as_deref()
@@ -171,7 +171,7 @@ pub(super) fn lease_of(ttl: Duration) -> Result<Lease> {
 
 /// How long a request waits for permits, and what ends the wait.
 ///
-/// A [`Duration`] is one, too.
+/// A [`Duration`] converts into one.
 ///
 /// ```
 /// use contend::Cancel;
@@ -206,8 +206,8 @@ impl Wait {
         }
     }
 
-    /// Ends the wait with [`ErrorKind::Cancelled`](crate::ErrorKind) when `cancel` is cancelled. Of several, each
-    /// ends it.
+    /// Ends the wait with [`ErrorKind::Cancelled`](crate::ErrorKind) when `cancel` is cancelled. If several are
+    /// given, each of them ends it.
     pub fn cancel(mut self, cancel: &Cancel) -> Wait {
         self.cancels.push(cancel.clone());
         self

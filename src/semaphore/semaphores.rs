@@ -80,12 +80,12 @@ impl fmt::Debug for SharedSemaphores {
 }
 
 impl Semaphores {
-    /// Connects to the semaphores that a URL names: as [`contend::connect`](crate::connect), for a program
-    /// that uses nothing else. `ttl` is that of its guards. Does no I/O.
+    /// Connects to the semaphores at `url`, as [`contend::connect`](crate::connect) does, for a program
+    /// that uses nothing else. The URL parameter `ttl` sets the ttl of guards. Does no I/O.
     ///
     /// # Errors
-    /// `InvalidInput` for a URL that is not understood, with a parameter that is unknown or means nothing
-    /// to semaphores; `Unsupported` for a backend without semaphores.
+    /// `InvalidInput` for an invalid URL, or one with a parameter that is unknown or does not apply to
+    /// semaphores; `Unsupported` for a backend without semaphores.
     pub fn connect(url: &str) -> Result<Semaphores> {
         let url = Url::parse(url)?;
         for key in [
@@ -132,17 +132,17 @@ impl Semaphores {
         })
     }
 
-    /// Sets the ttl of guards whose request names none. Defaults to 30 s.
+    /// Sets the ttl of guards whose request sets none. Defaults to 30 s.
     ///
     /// # Errors
-    /// `InvalidInput` for one that is too short to renew in, or too long.
+    /// `InvalidInput` if it is too short to be renewed, or too long.
     pub fn with_ttl(mut self, ttl: Duration) -> Result<Semaphores> {
         check_ttl(ttl, self.store()?.min_ttl())?;
         self.default_ttl = ttl;
         Ok(self)
     }
 
-    /// Returns where the semaphores are, without credentials.
+    /// Returns the location of the semaphores, without credentials.
     ///
     /// # Errors
     /// `Forked` in a child process.
@@ -150,31 +150,32 @@ impl Semaphores {
         Ok(self.store()?.realm())
     }
 
-    /// Makes the tables where they are missing; on memory there is nothing to make.
+    /// Creates the tables if they are missing. Does nothing on memory.
     ///
     /// # Errors
-    /// `Misconfigured` where tables of the same names are somebody else's or of another version; `Denied`
-    /// where the user may not; `Unreachable` and the like.
+    /// `Misconfigured` if tables of the same names exist that are not contend's or are of another
+    /// version; `Denied` if the user may not create tables; `Unreachable` and the like.
     pub fn create_tables(&self) -> Result<()> {
         let store = self.store()?;
         retried(|| store.create_tables(within(LONG_CALL)))
     }
 
-    /// Makes a semaphore, if there is none of that name. Returns `true` if it was made; `false` if there is
-    /// one already, which **keeps the capacity it has**, whatever is asked for here: only
+    /// Creates a semaphore if there is none of that name. Returns `true` if it was created, and `false` if
+    /// it already exists. An existing semaphore **keeps its capacity**, whatever is requested here: only
     /// [`set_capacity`](Semaphores::set_capacity) changes it. So every process may call this when it starts.
     ///
     /// # Errors
-    /// `InvalidInput` for a name or capacity that is not allowed; `Misconfigured` without tables;
-    /// `Unreachable` and the like.
+    /// `InvalidInput` for a name or capacity that is not allowed; `Misconfigured` if the tables are
+    /// missing; `Unreachable` and the like.
     pub fn create(&self, name: &str, capacity: u32) -> Result<bool> {
         check_name(name)?;
         check_capacity(capacity)?;
         self.store()?.create(name, capacity, within(CALL))
     }
 
-    /// Changes a capacity, and records by whom. Returns the capacity before. Lowered below what is held,
-    /// it takes nothing away, but grants nothing until enough is released.
+    /// Changes the capacity of a semaphore and records who changed it. Returns the previous capacity. If
+    /// it is lowered below what is held, nothing is taken away, but nothing is granted until enough is
+    /// released.
     ///
     /// # Errors
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
@@ -195,7 +196,7 @@ impl Semaphores {
         Ok(before)
     }
 
-    /// Returns the changes of a capacity, oldest first.
+    /// Returns the capacity changes of a semaphore, oldest first.
     ///
     /// # Errors
     /// As [`create`](Semaphores::create).
@@ -205,8 +206,8 @@ impl Semaphores {
         retried(|| store.history(name, within(CALL)))
     }
 
-    /// Deletes a semaphore that nobody holds. Returns `false` if there is none. Where it is held, what has expired
-    /// is taken back first, as by [`sweep_expired`](Semaphores::sweep_expired).
+    /// Deletes a semaphore of which no permits are held. Returns `false` if it does not exist. If permits are
+    /// held, those that have expired are taken back first, as by [`sweep_expired`](Semaphores::sweep_expired).
     ///
     /// # Errors
     /// `InvalidState` while it is in use; otherwise as [`create`](Semaphores::create).
@@ -256,30 +257,31 @@ impl Semaphores {
         retried(|| store.holders(name, within(CALL)))
     }
 
-    /// Takes the permits, all of them or none, and fails fast where there are not enough.
+    /// Acquires the permits, all of them or none, and does not wait if there are not enough.
     ///
-    /// Nothing renews them, and only [`release`](Semaphores::release) or maintenance gives them back: for
-    /// operations that outlive the process. Otherwise use a [`guard`](Semaphores::guard).
+    /// Nothing renews them, and only [`release`](Semaphores::release) or maintenance gives them back: use
+    /// this for operations that outlive the process, and a [`guard`](Semaphores::guard) otherwise.
     ///
-    /// Repeating it with the same request is safe. A deadlock, a lost connection or a wait for a lock that
-    /// took too long is tried again, three times in all. If the outcome cannot be learned even then, the
-    /// external id is used up as soon as the server answers, so that nothing can be acquired under it, unless
-    /// this process repeats the request before. That takes a factory that lives: where it, or the process, ends
-    /// before the server answers, permits with a ttl end with it, and those without one stay held until
-    /// somebody calls [`release`](Semaphores::release) with their id, or
-    /// [`sweep_stale`](Semaphores::sweep_stale) or [`maintenance`](Semaphores::maintenance) takes them back for
-    /// their age. A warning names each such request when it is given up: as its factory is dropped, or when a
-    /// call that still went on then has ended. Of a process that exits before, nothing is said.
+    /// Repeating the call with the same request is safe. After a deadlock, a lost connection or a lock wait
+    /// timeout, it is tried again, up to three times in all. If the outcome is unknown even then, the external
+    /// id is used up as soon as the server answers, so that nothing can be acquired under it, unless this
+    /// process repeats the request before that. This requires a live factory: if the factory or the process
+    /// ends before the server answers, permits with a ttl end with their ttl, and those without one stay held
+    /// until somebody calls [`release`](Semaphores::release) with their id, or
+    /// [`sweep_stale`](Semaphores::sweep_stale) or [`maintenance`](Semaphores::maintenance) takes them back
+    /// because of their age. A warning names each such request when it is given up: when its factory is
+    /// dropped, or when a call that was still running then has ended. If the process exits before that, nothing
+    /// is logged.
     ///
     /// # Errors
-    /// `InvalidInput` for a request that makes no sense; `NotFound`; `Conflict` where the external id holds
-    /// something else; `Timeout`, `Unreachable` and the like.
+    /// `InvalidInput` for an invalid request; `NotFound`; `Conflict` if the external id holds something
+    /// else; `Timeout`, `Unreachable` and the like.
     pub fn acquire(&self, request: &PermitRequest) -> Result<Acquisition> {
         self.acquire_for(request, Duration::ZERO)
     }
 
-    /// As [`acquire`](Semaphores::acquire), but waits for what is exhausted, also while the server is away, and
-    /// for a capacity that is below the wish to grow: that is logged once, as a warning.
+    /// As [`acquire`](Semaphores::acquire), but waits while a semaphore is exhausted, also while the server is
+    /// unreachable or a capacity is smaller than what is requested; the latter is logged once, as a warning.
     ///
     /// # Errors
     /// As [`acquire`](Semaphores::acquire); `Cancelled`.
@@ -320,9 +322,9 @@ impl Semaphores {
 
     /// Waits for the permits and holds them until the guard is dropped, renewed in the background.
     ///
-    /// What an earlier call holds under the same external id, in this process or another one, is taken
-    /// over: in one transaction its permits are released and as many new ones granted, with higher fences.
-    /// Another live guard of the request in this process is never taken over.
+    /// Permits that an earlier call holds under the same external id, in this process or another one, are
+    /// taken over: one transaction releases them and grants as many new ones, with higher fences. Another
+    /// live guard of the request in this process is never taken over.
     ///
     /// # Errors
     /// `Exhausted` after the timeout; `Conflict` for an external id that was released or holds something
@@ -374,8 +376,8 @@ impl Semaphores {
         }
     }
 
-    /// Gives back whatever is held under an external id. Safe to repeat, from any process. A guard that
-    /// held it is lost: at once in this process, in another one at its next renewal.
+    /// Gives back the permits held under an external id. Safe to repeat, from any process. A guard that
+    /// holds them is lost: at once in this process, at its next renewal in another one.
     ///
     /// # Errors
     /// `InvalidInput` for an external id that is not allowed; `Unreachable` and the like.
@@ -405,8 +407,8 @@ impl Semaphores {
         Ok(released)
     }
 
-    /// Restarts the ttl of whatever is held under an external id, also after it ran out, if nobody
-    /// took it back. Without a ttl, it keeps the request from becoming stale.
+    /// Restarts the ttl of the permits held under an external id, even after it has ended, if they were
+    /// not taken back. Without a ttl, this keeps the request from becoming stale.
     ///
     /// # Errors
     /// As [`release`](Semaphores::release).
@@ -416,8 +418,7 @@ impl Semaphores {
         retried(|| store.renew_request(external_id, within(CALL)))
     }
 
-    /// Returns what the store knows about a request; `None` if there is none, or it was deleted for its
-    /// age.
+    /// Returns the status of a request; `None` if it does not exist, or was deleted because of its age.
     ///
     /// # Errors
     /// As [`release`](Semaphores::release).
@@ -427,20 +428,21 @@ impl Semaphores {
         retried(|| store.status(external_id, within(CALL)))
     }
 
-    /// Takes back all permits whose ttl, and a quarter of it, has passed on the store's clock. An acquire
-    /// that finds a semaphore exhausted does this for its own semaphores.
+    /// Takes back all permits whose ttl plus a quarter has passed on the store's clock. An acquire that
+    /// finds a semaphore exhausted does this for its own semaphores.
     ///
     /// # Errors
-    /// `Misconfigured` without tables; `Unreachable` and the like. An error after something was taken back is
-    /// logged instead, and that is returned: the rest is for the next time.
+    /// `Misconfigured` if the tables are missing; `Unreachable` and the like. If an error occurs after
+    /// something was taken back, it is logged, and what was taken back is returned: the rest is left to the
+    /// next sweep.
     pub fn sweep_expired(&self) -> Result<Vec<Swept>> {
         self.shared.get()?.sweep(&Sweep::Expired)
     }
 
-    /// Asks `liveness` about each owner of held permits, and takes back those of the dead. What an owner
-    /// acquires or renews after the question was asked is left alone; a question that panics counts as
-    /// [`Liveness::Unknown`]. A guard of the dead in this process is lost before its permits are taken back, one
-    /// in another process at its next renewal.
+    /// Calls `liveness` for each owner of held permits, and takes back those of dead owners. What an owner
+    /// acquires or renews after that call is left alone; a call that panics counts as [`Liveness::Unknown`]. A
+    /// guard of a dead owner is lost before its permits are taken back if it is in this process, and at its next
+    /// renewal if it is in another one.
     ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
@@ -448,8 +450,8 @@ impl Semaphores {
         self.shared.get()?.sweep_dead(&mut liveness)
     }
 
-    /// Takes back all permits that were acquired and last renewed longer ago than `age`, but for those whose ttl,
-    /// and a quarter of it, has not passed yet: somebody may believe in them.
+    /// Takes back all permits that were acquired and last renewed longer ago than `age`, except those whose ttl
+    /// plus a quarter has not passed yet: their holder may still believe that it has them.
     ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
@@ -457,8 +459,8 @@ impl Semaphores {
         self.shared.get()?.sweep(&Sweep::Stale(age))
     }
 
-    /// Deletes requests that were released longer ago than `age`, `batch` at a time. Returns how many.
-    /// With its request an external id is forgotten.
+    /// Deletes requests that were released longer ago than `age`, `batch` at a time. Returns how many
+    /// were deleted. The external id of a deleted request is forgotten.
     ///
     /// # Errors
     /// `InvalidInput` for a batch of zero; otherwise as [`sweep_expired`](Semaphores::sweep_expired).
@@ -468,7 +470,7 @@ impl Semaphores {
         batches(batch, || true, |by| store.delete_requests(age, batch, by))
     }
 
-    /// Deletes changes of capacities older than `age`, `batch` at a time. Returns how many.
+    /// Deletes capacity changes older than `age`, `batch` at a time. Returns how many were deleted.
     ///
     /// # Errors
     /// As [`delete_requests`](Semaphores::delete_requests).
@@ -481,7 +483,7 @@ impl Semaphores {
     /// Compares the counter of every semaphore with its permits. Returns those that are wrong.
     ///
     /// A counter changes in the transaction that changes the permits, so a crash leaves both or neither.
-    /// This finds what was done to the tables by hand. It reads every held permit.
+    /// This finds changes made to the tables by hand. It reads every held permit.
     ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
@@ -499,7 +501,8 @@ impl Semaphores {
         retried(|| store.repair(within(LONG_CALL)))
     }
 
-    /// Begins maintenance in the background: sweeps and removals, by one process at a time.
+    /// Returns a builder for maintenance in the background: sweeps and removals, by one process at a
+    /// time.
     pub fn maintenance(&self) -> MaintenanceBuilder {
         MaintenanceBuilder::new(self.clone())
     }

@@ -4,25 +4,26 @@ use crate::event::{Event, EventKind};
 
 /// Follows who owns a mutex, without contending for it.
 pub trait MutexRetriever: Send + Sync {
-    /// The mutex to follow.
+    /// Returns the mutex to follow.
     fn mutex(&self) -> &str;
 
-    /// The owner changed. Runs on a thread of the service's own, or on the executor it was given.
+    /// Called when the owner changed. Runs on a separate thread of the service, or on the executor it was
+    /// given.
     fn notify_owner(&self, event: &Event);
 }
 
-/// Contends for a mutex, and is told when it becomes the owner and when it stops being the owner.
+/// Contends for a mutex, and is notified when it becomes the owner and when it stops being the owner.
 ///
-/// Callbacks run one after the other on a thread of the service's own, or on the executor it was
+/// Callbacks run one after the other on a separate thread of the service, or on the executor it was
 /// given; they may be slow, panic, or stop the service.
 pub trait MutexContender: Send + Sync {
-    /// The mutex to contend for.
+    /// Returns the mutex to contend for.
     fn mutex(&self) -> &str;
 
-    /// This contender's id: no other contender of the mutex may have it.
+    /// Returns this contender's id. No other contender of the mutex may have it.
     fn contender_id(&self) -> &str;
 
-    /// This contender became the owner. Logs by default.
+    /// Called when this contender became the owner. Logs by default.
     fn on_acquired(&self, event: &Event) {
         log::info!(
             "{}: {} acquired, fence {:?}",
@@ -32,8 +33,8 @@ pub trait MutexContender: Send + Sync {
         );
     }
 
-    /// This contender ceased to be the owner: nobody else begins before this returns, as long as the
-    /// lease lasts. Logs by default.
+    /// Called when this contender stopped being the owner. Nobody else becomes the owner before this
+    /// returns, as long as the lease lasts. Logs by default.
     fn on_released(&self, event: &Event) {
         log::info!(
             "{}: {} released, fence {:?}",
@@ -43,7 +44,7 @@ pub trait MutexContender: Send + Sync {
         );
     }
 
-    /// Every event; by default it goes on to [`on_acquired`](MutexContender::on_acquired) and
+    /// Called for every event. By default, it calls [`on_acquired`](MutexContender::on_acquired) and
     /// [`on_released`](MutexContender::on_released).
     fn notify_owner(&self, event: &Event) {
         match event.kind {

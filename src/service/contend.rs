@@ -37,9 +37,9 @@ const MAX_INITIAL_DELAY: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Contends for one mutex, as one contender, from `start` to `stop`.
 ///
-/// Its worker thread acquires, renews, waits and contends again after a loss. Everything here may be
-/// called from any thread, and nothing here waits for the backend but `stop`, `resign` and dropping.
-/// Clones are one and the same service; it stops when the last one is dropped.
+/// Its worker thread acquires, renews, waits and contends again after a loss. All methods may be called
+/// from any thread, and only `stop`, `resign`, `resign_for` and dropping wait for the backend. Clones
+/// refer to the same service, which stops when the last one is dropped.
 ///
 /// ```
 /// use contend::EventKind;
@@ -96,12 +96,12 @@ enum Message {
 impl MutexContendService {
     service_getters!();
 
-    /// Starts to contend. Returns at once: a backend that cannot be reached is tried again and again,
+    /// Starts contending. Returns at once: if the backend cannot be reached, the service keeps trying;
     /// see [`last_error`](MutexContendService::last_error).
     ///
     /// # Errors
-    /// `InvalidState` unless the status is `Initial`; `Unavailable` where the system has no thread
-    /// left; `Forked` in a child process.
+    /// `InvalidState` unless the status is `Initial`; `Unavailable` if the system cannot start another
+    /// thread; `Forked` in a child process.
     pub fn start(&self) -> Result<()> {
         let inner = self.inner.get()?;
         let name = format!("contend {}", inner.contender.mutex);
@@ -133,27 +133,29 @@ impl MutexContendService {
         })
     }
 
-    /// Gives the mutex up, leaves the queue and ends the thread. An owner's Released is delivered, and
-    /// its callback has run, before the release is sent; nothing is delivered after this returns.
+    /// Gives up the mutex, leaves the queue and ends the thread. If the service owns the mutex, Released
+    /// is delivered and its callback has run before the release is sent; nothing is delivered after this
+    /// returns.
     ///
-    /// Where the backend does not answer, it waits at most a second for it and returns `Ok` all the same: this
-    /// service owns nothing any more. The release is then left to the background, which is logged as a warning,
-    /// and the next owner may have to wait for the lease to end.
+    /// If the backend does not answer, this waits for at most a second and still returns `Ok`: this service
+    /// no longer owns the mutex. The release is then left to a background thread, which is logged as a
+    /// warning, and the next owner may have to wait for the lease to end.
     ///
-    /// In a channel, Released is only queued by then, perhaps not read: end your work before you stop, because
-    /// the next owner may lead as soon as this returns.
+    /// With a channel, Released is only queued by then, and perhaps not read yet: end your work before you
+    /// stop, because the next owner may lead as soon as this returns.
     ///
-    /// Called from one of the service's own callbacks, it returns at once, and all that happens after
-    /// the callback has returned. Stopping what is not started does nothing.
+    /// If called from one of the service's own callbacks, it returns at once, and the service stops after
+    /// the callback has returned. Stopping a service that is not started does nothing.
     ///
     /// # Errors
-    /// `Timeout` where a callback hangs beyond the lease: the thread then ends when the callback does.
+    /// `Timeout` if a callback hangs beyond the end of the lease: the thread then ends when the callback
+    /// does.
     pub fn stop(&self) -> Result<()> {
         let inner = self.inner.get()?;
         inner.stop_by(Moment::now() + inner.stop_bound())
     }
 
-    /// Gives the mutex up as [`stop`](MutexContendService::stop) does, but stays started: rejoins the
+    /// Gives up the mutex as [`stop`](MutexContendService::stop) does, but stays started and rejoins the
     /// end of the queue at once.
     ///
     /// ```
@@ -168,13 +170,14 @@ impl MutexContendService {
     /// ```
     ///
     /// # Errors
-    /// `InvalidState` unless it is started; `Timeout` where a callback hangs. An error of the backend where the
-    /// release was not answered: the service owns nothing any more, but nobody else may own before the lease ends.
+    /// `InvalidState` unless it is started; `Timeout` if a callback hangs. An error of the backend if the release
+    /// was not answered: the service no longer owns the mutex, but perhaps nobody else can own it before the lease
+    /// ends.
     pub fn resign(&self) -> Result<()> {
         self.resign_for(Duration::ZERO)
     }
 
-    /// Gives the mutex up as [`resign`](MutexContendService::resign) does, and rejoins the queue after
+    /// Gives up the mutex as [`resign`](MutexContendService::resign) does, and rejoins the queue after
     /// `rest`.
     ///
     /// # Errors
@@ -238,43 +241,45 @@ impl MutexContendService {
             .map_or_else(Arc::default, |inner| Arc::clone(&inner.snapshot))
     }
 
-    /// Returns the mutex contended for.
+    /// Returns the mutex that this service contends for.
     #[must_use]
     pub fn mutex(&self) -> &str {
         self.inner.here().map_or("", |inner| &inner.contender.mutex)
     }
 
-    /// Returns the id contended under.
+    /// Returns the id that this service contends under.
     #[must_use]
     pub fn id(&self) -> &str {
         self.inner.here().map_or("", |inner| &inner.contender.id)
     }
 
-    /// Returns `true` if this contender owns the mutex: right at the moment of the call, even while the
-    /// worker is blocked, the backend is gone or the machine has slept.
+    /// Returns `true` if this contender owns the mutex at the moment of the call. This is correct even
+    /// while the worker is blocked or the backend is unreachable, and after the machine was suspended.
     #[must_use]
     pub fn is_owner(&self) -> bool {
         self.fence().is_some()
     }
 
     /// Returns `true` if this contender owns the mutex and the backend has confirmed it within a ttl.
-    /// It differs from `is_owner` only where something else than the ttl keeps an ownership alive (a
+    /// It differs from `is_owner` only if something other than the ttl keeps an ownership alive (a
     /// ZooKeeper session).
     #[must_use]
     pub fn is_in_ttl(&self) -> bool {
         self.is_owner() && self.state().is_in_ttl(self.id())
     }
 
-    /// Returns the fence of the present ownership; `None` unless this contender owns.
+    /// Returns the fence of the current ownership; `None` if this contender does not own the mutex.
     ///
-    /// Pass it to whatever you protect, and reject there any write whose fence is lower than the
-    /// highest seen: then even what this library assumes about clocks and servers need not hold.
+    /// Pass it to the resource that you protect, and let it reject any write whose fence is lower than
+    /// the highest it has seen. The resource is then protected even if this library's assumptions about
+    /// clocks and servers do not hold.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         self.inner.here()?.snapshot.fence()
     }
 
-    /// Returns how long this contender surely owns without a further renewal; zero if it does not own.
+    /// Returns how long this contender certainly owns the mutex without another renewal; zero if it does
+    /// not own it.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         self.inner
@@ -370,7 +375,7 @@ impl fmt::Debug for MutexContendService {
     }
 }
 
-/// Builds a [`MutexContendService`]. Validates all options when it is built, and does no I/O.
+/// Builds a [`MutexContendService`]. `build` and `channel` validate all options and do no I/O.
 #[derive(Debug)]
 #[must_use]
 pub struct ContendBuilder {
@@ -403,37 +408,38 @@ impl ContendBuilder {
         builder
     }
 
-    /// Sets the delay before the first attempt after `start`. Defaults to the factory's, zero.
+    /// Sets the delay before the first attempt after `start`. Defaults to that of the factory, which
+    /// defaults to zero.
     pub fn initial_delay(mut self, initial_delay: Duration) -> ContendBuilder {
         self.initial_delay = Some(initial_delay);
         self
     }
 
-    /// Sets whether the service goes on leading when the receiver of its events was dropped. Defaults to
-    /// `false`: it then steps down for good, because nobody works.
+    /// Sets whether the service keeps leading after the receiver of its events was dropped. Defaults to
+    /// `false`: the service then steps down for good, because nobody acts on its events.
     pub fn lead_without_listener(mut self, lead: bool) -> ContendBuilder {
         self.lead_without_listener = lead;
         self
     }
 
-    /// Calls `callback` when this contender became the owner.
+    /// Calls `callback` when this contender becomes the owner.
     pub fn on_acquired(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
         self.delivery.on(EventKind::Acquired, callback);
         self
     }
 
-    /// Calls `callback` when this contender ceased to be the owner. Nobody else begins before it
-    /// returns, as long as the lease lasts.
+    /// Calls `callback` when this contender stops being the owner. Nobody else becomes the owner before
+    /// it returns, as long as the lease lasts.
     pub fn on_released(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
         self.delivery.on(EventKind::Released, callback);
         self
     }
 
-    /// Builds the service, with the callbacks given, if any.
+    /// Builds the service with the callbacks that were set, if any.
     ///
     /// # Errors
-    /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id
-    /// that this process contends under already, `Forked` in a child process.
+    /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id that
+    /// this process already contends under, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexContendService> {
         let executor = self.settings.factory.as_ref().ok();
         let executor = executor.and_then(|factory| factory.executor());
@@ -448,11 +454,12 @@ impl ContendBuilder {
         self.finish(recipient)
     }
 
-    /// Builds the service, and returns the receiver of its events; usable in crossbeam's `select!`. The
-    /// receiver outlives restarts and is disconnected when the service is dropped.
+    /// Builds the service and returns it with the receiver of its events, which can be used in
+    /// crossbeam's `select!`. The receiver survives restarts and is disconnected when the service is
+    /// dropped.
     ///
     /// # Errors
-    /// As [`build`](ContendBuilder::build); and `InvalidInput` where callbacks were given too.
+    /// As [`build`](ContendBuilder::build); and `InvalidInput` if callbacks were set too.
     pub fn channel(mut self) -> Result<(MutexContendService, Events)> {
         let (recipient, events) = std::mem::take(&mut self.delivery).channel()?;
         Ok((self.finish(recipient)?, events))

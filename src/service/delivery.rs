@@ -31,14 +31,15 @@ const MIN_CAPACITY: usize = 2;
 /// The largest queue.
 const MAX_CAPACITY: usize = 1 << 20;
 
-/// A piece of work for an [`Executor`].
+/// A job for an [`Executor`].
 pub type Job = Box<dyn FnOnce() + Send>;
 
-/// Runs callbacks for a service in place of a thread of its own, such as a pool that the caller has.
+/// Runs the callbacks of a service instead of a separate thread, for example on a thread pool of the
+/// caller.
 ///
-/// It should run every job it is given, on any thread but the one that gives it: that is the service's
-/// worker, and a callback that runs there delays its renewals. A job that is dropped costs nothing but
-/// time: the next one takes its events along.
+/// It should run every job, on any thread other than the one that submits it: that one is the service's
+/// worker, and a callback that runs there delays its renewals. If a job is dropped, its events are only
+/// delayed: the next job delivers them.
 pub type Executor = Arc<dyn Fn(Job) + Send + Sync>;
 
 /// Where events are taken to.
@@ -136,20 +137,20 @@ impl fmt::Debug for DeliverySettings {
 /// The setters of a builder whose field `delivery` is a [`DeliverySettings`].
 macro_rules! delivery_setters {
     () => {
-        /// Sets how many events wait for a receiver or callback that is slow. Defaults to 256; at least
-        /// 2, at most 1048576.
+        /// Sets how many events are queued for a receiver or callback that is slow. Defaults to 256; at
+        /// least 2, at most 1048576.
         pub fn event_capacity(mut self, capacity: usize) -> Self {
             self.delivery.capacity = capacity;
             self
         }
 
-        /// Sets whether an error of the backend is an event too. Defaults to `false`.
+        /// Sets whether errors of the backend are also sent as events. Defaults to `false`.
         pub fn failures(mut self, failures: bool) -> Self {
             self.delivery.failures = failures;
             self
         }
 
-        /// Calls `callback` when another owner was seen, or that there is none.
+        /// Calls `callback` when another owner was seen, or the mutex was seen to be free.
         pub fn on_owner_changed(
             mut self,
             callback: impl FnMut(&$crate::Event) + Send + 'static,
@@ -158,14 +159,14 @@ macro_rules! delivery_setters {
             self
         }
 
-        /// Calls `callback` when the error of the backend changed.
+        /// Calls `callback` when the error of the backend changes.
         pub fn on_failure(mut self, callback: impl FnMut(&$crate::Event) + Send + 'static) -> Self {
             self.delivery.on($crate::EventKind::Failed, callback);
             self
         }
 
-        /// Runs callbacks through `executor`. Defaults to the factory's, or else to a thread of their
-        /// own.
+        /// Sets the executor that runs the callbacks. Defaults to that of the factory, or else to a
+        /// separate thread.
         pub fn executor(mut self, executor: $crate::Executor) -> Self {
             self.delivery.executor = Some(executor);
             self

@@ -13,7 +13,7 @@ use crate::parker::{Parker, Unparker};
 use crate::thread::{self, Thread};
 use crate::virtual_time::Condvar;
 
-/// Where a service is in its life: `Initial -> Starting -> Running -> Stopping -> Initial`.
+/// The status of a service: `Initial -> Starting -> Running -> Stopping -> Initial`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
@@ -21,14 +21,14 @@ pub enum Status {
     Initial,
     /// Its thread is being started.
     Starting,
-    /// At work.
+    /// Its thread is running.
     Running,
-    /// Giving back what it holds.
+    /// It is giving back what it holds.
     Stopping,
 }
 
 impl Status {
-    /// Starting or running.
+    /// Returns `true` for `Starting` and `Running`.
     #[must_use]
     pub fn is_active(self) -> bool {
         matches!(self, Status::Starting | Status::Running)
@@ -38,7 +38,7 @@ impl Status {
 /// What can be asked of every service whose field `inner` has a `lifecycle` and a `snapshot`.
 macro_rules! service_getters {
     () => {
-        /// Returns where the service is in its life.
+        /// Returns the status of the service.
         #[must_use]
         pub fn status(&self) -> $crate::Status {
             self.inner
@@ -66,15 +66,15 @@ macro_rules! service_getters {
                 .map_or($crate::MutexState::NONE, |inner| inner.snapshot.state())
         }
 
-        /// Returns the error that keeps the service from its backend, why it stands back while another process
-        /// owns under its id, or why it stepped down for good; `None` once that is over, and before anything was
-        /// asked (see [`contact`](Self::contact)).
+        /// Returns the error of the backend, why the service does not contend while another process owns under
+        /// its id, or why it stepped down for good. Returns `None` once that has passed, and before the first
+        /// call (see [`contact`](Self::contact)).
         #[must_use]
         pub fn last_error(&self) -> Option<$crate::Error> {
             self.inner.here()?.snapshot.last_error()
         }
 
-        /// Returns how the service gets on with its backend: it tells "not tried yet" from "fine".
+        /// Returns whether the service's calls are answered. Distinguishes "not tried yet" from "fine".
         #[must_use]
         pub fn contact(&self) -> $crate::Contact {
             self.inner

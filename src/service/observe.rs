@@ -23,10 +23,11 @@ use crate::parker::{Parker, Unparked, Unparker};
 use crate::snapshot::{ErrorChange, Snapshot};
 use crate::thread::Local;
 
-/// Follows who owns a mutex. It converges on the present owner, and may skip owners in between.
+/// Follows who owns a mutex. It converges on the current owner, and may skip owners in between.
 ///
-/// What the first look sees is the first event, also where the mutex is free: "free" does not look like
-/// "unknown". Clones are one and the same service; it stops when the last one is dropped.
+/// The first event reports what the first look saw, even if the mutex is free, so that "free" can be
+/// distinguished from "unknown". Clones refer to the same service, which stops when the last one is
+/// dropped.
 ///
 /// ```
 /// use contend::EventKind;
@@ -62,11 +63,11 @@ struct Inner {
 impl MutexRetrievalService {
     service_getters!();
 
-    /// Starts to look. Returns at once.
+    /// Starts following the owner. Returns at once.
     ///
     /// # Errors
-    /// `InvalidState` unless the status is `Initial`; `Unavailable` where the system has no thread
-    /// left; `Forked` in a child process.
+    /// `InvalidState` unless the status is `Initial`; `Unavailable` if the system cannot start another
+    /// thread; `Forked` in a child process.
     pub fn start(&self) -> Result<()> {
         let inner = self.inner.get()?;
         let name = format!("observe {}", inner.mutex);
@@ -88,16 +89,16 @@ impl MutexRetrievalService {
         })
     }
 
-    /// Stops looking and ends the thread; nothing is delivered after this returns. Called from one of
-    /// the service's own callbacks, it returns at once.
+    /// Stops following the owner and ends the thread; nothing is delivered after this returns. If called
+    /// from one of the service's own callbacks, it returns at once.
     ///
     /// # Errors
-    /// `Timeout` where a callback hangs: the thread then ends when the callback does.
+    /// `Timeout` if a callback hangs: the thread then ends when the callback does.
     pub fn stop(&self) -> Result<()> {
         self.inner.get()?.stop()
     }
 
-    /// Returns the mutex followed.
+    /// Returns the mutex that this service follows.
     #[must_use]
     pub fn mutex(&self) -> &str {
         self.inner.here().map_or("", |inner| &inner.mutex)
@@ -128,7 +129,7 @@ impl fmt::Debug for MutexRetrievalService {
     }
 }
 
-/// Builds a [`MutexRetrievalService`]. Validates all options when it is built, and does no I/O.
+/// Builds a [`MutexRetrievalService`]. `build` and `channel` validate all options and do no I/O.
 #[derive(Debug)]
 #[must_use]
 pub struct ObserveBuilder {
@@ -157,7 +158,7 @@ impl ObserveBuilder {
         builder
     }
 
-    /// Builds the service, with the callbacks given, if any.
+    /// Builds the service with the callbacks that were set, if any.
     ///
     /// # Errors
     /// `InvalidInput` for a name that is not allowed, `Forked` in a child process.
@@ -168,11 +169,12 @@ impl ObserveBuilder {
         self.finish(recipient)
     }
 
-    /// Builds the service, and returns the receiver of its events; usable in crossbeam's `select!`. The
-    /// receiver outlives restarts and is disconnected when the service is dropped.
+    /// Builds the service and returns it with the receiver of its events, which can be used in
+    /// crossbeam's `select!`. The receiver survives restarts and is disconnected when the service is
+    /// dropped.
     ///
     /// # Errors
-    /// As [`build`](ObserveBuilder::build); and `InvalidInput` where callbacks were given too.
+    /// As [`build`](ObserveBuilder::build); and `InvalidInput` if callbacks were set too.
     pub fn channel(mut self) -> Result<(MutexRetrievalService, Events)> {
         let (recipient, events) = std::mem::take(&mut self.delivery).channel()?;
         Ok((self.finish(recipient)?, events))

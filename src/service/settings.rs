@@ -85,29 +85,29 @@ macro_rules! contender_setters {
         contender_setters!(settings);
     };
     ($($settings:ident).+) => {
-        /// Sets the id to contend under. Defaults to a generated one. No other contender of the mutex,
-        /// in any process, may have it.
+        /// Sets the id to contend under. Defaults to a generated one. No other contender of the mutex, in
+        /// any process, may use it.
         pub fn id(mut self, id: impl AsRef<str>) -> Self {
             self.$($settings).+.id = Some(id.as_ref().into());
             self
         }
 
-        /// Sets how an id is generated. Defaults to
+        /// Sets how the id is generated. Defaults to
         /// [`ContenderIdGenerator::Host`](crate::ContenderIdGenerator::Host).
         pub fn id_generator(mut self, ids: $crate::ContenderIdGenerator) -> Self {
             self.$($settings).+.ids = ids;
             self
         }
 
-        /// Sets how long an owner may believe that it owns without a renewal. Defaults to the
-        /// factory's, 10 s.
+        /// Sets how long an owner may believe that it owns without a renewal. Defaults to that of the
+        /// factory, which defaults to 10 s.
         pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
             self.$($settings).+.ttl = ttl;
             self
         }
 
-        /// Sets how long after the ttl nobody else can own: the time to wind work down in. Defaults to
-        /// the factory's, 6 s.
+        /// Sets how long after the ttl nobody else can own: the time to wind down work. Defaults to that
+        /// of the factory, which defaults to 6 s.
         pub fn transition(mut self, transition: std::time::Duration) -> Self {
             self.$($settings).+.transition = transition;
             self
@@ -119,8 +119,8 @@ macro_rules! contender_setters {
             self
         }
 
-        /// Sets over how long contenders spread their attempts when a lease has ended. Defaults to a
-        /// twentieth of the ttl, at most 50 ms.
+        /// Sets the time over which contenders spread their attempts when a lease has ended. Defaults to
+        /// a twentieth of the ttl, at most 50 ms.
         pub fn jitter(mut self, jitter: std::time::Duration) -> Self {
             self.$($settings).+.jitter = Some(jitter);
             self

@@ -3,7 +3,7 @@
 //! `memory://` is one registry for the whole process, `memory://name` another one. A registry lives
 //! as long as a factory, service, locker or [`Handle`] uses it.
 //!
-//! # In tests of your own
+//! # In your own tests
 //! A [`Handle`] takes a lock away from its owner, or makes the registry unreachable, so that a test can
 //! see what your code does then:
 //!
@@ -90,11 +90,11 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Takes `mutex` away from whoever owns it, as an operator's revoke does, and the next waiter owns. Returns
-    /// `false` if nobody owns it.
+    /// Takes `mutex` away from its owner, as an operator's revoke does, and the next waiter becomes the owner.
+    /// Returns `false` if nobody owns it.
     ///
-    /// A service is notified and steps down at once. A guard hears of it at its next renewal, after a third of its
-    /// ttl: in a test, give its locker a short one and wait for [`Guard::lost`](crate::Guard::lost).
+    /// A service is notified and steps down at once. A guard learns of it at its next renewal, after a third of
+    /// its ttl: in a test, give its locker a short one and wait for [`Guard::lost`](crate::Guard::lost).
     #[must_use]
     pub fn revoke(&self, mutex: &str) -> bool {
         let mutex = Arc::from(mutex);
@@ -104,7 +104,7 @@ impl Handle {
             .unwrap_or(false)
     }
 
-    /// Makes every call to the registry fail as [`Unreachable`](crate::ErrorKind::Unreachable), or lets
+    /// Makes every call to the registry fail as [`Unreachable`](crate::ErrorKind::Unreachable), or makes
     /// them work again. Leases run on meanwhile, as on a server that cannot be reached.
     pub fn set_unreachable(&self, unreachable: bool) {
         self.registry.set_unreachable(unreachable);

@@ -42,7 +42,7 @@ pub(crate) const PARAMETERS: [&str; 11] = [
     "poll_interval",
 ];
 
-/// Sets up mutexes in a table of a MySQL (8.0 or later) or MariaDB (10.6 or later) server.
+/// Builds a factory on a MySQL (8.0 or later) or MariaDB (10.6 or later) server.
 ///
 /// ```no_run
 /// use contend::mysql;
@@ -57,8 +57,8 @@ pub(crate) const PARAMETERS: [&str; 11] = [
 ///
 /// The same as a URL, for [`contend::connect`](crate::connect):
 /// `mysql://worker:secret@db.internal/simba_db?create_table=true`. Its parameters are named after the
-/// setters here; those that are on or off take `true`, `on`, `yes`, `false`, `off` and `no`, and
-/// durations are written `500ms` or `2s`.
+/// setters here; boolean ones take `true`, `on`, `yes`, `false`, `off` and `no`, and durations are
+/// written `500ms` or `2s`.
 #[derive(Clone)]
 #[must_use]
 pub struct Builder {
@@ -77,7 +77,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Begins with the database `database` on the server `host`.
+    /// Creates a builder for the database `database` on the server `host`.
     pub fn new(host: &str, database: &str) -> Builder {
         Builder::on(Server::new(host, database))
     }
@@ -125,7 +125,7 @@ impl Builder {
         self
     }
 
-    /// Sets the path of the server's unix socket, in the place of host and port. Defaults to none.
+    /// Sets the path of the server's unix socket, to use instead of host and port. Defaults to none.
     pub fn socket(mut self, path: impl Into<String>) -> Builder {
         self.server.address = Address::Socket(path.into());
         self
@@ -143,8 +143,8 @@ impl Builder {
         self
     }
 
-    /// Sets what is asked for user and password whenever a connection is opened, for passwords that
-    /// rotate. Called by threads of the factory. Defaults to the fixed user and password.
+    /// Sets a function that returns user and password, for passwords that rotate. It is called by threads
+    /// of the factory whenever a connection is opened. Defaults to the fixed user and password.
     pub fn credentials(
         mut self,
         ask: impl Fn() -> (String, String) + Send + Sync + 'static,
@@ -161,7 +161,7 @@ impl Builder {
         self
     }
 
-    /// Sets how long after the ttl nobody else can own: the time to wind work down in. Defaults to 6 s.
+    /// Sets how long after the ttl nobody else can own: the time to wind down work. Defaults to 6 s.
     pub fn transition(mut self, transition: Duration) -> Builder {
         self.transition = transition;
         self
@@ -179,23 +179,24 @@ impl Builder {
         self
     }
 
-    /// Sets whether the first request makes the table if it is not there, and adds or changes the columns
-    /// of a table made by Simba. Defaults to `false`: apply `sql/init-mutex.sql` or
+    /// Sets whether the first request creates the table if it is missing, and adds or changes the columns
+    /// of a table created by Simba. Defaults to `false`: apply `sql/init-mutex.sql` or
     /// `sql/upgrade-mutex.sql`.
     pub fn create_table(mut self, create: bool) -> Builder {
         self.create_table = create;
         self
     }
 
-    /// Sets what the names of the semaphores' tables begin with. Defaults to `contend_`.
+    /// Sets the prefix of the names of the semaphore tables. Defaults to `contend_`.
     pub fn table_prefix(mut self, prefix: impl Into<String>) -> Builder {
         self.table_prefix = prefix.into();
         self
     }
 
-    /// Sets the most connections for requests, whatever the number of contenders: each is in use for the
-    /// length of one request. A quarter of them, and at least one, is kept for owners, so that nobody
-    /// loses a mutex because others wait for one. Two more are used while contenders wait. Defaults to 8.
+    /// Sets the maximum number of connections for requests, whatever the number of contenders: each is in
+    /// use for the duration of one request. A quarter of them, at least one, is reserved for owners, so
+    /// that nobody loses a mutex because others wait. Two more connections are used while contenders
+    /// wait. Defaults to 8.
     pub fn pool_size(mut self, size: u32) -> Builder {
         self.pool_size = size;
         self
@@ -209,33 +210,34 @@ impl Builder {
     }
 
     /// Sets the longest wait for an answer; the server does not let a statement wait longer for a lock
-    /// either (whole seconds, at least one). At most a fifth of the ttl, so that no call eats the lease.
-    /// Defaults to a sixth of the ttl, at most 750 ms. Contenders with a shorter ttl than the factory's
-    /// wait for no longer than a quarter of theirs (on Unix; elsewhere they are refused). A connection
-    /// whose round trip, measured when it is opened, is longer than half of this waits for two round
-    /// trips, at most a fifth of the ttl (on Unix).
+    /// either (whole seconds, at least one). At most a fifth of the ttl, so that no call uses up the
+    /// lease. Defaults to a sixth of the ttl, at most 750 ms. Contenders with a shorter ttl than the
+    /// factory's wait for no longer than a quarter of theirs (on Unix; elsewhere they are refused). A
+    /// connection whose round trip, measured when it is opened, is longer than half of this waits for two
+    /// round trips, at most a fifth of the ttl (on Unix).
     pub fn read_timeout(mut self, timeout: Duration) -> Builder {
         self.read_timeout = Some(timeout);
         self
     }
 
-    /// Sets whether waiting contenders are woken, or poll. Defaults to `true`.
+    /// Sets whether waiting contenders are woken; otherwise they poll. Defaults to `true`.
     pub fn wakeups(mut self, wakeups: bool) -> Builder {
         self.wakeups = wakeups;
         self
     }
 
-    /// Sets how often a contender that cannot be woken looks, and an observer; and after how long a lost
-    /// wake-up is made up for, then in whole seconds, at most 2. From 20 ms to 60 s. Defaults to 1 s.
+    /// Sets how often observers, and contenders that cannot be woken, poll. Also sets after how long a
+    /// contender looks if a wake-up was lost, rounded up to whole seconds and at most 2. From 20 ms to 60
+    /// s. Defaults to 1 s.
     pub fn poll_interval(mut self, interval: Duration) -> Builder {
         self.poll_interval = interval;
         self
     }
 
-    /// Makes the factory. Connects in the background: the server may be away.
+    /// Builds the factory. Connects in the background, so the server need not be reachable yet.
     ///
     /// # Errors
-    /// `InvalidInput` for what could not work, `FeatureDisabled` for TLS without its feature.
+    /// `InvalidInput` for settings that cannot work, `FeatureDisabled` for TLS without its feature.
     pub fn build(self) -> Result<Factory> {
         let (lease, delay) = (self.lease()?, self.initial_delay);
         let realm = format!("{}?table={}", self.server, self.table);
@@ -248,7 +250,7 @@ impl Builder {
         Ok(Factory::new(Arc::new(backend), lease).with_initial_delay(delay))
     }
 
-    /// Makes the operations on single rows, with a pool of their own.
+    /// Builds a [`Repository`] for operations on single rows, with its own pool.
     ///
     /// # Errors
     /// As [`build`](Builder::build).

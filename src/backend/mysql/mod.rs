@@ -14,31 +14,31 @@
 //! # Ok::<(), contend::Error>(())
 //! ```
 //!
-//! One row per mutex (`sql/init-mutex.sql`), with the columns of Simba 4, so that its contenders and ours
-//! take turns. The server's clock decides when a lease has run out; how long an owner may believe is
-//! counted locally, from before it asked. Each statement is a file in `sql/`, with the invariant that it
-//! keeps in its head.
+//! One row per mutex (`sql/init-mutex.sql`), with the columns of Simba 4, so that contenders of both
+//! libraries take turns. The server's clock decides when a lease has ended; how long an owner may believe
+//! that it owns is counted locally, from before the request was sent. Each statement is a file in `sql/`,
+//! which begins with the invariant that it keeps.
 //!
 //! Round trips: one to acquire a free mutex (the fence comes back with the UPDATE), one to renew, one
-//! to release. A loser pays one more to learn who owns.
+//! to release. A refused attempt takes one more, to learn who owns the mutex.
 //!
 //! # Waiting
-//! The queue stands in the row: `waiters` lists the processes that wait, each by a token and each once.
-//! Whoever releases hands the mutex over to the first of them, for the claim time of 500 ms, and wakes it
-//! with `KILL QUERY`; the contenders of one process for one mutex stand in a queue of their own, of which
-//! only the head talks to the server. Two connections per factory wait for any number of mutexes. Where
-//! nobody can be woken (a Galera cluster, multi-primary replication, a proxy that shares connections, a
-//! server that refuses `GET_LOCK` or `KILL`, `wakeups=off`) contenders poll; the log says so once, and
-//! `Factory::health` why.
+//! The queue is kept in the row: `waiters` lists the waiting processes, each by a token and each once. A
+//! release hands the mutex over to the first of them, for the claim time of 500 ms, and wakes it with
+//! `KILL QUERY`. Contenders of one process for one mutex wait in a local queue, of which only the head
+//! talks to the server. Two connections per factory wait for any number of mutexes. If nobody can be
+//! woken (a Galera cluster, multi-primary replication, a proxy that shares connections, a server that
+//! refuses `GET_LOCK` or `KILL`, `wakeups=off`), contenders poll; this is logged once, and
+//! `Factory::health` reports why.
 //!
 //! # Order
 //! First come, first served within a process; processes take turns. Without wake-ups there is no order
 //! between processes.
 //!
-//! # What it does not protect from
-//! Asynchronous replication can lose an acknowledged row with its primary, and then two may believe:
-//! check the fence where it matters. All processes that share a mutex use one MySQL account: those of
-//! another account cannot be woken, and poll.
+//! # What it does not protect against
+//! Asynchronous replication can lose an acknowledged row with its primary, and then two contenders may
+//! believe that they own: check the fence where it matters. All processes that share a mutex should use
+//! one MySQL account: those of another account cannot be woken, and poll.
 
 pub(crate) mod builder;
 pub(crate) mod connection;

@@ -13,8 +13,8 @@ use crate::name;
 use crate::owner::MutexOwner;
 use crate::pool::Lane;
 
-/// A mutex row by row: no waiting, no renewing, no events. Each call is bounded by a quarter of the
-/// ttl, and none holds a connection beyond its end. Made by
+/// Operations on single rows of the mutex table: no waiting, no renewing, no events. Each call is bounded
+/// by a quarter of the ttl, and none holds a connection beyond its end. Built by
 /// [`Builder::repository`](super::Builder::repository).
 #[derive(Clone, Debug)]
 pub struct Repository {
@@ -22,13 +22,14 @@ pub struct Repository {
     lease: Lease,
 }
 
-/// A row of the table: the owner that it names, if any, and what only the row knows.
+/// A row of the mutex table: the owner that it names, if any, and its version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MutexRow {
     /// The mutex.
     pub mutex: String,
-    /// The owner it names, its lease run out or not; `NONE` in a row that was released.
+    /// The owner that the row names, whether or not its lease has ended; `NONE` if the mutex was
+    /// released.
     pub owner: MutexOwner,
     /// How often the row has changed; wraps below 2^31.
     pub version: u64,
@@ -41,18 +42,18 @@ impl Repository {
         Repository { database, lease }
     }
 
-    /// Makes the table if it is not there: applies `sql/init-mutex.sql`.
+    /// Creates the table if it is missing: applies `sql/init-mutex.sql`.
     ///
     /// # Errors
-    /// `Denied` without the privilege to create tables, and those of every request.
+    /// `Denied` without the privilege to create tables, and the errors of every request.
     pub fn create_table(&self) -> Result<()> {
         self.call(|call| call.create_table())
     }
 
-    /// Makes the row of a mutex.
+    /// Creates the row of a mutex.
     ///
     /// # Errors
-    /// `Conflict` where it is there already.
+    /// `Conflict` if it already exists.
     pub fn init_mutex(&self, mutex: &str) -> Result<()> {
         name::check_mutex(mutex)?;
         if self.call(|call| call.insert(mutex))? {
@@ -64,36 +65,36 @@ impl Repository {
         ))
     }
 
-    /// Makes the row of a mutex. Returns `false` on any error.
+    /// Creates the row of a mutex. Returns `false` on any error.
     #[must_use]
     pub fn try_init_mutex(&self, mutex: &str) -> bool {
         self.init_mutex(mutex).is_ok()
     }
 
-    /// Reads the row of a mutex; locks nothing.
+    /// Reads the row of a mutex, without locking it.
     ///
     /// # Errors
-    /// `NotFound` where there is no row.
+    /// `NotFound` if there is no row.
     pub fn get_owner(&self, mutex: &str) -> Result<MutexRow> {
         name::check_mutex(mutex)?;
         self.call(|call| read(call, mutex))?
             .ok_or_else(|| no_row(mutex))
     }
 
-    /// Takes the mutex for `id`, or takes it anew where `id` has it. Returns `false` if somebody else has
-    /// it, or waits for it and comes first.
+    /// Acquires the mutex for `id`, again if `id` already owns it. Returns `false` if another contender
+    /// owns it, or waits for it and comes first.
     ///
     /// # Errors
-    /// `NotFound` where there is no row.
+    /// `NotFound` if there is no row.
     pub fn acquire(&self, mutex: &str, id: &str, lease: Lease) -> Result<bool> {
         let row = self.acquire_and_get_owner(mutex, id, lease)?;
         Ok(row.owner.is_owner(id))
     }
 
-    /// [`acquire`](Repository::acquire), and the row after it.
+    /// Acquires the mutex as [`acquire`](Repository::acquire) does, and returns the row after that.
     ///
     /// # Errors
-    /// `NotFound` where there is no row.
+    /// `NotFound` if there is no row.
     pub fn acquire_and_get_owner(&self, mutex: &str, id: &str, lease: Lease) -> Result<MutexRow> {
         name::check_mutex(mutex)?;
         name::check_id(id)?;
@@ -115,10 +116,10 @@ impl Repository {
         })
     }
 
-    /// Gives the mutex up for `id`, whatever its fence. Returns `false` if it was not its.
+    /// Releases the mutex for `id`, whatever its fence. Returns `false` if `id` did not own it.
     ///
     /// # Errors
-    /// Those of every request.
+    /// The errors of every request.
     pub fn release(&self, mutex: &str, id: &str) -> Result<bool> {
         name::check_mutex(mutex)?;
         name::check_id(id)?;
@@ -132,10 +133,10 @@ impl Repository {
         })
     }
 
-    /// Reads the row of a mutex, and makes it first if need be. Two that do so at once both succeed.
+    /// Reads the row of a mutex, and creates it first if necessary. Two concurrent calls both succeed.
     ///
     /// # Errors
-    /// Those of every request.
+    /// The errors of every request.
     pub fn ensure_owner(&self, mutex: &str) -> Result<MutexRow> {
         name::check_mutex(mutex)?;
         self.call(|call| {

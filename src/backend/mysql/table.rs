@@ -14,10 +14,10 @@ use crate::backend::CLAIM_TIME;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The file that makes the table.
+/// The script that creates the mutex table, `sql/init-mutex.sql`.
 pub const INIT_SQL: &str = include_str!("../../../sql/init-mutex.sql");
 
-/// The file that brings a table of Simba's up to it.
+/// The script that upgrades a mutex table of Simba, `sql/upgrade-mutex.sql`.
 pub const UPGRADE_SQL: &str = include_str!("../../../sql/upgrade-mutex.sql");
 
 /// The table's name in those files.

@@ -41,7 +41,7 @@ const PARAMETERS: &[&str] = &[
     "simba",
 ];
 
-/// Sets up a factory on Redis. Its `Debug` output shows no password.
+/// Builds a factory on Redis. Its `Debug` output shows no password.
 #[derive(Clone)]
 #[must_use]
 pub struct Builder {
@@ -72,26 +72,27 @@ enum At {
 }
 
 impl Builder {
-    /// Begins with one server, as `host` or `host:port`. The default port is 6379.
+    /// Creates a builder for one server, given as `host` or `host:port`. The default port is 6379.
     pub fn new(host: impl AsRef<str>) -> Builder {
         let at = address(host.as_ref(), PORT);
         Builder::at(at.map(|(host, port)| At::One(Address::Tcp(host, port))))
     }
 
-    /// Begins with a server on this machine, by the path of its unix socket.
+    /// Creates a builder for a server on this machine, given by the path of its unix socket.
     pub fn socket(path: impl AsRef<Path>) -> Builder {
         Builder::at(Ok(At::One(Address::Unix(path.as_ref().to_owned()))))
     }
 
-    /// Begins with a cluster; the other nodes are found through those named here.
+    /// Creates a builder for a cluster. Other nodes are discovered through those given here.
     pub fn cluster<H: AsRef<str>>(hosts: impl IntoIterator<Item = H>) -> Builder {
         Builder::at(addresses(hosts, PORT).map(At::Cluster))
     }
 
-    /// Begins with the master that the sentinels at `hosts` call `name`. Their default port is 26379.
+    /// Creates a builder for the master that the sentinels at `hosts` call `name`. Their default port is
+    /// 26379.
     ///
-    /// Replication is asynchronous: a failover can lose an acquisition that was acknowledged, so that
-    /// two own for the rest of a lease and only a checked fence keeps them apart.
+    /// Replication is asynchronous: a failover can lose an acquisition that was acknowledged, so that two
+    /// contenders own for the rest of a lease and only a checked fence keeps them apart.
     pub fn sentinel<H: AsRef<str>>(
         hosts: impl IntoIterator<Item = H>,
         name: impl Into<String>,
@@ -134,9 +135,9 @@ impl Builder {
         self
     }
 
-    /// Sets what is asked for user (empty for the default one) and password whenever a connection is
-    /// opened, for passwords that rotate. Called by the factory's own threads; if it panics, that connection
-    /// is not opened, and a later one asks again. Defaults to the fixed user and password.
+    /// Sets a function that returns user (empty for the default one) and password, for passwords that
+    /// rotate. It is called by the factory's threads whenever a connection is opened; if it panics, that
+    /// connection is not opened, and the next one calls it again. Defaults to the fixed user and password.
     pub fn credentials(
         mut self,
         ask: impl Fn() -> (String, String) + Send + Sync + 'static,
@@ -157,13 +158,13 @@ impl Builder {
         self
     }
 
-    /// Sets the number of the database; a cluster has only 0. Defaults to 0.
+    /// Sets the number of the database; a cluster has only database 0. Defaults to 0.
     pub fn database(mut self, database: u32) -> Builder {
         self.database = database;
         self
     }
 
-    /// Sets what every key and channel begins with. Defaults to `simba`, as Simba has it.
+    /// Sets the prefix of all keys and channels. Defaults to `simba`, as in Simba.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Builder {
         self.prefix = prefix.into();
         self
@@ -175,7 +176,7 @@ impl Builder {
         self
     }
 
-    /// Sets how long after the ttl nobody else can own: the time to wind work down in. Defaults to 6 s.
+    /// Sets how long after the ttl nobody else can own: the time to wind down work. Defaults to 6 s.
     pub fn transition(mut self, transition: Duration) -> Builder {
         self.transition = transition;
         self
@@ -187,8 +188,8 @@ impl Builder {
         self
     }
 
-    /// Sets the most connections for commands, for each master of a cluster; a quarter of them, and at
-    /// least one, is left to owners. One more is for messages. Defaults to 8.
+    /// Sets the maximum number of connections for commands, for each master of a cluster; a quarter of
+    /// them, at least one, is reserved for owners. One more is for messages. Defaults to 8.
     pub fn pool_size(mut self, size: u32) -> Builder {
         self.pool_size = size;
         self
@@ -201,16 +202,17 @@ impl Builder {
         self
     }
 
-    /// Sets whether Simba contenders of version 3.2 or later share the mutexes. Then the last fence never
-    /// expires, because Simba 4 would count from 1 again, and every 8th release is left to those that do not
-    /// queue, because they would get nothing while ours wait. Exclusion holds without it. Defaults to `false`.
+    /// Sets whether Simba contenders of version 3.2 or later share the mutexes. If so, the last fence never
+    /// expires, because Simba 4 would count from 1 again, and every 8th release is left to contenders that do
+    /// not queue, because they would get nothing while those of this library wait. Mutual exclusion holds
+    /// without it. Defaults to `false`.
     pub fn simba(mut self, simba: bool) -> Builder {
         self.simba = simba;
         self
     }
 
-    /// Makes the factory. Validates all settings, waits for nothing, and begins to connect in the background:
-    /// the server may be away.
+    /// Builds the factory. Validates all settings and returns without blocking. Connects in the background,
+    /// so the server need not be reachable yet.
     ///
     /// # Errors
     /// `InvalidInput` for an address or setting that cannot work or a certificate that cannot be read,

@@ -1,9 +1,9 @@
 //! Mutexes on Redis 6.2 or newer, or Valkey: one server, a master watched by sentinels, or a cluster.
 //!
-//! The keys, channels and messages are Simba's, so that its contenders and ours take turns on one mutex.
-//! Acquire, renew and release are one script and one round trip each (`lua/`). A release writes the contender
-//! that waits longest into the place of the owner, for the claim time, and tells it: so the order is strict,
-//! and nobody barges in.
+//! The keys, channels and messages are those of Simba, so that contenders of both libraries take turns on one
+//! mutex. Acquire, renew and release are one script and one round trip each (`lua/`). A release writes the
+//! contender that has waited longest into the place of the owner, for the claim time, and notifies it, so the
+//! order is strict and nobody can barge in.
 //!
 //! ```no_run
 //! use contend::redis;
@@ -36,17 +36,18 @@
 //! ```
 //!
 //! and `+select` for a database other than 0, `+cluster|slots` and `+cluster|info` for a cluster, `+role` with
-//! Sentinel, `+info` to be warned of a `maxmemory-policy` that may evict locks, `+scan` and `+zrange` to list
-//! mutexes and who waits.
+//! Sentinel, `+info` for the warning about a `maxmemory-policy` that may evict locks, `+scan` and `+zrange` to
+//! list mutexes and their waiters.
 //!
 //! # What it assumes
-//! That the server keeps what it acknowledged. One that is flushed, restarts empty, evicts (set
+//! The server must keep what it acknowledged. One that is flushed, restarts empty, evicts (set
 //! `maxmemory-policy noeviction`) or fails over to a replica that missed the last write (Sentinel, cluster) may
 //! let a second owner in, and then only a checked fence keeps the two apart. `min-replicas-to-write 1` and a
-//! small `min-replicas-max-lag` make an isolated master stop granting. Fences are the server's microseconds
-//! unless the last one was higher: they grow over a lost memory as long as its clock does.
+//! small `min-replicas-max-lag` make an isolated master stop granting. Fences are the server's time in
+//! microseconds unless the last one was higher: they keep growing after a loss of data, as long as the server's
+//! clock does.
 //!
-//! # What it takes
+//! # Resources
 //! A factory has three threads and at most nine connections (for each master of a cluster), however many
 //! services it serves. A mutex that was used leaves one key of about 100 bytes for an hour.
 

@@ -63,8 +63,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Takes the servers of one ensemble, as `host:port` separated by commas; the port is 2181 unless
-    /// given. Every address that a name has is tried, in random order.
+    /// Creates a builder for the servers of one ensemble, given as `host:port` separated by commas; the
+    /// default port is 2181. Every address of a host name is tried, in random order.
     pub fn new(hosts: impl Into<String>) -> Builder {
         Builder {
             hosts: hosts.into(),
@@ -80,41 +80,42 @@ impl Builder {
         }
     }
 
-    /// Sets the node below which everything happens, such as `/app`. Created where it is missing.
+    /// Sets the node below which all other nodes are, such as `/app`. It is created if it is missing.
     /// Defaults to the root.
     pub fn chroot(mut self, path: impl Into<String>) -> Builder {
         self.chroot = path.into();
         self
     }
 
-    /// Sets how long an owner may believe without a renewal. Defaults to 10 s, or to what
-    /// [`session_timeout`](Builder::session_timeout) leaves beside the transition.
+    /// Sets how long an owner may believe that it owns without a renewal. Defaults to 10 s, or to what
+    /// [`session_timeout`](Builder::session_timeout) leaves after the transition.
     pub fn ttl(mut self, ttl: Duration) -> Builder {
         self.ttl = Some(ttl);
         self
     }
 
     /// Sets how long after the ttl nobody else can acquire. Defaults to 6 s, or to a sixth of
-    /// [`session_timeout`](Builder::session_timeout) where that is given. An owner whose session cannot be
-    /// kept alive stops believing a sixth of the session timeout before its end at least, whatever is
-    /// asked for here.
+    /// [`session_timeout`](Builder::session_timeout) if that is set. An owner whose session cannot be kept
+    /// alive stops believing that it owns at least a sixth of the session timeout before the session ends,
+    /// whatever is set here.
     pub fn transition(mut self, transition: Duration) -> Builder {
         self.transition = Some(transition);
         self
     }
 
-    /// Sets how long the ensemble keeps our nodes without hearing from us. Defaults to ttl + transition.
-    /// A server grants 2 to 20 of its ticks unless configured otherwise (`minSessionTimeout`,
-    /// `maxSessionTimeout`, the same on every server). If it grants less than is asked for, the factory's
-    /// calls fail with an error that says so. Heartbeats need two ticks at least: on a server whose
-    /// `minSessionTimeout` allows less, do not ask for less.
+    /// Sets how long the ensemble keeps the factory's nodes without hearing from it. Defaults to ttl +
+    /// transition. A server grants 2 to 20 of its ticks unless configured otherwise (`minSessionTimeout`,
+    /// `maxSessionTimeout`, the same on every server). If it grants less than is requested, the factory's
+    /// calls fail with an error that says so. Heartbeats need at least two ticks: do not set less, even
+    /// if the server's `minSessionTimeout` allows it.
     pub fn session_timeout(mut self, timeout: Duration) -> Builder {
         self.session_timeout = Some(timeout);
         self
     }
 
-    /// Sets how long one server gets to accept a connection. Defaults to 1 s. It then has a quarter of the session
-    /// timeout to answer the handshake, or this time if it is longer and no ownership depends on the session.
+    /// Sets how long one server may take to accept a connection. Defaults to 1 s. It then has a quarter of the
+    /// session timeout to answer the handshake, or this time if it is longer and no ownership depends on the
+    /// session.
     pub fn connect_timeout(mut self, timeout: Duration) -> Builder {
         self.connect_timeout = timeout;
         self
@@ -133,8 +134,8 @@ impl Builder {
         self
     }
 
-    /// Sets the ACL of the nodes that we create below `/simba`. Defaults to [`Acl::CreatorAll`] with
-    /// authentication, [`Acl::Open`] without. `/simba` itself stays open to every user.
+    /// Sets the ACL of the nodes that the factory creates below `/simba`. Defaults to [`Acl::CreatorAll`]
+    /// with authentication, [`Acl::Open`] without. `/simba` itself stays open to every user.
     pub fn acl(mut self, acl: Acl) -> Builder {
         self.acl = Some(acl);
         self

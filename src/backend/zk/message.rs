@@ -28,11 +28,11 @@ pub enum Mode {
     EphemeralSequential,
 }
 
-/// Who may do what with the nodes that we make.
+/// The access rights to the nodes that a factory creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Acl {
-    /// Everybody may do everything.
+    /// Everybody may do anything.
     Open,
     /// Only clients that have authenticated as the same user may do anything.
     CreatorAll,

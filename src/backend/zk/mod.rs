@@ -1,5 +1,5 @@
-//! Mutexes on ZooKeeper, in the layout of Curator's LeaderLatch, so that a Curator peer takes turns
-//! with us.
+//! Mutexes on ZooKeeper, in the layout of Curator's LeaderLatch, so that Curator peers can take turns
+//! with ours.
 //!
 //! ```no_run
 //! use contend::zk;
@@ -22,14 +22,14 @@
 //!
 //! A factory has one session with the ensemble, shared by all its services, and opens another one
 //! when the server says that it has expired. Ownership lives as long as the session does: an owner
-//! believes up to the moment before which the ensemble cannot have expired the session,
-//! less the transition, which is a sixth of the session timeout at least.
+//! believes that it owns until the earliest moment at which the ensemble can have expired the session,
+//! less the transition, which is at least a sixth of the session timeout.
 //!
 //! The client is part of this crate, on `std::net` and one thread.
 //!
-//! Beside a Curator peer: Curator counts every child of the mutex as a contender, and sorts the text of
-//! the sequence. So do not nest a mutex below one that Curator peers contend for if its name sorts before
-//! digits, and expect a wrong order while the 31-bit sequence wraps around.
+//! With Curator peers: Curator counts every child of the mutex as a contender, and sorts the sequence as
+//! text. So do not nest a mutex below one that Curator peers contend for if its name sorts before digits,
+//! and expect a wrong order while the 31-bit sequence wraps around.
 
 mod builder;
 mod connection;
