@@ -75,10 +75,17 @@ pub fn session(address: impl ToString, timeout: Duration) -> zk::Session {
     session
 }
 
+/// # Panics
+/// When the session is not in this state in time, or has come to an end that is another one.
+#[track_caller]
 pub fn wait_for(session: &zk::Session, state: zk::SessionState) {
+    let mut seen = session.state();
+    let final_states = [zk::SessionState::Expired, zk::SessionState::Closed];
     wait_until(PATIENCE, &format!("the session is {state:?}"), || {
-        session.state() == state
+        seen = session.state();
+        seen == state || final_states.contains(&seen)
     });
+    assert_eq!(seen, state);
 }
 
 /// The names of the contenders' nodes. Asked for again where the connection fails: no answer is not an
