@@ -74,6 +74,8 @@ impl MutexOwner {
     }
 
     /// Returns the same snapshot, taken when the backend's clock showed `backend_ms` and the local one `local`.
+    // Of a type that only `unstable` shows.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn observed_at(mut self, backend_ms: u64, local: Moment) -> MutexOwner {
         self.observed = Some(Observed { backend_ms, local });

@@ -19,8 +19,8 @@ pub struct ContendPeriod {
 }
 
 impl ContendPeriod {
-    /// Creates the defaults for `lease`: renewal at a third of the ttl, a jitter of a twentieth of the
-    /// ttl, at most 50 ms.
+    /// Creates the defaults for `lease`: renewal at a third of the time that an owner may believe, which is
+    /// the ttl unless the transition is very short; a jitter of a twentieth of the ttl, at most 50 ms.
     #[must_use]
     pub fn new(lease: Lease) -> ContendPeriod {
         ContendPeriod {
@@ -30,7 +30,8 @@ impl ContendPeriod {
         }
     }
 
-    /// Sets how long after a grant the lease is renewed. Defaults to a third of the ttl.
+    /// Sets how long after a grant the lease is renewed. Defaults to a third of the ttl, or somewhat less if
+    /// the transition is very short.
     ///
     /// # Errors
     /// `InvalidInput` if that is shorter than a 64th of the ttl, or so late that no renewal could be done
@@ -72,6 +73,8 @@ impl ContendPeriod {
     }
 
     /// Returns when an owner whose belief lasts from `from` to `until` renews.
+    // Its times are of a type that only `unstable` shows.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn next_renewal(&self, from: Moment, until: Moment) -> Moment {
         let share = self.renew_after.as_secs_f64() / self.lease.belief().as_secs_f64();
@@ -79,6 +82,8 @@ impl ContendPeriod {
     }
 
     /// Returns when a contender that was refused tries again if it is not woken.
+    // Its times are of a type that only `unstable` shows.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn next_attempt(&self, now: Moment, retry_in: Duration, roll: f64) -> Moment {
         now + retry_in + self.jitter.mul_f64(roll.clamp(0.0, 1.0))

@@ -259,8 +259,10 @@ impl Semaphores {
 
     /// Acquires the permits, all of them or none, and does not wait if there are not enough.
     ///
-    /// Nothing renews them, and only [`release`](Semaphores::release) or maintenance gives them back: use
-    /// this for operations that outlive the process, and a [`guard`](Semaphores::guard) otherwise.
+    /// Nothing renews them, and nothing releases them when the process ends: they are held until
+    /// [`release`](Semaphores::release), until their ttl and a quarter of it have passed, if the request has one,
+    /// or until maintenance takes them back. Use this for operations that outlive the process, and a
+    /// [`guard`](Semaphores::guard) otherwise.
     ///
     /// Repeating the call with the same request is safe. After a deadlock, a lost connection or a lock wait
     /// timeout, it is tried again, up to three times in all. If the outcome is unknown even then, the external

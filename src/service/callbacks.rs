@@ -7,8 +7,9 @@ pub trait MutexRetriever: Send + Sync {
     /// Returns the mutex to follow.
     fn mutex(&self) -> &str;
 
-    /// Called when the owner changed. Runs on a separate thread of the service, or on the executor it was
-    /// given.
+    /// Called when the owner changed, and for errors of the backend if
+    /// [`failures`](crate::ObserveBuilder::failures) is on. Runs on a separate thread of the service, or on the
+    /// executor it was given.
     fn notify_owner(&self, event: &Event);
 }
 

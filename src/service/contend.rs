@@ -169,6 +169,8 @@ impl MutexContendService {
     /// # Ok::<(), contend::Error>(())
     /// ```
     ///
+    /// Called from one of the service's own callbacks, it returns at once, as `stop` does.
+    ///
     /// # Errors
     /// `InvalidState` unless it is started; `Timeout` if a callback hangs. An error of the backend if the release
     /// was not answered: the service no longer owns the mutex, but perhaps nobody else can own it before the lease

@@ -137,8 +137,8 @@ impl fmt::Debug for DeliverySettings {
 /// The setters of a builder whose field `delivery` is a [`DeliverySettings`].
 macro_rules! delivery_setters {
     () => {
-        /// Sets how many events are queued for a receiver or callback that is slow. Defaults to 256; at
-        /// least 2, at most 1048576.
+        /// Sets how many events are queued for a receiver or callback that is slow. Defaults to 256. A number
+        /// below 2 counts as 2; one above 1048576 is refused when the service is built.
         pub fn event_capacity(mut self, capacity: usize) -> Self {
             self.delivery.capacity = capacity;
             self

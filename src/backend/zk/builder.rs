@@ -135,7 +135,8 @@ impl Builder {
     }
 
     /// Sets the ACL of the nodes that the factory creates below `/simba`. Defaults to [`Acl::CreatorAll`]
-    /// with authentication, [`Acl::Open`] without. `/simba` itself stays open to every user.
+    /// with authentication, [`Acl::Open`] without. With `CreatorAll`, every user can still read `/simba` itself
+    /// and create nodes in it.
     pub fn acl(mut self, acl: Acl) -> Builder {
         self.acl = Some(acl);
         self
