@@ -321,7 +321,12 @@ impl Registry {
             let services = services.filter_map(|entry| entry.service.as_ref()?.upgrade());
             let services: Vec<_> = services.collect();
             let (answered, pinged) = (known.last_answered(), known.ping_answered);
-            (services, answered, pinged, known.failed())
+            (
+                services,
+                answered,
+                pinged,
+                known.failed(answered.max(pinged)),
+            )
         };
         let condition = backend.condition();
         let now = Moment::now();
@@ -356,12 +361,20 @@ impl Known {
         entries.fold(self.gone_answered, Option::max)
     }
 
-    /// The calls that failed, of all that there are and were.
-    fn failed(&self) -> Vec<Failed> {
-        let entries = self.entries.iter();
-        let failed = entries.filter_map(|entry| entry.snapshot.failed());
+    /// The calls that failed, of all that there are and were; those under way at the last `answer` count from then.
+    fn failed(&self, answer: Option<Moment>) -> Vec<Failed> {
+        let calls = self
+            .entries
+            .iter()
+            .filter_map(|entry| entry.snapshot.failed_call());
         let others = self.gone_failed.iter().chain(&self.ping_failed).cloned();
-        failed.chain(others).collect()
+        let calls = calls.chain(others).map(|failed| failed.not_before(answer));
+        // That lasts, whatever else is answered.
+        let deaf = self
+            .entries
+            .iter()
+            .filter_map(|entry| entry.snapshot.deaf());
+        calls.chain(deaf).collect()
     }
 
     fn forget_the_gone(&mut self) {
@@ -371,8 +384,8 @@ impl Known {
         for Registered { snapshot, .. } in self.entries.extract_if(.., is_gone) {
             self.gone = self.gone.plus(snapshot.stats());
             self.gone_answered = self.gone_answered.max(snapshot.answered());
-            let failed = self.gone_failed.take().into_iter().chain(snapshot.failed());
-            self.gone_failed = outage(failed, answered);
+            let failed = snapshot.failed_call().into_iter().chain(snapshot.deaf());
+            self.gone_failed = outage(failed.chain(self.gone_failed.take()), answered);
         }
     }
 }
@@ -382,20 +395,17 @@ impl Known {
 fn outage(failed: impl IntoIterator<Item = Failed>, answered: Option<Moment>) -> Option<Failed> {
     let failed = failed.into_iter();
     let failed = failed.filter(|failed| answered <= Some(failed.at));
-    let outage = failed.reduce(|one, other| {
+    failed.reduce(|one, other| {
         let since = one.since.min(other.since);
         let newest = if one.at > other.at { one } else { other };
         Failed { since, ..newest }
-    })?;
-    // One of them may have been under way at that answer.
-    let since = outage.since.max(answered.unwrap_or(outage.since));
-    Some(Failed { since, ..outage })
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{Contender, RawContender, RawObserver};
+    use crate::backend::{Condition, Contender, RawContender, RawObserver};
     use crate::error::{ErrorKind, Result};
 
     fn failing(lasting: Duration) -> Contact {
@@ -540,5 +550,87 @@ mod tests {
         // It was under way when that was answered.
         registry.pinged(ago(30), Err(&refused));
         assert!(lasting() < 30);
+    }
+
+    fn lasting(health: Health) -> Duration {
+        match health.contact {
+            Contact::Failing { lasting, .. } => lasting,
+            contact => panic!("{contact:?}"),
+        }
+    }
+
+    /// A backend that has heard from its server just now.
+    #[derive(Debug)]
+    struct Answering;
+
+    impl Backend for Answering {
+        fn realm(&self) -> &str {
+            "answering"
+        }
+
+        fn contender(&self, _: &Contender) -> Result<Box<dyn RawContender>> {
+            Err(Error::invalid("none"))
+        }
+
+        fn observer(&self, _: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+            Err(Error::invalid("none"))
+        }
+
+        fn condition(&self) -> Condition {
+            Condition {
+                last_contact: Some(Moment::now() - Duration::from_millis(1)),
+                ..Condition::default()
+            }
+        }
+    }
+
+    /// A connection that is opened, or comes back in order, is contact, but no answer to the call that fails:
+    /// an outage began anew with every one, and no alert on its length came.
+    #[test]
+    fn a_server_that_answers_with_errors_fails_from_the_first_of_them_on() {
+        let registry = Registry::default();
+        let snapshot = Arc::<Snapshot>::default();
+        registry.count(&snapshot);
+        let missing = Error::new(ErrorKind::Misconfigured, "no table");
+        let minute = Duration::from_secs(60);
+        snapshot.note_call(Moment::now() - minute, Err(&missing));
+        snapshot.note_call(Moment::now(), Err(&missing));
+        assert!(lasting(registry.health(&Answering)) >= minute);
+        // A subscription that is denied lasts, whatever else is answered.
+        snapshot.note_listen(Moment::now() - minute, Err(&missing));
+        snapshot.note_call(Moment::now(), Ok(true));
+        snapshot.note_listen(Moment::now(), Err(&missing));
+        assert!(lasting(registry.health(&Answering)) >= minute);
+    }
+
+    #[test]
+    fn an_outage_outlasts_the_restart_of_a_service() {
+        let registry = Registry::default();
+        let snapshot = Arc::<Snapshot>::default();
+        registry.count(&snapshot);
+        let refused = Error::new(ErrorKind::Unreachable, "refused");
+        let minute = Duration::from_secs(60);
+        snapshot.note_call(Moment::now() - minute, Err(&refused));
+        snapshot.clear();
+        assert!(lasting(registry.health(&Silent)) >= minute);
+        snapshot.note_call(Moment::now(), Err(&refused));
+        assert!(lasting(registry.health(&Silent)) >= minute);
+        // The service itself counts from its start.
+        match snapshot.contact() {
+            Contact::Failing { lasting, .. } => assert!(lasting < minute),
+            contact => panic!("{contact:?}"),
+        }
+    }
+
+    #[test]
+    fn a_failed_subscription_does_not_hide_since_when_calls_fail() {
+        let registry = Registry::default();
+        let snapshot = Arc::<Snapshot>::default();
+        registry.count(&snapshot);
+        let refused = Error::new(ErrorKind::Unreachable, "refused");
+        let minute = Duration::from_secs(60);
+        snapshot.note_call(Moment::now() - minute, Err(&refused));
+        snapshot.note_listen(Moment::now(), Err(&refused));
+        assert!(lasting(registry.health(&Silent)) >= minute);
     }
 }

@@ -1009,4 +1009,45 @@ mod tests {
         assert!(took >= FAREWELL, "{took:?}");
         assert!(took < Duration::from_secs(10), "{took:?}");
     }
+
+    /// Many that ask for a short time, connections that break, and outages in which connecting hangs or fails.
+    #[test]
+    fn nobody_starves_after_an_outage() {
+        let roll = |end: u64| rand::random::<u64>() % end;
+        for size in [1, 2, 8] {
+            let fake = Fake::default();
+            let pool = pool(&fake, size);
+            let stop = AtomicBool::new(false);
+            let asks = |lane| {
+                while !stop.load(Ordering::SeqCst) {
+                    let by = Moment::now() + Duration::from_millis(roll(20));
+                    if let Ok(mut connection) = pool.checkout(lane, by) {
+                        connection.broken = roll(3) == 0;
+                        thread::sleep(Duration::from_micros(roll(3000)));
+                    }
+                    thread::sleep(Duration::from_micros(roll(500)));
+                }
+            };
+            thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| asks(Lane::Owner));
+                    scope.spawn(|| asks(Lane::Other));
+                }
+                let starved = (0..20).any(|_| {
+                    fake.0.away.store(true, Ordering::SeqCst);
+                    *fake.0.hangs.lock() = Duration::from_micros(roll(8000));
+                    thread::sleep(Duration::from_millis(roll(120)));
+                    fake.0.away.store(false, Ordering::SeqCst);
+                    *fake.0.hangs.lock() = Duration::ZERO;
+                    let end = Moment::now() + Duration::from_secs(10);
+                    while pool.checkout(Lane::Owner, end).is_err() && !end.remaining().is_zero() {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    end.remaining().is_zero()
+                });
+                stop.store(true, Ordering::SeqCst);
+                assert!(!starved, "{:?}", pool.usage());
+            });
+        }
+    }
 }

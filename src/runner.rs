@@ -311,6 +311,10 @@ impl Runner {
         if self.hearing == Hearing::Failed {
             self.hearing = Hearing::Deaf;
         }
+        if self.contender.purpose == Purpose::Lock && matches!(attempt, Ok(Attempt::Granted(_))) {
+            // Who holds a lock waits for nothing; its locker subscribes anew when it has to wait again.
+            self.snapshot.needs_no_wakeups();
+        }
         let failed_at = self.snapshot.failed_at();
         let (attempt, error) = self.settle(sent, attempt, |attempt| match attempt {
             Attempt::Granted(_) => true,
@@ -509,11 +513,12 @@ impl Runner {
             Change::OwnerChanged(state) => {
                 let owner = state.after();
                 // Or a service that finds the lease of a killed one seems to do nothing for as long as that lasts.
-                if owner.has_owner() && !self.waits {
+                // Not of a locker, which may be refused without waiting, nor of who only looks while it leaves.
+                let waits = *purpose == Purpose::Lead && !self.machine.is_leaving();
+                if waits && owner.has_owner() && !self.waits {
                     self.waits = true;
                     let left = owner.transition_at().saturating_sub(owner.backend_now());
-                    log::log!(
-                        level,
+                    log::info!(
                         "{mutex}: {id} waits; owned by {:?}, fence {}, whose lease ends in {:.1?} unless renewed",
                         owner.owner_id(),
                         owner.fence(),

@@ -23,6 +23,8 @@ struct Notes {
     state: MutexState,
     /// The end of belief, and the fence.
     belief: Option<(Moment, u64)>,
+    /// When it was last started; `None` for a locker.
+    started: Option<Moment>,
     /// Whether anything was asked since the last start.
     tried: bool,
     /// When a call was answered last.
@@ -59,6 +61,12 @@ impl Failed {
             since: earlier.map_or(sent, |earlier| earlier.since),
             at: Moment::now(),
         }
+    }
+
+    /// The same, counted from `moment` on at the earliest.
+    pub(crate) fn not_before(mut self, moment: Option<Moment>) -> Failed {
+        self.since = self.since.max(moment.unwrap_or(self.since));
+        self
     }
 }
 
@@ -192,18 +200,16 @@ impl Snapshot {
         match notes.double.as_ref().or_else(failing) {
             Some(Failed { error, since, .. }) => Contact::Failing {
                 error: error.clone(),
-                lasting: Moment::now() - *since,
+                lasting: Moment::now() - notes.started.map_or(*since, |at| at.max(*since)),
             },
             None if notes.tried => Contact::Fine,
             None => Contact::Untried,
         }
     }
 
-    /// The last call that failed, one for wake-ups included, unless one like it was answered since.
-    pub(crate) fn failed(&self) -> Option<Failed> {
-        let notes = self.notes.lock();
-        let failed = notes.failed.iter().chain(&notes.deaf);
-        failed.max_by_key(|failed| failed.at).cloned()
+    /// The last call that failed, unless one was answered since.
+    pub(crate) fn failed_call(&self) -> Option<Failed> {
+        self.notes.lock().failed.clone()
     }
 
     /// When a call was answered last.
@@ -238,7 +244,7 @@ impl Snapshot {
                 notes.answered = Some(Moment::now());
                 notes.failed = None;
             }
-            Err(error) => notes.failed = Some(Failed::after(notes.failing(), sent, error)),
+            Err(error) => notes.failed = Some(Failed::after(notes.failed.as_ref(), sent, error)),
         }
         notes.tried = true;
         notes.changes(outcome.err().map(Error::kind))
@@ -258,6 +264,11 @@ impl Snapshot {
             Err(error) => notes.deaf = Some(Failed::after(deaf.as_ref(), sent, error)),
         }
         notes.changes(outcome.err().map(Error::kind))
+    }
+
+    /// Forgets that nobody wakes us, because nobody has to.
+    pub(crate) fn needs_no_wakeups(&self) {
+        self.notes.lock().deaf = None;
     }
 
     /// An error was not said after all: the next one of its kind is new, and it is not over.
@@ -280,6 +291,7 @@ impl Snapshot {
             stats: notes.stats,
             answered: notes.answered,
             failed: notes.failed.take(),
+            started: Some(Moment::now()),
             ..Notes::default()
         };
     }

@@ -153,14 +153,14 @@ mod tests {
             memory::handle("noted").set_unreachable(true);
             store.usage(None, by).unwrap_err();
             memory::handle("noted").set_unreachable(false);
-            assert!(snapshot.failed().is_some());
+            assert!(snapshot.failed_call().is_some());
         };
         fails();
         store.create("a", 1, by).unwrap();
-        assert!(snapshot.failed().is_none());
+        assert!(snapshot.failed_call().is_none());
         fails();
         let missing = store.holders("none", by).unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
-        assert!(snapshot.failed().is_none());
+        assert!(snapshot.failed_call().is_none());
     }
 }

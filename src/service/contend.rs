@@ -673,7 +673,7 @@ impl Worker {
     /// The error of a lease that was given up and that the backend may still keep.
     fn unreleased(&self, so: &str) -> Option<Error> {
         let fence = self.runner.machine().leftover()?;
-        let failed = self.snapshot.failed().map(|failed| failed.error);
+        let failed = self.snapshot.failed_call().map(|failed| failed.error);
         let cause = failed.unwrap_or_else(|| Error::new(ErrorKind::Timeout, "no answer in time"));
         let Contender { mutex, id, .. } = self.runner.contender();
         let what = format_args!("{mutex}: {id}: fence {fence} is not released {so}");

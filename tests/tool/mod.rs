@@ -14,15 +14,8 @@ pub fn path() -> PathBuf {
         "release"
     };
     let status = Command::new(env!("CARGO"))
-        .args([
-            "build",
-            "--quiet",
-            "--package",
-            "contend",
-            "--profile",
-            profile,
-        ])
-        // As everywhere: with others, one build would replace the other.
+        // As everywhere: with other features, its dependencies would be built again.
+        .args(["build", "--quiet", "--workspace", "--profile", profile])
         .args(["--bin", "contend", "--all-features"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()

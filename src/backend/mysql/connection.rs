@@ -191,7 +191,8 @@ impl Connection {
     }
 
     /// Makes one request: `work` sends one statement and reads its answer, for which it waits until `by`
-    /// and never longer than its patience. Nothing is sent where hardly any time is left. Whatever
+    /// and never longer than its patience. (Where a round trip takes most of the time left, up to an eighth of
+    /// that longer: belief does not wait for it.) Nothing is sent where hardly any time is left. Whatever
     /// leaves the outcome unknown leaves the connection unusable: a late answer would be taken for that of
     /// the next request.
     pub(crate) fn run<T>(

@@ -13,7 +13,7 @@ use ::redis::{ConnectionLike, ProtocolVersion, Value};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::connection::{Address, Target};
-use super::error::{CallError, CallResult, read};
+use super::error::{CallError, CallResult, read_opening};
 use super::keys::SLOTS;
 use super::script::{Call, command};
 use super::server::{Server, ServerSettings, unavailable};
@@ -434,7 +434,7 @@ impl SlotMap {
         let slots = connection
             .req_packed_command(&command(&[b"CLUSTER", b"SLOTS"]))
             .and_then(Value::extract_error)
-            .map_err(|error| read(&error, node, connector.timeout))?;
+            .map_err(|error| read_opening(&error, node, connector.timeout))?;
         let info = connection
             .req_packed_command(&command(&[b"CLUSTER", b"INFO"]))
             .and_then(Value::extract_error);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ::redis::{ConnectionLike, ProtocolVersion, RedisError, Value};
 
 use super::connection::{Address, Connector};
-use super::error::read;
+use super::error::read_opening;
 use super::script::command;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -98,7 +98,7 @@ impl Sentinels {
                 format!("redis at {sentinel} is not a sentinel; for one server write redis://"),
             );
         }
-        read(error, sentinel, self.connector.timeout)
+        read_opening(error, sentinel, self.connector.timeout)
     }
 }
 
@@ -111,7 +111,7 @@ fn open(
     let role = connection
         .req_packed_command(&command(&[b"ROLE"]))
         .and_then(Value::extract_error)
-        .map_err(|error| read(&error, master, connector.timeout))?;
+        .map_err(|error| read_opening(&error, master, connector.timeout))?;
     let role = match role {
         Value::Array(fields) => fields.into_iter().next(),
         _ => None,

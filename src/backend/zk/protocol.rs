@@ -348,7 +348,7 @@ impl Protocol {
 
     /// Whether a server has been asked to let us in and has not answered.
     pub(super) fn is_entering(&self) -> bool {
-        matches!(self.stage, Stage::Handshake { .. } | Stage::Judging { .. })
+        matches!(self.stage, Stage::Handshake { .. })
     }
 
     pub(super) fn id(&self) -> i64 {
