@@ -1,15 +1,16 @@
 //! What is logged: a process has one logger.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
+use contend::backend::OnRefusal;
 use contend::{Error, ErrorKind, Lease};
 use parking_lot::Mutex;
 use testbed::wait_until;
 
-use crate::conformance::hooked::{around, as_another_process};
+use crate::conformance::hooked::{Call, When, around, as_another_process};
 use crate::conformance::{PATIENCE, closed, elsewhere};
 
 static LINES: Mutex<Vec<(log::Level, String)>> = Mutex::new(Vec::new());
@@ -116,6 +117,51 @@ alone! {
         let error = factory.locker("m").id("c").build().unwrap().try_lock().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Held);
         assert_eq!(count("m: c"), 0);
+    }
+
+    /// What an attempt of unknown outcome may have left is looked for with another one, which may be refused.
+    fn a_service_that_is_stopped_in_doubt_does_not_say_that_it_waits() {
+        log::set_logger(&Lines).unwrap();
+        log::set_max_level(log::LevelFilter::Debug);
+        let memory = contend::memory::factory("in-doubt", Lease::default());
+        let other = memory.locker("m").id("b").build().unwrap();
+        let _held = elsewhere(|| other.lock().unwrap());
+        let factory = around(&memory, |_, call, _, _| match call {
+            Call::Acquire(OnRefusal::Enqueue) => Err(Error::new(ErrorKind::Timeout, "no answer")),
+            _ => Ok(()),
+        });
+        let service = factory.contend("m").id("a").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it is in doubt", || service.stats().failed_attempts > 0);
+        let before = service.stats().attempts;
+        service.stop().unwrap();
+        assert!(service.stats().attempts > before, "nothing was looked for");
+        // Nor does a locker that does not wait, at any level.
+        let error = factory.locker("m").id("c").build().unwrap().try_lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Held);
+        let lines = LINES.lock();
+        assert!(!lines.iter().any(|(_, text)| text.contains("waits")), "{lines:?}");
+    }
+
+    /// Whoever holds a lock is woken by nobody, and needs not be.
+    fn a_lock_that_is_granted_ends_the_trouble_although_its_locker_could_not_subscribe() {
+        log::set_logger(&Lines).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+        let memory = contend::memory::factory("deaf", Lease::default());
+        let failures = AtomicUsize::new(0);
+        let factory = around(&memory, move |when, call, _, _| match call {
+            Call::Listen => Err(Error::new(ErrorKind::Unreachable, "no subscriber")),
+            Call::Acquire(_) if when == When::Before && failures.fetch_add(1, SeqCst) < 2 => {
+                Err(Error::new(ErrorKind::Unreachable, "refused"))
+            }
+            _ => Ok(()),
+        });
+        let locker = factory.locker("m").id("a").build().unwrap();
+        locker.lock().unwrap().unlock().unwrap();
+        let lines = LINES.lock();
+        let count = |text: &str| lines.iter().filter(|line| line.1.contains(text)).count();
+        assert_eq!(count("trying again"), 1, "{lines:?}");
+        assert_eq!(count("m: a: the backend answers again"), 1, "{lines:?}");
     }
 
     /// Rule "one id, one contender": it was told when the guard ended, hours later maybe, and not when it was met.

@@ -145,11 +145,17 @@ fn whoever_closes_the_connection_without_an_answer_is_asked_whether_it_is_a_redi
     within(HANG, || {
         let zookeeper = testbed::ZooKeeperServer::start();
         for address in [stranger(b""), zookeeper.addr()] {
-            let error = refused(&format!("redis://{address}"));
-            let says = "closed the connection without an answer; is this a Redis server?";
-            // A server that restarts closes it, too.
-            check(&error, ErrorKind::Unreachable, says);
-            check(&error, ErrorKind::Unreachable, &address.to_string());
+            for (scheme, path) in [
+                ("redis", ""),
+                ("redis+cluster", ""),
+                ("redis+sentinel", "/x"),
+            ] {
+                let error = refused(&format!("{scheme}://{address}{path}"));
+                let says = "closed the connection without an answer; is this a Redis server?";
+                // A server that restarts closes it, too.
+                check(&error, ErrorKind::Unreachable, says);
+                check(&error, ErrorKind::Unreachable, &address.to_string());
+            }
         }
     });
 }
