@@ -449,7 +449,12 @@ impl Runner {
         let Contender { mutex, id, .. } = &self.contender;
         match (change, error) {
             (ErrorChange::New, Some(error)) => {
-                if self.quiet {
+                // A `lock()` waits without an end, but gives up on what a retry cannot fix, and returns it.
+                let gives_up = self.contender.purpose == Purpose::Lock
+                    && !error.is_transient()
+                    && self.machine.belief().is_none()
+                    && !self.machine.is_leaving();
+                if self.quiet || gives_up {
                     self.snapshot.unsay(error.kind());
                 } else {
                     log::warn!("{mutex}: {id}: {error}; trying again");

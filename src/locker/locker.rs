@@ -408,9 +408,25 @@ impl Inner {
                     Wait::Forever => Moment::FAR,
                 };
                 self.tidy(driven, by);
-                Err(error)
+                Err(self.unless_cut_off(error, start))
             }
         }
+    }
+
+    /// What is known of the holder is as old as the last answer. Whoever was cut off while it waited finds out when
+    /// it withdraws: then that is the reason, because the mutex may have been free meanwhile.
+    fn unless_cut_off(&self, error: Error, start: Moment) -> Error {
+        let snapshot = &self.driver.snapshot;
+        let failed = snapshot.failed_call().filter(|failed| failed.at > start);
+        let Some(failed) = failed.filter(|_| error.kind() == ErrorKind::Held) else {
+            return error;
+        };
+        // A withdrawal has little time: that the answer to it was late says little.
+        let recent = Moment::now() - self.driver.contender.lease.call_budget();
+        if failed.error.kind() == ErrorKind::Timeout && snapshot.answered() > Some(recent) {
+            return error;
+        }
+        not_locked(self.mutex(), failed.error)
     }
 
     /// Takes the runner, in which the background may be in a call that hangs.
@@ -675,7 +691,7 @@ impl Inner {
             return held(mutex, &holder, wait);
         }
         match self.driver.snapshot.last_error() {
-            Some(error) => error.context(format_args!("{mutex}: not locked")),
+            Some(error) => not_locked(mutex, error),
             None => held(
                 mutex,
                 "another thread of this process waits for it too",
@@ -694,7 +710,7 @@ impl Inner {
     fn refused(&self, failed: Option<Error>, runner: &Runner, wait: Wait) -> Error {
         let mutex = self.mutex();
         if let Some(error) = failed {
-            return error.context(format_args!("{mutex}: not locked"));
+            return not_locked(mutex, error);
         }
         let holder = match runner.seen().owner_id() {
             "" => "kept for a contender that waits for it, or granted too late".to_owned(),
@@ -709,6 +725,11 @@ impl Inner {
 
 fn is_cancelled(cancels: &[&Cancel]) -> bool {
     cancels.iter().any(|it| it.is_cancelled())
+}
+
+/// The error for a lock of which the server could not be asked.
+fn not_locked(mutex: &str, error: Error) -> Error {
+    error.context(format_args!("{mutex}: not locked"))
 }
 
 /// The error for a lock that somebody else has.

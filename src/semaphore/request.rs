@@ -198,7 +198,8 @@ impl Wait {
         }
     }
 
-    /// Waits for at most `timeout`; zero does not wait.
+    /// Waits for at most `timeout`. Zero does not wait for permits: it makes one request, which may take 5 s,
+    /// retries included, if the server does not answer.
     pub fn at_most(timeout: Duration) -> Wait {
         Wait {
             timeout: Some(timeout),

@@ -164,6 +164,27 @@ alone! {
         assert_eq!(count("m: a: the backend answers again"), 1, "{lines:?}");
     }
 
+    /// A `lock()` gives up on what a retry cannot fix, and said "trying again".
+    fn a_lock_that_gives_up_returns_its_error_and_logs_nothing() {
+        log::set_logger(&Lines).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+        let memory = contend::memory::factory("gives-up", Lease::default());
+        let factory = around(&memory, |_, call, _, _| match call {
+            Call::Acquire(_) => Err(Error::new(ErrorKind::Denied, "no such user")),
+            _ => Ok(()),
+        });
+        let error = factory.locker("m").id("a").build().unwrap().lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied);
+        assert!(LINES.lock().is_empty(), "{:?}", LINES.lock());
+        // A service goes on, and says so.
+        let service = factory.contend("m").id("b").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it is said", || {
+            LINES.lock().iter().any(|(_, text)| text == "m: b: no such user; trying again")
+        });
+        service.stop().unwrap();
+    }
+
     /// Rule "one id, one contender": it was told when the guard ended, hours later maybe, and not when it was met.
     fn a_locker_that_meets_its_double_says_so_while_its_guard_lives() {
         log::set_logger(&Lines).unwrap();

@@ -170,6 +170,33 @@ fn a_thread_that_waits_for_another_is_told_so_when_its_time_is_up() {
 }
 
 /// Rule 3: it is given back, and never handed out.
+/// It was said to be held, and not free within the timeout, by whoever had not heard of the server for most of it.
+#[test]
+fn a_wait_that_was_cut_off_ends_with_the_error_and_not_with_the_holder() {
+    within(HANG, || {
+        // A late answer to a withdrawal alone does not mean that.
+        for (kind, told) in [
+            (ErrorKind::Unreachable, ErrorKind::Unreachable),
+            (ErrorKind::Timeout, ErrorKind::Held),
+        ] {
+            let memory = memory(&format!("cut off {kind}"));
+            let cut_off = hooked::around(&memory, move |when, call, _, _| match call {
+                Call::Withdraw if when == When::Before => Err(error(kind)),
+                _ => Ok(()),
+            });
+            let owner = memory.locker("m").id("a").build().unwrap();
+            let guard = elsewhere(|| owner.lock().unwrap());
+            let waiter = cut_off.locker("m").id("b").build().unwrap();
+            let error = waiter.try_lock_for(ms(50)).unwrap_err();
+            assert_eq!(error.kind(), told, "{error}");
+            if kind == told {
+                assert_eq!(error.to_string(), "m: not locked: on request");
+            }
+            drop(guard);
+        }
+    });
+}
+
 #[test]
 fn a_grant_that_comes_too_late_is_given_back() {
     within(HANG, || {
