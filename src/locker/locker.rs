@@ -421,12 +421,16 @@ impl Inner {
         let Some(failed) = failed.filter(|_| error.kind() == ErrorKind::Held) else {
             return error;
         };
-        // A withdrawal has little time: that the answer to it was late says little.
+        if failed.error.kind() != ErrorKind::Timeout {
+            return not_locked(self.mutex(), failed.error);
+        }
+        // A withdrawal has little time: an answer that comes too late for it may be one from far away.
         let recent = Moment::now() - self.driver.contender.lease.call_budget();
-        if failed.error.kind() == ErrorKind::Timeout && snapshot.answered() > Some(recent) {
+        if snapshot.answered() > Some(recent) {
             return error;
         }
-        not_locked(self.mutex(), failed.error)
+        let known = format!("{error}, as far as is known: {}", failed.error);
+        Error::new(ErrorKind::Held, known)
     }
 
     /// Takes the runner, in which the background may be in a call that hangs.

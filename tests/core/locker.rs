@@ -174,7 +174,7 @@ fn a_thread_that_waits_for_another_is_told_so_when_its_time_is_up() {
 #[test]
 fn a_wait_that_was_cut_off_ends_with_the_error_and_not_with_the_holder() {
     within(HANG, || {
-        // A late answer to a withdrawal alone does not mean that.
+        // An answer that is late for a withdrawal, which has little time, does not mean that.
         for (kind, told) in [
             (ErrorKind::Unreachable, ErrorKind::Unreachable),
             (ErrorKind::Timeout, ErrorKind::Held),
@@ -191,7 +191,20 @@ fn a_wait_that_was_cut_off_ends_with_the_error_and_not_with_the_holder() {
             assert_eq!(error.kind(), told, "{error}");
             if kind == told {
                 assert_eq!(error.to_string(), "m: not locked: on request");
+                continue;
             }
+            // Unless nothing was heard for long: then the message says so.
+            let lease = Lease::new(ms(400), ms(200)).unwrap();
+            let waiter = cut_off
+                .locker("m")
+                .id("c")
+                .ttl(lease.ttl())
+                .build()
+                .unwrap();
+            let error = waiter.try_lock_for(lease.call_budget() * 2).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+            let says = error.to_string();
+            assert!(says.ends_with(", as far as is known: on request"), "{says}");
             drop(guard);
         }
     });
