@@ -20,7 +20,7 @@ fn main() -> Result<(), contend::Error> {
             .contend("demo")
             .id(id)
             .on_acquired(move |event| show(begin, id, "leads", event.fence()))
-            .on_released(move |event| show(begin, id, "has ended", event.fence()))
+            .on_released(move |event| show(begin, id, "steps down", event.fence()))
             .on_owner_changed(move |event| {
                 if event.kind == EventKind::OwnerChanged && event.state.after().has_owner() {
                     let leader = event.state.after().owner_id();

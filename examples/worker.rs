@@ -23,9 +23,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let without_options = url.split('?').next().unwrap_or_default();
     let mut database = mysql::Conn::new(without_options)?;
     database.query_drop(
-        "CREATE TABLE IF NOT EXISTS report (id INT PRIMARY KEY, written INT NOT NULL, fence BIGINT UNSIGNED NOT NULL)",
+        "CREATE TABLE IF NOT EXISTS worker (id INT PRIMARY KEY, written INT NOT NULL, fence BIGINT UNSIGNED NOT NULL)",
     )?;
-    database.query_drop("INSERT IGNORE INTO report VALUES (1, 0, 0)")?;
+    database.query_drop("INSERT IGNORE INTO worker (id, written, fence) VALUES (1, 0, 0)")?;
 
     // Install your exporter of the `metrics` facade first; `examples/service` serves one over HTTP.
     let factory = contend::connect(&url)?.with_probe(Arc::new(MetricsProbe::new()));
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Writes, unless a newer leader has written already.
 fn write(database: &mut mysql::Conn, fence: u64) -> mysql::Result<()> {
-    let update = "UPDATE report SET written = written + 1, fence = ? WHERE id = 1 AND fence <= ?";
+    let update = "UPDATE worker SET written = written + 1, fence = ? WHERE id = 1 AND fence <= ?";
     database.exec_drop(update, (fence, fence))?;
     let accepted = database.affected_rows() == 1;
     println!("fence {fence}: accepted {accepted}");

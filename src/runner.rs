@@ -369,7 +369,9 @@ impl Runner {
     fn release(&mut self, fence: u64, by: Moment) -> Called {
         let sent = Moment::now();
         let outcome = self.guarded(|raw| raw.release(fence, by));
-        let (released, _) = self.settle(sent, outcome.clone(), |_| true);
+        // That there is nothing to release may be known without asking: on ZooKeeper, once the node is left to the
+        // session to delete.
+        let (released, _) = self.settle(sent, outcome.clone(), |released| *released);
         let roll = clock::roll();
         self.decide(|machine, now| machine.released(now, released, roll));
         Called::Release { fence, outcome }

@@ -185,6 +185,28 @@ alone! {
         service.stop().unwrap();
     }
 
+    /// A release that was left to the session found nothing to do the second time, and that counted as an answer.
+    fn a_release_that_asks_nothing_does_not_end_an_outage() {
+        log::set_logger(&Lines).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+        let server = testbed::ZooKeeperServer::start();
+        let factory = contend::connect(&format!("{}?ttl=4s&transition=2s", server.url())).unwrap();
+        let service = factory.contend("led").id("a").build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it leads", || service.is_owner());
+        let locker = factory.locker("locked").id("a").build().unwrap();
+        let guard = locker.lock().unwrap();
+        server.pause();
+        closed(&guard.lost());
+        drop(guard);
+        service.stop().unwrap();
+        // For as long as the background goes on trying.
+        thread::sleep(Duration::from_secs(7));
+        let lines = LINES.lock();
+        assert!(!lines.iter().any(|(_, text)| text.contains("answers again")), "{lines:?}");
+        server.resume();
+    }
+
     /// Rule "one id, one contender": it was told when the guard ended, hours later maybe, and not when it was met.
     fn a_locker_that_meets_its_double_says_so_while_its_guard_lives() {
         log::set_logger(&Lines).unwrap();

@@ -468,6 +468,12 @@ fn a_missing_privilege_is_denied() {
                 .last_error()
                 .is_some_and(|error| error.kind() == ErrorKind::Denied)
         });
+        // It named the right that is missing, and not what to do without it.
+        let other = connect(&url.replace("root@", "reader@"), "&table=other&create_table=true");
+        let error = other.ping(PATIENCE).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        let cure = "apply sql/init-mutex.sql as a user that has CREATE, and grant SELECT, INSERT and UPDATE on other";
+        assert!(error.to_string().ends_with(cure), "{error}");
     });
 }
 

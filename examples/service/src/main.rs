@@ -18,11 +18,12 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let url = option("--url").unwrap_or_else(|| "memory://".to_owned());
-    let listen = option("--listen").unwrap_or_else(|| "127.0.0.1:9464".to_owned());
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")).init();
+    let (url, listen) = options()?;
     // First the recorder, then the probe: what is registered before it goes nowhere.
     let recorder = PrometheusBuilder::new().install_recorder()?;
     let factory = contend::connect(&url)?.with_probe(Arc::new(MetricsProbe::new()));
+    factory.ping(Duration::from_secs(5))?; // a wrong URL or password ends the program here
     let service = factory
         .contend("report")
         .on_acquired(|event| println!("leads, fence {:?}", event.fence()))
@@ -91,6 +92,19 @@ fn answer(
     )
 }
 
-fn option(name: &str) -> Option<String> {
-    std::env::args().skip_while(|word| word != name).nth(1)
+/// Returns the URL of the server, and the address to listen on.
+fn options() -> Result<(String, String), &'static str> {
+    let usage = "usage: contend-example-service [--url URL] [--listen ADDRESS]";
+    let (mut url, mut listen) = ("memory://".to_owned(), "127.0.0.1:9464".to_owned());
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        // Not passed over: with a misspelt `--url` every copy would lead, each in its own memory.
+        let option = match word.as_str() {
+            "--url" => &mut url,
+            "--listen" => &mut listen,
+            _ => return Err(usage),
+        };
+        *option = words.next().ok_or(usage)?;
+    }
+    Ok((url, listen))
 }

@@ -223,15 +223,18 @@ impl Table {
         }
         if error.is_missing_grant() {
             let (error, name) = (error.into_error(), &self.name);
-            // Making it takes other rights, which the server names.
             let text = error.to_string();
-            if !["SELECT", "INSERT", "UPDATE"]
-                .iter()
-                .any(|right| text.contains(right))
-            {
-                return error;
-            }
-            let cure = format!("grant SELECT, INSERT and UPDATE on {name}");
+            // Creating or changing it takes rights that nothing else does.
+            let applied = match () {
+                () if text.contains("CREATE command") => {
+                    "apply sql/init-mutex.sql as a user that has CREATE, and "
+                }
+                () if text.contains("ALTER command") => {
+                    "apply sql/upgrade-mutex.sql as a user that has ALTER, and "
+                }
+                () => "",
+            };
+            let cure = format!("{applied}grant SELECT, INSERT and UPDATE on {name}");
             return Error::new(error.kind(), format!("{text}; {cure}"));
         }
         error.into_error()
