@@ -17,6 +17,8 @@ pub struct Error {
     source: Option<Arc<dyn StdError + Send + Sync>>,
     /// Nothing was sent to the server, so nothing can have happened there.
     asked_nothing: bool,
+    /// It says nothing about the server: the caller had no time, or its pool no connection.
+    proves_nothing: bool,
 }
 
 /// The kinds of [`Error`], for code that must distinguish them.
@@ -76,6 +78,7 @@ impl Error {
             message: message.into().into_boxed_str(),
             source: None,
             asked_nothing: false,
+            proves_nothing: false,
         }
     }
 
@@ -91,7 +94,23 @@ impl Error {
     #[cfg(feature = "redis")]
     pub(crate) fn after_asking(mut self) -> Error {
         self.asked_nothing = false;
+        self.proves_nothing = false;
         self
+    }
+
+    /// Marks that nothing was sent for want of time or of a free connection: whether the server answers is not
+    /// known.
+    #[must_use]
+    #[cfg(any(feature = "redis", feature = "mysql"))]
+    pub(crate) fn proving_nothing(mut self) -> Error {
+        self.asked_nothing = true;
+        self.proves_nothing = true;
+        self
+    }
+
+    /// Returns `true` if the error says nothing about the server.
+    pub(crate) fn proves_nothing(&self) -> bool {
+        self.proves_nothing
     }
 
     /// Returns `true` if the call failed before anything was sent to the server.

@@ -39,7 +39,8 @@ pub struct Health {
     /// Whether the backend answers, as far as the services, lockers, semaphores and `ping` have found out. It is
     /// failing if a call of any of them failed after the last answer, even if that service was stopped or that
     /// locker was dropped since, and while a running service cannot be notified of releases. A call that finds the
-    /// lock held, or the semaphore exhausted or missing, counts as answered.
+    /// lock held, or the semaphore exhausted or missing, counts as answered. A call that had no time or no free
+    /// connection to ask the backend counts for nothing.
     ///
     /// It has been failing since the first of the calls that failed after the last answer was sent, whichever part
     /// sent it.
@@ -300,6 +301,7 @@ impl Registry {
                 known.ping_answered = Some(Moment::now());
                 known.ping_failed = None;
             }
+            Err(error) if error.proves_nothing() => {}
             Err(error) => {
                 let earlier = known.ping_failed.as_ref();
                 known.ping_failed = Some(Failed::after(earlier, sent, error));
@@ -522,6 +524,36 @@ mod tests {
         assert!(is_fine());
         first.note_call(sent, Err(&refused));
         assert!(!is_fine());
+    }
+
+    /// Callers in a hurry, or a pool that is too small, made a server that answers unready.
+    #[cfg(any(feature = "redis", feature = "mysql"))]
+    #[test]
+    fn a_call_that_could_not_ask_says_nothing_about_the_backend() {
+        let registry = Registry::default();
+        let snapshot = Arc::<Snapshot>::default();
+        registry.count(&snapshot);
+        let busy = Error::new(ErrorKind::Timeout, "all connections were in use").proving_nothing();
+        let contact = || registry.health(&Silent).contact;
+        let sent = Moment::now();
+        snapshot.note_call(sent, Err(&busy));
+        snapshot.note_listen(sent, Err(&busy));
+        registry.pinged(sent, Err(&busy));
+        assert!(matches!(contact(), Contact::Untried), "{:?}", contact());
+        // Its caller, or the service, hears of it.
+        assert!(snapshot.last_error().is_some());
+        snapshot.note_listen(sent, Ok(()));
+        snapshot.note_call(sent, Ok(true));
+        snapshot.note_call(sent, Err(&busy));
+        assert!(registry.health(&Silent).is_fine());
+        // Nor does it hide that the backend fails.
+        let refused = Error::new(ErrorKind::Unreachable, "refused");
+        snapshot.note_call(sent, Err(&refused));
+        snapshot.note_call(sent, Err(&busy));
+        match contact() {
+            Contact::Failing { error, .. } => assert_eq!(error.kind(), ErrorKind::Unreachable),
+            contact => panic!("{contact:?}"),
+        }
     }
 
     /// Every locker of an outage counted from its own first call, and the newest one was believed.

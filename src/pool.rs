@@ -34,7 +34,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// another.
 const GRACE: Duration = Duration::from_millis(1);
 
-/// How often r2d2 asks again for a connection that could not be opened; [`Connect::pause`] decides
+/// How often r2d2 asks again for a connection that could not be opened; [`Connect::backoff`] decides
 /// whether that becomes an attempt.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -59,24 +59,33 @@ pub(crate) trait Connect: Send + Sync + 'static {
     /// or it says that it is read-only. Asked when it comes back.
     fn is_broken(&self, connection: &mut Self::Connection) -> bool;
 
+    /// Returns when the server last answered on the connection: when it was opened, or later.
+    fn heard_at(&self, connection: &Self::Connection) -> Moment;
+
     /// Returns the server's name for messages, without a credential.
     fn server(&self) -> String;
 
     /// Returns what to say where nothing was heard for `waited` of a connection that is being opened.
-    fn unanswered(&self, waited: Duration) -> String {
-        let _ = waited;
-        format!("{}: no connection could be opened in time", self.server())
-    }
+    fn unanswered(&self, waited: Duration) -> String;
 
-    /// Returns how long nobody tries to connect after the `failures`th failure in a row. After a
-    /// failure, one thread at a time tries.
-    fn pause(&self, error: &Error, failures: u32) -> Duration;
+    /// Returns how attempts to connect are spaced after this error. Failures with equal ones count as a
+    /// row. After a failure, one thread at a time tries.
+    fn backoff(&self, error: &Error) -> Backoff;
 }
 
-/// Returns a pause that doubles from `first` to `longest` with each failure in a row.
-pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32) -> Duration {
-    let doubled = 2_u32.pow(failures.saturating_sub(1).min(16));
-    (first * doubled).min(longest)
+/// A pause that doubles with each failure in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Backoff {
+    pub(crate) first: Duration,
+    pub(crate) longest: Duration,
+}
+
+impl Backoff {
+    /// Returns the pause after the `failures`th failure in a row.
+    fn pause(self, failures: u32) -> Duration {
+        let doubled = 2_u32.pow(failures.saturating_sub(1).min(16));
+        (self.first * doubled).min(self.longest)
+    }
 }
 
 /// Who asks for a connection.
@@ -125,8 +134,6 @@ struct Manager<C> {
 /// A connection and what the pool remembers about it.
 pub(crate) struct Pooled<T> {
     connection: T,
-    /// When it came back last, or was opened.
-    heard_at: Moment,
     /// When it was looked at to be lent last.
     came_at: Moment,
 }
@@ -140,7 +147,7 @@ struct Shared<C> {
     lanes: Arc<Lanes>,
     /// Connections not heard of since then are not used again; nanoseconds of the boot-time clock.
     suspect_before: AtomicU64,
-    /// When a connection was last opened or came back in order; 0 for never.
+    /// When the server last answered on a connection that came back in order, or let one be opened; 0 for never.
     last_contact: AtomicU64,
 }
 
@@ -158,7 +165,9 @@ struct Door {
 
 struct FailedConnect {
     error: Error,
-    /// Failures in a row.
+    backoff: Backoff,
+    /// Failures in a row with this backoff: those of another kind, after which it was tried more often, do not
+    /// make this one last.
     failures: u32,
     /// Nobody tries before.
     until: Moment,
@@ -269,7 +278,8 @@ impl<C: Connect> Pool<C> {
             }
             let left = by - now;
             if left.is_zero() {
-                return Err(self.why_not(open, since));
+                let full = open >= inner.max_size() || !room.admits(lane);
+                return Err(self.why_not(open, full, since));
             }
             let limit = if ask == Ask::Soon { GRACE } else { LOOK };
             let heard = lanes.wait(&mut room, lane, limit.min(left));
@@ -324,7 +334,7 @@ impl<C: Connect> Pool<C> {
         PoolUse::new(state.connections, state.idle_connections, inner.max_size())
     }
 
-    /// Returns when a connection was last opened or came back in order.
+    /// Returns when the server last answered on a connection that came back in order, or let one be opened.
     pub(crate) fn last_contact(&self) -> Option<Moment> {
         match self.shared.last_contact.load(Ordering::Relaxed) {
             0 => None,
@@ -337,28 +347,34 @@ impl<C: Connect> Pool<C> {
         &self.shared.connect
     }
 
-    /// Why no connection came in time, with `open` of them, to a checkout that waits since `since`.
-    fn why_not(&self, open: u32, since: Moment) -> Error {
+    /// Why no connection came in time to a checkout that waits since `since`, with `open` of them, and no more
+    /// allowed if it is `full`.
+    fn why_not(&self, open: u32, full: bool, since: Moment) -> Error {
         if let Some(error) = self.shared.connect_error() {
             return error;
         }
         let now = Moment::now();
         let waited = now - since;
         let server = self.shared.connect.server();
-        let message = if open == 0 {
-            let since = self.shared.door.lock().connecting_since;
-            let waited = since.map_or(Duration::ZERO, |since| now - since);
-            self.shared.connect.unanswered(waited)
-        } else if waited >= HANGS && self.last_contact() < Some(since) {
+        let connecting = self.shared.door.lock().connecting_since;
+        let connecting = connecting.map_or(Duration::ZERO, |since| now - since);
+        let late = |message| Error::new(ErrorKind::Timeout, message).before_asking();
+        if open > 0 && waited >= HANGS && self.last_contact() < Some(since) {
             let waited = waited.as_secs_f64();
-            format!("{server}: no answer for {waited:.1} s to the calls under way")
-        } else {
-            format!(
+            late(format!(
+                "{server}: no answer for {waited:.1} s to the calls under way"
+            ))
+        } else if full {
+            late(format!(
                 "{server}: all connections were in use; if this happens often, raise pool_size ({})",
                 self.shared.settings.size
-            )
-        };
-        Error::new(ErrorKind::Timeout, message).before_asking()
+            ))
+            .proving_nothing()
+        } else if connecting >= HANGS {
+            late(self.shared.connect.unanswered(connecting))
+        } else {
+            late(format!("{server}: no connection could be opened in time")).proving_nothing()
+        }
     }
 }
 
@@ -426,9 +442,8 @@ impl<C: Connect> ManageConnection for Manager<C> {
     /// Asks the server nothing: a suspect connection, and one that idled for too long, is replaced.
     fn is_valid(&self, pooled: &mut Pooled<C::Connection>) -> Result<()> {
         let now = Moment::now();
-        if self.shared.is_suspect(pooled.heard_at)
-            || now - pooled.heard_at >= self.shared.settings.idle_timeout
-        {
+        let heard_at = self.shared.connect.heard_at(&pooled.connection);
+        if self.shared.is_suspect(heard_at) || now - heard_at >= self.shared.settings.idle_timeout {
             return Err(closed());
         }
         pooled.came_at = now;
@@ -438,7 +453,7 @@ impl<C: Connect> ManageConnection for Manager<C> {
     fn has_broken(&self, pooled: &mut Pooled<C::Connection>) -> bool {
         let broken = self.shared.connect.is_broken(&mut pooled.connection);
         if !broken {
-            pooled.heard_at = self.shared.heard();
+            self.shared.heard(&pooled.connection);
         }
         broken
     }
@@ -458,25 +473,31 @@ impl<C: Connect> Shared<C> {
         door.connecting -= 1;
         if door.connecting == 0 {
             door.connecting_since = None;
+        } else if opened.is_ok() {
+            // The server answers: what else is under way has waited since then at the most.
+            door.connecting_since = Some(Moment::now());
         }
         let opened = match opened {
             Ok(connection) => {
                 door.failed = None;
-                let now = self.heard();
+                self.heard(&connection);
                 Ok(Pooled {
                     connection,
-                    heard_at: now,
-                    came_at: now,
+                    came_at: Moment::now(),
                 })
             }
             Err(error) => {
                 // A connect that fails has done nothing that anybody could miss.
                 let error = error.before_asking();
-                let failures = door.failed.as_ref().map_or(0, |failed| failed.failures) + 1;
+                let backoff = self.connect.backoff(&error);
+                let earlier = door.failed.as_ref();
+                let earlier = earlier.filter(|failed| failed.backoff == backoff);
+                let failures = earlier.map_or(0, |failed| failed.failures) + 1;
                 door.failed = Some(FailedConnect {
                     error: error.clone(),
+                    backoff,
                     failures,
-                    until: Moment::now() + self.connect.pause(&error, failures),
+                    until: Moment::now() + backoff.pause(failures),
                     retrying: false,
                 });
                 Err(error)
@@ -520,10 +541,10 @@ impl<C: Connect> Shared<C> {
         door.failed.as_ref().map(|failed| failed.error.clone())
     }
 
-    fn heard(&self) -> Moment {
-        let now = Moment::now();
-        self.last_contact.store(nanos(now), Ordering::Relaxed);
-        now
+    /// Notes when the server answered on this connection, which may be long ago: it may not have been used.
+    fn heard(&self, connection: &C::Connection) {
+        let at = nanos(self.connect.heard_at(connection));
+        self.last_contact.fetch_max(at, Ordering::Relaxed);
     }
 
     fn is_suspect(&self, heard_at: Moment) -> bool {
@@ -677,6 +698,8 @@ mod tests {
     #[derive(Default)]
     struct FakeServer {
         away: AtomicBool,
+        /// Whether log-ins time out; attempts are spaced in another way then.
+        silent: AtomicBool,
         panics: AtomicBool,
         hangs: Mutex<Duration>,
         attempts: AtomicUsize,
@@ -688,6 +711,13 @@ mod tests {
     struct FakeConnection {
         number: usize,
         broken: bool,
+        heard_at: Moment,
+    }
+
+    impl FakeConnection {
+        fn is_answered(&mut self) {
+            self.heard_at = Moment::now();
+        }
     }
 
     impl Connect for Fake {
@@ -702,6 +732,9 @@ mod tests {
             thread::sleep(hangs);
             server.at_once.fetch_sub(1, Ordering::SeqCst);
             assert!(!server.panics.load(Ordering::SeqCst), "a bug");
+            if server.silent.load(Ordering::SeqCst) {
+                return Err(Error::new(ErrorKind::Timeout, "fake: no log-in"));
+            }
             if server.away.load(Ordering::SeqCst) {
                 return Err(Error::new(
                     ErrorKind::Unreachable,
@@ -711,6 +744,7 @@ mod tests {
             Ok(FakeConnection {
                 number,
                 broken: false,
+                heard_at: Moment::now(),
             })
         }
 
@@ -718,13 +752,25 @@ mod tests {
             connection.broken
         }
 
+        fn heard_at(&self, connection: &FakeConnection) -> Moment {
+            connection.heard_at
+        }
+
         fn server(&self) -> String {
             "fake".to_owned()
         }
 
-        fn pause(&self, _error: &Error, failures: u32) -> Duration {
-            let pause = *self.0.pause.lock();
-            pause.map_or(Duration::from_millis(20), |pause| pause * failures)
+        fn unanswered(&self, waited: Duration) -> String {
+            format!("fake: no log-in within {} ms", waited.as_millis())
+        }
+
+        fn backoff(&self, error: &Error) -> Backoff {
+            let (first, longest) = match (error.kind(), *self.0.pause.lock()) {
+                (ErrorKind::Timeout, _) => (Duration::from_millis(50), Duration::from_secs(600)),
+                (_, Some(pause)) => (pause, pause * 10),
+                (_, None) => (Duration::from_millis(20), Duration::from_millis(20)),
+            };
+            Backoff { first, longest }
         }
     }
 
@@ -753,7 +799,7 @@ mod tests {
             .collect();
         let error = pool.checkout(Lane::Other, Moment::now()).unwrap_err();
         assert!(error.to_string().contains("raise pool_size (4)"), "{error}");
-        assert!(error.asked_nothing());
+        assert!(error.asked_nothing() && error.proves_nothing());
         drop(pool.checkout(Lane::Owner, soon()).unwrap());
         assert!(pool.try_checkout(Lane::Other).is_none());
         assert!(pool.try_checkout(Lane::Owner).is_some());
@@ -824,7 +870,7 @@ mod tests {
         let small = thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
-                    drop(pool.checkout(Lane::Owner, soon()).unwrap());
+                    pool.checkout(Lane::Owner, soon()).unwrap().is_answered();
                     thread::sleep(Duration::from_millis(1));
                 }
             });
@@ -834,6 +880,86 @@ mod tests {
         });
         assert!(small.contains("raise pool_size (4)"), "{small}");
         drop(held);
+    }
+
+    /// Rule "trouble is visible": with one of eight open, a larger pool would not help.
+    #[test]
+    fn a_pool_that_may_grow_is_not_called_too_small() {
+        let fake = Fake::default();
+        let end = soon();
+        let pool = pool(&fake, 8);
+        let mut held = vec![pool.checkout(Lane::Owner, end).unwrap()];
+        // The one that was opened ahead may be there, too.
+        thread::sleep(Duration::from_millis(50));
+        held.extend(pool.try_checkout(Lane::Owner));
+        *fake.0.hangs.lock() = Duration::from_secs(2);
+        let wait = |millis| {
+            let by = Moment::now() + Duration::from_millis(millis);
+            let error = pool.checkout(Lane::Owner, by).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            error
+        };
+        let early = wait(5);
+        assert_eq!(
+            early.to_string(),
+            "fake: no connection could be opened in time"
+        );
+        assert!(early.proves_nothing());
+        // The calls under way are answered.
+        thread::sleep(HANGS);
+        held[0].is_answered();
+        drop(held.swap_remove(0));
+        held.push(pool.checkout(Lane::Owner, end).unwrap());
+        let hung = wait(20);
+        let text = hung.to_string();
+        assert!(text.starts_with("fake: no log-in within "), "{text}");
+        assert!(!hung.proves_nothing());
+    }
+
+    /// Rule "trouble is visible": the server said nothing to whoever asked it nothing.
+    #[test]
+    fn a_connection_that_comes_back_unused_is_no_contact() {
+        let pool = pool(&Fake::default(), 1);
+        let mut used = pool.checkout(Lane::Owner, soon()).unwrap();
+        let opened = pool.last_contact();
+        used.is_answered();
+        drop(used);
+        let answered = pool.last_contact();
+        assert!(answered > opened);
+        drop(pool.checkout(Lane::Owner, soon()).unwrap());
+        drop(pool.try_checkout(Lane::Owner).unwrap());
+        assert_eq!(pool.last_contact(), answered);
+    }
+
+    /// Attempts that were refused every 20 ms made the first log-in that timed out the tenth in a row, and the
+    /// pause after it the longest.
+    #[test]
+    fn failures_of_another_kind_do_not_lengthen_the_pause() {
+        let fake = Fake::default();
+        fake.0.away.store(true, Ordering::SeqCst);
+        let pool = pool(&fake, 1);
+        let end = soon();
+        let attempt = |more| {
+            let before = fake.0.attempts.load(Ordering::SeqCst);
+            while fake.0.attempts.load(Ordering::SeqCst) < before + more {
+                assert!(!end.remaining().is_zero(), "nobody tries");
+                assert!(pool.checkout(Lane::Other, end).is_err());
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        attempt(10);
+        fake.0.silent.store(true, Ordering::SeqCst);
+        let late = || pool.checkout(Lane::Other, end).unwrap_err().kind() == ErrorKind::Timeout;
+        while !late() {
+            attempt(1);
+        }
+        fake.0.silent.store(false, Ordering::SeqCst);
+        fake.0.away.store(false, Ordering::SeqCst);
+        // 50 ms, or a few times that; it was 50 ms * 2^10.
+        while pool.checkout(Lane::Other, end).is_err() {
+            assert!(!end.remaining().is_zero(), "the pause does not end");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// A server that counts abandoned handshakes locks the host out.
@@ -860,7 +986,7 @@ mod tests {
         for caller in callers {
             caller.join().unwrap();
         }
-        // Pauses of 100, 200, 300, ... ms: four or five attempts, and the two of the beginning.
+        // Pauses of 100, 200, 400, ... ms: four or five attempts, and the two of the beginning.
         let attempts = fake.0.attempts.load(Ordering::SeqCst);
         assert!((2..=8).contains(&attempts), "{attempts} attempts in 1 s");
         assert!(fake.0.most_at_once.load(Ordering::SeqCst) <= 2);
@@ -980,10 +1106,11 @@ mod tests {
         let number = three[0].number;
         three[0].broken = true;
         drop(three);
-        let kept = pool.checkout(Lane::Owner, soon()).unwrap();
+        let mut kept = pool.checkout(Lane::Owner, soon()).unwrap();
         assert_ne!(kept.number, number);
         let kept_number = kept.number;
         let since = Moment::now();
+        kept.is_answered();
         drop(kept);
         pool.discard_idle(since);
         let good = pool.checkout(Lane::Owner, soon()).unwrap();

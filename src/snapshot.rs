@@ -31,6 +31,8 @@ struct Notes {
     answered: Option<Moment>,
     /// How the last call failed, if it did. Stays when the service is started again: nothing was answered since.
     failed: Option<Failed>,
+    /// The same, without the calls whose errors say nothing about the backend.
+    outage: Option<Failed>,
     /// Why nobody wakes us, if so.
     deaf: Option<Failed>,
     /// Another process owns under our id, which we do not contend under meanwhile.
@@ -207,9 +209,10 @@ impl Snapshot {
         }
     }
 
-    /// The last call that failed, unless one was answered since.
+    /// The last call that the backend failed, unless one was answered since. One that had no time or no
+    /// connection to ask it says nothing about the backend.
     pub(crate) fn failed_call(&self) -> Option<Failed> {
-        self.notes.lock().failed.clone()
+        self.notes.lock().outage.clone()
     }
 
     /// When a call was answered last.
@@ -217,9 +220,10 @@ impl Snapshot {
         self.notes.lock().answered
     }
 
-    /// Why nobody wakes us, if so.
+    /// Why the backend does not wake us, if so; as [`failed_call`](Snapshot::failed_call).
     pub(crate) fn deaf(&self) -> Option<Failed> {
-        self.notes.lock().deaf.clone()
+        let deaf = self.notes.lock().deaf.clone();
+        deaf.filter(|failed| !failed.error.proves_nothing())
     }
 
     /// Notes why the service steps down for good. Holds until it is started again.
@@ -243,8 +247,14 @@ impl Snapshot {
             Ok(true) => {
                 notes.answered = Some(Moment::now());
                 notes.failed = None;
+                notes.outage = None;
             }
-            Err(error) => notes.failed = Some(Failed::after(notes.failed.as_ref(), sent, error)),
+            Err(error) => {
+                notes.failed = Some(Failed::after(notes.failed.as_ref(), sent, error));
+                if !error.proves_nothing() {
+                    notes.outage = Some(Failed::after(notes.outage.as_ref(), sent, error));
+                }
+            }
         }
         notes.tried = true;
         notes.changes(outcome.err().map(Error::kind))
@@ -291,6 +301,7 @@ impl Snapshot {
             stats: notes.stats,
             answered: notes.answered,
             failed: notes.failed.take(),
+            outage: notes.outage.take(),
             started: Some(Moment::now()),
             ..Notes::default()
         };

@@ -4,6 +4,7 @@
 use std::net::TcpListener;
 use std::sync::Mutex;
 use std::thread;
+use std::time::Duration;
 
 use contend::backend::OnRefusal;
 use contend::redis::Builder;
@@ -169,6 +170,44 @@ fn http_and_mysql_are_recognised() {
             let error = refused(&format!("redis://{address}"));
             check(&error, ErrorKind::Misconfigured, "is this a Redis server?");
         }
+    });
+}
+
+/// It said "no connection could be opened in time", which is the pool's view.
+#[test]
+fn a_log_in_that_hangs_is_named_before_it_is_given_up() {
+    within(HANG, || {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap();
+        let factory = connect(&format!("redis://{address}?connect_timeout=20s")).unwrap();
+        let error = factory.ping(ms(600)).unwrap_err();
+        check(
+            &error,
+            ErrorKind::Timeout,
+            "hangs, or is not a Redis server",
+        );
+        check(&error, ErrorKind::Timeout, &address.to_string());
+        assert!(!factory.health().is_fine());
+    });
+}
+
+/// A ping without the time to ask made "the last answer" of now.
+#[test]
+fn a_call_that_asks_nothing_is_no_contact() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factory = connect(&server.url()).unwrap();
+        factory.ping(ms(10_000)).unwrap();
+        thread::sleep(ms(300));
+        let error = factory.ping(Duration::from_micros(1)).unwrap_err();
+        check(&error, ErrorKind::Timeout, "no time was left to ask");
+        let health = factory.health();
+        assert!(health.last_contact.unwrap() >= ms(300), "{health}");
+        // Nor does it say that the server fails.
+        assert!(health.is_fine(), "{health}");
+        let asked = Moment::now();
+        factory.ping(ms(10_000)).unwrap();
+        assert!(factory.health().last_contact.unwrap() <= Moment::now() - asked);
     });
 }
 

@@ -84,6 +84,10 @@ impl pool::Connect for Connector {
         connection.is_poisoned()
     }
 
+    fn heard_at(&self, connection: &Connection) -> Moment {
+        connection.heard_at
+    }
+
     fn server(&self) -> String {
         self.server.to_string()
     }
@@ -100,14 +104,14 @@ impl pool::Connect for Connector {
 
     /// A server counts the handshakes that were begun and given up, and locks the host out (1129) at
     /// `max_connect_errors`, 100 by default: ever more slowly, that takes it the better part of an hour.
-    fn pause(&self, error: &Error, failures: u32) -> Duration {
+    fn backoff(&self, error: &Error) -> pool::Backoff {
         let (first, longest) = match error.kind() {
             ErrorKind::Timeout | ErrorKind::Protocol | ErrorKind::Denied => {
                 (Duration::from_millis(500), MAX_KNOCK)
             }
             _ => (Duration::from_millis(20), Duration::from_millis(250)),
         };
-        pool::backoff(first, longest, failures)
+        pool::Backoff { first, longest }
     }
 }
 
@@ -123,6 +127,8 @@ pub(crate) struct Connection {
     poisoned: bool,
     /// When the last request was sent.
     sent: Moment,
+    /// When the last answer came.
+    heard_at: Moment,
     /// What was prepared on it, by its text: the driver would read the text anew for every request.
     prepared: Vec<(String, Statement)>,
 }
@@ -153,13 +159,15 @@ impl Connection {
             if let Some(Ok(millis)) = millis.map(mysql::from_value_opt::<u64>) {
                 clock.learn(millis, sent);
             }
+            let heard_at = Moment::now();
             Ok(Connection {
                 conn,
                 patience: limit,
-                round_trip: Moment::now() - sent,
+                round_trip: heard_at - sent,
                 socket_timeout: limit,
                 poisoned: false,
                 sent,
+                heard_at,
                 prepared: Vec::new(),
             })
         })?;
@@ -218,9 +226,13 @@ impl Connection {
         let conn = &mut self.conn;
         self.sent = Moment::now();
         let outcome = caught(limit, || work(conn));
+        let now = Moment::now();
         match &outcome {
-            Ok(_) => self.round_trip = self.round_trip.min(Moment::now() - self.sent),
+            Ok(_) => self.round_trip = self.round_trip.min(now - self.sent),
             Err(error) => self.poisoned |= error.is_poison(),
+        }
+        if !self.poisoned {
+            self.heard_at = now;
         }
         outcome
     }

@@ -181,7 +181,7 @@ impl RequestError {
                 ErrorKind::Timeout,
                 "not enough time was left to wait for an answer of the MySQL server",
             )
-            .before_asking(),
+            .proving_nothing(),
         }
     }
 

@@ -19,7 +19,7 @@ use super::sentinel::Sentinels;
 use super::server::unavailable;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Connect, backoff};
+use crate::pool::{Backoff, Connect};
 use crate::tls::Certificates;
 
 /// The longest pause between two attempts to connect to a server that refuses us: nothing changes by itself
@@ -254,6 +254,7 @@ impl Connect for Opener {
             address: address.clone(),
             timeout: self.connector.timeout,
             opened_at: Moment::now(),
+            heard_at: Moment::now(),
             owes: false,
             broken: false,
         };
@@ -296,17 +297,30 @@ impl Connect for Opener {
         connection.broken || connection.owes
     }
 
+    fn heard_at(&self, connection: &Connection) -> Moment {
+        connection.heard_at
+    }
+
     fn server(&self) -> String {
         format!("redis at {}", self.target)
     }
 
-    fn pause(&self, error: &Error, failures: u32) -> Duration {
+    /// The driver does not say how far it has come.
+    fn unanswered(&self, waited: Duration) -> String {
+        format!(
+            "redis at {}: no answer within {} ms; the server cannot be reached, hangs, or is not a Redis server",
+            self.target,
+            waited.as_millis()
+        )
+    }
+
+    fn backoff(&self, error: &Error) -> Backoff {
         let (first, longest) = if is_refusal(error) {
             (Duration::from_millis(500), REFUSED)
         } else {
             (Duration::from_millis(40), Duration::from_millis(250))
         };
-        backoff(first, longest, failures)
+        Backoff { first, longest }
     }
 }
 
@@ -336,6 +350,8 @@ pub(super) struct Connection {
     /// What the timeout for reading is set to.
     timeout: Duration,
     opened_at: Moment,
+    /// When the last reply was read, or it was opened.
+    heard_at: Moment,
     /// Whether a reply has not been read: it would be taken for that of the next request.
     owes: bool,
     broken: bool,
@@ -391,6 +407,7 @@ impl Connection {
             return reply;
         }
         self.owes = false;
+        self.heard_at = Moment::now();
         reply
     }
 }
@@ -401,7 +418,7 @@ pub(super) fn no_time(server: &Address) -> Error {
         ErrorKind::Timeout,
         format!("redis at {server}: no time was left to ask"),
     )
-    .before_asking()
+    .proving_nothing()
 }
 
 /// The error of a wait for something of ours that took too long.
