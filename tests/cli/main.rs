@@ -14,6 +14,7 @@ mod mistakes;
 mod mysql_ground;
 mod outages;
 mod program;
+mod schedule;
 mod semaphore;
 mod unread;
 

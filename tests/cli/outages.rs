@@ -2,11 +2,12 @@
 //! untrue. `CONTEND_TEST_OUTAGES=100 cargo test --all-features --test cli -- outages --nocapture` is an
 //! hour's worth.
 
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use testbed::{Direction, Proxy, within};
 
-use crate::backends::{Backend, mysql, redis, zk};
+use crate::backends::{Backend, HANG, mysql, redis, zk};
 use crate::program::{PATIENCE, Program};
 
 /// How many outages: a few in CI.
@@ -28,6 +29,44 @@ fn mysql_away_again_and_again() {
 #[test]
 fn zookeeper_away_again_and_again() {
     log_of_outages("zk", zk());
+}
+
+/// Told to end before the first call has failed: nothing was wrong yet, and nothing was done either.
+#[test]
+fn a_server_that_has_not_answered_by_the_end_shows_in_the_exit_code() {
+    within(HANG, || {
+        // Connections are taken, and nothing is said.
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = silent.local_addr().unwrap();
+        let commands = [
+            &["elect", "m"][..],
+            &["elect", "m", "--", "true"],
+            &["schedule", "m", "--every", "1s"],
+            &["schedule", "m", "--every", "1s", "--", "true"],
+        ];
+        for url in [
+            format!("redis://{addr}"),
+            format!("mysql://u@{addr}/x"),
+            format!("zk://{addr}"),
+        ] {
+            for args in commands {
+                let mut program = Program::start(&url, args);
+                program.says("started");
+                let (code, lines) = program.terminate();
+                assert_eq!(code, 69, "{url}: {args:?}: {lines:#?}");
+                // The last line: why.
+                let why = lines.last().unwrap();
+                let is_it = why.starts_with("contend: ") && !why.ends_with("stopped");
+                assert!(is_it, "{url}: {args:?}: {lines:#?}");
+            }
+        }
+        for args in [commands[0], commands[2]] {
+            let mut program = Program::start("memory://", args);
+            program.says("started");
+            let (code, lines) = program.terminate();
+            assert_eq!(code, 0, "{args:?}: {lines:#?}");
+        }
+    });
 }
 
 /// How the server goes away.

@@ -21,10 +21,6 @@ pub fn message(error: &Error) -> String {
             "call create_tables",
             "run `contend semaphore create NAME N`",
         )),
-        ErrorKind::InvalidInput => Some(text.replace(
-            "connect a factory and call semaphores() to use both",
-            "leave it out of the URL here",
-        )),
         _ => None,
     };
     reworded.unwrap_or(text)

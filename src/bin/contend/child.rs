@@ -45,6 +45,8 @@ pub enum End {
     Ended {
         /// Whether we were told to end meanwhile: the command took the signal, but is not what it was for.
         told_to_stop: bool,
+        /// Its exit code nevertheless.
+        code: u8,
     },
 }
 
@@ -157,7 +159,8 @@ impl Running {
         let end = if lost || (terms.over)().is_some() {
             // What the command started may not have ended with it.
             self.target.send(Signal::KILL);
-            End::Ended { told_to_stop }
+            let code = exit_code(status);
+            End::Ended { told_to_stop, code }
         } else {
             End::Exited(exit_code(status))
         };

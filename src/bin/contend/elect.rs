@@ -146,7 +146,9 @@ impl Elect {
                 ];
                 match child::run(&self.command, &environment, &terms, &own)? {
                     End::Exited(code) => exited = Some(code),
-                    End::Ended { told_to_stop: true } => break,
+                    End::Ended {
+                        told_to_stop: true, ..
+                    } => break,
                     End::Ended { .. } => {}
                 }
             }
@@ -158,7 +160,6 @@ impl Elect {
 
         // Asked while they still run. The log has said what is wrong when it began.
         let error = services.iter().find_map(MutexContendService::last_error);
-        let code = exited.unwrap_or_else(|| at_the_end(&factory, error.as_ref()));
         // Who waits goes first, or it would lead for a moment when the leader has gone.
         let leader = show.lock().leads_since().map(|(index, _)| index);
         let (last, first) = services
@@ -173,9 +174,10 @@ impl Elect {
         if self.command.is_empty() {
             show.summary(Instant::now() - start);
         }
-        match show.unread.take() {
-            Some(failure) => Err(failure),
-            None => Ok(code),
+        match (show.unread.take(), exited) {
+            (Some(failure), _) => Err(failure),
+            (None, Some(code)) => Ok(code),
+            (None, None) => at_the_end(&factory, error.as_ref()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use contend::{Error, ErrorKind, Factory};
+use contend::{Contact, Error, ErrorKind, Factory};
 
 use crate::advice;
 use crate::console::Console;
@@ -98,16 +98,27 @@ impl From<Error> for Failure {
     }
 }
 
-/// The exit code of a program that ran until it was told to end: that of its services' trouble, if the server
-/// never answered or a retry cannot help.
+/// The exit code of a program that ran until it was told to end, to be asked for when its services have stopped:
+/// that of their last error before that, if the server never answered or a retry cannot help.
 ///
 /// Their own errors: the factory's contact is fine as soon as the server answers anything, even where every
 /// call for a mutex fails.
-pub fn at_the_end(factory: &Factory, error: Option<&Error>) -> u8 {
-    let error = error.map_or(0, |error| code(error.kind()));
-    match (error, factory.health().last_contact) {
-        (UNAVAILABLE, Some(_)) => 0,
-        (code, _) => code,
+///
+/// # Errors
+/// The log has shown the errors before the stop. If there was none because the first call was still under way, or
+/// not sent yet, and no answer came during the stop either, that is returned as a failure, to be shown.
+pub fn at_the_end(factory: &Factory, error: Option<&Error>) -> Result<u8, Failure> {
+    let health = factory.health();
+    match (error.map(|error| code(error.kind())), health.last_contact) {
+        (Some(UNAVAILABLE) | None, Some(_)) => Ok(0),
+        (Some(code), _) => Ok(code),
+        (None, None) => Err(match health.contact {
+            Contact::Failing { error, .. } => error.into(),
+            _ => {
+                let message = format!("{}: stopped before the server answered", health.realm);
+                Error::new(ErrorKind::Timeout, message).into()
+            }
+        }),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use contend::{Context, Factory, Missed};
-use crossbeam_channel::never;
+use crossbeam_channel::{Sender, bounded, never, select};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
@@ -35,9 +35,10 @@ given.
 With a command, contend's own lines go to standard error, so that standard output is the command's; without
 one, they go to standard output.
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"fence\", \"code\"}; the events are
-started, run (a run begins), ended (with the command's exit code) and stopped.
+started, run (a run begins), ended (with the command's exit code, or 76 if leadership was lost before the
+command ended) and stopped.
 When SIGTERM or SIGINT stops it, it exits with 0, with 69 if the server has never answered, or with 77 or 78
-if the server does not let it lead.
+if the server does not let it lead. Without a command, it also ends when its output can no longer be written.
 
 Examples:
   contend schedule report --every 1h -- ./report.sh
@@ -116,12 +117,14 @@ impl Schedule {
             builder = builder.ttl(ttl);
         }
         let own = console.beside(&self.command);
+        let (unread, no_reader) = bounded(1);
         let job = Job {
             mutex,
             contender: OnceLock::new(),
             grace: self.transition(&factory) / 2,
             command: self.command,
             own,
+            unread,
         };
         let job = Arc::new(job);
         let work = Arc::clone(&job);
@@ -134,11 +137,19 @@ impl Schedule {
             || job.event("started"),
             || format!("{id} started; stop it with Ctrl-C"),
         )?;
-        let _ = interrupted.recv();
-        let code = at_the_end(&factory, scheduler.last_error().as_ref());
+        let unread = select! {
+            recv(interrupted) -> _ => None,
+            recv(no_reader) -> failure => failure.ok(),
+        };
+        // Asked while it still runs. The log has said what is wrong when it began.
+        let error = scheduler.last_error();
         scheduler.stop()?;
-        own.either(|| job.event("stopped"), || format!("{id} stopped"))?;
-        Ok(code)
+        // It has done what it was told to, whether or not anybody reads that.
+        let _ = own.either(|| job.event("stopped"), || format!("{id} stopped"));
+        match unread {
+            Some(failure) => Err(failure),
+            None => at_the_end(&factory, error.as_ref()),
+        }
     }
 
     fn schedule(&self, mutex: &str) -> Result<contend::Schedule, Failure> {
@@ -175,6 +186,8 @@ struct Job {
     command: Vec<String>,
     grace: Duration,
     own: Console,
+    /// Ends the schedule: nobody reads what it prints.
+    unread: Sender<Failure>,
 }
 
 impl Job {
@@ -182,12 +195,15 @@ impl Job {
     fn run(&self, context: &Context) {
         let fence = context.fence();
         let event = |event| self.event(event).with("fence", fence);
-        // A reader that has gone away is no reason not to run.
-        let _ = self.own.either(
+        let line = self.own.either(
             || event("run"),
             || format!("{} runs with fence {fence}", self.contender()),
         );
         let Some(program) = self.command.first() else {
+            // Without a reader there is nothing to lead for. Full is fine: the first failure ends it.
+            if let Err(failure) = line {
+                let _ = self.unread.try_send(failure);
+            }
             return;
         };
         let terms = Terms {
@@ -205,6 +221,8 @@ impl Job {
         ];
         let code = match child::run(&self.command, &environment, &terms, &self.own) {
             Ok(End::Exited(code)) => code,
+            // Told to stop, which took nothing from the command.
+            Ok(End::Ended { code, .. }) if context.is_leader() => code,
             Ok(End::Ended { .. }) => LOST,
             Err(failure) => {
                 failure.show(&self.own);

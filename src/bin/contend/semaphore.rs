@@ -99,7 +99,7 @@ pub enum Semaphore {
         #[command(flatten)]
         wanted: Wanted,
         /// How long the permits are held without a renewal, as after a crash; a quarter of it later they can be
-        /// taken back [default: that of the URL, or 30s].
+        /// taken back [default: that of the URL, or 30s if it sets none or one too short for permits].
         #[arg(long, value_parser = duration, value_name = "DURATION")]
         ttl: Option<Duration>,
         #[command(flatten)]
@@ -147,10 +147,24 @@ impl Wanted {
     }
 }
 
+/// Connects with a URL that the other commands use too: what it says about mutexes is checked and not used.
+///
+/// Only its ttl is that of the permits as well, unless they need a longer one to be renewed in.
+fn connect(url: &str) -> Result<Semaphores, Failure> {
+    let factory = contend::connect(url)?;
+    let semaphores = factory.semaphores()?;
+    let parameters = url.split_once('?').map_or("", |(_, parameters)| parameters);
+    let sets_ttl = parameters.split('&').any(|pair| pair.starts_with("ttl="));
+    Ok(match semaphores.clone().with_ttl(factory.lease().ttl()) {
+        Ok(with_ttl) if sets_ttl => with_ttl,
+        _ => semaphores,
+    })
+}
+
 impl Semaphore {
     pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
         let shell = Shell {
-            semaphores: Semaphores::connect(connection.url()?)?,
+            semaphores: connect(connection.url()?)?,
             console,
         };
         match self {
