@@ -469,7 +469,10 @@ fn a_missing_privilege_is_denied() {
                 .is_some_and(|error| error.kind() == ErrorKind::Denied)
         });
         // It named the right that is missing, and not what to do without it.
-        let other = connect(&url.replace("root@", "reader@"), "&table=other&create_table=true");
+        let other = connect(
+            &url.replace("root@", "reader@"),
+            "&table=other&create_table=true",
+        );
         let error = other.ping(PATIENCE).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
         let cure = "apply sql/init-mutex.sql as a user that has CREATE, and grant SELECT, INSERT and UPDATE on other";
