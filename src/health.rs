@@ -335,9 +335,15 @@ impl Registry {
         // The backend knows it best, unless it does not keep it.
         let last_contact = condition.last_contact.or(answered).max(pinged);
         let failed = outage(failed, last_contact);
-        let mut active = services.iter().filter(|it| it.stage.status().is_active());
+        let active = || services.iter().filter(|it| it.stage.status().is_active());
         // That lasts, whatever else is answered.
-        let failed = failed.or_else(|| active.find_map(|service| service.snapshot.deaf()));
+        let failed = failed.or_else(|| active().find_map(|service| service.snapshot.deaf()));
+        // Whoever waits for another's lease to end makes no call that would find out.
+        let cut_off = condition.cut_off.filter(|_| active().next().is_some());
+        let failed = failed.or_else(|| {
+            let since = last_contact.unwrap_or(now);
+            cut_off.map(|error| Failed::after(None, since, &error))
+        });
         Health {
             realm: backend.realm().into(),
             contact: match failed {

@@ -193,7 +193,7 @@ impl Participant {
 }
 
 /// What a backend knows about itself without asking the server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Condition {
     /// How waiting contenders learn that a mutex was released.
@@ -202,6 +202,9 @@ pub struct Condition {
     pub pool: Option<PoolUse>,
     /// When the server answered last; `None` if it never did.
     pub last_contact: Option<Moment>,
+    /// Why the connection on which contenders wait is lost, if it is: a contender that waits makes no call that
+    /// would find out.
+    pub cut_off: Option<Error>,
 }
 
 /// How waiting contenders learn that a mutex was released.

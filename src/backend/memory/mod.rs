@@ -199,6 +199,7 @@ impl Backend for Memory {
             wakeups: Wakeups::Working,
             pool: None,
             last_contact: Some(unreachable_since.unwrap_or_else(Moment::now)),
+            ..Condition::default()
         }
     }
 }

@@ -235,6 +235,7 @@ impl Backend for Mysql {
             wakeups: self.database.waiter.queues.wakeups(),
             pool: Some(pool.usage()),
             last_contact: pool.last_contact(),
+            ..Condition::default()
         }
     }
 

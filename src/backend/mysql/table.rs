@@ -191,7 +191,8 @@ impl Table {
             }),
         ) = (self.create, &problem)
         {
-            connection.run(by, |conn| conn.query_drop(cure))?;
+            let applied = connection.run(by, |conn| conn.query_drop(cure));
+            applied.map_err(|error| self.explain(error))?;
             problem = self.problem(connection, by)?;
         }
         if let Some(problem) = problem {

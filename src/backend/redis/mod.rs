@@ -261,6 +261,7 @@ impl Backend for Redis {
             pool.idle += usage.idle;
             pool.size += usage.size;
             condition.last_contact = condition.last_contact.max(server.last_contact());
+            condition.cut_off = condition.cut_off.or_else(|| server.cut_off());
             match (&condition.wakeups, server.wakeups()) {
                 (_, polling @ Wakeups::Polling(_)) => condition.wakeups = polling,
                 (Wakeups::Untried, wakeups) => condition.wakeups = wakeups,

@@ -282,6 +282,11 @@ impl Server {
         self.subscriber.condition()
     }
 
+    /// Why waiting contenders cannot be told of a release, if so.
+    pub(super) fn cut_off(&self) -> Option<Error> {
+        self.subscriber.error()
+    }
+
     fn set_deadline(&self, call: &mut Call, deadline: Moment) {
         if call.has_deadline() {
             let skew = self.skew.load(Ordering::Relaxed);

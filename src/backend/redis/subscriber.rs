@@ -210,6 +210,12 @@ impl Subscriber {
         }
     }
 
+    /// Returns why no messages arrive, if they should.
+    pub(super) fn error(&self) -> Option<Error> {
+        let routes = self.reader.routes.lock();
+        routes.error.clone().filter(|_| !routes.live)
+    }
+
     /// Tells the reader to end. It does so at the next message, or within a heartbeat.
     /// Returns whether there is one to be waited for.
     pub(super) fn close(&self) -> bool {

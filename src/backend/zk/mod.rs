@@ -196,6 +196,7 @@ impl Backend for Zk {
                 None => Wakeups::Untried,
             },
             last_contact,
+            cut_off: self.sessions.cut_off(),
             ..Condition::default()
         }
     }

@@ -96,6 +96,12 @@ impl Sessions {
         let session = Arc::clone(&self.current.lock());
         session.look(Protocol::last_contact)
     }
+
+    /// Why no server can be used, if every address was tried in vain.
+    pub(super) fn cut_off(&self) -> Option<Error> {
+        let session = Arc::clone(&self.current.lock());
+        session.shared.state.lock().trouble.clone()
+    }
 }
 
 /// What the session's thread and its callers share.
