@@ -143,7 +143,7 @@ fn leadership_that_moves_is_seen_by_who_scrapes() {
         });
         assert_eq!(
             (here.len(), elsewhere.len()),
-            (5, 3),
+            (5, 6),
             "{here:?}, {elsewhere:?}"
         );
         for name in elsewhere {
