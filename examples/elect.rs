@@ -14,6 +14,7 @@ const LENGTH: Duration = Duration::from_secs(8);
 
 fn main() -> Result<(), contend::Error> {
     let factory = contend::connect("memory://")?; // or redis://..., mysql://..., zk://...
+    println!("Three contenders for one mutex, each of which leads for {LEADS:?}:\n");
     let begin = Instant::now();
     let contenders = ["anna", "ben", "cleo"].map(|id| {
         let built = factory
@@ -39,7 +40,10 @@ fn main() -> Result<(), contend::Error> {
             leader.start()?; // and this one queues up behind the others
         }
     }
-    Ok(()) // dropping a service stops it
+    let led: Vec<u64> = contenders.iter().map(|it| it.stats().gained).collect();
+    drop(contenders); // dropping a service stops it
+    println!("\nThey led {led:?} times, each time with a higher fence.");
+    Ok(())
 }
 
 fn show(begin: Instant, id: &str, what: &str, fence: Option<u64>) {

@@ -160,6 +160,8 @@ struct Door {
     connecting: usize,
     /// Since when there is one.
     connecting_since: Option<Moment>,
+    /// When a connection broke last, and how.
+    broke: Option<(Moment, Error)>,
     closed: bool,
 }
 
@@ -319,8 +321,9 @@ impl<C: Connect> Pool<C> {
         }
     }
 
-    /// Tells the probe that a connection broke.
+    /// Notes that a connection broke, and tells the probe.
     pub(crate) fn lost(&self, error: &Error) {
+        self.shared.door.lock().broke = Some((Moment::now(), error.clone()));
         let probe = &self.shared.settings.probe;
         probe.tell(|probe| probe.disconnected(error));
     }
@@ -356,8 +359,13 @@ impl<C: Connect> Pool<C> {
         let now = Moment::now();
         let waited = now - since;
         let server = self.shared.connect.server();
-        let connecting = self.shared.door.lock().connecting_since;
+        let door = self.shared.door.lock();
+        let connecting = door.connecting_since;
         let connecting = connecting.map_or(Duration::ZERO, |since| now - since);
+        // Nothing was heard since: whatever ended the last connection keeps the next one from opening too.
+        let broke = door.broke.clone();
+        let broke = broke.filter(|(at, _)| self.last_contact() < Some(*at));
+        drop(door);
         let late = |message| Error::new(ErrorKind::Timeout, message).before_asking();
         if open > 0 && waited >= HANGS && self.last_contact() < Some(since) {
             let waited = waited.as_secs_f64();
@@ -372,6 +380,8 @@ impl<C: Connect> Pool<C> {
             .proving_nothing()
         } else if connecting >= HANGS {
             late(self.shared.connect.unanswered(connecting))
+        } else if let Some((_, error)) = broke {
+            error.proving_nothing()
         } else {
             late(format!("{server}: no connection could be opened in time")).proving_nothing()
         }
@@ -845,6 +855,27 @@ mod tests {
             thread::sleep(Duration::from_millis(1));
         }
         assert!(pool.last_contact().is_some());
+    }
+
+    /// Rule "trouble is visible": a call that comes just after another one hung has the same cause.
+    #[test]
+    fn a_connection_that_broke_tells_why_the_next_one_is_not_open_yet() {
+        let fake = Fake::default();
+        let pool = pool(&fake, 1);
+        let mut first = pool.checkout(Lane::Other, soon()).unwrap();
+        *fake.0.hangs.lock() = Duration::from_millis(500);
+        first.broken = true;
+        pool.lost(&Error::new(ErrorKind::Timeout, "fake: no answer in 1 s"));
+        drop(first);
+        let error = pool.checkout(Lane::Other, Moment::now()).unwrap_err();
+        assert_eq!(error.to_string(), "fake: no answer in 1 s");
+        assert!(error.asked_nothing() && error.proves_nothing());
+        // Once the server has answered, that is over.
+        drop(pool.checkout(Lane::Other, soon()).unwrap());
+        pool.discard_idle(Moment::now());
+        let error = pool.checkout(Lane::Other, Moment::now()).unwrap_err();
+        let says = "fake: no connection could be opened in time";
+        assert_eq!(error.to_string(), says);
     }
 
     /// Rule "trouble is visible": where nothing comes back, a larger pool would only hang with more calls.

@@ -55,23 +55,27 @@ macro_rules! connect_with {
     }};
 }
 
-/// Every URL scheme: the Cargo feature it needs, and what connects it where that feature is on.
-const SCHEMES: &[(&str, &str, Option<Connect>)] = &[
-    ("memory", "", Some(memory::connect)),
-    ("redis", "redis", connect_with!("redis", redis::connect)),
-    ("rediss", "redis", connect_with!("redis", redis::connect)),
+/// Every URL scheme: the Cargo features it needs, and what connects it where the first of them is on.
+const SCHEMES: &[(&str, &[&str], Option<Connect>)] = &[
+    ("memory", &[], Some(memory::connect)),
+    ("redis", &["redis"], connect_with!("redis", redis::connect)),
+    (
+        "rediss",
+        &["redis", "tls"],
+        connect_with!("redis", redis::connect),
+    ),
     (
         "redis+cluster",
-        "redis",
+        &["redis"],
         connect_with!("redis", redis::connect),
     ),
     (
         "redis+sentinel",
-        "redis",
+        &["redis"],
         connect_with!("redis", redis::connect),
     ),
-    ("mysql", "mysql", connect_with!("mysql", mysql::connect)),
-    ("zk", "zk", connect_with!("zk", zk::connect)),
+    ("mysql", &["mysql"], connect_with!("mysql", mysql::connect)),
+    ("zk", &["zk"], connect_with!("zk", zk::connect)),
 ];
 
 /// How long a mutex that was released is kept for the contender it was handed to. One value for all
@@ -416,14 +420,7 @@ pub(crate) fn connect(text: &str) -> Result<Factory> {
 pub(crate) fn connect_url(url: &Url) -> Result<Factory> {
     match SCHEMES.iter().find(|(scheme, ..)| *scheme == url.scheme) {
         Some((_, _, Some(connect))) => connect(url),
-        Some((scheme, feature, None)) => Err(Error::new(
-            ErrorKind::FeatureDisabled,
-            format!(
-                "a {scheme}:// URL needs the Cargo feature {feature:?}: \
-                 contend = {{ version = \"{}\", features = [{feature:?}] }}",
-                env!("CARGO_PKG_VERSION"),
-            ),
-        )),
+        Some((scheme, features, None)) => Err(disabled(scheme, features)),
         None => Err(Error::invalid(format!(
             "unknown backend {:?}; known are: {}",
             url.scheme,
@@ -433,5 +430,41 @@ pub(crate) fn connect_url(url: &Url) -> Result<Factory> {
                 .collect::<Vec<_>>()
                 .join(", "),
         ))),
+    }
+}
+
+/// Why a URL of this scheme cannot be used, and what to write into `Cargo.toml`.
+fn disabled(scheme: &str, features: &[&str]) -> Error {
+    let plural = if features.len() > 1 { "s" } else { "" };
+    let named: Vec<_> = features.iter().map(|it| format!("{it:?}")).collect();
+    let named = named.join(", ");
+    let version = env!("CARGO_PKG_VERSION");
+    Error::new(
+        ErrorKind::FeatureDisabled,
+        format!(
+            "a {scheme}:// URL needs the Cargo feature{plural} {named}: \
+             contend = {{ version = \"{version}\", features = [{named}] }}"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scheme_whose_features_are_off_names_all_of_them() {
+        for (scheme, says) in [
+            ("zk", r#"feature "zk": contend = "#),
+            ("rediss", r#"features "redis", "tls": contend = "#),
+        ] {
+            let known = SCHEMES.iter().find(|(it, ..)| *it == scheme);
+            let (_, features, _) = known.unwrap();
+            let error = disabled(scheme, features);
+            assert_eq!(error.kind(), ErrorKind::FeatureDisabled);
+            assert!(error.to_string().contains(says), "{error}");
+            let listed = format!("features = {features:?} }}");
+            assert!(error.to_string().ends_with(&listed), "{error}");
+        }
     }
 }

@@ -100,12 +100,16 @@ impl MutexContendService {
     /// see [`last_error`](MutexContendService::last_error).
     ///
     /// # Errors
-    /// `InvalidState` unless the status is `Initial`; `Unavailable` if the system cannot start another
-    /// thread; `Forked` in a child process.
+    /// `InvalidState` unless the status is `Initial`, or if the receiver of its events was dropped;
+    /// `Unavailable` if the system cannot start another thread; `Forked` in a child process.
     pub fn start(&self) -> Result<()> {
         let inner = self.inner.get()?;
         let name = format!("contend {}", inner.contender.mutex);
         inner.lifecycle.start(name, || {
+            if !inner.lead_without_listener && inner.recipient.is_abandoned() {
+                let so = "it would lead for nobody. Keep the receiver, or build with lead_without_listener(true)";
+                return Err(abandoned(&inner.contender.mutex, so));
+            }
             inner.snapshot.clear();
             *inner.inbox.lock() = Some(VecDeque::new());
             let delivery = inner.recipient.open(&inner.contender.mutex)?;

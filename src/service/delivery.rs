@@ -208,6 +208,11 @@ pub(crate) enum Delivery {
 }
 
 impl Recipient {
+    /// Whether nobody can receive any more: a receiver that was dropped does not come back.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        matches!(self, Recipient::Channel { audience, .. } if audience.is_gone())
+    }
+
     pub(crate) fn open(&self, mutex: &str) -> Result<Delivery> {
         Ok(match self {
             Recipient::Channel { queue, audience } => Delivery::Channel {

@@ -66,12 +66,16 @@ impl MutexRetrievalService {
     /// Starts following the owner. Returns at once.
     ///
     /// # Errors
-    /// `InvalidState` unless the status is `Initial`; `Unavailable` if the system cannot start another
-    /// thread; `Forked` in a child process.
+    /// `InvalidState` unless the status is `Initial`, or if the receiver of its events was dropped;
+    /// `Unavailable` if the system cannot start another thread; `Forked` in a child process.
     pub fn start(&self) -> Result<()> {
         let inner = self.inner.get()?;
         let name = format!("observe {}", inner.mutex);
         inner.lifecycle.start(name, || {
+            if inner.recipient.is_abandoned() {
+                let so = "nobody would read what it sees. Keep the receiver";
+                return Err(abandoned(&inner.mutex, so));
+            }
             inner.snapshot.clear();
             let delivery = inner.recipient.open(&inner.mutex)?;
             let carrier = delivery.number();

@@ -329,18 +329,18 @@ fn several_mutexes_are_locked_together(backend: &Backend) {
 fn a_leader_runs_its_command_and_the_next_one_goes_on(backend: &Backend) {
     let url = backend.url();
     let args = ["schedule", "--mutex", "jobs", "--every", "100ms", "--"];
-    let script = "echo run by $PPID with $CONTEND_FENCE";
+    let script = "echo run by $PPID of $CONTEND_MUTEX with $CONTEND_FENCE";
     let args = [&args[..], &["sh", "-c", script]].concat();
     let mut first = Program::start(&url, &args);
     let fence_in = |line: &str| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
-    let runs = format!("run by {} with ", first.pid());
+    let runs = format!("run by {} of jobs with ", first.pid());
     let fence = fence_in(&first.says(&runs));
     assert_eq!(fence_in(&first.says(&runs)), fence);
     let mut second = Program::start(&url, &args);
     second.says("started");
     let (code, lines) = first.terminate();
     assert_eq!(code, 0, "{lines:#?}");
-    let runs = format!("run by {} with ", second.pid());
+    let runs = format!("run by {} of jobs with ", second.pid());
     assert!(fence_in(&second.says(&runs)) > fence);
     assert_eq!(second.terminate().0, 0);
     // Standard output is the command's own.
@@ -498,6 +498,8 @@ fn what_is_not_understood_is_a_usage_error() {
         &["schedule", "--every", "1s", "--delay", "1s"],
         &["schedule", "--daily-at", "25:00"],
         &["schedule", "--daily-at", "02:30", "--zone", "nowhere"],
+        &["schedule", "--daily-at", "02:30", "--days", "mon,funday"],
+        &["schedule", "--every", "1h", "--days", "mon"],
         &["status", "--interval"],
     ] {
         let (code, out, err) = run("memory://", args);

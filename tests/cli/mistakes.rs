@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use contend::{Cancel, Error, ErrorKind};
 use mysql::prelude::Queryable;
@@ -588,6 +588,36 @@ fn a_command_without_a_pace_is_not_run() {
     });
 }
 
+#[test]
+fn a_schedule_runs_on_its_days_alone() {
+    within(HANG, || {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        // Long enough for two programs to start on a busy machine.
+        let soon = now.as_secs() + 8;
+        let second = soon % 86_400;
+        let time = format!(
+            "{:02}:{:02}:{:02}",
+            second / 3600,
+            second / 60 % 60,
+            second % 60
+        );
+        // 1970-01-01 was a Thursday.
+        let mut days = ["thu", "fri", "sat", "sun", "mon", "tue", "wed"];
+        days.rotate_left(usize::try_from(soon / 86_400 % 7).unwrap());
+        let start = |mutex, days: &[&str]| {
+            let days = days.join(",");
+            let args = ["schedule", mutex, "--daily-at", &time, "--days", &days];
+            Program::start("memory://", &args)
+        };
+        let mut others = start("others", &days[1..]);
+        others.says("started");
+        start("today", &days[..1]).says("runs with fence");
+        let (code, lines) = others.terminate();
+        assert_eq!(code, 0, "{lines:#?}");
+        assert!(!lines.concat().contains("runs"), "{lines:#?}");
+    });
+}
+
 /// As `elect` does, and as `status` shows it: a process id says nothing on another machine.
 #[test]
 fn a_schedule_names_itself_by_its_contender() {
@@ -623,6 +653,12 @@ fn what_was_not_built_in_is_installed_and_not_written_into_a_manifest() {
             "a zk:// URL needs the Cargo feature \"zk\": contend = { version = \"0.1.0\", features = [\"zk\"] }",
             "a zk:// URL needs a contend that was built for it: `cargo install contend --features \
              cli,redis,mysql,zk",
+        ),
+        (
+            "a rediss:// URL needs the Cargo features \"redis\", \"tls\": contend = { version = \"0.1.0\", \
+             features = [\"redis\", \"tls\"] }",
+            "a rediss:// URL needs a contend that was built for it: `cargo install contend --features \
+             cli,redis,mysql,zk,tls",
         ),
         (
             "TLS needs the Cargo feature \"tls\"",

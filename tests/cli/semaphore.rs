@@ -150,7 +150,7 @@ fn a_command_under_permits_ends_with_a_killed_parent() {
         let url = empty_database();
         let shell = Shell { url: url.clone() };
         assert_eq!(shell.run(&["create", "gpu", "1"]).0, 0);
-        let script = "sh -c 'echo fence $CONTEND_FENCE pid $$; exec sleep 600'; true";
+        let script = "sh -c 'echo fence $CONTEND_FENCE pid $$ as $CONTEND_EXTERNAL_ID; exec sleep 600'; true";
         let run = ["semaphore", "run", "gpu", "--", "sh", "-c", script];
         let mut parent = Program::start(&url, &run);
         let line = parent.says("fence ");
@@ -158,6 +158,8 @@ fn a_command_under_permits_ends_with_a_killed_parent() {
         assert!(words[1].parse::<u64>().is_ok(), "{line}");
         let sleeper: u32 = words[3].parse().unwrap();
         assert!(is_alive(sleeper));
+        let (_, holders) = shell.run(&["holders", "gpu"]);
+        assert!(holders.contains(words[5]), "{line}: {holders}");
         assert_eq!(shell.run(&["run", "gpu", "--no-wait", "--", "true"]).0, 75);
         // By default it waits, and says for what; a signal ends the wait at once, and nothing is held.
         let mut waiting = Program::start(&url, &["semaphore", "run", "gpu", "--", "true"]);

@@ -147,6 +147,10 @@ fn a_leader_whose_receiver_is_gone_steps_down_for_good() {
         assert!(!zombie.is_owner());
         let why = zombie.last_error().expect("it says why it stepped down");
         assert!(why.to_string().contains("lead_without_listener"), "{why}");
+        let why = zombie.start().unwrap_err();
+        assert_eq!(why.kind(), ErrorKind::InvalidState);
+        assert!(why.to_string().contains("lead_without_listener"), "{why}");
+        assert!(!zombie.is_active());
 
         let builder = factory.contend("alone").lead_without_listener(true);
         let (service, events) = builder.channel().unwrap();

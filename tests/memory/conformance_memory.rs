@@ -80,17 +80,6 @@ fn urls_that_are_wrong_are_refused_with_what_is_right() {
     assert_eq!(factory.lease().total().as_secs(), 4);
 }
 
-#[cfg(not(feature = "redis"))]
-#[test]
-fn a_backend_whose_feature_is_off_names_the_feature() {
-    let error = contend::connect("redis://127.0.0.1").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::FeatureDisabled);
-    assert!(
-        error.to_string().contains("features = [\"redis\"]"),
-        "{error}"
-    );
-}
-
 /// What a user's own test does: the lock is taken away, and the service says so and contends again.
 #[test]
 fn a_handle_takes_a_lock_away_and_the_owner_hears_of_it() {

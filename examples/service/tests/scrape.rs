@@ -114,6 +114,11 @@ fn leadership_that_moves_is_seen_by_who_scrapes() {
             seen["contend_renew_failed_total{mutex=\"report\"}"] >= 1.0,
             "{seen:#?}"
         );
+        let failed = "contend_acquire_failed_total";
+        let earlier = second.value(failed);
+        wait_until(PATIENCE, "attempts fail, again and again", || {
+            second.value(failed) > earlier + 1.0
+        });
         let health = second.get("/health");
         assert!(health.starts_with("HTTP/1.1 503"), "{health}");
         assert!(health.contains("\"contact\":\"failing\""), "{health}");
@@ -143,7 +148,7 @@ fn leadership_that_moves_is_seen_by_who_scrapes() {
         });
         assert_eq!(
             (here.len(), elsewhere.len()),
-            (5, 6),
+            (6, 9),
             "{here:?}, {elsewhere:?}"
         );
         for name in elsewhere {

@@ -40,13 +40,13 @@ pub fn exhausted(text: &str) -> String {
 
 /// How to build a command that has what is missing.
 fn build(text: &str) -> Option<String> {
-    let (what, rest) = text.split_once(" needs the Cargo feature \"")?;
-    let (missing, rest) = rest.split_once('"')?;
+    let (what, rest) = text.split_once(" needs the Cargo feature")?;
     // What a library's user writes into Cargo.toml helps nobody here.
     let rest = rest.split(": contend = ").next().unwrap_or_default();
+    let (missing, rest) = rest.split_at(rest.rfind('"')? + 1);
     let features = FEATURES
         .into_iter()
-        .filter(|(feature, built)| *built || *feature == missing)
+        .filter(|(feature, built)| *built || missing.contains(&format!("{feature:?}")))
         .map(|(feature, _)| format!(",{feature}"))
         .collect::<String>();
     Some(format!(

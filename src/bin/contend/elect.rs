@@ -21,11 +21,11 @@ use crate::signals;
 /// leader to see the other one take over.
 ///
 /// If a command is given, it runs while this contender leads. The environment variable CONTEND_FENCE tells it
-/// the fence of the leadership. If leadership is lost, the command is ended (SIGTERM, then SIGKILL before the
-/// transition is over), and it is started again when this contender leads again. It is also ended if contend
-/// is killed. When the command exits by itself, leadership is given up and contend exits with its code,
-/// whatever the command leaves running. Signals are passed on to it. `contend lock --help` says which
-/// processes are ended with a command.
+/// the fence of the leadership, and CONTEND_MUTEX the mutex. If leadership is lost, the command is ended
+/// (SIGTERM, then SIGKILL before the transition is over), and it is started again when this contender leads
+/// again. It is also ended if contend is killed. When the command exits by itself, leadership is given up and
+/// contend exits with its code, whatever the command leaves running. Signals are passed on to it. `contend lock
+/// --help` says which processes are ended with a command.
 #[derive(Args)]
 #[command(after_long_help = "\
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"owner\", \"fence\"}; the events are

@@ -19,11 +19,11 @@ const CONNECT: Duration = Duration::from_secs(5);
 
 /// Runs a command under a lock, like flock, but across machines.
 ///
-/// The environment variable CONTEND_FENCE tells the command the fence of its lock; with several mutexes, it
-/// holds their fences in the order in which the mutexes are given, separated by commas. If the lock is lost
-/// while the command runs, the command is ended: SIGTERM at the end of the ttl, SIGKILL before the transition
-/// ends. It is also ended if contend is killed. While contend waits, it says on standard error who holds the
-/// lock, or that the server is unreachable.
+/// The environment variable CONTEND_FENCE tells the command the fence of its lock, and CONTEND_MUTEX the mutex;
+/// with several mutexes, both list all of them, in the order in which the mutexes are given, separated by
+/// commas. If the lock is lost while the command runs, the command is ended: SIGTERM at the end of the ttl,
+/// SIGKILL before the transition ends. It is also ended if contend is killed. While contend waits, it says on
+/// standard error who holds the lock, or that the server is unreachable.
 ///
 /// Processes that the command has started are ended with it, unless they have left its process group, as
 /// daemons do. If standard input is a terminal, only the command itself is ended, and processes that it has

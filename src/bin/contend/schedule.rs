@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use clap::Args;
-use contend::{Context, Factory, Missed};
+use contend::{Context, Factory, Missed, Weekday};
 use crossbeam_channel::{Sender, bounded, never, select};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -21,10 +21,10 @@ const DEMO: Duration = Duration::from_secs(1);
 /// Runs a command on a schedule, on the leader only.
 ///
 /// Start it on several machines: one of them leads and runs the command, and another one takes over when the
-/// leader stops. The environment variable CONTEND_FENCE tells the command the fence of the leadership. If
-/// leadership is lost while it runs, or contend is told to stop, the command is ended: SIGTERM, then SIGKILL.
-/// It is also ended if contend is killed. `contend lock --help` says which processes are ended with a command.
-/// Without a command, each run prints a line instead.
+/// leader stops. The environment variable CONTEND_FENCE tells the command the fence of the leadership, and
+/// CONTEND_MUTEX the mutex. If leadership is lost while the command runs, or contend is told to stop, the
+/// command is ended: SIGTERM, then SIGKILL. It is also ended if contend is killed. `contend lock --help` says
+/// which processes are ended with a command. Without a command, each run prints a line instead.
 ///
 /// The time of the last run is stored with the mutex: a new leader continues where the last one stopped, and
 /// a rolling deploy runs nothing twice.
@@ -43,7 +43,8 @@ if the server does not let it lead. Without a command, it also ends when its out
 Examples:
   contend schedule report --every 1h -- ./report.sh
   contend schedule sync --delay 30s -- ./sync.sh
-  contend schedule backup --daily-at 02:30 --zone +01:00 -- ./backup.sh")]
+  contend schedule backup --daily-at 02:30 --zone +01:00 -- ./backup.sh
+  contend schedule invoices --daily-at 06:00 --days mon,thu -- ./invoices.sh")]
 pub struct Schedule {
     #[command(flatten)]
     mutex: OneMutex,
@@ -59,6 +60,15 @@ pub struct Schedule {
         value_name = "ZONE"
     )]
     zone: String,
+
+    /// Runs only on these days of the week, such as mon,thu [default: every day].
+    #[arg(
+        long,
+        requires = "daily_at",
+        value_delimiter = ',',
+        value_name = "DAY,.."
+    )]
+    days: Vec<Weekday>,
 
     /// Skips runs that could not start in time, instead of making up for them with one run.
     #[arg(long)]
@@ -94,7 +104,7 @@ struct Pace {
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     delay: Option<Duration>,
 
-    /// Runs every day at this time.
+    /// Runs every day at this time, or on the days of the week that --days names.
     #[arg(long, value_name = "HH:MM")]
     daily_at: Option<String>,
 }
@@ -155,6 +165,9 @@ impl Schedule {
     fn schedule(&self, mutex: &str) -> Result<contend::Schedule, Failure> {
         let pace = &self.pace;
         let schedule = match (pace.every, pace.delay, &pace.daily_at) {
+            (_, _, Some(time)) if !self.days.is_empty() => {
+                contend::Schedule::weekly_at(self.days.iter().copied(), time, &self.zone)?
+            }
             (_, _, Some(time)) => contend::Schedule::daily_at(time, &self.zone)?,
             (_, Some(delay), _) => contend::Schedule::with_delay(delay),
             (Some(every), ..) => contend::Schedule::every(every),

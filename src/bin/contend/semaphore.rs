@@ -92,9 +92,9 @@ pub enum Semaphore {
     /// Holds permits while a command runs, as `lock` does with a mutex. Waits for them.
     ///
     /// The environment variable CONTEND_FENCE tells the command the fences of its permits, sorted by the names
-    /// of the semaphores and separated by commas. If the permits are lost while it runs, or contend is killed,
-    /// it is ended; `contend lock --help` says which processes are ended with it. When it exits, the permits
-    /// are released, whatever it leaves running.
+    /// of the semaphores and separated by commas, and CONTEND_EXTERNAL_ID the external id of the request. If
+    /// the permits are lost while it runs, or contend is killed, it is ended; `contend lock --help` says which
+    /// processes are ended with it. When it exits, the permits are released, whatever it leaves running.
     Run {
         #[command(flatten)]
         wanted: Wanted,
@@ -375,8 +375,7 @@ impl Shell<'_> {
             .collect();
         let environment = [
             ("CONTEND_FENCE", fences.join(",")),
-            ("SEMAPHORE_EXTERNAL_ID", guard.external_id().to_string()),
-            ("SEMAPHORE_FENCES", fences.join(",")),
+            ("CONTEND_EXTERNAL_ID", guard.external_id().to_string()),
         ];
         match child::run(command, &environment, &terms, self.console)? {
             End::Exited(code) => match guard.release() {
