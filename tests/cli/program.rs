@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::process::{Pid, Signal, kill_process};
+use testbed::within;
 
 use crate::CONTEND;
 
@@ -23,10 +24,10 @@ pub fn contend(url: &str, args: &[&str]) -> Command {
 
 /// Runs it to its end: exit code, standard output and standard error.
 pub fn run(url: &str, args: &[&str]) -> (i32, String, String) {
-    let output: Output = contend(url, args)
-        .stdin(Stdio::null())
-        .output()
-        .expect("contend runs");
+    let mut command = contend(url, args);
+    // Whatever does not end by itself fails here, and does not hang.
+    let output = within(PATIENCE, || command.stdin(Stdio::null()).output());
+    let output: Output = output.expect("contend runs");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("it writes text");
     let code = output.status.code().expect("it exits");
     (code, text(output.stdout), text(output.stderr))

@@ -65,6 +65,8 @@ pub struct Schedule {
     #[arg(
         long,
         requires = "daily_at",
+        // What conflicts with the required one would count in its place.
+        conflicts_with_all = ["every", "delay"],
         value_delimiter = ',',
         value_name = "DAY,.."
     )]
