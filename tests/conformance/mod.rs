@@ -13,6 +13,7 @@ pub mod hooked;
 mod inputs;
 mod listening;
 mod locker;
+pub mod outage;
 mod scheduler;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::conformance::{PATIENCE, elsewhere, next, started, wait_for_owner};
+use crate::conformance::{PATIENCE, elsewhere, next, outage, started, wait_for_owner};
 use crate::server::{HANG, ms, operator};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose};
 use contend::{ErrorKind, EventKind, Factory, Moment, MutexContendService};
@@ -974,5 +974,14 @@ fn whoever_meets_a_server_of_another_kind_is_told_so() {
             assert!(text.contains(says), "{says:?} is not in {text:?}");
             assert!(text.contains(&address.to_string()), "{text}");
         }
+    });
+}
+
+/// Rule "trouble is visible": whoever waits for another's lease to end asks nothing until then, and was said to be fine.
+#[test]
+fn the_health_of_a_waiting_service_shows_an_outage_before_the_lease_ends() {
+    within(HANG, || {
+        let (server, url) = own_server();
+        outage::shows_in_the_health_of_a_waiting_service(&url, || server.kill(), || server.start());
     });
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::conformance::{HANG, PATIENCE, lease, next, started, wait_for_owner};
+use crate::conformance::{HANG, PATIENCE, lease, next, outage, started, wait_for_owner};
 use contend::backend::CLAIM_TIME;
 use contend::redis::Builder;
 use contend::{ErrorKind, EventKind, Factory, Lease, MutexContendService};
@@ -540,20 +540,10 @@ fn a_killed_waiter_whose_turn_has_come_costs_the_next_one_the_claim_time() {
 fn the_health_of_a_waiting_service_shows_an_outage_before_the_lease_ends() {
     within(HANG, || {
         let server = RedisServer::start();
-        let url = format!("{}?ttl=40s&transition=10s", server.url());
-        let [first, second] = [(); 2].map(|()| contend::connect(&url).unwrap());
-        let leader = first.contend("m").build().unwrap();
-        leader.start().unwrap();
-        wait_until(PATIENCE, "it leads", || leader.is_owner());
-        let waiter = second.contend("m").build().unwrap();
-        waiter.start().unwrap();
-        wait_until(PATIENCE, "it waits", || waiter.state().after().has_owner());
-        assert!(second.health().is_fine(), "{}", second.health());
-        server.kill();
-        wait_until(Duration::from_secs(15), "it is seen", || {
-            !second.health().is_fine()
-        });
-        server.start();
-        wait_until(PATIENCE, "it is over", || second.health().is_fine());
+        outage::shows_in_the_health_of_a_waiting_service(
+            &server.url(),
+            || server.kill(),
+            || server.start(),
+        );
     });
 }

@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::conformance::outage;
 use crate::support::{HANG, PATIENCE, Rivals, assert_within, factory, line, name, session};
 use contend::{Factory, Moment};
 use rand::rngs::StdRng;
@@ -327,20 +328,10 @@ fn victim() {
 fn the_health_of_a_waiting_service_shows_an_outage_before_the_lease_ends() {
     within(HANG, || {
         let server = ZooKeeperServer::start();
-        let url = format!("{}?ttl=40s&transition=10s", server.url());
-        let [first, second] = [(); 2].map(|()| contend::connect(&url).unwrap());
-        let leader = first.contend("m").build().unwrap();
-        leader.start().unwrap();
-        wait_until(PATIENCE, "it leads", || leader.is_owner());
-        let waiter = second.contend("m").build().unwrap();
-        waiter.start().unwrap();
-        wait_until(PATIENCE, "it waits", || waiter.state().after().has_owner());
-        assert!(second.health().is_fine(), "{}", second.health());
-        server.kill();
-        wait_until(Duration::from_secs(15), "it is seen", || {
-            !second.health().is_fine()
-        });
-        server.start();
-        wait_until(PATIENCE, "it is over", || second.health().is_fine());
+        outage::shows_in_the_health_of_a_waiting_service(
+            &server.url(),
+            || server.kill(),
+            || server.start(),
+        );
     });
 }
