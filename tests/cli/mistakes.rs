@@ -510,25 +510,47 @@ fn ping_on_mysql_waits_for_the_table_to_be_made() {
     });
 }
 
-/// A server that answers, but has no table: whoever reads only the exit code is told.
+/// What a retry cannot fix ends `elect` and `schedule` at once: a supervisor would see a healthy process.
 #[test]
-fn without_a_table_elect_and_schedule_end_with_the_code_of_a_missing_setup() {
+fn what_the_server_refuses_for_good_ends_elect_and_schedule() {
     within(HANG, || {
-        let url = mysql_ground::empty_database();
-        // Long enough for an answer after the first error: a look at the connection finds nothing wrong.
-        for args in [
-            &["elect", "m", "--for", "3s"][..],
-            &["elect", "m", "--for", "3s", "--", "true"],
-        ] {
-            let mut program = Program::start(&url, args);
-            program.says("warn m: ");
-            let (code, lines) = program.ends();
-            assert_eq!(code, 78, "{args:?}: {lines:#?}");
+        let no_table = mysql_ground::empty_database();
+        let server = RedisServer::start();
+        let stranger = server.url().replace("redis://", "redis://nobody:wrong@");
+        for (url, expected) in [(&no_table, 78), (&stranger, 77)] {
+            for args in [
+                &["elect", "m"][..],
+                &["elect", "m", "--", "true"],
+                &["schedule", "m", "--every", "1h"],
+                &["schedule", "m", "--every", "1h", "--", "true"],
+            ] {
+                let (code, out, err) = run(url, args);
+                assert_eq!(code, expected, "{args:?}: {out}{err}");
+                // By the log, or by the command itself.
+                assert!(err.contains("m: ") || err.contains("contend: "), "{err}");
+            }
         }
-        let mut schedule = Program::start(&url, &["schedule", "m", "--every", "1h", "--", "true"]);
-        schedule.says("warn m: ");
-        let (code, lines) = schedule.terminate();
-        assert_eq!(code, 78, "{lines:#?}");
+    });
+}
+
+/// Each would lead in its own memory, and run what only one may run.
+#[test]
+fn a_command_without_a_server_is_not_run() {
+    within(HANG, || {
+        for args in [
+            &["elect", "m", "--", "echo", "ran"][..],
+            &["schedule", "m", "--every", "1s", "--", "echo", "ran"],
+            &["lock", "m", "--", "echo", "ran"],
+        ] {
+            let (code, out, err) = run("", args);
+            assert_eq!((code, &*out), (64, ""), "{args:?}: {err}");
+            assert!(err.contains("no server: give --url"), "{args:?}: {err}");
+        }
+        // Told to use memory, it is a leader like any other: it does not resign, nor end by itself.
+        let args = ["elect", "m", "--", "sh", "-c", "sleep 3; echo led on"];
+        let mut elect = Program::start("memory://", &args);
+        elect.says("led on");
+        assert_eq!(elect.ends().0, 0);
     });
 }
 
@@ -614,7 +636,7 @@ fn a_schedule_runs_on_its_days_alone() {
         start("today", &days[..1]).says("runs with fence");
         let (code, lines) = others.terminate();
         assert_eq!(code, 0, "{lines:#?}");
-        assert!(!lines.concat().contains("runs"), "{lines:#?}");
+        assert!(!lines.concat().contains("runs with"), "{lines:#?}");
     });
 }
 

@@ -10,7 +10,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
 use crate::console::{Console, count, now};
-use crate::exit::{Failure, at_the_end};
+use crate::exit::{Failure, at_the_end, refused};
 use crate::options::{Connection, OneMutex, duration};
 use crate::signals;
 
@@ -30,9 +30,9 @@ use crate::signals;
 #[command(after_long_help = "\
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"owner\", \"fence\"}; the events are
 started, acquired, released, owner and stopped. With a command they go to standard error.
-Without a command, the mutex defaults to demo; with one, it must be named.
-Exits with 69 if the server has never answered, and with 77 or 78 if the server does not let it lead when
-it stops; `contend --help` lists all exit codes.
+Without a command, the mutex defaults to demo; with one, it must be named, and a server be given.
+Exits with 77 or 78 if the server refuses it when it starts, or does not let it lead when it stops, and with
+69 if the server has never answered by then; `contend --help` lists all exit codes.
 
 Examples:
   contend elect
@@ -46,25 +46,26 @@ pub struct Elect {
     #[arg(long)]
     id: Option<String>,
 
-    /// How many contenders run in this process [default: 3 on memory, 1 on a server or with a command].
+    /// How many contenders run in this process [default: 1; 3 on memory].
     #[arg(long, conflicts_with = "command", value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
     contenders: Option<u16>,
 
-    /// How long a leader stays leader without a renewal [default: 2s on memory, elsewhere that of the URL, or
-    /// 10s].
+    /// How long a leader stays leader without a renewal [default: that of the URL, or 10s; 2s on memory,
+    /// without a command].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     ttl: Option<Duration>,
 
-    /// How much longer nobody else can lead [default: 500ms on memory, elsewhere that of the URL, or 6s].
+    /// How much longer nobody else can lead [default: that of the URL, or 6s; 500ms on memory, without a
+    /// command].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
     transition: Option<Duration>,
 
-    /// Resigns after leading for this long, then rejoins; or `forever` [default: 1s on memory, forever on a
-    /// server].
+    /// Resigns after leading for this long, then rejoins; or `forever` [default: forever; 1s on memory, without
+    /// a command].
     #[arg(long, value_parser = length, value_name = "DURATION")]
     lead: Option<Length>,
 
-    /// How long to run, or `forever` [default: 10s on memory, forever on a server].
+    /// How long to run, or `forever` [default: forever; 10s on memory, without a command].
     #[arg(long = "for", value_parser = length, value_name = "DURATION")]
     length: Option<Length>,
 
@@ -89,8 +90,9 @@ fn length(text: &str) -> Result<Length, Error> {
 
 impl Elect {
     pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
-        let url = connection.url_or_memory();
-        let embedded = url.starts_with("memory:");
+        let url = connection.url_or_memory(&self.command)?;
+        // Something to look at, and not something to rely on.
+        let embedded = url.starts_with("memory:") && self.command.is_empty();
         let factory = contend::connect(url)?;
         let lead = limit(self.lead, embedded.then_some(Duration::from_secs(1)));
         let length = limit(self.length, embedded.then_some(Duration::from_secs(10)));
@@ -101,6 +103,7 @@ impl Elect {
         let show = Shared::new(Show::new(own, &mutex), changed);
         let services = self.services(&factory, embedded, &show)?;
         let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT, SIGHUP], console);
+        let refused = refused(&factory);
         show.lock().headline(&factory);
         let start = Instant::now();
         let end = length.map(|length| start + length);
@@ -110,7 +113,7 @@ impl Elect {
             service.start()?;
         }
 
-        let mut exited = None;
+        let (mut exited, mut refusal) = (None, None);
         while exited.is_none() && !is_over() && show.lock().unread.is_none() {
             let resigns = lead.and_then(|lead| Some(show.lock().leads_since()?.1 + lead));
             let next = resigns.into_iter().chain(end).min();
@@ -121,6 +124,10 @@ impl Elect {
                     Ok(SIGCHLD) => {}
                     _ => break,
                 },
+                recv(refused) -> error => {
+                    refusal = error.ok();
+                    break;
+                }
                 default(patience.min(Duration::from_secs(3600))) => {}
             }
             let leader = show.lock().leads_since();
@@ -177,7 +184,7 @@ impl Elect {
         match (show.unread.take(), exited) {
             (Some(failure), _) => Err(failure),
             (None, Some(code)) => Ok(code),
-            (None, None) => at_the_end(&factory, error.as_ref()),
+            (None, None) => at_the_end(&factory, error.as_ref(), refusal),
         }
     }
 
@@ -201,8 +208,7 @@ impl Elect {
         embedded: bool,
         show: &Shared,
     ) -> Result<Vec<MutexContendService>, Failure> {
-        let alone = !embedded || !self.command.is_empty();
-        let count = self.contenders.unwrap_or(if alone { 1 } else { 3 });
+        let count = self.contenders.unwrap_or(if embedded { 3 } else { 1 });
         let mutex = self.mutex()?;
         let ttl = self.ttl.or(embedded.then_some(Duration::from_secs(2)));
         let transition = self.transition(factory, embedded);

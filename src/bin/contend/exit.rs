@@ -1,8 +1,11 @@
 //! Exit codes, those of `sysexits.h`, and the failures that they stand for.
 
 use std::io;
+use std::thread;
+use std::time::Duration;
 
 use contend::{Contact, Error, ErrorKind, Factory};
+use crossbeam_channel::{Receiver, bounded};
 
 use crate::advice;
 use crate::console::Console;
@@ -36,6 +39,9 @@ const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 /// What ended by signal n exits with this + n.
 const SIGNAL: u8 = 128;
+
+/// How long a server has to refuse its first call.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
 /// Why the tool did not do what it was asked to.
 pub enum Failure {
@@ -98,8 +104,23 @@ impl From<Error> for Failure {
     }
 }
 
-/// The exit code of a program that ran until it was told to end, to be asked for when its services have stopped:
-/// that of their last error before that, if the server never answered or a retry cannot help.
+/// Hears of an error that a retry cannot fix, if the server has one for the first call: a wrong password, a missing
+/// table. Whoever waits for a signal should not wait beside that; a server that is only away comes back.
+pub fn refused(factory: &Factory) -> Receiver<Error> {
+    let (refused, receiver) = bounded(1);
+    let factory = factory.clone();
+    thread::spawn(move || match factory.ping(FIRST_ANSWER) {
+        Err(error) if matches!(code(error.kind()), DENIED | MISCONFIGURED) => {
+            let _ = refused.send(error);
+        }
+        // Left open: a channel that is closed would wake whoever selects on it, again and again.
+        _ => std::mem::forget(refused),
+    });
+    receiver
+}
+
+/// The exit code of a program that ran until it was told to end, or was [`refused`], to be asked for when its
+/// services have stopped: that of their last error before that, if the server never answered or a retry cannot help.
 ///
 /// Their own errors: the factory's contact is fine as soon as the server answers anything, even where every
 /// call for a mutex fails.
@@ -107,7 +128,20 @@ impl From<Error> for Failure {
 /// # Errors
 /// The log has shown the errors before the stop. If there was none because the first call was still under way, or
 /// not sent yet, and no answer came during the stop either, that is returned as a failure, to be shown.
-pub fn at_the_end(factory: &Factory, error: Option<&Error>) -> Result<u8, Failure> {
+pub fn at_the_end(
+    factory: &Factory,
+    error: Option<&Error>,
+    refusal: Option<Error>,
+) -> Result<u8, Failure> {
+    if let Some(refusal) = refusal {
+        let kind = refusal.kind();
+        let is_logged = error.map(Error::kind) == Some(kind);
+        return if is_logged {
+            Ok(code(kind))
+        } else {
+            Err(refusal.into())
+        };
+    }
     let health = factory.health();
     match (error.map(|error| code(error.kind())), health.last_contact) {
         (Some(UNAVAILABLE) | None, Some(_)) => Ok(0),

@@ -34,9 +34,13 @@ impl Connection {
         })
     }
 
-    /// The URL given, or that of an embedded backend, to try things out without a server.
-    pub fn url_or_memory(&self) -> &str {
-        self.given().unwrap_or("memory://")
+    /// The URL given, or that of an embedded backend, to look at without a server. Not with a command: in its own
+    /// memory every process would lead, and each would run it.
+    pub fn url_or_memory(&self, command: &[String]) -> Result<&str, Failure> {
+        match command {
+            [] => Ok(self.given().unwrap_or("memory://")),
+            [..] => self.url(),
+        }
     }
 
     /// An empty variable is one that is not set.

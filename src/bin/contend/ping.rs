@@ -14,8 +14,8 @@ use crate::options::{Connection, duration};
 #[command(after_long_help = "\
 With --json, the line is {\"at_ms\", \"realm\", \"reachable\", \"took_us\", \"error\"}, and \"kind\" and
 \"code\" of the error, if there is one; \"reachable\" is true if there is none.
-Exits with 0 if the server answered, 69 if it cannot be reached, 77 if it denied access, 78 if it is not a
-server of this kind. On MySQL it also checks the table of mutexes: 78 if it is missing or not visible to this
+Exits with 0 if the server answered, 69 if it cannot be reached, 77 if it denied access, 78 if it answers as
+another kind of server. On MySQL it also checks the table of mutexes: 78 if it is missing or not visible to this
 user, 77 if this user may not read it. A missing right to write shows only with the first lock.
 
 Examples:

@@ -10,7 +10,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
 use crate::console::{Console, now};
-use crate::exit::{Failure, LOST, at_the_end};
+use crate::exit::{Failure, LOST, at_the_end, refused};
 use crate::json::Json;
 use crate::options::{Connection, OneMutex, duration};
 use crate::signals;
@@ -30,15 +30,16 @@ const DEMO: Duration = Duration::from_secs(1);
 /// a rolling deploy runs nothing twice.
 #[derive(Args)]
 #[command(after_long_help = "\
-Without a command, the mutex defaults to schedule-demo and the pace to --every 1s; with one, both must be
-given.
+Without a command, the mutex defaults to schedule-demo, the pace to --every 1s and the server to memory; with
+one, all three must be given.
 With a command, contend's own lines go to standard error, so that standard output is the command's; without
 one, they go to standard output.
 With --json, each line is {\"at_ms\", \"mutex\", \"contender\", \"event\", \"fence\", \"code\"}; the events are
 started, run (a run begins), ended (with the command's exit code, or 76 if leadership was lost before the
 command ended) and stopped.
-When SIGTERM or SIGINT stops it, it exits with 0, with 69 if the server has never answered, or with 77 or 78
-if the server does not let it lead. Without a command, it also ends when its output can no longer be written.
+If the server refuses it when it starts, it exits with 77 or 78. When SIGTERM or SIGINT stops it, it exits with
+0, with 69 if the server has never answered, or with 77 or 78 if the server does not let it lead. Without a
+command, it also ends when its output can no longer be written.
 
 Examples:
   contend schedule report --every 1h -- ./report.sh
@@ -113,11 +114,12 @@ struct Pace {
 
 impl Schedule {
     pub fn run(self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
-        let factory = contend::connect(connection.url_or_memory())?;
+        let factory = contend::connect(connection.url_or_memory(&self.command)?)?;
         // A command needs one of its own: two that shared a default one would never run beside each other.
         let demo = self.command.is_empty().then_some("schedule-demo");
         let mutex = self.mutex.name(demo)?;
         let schedule = self.schedule(&mutex)?;
+        let times = schedule.to_string();
         let interrupted = signals::receive(&[SIGINT, SIGTERM, SIGHUP], console);
         let mut builder = factory
             .scheduler(&mutex)
@@ -147,11 +149,16 @@ impl Schedule {
         scheduler.start()?;
         own.either(
             || job.event("started"),
-            || format!("{id} started; stop it with Ctrl-C"),
+            || {
+                let realm = factory.realm();
+                format!("{id} started; runs {times} on {realm}; stop it with Ctrl-C")
+            },
         )?;
-        let unread = select! {
-            recv(interrupted) -> _ => None,
-            recv(no_reader) -> failure => failure.ok(),
+        let (mut unread, mut refusal) = (None, None);
+        select! {
+            recv(interrupted) -> _ => {}
+            recv(no_reader) -> failure => unread = failure.ok(),
+            recv(refused(&factory)) -> error => refusal = error.ok(),
         };
         // Asked while it still runs. The log has said what is wrong when it began.
         let error = scheduler.last_error();
@@ -160,7 +167,7 @@ impl Schedule {
         let _ = own.either(|| job.event("stopped"), || format!("{id} stopped"));
         match unread {
             Some(failure) => Err(failure),
-            None => at_the_end(&factory, error.as_ref()),
+            None => at_the_end(&factory, error.as_ref(), refusal),
         }
     }
 

@@ -218,7 +218,12 @@ impl Picture {
                     ErrorKind::Unreachable | ErrorKind::Timeout => "NO ANSWER",
                     _ => "NOT SERVED",
                 };
-                text += &format!("{what} for {}\n{error}\n", span(since.elapsed()));
+                // The first look that failed.
+                let since = match since.elapsed() {
+                    short if short < Duration::from_secs(1) => String::new(),
+                    since => format!(" for {}", span(since)),
+                };
+                text += &format!("{what}{since}\n{error}\n");
                 if self.rows.is_empty() {
                     return text;
                 }
