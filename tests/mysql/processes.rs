@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, next, started, wait_for_owner};
-use crate::server::{HANG, database, operator};
+use crate::server::{HANG, database, operator, status};
 use crate::stress::{size, spawn};
 use contend::{EventKind, Factory, Wakeups};
 use mysql::prelude::Queryable;
@@ -232,12 +232,7 @@ fn eight_factories_hand_one_mutex_around() {
         let url = database();
         let seconds = size("CONTEND_HAND_OVERS_SECONDS", 2);
         let mut operator = operator(&url);
-        let mut questions = || -> u64 {
-            let row: Option<(String, u64)> = operator
-                .query_first("SHOW GLOBAL STATUS LIKE 'Questions'")
-                .unwrap();
-            row.unwrap().1
-        };
+        let mut questions = || status(&mut operator, "Questions");
         let factories: Vec<_> = (0..8).map(|_| contend::connect(&url).unwrap()).collect();
         let lockers: Vec<_> = factories
             .iter()

@@ -37,6 +37,16 @@ pub fn operator(url: &str) -> Conn {
     Conn::new(Opts::from_url(&format!("{url}?prefer_socket=false")).unwrap()).unwrap()
 }
 
+/// A counter of the whole server. Only `SHOW` finds it on both: MariaDB has its table in
+/// `information_schema`, MySQL in `performance_schema`. No `Com_select` is counted for it.
+pub fn status(conn: &mut Conn, name: &str) -> u64 {
+    let row: Option<(String, u64)> = conn
+        .query_first(format!("SHOW GLOBAL STATUS LIKE '{name}'"))
+        .unwrap();
+    row.unwrap_or_else(|| panic!("the server counts no {name}"))
+        .1
+}
+
 /// How many connections of this database wait for a name.
 pub fn waiting(conn: &mut Conn, url: &str) -> usize {
     let database = url.rsplit('/').next().unwrap();

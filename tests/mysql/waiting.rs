@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, next, started};
-use crate::server::{HANG, database, ms, operator, start};
+use crate::server::{HANG, database, ms, operator, start, status};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender, Wakeups};
 use contend::{EventKind, Factory, Locker, Moment, Parker};
 use mysql::Conn;
@@ -222,12 +222,7 @@ fn waiters_that_lost_their_connections_are_not_killed_again_and_again() {
             .collect();
         wait_for_tokens(&url, "m", 5);
         let mut conn = operator(&url);
-        let mut kills = || -> u64 {
-            let row: Option<(String, u64)> = conn
-                .query_first("SHOW GLOBAL STATUS LIKE 'Com_kill'")
-                .unwrap();
-            row.unwrap().1
-        };
+        let mut kills = || status(&mut conn, "Com_kill");
         let before = kills();
         proxy.black_hole(testbed::Direction::Both);
         // Time is the subject: they notice, and open their connections anew.
@@ -477,11 +472,7 @@ fn a_dropped_contender_leaves_no_token() {
 }
 
 fn questions(conn: &mut Conn) -> u64 {
-    let (_, count): (String, u64) = conn
-        .query_first("SHOW GLOBAL STATUS LIKE 'Com_stmt_execute'")
-        .unwrap()
-        .unwrap();
-    count
+    status(conn, "Com_stmt_execute")
 }
 
 /// Two statements for an uncontended cycle, and two for a hand-off inside a process.

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::ground::{acquired, already_acquired, connect, exhausted, number, semaphores, want};
-use crate::mysql_ground::{HANG, empty_database, ms, operator};
+use crate::mysql_ground::{HANG, empty_database, ms, operator, status};
 use contend::ErrorKind;
 use contend::semaphore::{Acquisition, PermitRenewal, PermitRequest, Release, Semaphores};
 use mysql::prelude::Queryable;
@@ -293,10 +293,12 @@ fn waiters_are_served_in_the_order_in_which_they_came_and_do_not_hammer() {
                 there.recv().unwrap();
                 thread::sleep(ms(200)); // the order in which they come is the subject
             }
-            let before = number(&url, READS);
+            let mut conn = operator(&url);
+            let mut reads = || status(&mut conn, "Com_select");
+            let before = reads();
             let start = Instant::now();
             thread::sleep(ms(1_500));
-            let asked = number(&url, READS) - before;
+            let asked = reads() - before;
             let most = 12.0 * start.elapsed().as_secs_f64();
             assert!((asked as f64) < most, "{asked} statements for 8 waiters");
             semaphores.release("holder").unwrap();
@@ -304,10 +306,6 @@ fn waiters_are_served_in_the_order_in_which_they_came_and_do_not_hammer() {
         assert_eq!(*order.lock().unwrap(), (0..8).collect::<Vec<_>>());
     });
 }
-
-/// How many reads the server has answered.
-const READS: &str = "SELECT variable_value FROM information_schema.global_status \
-     WHERE variable_name = 'COM_SELECT'";
 
 #[test]
 fn a_guard_renews_what_it_holds_and_releases_it_on_drop() {
