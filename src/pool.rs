@@ -27,8 +27,12 @@ const OPENERS: usize = 2;
 /// The largest pool: r2d2 makes room for all of its connections at once.
 const LARGEST: u32 = 1_000;
 
-/// How often a checkout that waits looks again although nothing was heard.
-const LOOK: Duration = Duration::from_millis(10);
+/// How soon a checkout that waits looks again although nothing was heard, for the first time: twice as long after
+/// each time, because where thousands wait, their looks would take the time that those served need.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+
+/// The longest between two such looks.
+const LOOK: Duration = Duration::from_millis(320);
 
 /// A new connection is announced before r2d2 lists it as idle: how long to wait for that before asking for
 /// another.
@@ -244,6 +248,7 @@ impl<C: Connect> Pool<C> {
         let lanes = &self.shared.lanes;
         let mut room = lanes.room.lock();
         let mut ask = Ask::Now;
+        let mut look = FIRST_LOOK;
         let mut waits_since = None;
         loop {
             if room.admits(lane) {
@@ -283,8 +288,11 @@ impl<C: Connect> Pool<C> {
                 let full = open >= inner.max_size() || !room.admits(lane);
                 return Err(self.why_not(open, full, since));
             }
-            let limit = if ask == Ask::Soon { GRACE } else { LOOK };
+            let limit = if ask == Ask::Soon { GRACE } else { look };
             let heard = lanes.wait(&mut room, lane, limit.min(left));
+            if ask != Ask::Soon && !heard {
+                look = LOOK.min(look * 2);
+            }
             ask = match ask {
                 Ask::Soon => Ask::Now,
                 _ if heard => Ask::Soon,

@@ -360,8 +360,7 @@ impl Runner {
         self.decide(|machine, now| machine.renewed(sent, now, renewal, roll));
         if self.machine.belief().is_some() {
             self.snapshot.refresh(self.machine.seen());
-            self.listen_again =
-                self.contender.purpose == Purpose::Lead && self.snapshot.deaf().is_some();
+            self.listen_again = self.contender.purpose == Purpose::Lead && self.snapshot.is_deaf();
         }
         Called::Renew
     }
@@ -589,6 +588,60 @@ fn panicked() -> Error {
 mod tests {
     use super::*;
     use crate::lease::Lease;
+
+    /// Rule "trouble is visible": a subscription that found no free connection says nothing about the server, but it
+    /// is missing all the same, and its error would stay for as long as the owner owns.
+    #[cfg(any(feature = "redis", feature = "mysql"))]
+    #[test]
+    fn an_owner_that_had_no_connection_to_listen_with_tries_again() {
+        let lease = Lease::default();
+        let factory = crate::memory::factory("no-connection-to-listen-with", lease);
+        let contender = Contender {
+            mutex: "m".into(),
+            id: "a".into(),
+            lease,
+            purpose: Purpose::Lead,
+        };
+        let snapshot = Arc::<Snapshot>::default();
+        let mut runner = Runner::new(
+            &factory.inner().unwrap().backend,
+            &contender,
+            ContendPeriod::new(lease),
+            Moment::now(),
+            &snapshot,
+            &Probed::default(),
+        )
+        .unwrap();
+        let parker = Parker::new();
+        let unparker = parker.unparker();
+        let mut until = |runner: &mut Runner, is_it: fn(&Visit) -> bool| {
+            let end = Moment::now() + Duration::from_secs(60);
+            loop {
+                assert!(!end.remaining().is_zero(), "it never came");
+                let visit = runner.visit(&unparker, Moment::FAR);
+                if is_it(&visit) {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        until(&mut runner, |visit| matches!(visit, Visit::Wait { .. }));
+        assert!(runner.belief().is_some());
+        let busy = Error::new(ErrorKind::Timeout, "all connections were in use");
+        let _ = snapshot.note_listen(Moment::now(), Err(&busy.proving_nothing()));
+        assert!(snapshot.last_error().is_some());
+        runner.woken();
+        until(&mut runner, |visit| {
+            matches!(visit, Visit::Called(Called::Renew))
+        });
+        until(&mut runner, |visit| {
+            matches!(
+                visit,
+                Visit::Called(Called::Listen(None)) | Visit::Wait { .. }
+            )
+        });
+        assert!(snapshot.last_error().is_none());
+    }
 
     /// Rule "a deadline once passed never revives": whoever has been told that it has passed read the clock under
     /// the lock. A decision that read it before could renew what was said to be over.

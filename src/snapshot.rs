@@ -226,6 +226,11 @@ impl Snapshot {
         deaf.filter(|failed| !failed.error.proves_nothing())
     }
 
+    /// Whether the backend does not wake us, for whatever reason.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.notes.lock().deaf.is_some()
+    }
+
     /// Notes why the service steps down for good. Holds until it is started again.
     pub(crate) fn end(&self, error: Error) {
         self.notes.lock().ended = Some(error);
