@@ -1,8 +1,10 @@
 //! Redis: threads.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use contend::connect;
+use rustix::time::{ClockId, clock_gettime};
 use testbed::{Proxy, RedisServer, threads, wait_until, within};
 
 alone! {
@@ -57,6 +59,39 @@ alone! {
             let factory = connect(&format!("redis://{}", proxy.addr())).unwrap();
             drop(factory);
             left(0);
+        });
+    }
+}
+
+/// What this process has used of the processors.
+fn cpu() -> Duration {
+    clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap()
+}
+
+alone! {
+    /// Each looked a hundred times a second whether a connection was free: two processors were busy with that, and
+    /// 3,000 services needed ten seconds to lead again after an outage.
+    fn a_thousand_that_wait_for_a_connection_leave_the_processors_alone() {
+        within(Duration::from_secs(120), || {
+            let server = RedisServer::start();
+            let factory = connect(&format!("{}?ttl=60s", server.url())).unwrap();
+            factory.ping(Duration::from_secs(20)).unwrap();
+            server.pause();
+            thread::scope(|scope| {
+                for number in 0..1_000 {
+                    let locker = factory.locker(format!("m-{number}")).build().unwrap();
+                    let wait = move || locker.try_lock_for(Duration::from_secs(4)).is_err();
+                    scope.spawn(wait);
+                }
+                // Until all have begun, and have looked a few times.
+                thread::sleep(Duration::from_millis(1_500));
+                let (began, used) = (Instant::now(), cpu());
+                thread::sleep(Duration::from_millis(1_000));
+                let (took, used) = (began.elapsed(), cpu() - used);
+                println!("{used:?} of processor time in {took:?}");
+                assert!(used < took / 4, "{used:?} in {took:?}");
+            });
+            server.resume();
         });
     }
 }
