@@ -80,8 +80,10 @@ impl fmt::Display for EventKind {
     }
 }
 
-/// The receiving end of a service's events. Dereferences to a crossbeam
-/// [`Receiver`](crossbeam_channel::Receiver), so it has `recv`, `try_recv` and `iter`, and works in `select!`.
+/// The receiving end of a service's events. Dereferences to a crossbeam [`Receiver`], so it has `recv`,
+/// `try_recv` and `iter`, and works in `select!`.
+///
+/// [`Receiver`]: https://docs.rs/crossbeam-channel/0.5/crossbeam_channel/struct.Receiver.html
 ///
 /// When the last clone of it is dropped, nobody can act on the ownership any more: the service logs that
 /// and steps down for good, unless it was built to [lead without a

@@ -91,12 +91,16 @@ impl ContendPeriod {
 
     /// Returns how long an owner waits after its `failures`-th failed renewal in a row; short compared
     /// with the ttl.
+    // What the contention machine asks for; nothing that a user sets.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn renewal_backoff(&self, failures: u32, roll: f64) -> Duration {
         backoff(self.lease.ttl() / 64, self.lease.ttl() / 8, failures, roll)
     }
 
     /// Returns how long a contender waits after its `failures`-th failed attempt in a row.
+    // What the contention machine asks for; nothing that a user sets.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn attempt_backoff(&self, failures: u32, roll: f64) -> Duration {
         let cap = (self.lease.ttl() / 2).clamp(Duration::from_millis(100), Duration::from_secs(5));

@@ -67,7 +67,8 @@ const DAY: u64 = 24 * 3600;
 ///   skipped: the next one begins a period later. If the process is still alive, that is logged.
 /// - A new leader may begin a run early by the time that the answer to the record took: the record has the
 ///   server's time of the write, and the work begins after the answer.
-/// - [`Missed::Skip`] skips runs.
+/// - [`Missed::Skip`] skips runs. With it, a run of [`every`](Schedule::every) that begins late does not shift the
+///   next one, which may come closer by as much: up to a second, or a tenth of the period if that is less.
 /// - On ZooKeeper the record is removed with the node of the mutex, which the servers remove about a minute
 ///   after the last contender has left: if all processes were stopped for that long, they begin as if there had
 ///   been no run. The age of a run is measured by the hosts' wall clocks and by the clock of the ZooKeeper
