@@ -20,7 +20,7 @@
 //!
 //! | I want | use |
 //! |---|---|
-//! | exactly one process to lead, and to know when that begins and ends | [`Factory::contend`] |
+//! | one process at a time to lead, and to know when that begins and ends | [`Factory::contend`] |
 //! | one process at a time in a section of code | [`Factory::locker`], or [`Factory::lock_all`] for several mutexes |
 //! | a job that runs every minute, or nightly, on one of my machines | [`Factory::scheduler`] |
 //! | at most N at once, possibly over several resources | [`Factory::semaphores`] |

@@ -52,8 +52,8 @@ impl MutexOwner {
         observed: None,
     };
 
-    /// Creates a snapshot. Without [`observed_at`](MutexOwner::observed_at), the predicates without a
-    /// `now` use the time of acquisition as the current time.
+    /// Creates a snapshot that was not read from a backend: the predicates without a `now` use the time of
+    /// acquisition as the current time.
     #[must_use]
     pub fn new(
         owner_id: impl Into<Arc<str>>,

@@ -290,9 +290,11 @@ impl<C: Connect> Pool<C> {
             }
             let limit = if ask == Ask::Soon { GRACE } else { look };
             let heard = lanes.wait(&mut room, lane, limit.min(left));
-            if ask != Ask::Soon && !heard {
-                look = LOOK.min(look * 2);
-            }
+            look = match (heard, ask) {
+                (true, _) => FIRST_LOOK,
+                (false, Ask::Soon) => look,
+                (false, _) => LOOK.min(look * 2),
+            };
             ask = match ask {
                 Ask::Soon => Ask::Now,
                 _ if heard => Ask::Soon,

@@ -614,7 +614,7 @@ mod tests {
         .unwrap();
         let parker = Parker::new();
         let unparker = parker.unparker();
-        let mut until = |runner: &mut Runner, is_it: fn(&Visit) -> bool| {
+        let until = |runner: &mut Runner, is_it: fn(&Visit) -> bool| {
             let end = Moment::now() + Duration::from_secs(60);
             loop {
                 assert!(!end.remaining().is_zero(), "it never came");

@@ -50,7 +50,7 @@ pub(super) struct Work {
 /// fn clean_up(context: &Context) -> Result<(), std::io::Error> {
 ///     for table in ["a", "b", "c"] {
 ///         if context.is_cancelled() {
-///             break; // another process goes on
+///             break; // the rest is left for the next run
 ///         }
 ///         println!("cleaning up {table} with fence {}", context.fence());
 ///     }

@@ -9,7 +9,7 @@ use ::redis::{ErrorKind as Kind, RedisError, ServerErrorKind};
 use super::connection::Address;
 use crate::error::{Error, ErrorKind};
 
-const RIGHTS: &str = "; the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, HELLO, TIME, \
+const RIGHTS: &str = "; the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, HELLO, PING, TIME, \
      MGET, GET, SET, PSETEX, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (and to list and \
      inspect mutexes SCAN and ZRANGE, in a cluster CLUSTER SLOTS, with Sentinel ROLE), and the keys and channels under the prefix";
 

@@ -17,6 +17,10 @@ pub fn message(error: &Error) -> String {
     let reworded = match error.kind() {
         ErrorKind::FeatureDisabled => build(&text),
         ErrorKind::Exhausted => Some(exhausted(&text)),
+        ErrorKind::NotFound => Some(text.replace(
+            "create it first",
+            "create it first: `contend semaphore create NAME N`",
+        )),
         ErrorKind::Misconfigured => Some(text.replace(
             "call create_tables",
             "run `contend semaphore create NAME N`",

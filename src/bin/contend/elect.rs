@@ -104,7 +104,7 @@ impl Elect {
         let services = self.services(&factory, embedded, &show)?;
         let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT, SIGHUP], console);
         let refused = refused(&factory);
-        show.lock().headline(&factory);
+        show.lock().headline(&factory, self.command.is_empty());
         let start = Instant::now();
         let end = length.map(|length| start + length);
         let is_over = || end.is_some_and(|end| Instant::now() >= end);
@@ -328,11 +328,13 @@ impl Show {
         }
     }
 
-    fn headline(&mut self, factory: &Factory) {
+    fn headline(&mut self, factory: &Factory, is_shown: bool) {
         if !self.console.is_json() {
             let who = count(self.standings.len(), "contender");
             let (mutex, realm) = (&self.mutex, factory.realm());
-            self.say(&format!("{who} for the mutex {mutex:?} on {realm}\n"));
+            // Set off from what follows, but not among the lines of a log.
+            let end = if is_shown { "\n" } else { "" };
+            self.say(&format!("{who} for the mutex {mutex:?} on {realm}{end}"));
         }
     }
 

@@ -42,8 +42,9 @@ a machine can read the arguments of a process, and a URL may contain a password.
 
 const AFTER: &str = "\
 URLs:
-  redis://[USER:PASSWORD@]HOST[:PORT]      redis+cluster://...   rediss://... with TLS
-  mysql://USER:PASSWORD@HOST[:PORT]/DATABASE
+  redis://[USER:PASSWORD@]HOST[:PORT]      rediss://... with TLS
+  redis+cluster://HOST[,HOST]...           redis+sentinel://HOST[,HOST].../MASTER
+  mysql://USER:PASSWORD@HOST[:PORT]/DATABASE[?create_table=true]
   zk://HOST:PORT[,HOST:PORT]...[/CHROOT]
   memory://[NAME]                          inside this process only, to try it out
 

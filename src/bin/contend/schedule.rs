@@ -27,7 +27,8 @@ const DEMO: Duration = Duration::from_secs(1);
 /// which processes are ended with a command. Without a command, each run prints a line instead.
 ///
 /// The time of the last run is stored with the mutex: a new leader continues where the last one stopped, and
-/// a rolling deploy runs nothing twice.
+/// a rolling deploy runs nothing twice. A run counts once it begins, with --delay once it ends: if it fails, or is
+/// cut short, the command runs again at its next time, not before.
 #[derive(Args)]
 #[command(after_long_help = "\
 Without a command, the mutex defaults to schedule-demo, the pace to --every 1s and the server to memory; with
