@@ -290,11 +290,10 @@ impl<C: Connect> Pool<C> {
             }
             let limit = if ask == Ask::Soon { GRACE } else { look };
             let heard = lanes.wait(&mut room, lane, limit.min(left));
-            look = match (heard, ask) {
-                (true, _) => FIRST_LOOK,
-                (false, Ask::Soon) => look,
-                (false, _) => LOOK.min(look * 2),
-            };
+            // Not soon again where it was notified in vain: it would be the next to be faster than one that is notified.
+            if ask != Ask::Soon && !heard {
+                look = LOOK.min(look * 2);
+            }
             ask = match ask {
                 Ask::Soon => Ask::Now,
                 _ if heard => Ask::Soon,
