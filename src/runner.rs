@@ -589,29 +589,34 @@ mod tests {
     use super::*;
     use crate::lease::Lease;
 
-    /// Rule "trouble is visible": a subscription that found no free connection says nothing about the server, but it
-    /// is missing all the same, and its error would stay for as long as the owner owns.
-    #[cfg(any(feature = "redis", feature = "mysql"))]
-    #[test]
-    fn an_owner_that_had_no_connection_to_listen_with_tries_again() {
+    /// A runner on a registry of its own, and what others read of it.
+    fn runner(registry: &str) -> (Runner, Arc<Snapshot>) {
         let lease = Lease::default();
-        let factory = crate::memory::factory("no-connection-to-listen-with", lease);
+        let factory = crate::memory::factory(registry, lease);
         let contender = Contender {
             mutex: "m".into(),
             id: "a".into(),
             lease,
             purpose: Purpose::Lead,
         };
-        let snapshot = Arc::<Snapshot>::default();
-        let mut runner = Runner::new(
+        let snapshot = Arc::default();
+        let runner = Runner::new(
             &factory.inner().unwrap().backend,
             &contender,
             ContendPeriod::new(lease),
             Moment::now(),
             &snapshot,
             &Probed::default(),
-        )
-        .unwrap();
+        );
+        (runner.unwrap(), snapshot)
+    }
+
+    /// Rule "trouble is visible": a subscription that found no free connection says nothing about the server, but it
+    /// is missing all the same, and its error would stay for as long as the owner owns.
+    #[cfg(any(feature = "redis", feature = "mysql"))]
+    #[test]
+    fn an_owner_that_had_no_connection_to_listen_with_tries_again() {
+        let (mut runner, snapshot) = runner("no-connection-to-listen-with");
         let parker = Parker::new();
         let unparker = parker.unparker();
         let until = |runner: &mut Runner, is_it: fn(&Visit) -> bool| {
@@ -647,24 +652,7 @@ mod tests {
     /// the lock. A decision that read it before could renew what was said to be over.
     #[test]
     fn a_decision_reads_the_clock_after_everything_that_was_told_before() {
-        let lease = Lease::default();
-        let factory = crate::memory::factory("a-decision-reads-the-clock", lease);
-        let contender = Contender {
-            mutex: "m".into(),
-            id: "a".into(),
-            lease,
-            purpose: Purpose::Lead,
-        };
-        let snapshot = Arc::default();
-        let mut runner = Runner::new(
-            &factory.inner().unwrap().backend,
-            &contender,
-            ContendPeriod::new(lease),
-            Moment::now(),
-            &snapshot,
-            &Probed::default(),
-        )
-        .unwrap();
+        let (mut runner, snapshot) = runner("a-decision-reads-the-clock");
         let (sends, decided) = crossbeam_channel::unbounded();
         std::thread::scope(|scope| {
             let belief = snapshot.belief();
