@@ -290,7 +290,8 @@ impl<C: Connect> Pool<C> {
             }
             let limit = if ask == Ask::Soon { GRACE } else { look };
             let heard = lanes.wait(&mut room, lane, limit.min(left));
-            // Not soon again where it was notified in vain: it would be the next to be faster than one that is notified.
+            // Notified in vain, it does not look soon again: it would only take the connection from the next one that
+            // is notified.
             if ask != Ask::Soon && !heard {
                 look = LOOK.min(look * 2);
             }
