@@ -33,7 +33,6 @@ fn decide(criterion: &mut Criterion) {
     let grant = Grant { owner, until: None };
     assert!(matches!(contention.step(now), Step::Acquire { .. }));
     contention.acquired(now, now, Ok(Attempt::Granted(grant.clone())), 0.5);
-    assert!(matches!(contention.step(now), Step::Announce(_)));
     criterion
         .benchmark_group("core")
         .bench_function("decide", |bencher| {
@@ -113,22 +112,19 @@ impl Backend for Switch {
         "switch"
     }
 
-    fn contender(&self, place: &Contender) -> Result<Box<dyn RawContender>> {
-        self.inner.lock().unwrap().id = Arc::clone(&place.id);
+    fn contender(&self, place: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
+        let mut inner = self.inner.lock().unwrap();
+        inner.id = Arc::clone(&place.id);
+        inner.unparker = Some(wake.clone());
         Ok(Box::new(self.clone()))
     }
 
-    fn observer(&self, _mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+    fn observer(&self, _mutex: &Arc<str>, _wake: &Unparker) -> Result<Box<dyn RawObserver>> {
         Err(Error::new(ErrorKind::InvalidInput, "nobody watches"))
     }
 }
 
 impl RawContender for Switch {
-    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
-        self.inner.lock().unwrap().unparker = Some(unparker.clone());
-        Ok(())
-    }
-
     fn acquire(&mut self, _entry: OnRefusal, _by: Moment) -> Result<Attempt> {
         let mut inner = self.inner.lock().unwrap();
         inner.fence += 1;
@@ -145,7 +141,7 @@ impl RawContender for Switch {
         Ok(true)
     }
 
-    fn withdraw(&mut self, _by: Moment) -> Result<bool> {
-        Ok(true)
+    fn withdraw(&mut self, _by: Moment) -> Result<()> {
+        Ok(())
     }
 }

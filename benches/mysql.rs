@@ -11,7 +11,7 @@ use common::eight::{Cycle, contended_8, lockers};
 use common::hand_off::{Lockers, Services, Waiter, asleep};
 use common::{beside, in_turns, timed};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, Renewal};
-use contend::{Factory, Lease, Moment};
+use contend::{Factory, Lease, Moment, Parker};
 use criterion::Criterion;
 use mysql::consts::CapabilityFlags;
 use mysql::prelude::Queryable;
@@ -64,7 +64,11 @@ fn renew(criterion: &mut Criterion) {
             purpose: Purpose::Lead,
         };
         let factory = factory();
-        let mut contender = factory.backend().unwrap().contender(&place).unwrap();
+        let mut contender = factory
+            .backend()
+            .unwrap()
+            .contender(&place, &Parker::new().unparker())
+            .unwrap();
         let Attempt::Granted(grant) = contender.acquire(OnRefusal::Leave, soon()).unwrap() else {
             panic!("nobody else is there");
         };

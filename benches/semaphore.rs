@@ -127,7 +127,7 @@ impl AsWritten {
 /// A database with one semaphore of which `held` permits are held.
 fn ground(server: &MariaDbServer, name: &str, held: u64) -> (Semaphores, String) {
     let url = server.create_database(name);
-    let semaphores = Semaphores::connect(&url).unwrap();
+    let semaphores = contend::connect(&url).unwrap().semaphores().unwrap();
     semaphores.create_tables().unwrap();
     semaphores.create("s", CAPACITY).unwrap();
     let mut conn = connect(&url);
@@ -353,7 +353,7 @@ fn pairs(criterion: &mut Criterion) {
 fn waiters() {
     let server = MariaDbServer::start();
     let url = server.create_database("waiters");
-    let semaphores = Semaphores::connect(&url).unwrap();
+    let semaphores = contend::connect(&url).unwrap().semaphores().unwrap();
     semaphores.create_tables().unwrap();
     semaphores.create("s", 1).unwrap();
     for count in [100, 1_000] {

@@ -14,7 +14,7 @@ use common::eight::{Cycle, contended_8, lockers};
 use common::hand_off::{Lockers, Services, Waiter, asleep};
 use common::{beside, in_turns, timed};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, Renewal};
-use contend::{Factory, Moment};
+use contend::{Factory, Moment, Parker};
 use criterion::Criterion;
 use testbed::ZooKeeperServer;
 use zk_wire::{EPHEMERAL, EPHEMERAL_SEQUENTIAL, PERSISTENT, Wire};
@@ -80,7 +80,11 @@ fn renew(criterion: &mut Criterion) {
             lease: factory.lease(),
             purpose: Purpose::Lead,
         };
-        let mut contender = factory.backend().unwrap().contender(&place).unwrap();
+        let mut contender = factory
+            .backend()
+            .unwrap()
+            .contender(&place, &Parker::new().unparker())
+            .unwrap();
         let Attempt::Granted(grant) = contender.acquire(OnRefusal::Leave, soon()).unwrap() else {
             panic!("nobody else is there");
         };

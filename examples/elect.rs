@@ -40,9 +40,8 @@ fn main() -> Result<(), contend::Error> {
             leader.start()?; // and this one queues up behind the others
         }
     }
-    let led: Vec<u64> = contenders.iter().map(|it| it.stats().gained).collect();
     drop(contenders); // dropping a service stops it
-    println!("\nThey led {led:?} times, each time with a higher fence.");
+    println!("\nEach time with a higher fence.");
     Ok(())
 }
 

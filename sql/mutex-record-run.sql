@@ -1,10 +1,9 @@
 -- Records that a run of a schedule is now.
 --
--- In:     :mutex, :id, :fence.
--- Out:    1 row matched: recorded. 0 rows: the owner has not this fence any more.
+-- In:     :mutex, :fence.
+-- Out:    1 row matched: recorded. 0 rows: no owner has this fence.
+-- Keeps:  the fence stays in the row after a release, so a mutex that is free or handed over does not match.
 UPDATE {table}
 SET run_at = {clock}
 WHERE mutex = :mutex
-  AND owner_id = :id
-  AND fencing_token = :fence
-  AND transition_at >= {clock}
+  AND {owned}

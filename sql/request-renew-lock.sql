@@ -1,12 +1,12 @@
--- Locks requests that are to be renewed, where nobody else has them locked, and reads which are held.
+-- Locks requests that are to be renewed, where no other transaction has them locked, and reads which are held.
 --
--- In:     {ids}.
--- Out:    the ids and tokens of those that are locked now; then those of all that are held.
--- Invariant: one that somebody has locked does not hold up the others.
+-- In:     {external_ids}.
+-- Out:    external id and token of those that are locked now; then those and the state of all.
+-- Invariant: one that another transaction has locked does not hold up the others.
 
 SET wait_timeout = 5;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 BEGIN;
-SELECT id, token FROM {request} WHERE id IN ({ids}) AND state = 'ACQUIRED'
+SELECT external_id, token FROM {request} WHERE external_id IN ({external_ids}) AND state = 'ACQUIRED'
 ORDER BY id FOR UPDATE SKIP LOCKED;
-SELECT id, token FROM {request} WHERE id IN ({ids}) AND state = 'ACQUIRED'
+SELECT external_id, token, state FROM {request} WHERE external_id IN ({external_ids})

@@ -1,6 +1,6 @@
 -- Lets the ttl of held requests begin anew.
 --
--- In:     {which}: a condition that names them.
+-- In:     {external_ids}; this transaction has them locked.
 -- Invariant: SYSDATE, not NOW: a statement that waited for a lock must not set an end that lies in the
 --   past, or before one that was set meanwhile.
 
@@ -8,5 +8,5 @@ UPDATE {request}
 SET updated_at = SYSDATE(6),
     expires_at = SYSDATE(6) + INTERVAL ttl_seconds SECOND,
     reclaim_at = SYSDATE(6) + INTERVAL ttl_seconds * 1.25 SECOND
-WHERE {which}
+WHERE external_id IN ({external_ids})
   AND state = 'ACQUIRED'

@@ -1,10 +1,12 @@
 //! `Cancel`: ends a wait from another thread.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::parker::Unparker;
 
@@ -14,8 +16,7 @@ use crate::parker::Unparker;
 /// without waiting; a call that waits returns it at once, leaves the queue and keeps nothing. Once
 /// cancelled, it stays cancelled: create a new one for the next wait.
 ///
-/// If a call to the server hangs, the wait ends with that call: for a lock after at most a second, or three if
-/// an earlier call of the same wait had no answer in time; for permits after a few seconds.
+/// A request that is under way is waited for, up to its limit: a quarter of the ttl, at most 2 s.
 ///
 /// ```
 /// use contend::{Cancel, ErrorKind};
@@ -39,10 +40,10 @@ pub struct Cancel {
 
 #[derive(Default)]
 struct State {
-    cancelled: bool,
+    cancelled_at: Option<Moment>,
     next: u64,
     /// Who waits at the moment.
-    waiting: Vec<(u64, Unparker)>,
+    waiting: HashMap<u64, Unparker>,
 }
 
 impl Cancel {
@@ -56,7 +57,7 @@ impl Cancel {
     pub fn cancel(&self) {
         let waiting = {
             let mut state = self.state.lock();
-            state.cancelled = true;
+            state.cancelled_at.get_or_insert_with(Moment::now);
             std::mem::take(&mut state.waiting)
         };
         for (_, unparker) in waiting {
@@ -67,7 +68,11 @@ impl Cancel {
     /// Returns `true` if [`cancel`](Cancel::cancel) was called.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.state.lock().cancelled
+        self.state.lock().cancelled_at.is_some()
+    }
+
+    pub(crate) fn cancelled_at(&self) -> Option<Moment> {
+        self.state.lock().cancelled_at
     }
 
     /// Unparks `unparker` on [`cancel`](Cancel::cancel), for as long as the returned value lives; at
@@ -76,10 +81,10 @@ impl Cancel {
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
-        if state.cancelled {
+        if state.cancelled_at.is_some() {
             unparker.unpark();
         } else {
-            state.waiting.push((number, unparker.clone()));
+            state.waiting.insert(number, unparker.clone());
         }
         Watched {
             cancel: self.clone(),
@@ -97,7 +102,7 @@ pub(crate) struct Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         let mut state = self.cancel.state.lock();
-        state.waiting.retain(|(number, _)| *number != self.number);
+        state.waiting.remove(&self.number);
     }
 }
 
@@ -120,7 +125,6 @@ impl fmt::Debug for Cancel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Moment;
     use crate::parker::{Parker, Unparked};
 
     #[test]

@@ -16,9 +16,7 @@ pub struct Error {
     message: Box<str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
     /// Nothing was sent to the server, so nothing can have happened there.
-    asked_nothing: bool,
-    /// It says nothing about the server: the caller had no time, or its pool no connection.
-    proves_nothing: bool,
+    not_sent: bool,
 }
 
 /// The kinds of [`Error`], for code that must distinguish them.
@@ -77,46 +75,29 @@ impl Error {
             kind,
             message: message.into().into_boxed_str(),
             source: None,
-            asked_nothing: false,
-            proves_nothing: false,
+            not_sent: false,
         }
     }
 
     /// Marks that nothing was sent to the server: the outcome is known, nothing happened there.
     #[must_use]
-    pub(crate) fn before_asking(mut self) -> Error {
-        self.asked_nothing = true;
+    pub fn not_sent(mut self) -> Error {
+        self.not_sent = true;
         self
     }
 
-    /// Takes that back: an earlier try of the same call was sent, and what became of it is not known.
+    /// Takes that back: an earlier try of the same call was sent, and its outcome is not known.
     #[must_use]
     #[cfg(feature = "redis")]
-    pub(crate) fn after_asking(mut self) -> Error {
-        self.asked_nothing = false;
-        self.proves_nothing = false;
+    pub(crate) fn perhaps_sent(mut self) -> Error {
+        self.not_sent = false;
         self
-    }
-
-    /// Marks that nothing was sent for want of time or of a free connection: whether the server answers is not
-    /// known.
-    #[must_use]
-    #[cfg(any(feature = "redis", feature = "mysql"))]
-    pub(crate) fn proving_nothing(mut self) -> Error {
-        self.asked_nothing = true;
-        self.proves_nothing = true;
-        self
-    }
-
-    /// Returns `true` if the error says nothing about the server.
-    pub(crate) fn proves_nothing(&self) -> bool {
-        self.proves_nothing
     }
 
     /// Returns `true` if the call failed before anything was sent to the server.
     #[must_use]
-    pub fn asked_nothing(&self) -> bool {
-        self.asked_nothing
+    pub fn is_not_sent(&self) -> bool {
+        self.not_sent
     }
 
     /// Returns the same error with its cause. The caller guarantees that the cause shows no credential.

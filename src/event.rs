@@ -5,11 +5,9 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, TryIter};
-use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::owner::MutexState;
-use crate::parker::Unparker;
 
 /// A change of ownership, or an error, of one service.
 ///
@@ -106,49 +104,20 @@ impl fmt::Display for EventKind {
 #[derive(Clone)]
 pub struct Events {
     receiver: Receiver<Event>,
-    _listens: Arc<Listens>,
+    /// Lives for as long as a clone can be read.
+    _listener: Arc<()>,
 }
-
-/// Lives for as long as somebody may read.
-#[derive(Default)]
-struct Listens {
-    wake: Mutex<Option<Unparker>>,
-}
-
-/// The sender's view of an [`Events`].
-pub(crate) struct Audience(Weak<Listens>);
 
 impl Events {
-    pub(crate) fn new(receiver: Receiver<Event>) -> (Events, Audience) {
-        let listens = Arc::default();
-        let audience = Audience(Arc::downgrade(&listens));
+    /// The second value is dead once no clone can be read.
+    pub(crate) fn new(receiver: Receiver<Event>) -> (Events, Weak<()>) {
+        let listener = Arc::default();
+        let is_heard = Arc::downgrade(&listener);
         let events = Events {
             receiver,
-            _listens: listens,
+            _listener: listener,
         };
-        (events, audience)
-    }
-}
-
-impl Audience {
-    /// Whether nobody can read any more.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.0.strong_count() == 0
-    }
-
-    /// Has `unparker` woken when the last reader goes.
-    pub(crate) fn wake(&self, unparker: Unparker) {
-        if let Some(listens) = self.0.upgrade() {
-            *listens.wake.lock() = Some(unparker);
-        }
-    }
-}
-
-impl Drop for Listens {
-    fn drop(&mut self) {
-        if let Some(unparker) = self.wake.get_mut().take() {
-            unparker.message();
-        }
+        (events, is_heard)
     }
 }
 

@@ -1,63 +1,47 @@
 //! `Factory`: where services, observers, lockers and schedulers on one backend come from.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::backend::{Backend, Participant};
-use crate::background::Background;
-use crate::cancel::Cancel;
 use crate::clock::Moment;
 use crate::error::Result;
-use crate::health::{Health, Registry};
+use crate::health::Health;
+use crate::id::Registry;
 use crate::lease::Lease;
-use crate::locker::{LockAllBuilder, LockerBuilder};
+use crate::locker::{LockAllBuilder, LockerBuilder, ThreadQueue};
 use crate::name::check_mutex;
 use crate::owner::MutexOwner;
 use crate::probe::{Probe, Probed};
 use crate::scheduler::SchedulerBuilder;
-use crate::semaphore::Semaphores;
+use crate::semaphore::{Semaphores, SharedSemaphores};
 use crate::service::{ContendBuilder, Executor, MutexContender, MutexRetriever, ObserveBuilder};
-use crate::snapshot::Stats;
+use crate::shared::Link;
 use crate::thread::Local;
-
-/// How long `ping` asks again although nothing could be asked, and how often.
-const PING_AGAIN: Duration = Duration::from_millis(300);
-const PING_PAUSE: Duration = Duration::from_millis(20);
+use crate::timer::Timer;
 
 /// Creates services, lockers, schedulers and semaphores on one backend, with a common lease. Cheap to
 /// clone; shared by any number of services and lockers, which keep working when it is dropped.
-///
-/// Dropping the last clone cancels the calls of its lockers and semaphores that are blocked at that
-/// moment: they return [`Cancelled`](crate::ErrorKind::Cancelled).
 #[derive(Clone)]
 pub struct Factory {
-    handle: Local<Arc<Handle>>,
-}
-
-/// What the clones of a factory share; what they make shares only the [`Inner`].
-struct Handle {
-    semaphores: OnceLock<Semaphores>,
-    inner: Arc<Inner>,
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        let waiting = std::mem::take(&mut *self.inner.waits.lock());
-        waiting.cancel();
-    }
+    core: Local<Arc<Core>>,
 }
 
 /// What everything that a factory makes shares. Dropped from top to bottom: first the threads that use
 /// the backend.
-pub(crate) struct Inner {
-    pub(crate) background: Background,
-    /// Ends the calls that wait at the moment.
-    waits: Mutex<Cancel>,
-    /// The services and lockers that are alive.
-    pub(crate) registry: Registry,
+pub(crate) struct Core {
+    pub(crate) timer: Timer,
+    pub(crate) link: Mutex<Link>,
+    /// The ids and the holds of this factory.
+    pub(crate) registry: Arc<Registry>,
+    /// One for each mutex, where the backend wants lockers to queue here.
+    queues: Mutex<HashMap<Arc<str>, Weak<ThreadQueue>>>,
+    /// Shared by all handles on the semaphores.
+    semaphores: Mutex<Weak<SharedSemaphores>>,
     initial_delay: Mutex<Duration>,
     executor: OnceLock<Executor>,
     probe: OnceLock<Probed>,
@@ -65,7 +49,7 @@ pub(crate) struct Inner {
     pub(crate) backend: Arc<dyn Backend>,
 }
 
-impl Inner {
+impl Core {
     pub(crate) fn probe(&self) -> Probed {
         self.probe.get().cloned().unwrap_or_default()
     }
@@ -78,18 +62,27 @@ impl Inner {
         *self.initial_delay.lock()
     }
 
-    /// What ends the calls that wait now.
-    pub(crate) fn waits(&self) -> Cancel {
-        self.waits.lock().clone()
+    /// Where the threads of a locker queue: alone, or with the other lockers of the mutex.
+    pub(crate) fn thread_queue(&self, mutex: &Arc<str>) -> Arc<ThreadQueue> {
+        if !self.backend.one_per_process() {
+            return Arc::default();
+        }
+        let mut queues = self.queues.lock();
+        queues.retain(|_, queue| queue.strong_count() > 0);
+        let queue = queues
+            .get(mutex)
+            .and_then(Weak::upgrade)
+            .unwrap_or_default();
+        queues.insert(Arc::clone(mutex), Arc::downgrade(&queue));
+        queue
     }
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Factory")
             .field("realm", &self.backend.realm())
             .field("lease", &self.lease)
-            .field("background", &self.background)
             .finish_non_exhaustive()
     }
 }
@@ -110,18 +103,17 @@ impl Factory {
 
     fn over(backend: Arc<dyn Backend>, lease: Lease) -> Factory {
         Factory {
-            handle: Local::new(Arc::new(Handle {
-                semaphores: OnceLock::new(),
-                inner: Arc::new(Inner {
-                    background: Background::new(),
-                    waits: Mutex::default(),
-                    registry: Registry::default(),
-                    initial_delay: Mutex::default(),
-                    executor: OnceLock::new(),
-                    probe: OnceLock::new(),
-                    lease,
-                    backend,
-                }),
+            core: Local::new(Arc::new(Core {
+                timer: Timer::new(lease.request_limit()),
+                link: Mutex::default(),
+                registry: Arc::default(),
+                queues: Mutex::default(),
+                semaphores: Mutex::default(),
+                initial_delay: Mutex::default(),
+                executor: OnceLock::new(),
+                probe: OnceLock::new(),
+                lease,
+                backend,
             })),
         }
     }
@@ -129,7 +121,7 @@ impl Factory {
     /// Sets the delay before a service's first attempt. Defaults to zero.
     #[must_use]
     pub fn with_initial_delay(self, initial_delay: Duration) -> Factory {
-        if let Ok(inner) = self.inner() {
+        if let Ok(inner) = self.core() {
             *inner.initial_delay.lock() = initial_delay;
         }
         self
@@ -139,7 +131,7 @@ impl Factory {
     /// Only the first call has an effect.
     #[must_use]
     pub fn with_executor(self, executor: Executor) -> Factory {
-        if let Ok(inner) = self.inner() {
+        if let Ok(inner) = self.core() {
             let _ = inner.executor.set(executor);
         }
         self
@@ -150,7 +142,7 @@ impl Factory {
     /// effect.
     #[must_use]
     pub fn with_probe(self, probe: Arc<dyn Probe>) -> Factory {
-        if let Ok(inner) = self.inner()
+        if let Ok(inner) = self.core()
             && inner.probe.set(Probed::new(Arc::clone(&probe))).is_ok()
         {
             inner.backend.set_probe(probe);
@@ -161,44 +153,43 @@ impl Factory {
     /// Returns the delay before a service's first attempt.
     #[must_use]
     pub fn initial_delay(&self) -> Duration {
-        self.inner()
+        self.core()
             .map_or(Duration::ZERO, |inner| inner.initial_delay())
     }
 
     /// Returns the location of the mutexes, without credentials.
     #[must_use]
     pub fn realm(&self) -> &str {
-        let handle = self.handle.here();
-        handle.map_or("", |handle| handle.inner.backend.realm())
+        self.core.here().map_or("", |core| core.backend.realm())
     }
 
     /// Returns the lease that contenders of this factory use by default.
     #[must_use]
     pub fn lease(&self) -> Lease {
-        self.inner()
+        self.core()
             .map_or_else(|_| Lease::default(), |inner| inner.lease)
     }
 
     /// Returns a builder for a service that contends for `mutex`.
     pub fn contend(&self, mutex: impl AsRef<str>) -> ContendBuilder {
-        ContendBuilder::new(self.inner(), mutex.as_ref().into())
+        ContendBuilder::new(self.core(), mutex.as_ref().into())
     }
 
     /// Returns a builder for a service that contends as `contender`, a type of your own that provides the
     /// mutex and the id.
     pub fn contend_as(&self, contender: impl MutexContender + 'static) -> ContendBuilder {
-        ContendBuilder::contender(self.inner(), contender)
+        ContendBuilder::contender(self.core(), contender)
     }
 
     /// Returns a builder for a service that follows who owns `mutex`, without contending.
     pub fn observe(&self, mutex: impl AsRef<str>) -> ObserveBuilder {
-        ObserveBuilder::new(self.inner(), mutex.as_ref().into())
+        ObserveBuilder::new(self.core(), mutex.as_ref().into())
     }
 
     /// Returns a builder for a service that notifies `retriever`, a type of your own that provides the
     /// mutex, of who owns it.
     pub fn observe_as(&self, retriever: impl MutexRetriever + 'static) -> ObserveBuilder {
-        ObserveBuilder::retriever(self.inner(), retriever)
+        ObserveBuilder::retriever(self.core(), retriever)
     }
 
     /// Returns a builder for a locker: a blocking lock with a guard.
@@ -211,7 +202,7 @@ impl Factory {
     /// # Ok::<(), contend::Error>(())
     /// ```
     pub fn locker(&self, mutex: impl AsRef<str>) -> LockerBuilder {
-        LockerBuilder::new(self.inner(), mutex.as_ref().into())
+        LockerBuilder::new(self.core(), mutex.as_ref().into())
     }
 
     /// Returns a builder that locks several mutexes together: all of them, or none.
@@ -224,30 +215,12 @@ impl Factory {
     /// ```
     pub fn lock_all<N: AsRef<str>>(&self, mutexes: impl IntoIterator<Item = N>) -> LockAllBuilder {
         LockAllBuilder::new(
-            self.inner(),
+            self.core(),
             mutexes
                 .into_iter()
                 .map(|name| name.as_ref().into())
                 .collect(),
         )
-    }
-
-    /// Returns a builder for a scheduler, which runs work at scheduled times, on the leader only.
-    ///
-    /// ```
-    /// use contend::Schedule;
-    /// use std::time::Duration;
-    ///
-    /// let factory = contend::connect("memory://factory-scheduler-doc")?;
-    /// let every_minute = Schedule::every(Duration::from_secs(60));
-    /// // Runs for as long as `scheduler` lives.
-    /// let scheduler = factory.scheduler("clean-up").start(every_minute, |context| {
-    ///     println!("cleaning up with fence {}", context.fence());
-    /// })?;
-    /// # Ok::<(), contend::Error>(())
-    /// ```
-    pub fn scheduler(&self, mutex: impl AsRef<str>) -> SchedulerBuilder {
-        SchedulerBuilder::new(self, mutex.as_ref().into())
     }
 
     /// Returns the counting semaphores on this backend, which admit at most N at once, over one or more
@@ -269,12 +242,32 @@ impl Factory {
     /// # Errors
     /// `Unsupported` on Redis and ZooKeeper; `Forked`.
     pub fn semaphores(&self) -> Result<Semaphores> {
-        let handle = self.handle.get()?;
-        if let Some(semaphores) = handle.semaphores.get() {
-            return Ok(semaphores.clone());
-        }
-        let made = Semaphores::new(&handle.inner)?;
-        Ok(handle.semaphores.get_or_init(|| made).clone())
+        let core = self.core()?;
+        let mut known = core.semaphores.lock();
+        let shared = match known.upgrade() {
+            Some(shared) => shared,
+            None => SharedSemaphores::new(&core)?,
+        };
+        *known = Arc::downgrade(&shared);
+        Ok(Semaphores::new(shared))
+    }
+
+    /// Returns a builder for a scheduler: work that runs at its times, on the leader only.
+    ///
+    /// ```
+    /// use contend::Schedule;
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://factory-scheduler-doc")?;
+    /// let every_minute = Schedule::every(Duration::from_secs(60));
+    /// // Runs for as long as `scheduler` lives.
+    /// let scheduler = factory.scheduler("clean-up").start(every_minute, |context| {
+    ///     println!("cleaning up with fence {}", context.fence());
+    /// })?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    pub fn scheduler(&self, mutex: impl AsRef<str>) -> SchedulerBuilder {
+        SchedulerBuilder::new(self, mutex.as_ref().into())
     }
 
     /// Sends a request to the backend, to fail fast if it cannot be reached or refuses access.
@@ -294,23 +287,10 @@ impl Factory {
     /// Why the backend cannot be used: among others `Unreachable`, `Denied`, and `Misconfigured` if the table is
     /// missing.
     pub fn ping(&self, timeout: Duration) -> Result<()> {
-        let by = Moment::now() + timeout;
-        let inner = self.inner()?;
-        let began = Moment::now();
-        let outcome = loop {
-            match inner.backend.ping(by) {
-                // The pool knows only how the last connect failed, perhaps before the server came back.
-                Err(error)
-                    if error.asked_nothing()
-                        && error.is_transient()
-                        && Moment::now() < by.min(began + PING_AGAIN) =>
-                {
-                    std::thread::sleep(PING_PAUSE);
-                }
-                outcome => break outcome,
-            }
-        };
-        inner.registry.pinged(began, outcome.as_ref().copied());
+        let core = self.core()?;
+        let sent = Moment::now();
+        let outcome = core.backend.ping(sent + timeout);
+        core.link.lock().note(sent, outcome.as_ref().err());
         outcome
     }
 
@@ -319,24 +299,15 @@ impl Factory {
     ///
     /// ```
     /// let factory = contend::connect("memory://factory-health-doc")?;
-    /// println!("{}", factory.health());
     /// println!("{}", factory.health().to_json());
     /// # Ok::<(), contend::Error>(())
     /// ```
     #[must_use]
     pub fn health(&self) -> Health {
-        match self.inner() {
-            Ok(inner) => inner.registry.health(&*inner.backend),
+        match self.core() {
+            Ok(core) => Health::new(&*core.backend, core.link.lock().clone()),
             Err(error) => Health::unusable(error),
         }
-    }
-
-    /// Returns what all services and lockers of this factory have done, including those that were
-    /// dropped.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.inner()
-            .map_or_else(|_| Stats::default(), |inner| inner.registry.stats())
     }
 
     /// Reads who owns `mutex`: the owner, its fence, since when, and until when the lease lasts.
@@ -360,7 +331,7 @@ impl Factory {
     /// # Errors
     /// Any error of the backend.
     pub fn list(&self) -> Result<Vec<Arc<str>>> {
-        let inner = self.inner()?;
+        let inner = self.core()?;
         inner.backend.list(inner.inspection_by())
     }
 
@@ -382,7 +353,7 @@ impl Factory {
         mutex: impl AsRef<str>,
         look: impl FnOnce(&dyn Backend, &Arc<str>, Moment) -> Result<T>,
     ) -> Result<T> {
-        let inner = self.inner()?;
+        let inner = self.core()?;
         let mutex: Arc<str> = mutex.as_ref().into();
         check_mutex(&mutex)?;
         look(&*inner.backend, &mutex, inner.inspection_by())
@@ -394,26 +365,26 @@ impl Factory {
     /// `Forked` in a child process that inherited this factory.
     #[cfg(feature = "unstable")]
     pub fn backend(&self) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::clone(&self.inner()?.backend))
+        Ok(Arc::clone(&self.core()?.backend))
     }
 
     /// What everything that this factory makes shares.
-    pub(crate) fn inner(&self) -> Result<Arc<Inner>> {
-        Ok(Arc::clone(&self.handle.get()?.inner))
+    pub(crate) fn core(&self) -> Result<Arc<Core>> {
+        self.core.get().map(Arc::clone)
     }
 }
 
-impl Inner {
-    /// When a look at the backend must be over: a call's budget, but a person's patience at least.
+impl Core {
+    /// When an inspection must be over. Not the request limit: an operator may wait longer than a short lease.
     fn inspection_by(&self) -> Moment {
-        Moment::now() + self.lease.call_budget().max(Duration::from_secs(2))
+        Moment::now() + Duration::from_secs(2)
     }
 }
 
 impl fmt::Debug for Factory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.handle.here() {
-            Some(handle) => handle.inner.fmt(f),
+        match self.core.here() {
+            Some(core) => core.fmt(f),
             None => f.write_str("Factory (of the parent process)"),
         }
     }
@@ -423,7 +394,7 @@ impl fmt::Debug for Factory {
 impl Factory {
     /// This factory as a child process sees it.
     pub(crate) fn seen_from_a_child(&mut self) {
-        self.handle.seen_from_a_child();
+        self.core.seen_from_a_child();
     }
 }
 
@@ -438,7 +409,7 @@ mod tests {
         let mut factory = crate::memory::factory("fork", Lease::default());
         factory.seen_from_a_child();
         for error in [
-            factory.inner().map(drop).unwrap_err(),
+            factory.core().map(drop).unwrap_err(),
             factory.contend("m").build().map(drop).unwrap_err(),
             factory.observe("m").build().map(drop).unwrap_err(),
             factory.locker("m").build().map(drop).unwrap_err(),

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use std::fmt;
 use std::fs;
 use std::net::Ipv4Addr;
-use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 
@@ -79,46 +79,70 @@ impl fmt::Debug for ContenderIdGenerator {
     }
 }
 
-/// The process too: a forked child has the parent's memory, and none of its contenders.
-type Key = (u32, String, Arc<str>, Arc<str>);
-
-static LIVE: Mutex<Option<HashSet<Key>>> = Mutex::new(None);
+/// The ids that live contenders of a factory have, and the mutexes that its threads hold or wait for.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    ids: Mutex<HashSet<(Arc<str>, Arc<str>)>>,
+    holds: Mutex<HashSet<(ThreadId, Arc<str>)>>,
+}
 
 /// The right to contend for a mutex under an id: one id, one contender. Given back on drop.
 #[derive(Debug)]
 pub(crate) struct LiveId {
-    key: Key,
+    registry: Arc<Registry>,
+    key: (Arc<str>, Arc<str>),
+}
+
+/// A thread's hold on a mutex; ends on drop, on any thread.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    registry: Arc<Registry>,
+    key: (ThreadId, Arc<str>),
 }
 
 impl LiveId {
-    pub(crate) fn new(realm: &str, mutex: &Arc<str>, id: &Arc<str>) -> Result<LiveId> {
-        let realm = realm.to_owned();
-        let key = (process::id(), realm, Arc::clone(mutex), Arc::clone(id));
-        if LIVE.lock().get_or_insert_default().insert(key.clone()) {
-            return Ok(LiveId { key });
+    pub(crate) fn new(registry: &Arc<Registry>, mutex: &Arc<str>, id: &Arc<str>) -> Result<LiveId> {
+        let key = (Arc::clone(mutex), Arc::clone(id));
+        if registry.ids.lock().insert(key.clone()) {
+            let registry = Arc::clone(registry);
+            return Ok(LiveId { registry, key });
         }
         Err(Error::new(
             ErrorKind::DuplicateContender,
             format!(
-                "{mutex}: a live service or locker of this process contends as {id:?} already; \
+                "{mutex}: a live service or locker of this factory contends as {id:?} already; \
                  two contenders with one id would both believe that they own"
             ),
         ))
-    }
-
-    /// Whether a live contender of this process has this id.
-    pub(crate) fn is_live(realm: &str, mutex: &Arc<str>, id: &str) -> bool {
-        let realm = realm.to_owned();
-        let key = (process::id(), realm, Arc::clone(mutex), Arc::from(id));
-        LIVE.lock().as_ref().is_some_and(|live| live.contains(&key))
     }
 }
 
 impl Drop for LiveId {
     fn drop(&mut self) {
-        if let Some(live) = LIVE.lock().as_mut() {
-            live.remove(&self.key);
+        self.registry.ids.lock().remove(&self.key);
+    }
+}
+
+impl Hold {
+    pub(crate) fn new(registry: &Arc<Registry>, mutex: &Arc<str>) -> Result<Hold> {
+        let key = (std::thread::current().id(), Arc::clone(mutex));
+        if registry.holds.lock().insert(key.clone()) {
+            let registry = Arc::clone(registry);
+            return Ok(Hold { registry, key });
         }
+        Err(Error::new(
+            ErrorKind::Reentrant,
+            format!(
+                "{mutex}: this thread holds the lock already and would wait for itself; drop its guard \
+                 first, or pass it on"
+            ),
+        ))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.registry.holds.lock().remove(&self.key);
     }
 }
 
@@ -192,21 +216,6 @@ mod tests {
         let hex = one.rsplit_once('-').unwrap().1;
         assert_eq!(hex.len(), 8);
         assert_eq!(Some(hex), two.rsplit_once('-').map(|(_, hex)| hex));
-    }
-
-    /// A real `fork` needs `unsafe`; what a child has of its parent is the entry, with another pid in it.
-    #[test]
-    fn a_child_is_not_refused_an_id_that_its_parent_has() {
-        let (mutex, id) = (Arc::from("m"), Arc::from("a"));
-        let own = LiveId::new("of a parent", &mutex, &id).unwrap();
-        assert_eq!(own.key.0, process::id());
-        assert!(LiveId::new("of a parent", &mutex, &id).is_err());
-        let mut parents = own.key.clone();
-        parents.0 = parents.0.wrapping_add(1);
-        drop(own);
-        LIVE.lock().get_or_insert_default().insert(parents);
-        assert!(!LiveId::is_live("of a parent", &mutex, &id));
-        LiveId::new("of a parent", &mutex, &id).unwrap();
     }
 
     #[test]

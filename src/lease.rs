@@ -102,12 +102,11 @@ impl Lease {
         self.ttl.saturating_sub(self.drift_beyond_transition())
     }
 
-    /// Returns how long one call to the backend may take, from requesting a connection to the reply: a
-    /// quarter of the ttl, so that no single call uses up the lease, and at most 5 s, so that a long
-    /// lease does not mean a long wait for a server that hangs.
+    /// Returns how long one request to the backend may take, from asking for a connection to the reply: a
+    /// quarter of the ttl, at most 2 s. The only time limit on requests.
     #[must_use]
-    pub fn call_budget(self) -> Duration {
-        (self.ttl / 4).min(Duration::from_secs(5))
+    pub fn request_limit(self) -> Duration {
+        (self.ttl / 4).min(Duration::from_secs(2))
     }
 
     /// A transition absorbs the drift; a short one absorbs only a part.

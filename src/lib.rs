@@ -77,7 +77,6 @@
 pub mod backend;
 #[cfg(not(feature = "unstable"))]
 mod backend;
-mod background;
 mod cancel;
 mod clock;
 mod error;
@@ -96,6 +95,7 @@ mod machine;
 mod metrics;
 mod name;
 mod owner;
+mod ownership;
 mod parker;
 // Each uses what the other does not.
 #[cfg(any(feature = "mysql", feature = "redis"))]
@@ -106,8 +106,9 @@ mod runner;
 mod scheduler;
 pub mod semaphore;
 mod service;
-mod snapshot;
+mod shared;
 mod thread;
+mod timer;
 #[cfg(any(feature = "mysql", feature = "redis", feature = "zk"))]
 mod tls;
 // Memory has neither hosts nor numbers in its URL.
@@ -134,10 +135,10 @@ pub use crossbeam_channel;
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, EventKind, Events};
 pub use factory::Factory;
-pub use health::{Health, ServiceHealth};
+pub use health::Health;
 pub use id::ContenderIdGenerator;
 pub use lease::Lease;
-pub use locker::{Guard, GuardAll, LockAllBuilder, Locker, LockerBuilder, WithLockError};
+pub use locker::{Guard, GuardAll, LockAllBuilder, Locker, LockerBuilder};
 pub use machine::period::ContendPeriod;
 #[cfg(feature = "metrics")]
 pub use metrics::MetricsProbe;
@@ -153,7 +154,7 @@ pub use service::{
     Status,
 };
 pub use service::{MutexContender, MutexRetriever};
-pub use snapshot::{Contact, Stats};
+pub use shared::Contact;
 
 #[cfg(feature = "unstable")]
 pub use virtual_time::{VirtualTime, enter as enter_virtual_time};
@@ -214,10 +215,10 @@ mod tests {
         shareable::<MutexContendService>();
         shareable::<MutexRetrievalService>();
         shareable::<Scheduler>();
-        shareable::<semaphore::Semaphores>();
-        shareable::<semaphore::PermitGuard>();
         shareable::<Cancel>();
         shareable::<Health>();
+        shareable::<semaphore::Semaphores>();
+        shareable::<semaphore::PermitGuard>();
     }
 }
 

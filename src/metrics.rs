@@ -1,32 +1,78 @@
 //! `MetricsProbe`: the bridge from a [`Probe`] to the `metrics` facade.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::metrics::{
-    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
-    gauge, histogram,
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use parking_lot::RwLock;
 
 use crate::error::Error;
 use crate::probe::{AcquireOutcome, LossReason, Probe, RenewOutcome, RunOutcomeKind};
 
-/// How many names of mutexes, and of semaphores, get a label of their own.
-const DEFAULT_MOST_LABELS: usize = 200;
-
-const OPENED: &str = "contend_connections_opened_total";
-const LOST: &str = "contend_connections_lost_total";
-
-/// The label of all names beyond that number.
+/// The label of all names beyond the limit.
 const OTHERS: &str = "(others)";
+
+/// What Prometheus shows beside a name.
+const COUNTERS: &[(&str, &str)] = &[
+    ("contend_gained_total", "ownerships that began"),
+    (
+        "contend_lost_released_total",
+        "ownerships given up on purpose",
+    ),
+    ("contend_lost_expired_total", "leases that ended unrenewed"),
+    ("contend_lost_taken_away_total", "ownerships taken away"),
+    ("contend_lost_panicked_total", "ownerships ended by a panic"),
+    (
+        "contend_acquire_granted_total",
+        "attempts that were granted",
+    ),
+    (
+        "contend_acquire_refused_total",
+        "attempts that found an owner",
+    ),
+    ("contend_acquire_failed_total", "attempts without an answer"),
+    ("contend_renew_renewed_total", "renewals"),
+    ("contend_renew_lost_total", "renewals of a lost ownership"),
+    ("contend_renew_failed_total", "renewals without an answer"),
+    ("contend_lock_failed_total", "calls of lock that failed"),
+    ("contend_run_ok_total", "runs that returned Ok"),
+    ("contend_run_failed_total", "runs that returned an error"),
+    ("contend_run_panicked_total", "runs that panicked"),
+    ("contend_run_cancelled_total", "runs cancelled by a stop"),
+    ("contend_run_lost_total", "runs that lost leadership"),
+    (
+        "contend_exhausted_total",
+        "requests that had to wait or fail",
+    ),
+    ("contend_connections_opened_total", "connections opened"),
+    (
+        "contend_connections_lost_total",
+        "connections lost or refused",
+    ),
+];
+
+const GAUGES: &[(&str, &str)] = &[
+    ("contend_owner", "contenders of this process that own"),
+    ("contend_permits_held", "permits held by this process"),
+];
+
+const HISTOGRAMS: &[(&str, &str)] = &[
+    ("contend_held_seconds", "how long an ownership lasted"),
+    ("contend_acquire_seconds", "how long an attempt took"),
+    ("contend_renew_seconds", "how long a renewal took"),
+    ("contend_hand_off_seconds", "from wake-up to ownership"),
+    ("contend_lock_wait_seconds", "how long a call of lock took"),
+    ("contend_run_seconds", "how long a run took"),
+    ("contend_run_late_seconds", "how late a run began"),
+];
 
 /// Reports to the [`metrics`](https://docs.rs/metrics) facade, and so to Prometheus, StatsD and others.
 ///
-/// Install the recorder first: a metric that is registered before the recorder is not recorded, for as long
-/// as the probe lives.
+/// Install the recorder first: what happens before that is not recorded.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -42,11 +88,11 @@ const OTHERS: &str = "(others)";
 ///
 /// | name | type, unit | label | |
 /// |---|---|---|---|
-/// | `contend_owner` | gauge | mutex | how many contenders of this process own it; summed over all processes, 1 while somebody leads |
+/// | `contend_owner` | gauge | mutex | how many contenders of this process own it; summed over all processes, 1 while one leads |
 /// | `contend_gained_total` | counter | mutex | ownerships that began |
 /// | `contend_lost_released_total` | counter | mutex | ownerships given up on purpose |
 /// | `contend_lost_expired_total` | counter | mutex | leases that ended without a renewal |
-/// | `contend_lost_taken_away_total` | counter | mutex | ownerships revoked, deleted or found to be somebody else's |
+/// | `contend_lost_taken_away_total` | counter | mutex | ownerships revoked, deleted or found to be another contender's |
 /// | `contend_lost_panicked_total` | counter | mutex | ownerships ended by a panic in the backend |
 /// | `contend_held_seconds` | histogram, s | mutex | how long an ownership lasted |
 /// | `contend_acquire_granted_total` | counter | mutex | attempts that were granted |
@@ -67,56 +113,62 @@ const OTHERS: &str = "(others)";
 /// | `contend_run_lost_total` | counter | mutex | scheduled runs during which leadership was lost |
 /// | `contend_run_seconds` | histogram, s | mutex | how long a scheduled run took |
 /// | `contend_run_late_seconds` | histogram, s | mutex | how long after its time a run began |
-/// | `contend_permits_held` | gauge | semaphore | permits held by guards of this process, and those acquired without a guard until it learns of their end (for at most 10 000 requests) |
+/// | `contend_permits_held` | gauge | semaphore | permits held by guards of this process |
 /// | `contend_exhausted_total` | counter | semaphore | requests that found it exhausted |
 /// | `contend_connections_opened_total` | counter | | connections to the backend that were opened |
 /// | `contend_connections_lost_total` | counter | | connections that were lost or could not be opened |
 ///
 /// `examples/service/alerts.yml` in the repository has alert rules for Prometheus.
 pub struct MetricsProbe {
-    mutexes: Labels<MutexMetrics>,
-    /// Apart, because a leader's mutex has no locks, and most have no runs.
-    locks: Labels<LockMetrics>,
-    runs: Labels<RunMetrics>,
-    semaphores: Labels<SemaphoreMetrics>,
-    connections: OnceLock<Connections>,
+    mutexes: Labels,
+    semaphores: Labels,
+    most_labels: usize,
 }
+
+/// The names that have a label of their own.
+type Labels = RwLock<HashSet<Arc<str>>>;
 
 impl MetricsProbe {
     /// Creates a probe and describes its metrics to the recorder.
     #[must_use]
     pub fn new() -> MetricsProbe {
-        describe_counter!(
-            OPENED,
-            Unit::Count,
-            "Connections to the backend that were opened"
-        );
-        let lost = "Connections to the backend that were lost or could not be opened";
-        describe_counter!(LOST, Unit::Count, lost);
+        for (name, text) in COUNTERS {
+            describe_counter!(*name, Unit::Count, *text);
+        }
+        for (name, text) in GAUGES {
+            describe_gauge!(*name, Unit::Count, *text);
+        }
+        for (name, text) in HISTOGRAMS {
+            describe_histogram!(*name, Unit::Seconds, *text);
+        }
         MetricsProbe {
-            mutexes: Labels::new(),
-            locks: Labels::new(),
-            runs: Labels::new(),
-            semaphores: Labels::new(),
-            connections: OnceLock::new(),
+            mutexes: Labels::default(),
+            semaphores: Labels::default(),
+            most_labels: 200,
         }
     }
 
     /// Sets how many mutexes, and how many semaphores, get their own label. Defaults to 200.
     #[must_use]
     pub fn most_labels(mut self, most: usize) -> MetricsProbe {
-        self.mutexes.most = most;
-        self.locks.most = most;
-        self.runs.most = most;
-        self.semaphores.most = most;
+        self.most_labels = most;
         self
     }
 
-    fn connections(&self) -> &Connections {
-        self.connections.get_or_init(|| Connections {
-            opened: counter!(OPENED),
-            lost: counter!(LOST),
-        })
+    fn mutex(&self, name: &str) -> Arc<str> {
+        self.label(&self.mutexes, name)
+    }
+
+    fn label(&self, labels: &Labels, name: &str) -> Arc<str> {
+        if let Some(label) = labels.read().get(name) {
+            return Arc::clone(label);
+        }
+        let mut labels = labels.write();
+        if labels.len() >= self.most_labels && !labels.contains(name) {
+            return OTHERS.into();
+        }
+        labels.insert(name.into());
+        name.into()
     }
 }
 
@@ -129,234 +181,98 @@ impl Default for MetricsProbe {
 impl fmt::Debug for MetricsProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MetricsProbe")
-            .field("mutexes", &self.mutexes.known.read().len())
-            .field("semaphores", &self.semaphores.known.read().len())
+            .field("mutexes", &self.mutexes.read().len())
+            .field("semaphores", &self.semaphores.read().len())
             .finish_non_exhaustive()
     }
 }
 
 impl Probe for MetricsProbe {
     fn acquire(&self, mutex: &str, outcome: AcquireOutcome<'_>, took: Duration) {
-        let metrics = self.mutexes.of(mutex);
-        let counter = match outcome {
-            AcquireOutcome::Granted => &metrics.acquire_granted,
-            AcquireOutcome::Refused => &metrics.acquire_refused,
-            AcquireOutcome::Failed(_) => &metrics.acquire_failed,
+        let mutex = self.mutex(mutex);
+        let name = match outcome {
+            AcquireOutcome::Granted => "contend_acquire_granted_total",
+            AcquireOutcome::Refused => "contend_acquire_refused_total",
+            AcquireOutcome::Failed(_) => "contend_acquire_failed_total",
         };
-        counter.increment(1);
-        metrics.acquire_seconds.record(took);
+        counter!(name, "mutex" => Arc::clone(&mutex)).increment(1);
+        histogram!("contend_acquire_seconds", "mutex" => mutex).record(took);
     }
 
     fn renew(&self, mutex: &str, outcome: RenewOutcome<'_>, took: Duration) {
-        let metrics = self.mutexes.of(mutex);
-        let counter = match outcome {
-            RenewOutcome::Renewed => &metrics.renew_renewed,
-            RenewOutcome::Lost => &metrics.renew_lost,
-            RenewOutcome::Failed(_) => &metrics.renew_failed,
+        let mutex = self.mutex(mutex);
+        let name = match outcome {
+            RenewOutcome::Renewed => "contend_renew_renewed_total",
+            RenewOutcome::Lost => "contend_renew_lost_total",
+            RenewOutcome::Failed(_) => "contend_renew_failed_total",
         };
-        counter.increment(1);
-        metrics.renew_seconds.record(took);
+        counter!(name, "mutex" => Arc::clone(&mutex)).increment(1);
+        histogram!("contend_renew_seconds", "mutex" => mutex).record(took);
     }
 
     fn gained(&self, mutex: &str, _id: &str, _fence: u64) {
-        let metrics = self.mutexes.of(mutex);
-        metrics.owner.increment(1.0);
-        metrics.gained.increment(1);
+        let mutex = self.mutex(mutex);
+        gauge!("contend_owner", "mutex" => Arc::clone(&mutex)).increment(1.0);
+        counter!("contend_gained_total", "mutex" => mutex).increment(1);
     }
 
     fn lost(&self, mutex: &str, _id: &str, _fence: u64, held: Duration, reason: LossReason) {
-        let metrics = self.mutexes.of(mutex);
-        metrics.owner.decrement(1.0);
-        let counter = match reason {
-            LossReason::Released => &metrics.lost_released,
-            LossReason::Expired => &metrics.lost_expired,
-            LossReason::TakenAway => &metrics.lost_taken_away,
-            LossReason::Panicked => &metrics.lost_panicked,
+        let mutex = self.mutex(mutex);
+        gauge!("contend_owner", "mutex" => Arc::clone(&mutex)).decrement(1.0);
+        let name = match reason {
+            LossReason::Released => "contend_lost_released_total",
+            LossReason::Expired => "contend_lost_expired_total",
+            LossReason::TakenAway => "contend_lost_taken_away_total",
+            LossReason::Panicked => "contend_lost_panicked_total",
         };
-        counter.increment(1);
-        metrics.held_seconds.record(held);
+        counter!(name, "mutex" => Arc::clone(&mutex)).increment(1);
+        histogram!("contend_held_seconds", "mutex" => mutex).record(held);
     }
 
     fn waited(&self, mutex: &str, waited: Duration, locked: bool) {
-        let lock = self.locks.of(mutex);
-        lock.wait_seconds.record(waited);
-        if !locked {
-            lock.failed.increment(1);
-        }
+        let mutex = self.mutex(mutex);
+        histogram!("contend_lock_wait_seconds", "mutex" => Arc::clone(&mutex)).record(waited);
+        // Also where it stays zero, for rates from the start.
+        counter!("contend_lock_failed_total", "mutex" => mutex).increment(u64::from(!locked));
     }
 
     fn handed_off(&self, mutex: &str, took: Duration) {
-        self.mutexes.of(mutex).hand_off_seconds.record(took);
+        let mutex = self.mutex(mutex);
+        histogram!("contend_hand_off_seconds", "mutex" => mutex).record(took);
     }
 
     fn connected(&self) {
-        self.connections().opened.increment(1);
+        counter!("contend_connections_opened_total").increment(1);
     }
 
     fn disconnected(&self, _error: &Error) {
-        self.connections().lost.increment(1);
+        counter!("contend_connections_lost_total").increment(1);
     }
 
     fn scheduled_run(&self, mutex: &str, outcome: RunOutcomeKind, late: Duration, took: Duration) {
-        let run = self.runs.of(mutex);
-        let counter = match outcome {
-            RunOutcomeKind::Ok => &run.ok,
-            RunOutcomeKind::Failed => &run.failed,
-            RunOutcomeKind::Panicked => &run.panicked,
-            RunOutcomeKind::Cancelled => &run.cancelled,
-            RunOutcomeKind::Lost => &run.lost,
+        let mutex = self.mutex(mutex);
+        let name = match outcome {
+            RunOutcomeKind::Ok => "contend_run_ok_total",
+            RunOutcomeKind::Failed => "contend_run_failed_total",
+            RunOutcomeKind::Panicked => "contend_run_panicked_total",
+            RunOutcomeKind::Cancelled => "contend_run_cancelled_total",
+            RunOutcomeKind::Lost => "contend_run_lost_total",
         };
-        counter.increment(1);
-        run.late_seconds.record(late);
-        run.seconds.record(took);
+        counter!(name, "mutex" => Arc::clone(&mutex)).increment(1);
+        histogram!("contend_run_late_seconds", "mutex" => Arc::clone(&mutex)).record(late);
+        histogram!("contend_run_seconds", "mutex" => mutex).record(took);
     }
 
     fn permits(&self, semaphore: &str, count: i64) {
+        let semaphore = self.label(&self.semaphores, semaphore);
         // Permits are counted in u32: an f64 holds them exactly.
-        self.semaphores.of(semaphore).held.increment(count as f64);
+        gauge!("contend_permits_held", "semaphore" => semaphore).increment(count as f64);
     }
 
     fn exhausted(&self, semaphore: &str) {
-        self.semaphores.of(semaphore).exhausted.increment(1);
+        let semaphore = self.label(&self.semaphores, semaphore);
+        counter!("contend_exhausted_total", "semaphore" => semaphore).increment(1);
     }
-}
-
-/// The metrics of each label. Registered once, because a recorder's look-up costs more than the count.
-struct Labels<M> {
-    known: RwLock<HashMap<Box<str>, Arc<M>>>,
-    others: OnceLock<Arc<M>>,
-    most: usize,
-}
-
-/// Metrics that carry one label.
-trait Labelled {
-    /// Tells the recorder what they mean.
-    fn describe();
-    fn register(label: &str) -> Self;
-}
-
-impl<M: Labelled> Labels<M> {
-    fn new() -> Labels<M> {
-        M::describe();
-        Labels {
-            known: RwLock::default(),
-            others: OnceLock::new(),
-            most: DEFAULT_MOST_LABELS,
-        }
-    }
-
-    fn of(&self, name: &str) -> Arc<M> {
-        {
-            let known = self.known.read();
-            if let Some(metrics) = known.get(name) {
-                return Arc::clone(metrics);
-            }
-            // None is ever removed.
-            if known.len() >= self.most {
-                return self.others();
-            }
-        }
-        let mut known = self.known.write();
-        if let Some(metrics) = known.get(name) {
-            return Arc::clone(metrics);
-        }
-        if known.len() >= self.most {
-            return self.others();
-        }
-        let metrics = Arc::new(M::register(name));
-        known.insert(name.into(), Arc::clone(&metrics));
-        metrics
-    }
-
-    fn others(&self) -> Arc<M> {
-        Arc::clone(self.others.get_or_init(|| Arc::new(M::register(OTHERS))))
-    }
-}
-
-/// Declares metrics that carry a label: field, type, name and meaning.
-macro_rules! labelled {
-    ($metrics:ident, $label:literal, {
-        $($field:ident: $kind:ident = $name:literal, $text:literal;)*
-    }) => {
-        struct $metrics {
-            $($field: $kind,)*
-        }
-
-        impl Labelled for $metrics {
-            fn describe() {
-                $(labelled!(describe $kind, $name, $text);)*
-            }
-
-            fn register(label: &str) -> $metrics {
-                $metrics {
-                    $($field: labelled!(register $kind, $name, $label, label),)*
-                }
-            }
-        }
-    };
-    (describe Counter, $name:literal, $text:literal) => {
-        describe_counter!($name, Unit::Count, $text)
-    };
-    (describe Gauge, $name:literal, $text:literal) => {
-        describe_gauge!($name, Unit::Count, $text)
-    };
-    (describe Histogram, $name:literal, $text:literal) => {
-        describe_histogram!($name, Unit::Seconds, $text)
-    };
-    (register Counter, $name:literal, $key:literal, $label:ident) => {
-        counter!($name, $key => $label.to_owned())
-    };
-    (register Gauge, $name:literal, $key:literal, $label:ident) => {
-        gauge!($name, $key => $label.to_owned())
-    };
-    (register Histogram, $name:literal, $key:literal, $label:ident) => {
-        histogram!($name, $key => $label.to_owned())
-    };
-}
-
-labelled!(MutexMetrics, "mutex", {
-    owner: Gauge = "contend_owner", "Contenders of this process that own the mutex";
-    gained: Counter = "contend_gained_total", "Ownerships that began";
-    lost_released: Counter = "contend_lost_released_total", "Ownerships given up on purpose";
-    lost_expired: Counter = "contend_lost_expired_total", "Leases that ended without a renewal";
-    lost_taken_away: Counter = "contend_lost_taken_away_total", "Ownerships revoked, deleted or found to be somebody else's";
-    lost_panicked: Counter = "contend_lost_panicked_total", "Ownerships ended by a panic in the backend";
-    held_seconds: Histogram = "contend_held_seconds", "How long an ownership lasted";
-    acquire_granted: Counter = "contend_acquire_granted_total", "Attempts to acquire that were granted";
-    acquire_refused: Counter = "contend_acquire_refused_total", "Attempts to acquire that found another owner";
-    acquire_failed: Counter = "contend_acquire_failed_total", "Attempts to acquire without an answer";
-    acquire_seconds: Histogram = "contend_acquire_seconds", "How long an attempt to acquire took";
-    renew_renewed: Counter = "contend_renew_renewed_total", "Renewals";
-    renew_lost: Counter = "contend_renew_lost_total", "Renewals that found the ownership gone";
-    renew_failed: Counter = "contend_renew_failed_total", "Renewals without an answer";
-    renew_seconds: Histogram = "contend_renew_seconds", "How long a renewal took";
-    hand_off_seconds: Histogram = "contend_hand_off_seconds", "From the wake-up of a contender to its ownership";
-});
-
-labelled!(LockMetrics, "mutex", {
-    wait_seconds: Histogram = "contend_lock_wait_seconds", "How long a call of lock took";
-    failed: Counter = "contend_lock_failed_total", "Calls of lock that returned without the lock";
-});
-
-labelled!(RunMetrics, "mutex", {
-    ok: Counter = "contend_run_ok_total", "Scheduled runs that returned Ok";
-    failed: Counter = "contend_run_failed_total", "Scheduled runs that returned an error";
-    panicked: Counter = "contend_run_panicked_total", "Scheduled runs that panicked";
-    cancelled: Counter = "contend_run_cancelled_total", "Scheduled runs during which the scheduler was stopped";
-    lost: Counter = "contend_run_lost_total", "Scheduled runs during which leadership was lost";
-    seconds: Histogram = "contend_run_seconds", "How long a scheduled run took";
-    late_seconds: Histogram = "contend_run_late_seconds", "How long after its time a scheduled run began";
-});
-
-labelled!(SemaphoreMetrics, "semaphore", {
-    held: Gauge = "contend_permits_held", "Permits that guards of this process hold until they end, or that it acquired without one, until it learns of their end";
-    exhausted: Counter = "contend_exhausted_total", "Requests that found the semaphore exhausted";
-});
-
-/// Metrics without a label.
-struct Connections {
-    opened: Counter,
-    lost: Counter,
 }
 
 #[cfg(test)]
@@ -364,8 +280,8 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
     use ::metrics::{
-        CounterFn, GaugeFn, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString,
-        with_local_recorder,
+        Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata,
+        Recorder, SharedString, with_local_recorder,
     };
     use parking_lot::Mutex;
     use std::collections::BTreeMap;

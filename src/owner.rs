@@ -126,12 +126,6 @@ impl MutexOwner {
         }
     }
 
-    /// Whether the backend was asked after `moment`.
-    pub(crate) fn is_observed_after(&self, moment: Moment) -> bool {
-        self.observed
-            .is_some_and(|observed| observed.local > moment)
-    }
-
     /// Returns the backend's clock when this snapshot was taken.
     #[must_use]
     pub fn observed_ms(&self) -> Option<u64> {
@@ -168,12 +162,6 @@ impl MutexOwner {
         self.is_in_transition()
     }
 
-    /// Returns `true` if the mutex has an owner at `now_ms`.
-    #[must_use]
-    pub fn has_owner_at(&self, now_ms: u64) -> bool {
-        self.is_in_transition_at(now_ms)
-    }
-
     /// Returns `true` if `id` is named as the owner, whether or not its lease has ended.
     #[must_use]
     pub fn is_owner(&self, id: &str) -> bool {
@@ -186,22 +174,10 @@ impl MutexOwner {
         self.is_owner(id) && self.is_in_ttl()
     }
 
-    /// Returns `true` if `id` is the owner and its ttl is still running at `now_ms`.
-    #[must_use]
-    pub fn is_in_ttl_of_at(&self, id: &str, now_ms: u64) -> bool {
-        self.is_owner(id) && self.is_in_ttl_at(now_ms)
-    }
-
     /// Returns `true` if `id` is the owner and its ttl or transition is still running.
     #[must_use]
     pub fn is_in_transition_of(&self, id: &str) -> bool {
         self.is_owner(id) && self.is_in_transition()
-    }
-
-    /// Returns `true` if `id` is the owner and its ttl or transition is still running at `now_ms`.
-    #[must_use]
-    pub fn is_in_transition_of_at(&self, id: &str, now_ms: u64) -> bool {
-        self.is_owner(id) && self.is_in_transition_at(now_ms)
     }
 }
 
@@ -322,7 +298,7 @@ mod tests {
         let owner = MutexOwner::new("a", 0, 10, 16, 1);
         assert!(owner.is_in_ttl_at(9) && !owner.is_in_ttl_at(10));
         assert!(owner.is_in_transition_at(16) && !owner.is_in_transition_at(17));
-        assert!(!MutexOwner::NONE.has_owner_at(0));
+        assert!(!MutexOwner::NONE.is_in_transition_at(0));
         assert!(!MutexOwner::NONE.is_owner(""));
     }
 }

@@ -11,7 +11,7 @@ use crate::virtual_time::Condvar;
 
 /// The longest single sleep. Condition variables sleep on the monotonic clock, which stands still
 /// while the machine is suspended; deadlines are on the boot-time clock, which does not.
-const SLICE: Duration = Duration::from_secs(5);
+pub(crate) const SLICE: Duration = Duration::from_secs(5);
 
 /// A waiting thread's end: it sleeps on this, and on nothing else.
 #[derive(Clone, Default)]
@@ -39,8 +39,8 @@ struct Calls {
     woken: bool,
     message: bool,
     stopped: bool,
-    /// How many sleep on it at the moment: the thread, or nobody.
-    sleepers: usize,
+    /// The thread sleeps at the moment.
+    sleeping: bool,
 }
 
 /// Why a thread is not parked any more.
@@ -57,7 +57,7 @@ pub enum Unparked {
 }
 
 impl Parker {
-    /// Makes a parker that nobody has unparked.
+    /// Makes a parker that was not unparked yet.
     #[must_use]
     pub fn new() -> Parker {
         Parker::default()
@@ -85,18 +85,9 @@ impl Parker {
 
     /// Sleeps until unparked, or until `deadline`. A wake-up is consumed, a stop is not.
     pub fn park(&self, deadline: Moment) -> Unparked {
-        self.sleep(deadline, true)
-    }
-
-    /// Sleeps until unparked, or until `deadline`, in a thread that was asked to stop already.
-    pub fn park_stopping(&self, deadline: Moment) -> Unparked {
-        self.sleep(deadline, false)
-    }
-
-    fn sleep(&self, deadline: Moment, until_stopped: bool) -> Unparked {
         let mut calls = self.inner.calls.lock();
         loop {
-            if until_stopped && calls.stopped {
+            if calls.stopped {
                 return Unparked::Stop;
             }
             if std::mem::take(&mut calls.message) {
@@ -109,9 +100,9 @@ impl Parker {
             if left.is_zero() {
                 return Unparked::Timeout;
             }
-            calls.sleepers += 1;
+            calls.sleeping = true;
             self.inner.changed.wait_for(&mut calls, left.min(SLICE));
-            calls.sleepers -= 1;
+            calls.sleeping = false;
         }
     }
 }
@@ -121,7 +112,7 @@ impl Unparker {
     pub fn unpark(&self) {
         let before = std::mem::replace(&mut self.inner.calls.lock().woken, true);
         if !before {
-            // Not with the lock held: whoever wakes up needs it first of all.
+            // Not with the lock held: the thread that wakes up needs it first of all.
             self.inner.changed.notify_all();
         }
     }
@@ -138,7 +129,7 @@ impl Unparker {
     #[must_use]
     pub fn is_parked(&self) -> bool {
         let calls = self.inner.calls.lock();
-        calls.sleepers > 0 && !calls.stopped
+        calls.sleeping && !calls.stopped
     }
 
     /// Returns `true` if both ends belong to the same parker.
@@ -182,6 +173,5 @@ mod tests {
         parker.stop();
         assert_eq!(parker.park(Moment::FAR), Unparked::Stop);
         assert_eq!(parker.park(Moment::FAR), Unparked::Stop);
-        assert_eq!(parker.park_stopping(Moment::FAR), Unparked::Wake);
     }
 }

@@ -226,7 +226,7 @@ impl<C: Connect> Pool<C> {
                 ErrorKind::Unavailable,
                 "cannot start a thread for connections; the system allows no more of them",
             )
-            .before_asking()
+            .not_sent()
         })?;
         // So that the first call finds a connection.
         drop(inner.get_timeout(Duration::ZERO));
@@ -376,7 +376,7 @@ impl<C: Connect> Pool<C> {
         let broke = door.broke.clone();
         let broke = broke.filter(|(at, _)| self.last_contact() < Some(*at));
         drop(door);
-        let late = |message| Error::new(ErrorKind::Timeout, message).before_asking();
+        let late = |message| Error::new(ErrorKind::Timeout, message).not_sent();
         if open > 0 && waited >= HANGS && self.last_contact() < Some(since) {
             let waited = waited.as_secs_f64();
             late(format!(
@@ -387,13 +387,13 @@ impl<C: Connect> Pool<C> {
                 "{server}: all connections were in use; if this happens often, raise pool_size ({})",
                 self.shared.settings.size
             ))
-            .proving_nothing()
+            .not_sent()
         } else if connecting >= HANGS {
             late(self.shared.connect.unanswered(connecting))
         } else if let Some((_, error)) = broke {
-            error.proving_nothing()
+            error.not_sent()
         } else {
-            late(format!("{server}: no connection could be opened in time")).proving_nothing()
+            late(format!("{server}: no connection could be opened in time")).not_sent()
         }
     }
 }
@@ -508,7 +508,7 @@ impl<C: Connect> Shared<C> {
             }
             Err(error) => {
                 // A connect that fails has done nothing that anybody could miss.
-                let error = error.before_asking();
+                let error = error.not_sent();
                 let backoff = self.connect.backoff(&error);
                 let earlier = door.failed.as_ref();
                 let earlier = earlier.filter(|failed| failed.backoff == backoff);
@@ -573,7 +573,7 @@ impl<C: Connect> Shared<C> {
 }
 
 fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the factory was closed").before_asking()
+    Error::new(ErrorKind::Closed, "the factory was closed").not_sent()
 }
 
 fn nanos(at: Moment) -> u64 {
@@ -819,7 +819,7 @@ mod tests {
             .collect();
         let error = pool.checkout(Lane::Other, Moment::now()).unwrap_err();
         assert!(error.to_string().contains("raise pool_size (4)"), "{error}");
-        assert!(error.asked_nothing() && error.proves_nothing());
+        assert!(error.is_not_sent());
         drop(pool.checkout(Lane::Owner, soon()).unwrap());
         assert!(pool.try_checkout(Lane::Other).is_none());
         assert!(pool.try_checkout(Lane::Owner).is_some());
@@ -835,7 +835,7 @@ mod tests {
         let pool = pool(&fake, 4);
         let error = pool.checkout(Lane::Other, soon()).unwrap_err();
         assert_eq!(error.to_string(), "fake: connecting panicked");
-        assert!(error.is_transient() && error.asked_nothing(), "{error:?}");
+        assert!(error.is_transient() && error.is_not_sent(), "{error:?}");
         fake.0.panics.store(false, Ordering::SeqCst);
         let end = soon();
         while pool.checkout(Lane::Other, end).is_err() {
@@ -855,7 +855,7 @@ mod tests {
             let error = pool.checkout(Lane::Other, soon()).unwrap_err();
             assert_eq!(error.to_string(), "fake: connection refused");
             assert_eq!(error.kind(), ErrorKind::Unreachable);
-            assert!(error.asked_nothing());
+            assert!(error.is_not_sent());
         }
         assert!(Moment::now() - start < Duration::from_secs(10));
         fake.0.away.store(false, Ordering::SeqCst);
@@ -879,7 +879,7 @@ mod tests {
         drop(first);
         let error = pool.checkout(Lane::Other, Moment::now()).unwrap_err();
         assert_eq!(error.to_string(), "fake: no answer in 1 s");
-        assert!(error.asked_nothing() && error.proves_nothing());
+        assert!(error.is_not_sent());
         // Once the server has answered, that is over.
         drop(pool.checkout(Lane::Other, soon()).unwrap());
         pool.discard_idle(Moment::now());
@@ -900,7 +900,7 @@ mod tests {
             let by = Moment::now() + Duration::from_millis(300);
             let error = pool.checkout(Lane::Other, by).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Timeout);
-            assert!(error.asked_nothing());
+            assert!(error.is_not_sent());
             error.to_string()
         };
         let hangs = wait();
@@ -944,7 +944,6 @@ mod tests {
         assert_eq!(hung.kind(), ErrorKind::Timeout);
         let text = hung.to_string();
         assert!(text.starts_with("fake: no log-in within "), "{text}");
-        assert!(!hung.proves_nothing());
     }
 
     /// Rule "trouble is visible": the server said nothing to whoever asked it nothing.

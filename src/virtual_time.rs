@@ -26,19 +26,6 @@ pub(crate) fn try_lock_for<T>(mutex: &Mutex<T>, patience: Duration) -> Option<Mu
     mutex.try_lock_for(patience)
 }
 
-/// Locks `mutex`, which another thread may have locked across a call.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    #[cfg(feature = "unstable")]
-    if current().is_some() {
-        loop {
-            if let Some(guard) = try_lock_for(mutex, Duration::from_secs(60)) {
-                return guard;
-            }
-        }
-    }
-    mutex.lock()
-}
-
 /// Receives a message unless that takes longer than `patience`.
 pub(crate) fn recv_timeout<T>(
     receiver: &Receiver<T>,

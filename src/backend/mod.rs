@@ -6,8 +6,6 @@
 //! # What a backend may assume
 //! - Names, ids and leases were checked (`name.rs`, `lease.rs`).
 //! - A [`RawContender`] or [`RawObserver`] is used by one thread at a time.
-//! - Whoever acquires through a contender calls [`RawContender::listen`] before it waits, and tries once more
-//!   between listening and waiting.
 //!
 //! # What a backend must never do
 //! - Outlast `by`, the moment up to which a call may take. What cannot be bounded so tightly must not
@@ -95,15 +93,23 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// Returns a backend's side of a contender. Does no I/O, so it works while the server is away;
     /// refuses what this backend can tell at once that it could not keep.
     ///
+    /// Unparks `wake` when a queued contender should try again, and when an owner should check (by renewing)
+    /// whether it still owns; not on account of what this contender itself did.
+    ///
     /// # Errors
     /// `InvalidInput`.
-    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>>;
+    fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>>;
 
     /// Returns a backend's side of an observer. Does no I/O.
     ///
     /// # Errors
     /// `InvalidInput`.
-    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>>;
+    fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>>;
+
+    /// Returns `true` if the lockers of a process queue in the process, one contender at a time on the server.
+    fn one_per_process(&self) -> bool {
+        false
+    }
 
     /// Asks the server one question and waits for the answer.
     ///
@@ -149,6 +155,25 @@ pub trait Backend: fmt::Debug + Send + Sync {
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
         let _ = (mutex, fence, by);
         Err(unsupported(self.realm(), "revoke"))
+    }
+
+    /// Reads how long ago the last recorded run of the mutex's schedule was, by the backend's clock.
+    ///
+    /// # Errors
+    /// Any.
+    fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
+        let _ = (mutex, by);
+        Err(unsupported(self.realm(), "last_run"))
+    }
+
+    /// Records that a run is now, if the owner still has this `fence`; kept for at least `keep`.
+    /// Returns `false` if it does not.
+    ///
+    /// # Errors
+    /// Any; the outcome counts as unknown.
+    fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
+        let _ = (mutex, fence, keep, by);
+        Err(unsupported(self.realm(), "record_run"))
     }
 
     /// Returns what keeps the semaphores. Does no I/O.
@@ -204,11 +229,6 @@ pub struct Condition {
     pub wakeups: Wakeups,
     /// The pool of connections, where there is one.
     pub pool: Option<PoolUse>,
-    /// When the server answered last; `None` if it never did.
-    pub last_contact: Option<Moment>,
-    /// Why the connection on which contenders wait is lost, if it is: a contender that waits makes no call that
-    /// would find out.
-    pub cut_off: Option<Error>,
 }
 
 /// How waiting contenders learn that a mutex was released.
@@ -271,23 +291,18 @@ pub enum Purpose {
 ///
 /// Dropping it ends its subscription, and does nothing that blocks.
 pub trait RawContender: Send {
-    /// From now on unparks `unparker` when a waiting contender should try again, and when an owner
-    /// should check (by renewing) whether it still owns; not on account of what this contender itself
-    /// did. Called again with the same unparker, it does nothing. It returns once nothing can be missed.
-    ///
-    /// # Errors
-    /// `Unreachable` and the like; the caller tries again later and goes by time until then.
-    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()>;
-
     /// Tries to become the owner. Idempotent for this id: where the backend already names it as owner
     /// (an attempt whose reply was lost, or the rest of a lease that was not renewed) or has handed the
     /// mutex to it, that is adopted, with a higher fence and the full length, and never to an earlier end.
+    ///
+    /// With [`OnRefusal::Enqueue`] it subscribes first, so that no wake-up falls between the attempt and the wait.
+    /// A contender that cannot subscribe still tries, and names a short `retry_in`.
     ///
     /// Nobody wants the mutex any more after `by`: a server that can tell refuses a request that reaches
     /// it later, because whoever cleans up after a lost reply does not wait for it.
     ///
     /// # Errors
-    /// Any; the outcome counts as unknown, unless the error [`asked_nothing`](Error::asked_nothing).
+    /// Any; the outcome counts as unknown, unless the error [`is_not_sent`](Error::is_not_sent).
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt>;
 
     /// Sets the lease with this `fence` anew, never to an earlier end. Creates none, and does not bring
@@ -304,30 +319,11 @@ pub trait RawContender: Send {
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool>;
 
     /// Leaves the queue and the subscription, passing on what was handed to this contender: no trace is
-    /// left. Owns nothing when called. Returns `false` if there was nothing to ask the server for.
+    /// left. Owns nothing when called.
     ///
     /// # Errors
     /// Any; what is left then goes away by itself in time.
-    fn withdraw(&mut self, by: Moment) -> Result<bool>;
-
-    /// Reads how long ago the last recorded run of this mutex's schedule was, by the backend's clock.
-    ///
-    /// # Errors
-    /// Any.
-    fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
-        let _ = by;
-        Err(unsupported("this backend", "last_run"))
-    }
-
-    /// Records that a run is now, if the owner still has this `fence`; kept for at least `keep`.
-    /// Returns `false` if it does not.
-    ///
-    /// # Errors
-    /// Any; the outcome counts as unknown.
-    fn record_run(&mut self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
-        let _ = (fence, keep, by);
-        Err(unsupported("this backend", "record_run"))
-    }
+    fn withdraw(&mut self, by: Moment) -> Result<()>;
 }
 
 fn unsupported(realm: &str, what: &str) -> Error {
@@ -389,13 +385,7 @@ pub enum Renewal {
 
 /// An observer's place at one mutex.
 pub trait RawObserver: Send {
-    /// From now on unparks `unparker` when the owner may have changed. As [`RawContender::listen`].
-    ///
-    /// # Errors
-    /// As [`RawContender::listen`].
-    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()>;
-
-    /// Who owns the mutex now. Locks nothing and leaves no trace.
+    /// Subscribes to changes of the owner, then reads who owns the mutex now. Leaves no trace.
     ///
     /// # Errors
     /// Any.

@@ -1,20 +1,17 @@
 //! The contract between the semaphores and what keeps their permits.
 //!
 //! # What a store may assume
-//! - Names, ids, counts, capacities and ttls were checked, and the permits of a [`Wish`] are sorted by
+//! - Names, ids, counts, capacities and ttls were checked, and the permits of a [`Request`] are sorted by
 //!   the names of their semaphores.
-//! - Whoever calls [`PermitStore::acquire`] repeats a call of unknown outcome with the same token, takes
-//!   it over with the next call ([`Call::former`]), or ends it with [`PermitStore::bury`].
+//! - A call of unknown outcome is repeated with the same token, or not at all: what it was granted then ends
+//!   with its ttl, or by release, liveness or age.
 //!
 //! # What a store must never do
-//! - Grant more than a capacity, or a part of a wish.
-//! - Grant a permit whose id is not above that of every permit granted before: the id is the fence.
-//! - Touch another grant than a renewal or release names. A [`Held`] names its grant by a token that no
-//!   other grant has, so a delayed or repeated call cannot touch what a later one acquired under the same
-//!   external id.
+//! - Grant more than a capacity, or a part of a request.
+//! - Grant a permit whose fence is not above that of every permit granted before on the semaphore.
+//! - Touch another grant than a renewal or release names. No two grants have one token, so a delayed or
+//!   repeated call cannot touch what a later one acquired under the same external id.
 //! - Take a permit back before its end plus a quarter of its ttl, unless it is told to.
-//! - Outlast `by` by more than its [`patience`](PermitStore::patience).
-//! - Say that an outcome is known if the statement that would have written it was not answered.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,19 +22,16 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// What keeps semaphores, requests and permits; shared by all handles of a factory.
 ///
-/// Every call may fail with any error of the store; named below is what else a failure says.
+/// Every call may fail with any error of the store; named below is what else a failure says. All but `create` and
+/// `set_capacity` are safe to repeat.
 pub trait PermitStore: fmt::Debug + Send + Sync {
-    /// Where the semaphores are: the same text for two stores exactly if they share their semaphores.
-    /// Contains no credential.
+    /// Where the semaphores are, without credentials.
     fn realm(&self) -> &str;
-
-    /// Returns how long a call may go on after its `by`, if the server does not answer.
-    fn patience(&self) -> Duration;
 
     /// Returns the shortest ttl whose renewals, with a retry, have room in it.
     fn min_ttl(&self) -> Duration;
 
-    /// Returns the longest pause between two looks of a waiting request.
+    /// Returns the longest pause between two tries of a waiting request.
     fn poll_interval(&self) -> Duration;
 
     /// Makes what the store needs, where it is missing. Defaults to nothing.
@@ -66,7 +60,7 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// Reads the changes of a capacity, oldest first.
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>>;
 
-    /// Deletes a semaphore that nobody holds. Returns `false` if there is none.
+    /// Deletes a semaphore of which no permits are held. Returns `false` if there is none.
     ///
     /// # Errors
     /// `InvalidState` while it is held; any.
@@ -84,71 +78,40 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// Reads a request.
     fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>>;
 
-    /// Takes all permits of the wish, or none. Where a semaphore is exhausted, takes back what has
+    /// Takes all permits of the request, or none. Where a semaphore is exhausted, takes back what has
     /// expired there and tries once more.
     ///
     /// # Errors
-    /// A [`Failure`], which says whether the outcome is known.
-    fn acquire(&self, call: &Arc<Call>, by: Moment) -> Result<Decision, Failure>;
+    /// `NotFound` for a semaphore; `Conflict` where the external id is in use for something else; any. The outcome
+    /// counts as unknown, unless the error [`is_not_sent`](Error::is_not_sent) or says that the server refused.
+    fn acquire(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome>;
 
-    /// Restarts the ttl of each of these, never to an earlier end. One that is locked by somebody
-    /// else does not hold up the others.
+    /// Restarts the ttl of each of these, never to an earlier end. One that is locked by another transaction
+    /// does not hold up the others.
     ///
     /// # Errors
-    /// Any; the outcome counts as unknown, and belief runs on to its old end.
-    fn renew(&self, held: &[Arc<Held>], by: Moment) -> Result<Vec<Renewed>>;
+    /// Any; belief runs on to its old end.
+    fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Renewed>>;
 
-    /// Gives the permits back. Returns `false` if they were not held any more.
+    /// Gives the permits back.
+    fn release(&self, grant: &GrantId, by: Moment) -> Result<Released>;
+
+    /// Takes permits back, each rechecked in the statement that releases it. One that is locked by another
+    /// transaction does not hold up the others.
     ///
     /// # Errors
-    /// Any; the outcome counts as unknown, and repeating the call is safe.
-    fn release(&self, held: &Arc<Held>, by: Moment) -> Result<bool>;
-
-    /// Lowers the count of one permit of a grant to `left`. Returns `false` if it was that low, or not
-    /// held any more.
-    ///
-    /// # Errors
-    /// As [`release`](PermitStore::release).
-    fn release_part(&self, held: &Held, permit: &HeldPermit, left: u32, by: Moment)
-    -> Result<bool>;
-
-    /// Gives back whatever is held under an external id.
-    /// Repeating the call is safe.
-    fn release_request(&self, external_id: &str, by: Moment) -> Result<Release>;
-
-    /// Restarts the ttl of whatever is held under an external id.
-    fn renew_request(&self, external_id: &str, by: Moment) -> Result<PermitRenewal>;
-
-    /// Makes an end of calls under an external id: releases what one of these tokens was granted, or makes
-    /// sure that it is granted nothing any more. Touches nothing that another call acquired. Returns `true`
-    /// if it released something.
-    /// Repeating the call is safe.
-    fn bury(&self, external_id: &str, tokens: &[u64], by: Moment) -> Result<bool>;
-
-    /// Takes permits back, each rechecked in the statement that releases it. One that is locked by
-    /// somebody else does not hold up the others.
-    ///
-    /// # Errors
-    /// Any, if nothing was released; otherwise what was is returned, for those who must hear of it.
+    /// Any, if nothing was released; otherwise what was is returned, to wake those who wait for it.
     fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>>;
 
     /// Reads the owners of held permits, and the store's time of reading.
     fn owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)>;
 
-    /// Deletes at most `batch` requests that were released longer ago than `age`. Returns how many.
-    fn delete_requests(&self, age: Duration, batch: usize, by: Moment) -> Result<u64>;
+    /// Deletes at most `batch` rows older than `age`. Returns how many.
+    fn purge(&self, what: Purge, age: Duration, batch: usize, by: Moment) -> Result<u64>;
 
-    /// Deletes at most `batch` changes of capacities older than `age`. Returns how many.
-    fn delete_history(&self, age: Duration, batch: usize, by: Moment) -> Result<u64>;
-
-    /// Compares what each semaphore counts as held with its permits. Returns those that differ. Defaults
-    /// to none.
-    fn check(&self, _by: Moment) -> Result<Vec<Discrepancy>> {
-        Ok(Vec::new())
-    }
-
-    /// Corrects the counts that differ. Returns those that did. Defaults to none.
-    fn repair(&self, _by: Moment) -> Result<Vec<Discrepancy>> {
+    /// Compares what each semaphore counts as held with its permits, and corrects it if `repair` is set. Returns
+    /// those that differed. Defaults to none.
+    fn audit(&self, _repair: bool, _by: Moment) -> Result<Vec<Discrepancy>> {
         Ok(Vec::new())
     }
 }
@@ -158,7 +121,7 @@ pub type StoreTime = u64;
 
 /// A request for permits that passed the checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct Request {
     /// The caller's name for the operation.
     pub external_id: Arc<str>,
     /// Who can be asked whether it is alive.
@@ -167,13 +130,30 @@ pub struct Wish {
     pub ttl: Option<Duration>,
     /// Semaphores and counts, sorted by name, each name once.
     pub permits: Vec<(Arc<str>, u32)>,
+    /// Random; kept with the grant. A retry whose first reply was lost recognises its own grant by it.
+    pub token: u64,
+    /// Releases what another call holds under the external id, and grants as many new permits, in one transaction.
+    /// The count does not change, the fences grow, and the earlier holder learns of it at its next renewal.
+    pub take_over: bool,
+    /// The external id was made for this request: no earlier call can have used it.
+    pub generated: bool,
 }
 
-impl Wish {
+impl Request {
     /// Returns `true` if permits of `name` are among those wanted.
     #[must_use]
     pub fn wants(&self, name: &str) -> bool {
         self.permits.iter().any(|(wanted, _)| **wanted == *name)
+    }
+
+    /// Names what it was granted, or may have been.
+    #[must_use]
+    pub fn grant_id(&self) -> GrantId {
+        GrantId {
+            external_id: Arc::clone(&self.external_id),
+            token: Some(self.token),
+            permits: self.permits.clone(),
+        }
     }
 
     /// Returns the first semaphore that has too little, given the capacity of each and what is held of it.
@@ -199,11 +179,29 @@ impl Wish {
         Ok(short)
     }
 
-    /// Returns how much each semaphore has left, in the order of the wish.
+    /// Returns how much each semaphore has left, in the order of the request.
     #[must_use]
     pub fn free(&self, semaphore: impl Fn(&str) -> Option<(u32, i64)>) -> Vec<u64> {
         let left = |(name, _): &(Arc<str>, u32)| semaphore(name).map_or(0, |(c, h)| free(c, h));
         self.permits.iter().map(left).collect()
+    }
+
+    /// Decides about what stands under the external id, granted to `token`.
+    ///
+    /// # Errors
+    /// `Conflict` if it is held for something else.
+    pub fn recognise(&self, token: u64, status: RequestStatus) -> Result<Recognised> {
+        if !status.held {
+            Ok(Recognised::Known(status))
+        } else if !status.matches(self) {
+            Err(status.conflict(&self.external_id))
+        } else if token == self.token {
+            Ok(Recognised::Own)
+        } else if self.take_over {
+            Ok(Recognised::TakeOver)
+        } else {
+            Ok(Recognised::Known(status))
+        }
     }
 }
 
@@ -212,162 +210,68 @@ pub(crate) fn free(capacity: u32, held: i64) -> u64 {
     u64::try_from(i64::from(capacity).saturating_sub(held)).unwrap_or(0)
 }
 
-/// One call to acquire, with its retries.
-#[derive(Clone, Debug)]
-pub struct Call {
-    /// What is wanted.
-    pub wish: Wish,
-    /// Random; kept with the request that it makes. So a retry whose first reply was lost tells its own
-    /// grant from one that another process made under the same external id.
-    pub token: u64,
-    /// The tokens of earlier calls of unknown outcome, which this one takes over. What one of them was
-    /// granted gets this call's token, new permits and the full ttl, so that whatever the earlier call
-    /// sent, and is delayed, finds nothing.
-    pub former: Vec<u64>,
-    /// What to do about permits that another call holds under the external id.
-    pub on_held: OnHeld,
-}
-
-impl Call {
-    /// Decides about a request that stands under the external id, granted to `token`.
-    #[must_use]
-    pub fn recognise(&self, token: u64, status: RequestStatus) -> Recognised {
-        if !status.held {
-            Recognised::Decided(Decision::Known(status))
-        } else if !status.matches(&self.wish) {
-            Recognised::Decided(Decision::Refused(status.conflict(&self.wish.external_id)))
-        } else if token == self.token {
-            Recognised::Ours
-        } else if self.on_held == OnHeld::TakeOver || self.former.contains(&token) {
-            Recognised::TakeOver
-        } else {
-            Recognised::Decided(Decision::Known(status))
-        }
-    }
-}
-
-/// What a call finds under its external id.
+/// What a request finds under its external id.
 #[derive(Clone, Debug)]
 pub enum Recognised {
     /// The grant of an earlier try of the same call, whose reply was lost.
-    Ours,
+    Own,
     /// Permits to release in the transaction that grants as many new ones.
     TakeOver,
-    /// Nothing to write.
-    Decided(Decision),
+    /// What another call acquired: nothing to write.
+    Known(RequestStatus),
 }
 
-/// What to do about permits that another call holds under the external id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnHeld {
-    /// Report them, and change nothing.
-    Report,
-    /// Release them and grant as many new ones, in one transaction: the count does not change, the
-    /// fences grow, and whoever held them learns of it at its next renewal.
-    TakeOver,
+/// Names one grant of a request, or whatever the request holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantId {
+    /// The request's external id.
+    pub external_id: Arc<str>,
+    /// That of the call that was granted; `None` for whatever the request holds.
+    pub token: Option<u64>,
+    /// Its semaphores and counts, sorted by name; empty where it has no token.
+    pub permits: Vec<(Arc<str>, u32)>,
 }
 
-/// What became of a call to acquire.
+impl GrantId {
+    /// Names whatever a request holds.
+    #[must_use]
+    pub fn any(external_id: &str) -> GrantId {
+        GrantId {
+            external_id: Arc::from(external_id),
+            token: None,
+            permits: Vec::new(),
+        }
+    }
+
+    /// Returns `true` if it names the grant with this token.
+    #[must_use]
+    pub fn names(&self, token: u64) -> bool {
+        self.token.is_none_or(|own| own == token)
+    }
+}
+
+/// What became of a request.
 #[derive(Clone, Debug)]
-pub enum Decision {
+pub enum Outcome {
     /// The permits are held: granted now, or by an earlier try of the same call.
     Granted(Grant),
     /// Another call acquired something under the external id before.
     Known(RequestStatus),
     /// Not enough is left; nothing was written.
-    Exhausted {
-        /// The first semaphore that has too little.
-        exhausted: Exhausted,
-        /// When something held on this store can be taken back next, as far as the store can tell
-        /// cheaply.
-        next_reclaim: Option<Duration>,
-        /// The fence of a recent grant on it: another one at the next try shows that permits change hands.
-        newest: Option<u64>,
-    },
-    /// No such semaphore, or the external id is in use for something else; nothing was written.
-    Refused(Error),
+    Exhausted(Exhausted),
 }
 
 /// Permits, fresh from the store.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// What a renewal and a release name.
-    pub held: Held,
+    /// Sorted by the names of the semaphores.
+    pub permits: Vec<Permit>,
     /// When the request that granted, or that read the grant, was sent.
     pub sent: Moment,
     /// How much of the ttl was left on the store's clock at a time not before `sent`.
     pub remaining: Option<Duration>,
-    /// How much each semaphore has left, in the order of the wish.
+    /// How much each semaphore has left, in the order of the request.
     pub free: Vec<u64>,
-}
-
-/// Permits that were granted: what a renewal and a release name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// The request's external id.
-    pub external_id: Arc<str>,
-    /// The store's number of the request.
-    pub request_id: u64,
-    /// The token of the call that was granted: another grant of the same request has another one.
-    pub token: u64,
-    /// Sorted by the names of the semaphores.
-    pub permits: Vec<HeldPermit>,
-}
-
-impl Held {
-    /// The permits as callers see them.
-    #[must_use]
-    pub fn to_permits(&self) -> Vec<Permit> {
-        self.permits.iter().map(HeldPermit::to_permit).collect()
-    }
-}
-
-/// One permit of a [`Held`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldPermit {
-    /// The permit's number, which is its fence.
-    pub id: u64,
-    /// The store's number of the semaphore.
-    pub semaphore_id: u64,
-    /// The semaphore.
-    pub semaphore: Arc<str>,
-    /// How much of its capacity.
-    pub count: u32,
-}
-
-impl HeldPermit {
-    /// The permit as callers see it.
-    #[must_use]
-    pub fn to_permit(&self) -> Permit {
-        Permit {
-            semaphore: Arc::clone(&self.semaphore),
-            count: self.count,
-            fence: self.id,
-        }
-    }
-}
-
-/// Why a call to acquire came to no decision.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// What went wrong.
-    pub error: Error,
-    /// The permits may have been granted, or may yet be.
-    pub unknown: bool,
-    /// The same call may succeed at once, also where the error itself is not transient.
-    pub retry: bool,
-}
-
-impl Failure {
-    /// A failure that left nothing behind.
-    #[must_use]
-    pub fn known(error: Error) -> Failure {
-        Failure {
-            retry: error.is_transient(),
-            error,
-            unknown: false,
-        }
-    }
 }
 
 /// What became of one renewal.
@@ -375,10 +279,32 @@ impl Failure {
 pub enum Renewed {
     /// The ttl was restarted.
     Yes,
-    /// The permits are held, but somebody has their request locked: try again soon.
+    /// The permits are held, but another transaction has their request locked: try again soon.
     Busy,
     /// The permits are not held any more.
     Lost,
+    /// There is no request with this external id.
+    Unknown,
+}
+
+/// What became of a release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// So many permits of these semaphores are free again.
+    Permits(Vec<(Arc<str>, u32)>),
+    /// They were not held, or not by that grant.
+    AlreadyReleased,
+    /// There is no request with this external id.
+    Unknown,
+}
+
+/// What a purge deletes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purge {
+    /// Requests, by the time of their release.
+    Requests,
+    /// Changes of capacities.
+    History,
 }
 
 /// Which permits to take back.
@@ -386,7 +312,7 @@ pub enum Renewed {
 pub enum Sweep {
     /// Those whose end plus a quarter of their ttl has passed.
     Expired,
-    /// Those acquired and last renewed longer ago than this, unless their ttl, or the quarter after it, still runs: somebody may
+    /// Those acquired and last renewed longer ago than this, unless their ttl, or the quarter after it, still runs: a holder may
     /// believe in them.
     Stale(Duration),
     /// Those of an owner that were acquired and last renewed before a time.
@@ -423,7 +349,7 @@ pub struct Exhausted {
 }
 
 impl Exhausted {
-    /// Returns `true` if the wish cannot be fulfilled before the capacity grows.
+    /// Returns `true` if the request cannot be fulfilled before the capacity grows.
     pub(crate) fn is_beyond_capacity(&self) -> bool {
         self.wanted > self.capacity
     }
@@ -484,20 +410,32 @@ pub struct RequestStatus {
 }
 
 impl RequestStatus {
-    /// Returns `true` if this is what `wish` asks for.
+    /// The semaphores and counts of its permits.
+    #[cfg(feature = "mysql")]
+    pub(crate) fn counts(&self) -> Vec<(Arc<str>, u32)> {
+        let permits = self.permits.iter();
+        permits
+            .map(|it| (Arc::clone(&it.semaphore), it.count))
+            .collect()
+    }
+
+    /// Returns `true` if this is what `request` asks for.
     #[must_use]
-    pub fn matches(&self, wish: &Wish) -> bool {
+    pub fn matches(&self, request: &Request) -> bool {
         let mut granted: Vec<(&str, u32)> = self
             .permits
             .iter()
             .map(|permit| (&*permit.semaphore, permit.count))
             .collect();
         granted.sort_unstable();
-        let wanted = wish.permits.iter().map(|(name, count)| (&**name, *count));
-        granted.into_iter().eq(wanted) && self.owner == wish.owner
+        let wanted = request
+            .permits
+            .iter()
+            .map(|(name, count)| (&**name, *count));
+        granted.into_iter().eq(wanted) && self.owner == request.owner
     }
 
-    /// The refusal of a wish that is not what the external id is in use for.
+    /// The refusal of a request that is not what the external id is in use for.
     #[must_use]
     pub fn conflict(&self, external_id: &str) -> Error {
         let mut parts: Vec<String> = self
@@ -622,7 +560,7 @@ pub struct Discrepancy {
     pub permits: i64,
 }
 
-/// The error of whoever asks for a semaphore that is not there.
+/// The error for a semaphore that is not there.
 pub(crate) fn no_such_semaphore(name: &str) -> Error {
     Error::new(
         ErrorKind::NotFound,
@@ -630,7 +568,7 @@ pub(crate) fn no_such_semaphore(name: &str) -> Error {
     )
 }
 
-/// The error of whoever deletes a semaphore that is held.
+/// The error of deleting a semaphore that is held.
 pub(crate) fn semaphore_in_use(name: &str, held: i64, capacity: u32) -> Error {
     Error::new(
         ErrorKind::InvalidState,

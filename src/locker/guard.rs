@@ -4,13 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-use parking_lot::Mutex;
+use crossbeam_channel::{Receiver, bounded};
 
-use super::locker::{Held, Inner, UNLOCK};
-use crate::background::EntryId;
+use super::locker::Inner;
+use super::tenure::Tenure;
 use crate::clock::Moment;
 use crate::error::{ErrorKind, Result};
+use crate::id::Hold;
+use crate::ownership::{Loss, Ownership};
 use crate::thread::Local;
 
 /// A held lock, renewed in the background and released when dropped.
@@ -47,19 +48,18 @@ pub struct Guard {
 /// What a guard keeps while it lives.
 pub(super) struct Locked {
     pub(super) inner: Arc<Inner>,
-    pub(super) fence: u64,
-    pub(super) entry: Option<EntryId>,
-    pub(super) loss: Arc<Loss>,
+    pub(super) tenure: Arc<Tenure>,
+    pub(super) ownership: Ownership,
     /// This thread may not lock the mutex again while it lives.
-    pub(super) _held: Held,
+    pub(super) _hold: Hold,
 }
 
 impl Guard {
     /// Makes the guard of what `locker` has locked.
     pub(super) fn new(locker: &Local<Arc<Inner>>, locked: Locked) -> Guard {
         Guard {
-            mutex: Arc::clone(locked.inner.mutex()),
-            fence: locked.fence,
+            mutex: Arc::clone(&locked.inner.contender.mutex),
+            fence: locked.tenure.fence,
             held: locker.with(locked),
         }
     }
@@ -91,32 +91,30 @@ impl Guard {
     /// Returns how long the lock is certainly held without another renewal; zero once it is not.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        self.locked().map_or(Duration::ZERO, |locked| {
-            locked.inner.snapshot().valid_for(self.fence)
-        })
+        self.locked()
+            .map_or(Duration::ZERO, |locked| locked.ownership.valid_for())
     }
 
     /// Returns a receiver that is closed when the lock is lost: at the end of the ttl if renewal failed,
     /// or as soon as the backend reports that it is not held any more. Its `recv` then returns an error;
     /// no message is ever sent. It is also closed when the guard is dropped.
     ///
-    /// The transition is the time to stop: nobody else can lock before it has ended. If calls to the
-    /// backend hang, at most a quarter of it may have passed when the receiver is closed. All receivers
-    /// are closed; they can be used in crossbeam's `select!`.
+    /// The transition is the time to stop: nobody else can lock before it has ended. All receivers are closed; they
+    /// can be used in crossbeam's `select!`.
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
         self.locked()
-            .map_or_else(|| bounded(0).1, |locked| locked.loss.receiver())
+            .map_or_else(|| bounded(0).1, |locked| locked.ownership.lost())
     }
 
     /// Releases the lock.
     ///
     /// # Errors
     /// `Lost` if the lease had ended or been taken away before: the work under the lock may not have been
-    /// exclusive. An error of the backend if the outcome is unknown: the lock is then released in the
-    /// background, and its lease ends by itself. The guard is consumed either way.
+    /// exclusive. An error of the backend if the outcome is unknown: the lease then ends by itself. The guard is
+    /// consumed either way.
     pub fn unlock(mut self) -> Result<()> {
-        self.end(Moment::now() + UNLOCK)
+        self.end(Moment::FAR)
     }
 
     fn locked(&self) -> Option<&Locked> {
@@ -128,18 +126,15 @@ impl Guard {
         let Some(locked) = self.held.take()? else {
             return Ok(());
         };
-        let Locked {
-            inner, entry, loss, ..
-        } = &locked;
-        let ended = inner.end(self.fence, *entry, by);
-        loss.close();
+        let ended = locked.inner.unlock(&locked.tenure, by);
+        locked.ownership.end();
         ended
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Err(error) = self.end(Moment::now() + UNLOCK)
+        if let Err(error) = self.end(Moment::FAR)
             && error.kind() != ErrorKind::Lost
         {
             // A loss was logged when it came.
@@ -209,12 +204,16 @@ impl GuardAll {
     /// # Errors
     /// As [`Guard::unlock`], for the first lock that fails; all are released.
     pub fn unlock(mut self) -> Result<()> {
-        self.end(Moment::now() + UNLOCK)
+        self.end()
     }
 
-    /// Releases all in the reverse of the order in which they were locked, by the caller's thread until
-    /// `by`.
-    pub(super) fn end(&mut self, by: Moment) -> Result<()> {
+    /// Releases all in the reverse of the order in which they were locked, within one request limit.
+    pub(super) fn end(&mut self) -> Result<()> {
+        let limits = self
+            .guards
+            .iter()
+            .filter_map(|it| Some(it.locked()?.inner.request_limit()));
+        let by = Moment::now() + limits.max().unwrap_or_default();
         let mut ended = Ok(());
         while let Some(mut guard) = self.guards.pop() {
             let one = guard.end(by);
@@ -226,54 +225,10 @@ impl GuardAll {
 
 impl Drop for GuardAll {
     fn drop(&mut self) {
-        if let Err(error) = self.end(Moment::now() + UNLOCK)
+        if let Err(error) = self.end()
             && error.kind() != ErrorKind::Lost
         {
             log::warn!("{error}");
-        }
-    }
-}
-
-/// How holders learn that they lost a lock: a closed channel tells everybody.
-#[derive(Debug, Default)]
-pub(super) struct Loss {
-    channel: Mutex<LossChannel>,
-}
-
-#[derive(Debug, Default)]
-enum LossChannel {
-    /// Most guards are never asked.
-    #[default]
-    NotAsked,
-    Open {
-        _sender: Sender<()>,
-        receiver: Receiver<()>,
-    },
-    Closed,
-}
-
-impl Loss {
-    pub(super) fn new() -> Arc<Loss> {
-        Arc::default()
-    }
-
-    pub(super) fn close(&self) {
-        *self.channel.lock() = LossChannel::Closed;
-    }
-
-    fn receiver(&self) -> Receiver<()> {
-        let mut channel = self.channel.lock();
-        match &*channel {
-            LossChannel::Open { receiver, .. } => receiver.clone(),
-            LossChannel::Closed => bounded(0).1,
-            LossChannel::NotAsked => {
-                let (_sender, receiver) = bounded(0);
-                *channel = LossChannel::Open {
-                    _sender,
-                    receiver: receiver.clone(),
-                };
-                receiver
-            }
         }
     }
 }
@@ -297,21 +252,5 @@ mod tests {
         let other = factory.locker("m").build().unwrap();
         let held = std::thread::spawn(move || other.try_lock().map(drop).unwrap_err().kind());
         assert_eq!(held.join().unwrap(), ErrorKind::Held);
-    }
-
-    /// Review core 4: receivers were clones of one channel and stole each other's message.
-    #[test]
-    fn every_receiver_hears_of_a_loss() {
-        let loss = Loss::new();
-        let receivers: Vec<_> = (0..5).map(|_| loss.receiver()).collect();
-        assert!(
-            receivers
-                .iter()
-                .all(|it| it.try_recv().unwrap_err().is_empty())
-        );
-        loss.close();
-        for receiver in receivers.iter().chain([&loss.receiver()]) {
-            assert!(receiver.try_recv().unwrap_err().is_disconnected());
-        }
     }
 }

@@ -3,7 +3,9 @@
 mod guard;
 #[allow(clippy::module_inception)]
 mod locker;
+mod tenure;
 mod thread_queue;
 
 pub use guard::{Guard, GuardAll};
-pub use locker::{LockAllBuilder, Locker, LockerBuilder, WithLockError};
+pub use locker::{LockAllBuilder, Locker, LockerBuilder};
+pub(crate) use thread_queue::ThreadQueue;

@@ -2,15 +2,17 @@
 //! What waits here costs the backend nothing.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::tenure::Tenure;
 use crate::cancel::Cancel;
 use crate::clock::Moment;
 use crate::parker::{Parker, Unparked, Unparker};
 
 #[derive(Debug, Default)]
-pub(super) struct ThreadQueue {
+pub(crate) struct ThreadQueue {
     turns: Mutex<Turns>,
 }
 
@@ -18,16 +20,10 @@ pub(super) struct ThreadQueue {
 struct Turns {
     /// A thread has passed and not left.
     taken: bool,
-    /// The longest wait first.
-    waiting: VecDeque<Unparker>,
-}
-
-/// Why a thread did not pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Blocked {
-    /// Another one did, and did not leave in time.
-    Busy,
-    Cancelled,
+    /// The longest wait first; each with its locker.
+    waiting: VecDeque<(Unparker, usize)>,
+    /// The lease that comes with the turn that was just given.
+    handed: Option<Arc<Tenure>>,
 }
 
 /// A turn; given to the next thread on drop, whatever happens.
@@ -40,25 +36,54 @@ impl Turn<'_> {
     pub(super) fn keep(self) {
         std::mem::forget(self);
     }
+
+    /// Gives the turn, and the lease, to the next thread, if that one uses the same locker.
+    pub(super) fn hand_on(self, locker: usize, tenure: &Arc<Tenure>) -> Result<(), Self> {
+        let next = {
+            let mut turns = self.0.turns.lock();
+            if turns.waiting.front().is_none_or(|(_, its)| *its != locker) {
+                drop(turns);
+                return Err(self);
+            }
+            turns.handed = Some(Arc::clone(tenure));
+            turns.waiting.pop_front()
+        };
+        if let Some((next, _)) = next {
+            next.unpark();
+        }
+        self.keep();
+        Ok(())
+    }
 }
 
 impl Drop for Turn<'_> {
+    /// Hands the turn to the next thread: one that comes now cannot get in between.
     fn drop(&mut self) {
-        self.0.leave();
+        let mut turns = self.0.turns.lock();
+        match turns.waiting.pop_front() {
+            Some((next, _)) => next.unpark(),
+            None => turns.taken = false,
+        }
     }
 }
 
 impl ThreadQueue {
-    /// Waits for a turn until `deadline`, or until one of `cancels` is cancelled.
-    pub(super) fn enter(&self, deadline: Moment, cancels: &[&Cancel]) -> Result<Turn<'_>, Blocked> {
+    /// Waits for a turn until `deadline`, or until one of `cancels` is cancelled. Returns it with the lease that
+    /// came with it, if any.
+    pub(super) fn enter(
+        &self,
+        locker: usize,
+        deadline: Moment,
+        cancels: &[&Cancel],
+    ) -> Option<(Turn<'_>, Option<Arc<Tenure>>)> {
         let parker = {
             let mut turns = self.turns.lock();
             if !turns.taken {
                 turns.taken = true;
-                return Ok(Turn(self));
+                return Some((Turn(self), None));
             }
             let parker = Parker::new();
-            turns.waiting.push_back(parker.unparker());
+            turns.waiting.push_back((parker.unparker(), locker));
             parker
         };
         let unparker = parker.unparker();
@@ -66,19 +91,14 @@ impl ThreadQueue {
         loop {
             let unparked = parker.park(deadline);
             let mut turns = self.turns.lock();
-            let place = turns.waiting.iter().position(|it| it.same(&unparker));
+            let place = turns.waiting.iter().position(|(it, _)| it.same(&unparker));
             let Some(place) = place else {
                 // The turn came, maybe between the end of the wait and this look.
-                return Ok(Turn(self));
+                return Some((Turn(self), turns.handed.take()));
             };
-            let cancelled = cancels.iter().any(|it| it.is_cancelled());
-            if cancelled || unparked == Unparked::Timeout {
+            if unparked == Unparked::Timeout || cancels.iter().any(|it| it.is_cancelled()) {
                 turns.waiting.remove(place);
-                return Err(if cancelled {
-                    Blocked::Cancelled
-                } else {
-                    Blocked::Busy
-                });
+                return None;
             }
         }
     }
@@ -86,15 +106,6 @@ impl ThreadQueue {
     /// Takes up a turn that was kept, on any thread.
     pub(super) fn resume(&self) -> Turn<'_> {
         Turn(self)
-    }
-
-    /// Hands the turn to the next thread: nobody who comes now can get in between.
-    fn leave(&self) {
-        let mut turns = self.turns.lock();
-        match turns.waiting.pop_front() {
-            Some(next) => next.unpark(),
-            None => turns.taken = false,
-        }
     }
 }
 
@@ -121,13 +132,13 @@ mod tests {
     fn threads_pass_in_the_order_in_which_they_came() {
         let queue = Arc::new(ThreadQueue::default());
         let order = Arc::new(Mutex::new(Vec::new()));
-        let turn = queue.enter(soon(), &[]).unwrap();
+        let turn = queue.enter(0, soon(), &[]).unwrap().0;
         let threads: Vec<_> = (0..8)
             .map(|number| {
                 let thread = thread::spawn({
                     let (queue, order) = (Arc::clone(&queue), Arc::clone(&order));
                     move || {
-                        let turn = queue.enter(soon(), &[]).unwrap();
+                        let turn = queue.enter(0, soon(), &[]).unwrap().0;
                         order.lock().push(number);
                         drop(turn);
                     }
@@ -147,16 +158,16 @@ mod tests {
     #[test]
     fn whoever_gives_up_or_is_cancelled_is_passed_over() {
         let queue = Arc::new(ThreadQueue::default());
-        queue.enter(soon(), &[]).unwrap().keep();
-        assert_eq!(queue.enter(Moment::now(), &[]).unwrap_err(), Blocked::Busy);
+        queue.enter(0, soon(), &[]).unwrap().0.keep();
+        assert!(queue.enter(0, Moment::now(), &[]).is_none());
         let cancel = Cancel::new();
         let waits = thread::spawn({
             let (queue, cancel) = (Arc::clone(&queue), cancel.clone());
-            move || queue.enter(soon(), &[&cancel]).map(drop).unwrap_err()
+            move || queue.enter(0, soon(), &[&cancel]).is_none()
         });
         waiting(&queue, 1);
         cancel.cancel();
-        assert_eq!(waits.join().unwrap(), Blocked::Cancelled);
+        assert!(waits.join().unwrap());
         drop(queue.resume());
         let turns = queue.turns.lock();
         assert!(!turns.taken && turns.waiting.is_empty());

@@ -2,5 +2,4 @@
 //! arguments, one step comes out.
 
 pub mod contention;
-pub mod observation;
 pub(crate) mod period;

@@ -38,7 +38,10 @@ impl ContendPeriod {
     /// before the ttl ends.
     pub fn renew_after(mut self, renew_after: Duration) -> Result<ContendPeriod> {
         let soonest = self.shortest_pause();
-        let latest = self.lease.belief().saturating_sub(self.lease.call_budget());
+        let latest = self
+            .lease
+            .belief()
+            .saturating_sub(self.lease.request_limit());
         if renew_after < soonest || renew_after > latest {
             return Err(Error::invalid(format!(
                 "renew_after {renew_after:?} does not fit a ttl of {:?}; use {soonest:?} to {latest:?}, so \
@@ -141,7 +144,7 @@ mod tests {
             "{error}"
         );
         assert!(period.renew_after(Duration::from_millis(7_500)).is_ok());
-        for bad in [0, 1, 7_501, 10_000, 11_000] {
+        for bad in [0, 1, 8_001, 10_000, 11_000] {
             assert!(
                 period.renew_after(Duration::from_millis(bad)).is_err(),
                 "{bad}"

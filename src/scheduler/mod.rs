@@ -2,18 +2,18 @@
 //!
 //! - `scheduler`: the front, its builder and what it reports.
 //! - `schedule`: when runs are due, without clocks or threads.
-//! - `worker`: the loop that runs the work and records it, and what the work is told.
+//! - `job`: the loop that runs the work and records it, and what the work is told.
 
+mod job;
 mod schedule;
 #[allow(clippy::module_inception)]
 mod scheduler;
-mod worker;
 
+pub use job::Context;
 pub use schedule::{Missed, Schedule, Weekday};
 pub use scheduler::{RunReport, Scheduler, SchedulerBuilder, WorkResult};
-pub use worker::Context;
 
-/// Review core 8: a scheduler that is dropped at the semicolon runs nothing, and the compiler warns of it.
+/// A scheduler that is dropped at the semicolon runs nothing, and the compiler warns of it.
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]

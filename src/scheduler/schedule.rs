@@ -1,14 +1,19 @@
 //! `Schedule`: when runs are due. Pure: clocks, the age of the last run and dice are given.
 //!
-//! [`Plan`] is a schedule at work in one leadership: it is made from the age of the last run, asked how
+//! [`Plan`] is a schedule at work in one leadership. It is made from the age of the last run, asked how
 //! long to wait, and told when a run began and ended.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use jiff::civil::Time;
+use jiff::fmt::temporal::DateTimeParser;
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp, ToSpan};
+
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// The longest duration in a schedule: a wait beyond it is a mistake.
 const LONGEST: Duration = Duration::from_secs(366 * DAY);
@@ -17,18 +22,14 @@ const LONGEST: Duration = Duration::from_secs(366 * DAY);
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Runs of shorter periods are not recorded: the write would cost more than the run that it saves.
-const WORTH_RECORDING: Duration = Duration::from_secs(1);
+const MIN_RECORDED_PERIOD: Duration = Duration::from_secs(1);
 
-/// How late a run may begin without the beat moving with it.
-const KEEPS_BEAT: Duration = Duration::from_millis(50);
+/// The tolerance of a period is a tenth of it, at most this.
+const MAX_TOLERANCE: Duration = Duration::from_secs(1);
 
-/// How late a run may begin before [`Missed::Skip`] leaves it out: at a fixed rate, and at a time of day.
-const GRACE: Duration = Duration::from_secs(1);
-const GRACE_OF_DAY: Duration = Duration::from_secs(60);
-
-/// A run recorded less than this before a time of day was the run of that time, on a host whose clock
-/// was ahead of ours.
-const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
+/// The tolerance of a time of day. It covers clocks of two hosts that differ: a run recorded less than this
+/// before its time was the run of that time.
+const TOLERANCE_OF_DAY: Duration = Duration::from_secs(60);
 
 const DAY: u64 = 24 * 3600;
 
@@ -56,7 +57,7 @@ const DAY: u64 = 24 * 3600;
 /// # How far apart runs are
 /// | | two runs are never closer than | the next run begins at the latest |
 /// |---|---|---|
-/// | [`every`](Schedule::every) | the period, less 50 ms or a tenth of it and less the jitter, from beginning to beginning | a period after the last one began, or when a new leader leads, and the jitter |
+/// | [`every`](Schedule::every) | the period, less a tenth of it (at most 1 s) and less the jitter, from beginning to beginning | a period after the last one began, or when a new leader leads, and the jitter |
 /// | [`with_delay`](Schedule::with_delay) | the period, from end to beginning | a period after the last one ended, or when a new leader leads, and the jitter |
 /// | [`daily_at`](Schedule::daily_at), [`weekly_at`](Schedule::weekly_at) | [`at_least`](Schedule::at_least) | at its time, or when a new leader leads, and the jitter |
 ///
@@ -67,8 +68,11 @@ const DAY: u64 = 24 * 3600;
 ///   skipped: the next one begins a period later. If the process is still alive, that is logged.
 /// - A new leader may begin a run early by the time that the answer to the record took: the record has the
 ///   server's time of the write, and the work begins after the answer.
-/// - [`Missed::Skip`] skips runs. With it, a run of [`every`](Schedule::every) that begins late does not shift the
-///   next one, which may come closer by as much: up to a second, or a tenth of the period if that is less.
+/// - [`Missed::Skip`] skips runs.
+/// - Clocks of two hosts may differ. A run recorded less than a minute before a time of day counts, for a new
+///   leader, as the run of that time, even if it made up for an earlier one.
+/// - If the backend does not answer when the last run was, a new leader asks again every second and runs nothing
+///   before. If the backend refuses to tell, that counts as "no run yet".
 /// - On ZooKeeper the record is removed with the node of the mutex, which the servers remove about a minute
 ///   after the last contender has left: if all processes were stopped for that long, they begin as if there had
 ///   been no run. The age of a run is measured by the hosts' wall clocks and by the clock of the ZooKeeper
@@ -91,8 +95,8 @@ enum Times {
     OfDay(TimeOfDay),
 }
 
-/// What happens to runs that could not begin in time because nobody led, the last run took too long, or
-/// the machine was paused.
+/// What happens to runs that could not begin in time: no process led, the last run took too long, or the
+/// machine was paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Missed {
@@ -100,14 +104,13 @@ pub enum Missed {
     #[default]
     Once,
     /// They are skipped, and the next run begins at its scheduled time. A run counts as missed once it is
-    /// late by more than a second or a tenth of the period, or by a minute if it has a time of day.
+    /// late by more than a tenth of the period (at most 1 s), or by a minute if it has a time of day.
     Skip,
 }
 
 impl Schedule {
-    /// Creates a schedule whose runs begin `period` apart, at a fixed rate. A run that begins more than
-    /// 50 ms late, or a tenth of the period if that is less, shifts the following ones, unless missed
-    /// runs are skipped.
+    /// Creates a schedule whose runs begin `period` apart, at a fixed rate. A run that is late by more than a
+    /// tenth of the period (at most 1 s) shifts the following ones, unless missed runs are skipped.
     pub fn every(period: Duration) -> Schedule {
         Schedule::new(Times::Every(period))
     }
@@ -123,9 +126,9 @@ impl Schedule {
     /// such as `"Europe/Berlin"`, or `"local"` for the zone of the system; without it, the crate depends
     /// on no time zone data.
     ///
-    /// If clocks are set forward past `time`, the run begins when they are; if they are set back past it,
-    /// the run begins the first time and not the second. So there is one run a day. Times are those of
-    /// the wall clock of the process that leads.
+    /// If clocks are set forward past `time`, the run begins later by as much (02:30 becomes 03:30); if they
+    /// are set back past it, the run begins the first time and not the second. So there is one run a day.
+    /// Times are those of the wall clock of the process that leads.
     ///
     /// # Errors
     /// `InvalidInput` for an invalid time or zone, `FeatureDisabled` for a name without the feature
@@ -224,16 +227,10 @@ impl Schedule {
     /// When a run is recorded.
     pub(super) fn recorded(&self) -> Recorded {
         match self.times {
-            _ if self.period().max(self.at_least) < WORTH_RECORDING => Recorded::Never,
+            _ if self.period().max(self.at_least) < MIN_RECORDED_PERIOD => Recorded::Never,
             Times::WithDelay(_) => Recorded::AtTheEnd,
             Times::Every(_) | Times::OfDay(_) => Recorded::AtTheBeginning,
         }
-    }
-
-    /// How long the record of a run is kept: three periods, a day at least.
-    pub(super) fn kept(&self) -> Duration {
-        let longest = self.period().max(self.at_least);
-        longest.saturating_mul(3).max(Duration::from_secs(DAY))
     }
 
     /// The time between two runs, give or take a change of clocks.
@@ -244,13 +241,12 @@ impl Schedule {
         }
     }
 
-    /// How late a run may begin before it counts as missed, after its jitter.
-    fn grace(&self) -> Duration {
-        let grace = match &self.times {
-            Times::Every(period) | Times::WithDelay(period) => GRACE.min(*period / 10),
-            Times::OfDay(_) => GRACE_OF_DAY,
-        };
-        grace + self.jitter
+    /// How late a run may begin without moving the beat, or being missed.
+    fn tolerance(&self) -> Duration {
+        match &self.times {
+            Times::Every(period) | Times::WithDelay(period) => MAX_TOLERANCE.min(*period / 10),
+            Times::OfDay(_) => TOLERANCE_OF_DAY,
+        }
     }
 
     fn random_delay(&self, dice: f64) -> Duration {
@@ -309,9 +305,9 @@ pub(super) struct Plan {
 /// When a run is due.
 #[derive(Clone, Copy, Debug)]
 enum Due {
-    At(Moment),
-    /// Time since the epoch: the wall clock may be set while we wait for it.
-    OnTheWall(Duration),
+    Boot(Moment),
+    /// Time since the epoch: the wall clock may be set during the wait.
+    Wall(Duration),
 }
 
 impl Plan {
@@ -319,17 +315,15 @@ impl Plan {
     pub(super) fn new(schedule: &Schedule, now: Clocks, age: Option<Duration>, dice: f64) -> Plan {
         let due = match (&schedule.times, age) {
             (Times::Every(_) | Times::WithDelay(_), None) => {
-                Due::At(now.local + schedule.initial_delay)
+                Due::Boot(now.local + schedule.initial_delay)
             }
             (Times::Every(period) | Times::WithDelay(period), Some(age)) => {
-                Due::At(schedule.first_after(*period, age, now.local))
+                Due::Boot(schedule.first_after(*period, age, now.local))
             }
-            (Times::OfDay(time), None) => {
-                Due::OnTheWall(time.after(now.wall + schedule.initial_delay))
-            }
+            (Times::OfDay(time), None) => Due::Wall(time.after(now.wall + schedule.initial_delay)),
             (Times::OfDay(time), Some(age)) => {
-                let last = now.wall.saturating_sub(age) + CLOCKS_DIFFER;
-                Due::OnTheWall(time.after(last))
+                let last = now.wall.saturating_sub(age) + TOLERANCE_OF_DAY;
+                Due::Wall(time.after(last))
             }
         };
         let apart = age.map_or(Duration::ZERO, |age| schedule.at_least.saturating_sub(age));
@@ -348,21 +342,21 @@ impl Plan {
             self.skip(now);
         }
         let wait = match self.due {
-            Due::At(due) => due + self.delay - now.local,
-            Due::OnTheWall(due) => (due + self.delay).saturating_sub(now.wall),
+            Due::Boot(due) => due + self.delay - now.local,
+            Due::Wall(due) => (due + self.delay).saturating_sub(now.wall),
         };
         wait.max(self.apart_at - now.local)
     }
 
     /// Goes on to the first run that is not missed.
     fn skip(&mut self, now: Clocks) {
-        let grace = self.schedule.grace();
+        let grace = self.schedule.tolerance() + self.schedule.jitter;
         self.due = match (&self.schedule.times, self.due) {
-            (Times::OfDay(time), Due::OnTheWall(due)) if due + grace < now.wall => {
-                Due::OnTheWall(time.after(now.wall.saturating_sub(grace)))
+            (Times::OfDay(time), Due::Wall(due)) if due + grace < now.wall => {
+                Due::Wall(time.after(now.wall.saturating_sub(grace)))
             }
-            (Times::Every(period), Due::At(due)) if due + grace < now.local => {
-                Due::At(beat(now.local, now.local - due, *period, grace))
+            (Times::Every(period), Due::Boot(due)) if due + grace < now.local => {
+                Due::Boot(beat(now.local, now.local - due, *period, grace))
             }
             (_, due) => due,
         };
@@ -371,16 +365,16 @@ impl Plan {
     /// Returns how late the next run is, if it begins now.
     pub(super) fn late(&self, now: Clocks) -> Duration {
         match self.due {
-            Due::At(due) => now.local - (due + self.delay),
-            Due::OnTheWall(due) => now.wall.saturating_sub(due + self.delay),
+            Due::Boot(due) => now.local - (due + self.delay),
+            Due::Wall(due) => now.wall.saturating_sub(due + self.delay),
         }
     }
 
     /// Returns when the next run is due, as time since the epoch.
     pub(super) fn due(&self, now: Clocks) -> Duration {
         match self.due {
-            Due::At(due) => now.wall.saturating_sub(now.local - due) + (due - now.local),
-            Due::OnTheWall(due) => due,
+            Due::Boot(due) => now.wall.saturating_sub(now.local - due) + (due - now.local),
+            Due::Wall(due) => due,
         }
     }
 
@@ -389,16 +383,13 @@ impl Plan {
         let late = self.late(begun);
         let schedule = &self.schedule;
         self.due = match (&schedule.times, self.due) {
-            (Times::Every(period), Due::At(due)) => {
-                let keeps_beat =
-                    schedule.missed == Missed::Skip || late <= KEEPS_BEAT.min(*period / 10);
-                Due::At(if keeps_beat { due } else { due + late } + *period)
+            (Times::Every(period), Due::Boot(due)) => {
+                let keeps_beat = schedule.missed == Missed::Skip || late <= schedule.tolerance();
+                Due::Boot(if keeps_beat { due } else { due + late } + *period)
             }
-            (Times::OfDay(time), Due::OnTheWall(due)) => {
-                Due::OnTheWall(time.after(due.max(begun.wall)))
-            }
+            (Times::OfDay(time), Due::Wall(due)) => Due::Wall(time.after(due.max(begun.wall))),
             // A fixed delay; the clock of a due time fits its schedule.
-            _ => Due::At(ended.local + schedule.period()),
+            _ => Due::Boot(ended.local + schedule.period()),
         };
         self.delay = schedule.random_delay(dice);
         let last = match schedule.times {
@@ -416,7 +407,7 @@ impl Schedule {
         match self.missed {
             _ if age < period => now + (period - age),
             Missed::Once => now - (age - period),
-            Missed::Skip => beat(now, age, period, self.grace()),
+            Missed::Skip => beat(now, age, period, self.tolerance() + self.jitter),
         }
     }
 }
@@ -456,12 +447,6 @@ impl Weekday {
         Weekday::Saturday,
         Weekday::Sunday,
     ];
-
-    /// The weekday of a date, given in days since 1970-01-01, which was a Thursday.
-    fn of(day: i64) -> Weekday {
-        let index = usize::try_from((day + 3).rem_euclid(7)).unwrap_or_default();
-        Weekday::ALL[index]
-    }
 }
 
 impl FromStr for Weekday {
@@ -486,39 +471,54 @@ impl FromStr for Weekday {
 #[derive(Clone, Debug, PartialEq)]
 struct TimeOfDay {
     days: Vec<Weekday>,
-    /// Seconds since midnight, by the clock on the wall.
-    second: u32,
-    zone: Zone,
+    time: Time,
+    zone: TimeZone,
+    /// The zone as it was given.
+    zone_name: String,
 }
 
 impl TimeOfDay {
     fn new(days: impl IntoIterator<Item = Weekday>, time: &str, zone: &str) -> Result<TimeOfDay> {
-        let days: Vec<Weekday> = days.into_iter().collect();
+        let mut days: Vec<Weekday> = days.into_iter().collect();
+        days.sort_by_key(|day| *day as i8);
+        days.dedup();
         if days.is_empty() {
             return Err(Error::invalid("a weekly schedule needs a day of the week"));
         }
+        let parsed = Time::strptime("%H:%M", time).or_else(|_| Time::strptime("%H:%M:%S", time));
         Ok(TimeOfDay {
             days,
-            second: parse_time(time)?,
-            zone: Zone::parse(zone)?,
+            time: parsed.map_err(|error| {
+                Error::invalid(format!(
+                    "{time:?} is not a time of day; write hours and minutes, such as 02:30 or 14:00:30"
+                ))
+                .with_source(error)
+            })?,
+            zone: parse_zone(zone)?,
+            zone_name: zone.to_owned(),
         })
     }
 
     fn period(&self) -> Duration {
-        let several = Weekday::ALL.iter().filter(|day| self.days.contains(day));
-        let days = if several.count() > 1 { 1 } else { 7 };
+        let days = if self.days.len() > 1 { 1 } else { 7 };
         Duration::from_secs(days * DAY)
     }
 
-    /// The first such time after `wall`, both as time since the epoch.
+    /// The first such time after `wall`, both as time since the epoch. In a gap of the clocks it is later by the
+    /// gap; where the clocks show it twice, it is the first.
     fn after(&self, wall: Duration) -> Duration {
-        let seconds = i64::try_from(wall.as_secs()).unwrap_or(i64::MAX / 4);
-        let today = self.zone.day(seconds);
-        // From the day before, as the zone may be ahead; to the day after the same one next week.
-        (today - 1..=today + 8)
-            .filter(|day| self.days.contains(&Weekday::of(*day)))
-            .map(|day| self.zone.instant(day, self.second))
-            .filter_map(|instant| u64::try_from(instant).ok().map(Duration::from_secs))
+        let instant = SignedDuration::try_from(wall).map(Timestamp::from_duration);
+        let instant = instant.map_or(Timestamp::MAX, |instant| instant.unwrap_or(Timestamp::MAX));
+        let today = self.zone.to_datetime(instant).date();
+        // From yesterday, whose time a gap may move past midnight, to the same day next week and a day more.
+        (-1..=8)
+            .filter_map(|days| today.checked_add(days.days()).ok())
+            .filter(|date| {
+                let weekday = date.weekday().to_monday_zero_offset();
+                self.days.iter().any(|day| *day as i8 == weekday)
+            })
+            .filter_map(|date| self.zone.to_timestamp(date.to_datetime(self.time)).ok())
+            .filter_map(|instant| Duration::try_from(instant.as_duration()).ok())
             .find(|instant| *instant > wall)
             .unwrap_or(Duration::MAX / 4)
     }
@@ -526,166 +526,36 @@ impl TimeOfDay {
 
 impl fmt::Display for TimeOfDay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if Weekday::ALL.iter().all(|day| self.days.contains(day)) {
-            f.write_str("daily")?;
-        } else {
-            let days: Vec<String> = self.days.iter().map(|day| format!("{day:?}")).collect();
-            f.write_str(&days.join(", "))?;
-        }
-        let (hour, minute, second) = (self.second / 3600, self.second / 60 % 60, self.second % 60);
-        write!(f, " at {hour:02}:{minute:02}")?;
-        if second > 0 {
-            write!(f, ":{second:02}")?;
-        }
-        write!(f, " {}", self.zone)
+        let days: Vec<String> = self.days.iter().map(|day| format!("{day:?}")).collect();
+        let days = match days.len() {
+            7 => "daily".to_owned(),
+            _ => days.join(", "),
+        };
+        write!(f, "{days} at {} {}", self.time, self.zone_name)
     }
 }
 
-fn parse_time(text: &str) -> Result<u32> {
-    let bad = || {
-        Error::invalid(format!(
-            "{text:?} is not a time of day; write hours and minutes, such as 02:30 or 14:00:30"
+fn parse_zone(name: &str) -> Result<TimeZone> {
+    let zone = match name {
+        "UTC" | "utc" | "Z" => return Ok(TimeZone::UTC),
+        "local" => TimeZone::try_system(),
+        _ => DateTimeParser::new().parse_time_zone(name),
+    };
+    let has_names = cfg!(feature = "timezones");
+    match zone {
+        Ok(zone) if has_names || name.starts_with(['+', '-']) => Ok(zone),
+        Err(error) if has_names || name.starts_with(['+', '-']) => Err(Error::invalid(format!(
+            "unknown time zone {name:?}; write UTC, local, an offset such as +05:30 or a name such as \
+             Europe/Berlin"
         ))
-    };
-    let parts: Vec<&str> = text.split(':').collect();
-    let limits: &[u32] = match parts.len() {
-        2 => &[24, 60],
-        3 => &[24, 60, 60],
-        _ => return Err(bad()),
-    };
-    let mut second = 0;
-    for (part, limit) in parts.iter().zip(limits) {
-        let digits =
-            (1..=2).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit());
-        let number: u32 = part.parse().map_err(|_| bad())?;
-        if !digits || number >= *limit {
-            return Err(bad());
-        }
-        second = second * 60 + number;
-    }
-    Ok(if parts.len() == 2 {
-        second * 60
-    } else {
-        second
-    })
-}
-
-/// A time zone.
-#[derive(Clone, PartialEq)]
-enum Zone {
-    /// Seconds east of UTC.
-    Fixed(i32),
-    #[cfg(feature = "timezones")]
-    Named(jiff::tz::TimeZone),
-}
-
-impl Zone {
-    fn parse(text: &str) -> Result<Zone> {
-        if text.eq_ignore_ascii_case("utc") || text == "Z" {
-            return Ok(Zone::Fixed(0));
-        }
-        let (sign, offset) = match text.split_at_checked(1) {
-            Some(("+", offset)) => (1, offset),
-            Some(("-", offset)) => (-1, offset),
-            _ => return Zone::named(text),
-        };
-        let seconds = parse_time(offset).ok().and_then(|s| i32::try_from(s).ok());
-        match seconds {
-            Some(seconds) if seconds <= 18 * 3600 => Ok(Zone::Fixed(sign * seconds)),
-            _ => Err(Error::invalid(format!(
-                "{text:?} is not an offset from UTC; write hours and minutes, such as +05:30"
-            ))),
-        }
-    }
-
-    #[cfg(feature = "timezones")]
-    fn named(name: &str) -> Result<Zone> {
-        let zone = if name == "local" {
-            jiff::tz::TimeZone::try_system()
-        } else {
-            jiff::tz::TimeZone::get(name)
-        };
-        zone.map(Zone::Named).map_err(|error| {
-            Error::invalid(format!(
-                "unknown time zone {name:?}; write UTC, local, an offset such as +05:30 or a name such \
-                 as Europe/Berlin"
-            ))
-            .with_source(error)
-        })
-    }
-
-    #[cfg(not(feature = "timezones"))]
-    fn named(name: &str) -> Result<Zone> {
-        Err(Error::new(
-            crate::error::ErrorKind::FeatureDisabled,
+        .with_source(error)),
+        _ => Err(Error::new(
+            ErrorKind::FeatureDisabled,
             format!(
-                "the time zone {name:?} needs the Cargo feature \"timezones\"; without it, write UTC or \
-                 an offset such as +05:30"
+                "the time zone {name:?} needs the Cargo feature \"timezones\"; without it, write UTC or an \
+                 offset such as +05:30"
             ),
-        ))
-    }
-
-    /// The date at an instant (seconds since the epoch), in days since 1970-01-01.
-    fn day(&self, instant: i64) -> i64 {
-        match self {
-            Zone::Fixed(offset) => (instant + i64::from(*offset)).div_euclid(DAY as i64),
-            #[cfg(feature = "timezones")]
-            Zone::Named(zone) => {
-                let offset = jiff::Timestamp::from_second(instant)
-                    .map_or(0, |instant| zone.to_offset(instant).seconds());
-                (instant + i64::from(offset)).div_euclid(DAY as i64)
-            }
-        }
-    }
-
-    /// The instant at which the clock on the wall shows `second` on `day`: the end of the gap if it never
-    /// does, the first one if it does twice.
-    fn instant(&self, day: i64, second: u32) -> i64 {
-        let local = day * DAY as i64 + i64::from(second);
-        match self {
-            Zone::Fixed(offset) => local - i64::from(*offset),
-            #[cfg(feature = "timezones")]
-            Zone::Named(zone) => {
-                use jiff::tz::{AmbiguousOffset, Offset};
-                // A civil time is what UTC shows at that many seconds.
-                let Ok(civil) = jiff::Timestamp::from_second(local) else {
-                    return local;
-                };
-                let at = |offset: Offset| local - i64::from(offset.seconds());
-                match zone
-                    .to_ambiguous_timestamp(Offset::UTC.to_datetime(civil))
-                    .offset()
-                {
-                    AmbiguousOffset::Unambiguous { offset } => at(offset),
-                    AmbiguousOffset::Fold { before, .. } => at(before),
-                    AmbiguousOffset::Gap { before, .. } => {
-                        let after_gap = jiff::Timestamp::from_second(at(before) + 1);
-                        let change = after_gap.ok().and_then(|t| zone.preceding(t).next());
-                        change.map_or(at(before), |change| change.timestamp().as_second())
-                    }
-                }
-            }
-        }
-    }
-}
-
-impl fmt::Display for Zone {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Zone::Fixed(0) => f.write_str("UTC"),
-            Zone::Fixed(seconds) => {
-                let (sign, minutes) = (if *seconds < 0 { '-' } else { '+' }, seconds.abs() / 60);
-                write!(f, "{sign}{:02}:{:02}", minutes / 60, minutes % 60)
-            }
-            #[cfg(feature = "timezones")]
-            Zone::Named(zone) => f.write_str(zone.iana_name().unwrap_or("local")),
-        }
-    }
-}
-
-impl fmt::Debug for Zone {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        )),
     }
 }
 

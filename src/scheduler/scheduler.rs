@@ -1,20 +1,20 @@
 //! `Scheduler`: runs work at its times while this process leads. Its builder, and what it reports.
 
-use std::cell::Cell;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
+use super::job::{Context, ScheduledJob, Work, WorkError, chain};
 use super::schedule::Schedule;
-use super::worker::{Context, Term, Work, WorkError, Worker, chain};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory::Factory;
-use crate::probe::{Probed, RunOutcomeKind};
-use crate::service::lifecycle::Lifecycle;
+use crate::lease::Lease;
+use crate::probe::RunOutcomeKind;
 use crate::service::settings::contender_setters;
 use crate::service::{ContendBuilder, MutexContendService, Status};
 use crate::thread::Local;
@@ -47,7 +47,7 @@ use crate::thread::Local;
 /// # When leadership is lost while work runs
 /// The work is cancelled at once: [`Context::is_cancelled`] is `true` and
 /// [`Context::cancelled`] is closed as soon as this process no longer leads. The work then has the
-/// transition of the lease to stop; nobody else leads before that has ended. Work that continues for
+/// transition of the lease to stop; no other process leads before that has ended. Work that continues for
 /// longer overlaps with that of the next leader. To protect against this, pass [`Context::fence`] to the
 /// resource that the work writes to, and let it reject any write whose fence is lower than the highest it
 /// has seen.
@@ -60,12 +60,8 @@ pub struct Scheduler {
 
 struct LocalScheduler {
     service: MutexContendService,
-    term: Arc<Term>,
-    schedule: Schedule,
-    job: Arc<Mutex<Work>>,
-    probe: Probed,
+    job: Arc<ScheduledJob>,
     stop_within: Duration,
-    lifecycle: Lifecycle,
 }
 
 impl Scheduler {
@@ -115,7 +111,9 @@ impl Scheduler {
     /// ```
     #[must_use = "nothing runs where this process does not lead"]
     pub fn run_now(&self) -> bool {
-        self.is_leader() && self.inner.here().is_some_and(|inner| inner.term.ask())
+        self.inner
+            .here()
+            .is_some_and(|inner| inner.job.request_run())
     }
 
     /// Returns the mutex that the leader owns.
@@ -138,7 +136,7 @@ impl Scheduler {
     /// Returns when the next run is due; `None` unless this process leads.
     #[must_use]
     pub fn next_run(&self) -> Option<SystemTime> {
-        self.inner.here().and_then(|inner| inner.term.next_run())
+        self.inner.here().and_then(|inner| inner.job.next_run())
     }
 
     /// Returns `true` if this process leads at the moment of the call.
@@ -157,7 +155,7 @@ impl Scheduler {
     #[must_use]
     pub fn status(&self) -> Status {
         let inner = self.inner.here();
-        inner.map_or(Status::Initial, |inner| inner.lifecycle.status())
+        inner.map_or(Status::Initial, |inner| inner.service.status())
     }
 
     /// Returns the last error of the backend; `None` once it answers again.
@@ -171,37 +169,25 @@ impl Scheduler {
 
 impl LocalScheduler {
     fn start(&self) -> Result<()> {
-        let name = format!("schedule {}", self.service.mutex());
-        self.lifecycle.start(name, || {
-            self.service.start()?;
-            let worker = Worker {
-                service: self.service.clone(),
-                term: Arc::clone(&self.term),
-                schedule: self.schedule.clone(),
-                job: Arc::clone(&self.job),
-                probe: self.probe.clone(),
-                own_last: Cell::new(None),
-                failure: Cell::new(None),
-            };
-            Ok((move |parker| worker.run(&parker), 0))
-        })
+        // The first Acquired callback waits for this lock.
+        let mut control = self.job.control.lock();
+        self.service.start()?;
+        control.stopping = false;
+        control.service = Some(self.service.clone());
+        Ok(())
     }
 
     fn stop(&self) -> Result<()> {
-        let by = Moment::now() + self.stop_within;
-        self.term.cancel();
-        let stopped = self.lifecycle.stop(self.service.mutex(), by);
-        match &stopped {
-            Err(error) if error.kind() == ErrorKind::Timeout => {}
-            _ => return stopped,
+        self.job.request_stop();
+        if self.service.is_inside_callback() {
+            return Ok(());
         }
-        if !self.term.is_running() {
-            // The work has ended; what is left is the service's own way out, which has a bound.
-            let by = Moment::now() + self.service.stop_bound();
-            return self.lifecycle.stop(self.service.mutex(), by);
+        if self.job.wait_until_idle(Moment::now() + self.stop_within) {
+            self.job.control.lock().service = None;
+            return self.service.stop();
         }
-        // Without waiting for it: renewal ends here, and the way out waits for the work by itself.
-        let _ = self.service.stop_by(Moment::now());
+        // Renewals end here. The release waits for the work by itself.
+        self.service.request_stop();
         Err(Error::new(
             ErrorKind::Timeout,
             format!(
@@ -263,17 +249,14 @@ pub struct SchedulerBuilder {
     contend: ContendBuilder,
     stop_within: Duration,
     on_outcome: Option<Box<dyn FnMut(&RunReport) + Send>>,
-    probe: Probed,
 }
 
 impl SchedulerBuilder {
     contender_setters!(contend.settings);
 
     pub(crate) fn new(factory: &Factory, mutex: Arc<str>) -> SchedulerBuilder {
-        let inner = factory.inner();
         SchedulerBuilder {
-            probe: inner.as_ref().map(|it| it.probe()).unwrap_or_default(),
-            contend: ContendBuilder::new(inner, mutex),
+            contend: ContendBuilder::new(factory.core(), mutex),
             stop_within: Duration::from_secs(30),
             on_outcome: None,
         }
@@ -285,8 +268,8 @@ impl SchedulerBuilder {
         self
     }
 
-    /// Sets a callback that is called after each run, on the thread that runs the work. Failures are
-    /// logged with or without it. Defaults to none.
+    /// Sets a callback that is called after each run, on the thread that runs the work. A stop waits for it too.
+    /// Failures are logged with or without it. Defaults to none.
     pub fn on_outcome(mut self, on_outcome: impl FnMut(&RunReport) + Send + 'static) -> Self {
         self.on_outcome = Some(Box::new(on_outcome));
         self
@@ -304,20 +287,35 @@ impl SchedulerBuilder {
         mut work: impl FnMut(&Context) -> R + Send + 'static,
     ) -> Result<Scheduler> {
         schedule.check()?;
-        let term = Arc::new(Term::default());
-        let service = term.follow(self.contend).build_blocking()?;
-        let job = Work {
-            work: Box::new(move |context| work(context).into_result()),
-            on_outcome: self.on_outcome,
-        };
-        let inner = LocalScheduler {
-            service,
-            term,
+        let settings = &self.contend.settings;
+        let factory = settings.factory.clone()?;
+        let lease = Lease::new(settings.ttl, settings.transition)?;
+        let job = Arc::new(ScheduledJob {
+            backend: Arc::clone(&factory.backend),
+            mutex: Arc::clone(&settings.mutex),
+            request_limit: lease.request_limit(),
             schedule: schedule.clone(),
-            job: Arc::new(Mutex::new(job)),
-            probe: self.probe,
+            probe: factory.probe(),
+            work: Mutex::new(Work {
+                work: Box::new(move |context| work(context).into_result()),
+                on_outcome: self.on_outcome,
+            }),
+            control: Mutex::default(),
+            idle: Condvar::new(),
+            own_last_run: Mutex::default(),
+            failing: AtomicBool::new(false),
+        });
+        let leads = Arc::clone(&job);
+        let service = self.contend.on_acquired(move |event| {
+            if let Some(fence) = event.fence() {
+                leads.lead(fence);
+            }
+        });
+        let inner = LocalScheduler {
+            // Not on the factory's executor: the callback lasts as long as the leadership.
+            service: service.build_on_own_thread()?,
+            job,
             stop_within: self.stop_within,
-            lifecycle: Lifecycle::new(),
         };
         Ok(Scheduler {
             schedule,

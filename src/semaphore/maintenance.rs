@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::outcome::Liveness;
-use super::semaphores::{Semaphores, SharedSemaphores, batches};
-use crate::backend::permit_store::{Sweep, Swept};
+use super::semaphores::{SWEEP_LIMIT, Semaphores, SharedSemaphores};
+use crate::backend::permit_store::{Purge, Sweep, Swept};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
@@ -31,7 +31,7 @@ type Callback = Box<dyn FnMut(&str) -> Liveness + Send>;
 ///
 /// Permits of a crashed process come back without it when they are needed: an acquire that finds a
 /// semaphore exhausted takes back what has expired. Maintenance is for permits without a ttl, for
-/// semaphores that nobody requests, and for rows that are no longer needed.
+/// semaphores without requests, and for rows that are no longer needed.
 #[must_use]
 pub struct MaintenanceBuilder {
     semaphores: Semaphores,
@@ -252,7 +252,7 @@ impl Worker {
             led = leads;
             for (task, due) in tasks.into_iter().zip(&mut due) {
                 if leads && *due <= Moment::now() {
-                    // The service leads on: without this thread nobody would maintain anything.
+                    // The service would lead on without this thread.
                     let performed = catch_unwind(AssertUnwindSafe(|| self.perform(task)));
                     *due = Moment::now() + self.pause_after(task, performed);
                 }
@@ -267,18 +267,17 @@ impl Worker {
 
     /// Performs a task. Returns how much it came to.
     fn perform(&mut self, task: Task) -> Result<u64> {
-        let (plan, store) = (&mut self.plan, &self.shared.store);
+        let (plan, shared) = (&mut self.plan, &self.shared);
         let go_on = || self.service.is_owner() && !self.parker.is_stopped();
-        let (batch, request_age, history_age) = (plan.batch, plan.request_age, plan.history_age);
+        let purge = |what, age, batch| shared.purge(what, age, batch, go_on);
         match task {
-            Task::Orphans => take_back(&self.shared, plan),
-            Task::Requests => batches(batch, go_on, |by| {
-                store.delete_requests(request_age, batch, by)
-            }),
-            Task::History => batches(batch, go_on, |by| {
-                store.delete_history(history_age, batch, by)
-            })
-            .and_then(|deleted| store.repair(Moment::now() + MINUTE).map(|_| deleted)),
+            Task::Orphans => take_back(shared, plan),
+            Task::Requests => purge(Purge::Requests, plan.request_age, plan.batch),
+            Task::History => {
+                let deleted = purge(Purge::History, plan.history_age, plan.batch)?;
+                shared.retried(SWEEP_LIMIT, |store, by| store.audit(true, by))?;
+                Ok(deleted)
+            }
         }
     }
 
@@ -309,31 +308,4 @@ fn take_back(shared: &SharedSemaphores, plan: &mut Plan) -> Result<u64> {
     swept.extend(shared.sweep(&Sweep::Stale(plan.stale_after))?);
     swept.iter().for_each(Swept::log);
     Ok(swept.len() as u64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::stand_in::stand_in;
-    use super::*;
-    use crate::backend::permit_store::Failure;
-
-    /// Its thread ended, and its service led on: nobody maintained anything any more.
-    #[test]
-    fn a_task_that_panics_is_repeated() {
-        let away = || Err(Failure::known(Error::invalid("not asked for")));
-        let stand_in = stand_in(away, true);
-        let factory = crate::connect("memory://maintenance-panics").unwrap();
-        let mut semaphores = factory.semaphores().unwrap();
-        semaphores.shared = Local::new(Arc::clone(&stand_in.shared));
-        let maintenance = semaphores
-            .maintenance()
-            .orphan_interval(Duration::from_millis(10))
-            .start(&factory)
-            .unwrap();
-        // The first one panics.
-        for _ in 0..10 {
-            stand_in.swept.recv_timeout(MINUTE).unwrap();
-        }
-        assert!(maintenance.is_leader());
-    }
 }

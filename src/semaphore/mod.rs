@@ -24,7 +24,7 @@
 //! # What is promised
 //! - Never more than the capacity is granted, whatever crashes.
 //! - A guard is valid until its ttl ends without a renewal, counted on the local boot-time clock from
-//!   before the request was sent. Its permits are granted to nobody else before the ttl and a quarter of
+//!   before the request was sent. No other request gets its permits before the ttl and a quarter of
 //!   it have passed on the server: that quarter is the time to stop.
 //! - Permits of a crashed process come back automatically: an acquire that finds a semaphore exhausted
 //!   takes back what has expired.
@@ -37,28 +37,28 @@
 //! # Waiting
 //! Requests of one factory are served in the order in which they came, each as soon as its own
 //! semaphores allow it; a request that waits for one semaphore does not block requests for another.
-//! Between processes there is no order: they poll, every 50 ms while permits change hands, and less and
-//! less often, finally every `poll_interval`, while nothing changes.
+//! Between processes there is no order: the first request of each process polls, after 50 ms and then less often, at
+//! least every 250 ms.
+//!
+//! # Lost replies
+//! A retry with the same external id is the answer: it finds what was granted. What is not asked for again ends with
+//! its ttl, or without one by release, liveness or age.
 
 mod acquire;
-mod doubts;
 mod guard;
+mod holds;
 mod maintenance;
-mod noted_store;
 mod outcome;
-mod plain_permits;
-mod renewals;
+mod queue;
 mod request;
 mod semaphores;
-#[cfg(test)]
-mod stand_in;
-mod wait_list;
 
 pub use self::guard::PermitGuard;
 pub use self::maintenance::{Maintenance, MaintenanceBuilder};
 pub use self::outcome::{Acquisition, Liveness};
 pub use self::request::{PermitRequest, Wait};
 pub use self::semaphores::Semaphores;
+pub(crate) use self::semaphores::SharedSemaphores;
 pub use crate::backend::permit_store::{
     CapacityChange, Discrepancy, Exhausted, Holder, Permit, PermitRenewal, Reason, Release,
     RequestStatus, Swept, Usage,

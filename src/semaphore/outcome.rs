@@ -16,7 +16,7 @@ pub enum Acquisition {
     AlreadyAcquired {
         /// The permits.
         permits: Vec<Permit>,
-        /// How much of their ttl is left; zero once anybody may take them back. `None` without a ttl.
+        /// How much of their ttl is left; zero once they may be taken back. `None` without a ttl.
         expires_in: Option<Duration>,
     },
     /// The external id is used up: what was acquired under it has been released, or nothing ever was
@@ -62,7 +62,7 @@ pub enum Liveness {
     Unknown,
 }
 
-/// The error of whoever comes back after a release.
+/// The error of a request that was released before.
 pub(super) fn used_up() -> Error {
     Error::new(
         ErrorKind::Conflict,

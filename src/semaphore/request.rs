@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::permit_store::Wish;
+use crate::backend::permit_store::Request;
 use crate::cancel::Cancel;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
@@ -89,14 +89,20 @@ impl PermitRequest {
     }
 
     /// The request as a guard carries it out.
-    pub(super) fn guarded(&self, default_ttl: Duration, min_ttl: Duration) -> Result<Wish> {
+    pub(super) fn guarded(&self, default_ttl: Duration, min_ttl: Duration) -> Result<Request> {
         let generate = || Arc::from(ContenderIdGenerator::Host.generate());
         let external_id = self.external_id.clone().unwrap_or_else(generate);
-        self.check(external_id, Some(self.ttl.unwrap_or(default_ttl)), min_ttl)
+        let ttl = self.ttl.unwrap_or(default_ttl);
+        let request = self.check(external_id, Some(ttl), min_ttl)?;
+        Ok(Request {
+            take_over: true,
+            generated: self.external_id.is_none(),
+            ..request
+        })
     }
 
     /// The request as it is carried out without a guard.
-    pub(super) fn plain(&self, min_ttl: Duration) -> Result<Wish> {
+    pub(super) fn plain(&self, min_ttl: Duration) -> Result<Request> {
         let external_id = self.external_id.clone().ok_or_else(|| {
             Error::invalid(
                 "without a guard a request needs an external id, which its release names: \
@@ -111,7 +117,7 @@ impl PermitRequest {
         external_id: Arc<str>,
         ttl: Option<Duration>,
         min_ttl: Duration,
-    ) -> Result<Wish> {
+    ) -> Result<Request> {
         check_text("external id", &external_id, MAX_TEXT)?;
         if let Some(owner) = &self.owner {
             check_text("owner", owner, MAX_TEXT)?;
@@ -143,11 +149,14 @@ impl PermitRequest {
                 "request {external_id:?} names the semaphore {name:?} twice; add the counts up"
             )));
         }
-        Ok(Wish {
+        Ok(Request {
             external_id,
             owner: self.owner.clone(),
             ttl,
             permits,
+            token: rand::random::<u64>() >> 1,
+            take_over: false,
+            generated: false,
         })
     }
 }
@@ -163,7 +172,7 @@ pub(super) fn check_ttl(ttl: Duration, min_ttl: Duration) -> Result<()> {
     lease_of(ttl).map(drop)
 }
 
-/// A ttl and the quarter of it in which nobody takes the permits back.
+/// A ttl and the quarter of it in which the permits are not taken back.
 pub(super) fn lease_of(ttl: Duration) -> Result<Lease> {
     let quarter = Duration::from_millis(u64::try_from((ttl / 4).as_millis()).unwrap_or(u64::MAX));
     Lease::new(ttl, quarter)
@@ -198,7 +207,7 @@ impl Wait {
         }
     }
 
-    /// Waits for at most `timeout`. Zero does not wait for permits: it makes one request, which may take 5 s,
+    /// Waits for at most `timeout`. Zero does not wait for permits: it makes one request, which may take 4 s,
     /// retries included, if the server does not answer.
     pub fn at_most(timeout: Duration) -> Wait {
         Wait {
@@ -272,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_sorted_by_name_and_every_guard_has_a_ttl_and_an_id() {
+    fn a_request_is_sorted_by_name_and_every_guard_has_a_ttl_and_an_id() {
         let request = PermitRequest::generated().permits("b", 2).permits("a", 1);
         let default = Duration::from_secs(30);
-        let wish = request.guarded(default, MIN).unwrap();
-        let names: Vec<&str> = wish.permits.iter().map(|(name, _)| &**name).collect();
+        let checked = request.guarded(default, MIN).unwrap();
+        let names: Vec<&str> = checked.permits.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["a", "b"]);
-        assert_eq!(wish.ttl, Some(default));
+        assert_eq!(checked.ttl, Some(default));
         let other = request.guarded(default, MIN).unwrap();
-        assert_ne!(wish.external_id, other.external_id);
+        assert_ne!(checked.external_id, other.external_id);
     }
 }

@@ -5,37 +5,36 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquire::{Attempts, FIRST_POLL};
-use super::doubts::Doubts;
-use super::guard::{OnlyGuard, PermitGuard, end_guards};
+use super::guard::PermitGuard;
+use super::holds::{Hold, Holds, ReleaseOnce};
 use super::maintenance::MaintenanceBuilder;
-use super::noted_store::NotedStore;
 use super::outcome::{Acquisition, Liveness, exhausted_error, used_up};
-use super::renewals::{Keep, Renewals};
+use super::queue::WaitQueue;
 use super::request::{MAX_TEXT, PermitRequest, Wait, check_ttl, lease_of};
-use super::wait_list::WaitList;
 use crate::backend::permit_store::{
-    CapacityChange, Decision, Discrepancy, Grant, Held, Holder, OnHeld, PermitRenewal, PermitStore,
-    Release, RequestStatus, Sweep, Swept, Usage, Wish, no_such_semaphore,
+    CapacityChange, Discrepancy, GrantId, Holder, Outcome, Permit, PermitRenewal, PermitStore,
+    Purge, Release, Released, Renewed, RequestStatus, Sweep, Swept, Usage, no_such_semaphore,
 };
-use crate::cancel::{Cancel, cancelled};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::factory::Inner;
+use crate::factory::Core;
+use crate::id::LiveId;
 use crate::name::check_text;
 use crate::probe::Probed;
-use crate::snapshot::Snapshot;
 use crate::thread::Local;
-use crate::url::Url;
+use crate::timer::Next;
 
 /// The ttl of a guard whose request names none.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// The longest that one call takes.
-pub(super) const CALL: Duration = Duration::from_secs(5);
+/// The longest that one request takes.
+pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 
 /// The longest that one step of a sweep or a removal takes.
-const LONG_CALL: Duration = Duration::from_secs(20);
+pub(super) const SWEEP_LIMIT: Duration = Duration::from_secs(20);
+
+/// The pause before the second attempt to release what a guard may hold.
+const RELEASE_PAUSE: Duration = Duration::from_millis(250);
 
 /// Tries of one call, the first included.
 pub(super) const MAX_TRIES: u32 = 3;
@@ -44,10 +43,10 @@ pub(super) const MAX_TRIES: u32 = 3;
 /// the last guard.
 ///
 /// ```no_run
-/// use contend::semaphore::{PermitRequest, Semaphores};
+/// use contend::semaphore::PermitRequest;
 /// use std::time::Duration;
 ///
-/// let semaphores = Semaphores::connect("mysql://worker:secret@db.internal/jobs")?;
+/// let semaphores = contend::connect("mysql://worker:secret@db.internal/jobs")?.semaphores()?;
 /// semaphores.create_tables()?;
 /// semaphores.create("backup", 2)?;
 ///
@@ -64,13 +63,12 @@ pub struct Semaphores {
 }
 
 /// What all handles of a factory share.
-pub(super) struct SharedSemaphores {
-    pub(super) renewals: Arc<Renewals>,
-    pub(super) waiting: WaitList,
-    pub(super) doubts: Arc<Doubts>,
+pub(crate) struct SharedSemaphores {
+    pub(super) holds: Holds,
+    pub(super) queue: WaitQueue,
     pub(super) probe: Probed,
     pub(super) store: Arc<dyn PermitStore>,
-    pub(super) factory: Arc<Inner>,
+    pub(super) core: Arc<Core>,
 }
 
 impl fmt::Debug for SharedSemaphores {
@@ -80,56 +78,11 @@ impl fmt::Debug for SharedSemaphores {
 }
 
 impl Semaphores {
-    /// Connects to the semaphores at `url`, as [`contend::connect`](crate::connect) does, for a program
-    /// that uses nothing else. The URL parameter `ttl` sets the ttl of guards. Does no I/O.
-    ///
-    /// # Errors
-    /// `InvalidInput` for an invalid URL, or one with a parameter that is unknown or does not apply to
-    /// semaphores; `Unsupported` for a backend without semaphores.
-    pub fn connect(url: &str) -> Result<Semaphores> {
-        let url = Url::parse(url)?;
-        for key in [
-            "transition",
-            "initial_delay",
-            "table",
-            "create_table",
-            "wakeups",
-        ] {
-            if url.text(key).is_some() {
-                return Err(Error::invalid(format!(
-                    "URL parameter {key} is about mutexes and means nothing to semaphores; connect a \
-                     factory and call semaphores() to use both"
-                )));
-            }
-        }
-        let mut ttl = None;
-        url.set("ttl", &mut ttl)?;
-        let semaphores = crate::backend::connect_url(&url)?.semaphores()?;
-        match ttl {
-            Some(ttl) => semaphores.with_ttl(ttl),
-            None => Ok(semaphores),
-        }
-    }
-
-    pub(crate) fn new(factory: &Arc<Inner>) -> Result<Semaphores> {
-        let snapshot = Arc::<Snapshot>::default();
-        factory.registry.count(&snapshot);
-        let store: Arc<dyn PermitStore> = Arc::new(NotedStore {
-            store: factory.backend.permits()?,
-            snapshot,
-        });
-        let shared = SharedSemaphores {
-            renewals: Arc::new(Renewals::new(Arc::clone(&store))),
-            waiting: WaitList::default(),
-            doubts: Doubts::of(store.realm()),
-            probe: factory.probe(),
-            store,
-            factory: Arc::clone(factory),
-        };
-        Ok(Semaphores {
-            shared: Local::new(Arc::new(shared)),
+    pub(crate) fn new(shared: Arc<SharedSemaphores>) -> Semaphores {
+        Semaphores {
+            shared: Local::new(shared),
             default_ttl: DEFAULT_TTL,
-        })
+        }
     }
 
     /// Sets the ttl of guards whose request sets none. Defaults to 30 s.
@@ -137,7 +90,7 @@ impl Semaphores {
     /// # Errors
     /// `InvalidInput` if it is too short to be renewed, or too long.
     pub fn with_ttl(mut self, ttl: Duration) -> Result<Semaphores> {
-        check_ttl(ttl, self.store()?.min_ttl())?;
+        check_ttl(ttl, self.shared.get()?.store.min_ttl())?;
         self.default_ttl = ttl;
         Ok(self)
     }
@@ -147,7 +100,7 @@ impl Semaphores {
     /// # Errors
     /// `Forked` in a child process.
     pub fn realm(&self) -> Result<&str> {
-        Ok(self.store()?.realm())
+        Ok(self.shared.get()?.store.realm())
     }
 
     /// Creates the tables if they are missing. Does nothing on memory.
@@ -156,8 +109,8 @@ impl Semaphores {
     /// `Misconfigured` if tables of the same names exist that are not contend's or are of another
     /// version; `Denied` if the user may not create tables; `Unreachable` and the like.
     pub fn create_tables(&self) -> Result<()> {
-        let store = self.store()?;
-        retried(|| store.create_tables(within(LONG_CALL)))
+        let shared = self.shared.get()?;
+        shared.retried(SWEEP_LIMIT, |store, by| store.create_tables(by))
     }
 
     /// Creates a semaphore if there is none of that name. Returns `true` if it was created, and `false` if
@@ -170,7 +123,8 @@ impl Semaphores {
     pub fn create(&self, name: &str, capacity: u32) -> Result<bool> {
         check_name(name)?;
         check_capacity(capacity)?;
-        self.store()?.create(name, capacity, within(CALL))
+        let shared = self.shared.get()?;
+        shared.call(REQUEST_LIMIT, |store, by| store.create(name, capacity, by))
     }
 
     /// Changes the capacity of a semaphore and records who changed it. Returns the previous capacity. If
@@ -186,13 +140,11 @@ impl Semaphores {
             check_text("changed_by", changed_by, MAX_TEXT)?;
         }
         let shared = self.shared.get()?;
-        let before = shared
-            .store
-            .set_capacity(name, capacity, changed_by, within(CALL))?;
-        match capacity.checked_sub(before) {
-            Some(more) if more > 0 => shared.waiting.released([(name, more)]),
-            _ => shared.waiting.changed(name),
-        }
+        let before = shared.call(REQUEST_LIMIT, |store, by| {
+            store.set_capacity(name, capacity, changed_by, by)
+        })?;
+        let more = capacity.saturating_sub(before);
+        shared.queue.released([(name, u64::from(more))]);
         Ok(before)
     }
 
@@ -202,8 +154,8 @@ impl Semaphores {
     /// As [`create`](Semaphores::create).
     pub fn history(&self, name: &str) -> Result<Vec<CapacityChange>> {
         check_name(name)?;
-        let store = self.store()?;
-        retried(|| store.history(name, within(CALL)))
+        let shared = self.shared.get()?;
+        shared.retried(REQUEST_LIMIT, |store, by| store.history(name, by))
     }
 
     /// Deletes a semaphore of which no permits are held. Returns `false` if it does not exist. If permits are
@@ -214,13 +166,14 @@ impl Semaphores {
     pub fn delete(&self, name: &str) -> Result<bool> {
         check_name(name)?;
         let shared = self.shared.get()?;
-        match shared.store.delete(name, within(CALL)) {
+        let delete = || shared.call(REQUEST_LIMIT, |store, by| store.delete(name, by));
+        match delete() {
             Err(error) if error.kind() == ErrorKind::InvalidState => {
                 let swept = shared.sweep(&Sweep::Expired)?;
                 swept.iter().for_each(Swept::log);
                 match swept.is_empty() {
                     true => Err(error),
-                    false => shared.store.delete(name, within(CALL)),
+                    false => delete(),
                 }
             }
             outcome => outcome,
@@ -232,8 +185,8 @@ impl Semaphores {
     /// # Errors
     /// `Misconfigured` without tables; `Unreachable` and the like.
     pub fn list(&self) -> Result<Vec<Usage>> {
-        let store = self.store()?;
-        retried(|| store.usage(None, within(CALL)))
+        let shared = self.shared.get()?;
+        shared.retried(REQUEST_LIMIT, |store, by| store.usage(None, by))
     }
 
     /// Returns how full a semaphore is.
@@ -242,8 +195,8 @@ impl Semaphores {
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
     pub fn usage(&self, name: &str) -> Result<Usage> {
         check_name(name)?;
-        let store = self.store()?;
-        let mut found = retried(|| store.usage(Some(name), within(CALL)))?;
+        let shared = self.shared.get()?;
+        let mut found = shared.retried(REQUEST_LIMIT, |store, by| store.usage(Some(name), by))?;
         found.pop().ok_or_else(|| no_such_semaphore(name))
     }
 
@@ -253,8 +206,8 @@ impl Semaphores {
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
     pub fn holders(&self, name: &str) -> Result<Vec<Holder>> {
         check_name(name)?;
-        let store = self.store()?;
-        retried(|| store.holders(name, within(CALL)))
+        let shared = self.shared.get()?;
+        shared.retried(REQUEST_LIMIT, |store, by| store.holders(name, by))
     }
 
     /// Acquires the permits, all of them or none, and does not wait if there are not enough.
@@ -264,16 +217,12 @@ impl Semaphores {
     /// or until maintenance takes them back. Use this for operations that outlive the process, and a
     /// [`guard`](Semaphores::guard) otherwise.
     ///
-    /// Repeating the call with the same request is safe. After a deadlock, a lost connection or a lock wait
-    /// timeout, it is tried again, up to three times in all. If the outcome is unknown even then, the external
-    /// id is used up as soon as the server answers, so that nothing can be acquired under it, unless this
-    /// process repeats the request before that. This requires a live factory: if the factory or the process
-    /// ends before the server answers, permits with a ttl end with their ttl, and those without one stay held
-    /// until somebody calls [`release`](Semaphores::release) with their id, or
-    /// [`sweep_stale`](Semaphores::sweep_stale) or [`maintenance`](Semaphores::maintenance) takes them back
-    /// because of their age. A warning names each such request when it is given up: when its factory is
-    /// dropped, or when a call that was still running then has ended. If the process exits before that, nothing
-    /// is logged.
+    /// Repeating the call with the same request is safe, from any process: it gets the same permits and no more.
+    /// After a deadlock, a lost connection or a lock wait timeout, it is tried again, up to three times in all. An
+    /// error may leave the outcome unknown. Repeat the request: it finds its grant. What is not asked for again ends
+    /// with its ttl; without one it stays held until it is [released](Semaphores::release), or until
+    /// [`sweep_dead`](Semaphores::sweep_dead), [`sweep_stale`](Semaphores::sweep_stale) or
+    /// [`maintenance`](Semaphores::maintenance) takes it back.
     ///
     /// # Errors
     /// `InvalidInput` for an invalid request; `NotFound`; `Conflict` if the external id holds something
@@ -293,32 +242,22 @@ impl Semaphores {
         wait: impl Into<Wait>,
     ) -> Result<Acquisition> {
         let shared = self.shared.get()?;
-        let wish = request.plain(shared.store.min_ttl())?;
-        let id = Arc::clone(&wish.external_id);
-        let decision = shared.decide(wish, OnHeld::Report, &wait.into())?;
-        Ok(match decision {
-            Decision::Granted(grant) => {
-                shared.count_plain(&grant.held);
-                let permits = grant.held.to_permits();
-                match grant.remaining {
-                    // An earlier try got them, and its answer came after their end.
-                    Some(Duration::ZERO) => Acquisition::AlreadyAcquired {
-                        permits,
-                        expires_in: grant.remaining,
-                    },
-                    _ => Acquisition::Acquired(permits),
+        let request = Arc::new(request.plain(shared.store.min_ttl())?);
+        Ok(match shared.acquire(&request, &wait.into())? {
+            // An earlier try got them, and its answer came after their end.
+            Outcome::Granted(grant) if grant.remaining == Some(Duration::ZERO) => {
+                Acquisition::AlreadyAcquired {
+                    permits: grant.permits,
+                    expires_in: grant.remaining,
                 }
             }
-            Decision::Known(status) if !status.held => {
-                shared.uncount_plain(&id);
-                Acquisition::AlreadyReleased
-            }
-            Decision::Known(status) => Acquisition::AlreadyAcquired {
+            Outcome::Granted(grant) => Acquisition::Acquired(grant.permits),
+            Outcome::Known(status) if !status.held => Acquisition::AlreadyReleased,
+            Outcome::Known(status) => Acquisition::AlreadyAcquired {
                 permits: status.permits,
                 expires_in: status.expires_in,
             },
-            Decision::Exhausted { exhausted, .. } => Acquisition::Exhausted(exhausted),
-            Decision::Refused(error) => return Err(error),
+            Outcome::Exhausted(exhausted) => Acquisition::Exhausted(exhausted),
         })
     }
 
@@ -326,87 +265,74 @@ impl Semaphores {
     ///
     /// Permits that an earlier call holds under the same external id, in this process or another one, are
     /// taken over: one transaction releases them and grants as many new ones, with higher fences. Another
-    /// live guard of the request in this process is never taken over.
+    /// live guard of the request in this factory is never taken over.
     ///
     /// # Errors
     /// `Exhausted` after the timeout; `Conflict` for an external id that was released or holds something
-    /// else; `DuplicateContender` for one with a live guard in this process; `Cancelled`; otherwise as
+    /// else; `DuplicateContender` for one with a live guard of this factory; `Cancelled`; otherwise as
     /// [`acquire`](Semaphores::acquire).
     pub fn guard(&self, request: &PermitRequest, wait: impl Into<Wait>) -> Result<PermitGuard> {
         let shared = self.shared.get()?;
-        let wish = request.guarded(self.default_ttl, shared.store.min_ttl())?;
-        let lease = lease_of(wish.ttl.unwrap_or(self.default_ttl))?;
-        let only = OnlyGuard::new(shared.store.realm(), &wish.external_id)?;
-        let (id, owner) = (Arc::clone(&wish.external_id), wish.owner.clone());
-        let named = |error: Error| error.context(format_args!("request {id:?}"));
-        let grant = match shared.decide(wish, OnHeld::TakeOver, &wait.into())? {
-            Decision::Granted(grant) => {
-                // They were taken over, or have ended before.
-                shared.uncount_plain(&id);
-                grant
-            }
-            Decision::Known(_) => {
-                shared.uncount_plain(&id);
-                return Err(named(used_up()));
-            }
-            Decision::Exhausted { exhausted, .. } => {
-                return Err(named(exhausted_error(&exhausted)));
-            }
-            Decision::Refused(error) => return Err(error),
+        let request = Arc::new(request.guarded(self.default_ttl, shared.store.min_ttl())?);
+        let lease = lease_of(request.ttl.unwrap_or(self.default_ttl))?;
+        let id = live_id(shared, &request.external_id)?;
+        let named = |error: Error| error.context(format_args!("request {:?}", request.external_id));
+        let grant = match shared.acquire(&request, &wait.into())? {
+            Outcome::Granted(grant) => grant,
+            Outcome::Known(_) => return Err(named(used_up())),
+            Outcome::Exhausted(exhausted) => return Err(named(exhausted_error(&exhausted))),
         };
         let remaining = grant.remaining.unwrap_or(Duration::ZERO);
         let until = grant.sent + remaining.min(lease.belief());
-        let keep = Arc::new(Keep::new(grant.held, owner, lease, until));
-        if keep.valid_for().is_zero() {
-            // A reply after its deadline changes nothing.
-            shared.end_held(&keep.held(), lease.ttl());
-            return Err(named(Error::new(
+        let (name, owner) = (request.grant_id(), request.owner.clone());
+        let hold = Arc::new(Hold::new(name, grant.permits, owner, lease, until));
+        let added = match hold.valid_for().is_zero() {
+            true => Err(Error::new(
                 ErrorKind::Timeout,
                 "the permits were granted too late to be held; they are given back",
-            )));
-        }
-        match shared.renewals.add(&keep, &shared.factory.background) {
-            Ok(number) => {
-                only.holds(&keep);
-                shared.count_held(&keep.held(), 1);
-                Ok(PermitGuard::new(shared, keep, number, only))
+            )),
+            false => Holds::add(shared, &hold),
+        };
+        match added {
+            Ok(task) => {
+                shared.count(&hold.permits, 1);
+                Ok(PermitGuard::new(shared, hold, task, id))
             }
             Err(error) => {
-                shared.end_held(&keep.held(), lease.ttl());
+                shared.release_later(request.grant_id());
                 Err(named(error))
             }
         }
     }
 
     /// Gives back the permits held under an external id. Safe to repeat, from any process. A guard that
-    /// holds them is lost: at once in this process, at its next renewal in another one.
+    /// holds them is lost: at once in this factory, at its next renewal in another one.
     ///
     /// # Errors
     /// `InvalidInput` for an external id that is not allowed; `Unreachable` and the like.
     pub fn release(&self, external_id: &str) -> Result<Release> {
         check_text("external id", external_id, MAX_TEXT)?;
         let shared = self.shared.get()?;
-        // What it held is known only before: those who wait for it must be woken.
-        let held = shared.waiting_names(external_id);
-        // A guard of this process stops believing before it is given back.
-        end_guards(shared.store.realm(), |keep| {
-            *keep.held().external_id == *external_id
-        });
+        // A guard of this factory stops believing before its permits are given back.
+        shared
+            .holds
+            .end(|hold| *hold.grant.external_id == *external_id);
+        let grant = GrantId::any(external_id);
         let mut tries = 0;
-        let mut released = retried(|| {
+        let released = shared.retried(REQUEST_LIMIT, |store, by| {
             tries += 1;
-            shared.store.release_request(external_id, within(CALL))
+            store.release(&grant, by)
         })?;
-        if released == Release::AlreadyReleased && tries > 1 {
+        Ok(match released {
+            Released::Permits(permits) => {
+                shared.wake(permits);
+                Release::Released
+            }
             // A try whose answer was lost may have done it.
-            released = Release::Released;
-        }
-        // Whatever the answer, it is not held any more.
-        shared.uncount_plain(&Arc::from(external_id));
-        if released == Release::Released {
-            shared.wake(held.iter().map(|(name, count)| (&**name, *count)));
-        }
-        Ok(released)
+            Released::AlreadyReleased if tries > 1 => Release::Released,
+            Released::AlreadyReleased => Release::AlreadyReleased,
+            Released::Unknown => Release::Unknown,
+        })
     }
 
     /// Restarts the ttl of the permits held under an external id, even after it has ended, if they were
@@ -416,8 +342,18 @@ impl Semaphores {
     /// As [`release`](Semaphores::release).
     pub fn renew(&self, external_id: &str) -> Result<PermitRenewal> {
         check_text("external id", external_id, MAX_TEXT)?;
-        let store = self.store()?;
-        retried(|| store.renew_request(external_id, within(CALL)))
+        let grant = [GrantId::any(external_id)];
+        self.shared.get()?.retried(REQUEST_LIMIT, |store, by| {
+            match store.renew(&grant, by)?.first() {
+                Some(Renewed::Yes) => Ok(PermitRenewal::Renewed),
+                Some(Renewed::Lost) => Ok(PermitRenewal::AlreadyReleased),
+                Some(Renewed::Unknown) => Ok(PermitRenewal::Unknown),
+                Some(Renewed::Busy) | None => Err(Error::new(
+                    ErrorKind::Unavailable,
+                    format!("request {external_id:?} is locked by another transaction; try again"),
+                )),
+            }
+        })
     }
 
     /// Returns the status of a request; `None` if it does not exist, or was deleted because of its age.
@@ -426,8 +362,8 @@ impl Semaphores {
     /// As [`release`](Semaphores::release).
     pub fn status(&self, external_id: &str) -> Result<Option<RequestStatus>> {
         check_text("external id", external_id, MAX_TEXT)?;
-        let store = self.store()?;
-        retried(|| store.status(external_id, within(CALL)))
+        let shared = self.shared.get()?;
+        shared.retried(REQUEST_LIMIT, |store, by| store.status(external_id, by))
     }
 
     /// Takes back all permits whose ttl plus a quarter has passed on the store's clock. An acquire that
@@ -443,8 +379,8 @@ impl Semaphores {
 
     /// Calls `liveness` for each owner of held permits, and takes back those of dead owners. What an owner
     /// acquires or renews after that call is left alone; a call that panics counts as [`Liveness::Unknown`]. A
-    /// guard of a dead owner is lost before its permits are taken back if it is in this process, and at its next
-    /// renewal if it is in another one.
+    /// guard of a dead owner is lost before its permits are taken back if it is of this factory, and at its next
+    /// renewal otherwise.
     ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
@@ -468,8 +404,8 @@ impl Semaphores {
     /// `InvalidInput` for a batch of zero; otherwise as [`sweep_expired`](Semaphores::sweep_expired).
     pub fn delete_requests(&self, age: Duration, batch: usize) -> Result<u64> {
         check_batch(batch)?;
-        let store = self.store()?;
-        batches(batch, || true, |by| store.delete_requests(age, batch, by))
+        let shared = self.shared.get()?;
+        shared.purge(Purge::Requests, age, batch, || true)
     }
 
     /// Deletes capacity changes older than `age`, `batch` at a time. Returns how many were deleted.
@@ -478,8 +414,8 @@ impl Semaphores {
     /// As [`delete_requests`](Semaphores::delete_requests).
     pub fn delete_history(&self, age: Duration, batch: usize) -> Result<u64> {
         check_batch(batch)?;
-        let store = self.store()?;
-        batches(batch, || true, |by| store.delete_history(age, batch, by))
+        let shared = self.shared.get()?;
+        shared.purge(Purge::History, age, batch, || true)
     }
 
     /// Compares the counter of every semaphore with its permits. Returns those that are wrong.
@@ -490,8 +426,8 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn check(&self) -> Result<Vec<Discrepancy>> {
-        let store = self.store()?;
-        retried(|| store.check(within(LONG_CALL)))
+        let shared = self.shared.get()?;
+        shared.retried(SWEEP_LIMIT, |store, by| store.audit(false, by))
     }
 
     /// Corrects wrong counters. Returns those that were wrong.
@@ -499,8 +435,8 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn repair(&self) -> Result<Vec<Discrepancy>> {
-        let store = self.store()?;
-        retried(|| store.repair(within(LONG_CALL)))
+        let shared = self.shared.get()?;
+        shared.retried(SWEEP_LIMIT, |store, by| store.audit(true, by))
     }
 
     /// Returns a builder for maintenance in the background: sweeps and removals, by one process at a
@@ -508,89 +444,102 @@ impl Semaphores {
     pub fn maintenance(&self) -> MaintenanceBuilder {
         MaintenanceBuilder::new(self.clone())
     }
-
-    fn store(&self) -> Result<&Arc<dyn PermitStore>> {
-        Ok(&self.shared.get()?.store)
-    }
 }
 
 impl SharedSemaphores {
-    /// Carries a request out: three tries, or as many as the wait allows.
-    fn decide(
-        self: &Arc<SharedSemaphores>,
-        wish: Wish,
-        on_held: OnHeld,
-        wait: &Wait,
-    ) -> Result<Decision> {
-        if wait.cancelled_by().iter().any(Cancel::is_cancelled) {
-            return Err(cancelled(format_args!("request {:?}", wish.external_id)));
-        }
-        // One deadline for all of it: waiting for another call under the same id counts, too.
-        let by = match wait.is_zero() {
-            true => within(CALL),
-            false => wait.deadline(),
-        };
-        let mut attempts = Attempts::new(self, wish, on_held, wait, by)?;
-        let decision = match wait.is_zero() {
-            true => attempts.tries(by),
-            false => attempts.wait(wait, by),
-        };
-        if let Ok(Decision::Granted(grant)) = &decision {
-            self.granted(&attempts.call.wish, grant);
-        }
-        decision
+    pub(crate) fn new(core: &Arc<Core>) -> Result<Arc<SharedSemaphores>> {
+        Ok(Arc::new(SharedSemaphores {
+            holds: Holds::default(),
+            queue: WaitQueue::default(),
+            probe: core.probe(),
+            store: core.backend.permits()?,
+            core: Arc::clone(core),
+        }))
     }
 
-    fn granted(&self, wish: &Wish, grant: &Grant) {
-        let names = wish.permits.iter().map(|(name, _)| &**name);
-        self.waiting.left(names.zip(grant.free.iter().copied()));
-        log::debug!(
-            "acquired {:?}: {:?}",
-            wish.external_id,
-            grant.held.to_permits()
-        );
+    /// Calls the store, and notes whether it answered.
+    pub(super) fn call<T>(
+        &self,
+        limit: Duration,
+        call: impl FnOnce(&dyn PermitStore, Moment) -> Result<T>,
+    ) -> Result<T> {
+        let sent = Moment::now();
+        let outcome = call(&*self.store, sent + limit);
+        let failed = outcome.as_ref().err().filter(|error| !is_answer(error));
+        self.core.link.lock().note(sent, failed);
+        outcome
     }
 
-    /// Permits were given back, whoever held them: whoever can be served now is woken.
-    pub(super) fn wake<'a>(&self, permits: impl IntoIterator<Item = (&'a str, u32)>) {
-        self.waiting.released(permits);
-    }
-
-    /// Guards of this process hold so much more of a semaphore, or less: each grant is added once and taken off
-    /// once, whatever the server says.
-    pub(super) fn count(&self, semaphore: &str, change: i64) {
-        self.probe.tell(|probe| probe.permits(semaphore, change));
-    }
-
-    /// Counts what a guard holds (`sign` 1), or does not hold any more (-1).
-    pub(super) fn count_held(&self, held: &Held, sign: i64) {
-        for permit in &held.permits {
-            self.count(&permit.semaphore, sign * i64::from(permit.count));
+    /// Three tries of what is safe to repeat.
+    pub(super) fn retried<T>(
+        &self,
+        limit: Duration,
+        mut call: impl FnMut(&dyn PermitStore, Moment) -> Result<T>,
+    ) -> Result<T> {
+        // No try begins after the time of one.
+        let by = Moment::now() + limit;
+        let mut tries = 1;
+        loop {
+            match self.call(limit, &mut call) {
+                Err(error)
+                    if error.is_transient() && tries < MAX_TRIES && !by.remaining().is_zero() =>
+                {
+                    tries += 1;
+                    // Two that met in a deadlock must not meet again.
+                    let pause = rand::random::<u64>() % 15_000 + 5_000;
+                    std::thread::sleep(Duration::from_micros(pause));
+                }
+                outcome => return outcome,
+            }
         }
     }
 
-    /// What is held under an external id, if anybody could be waiting for it.
-    fn waiting_names(&self, external_id: &str) -> Vec<(Arc<str>, u32)> {
-        if self.waiting.is_empty() {
-            return Vec::new();
+    /// Releases a grant, and calls requests that wait for its permits.
+    pub(super) fn give_back(&self, grant: &GrantId) -> Result<Released> {
+        let released = self.call(REQUEST_LIMIT, |store, by| store.release(grant, by))?;
+        if let Released::Permits(permits) = &released {
+            self.wake(permits.clone());
         }
-        let status = self.store.status(external_id, within(CALL));
-        let Ok(Some(status)) = status else {
-            return Vec::new();
-        };
-        let permits = status.permits.into_iter().filter(|_| status.held);
-        permits.map(|it| (it.semaphore, it.count)).collect()
+        Ok(released)
+    }
+
+    /// Makes one attempt in the background to release what a guard may hold. A retry by a guard has another token,
+    /// which this does not touch.
+    pub(super) fn release_later(self: &Arc<SharedSemaphores>, grant: GrantId) {
+        let release = Arc::new(ReleaseOnce {
+            shared: Arc::clone(self),
+            grant,
+        });
+        let next = Next::at(Moment::now() + RELEASE_PAUSE);
+        if let Err(error) = self.core.timer.add(release, next) {
+            log::debug!("no second attempt to release permits: {error}");
+        }
+    }
+
+    /// Permits were given back: requests that they suffice for are called.
+    fn wake(&self, permits: impl IntoIterator<Item = (Arc<str>, u32)>) {
+        for (name, count) in permits {
+            self.queue.released([(&*name, u64::from(count))]);
+        }
+    }
+
+    /// Guards of this process hold these permits (`sign` 1), or do not any more (-1).
+    pub(super) fn count(&self, permits: &[Permit], sign: i64) {
+        for permit in permits {
+            let change = sign * i64::from(permit.count);
+            self.probe
+                .tell(|probe| probe.permits(&permit.semaphore, change));
+        }
     }
 
     pub(super) fn sweep(&self, sweep: &Sweep) -> Result<Vec<Swept>> {
-        let swept = retried(|| self.store.sweep(sweep, within(LONG_CALL)))?;
+        let swept = self.retried(SWEEP_LIMIT, |store, by| store.sweep(sweep, by))?;
         for one in &swept {
             let fences = |fence| one.permits.iter().any(|it| it.fence == fence);
-            let swept = |keep: &Keep| keep.held().permits.iter().any(|it| fences(it.id));
-            end_guards(self.store.realm(), swept);
-            self.uncount_plain(&one.external_id);
+            self.holds
+                .end(|hold| hold.permits.iter().any(|it| fences(it.fence)));
             let permits = one.permits.iter();
-            self.wake(permits.map(|it| (&*it.semaphore, it.count)));
+            self.wake(permits.map(|it| (Arc::clone(&it.semaphore), it.count)));
         }
         Ok(swept)
     }
@@ -601,7 +550,7 @@ impl SharedSemaphores {
     ) -> Result<Vec<Swept>> {
         let mut swept = Vec::new();
         // Whatever is acquired or renewed after this is a sign of life that the answer may not know of.
-        let (owners, asked) = retried(|| self.store.owners(within(LONG_CALL)))?;
+        let (owners, asked) = self.retried(SWEEP_LIMIT, |store, by| store.owners(by))?;
         let answered = Moment::now();
         for owner in owners {
             let answer = catch_unwind(AssertUnwindSafe(|| liveness(&owner)));
@@ -610,63 +559,61 @@ impl SharedSemaphores {
                 Liveness::Unknown
             });
             if answer == Liveness::Dead {
-                // A guard of this process stops believing before it is given back; not one whose belief shows
-                // that it was acquired or renewed after the question.
-                end_guards(self.store.realm(), |keep| {
-                    keep.owner.as_ref() == Some(&owner)
-                        && keep.until() <= answered + keep.lease.belief()
+                // A guard of this factory stops believing before its permits are given back; not one whose belief
+                // shows that it was acquired or renewed after the question.
+                self.holds.end(|hold| {
+                    let before = answered + hold.lease.belief();
+                    hold.owner.as_ref() == Some(&owner)
+                        && hold.until().is_some_and(|it| it <= before)
                 });
                 swept.extend(self.sweep(&Sweep::Owner(owner, asked))?);
             }
         }
         Ok(swept)
     }
-}
 
-/// Repeats `step` until it did less than a whole batch; the sum.
-pub(super) fn batches(
-    batch: usize,
-    mut go_on: impl FnMut() -> bool,
-    mut step: impl FnMut(Moment) -> Result<u64>,
-) -> Result<u64> {
-    let mut sum = 0;
-    while go_on() {
-        let done = retried(|| step(within(LONG_CALL)))?;
-        sum += done;
-        if done < batch as u64 {
-            break;
-        }
-    }
-    Ok(sum)
-}
-
-/// Three tries of what is safe to repeat.
-fn retried<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
-    let mut tries = 1;
-    loop {
-        match call() {
-            Err(error) if error.is_transient() && tries < MAX_TRIES => {
-                tries += 1;
-                pause_after(&error, tries);
+    /// Deletes what is older than `age`, a batch at a time, while `go_on` says so. Returns how much.
+    pub(super) fn purge(
+        &self,
+        what: Purge,
+        age: Duration,
+        batch: usize,
+        go_on: impl Fn() -> bool,
+    ) -> Result<u64> {
+        let mut sum = 0;
+        while go_on() {
+            let done = self.retried(SWEEP_LIMIT, |store, by| store.purge(what, age, batch, by))?;
+            sum += done;
+            if done < batch as u64 {
+                break;
             }
-            outcome => return outcome,
         }
+        Ok(sum)
     }
 }
 
-/// Pauses for a short random time, longer with every try: two that met in a deadlock must not meet again,
-/// and a connection that could not be had needs time to come back.
-pub(super) fn pause_after(error: &Error, tries: u32) {
-    let most = 5_000 * u64::from(tries);
-    let mut pause = Duration::from_micros(rand::random::<u64>() % most + 500);
-    if error.asked_nothing() {
-        pause += FIRST_POLL * tries;
-    }
-    std::thread::sleep(pause);
+/// Returns `true` if the server has said so.
+fn is_answer(error: &Error) -> bool {
+    let answers = [
+        ErrorKind::NotFound,
+        ErrorKind::Conflict,
+        ErrorKind::InvalidState,
+    ];
+    answers.contains(&error.kind())
 }
 
-fn within(call: Duration) -> Moment {
-    Moment::now() + call
+/// The right to the only guard of a request in its factory.
+fn live_id(shared: &SharedSemaphores, external_id: &Arc<str>) -> Result<LiveId> {
+    // No mutex has an empty name.
+    LiveId::new(&shared.core.registry, &Arc::from(""), external_id).map_err(|_| {
+        Error::new(
+            ErrorKind::DuplicateContender,
+            format!(
+                "request {external_id:?} has a live guard of this factory, or is being acquired; drop that one \
+                 first, or use an external id of its own for each operation"
+            ),
+        )
+    })
 }
 
 fn check_batch(batch: usize) -> Result<()> {

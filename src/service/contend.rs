@@ -5,35 +5,28 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use super::callbacks::MutexContender;
-use super::delivery::{
-    CATCH_UP, Delivery, DeliverySettings, Recipient, abandoned, delivery_setters,
-};
+use super::delivery::{Delivery, DeliverySettings, Recipient, abandoned, delivery_setters};
 use super::lifecycle::{Lifecycle, service_getters};
 use super::settings::{Settings, Validated, contender_setters};
-use crate::backend::{Contender, Purpose};
+use crate::backend::{Contender, OnRefusal, Purpose};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, EventKind, Events};
 use crate::factory;
-use crate::health::Monitored;
 use crate::id::LiveId;
 use crate::machine::contention::Change;
 use crate::machine::period::ContendPeriod;
+use crate::ownership::Ownership;
 use crate::parker::{Parker, Unparked};
-use crate::runner::{Left, Runner, Visit};
-use crate::snapshot::{Snapshot, Stats};
+use crate::probe::LossReason;
+use crate::runner::{Done, Runner};
+use crate::shared::Shared;
 use crate::thread::Local;
-use crate::virtual_time::{lock, recv_timeout};
-
-/// How long an executor may leave the last callbacks unstarted.
-const EXECUTOR_PATIENCE: Duration = Duration::from_secs(1);
-
-/// The longest delay before a first attempt.
-const MAX_INITIAL_DELAY: Duration = Duration::from_secs(366 * 24 * 3600);
+use crate::virtual_time::recv_timeout;
 
 /// Contends for one mutex, as one contender, from `start` to `stop`.
 ///
@@ -65,32 +58,24 @@ pub struct MutexContendService {
 }
 
 pub(crate) struct Inner {
-    factory: Arc<factory::Inner>,
+    factory: Arc<factory::Core>,
     contender: Contender,
     period: ContendPeriod,
-    initial_delay: Duration,
     lead_without_listener: bool,
     recipient: Recipient,
-    snapshot: Arc<Snapshot>,
+    shared: Arc<Shared>,
     lifecycle: Lifecycle,
     inbox: Arc<Inbox>,
-    /// Counts the runs; see [`Left`].
-    runs: Arc<Mutex<u64>>,
     /// Keeps the id from being used twice for as long as the service lives.
     live: Arc<LiveId>,
-    _monitored: Arc<Monitored>,
 }
 
-/// What others ask of the worker: only it may call the backend. `None` while there is no worker to answer.
-type Inbox = Mutex<Option<VecDeque<Message>>>;
+/// What the worker is asked to do. `None` while there is no worker to answer.
+type Inbox = Mutex<Option<VecDeque<Resign>>>;
 
-enum Message {
-    Resign {
-        rest: Duration,
-        done: Sender<Result<()>>,
-    },
-    /// A call to the backend beside those of the machine.
-    Call(Box<dyn FnOnce(&mut Worker) + Send>),
+struct Resign {
+    rest: Duration,
+    done: Sender<Result<()>>,
 }
 
 impl MutexContendService {
@@ -105,35 +90,31 @@ impl MutexContendService {
     pub fn start(&self) -> Result<()> {
         let inner = self.inner.get()?;
         let name = format!("contend {}", inner.contender.mutex);
-        inner.lifecycle.start(name, || {
+        inner.lifecycle.start(name, |parker| {
             if !inner.lead_without_listener && inner.recipient.is_abandoned() {
                 let so = "it would lead for nobody. Keep the receiver, or build with lead_without_listener(true)";
                 return Err(abandoned(&inner.contender.mutex, so));
             }
-            inner.snapshot.clear();
+            inner.shared.clear();
             *inner.inbox.lock() = Some(VecDeque::new());
             let delivery = inner.recipient.open(&inner.contender.mutex)?;
-            let carrier = delivery.number();
+            let callbacks = delivery.number();
             let worker = Worker {
                 runner: Runner::new(
-                    &inner.factory.backend,
+                    &inner.factory,
                     &inner.contender,
                     inner.period,
-                    Moment::now() + inner.initial_delay,
-                    &inner.snapshot,
-                    &inner.factory.probe(),
+                    Moment::now() + inner.factory.initial_delay(),
+                    &inner.shared,
+                    parker.unparker(),
                 )?,
-                snapshot: Arc::clone(&inner.snapshot),
+                shared: Arc::clone(&inner.shared),
                 delivery,
                 inbox: Arc::clone(&inner.inbox),
                 lead_without_listener: inner.lead_without_listener,
-                leaving: Leaving::No,
-                runs: Arc::clone(&inner.runs),
-                run: 0,
-                factory: Arc::clone(&inner.factory),
-                live: Arc::clone(&inner.live),
+                _live: Arc::clone(&inner.live),
             };
-            Ok((move |parker: Parker| worker.run(&parker), carrier))
+            Ok((move |parker: Parker| worker.run(&parker), callbacks))
         })
     }
 
@@ -141,9 +122,8 @@ impl MutexContendService {
     /// is delivered and its callback has run before the release is sent; nothing is delivered after this
     /// returns.
     ///
-    /// If the backend does not answer, this waits for at most a second and still returns `Ok`: this service
-    /// no longer owns the mutex. The release is then left to a background thread, which is logged as a
-    /// warning, and the next owner may have to wait for the lease to end.
+    /// If the backend does not answer, this still returns `Ok` within the request limit: this service no longer
+    /// owns the mutex. A warning is logged, and the next owner has to wait for the lease to end.
     ///
     /// With a channel, Released is only queued by then, and perhaps not read yet: end your work before you
     /// stop, because the next owner may lead as soon as this returns.
@@ -191,60 +171,20 @@ impl MutexContendService {
     pub fn resign_for(&self, rest: Duration) -> Result<()> {
         let inner = self.inner.get()?;
         let (done, over) = bounded(1);
-        inner.send(Message::Resign { rest, done })?;
+        inner.send(Resign { rest, done })?;
         if inner.lifecycle.is_inside() {
             return Ok(());
         }
-        let late = "still resigning; a callback or the backend hangs";
-        inner.wait_for(&over, inner.stop_bound(), late)?
-    }
-
-    /// Reads how long ago the last recorded run of this mutex's schedule was. Done by the worker.
-    pub(crate) fn last_run(&self, by: Moment) -> Result<Option<Duration>> {
-        let inner = self.inner.get()?;
-        inner.ask(by, |runner, by| runner.last_run(by))
-    }
-
-    /// Records a run, if the owner still has this fence. Done by the worker.
-    pub(crate) fn record_run(&self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
-        let inner = self.inner.get()?;
-        inner.ask(by, move |runner, by| runner.record_run(fence, keep, by))
-    }
-
-    /// Records a run that ended when its leadership was over already. The worker does it before it sends
-    /// the release, which waits for the callback for Released: whoever leads next keeps its distance.
-    /// Nobody waits for that here, because the worker may wait for the caller.
-    pub(crate) fn record_last_run(&self, fence: u64, keep: Duration) {
-        let Some(inner) = self.inner.here() else {
-            return;
-        };
-        if let Some(inbox) = inner.inbox.lock().as_mut() {
-            let call = move |worker: &mut Worker| worker.record_last_run(fence, keep);
-            inbox.push_back(Message::Call(Box::new(call)));
-        }
-        if let Some(unparker) = inner.lifecycle.unparker() {
-            unparker.message();
-        }
-    }
-
-    /// How long stopping takes at most.
-    pub(crate) fn stop_bound(&self) -> Duration {
-        self.inner
-            .here()
-            .map_or(Duration::ZERO, |inner| inner.stop_bound())
-    }
-
-    /// As [`stop`](MutexContendService::stop), but waits no longer than this. What is left to do then is
-    /// done without the caller.
-    pub(crate) fn stop_by(&self, deadline: Moment) -> Result<()> {
-        self.inner.get()?.stop_by(deadline)
-    }
-
-    /// What other threads may read, for one that must not keep the service alive by reading it.
-    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        self.inner
-            .here()
-            .map_or_else(Arc::default, |inner| Arc::clone(&inner.snapshot))
+        recv_timeout(&over, inner.stop_bound()).map_err(|failed| match failed {
+            RecvTimeoutError::Disconnected => inner.not_started(),
+            RecvTimeoutError::Timeout => Error::new(
+                ErrorKind::Timeout,
+                format!(
+                    "{}: still resigning; a callback or the backend hangs",
+                    self.mutex()
+                ),
+            ),
+        })?
     }
 
     /// Returns the mutex that this service contends for.
@@ -281,7 +221,7 @@ impl MutexContendService {
     /// clocks and servers do not hold.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
-        self.inner.here()?.snapshot.fence()
+        self.inner.here()?.shared.fence()
     }
 
     /// Returns how long this contender certainly owns the mutex without another renewal; zero if it does
@@ -290,15 +230,25 @@ impl MutexContendService {
     pub fn valid_for(&self) -> Duration {
         self.inner
             .here()
-            .map_or(Duration::ZERO, |inner| inner.snapshot.remaining())
+            .map_or(Duration::ZERO, |inner| inner.shared.remaining())
     }
 
-    /// Returns what the service has done since it was built.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.inner
-            .here()
-            .map_or_else(Stats::default, |inner| inner.snapshot.stats())
+    /// The ownership with this fence, if it lasts.
+    pub(crate) fn ownership(&self, fence: u64) -> Option<Ownership> {
+        self.inner.here()?.shared.ownership(fence)
+    }
+
+    /// Returns `true` on the thread of one of this service's callbacks.
+    pub(crate) fn is_inside_callback(&self) -> bool {
+        let inner = self.inner.here();
+        inner.is_some_and(|inner| inner.lifecycle.is_inside())
+    }
+
+    /// Asks the worker to stop, and does not wait for it.
+    pub(crate) fn request_stop(&self) {
+        if let Some(inner) = self.inner.here() {
+            let _ = inner.stop_by(Moment::now());
+        }
     }
 }
 
@@ -307,20 +257,18 @@ impl Inner {
         self.lifecycle.stop(&self.contender.mutex, deadline)
     }
 
-    /// The running call, the callback up to the end of the lease, and the way out.
+    /// The running call, the callbacks up to the end of the lease, and the way out.
     fn stop_bound(&self) -> Duration {
         let lease = self.contender.lease;
-        lease.total() + lease.drift_allowance() + lease.ttl() + Duration::from_secs(1)
+        lease.total() + lease.drift_allowance() + 2 * lease.request_limit() + Duration::from_secs(1)
     }
 
-    fn send(&self, message: Message) -> Result<()> {
+    fn send(&self, message: Resign) -> Result<()> {
         let unparker = self.lifecycle.unparker();
         let unparker = unparker.ok_or_else(|| self.not_started())?;
         let mut inbox = self.inbox.lock();
-        inbox
-            .as_mut()
-            .ok_or_else(|| self.not_started())?
-            .push_back(message);
+        let inbox = inbox.as_mut().ok_or_else(|| self.not_started())?;
+        inbox.push_back(message);
         unparker.message();
         Ok(())
     }
@@ -330,30 +278,6 @@ impl Inner {
             ErrorKind::InvalidState,
             format!("{}: the service is not started", self.contender.mutex),
         )
-    }
-
-    /// Has the worker make a call, and waits for its outcome.
-    fn ask<T: Send + 'static>(
-        &self,
-        by: Moment,
-        call: impl FnOnce(&mut Runner, Moment) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let (answer, answered) = bounded(1);
-        self.send(Message::Call(Box::new(move |worker| {
-            let by = worker.within_belief(by);
-            let _ = answer.send(call(&mut worker.runner, by));
-        })))?;
-        self.wait_for(&answered, by.remaining(), "no answer in time")?
-    }
-
-    fn wait_for<T>(&self, answered: &Receiver<T>, within: Duration, late: &str) -> Result<T> {
-        recv_timeout(answered, within).map_err(|failed| match failed {
-            RecvTimeoutError::Disconnected => self.not_started(),
-            RecvTimeoutError::Timeout => Error::new(
-                ErrorKind::Timeout,
-                format!("{}: {late}", self.contender.mutex),
-            ),
-        })
     }
 }
 
@@ -386,7 +310,6 @@ impl fmt::Debug for MutexContendService {
 #[must_use]
 pub struct ContendBuilder {
     pub(crate) settings: Settings,
-    initial_delay: Option<Duration>,
     lead_without_listener: bool,
     delivery: DeliverySettings,
 }
@@ -395,30 +318,22 @@ impl ContendBuilder {
     contender_setters!();
     delivery_setters!();
 
-    pub(crate) fn new(factory: Result<Arc<factory::Inner>>, mutex: Arc<str>) -> ContendBuilder {
+    pub(crate) fn new(factory: Result<Arc<factory::Core>>, mutex: Arc<str>) -> ContendBuilder {
         ContendBuilder {
             settings: Settings::new(factory, mutex),
-            initial_delay: None,
             lead_without_listener: false,
             delivery: DeliverySettings::default(),
         }
     }
 
     pub(crate) fn contender(
-        factory: Result<Arc<factory::Inner>>,
+        factory: Result<Arc<factory::Core>>,
         contender: impl MutexContender + 'static,
     ) -> ContendBuilder {
         let mut builder =
             ContendBuilder::new(factory, contender.mutex().into()).id(contender.contender_id());
         builder.delivery.own = Some(Arc::new(move |event: &Event| contender.notify_owner(event)));
         builder
-    }
-
-    /// Sets the delay before the first attempt after `start`. Defaults to that of the factory, which
-    /// defaults to zero.
-    pub fn initial_delay(mut self, initial_delay: Duration) -> ContendBuilder {
-        self.initial_delay = Some(initial_delay);
-        self
     }
 
     /// Sets whether the service keeps leading after the receiver of its events was dropped. Defaults to
@@ -453,9 +368,8 @@ impl ContendBuilder {
         self.finish(recipient)
     }
 
-    /// As [`build`](ContendBuilder::build), with callbacks that may block: on a thread of their own,
-    /// whatever executor the factory has.
-    pub(crate) fn build_blocking(mut self) -> Result<MutexContendService> {
+    /// Builds the service with callbacks that never run on the factory's executor: they may block for long.
+    pub(crate) fn build_on_own_thread(mut self) -> Result<MutexContendService> {
         let recipient = std::mem::take(&mut self.delivery).callbacks(None)?;
         self.finish(recipient)
     }
@@ -478,35 +392,16 @@ impl ContendBuilder {
             period,
             live,
         } = self.settings.validate(Purpose::Lead)?;
-        let initial_delay = self
-            .initial_delay
-            .unwrap_or_else(|| factory.initial_delay());
-        if initial_delay > MAX_INITIAL_DELAY {
-            return Err(Error::invalid(format!(
-                "initial_delay {initial_delay:?} is too long; use at most 366 days"
-            )));
-        }
-        let (snapshot, lifecycle) = (Arc::<Snapshot>::default(), Lifecycle::new());
-        let monitored = Arc::new(Monitored {
-            mutex: Arc::clone(&contender.mutex),
-            id: Some(Arc::clone(&contender.id)),
-            stage: Arc::clone(lifecycle.stage()),
-            snapshot: Arc::clone(&snapshot),
-        });
-        factory.registry.add(&monitored);
         let inner = Inner {
             contender,
             period,
-            initial_delay,
             lead_without_listener: self.lead_without_listener,
             recipient,
-            snapshot,
-            lifecycle,
+            shared: Arc::default(),
+            lifecycle: Lifecycle::new(),
             inbox: Arc::default(),
-            runs: Arc::default(),
             live: Arc::new(live),
             factory,
-            _monitored: monitored,
         };
         Ok(MutexContendService {
             inner: Local::new(Arc::new(inner)),
@@ -517,211 +412,105 @@ impl ContendBuilder {
 /// The state of one run. It belongs to the worker thread alone.
 struct Worker {
     runner: Runner,
-    snapshot: Arc<Snapshot>,
+    shared: Arc<Shared>,
     delivery: Delivery,
     inbox: Arc<Inbox>,
     lead_without_listener: bool,
-    leaving: Leaving,
-    runs: Arc<Mutex<u64>>,
-    run: u64,
-    factory: Arc<factory::Inner>,
-    /// The id is taken for as long as somebody contends under it, even if the service was dropped.
-    live: Arc<LiveId>,
-}
-
-enum Leaving {
-    No,
-    /// Until the machine contends again; who waits for that.
-    ToRejoin(Vec<Sender<Result<()>>>),
-    ForGood,
+    /// The id is taken for as long as the worker lives, even if the service was dropped.
+    _live: Arc<LiveId>,
 }
 
 impl Worker {
     fn run(mut self, parker: &Parker) {
-        let unparker = parker.unparker();
-        self.delivery.tell_when_abandoned(unparker.clone());
+        while !parker.is_stopped() && (self.lead_without_listener || !self.delivery.is_abandoned())
         {
-            // What the last run left is this one's from here on: its acquisition adopts it.
-            let mut runs = lock(&self.runs);
-            *runs += 1;
-            self.run = *runs;
-        }
-        loop {
-            self.read_messages();
-            self.look_whether_to_leave(parker);
-            match self.runner.visit(&unparker, Moment::FAR) {
-                Visit::Announce(change) => self.announce(change),
-                Visit::Called(_) => {}
-                Visit::Wait { until } => self.wait(parker, until),
-                Visit::Over => break,
+            if let Some(resign) = self.next_message() {
+                let released = self.give_up();
+                let at = Moment::now() + resign.rest;
+                self.runner.contend_at(at, OnRefusal::Enqueue);
+                let _ = resign.done.send(released);
+                continue;
             }
-            self.report_error();
+            match self.runner.step() {
+                Done::Called { change, .. } => self.announce(change),
+                Done::Wait(until) => {
+                    if parker.park(until) == Unparked::Wake {
+                        self.runner.woken();
+                    }
+                }
+            }
+            self.report();
+            self.delivery.catch_up();
         }
-        // Whoever waits for an answer is told at once that there will be none.
-        self.inbox.lock().take();
-        self.leaving = Leaving::ForGood;
-        if let Some(error) = self.unreleased("yet, which is left to the background") {
+        if let Err(error) = self.give_up() {
             log::warn!("{error}");
         }
-        if self.runner.machine().has_traces() {
-            // The backend hangs: whoever stops does not wait for it.
-            let lease = self.runner.contender().lease;
-            let until = Moment::now() + lease.total() + lease.drift_allowance();
-            let left = Left {
-                runner: self.runner,
-                run: self.run,
-                present: self.runs,
-                _live: self.live,
-            };
-            let background = &self.factory.background;
-            background.clean_up(Box::new(left), lease.call_budget(), until);
+        if !parker.is_stopped() {
+            self.say_abandoned();
         }
-        // While a callback runs on, the service is still stopping: `stop` says so in time, and no second
-        // run begins beside it.
-        self.delivery.close(Moment::now() + EXECUTOR_PATIENCE);
+        // Callers that wait for an answer are told at once that there will be none.
+        self.inbox.lock().take();
+        // The runner is dropped after this: on ZooKeeper its drop deletes the node.
+        self.delivery.close();
     }
 
-    fn read_messages(&mut self) {
-        while let Some(message) = self.next_message() {
-            match message {
-                Message::Resign { rest, done } => match &mut self.leaving {
-                    Leaving::No => {
-                        self.wind_down();
-                        self.runner.resign(rest);
-                        self.leaving = Leaving::ToRejoin(vec![done]);
-                    }
-                    Leaving::ToRejoin(waiting) => waiting.push(done),
-                    Leaving::ForGood => {}
-                },
-                Message::Call(call) => call(self),
-            }
-        }
-    }
-
-    fn record_last_run(&mut self, fence: u64, keep: Duration) {
-        let by = self.within_belief(Moment::FAR);
-        let why = match self.runner.record_run(fence, keep, by) {
-            Ok(true) => return,
-            Ok(false) => "its lease is over".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        log::warn!(
-            "{}: the last run of fence {fence} is not recorded, so the next leader may run too early: {why}",
-            self.runner.contender().mutex
-        );
-    }
-
-    fn next_message(&self) -> Option<Message> {
+    fn next_message(&self) -> Option<Resign> {
         self.inbox.lock().as_mut()?.pop_front()
     }
 
-    /// No call may outlast belief, nor a single call's budget.
-    fn within_belief(&self, by: Moment) -> Moment {
-        let until = self.runner.belief().map_or(by, |(until, _)| until.min(by));
-        until.min(Moment::now() + self.runner.contender().lease.call_budget())
+    /// Released is delivered and its callback has returned before the release is sent, up to the end of the lease.
+    fn give_up(&mut self) -> Result<()> {
+        let released = self.runner.step_down(LossReason::Released);
+        self.announce(released);
+        let Contender {
+            mutex, id, lease, ..
+        } = self.runner.contender().clone();
+        let lease_end = self.runner.machine().lease_end();
+        let residue = *self.runner.machine().residue();
+        let has_lease = residue.fence.is_some() || (residue.unsure && Moment::now() < lease_end);
+        if has_lease && !self.delivery.settle(lease_end) {
+            log::warn!(
+                "{mutex}: the callback for Released outlasted the lease; another contender may own by now"
+            );
+        }
+        let left = self.runner.leave(Moment::now() + lease.request_limit());
+        left.map(drop).map_err(|error| {
+            let what = format_args!("{mutex}: {id}: not released; the lease ends by itself");
+            error.context(what)
+        })
     }
 
-    fn look_whether_to_leave(&mut self, parker: &Parker) {
-        if let Leaving::ForGood = self.leaving {
-            return;
-        }
-        let is_abandoned = !self.lead_without_listener && self.delivery.is_abandoned();
-        if is_abandoned && !parker.is_stopped() {
-            let Contender { mutex, id, .. } = self.runner.contender();
-            let so = "nobody works: it steps down for good. Keep the receiver, or build with \
-                      lead_without_listener(true)";
-            let error = abandoned(format_args!("{mutex}: {id}"), so);
-            log::error!("{error}");
-            self.snapshot.end(error);
-        }
-        if is_abandoned || parker.is_stopped() {
-            self.wind_down();
-            self.runner.stop();
-            self.leaving = Leaving::ForGood;
-        }
-    }
-
-    /// Whoever lost the mutex just now still winds down in the transition, and leaving releases what is
-    /// left of the lease, or what was granted anew but not announced yet.
-    fn wind_down(&mut self) {
-        if !self.runner.machine().is_announced() {
-            self.settle();
-        }
-    }
-
-    fn wait(&mut self, parker: &Parker, mut until: Moment) {
-        if let Leaving::ToRejoin(waiting) = &self.leaving
-            && !self.runner.machine().is_leaving()
-        {
-            let unreleased = self.unreleased("now, and its lease ends by itself");
-            if let Some(error) = &unreleased {
-                log::warn!("{error}");
-            }
-            for done in waiting {
-                let _ = done.send(unreleased.clone().map_or(Ok(()), Err));
-            }
-            self.leaving = Leaving::No;
-        }
-        if self.delivery.is_behind() {
-            until = until.min(Moment::now() + CATCH_UP);
-        }
-        let unparked = match self.leaving {
-            Leaving::ForGood => parker.park_stopping(until),
-            _ => parker.park(until),
-        };
-        if unparked == Unparked::Wake {
-            self.runner.woken();
-        }
-    }
-
-    /// The error of a lease that was given up and that the backend may still keep.
-    fn unreleased(&self, so: &str) -> Option<Error> {
-        let fence = self.runner.machine().leftover()?;
-        let failed = self.snapshot.failed_call().map(|failed| failed.error);
-        let cause = failed.unwrap_or_else(|| Error::new(ErrorKind::Timeout, "no answer in time"));
+    /// After the last call: its answer would be taken for the end of this trouble.
+    fn say_abandoned(&self) {
         let Contender { mutex, id, .. } = self.runner.contender();
-        let what = format_args!("{mutex}: {id}: fence {fence} is not released {so}");
-        Some(cause.context(what))
+        let so = "no work is done: it steps down for good. Keep the receiver, or build with \
+                  lead_without_listener(true)";
+        let error = abandoned(format_args!("{mutex}: {id}"), so);
+        log::error!("{error}");
+        self.shared.fail(error);
     }
 
-    fn announce(&mut self, change: Change) {
+    fn announce(&mut self, change: Option<Change>) {
         let (kind, state) = match change {
-            Change::Acquired(state) => (EventKind::Acquired, state),
-            Change::OwnerChanged(state) => (EventKind::OwnerChanged, state),
-            Change::Released(state, _) => (EventKind::Released, state),
-            // Told as a failure.
-            Change::Double(_) => return,
+            Some(Change::Acquired(state)) => (EventKind::Acquired, state),
+            Some(Change::Released(state, _)) => (EventKind::Released, state),
+            Some(Change::OwnerChanged(state)) => (EventKind::OwnerChanged, state),
+            None => return,
         };
-        self.snapshot.set_state(state.clone());
-        let mutex = Arc::clone(&self.runner.contender().mutex);
-        self.delivery.deliver(Event::new(kind, &mutex, state));
-        // On giving up on purpose the release waits for the callback, so that the next owner does not
-        // begin while the last one winds down.
-        if kind == EventKind::Released && self.runner.machine().is_leaving() {
-            self.settle();
+        if kind == EventKind::Released {
+            self.shared.end_ownership();
         }
+        self.shared.set_state(state.clone());
+        let mutex = &self.runner.contender().mutex;
+        self.delivery.deliver(Event::new(kind, mutex, state));
     }
 
-    fn report_error(&mut self) {
-        if let Some(error) = self.runner.take_error() {
-            let mutex = Arc::clone(&self.runner.contender().mutex);
-            let mut event = Event::new(EventKind::Failed, &mutex, self.snapshot.state());
+    fn report(&mut self) {
+        if let Some(error) = self.runner.take_trouble() {
+            let mutex = &self.runner.contender().mutex;
+            let mut event = Event::new(EventKind::Failed, mutex, self.shared.state());
             event.error = Some(error);
             self.delivery.deliver(event);
-        }
-    }
-
-    /// Waits until callbacks have run for all that was delivered, up to the end of the lease. One that
-    /// runs on keeps the lease from being released: what is left of it is its time to stop in.
-    fn settle(&mut self) {
-        if let Some(gone_at) = self.runner.machine().gone_at(Moment::now())
-            && !self.delivery.settle(gone_at)
-        {
-            log::warn!(
-                "{}: the callback for Released outlasted the lease; somebody else may own by now",
-                self.runner.contender().mutex
-            );
-            self.runner.abandon();
         }
     }
 }

@@ -7,23 +7,18 @@
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{Audience, Event, EventKind, Events};
+use crate::event::{Event, EventKind, Events};
 use crate::owner::MutexState;
-use crate::parker::Unparker;
 use crate::thread::{self, Thread};
-use crate::virtual_time::Condvar;
-
-/// How often a worker looks whether a receiver that fell behind has made room.
-pub(crate) const CATCH_UP: Duration = Duration::from_millis(20);
+use crate::virtual_time::{Condvar, recv_timeout};
 
 /// The smallest queue: a pair, and the slot that is kept free for a Released.
 const MIN_CAPACITY: usize = 2;
@@ -37,9 +32,8 @@ pub type Job = Box<dyn FnOnce() + Send>;
 /// Runs the callbacks of a service instead of a separate thread, for example on a thread pool of the
 /// caller.
 ///
-/// It should run every job, on any thread other than the one that submits it: that one is the service's
-/// worker, and a callback that runs there delays its renewals. If a job is dropped, its events are only
-/// delayed: the next job delivers them.
+/// Every job is one event; the next comes when it is over. A job that the executor drops runs on the service's own
+/// callback thread instead.
 pub type Executor = Arc<dyn Fn(Job) + Send + Sync>;
 
 /// Where events are taken to.
@@ -55,7 +49,6 @@ pub(crate) struct DeliverySettings {
     callbacks: Vec<Callback>,
     /// A type of the caller's own.
     pub(crate) own: Option<Target>,
-    pub(crate) executor: Option<Executor>,
 }
 
 impl DeliverySettings {
@@ -64,8 +57,7 @@ impl DeliverySettings {
         self.callbacks.push((kind, Mutex::new(Box::new(callback))));
     }
 
-    pub(crate) fn callbacks(self, factory: Option<Executor>) -> Result<Recipient> {
-        let capacity = self.capacity()?;
+    pub(crate) fn callbacks(self, executor: Option<Executor>) -> Result<Recipient> {
         let (own, callbacks) = (self.own, self.callbacks);
         if own.is_none() && callbacks.is_empty() {
             return Ok(Recipient::Nobody);
@@ -78,12 +70,12 @@ impl DeliverySettings {
                 (callback.lock())(event);
             }
         };
-        Ok(Recipient::Callbacks {
-            target: Arc::new(target),
-            executor: self.executor.or(factory),
-            capacity,
+        Ok(Recipient::Callbacks(Arc::new(Callbacks {
+            target: Box::new(target),
+            executor,
+            capacity: self.capacity,
             failures: self.failures,
-        })
+        })))
     }
 
     pub(crate) fn channel(self) -> Result<(Recipient, Events)> {
@@ -92,23 +84,10 @@ impl DeliverySettings {
                 "a service has either callbacks or a channel: give no callbacks, or call build()",
             ));
         }
-        let (queue, receiver) = EventQueue::new(self.capacity()?, self.failures);
-        let (events, audience) = Events::new(receiver);
-        let recipient = Recipient::Channel {
-            queue: Arc::new(Mutex::new(queue)),
-            audience: Arc::new(audience),
-        };
-        Ok((recipient, events))
-    }
-
-    fn capacity(&self) -> Result<usize> {
-        if self.capacity > MAX_CAPACITY {
-            return Err(Error::invalid(format!(
-                "event_capacity {} is too large; use at most {MAX_CAPACITY}",
-                self.capacity
-            )));
-        }
-        Ok(self.capacity)
+        let (queue, receiver) = EventQueue::new(self.capacity, self.failures);
+        let (events, listener) = Events::new(receiver);
+        let queue = Arc::new(Mutex::new(queue));
+        Ok((Recipient::Channel(queue, listener), events))
     }
 }
 
@@ -119,7 +98,6 @@ impl Default for DeliverySettings {
             failures: false,
             callbacks: Vec::new(),
             own: None,
-            executor: None,
         }
     }
 }
@@ -137,8 +115,8 @@ impl fmt::Debug for DeliverySettings {
 /// The setters of a builder whose field `delivery` is a [`DeliverySettings`].
 macro_rules! delivery_setters {
     () => {
-        /// Sets how many events are queued for a receiver or callback that is slow. Defaults to 256. A number
-        /// below 2 counts as 2; one above 1048576 is refused when the service is built.
+        /// Sets how many events are queued for a receiver or callback that is slow: from 2 to 1048576, the nearest
+        /// of them otherwise. Defaults to 256.
         pub fn event_capacity(mut self, capacity: usize) -> Self {
             self.delivery.capacity = capacity;
             self
@@ -164,13 +142,6 @@ macro_rules! delivery_setters {
             self.delivery.on($crate::EventKind::Failed, callback);
             self
         }
-
-        /// Sets the executor that runs the callbacks. Defaults to that of the factory, or else to a
-        /// separate thread.
-        pub fn executor(mut self, executor: $crate::Executor) -> Self {
-            self.delivery.executor = Some(executor);
-            self
-        }
     };
 }
 pub(crate) use delivery_setters;
@@ -178,122 +149,97 @@ pub(crate) use delivery_setters;
 /// Who listens to a service.
 pub(crate) enum Recipient {
     /// A receiver that the caller holds; it outlives restarts.
-    Channel {
-        queue: Arc<Mutex<EventQueue>>,
-        audience: Arc<Audience>,
-    },
-    /// Callbacks; every run has a carrier of its own.
-    Callbacks {
-        target: Target,
-        executor: Option<Executor>,
-        capacity: usize,
-        failures: bool,
-    },
-    /// Nobody.
+    Channel(Arc<Mutex<EventQueue>>, Weak<()>),
+    /// Callbacks; every run has a thread of its own for them.
+    Callbacks(Arc<Callbacks>),
     Nobody,
 }
 
 /// One run's delivery of events.
-#[allow(clippy::large_enum_variant)] // one for each service
-pub(crate) enum Delivery {
-    Channel {
-        queue: Arc<Mutex<EventQueue>>,
-        audience: Arc<Audience>,
-    },
-    Callbacks {
-        queue: EventQueue,
-        carrier: Carrier,
-    },
-    Nobody,
+#[derive(Default)]
+pub(crate) struct Delivery {
+    queue: Option<Arc<Mutex<EventQueue>>>,
+    listener: Option<Weak<()>>,
+    thread: Option<CallbackThread>,
 }
 
 impl Recipient {
     /// Whether nobody can receive any more: a receiver that was dropped does not come back.
     pub(crate) fn is_abandoned(&self) -> bool {
-        matches!(self, Recipient::Channel { audience, .. } if audience.is_gone())
+        matches!(self, Recipient::Channel(_, listener) if listener.strong_count() == 0)
     }
 
     pub(crate) fn open(&self, mutex: &str) -> Result<Delivery> {
         Ok(match self {
-            Recipient::Channel { queue, audience } => Delivery::Channel {
-                queue: Arc::clone(queue),
-                audience: Arc::clone(audience),
+            Recipient::Channel(queue, listener) => Delivery {
+                queue: Some(Arc::clone(queue)),
+                listener: Some(Weak::clone(listener)),
+                thread: None,
             },
-            Recipient::Callbacks {
-                target,
-                executor,
-                capacity,
-                failures,
-            } => {
-                let (queue, events) = EventQueue::new(*capacity, *failures);
-                let carrier = Carrier::start(mutex, events, Arc::clone(target), executor.clone())?;
-                Delivery::Callbacks { queue, carrier }
+            Recipient::Callbacks(callbacks) => {
+                let (queue, events) = EventQueue::new(callbacks.capacity, callbacks.failures);
+                Delivery {
+                    queue: Some(Arc::new(Mutex::new(queue))),
+                    listener: None,
+                    thread: Some(CallbackThread::start(mutex, events, callbacks)?),
+                }
             }
-            Recipient::Nobody => Delivery::Nobody,
+            Recipient::Nobody => Delivery::default(),
         })
     }
 }
 
 impl Delivery {
-    /// The carrier's number, to know a callback that calls its own service; 0 without one.
+    /// Tells this run's callbacks from others; 0 without any.
     pub(crate) fn number(&self) -> u64 {
-        match self {
-            Delivery::Callbacks { carrier, .. } => carrier.round.number,
-            _ => 0,
+        self.thread.as_ref().map_or(0, |thread| thread.number)
+    }
+
+    pub(crate) fn deliver(&self, event: Event) {
+        if let Some(queue) = &self.queue {
+            queue.lock().push(event);
+            self.notify();
         }
     }
 
-    pub(crate) fn deliver(&mut self, event: Event) {
-        match self {
-            Delivery::Channel { queue, .. } => queue.lock().push(event),
-            Delivery::Callbacks { queue, carrier } => {
-                queue.push(event);
-                carrier.nudge();
-            }
-            Delivery::Nobody => {}
+    /// Sends what was held back, if there is room by now.
+    pub(crate) fn catch_up(&self) {
+        if let Some(queue) = &self.queue
+            && queue.lock().catch_up()
+        {
+            self.notify();
         }
     }
 
-    /// Whether something is held back for want of room. Sends it if there is some now.
-    pub(crate) fn is_behind(&mut self) -> bool {
-        match self {
-            Delivery::Channel { queue, .. } => !queue.lock().catch_up(),
-            Delivery::Callbacks { queue, carrier } => {
-                let behind = !queue.catch_up();
-                carrier.nudge();
-                behind || carrier.is_waiting()
-            }
-            Delivery::Nobody => false,
+    fn notify(&self) {
+        if let Some(thread) = &self.thread {
+            thread.progress.notify();
         }
     }
 
     /// Whether nobody can receive any more.
     pub(crate) fn is_abandoned(&self) -> bool {
-        matches!(self, Delivery::Channel { audience, .. } if audience.is_gone())
+        let listener = self.listener.as_ref();
+        listener.is_some_and(|listener| listener.strong_count() == 0)
     }
 
-    /// Has `unparker` told when nobody can receive any more.
-    pub(crate) fn tell_when_abandoned(&self, unparker: Unparker) {
-        if let Delivery::Channel { audience, .. } = self {
-            audience.wake(unparker);
-        }
-    }
-
-    /// Waits until callbacks have run for all that was delivered, but not beyond `deadline`.
-    pub(crate) fn settle(&mut self, deadline: Moment) -> bool {
-        match self {
-            Delivery::Callbacks { queue, carrier } => carrier.settle(queue.sent, deadline),
+    /// Waits until callbacks have returned for all that was delivered. `false`: not by `deadline`.
+    pub(crate) fn settle(&self, deadline: Moment) -> bool {
+        match (&self.queue, &self.thread) {
+            (Some(queue), Some(thread)) => {
+                let sent = queue.lock().sent;
+                thread.progress.wait_for(sent, deadline)
+            }
             _ => true,
         }
     }
 
-    /// Ends delivery: nothing comes after this. Waits for a callback that runs, and until `deadline` for
-    /// an executor to begin the rest.
-    pub(crate) fn close(self, deadline: Moment) {
-        if let Delivery::Callbacks { queue, carrier } = self {
-            let sent = queue.sent;
-            drop(queue);
-            carrier.finish(sent, deadline);
+    /// Ends delivery, and waits for the callbacks of what was delivered, however long they run.
+    pub(crate) fn close(mut self) {
+        self.queue = None;
+        self.notify();
+        if let Some(thread) = &mut self.thread {
+            thread.thread.join(Moment::FAR);
         }
     }
 }
@@ -327,7 +273,7 @@ pub(crate) struct EventQueue {
 
 impl EventQueue {
     fn new(capacity: usize, failures: bool) -> (EventQueue, Receiver<Event>) {
-        let (sender, receiver) = bounded(capacity.max(MIN_CAPACITY));
+        let (sender, receiver) = bounded(capacity.clamp(MIN_CAPACITY, MAX_CAPACITY));
         let queue = EventQueue {
             sender,
             held_back: None,
@@ -365,15 +311,13 @@ impl EventQueue {
         }
     }
 
-    /// Sends what was held back if there is room now. `true`: nothing is held back any more.
+    /// Sends what was held back if there is room now. `true`: there was something, and it is sent.
     fn catch_up(&mut self) -> bool {
-        if self.held_back.is_some()
-            && self.has_room()
-            && let Some(event) = self.held_back.take()
-        {
+        let sends = self.held_back.is_some() && self.has_room();
+        if sends && let Some(event) = self.held_back.take() {
             self.send(event);
         }
-        self.held_back.is_none()
+        sends
     }
 
     /// Whether an event fits and leaves a slot for a Released. Only this side adds, so room stays.
@@ -406,39 +350,19 @@ impl EventQueue {
     }
 }
 
-/// Takes the events of one run to callbacks, off the worker.
-pub(crate) struct Carrier {
-    round: Arc<Round>,
-    by: By,
-}
-
-/// What callbacks run on.
-enum By {
-    Thread(Thread),
-    Executor(Executor),
-}
-
-struct Round {
-    /// Tells this run from others, to know a callback that calls its own service.
+/// The thread on which the callbacks of one run are called, or from which they are given to an executor.
+struct CallbackThread {
     number: u64,
-    events: Receiver<Event>,
-    target: Target,
-    progress: Mutex<Progress>,
-    changed: Condvar,
+    thread: Thread,
+    progress: Arc<Progress>,
 }
 
+/// How many events the callbacks have returned for.
 #[derive(Default)]
 struct Progress {
-    /// How many events were taken to the callbacks.
-    count: u64,
-    /// A callback runs now.
-    running: bool,
-    /// No callback begins any more.
-    over: bool,
-    /// The number of the executor's job that is on its way, or runs.
-    scheduled: Option<u64>,
-    /// How many jobs there were for the executor.
-    jobs: u64,
+    done: Mutex<u64>,
+    /// An event was sent, the run is over, or a callback has returned.
+    changed: Condvar,
 }
 
 thread_local! {
@@ -451,171 +375,94 @@ pub(crate) fn is_inside(number: u64) -> bool {
     number != 0 && INSIDE.get() == number
 }
 
-/// A job on its way: one that the executor drops makes way for the next.
-struct Scheduled {
-    round: Arc<Round>,
-    number: u64,
-}
-
-impl Drop for Scheduled {
-    fn drop(&mut self) {
-        let mut progress = self.round.progress.lock();
-        // One that ran has made way already, and the next may run by now: a third beside it would overtake it.
-        if progress.scheduled == Some(self.number) {
-            progress.scheduled = None;
-        }
-        self.round.changed.notify_all();
-    }
-}
-
-impl Carrier {
+impl CallbackThread {
     fn start(
         mutex: &str,
         events: Receiver<Event>,
-        target: Target,
-        executor: Option<Executor>,
-    ) -> Result<Carrier> {
+        callbacks: &Arc<Callbacks>,
+    ) -> Result<CallbackThread> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
-        let round = Arc::new(Round {
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            events,
-            target,
-            progress: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let by = match executor {
-            Some(executor) => By::Executor(executor),
-            None => {
-                let round = Arc::clone(&round);
-                By::Thread(thread::start(format!("callbacks of {mutex}"), move || {
-                    // Ends when the worker drops its end of the channel.
-                    for event in &round.events {
-                        round.carry(&event);
-                    }
-                })?)
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let progress = Arc::<Progress>::default();
+        let (callbacks, told) = (Arc::clone(callbacks), Arc::clone(&progress));
+        let thread = thread::start(format!("callbacks of {mutex}"), move || {
+            while let Some(event) = told.next(&events) {
+                callbacks.call(number, Arc::new(event));
+                *told.done.lock() += 1;
+                told.changed.notify_all();
             }
-        };
-        Ok(Carrier { round, by })
-    }
-
-    /// Sees to it that the events in the channel are taken to the callbacks.
-    fn nudge(&self) {
-        let By::Executor(executor) = &self.by else {
-            return;
-        };
-        let Some(scheduled) = self.schedule() else {
-            return;
-        };
-        let job: Job = Box::new(move || scheduled.round.drain());
-        if catch_unwind(AssertUnwindSafe(|| executor(job))).is_err() {
-            log::error!("an executor panicked instead of taking a callback");
-        }
-    }
-
-    /// A job for what is in the channel; `None` if nothing is, or if one is on its way.
-    fn schedule(&self) -> Option<Scheduled> {
-        // Looked at and set under one lock: `drain` lets go of it only with an empty channel.
-        let mut progress = self.round.progress.lock();
-        if progress.scheduled.is_some() || self.round.events.is_empty() {
-            return None;
-        }
-        progress.jobs += 1;
-        progress.scheduled = Some(progress.jobs);
-        Some(Scheduled {
-            number: progress.jobs,
-            round: Arc::clone(&self.round),
+        })?;
+        Ok(CallbackThread {
+            number,
+            thread,
+            progress,
         })
-    }
-
-    /// Whether events wait for an executor that has not taken them, or has dropped them.
-    fn is_waiting(&self) -> bool {
-        matches!(self.by, By::Executor(_)) && !self.round.events.is_empty()
-    }
-
-    /// Waits until `count` events were taken to the callbacks. `false`: not by `deadline`.
-    fn settle(&self, count: u64, deadline: Moment) -> bool {
-        loop {
-            self.nudge();
-            let mut progress = self.round.progress.lock();
-            if progress.count >= count {
-                return true;
-            }
-            let left = deadline.remaining();
-            if left.is_zero() {
-                return false;
-            }
-            // A job that the executor dropped is given again.
-            self.round
-                .changed
-                .wait_for(&mut progress, left.min(CATCH_UP));
-        }
-    }
-
-    /// Waits until the last of `count` events was taken to the callbacks, however long one runs; the
-    /// sender must be gone already. What an executor has not begun by `deadline`, or as long after the last
-    /// callback, is dropped.
-    fn finish(mut self, count: u64, deadline: Moment) {
-        if let By::Thread(thread) = &mut self.by {
-            thread.join(Moment::FAR);
-            return;
-        }
-        let patience = deadline.remaining();
-        let mut deadline = deadline;
-        let mut done = 0;
-        while !self.settle(count, deadline) {
-            let mut progress = self.round.progress.lock();
-            if !progress.running && progress.count == done {
-                // The executor has begun none of what is left.
-                progress.over = true;
-                return;
-            }
-            // One that runs keeps the rest waiting: that is not the executor's fault, and Released must
-            // not be left out for it.
-            while progress.running {
-                self.round.changed.wait(&mut progress);
-            }
-            done = progress.count;
-            deadline = Moment::now() + patience;
-        }
     }
 }
 
-impl Round {
-    fn carry(&self, event: &Event) {
-        {
-            let mut progress = self.progress.lock();
-            if progress.over {
-                return;
+impl Progress {
+    /// The next event; `None` when the worker has dropped its end of the channel.
+    fn next(&self, events: &Receiver<Event>) -> Option<Event> {
+        let mut done = self.done.lock();
+        loop {
+            match events.try_recv() {
+                Ok(event) => return Some(event),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => self.changed.wait(&mut done),
             }
-            progress.running = true;
         }
-        let outer = INSIDE.replace(self.number);
-        if catch_unwind(AssertUnwindSafe(|| (self.target)(event))).is_err() {
-            log::error!(
-                "{}: a callback panicked at {}; the next event still comes",
-                event.mutex,
-                event.kind
-            );
-        }
-        INSIDE.set(outer);
-        let mut progress = self.progress.lock();
-        progress.running = false;
-        progress.count += 1;
+    }
+
+    fn notify(&self) {
+        // Under the lock: the thread is not between its look at the channel and its wait.
+        let _done = self.done.lock();
         self.changed.notify_all();
     }
 
-    fn drain(&self) {
-        loop {
-            for event in self.events.try_iter() {
-                self.carry(&event);
+    fn wait_for(&self, sent: u64, deadline: Moment) -> bool {
+        let mut done = self.done.lock();
+        while *done < sent && !deadline.remaining().is_zero() {
+            self.changed.wait_for(&mut done, deadline.remaining());
+        }
+        *done >= sent
+    }
+}
+
+/// The callbacks of a service, and what they run on.
+pub(crate) struct Callbacks {
+    target: Box<dyn Fn(&Event) + Send + Sync>,
+    executor: Option<Executor>,
+    capacity: usize,
+    failures: bool,
+}
+
+impl Callbacks {
+    /// Calls the callbacks and returns when they have.
+    fn call(self: &Arc<Callbacks>, number: u64, event: Arc<Event>) {
+        if let Some(executor) = &self.executor {
+            let (ran, over) = bounded(1);
+            let (callbacks, its_event) = (Arc::clone(self), Arc::clone(&event));
+            let job = Box::new(move || {
+                callbacks.run(number, &its_event);
+                let _ = ran.send(());
+            });
+            if catch_unwind(AssertUnwindSafe(|| executor(job))).is_err() {
+                log::error!("{}: the executor panicked", event.mutex);
             }
-            // An event that comes after this look finds nothing scheduled.
-            let mut progress = self.progress.lock();
-            if self.events.is_empty() {
-                progress.scheduled = None;
+            if recv_timeout(&over, Moment::FAR.remaining()).is_ok() {
                 return;
             }
+            // The executor dropped the job: every event has its callback.
         }
+        self.run(number, &event);
+    }
+
+    fn run(&self, number: u64, event: &Event) {
+        let outer = INSIDE.replace(number);
+        if catch_unwind(AssertUnwindSafe(|| (self.target)(event))).is_err() {
+            log::error!("{}: a callback panicked at {}", event.mutex, event.kind);
+        }
+        INSIDE.set(outer);
     }
 }
 
@@ -682,74 +529,12 @@ mod tests {
             }
             loop {
                 receiver.try_iter().for_each(&mut check);
-                if queue.catch_up() && receiver.is_empty() {
+                queue.catch_up();
+                if queue.held_back.is_none() && receiver.is_empty() {
                     break;
                 }
             }
             assert_eq!(seen + queue.missed, sent, "seed {seed}");
         }
-    }
-
-    /// Review core 2 and 5: an executor that drops jobs, or takes them at any time, costs no event.
-    #[test]
-    fn no_event_is_lost_whatever_the_executor_does_with_its_jobs() {
-        use std::sync::atomic::AtomicUsize;
-        let (jobs, to_run) = crossbeam_channel::unbounded::<Job>();
-        let runs = std::thread::spawn(move || to_run.iter().for_each(|job| job()));
-        let given = AtomicUsize::new(0);
-        let executor: Executor = Arc::new(move |job| {
-            if given.fetch_add(1, Ordering::Relaxed) % 3 == 1 {
-                drop(job);
-            } else {
-                let _ = jobs.send(job);
-            }
-        });
-        let seen = Arc::new(AtomicUsize::new(0));
-        let target: Target = {
-            let seen = Arc::clone(&seen);
-            Arc::new(move |_: &Event| {
-                seen.fetch_add(1, Ordering::Relaxed);
-            })
-        };
-        let (mut queue, events) = EventQueue::new(1 << 10, true);
-        let carrier = Carrier::start("m", events, target, Some(executor)).unwrap();
-        for fence in 0..200_000 {
-            queue.push(event(EventKind::Acquired, fence));
-            carrier.nudge();
-            queue.push(event(EventKind::Released, fence));
-            carrier.nudge();
-            if fence % 100 == 0 {
-                let by = Moment::now() + Duration::from_secs(60);
-                assert!(carrier.settle(queue.sent, by), "lost at {fence}");
-            }
-        }
-        let sent = queue.sent;
-        drop(queue);
-        carrier.finish(sent, Moment::now() + Duration::from_secs(60));
-        assert_eq!(seen.load(Ordering::Relaxed) as u64, sent);
-        drop(runs);
-    }
-
-    /// Rule "events are ordered": a job that had taken its events, but was not dropped yet, made way for another one
-    /// beside the one that ran by then. On an executor of several threads callbacks overlapped and changed places.
-    #[test]
-    fn a_job_that_is_dropped_late_makes_way_for_none_beside_the_next() {
-        let target: Target = Arc::new(|_: &Event| ());
-        let (mut queue, events) = EventQueue::new(1 << 10, true);
-        let executor: Executor = Arc::new(drop);
-        let carrier = Carrier::start("m", events, target, Some(executor)).unwrap();
-        queue.push(event(EventKind::Acquired, 1));
-        let first = carrier.schedule().unwrap();
-        assert!(carrier.schedule().is_none(), "it has not run yet");
-        first.round.drain();
-        queue.push(event(EventKind::Released, 1));
-        let second = carrier.schedule().unwrap();
-        drop(first);
-        assert!(carrier.schedule().is_none(), "the second has not run yet");
-        drop(second);
-        assert!(
-            carrier.schedule().is_some(),
-            "it was dropped and did not run"
-        );
     }
 }

@@ -35,7 +35,7 @@ impl Status {
     }
 }
 
-/// What can be asked of every service whose field `inner` has a `lifecycle` and a `snapshot`.
+/// What can be asked of every service whose field `inner` has a `lifecycle` and a `shared`.
 macro_rules! service_getters {
     () => {
         /// Returns the status of the service.
@@ -63,15 +63,14 @@ macro_rules! service_getters {
         pub fn state(&self) -> $crate::MutexState {
             self.inner
                 .here()
-                .map_or($crate::MutexState::NONE, |inner| inner.snapshot.state())
+                .map_or($crate::MutexState::NONE, |inner| inner.shared.state())
         }
 
-        /// Returns the error of the backend, why the service does not contend while another process owns under
-        /// its id, or why it stepped down for good. Returns `None` once that has passed, and before the first
-        /// call (see [`contact`](Self::contact)).
+        /// Returns the error of the backend, or why the service stepped down for good. Returns `None` once that has
+        /// passed, and before the first call (see [`contact`](Self::contact)).
         #[must_use]
         pub fn last_error(&self) -> Option<$crate::Error> {
-            self.inner.here()?.snapshot.last_error()
+            self.inner.here()?.shared.last_error()
         }
 
         /// Returns whether the service's calls are answered. Distinguishes "not tried yet" from "fine".
@@ -79,7 +78,7 @@ macro_rules! service_getters {
         pub fn contact(&self) -> $crate::Contact {
             self.inner
                 .here()
-                .map_or($crate::Contact::Untried, |inner| inner.snapshot.contact())
+                .map_or($crate::Contact::Untried, |inner| inner.shared.contact())
         }
     };
 }
@@ -144,21 +143,17 @@ impl Lifecycle {
         self.stage.status()
     }
 
-    pub(crate) fn stage(&self) -> &Arc<Stage> {
-        &self.stage
-    }
-
     /// Runs what `prepare` returns on a thread called `name`. `carrier` is the number of the carrier
     /// that the run's callbacks come from.
     pub(crate) fn start<W>(
         &self,
         name: String,
-        prepare: impl FnOnce() -> Result<(W, u64)>,
+        prepare: impl FnOnce(&Parker) -> Result<(W, u64)>,
     ) -> Result<()>
     where
         W: FnOnce(Parker) + Send + 'static,
     {
-        {
+        let parker = {
             let mut run = self.stage.run.lock();
             if run.status != Status::Initial {
                 return Err(Error::new(
@@ -174,14 +169,11 @@ impl Lifecycle {
             run.parker = Parker::new();
             run.carrier = 0;
             run.worker = None;
-        }
-        let over = Over(Arc::clone(&self.stage));
-        let (work, carrier) = prepare()?;
-        let parker = {
-            let mut run = self.stage.run.lock();
-            run.carrier = carrier;
             run.parker.clone()
         };
+        let over = Over(Arc::clone(&self.stage));
+        let (work, carrier) = prepare(&parker)?;
+        self.stage.run.lock().carrier = carrier;
         let thread = thread::start(name, move || {
             {
                 let mut run = over.0.run.lock();

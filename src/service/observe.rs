@@ -6,21 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::callbacks::MutexRetriever;
-use super::delivery::{
-    CATCH_UP, Delivery, DeliverySettings, Recipient, abandoned, delivery_setters,
-};
+use super::delivery::{Delivery, DeliverySettings, Recipient, abandoned, delivery_setters};
 use super::lifecycle::{Lifecycle, service_getters};
-use crate::backend::RawObserver;
+use crate::backend::{RawObserver, View};
 use crate::clock::{self, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, EventKind, Events};
 use crate::factory;
-use crate::health::Monitored;
-use crate::lease::Lease;
-use crate::machine::observation::{Look, Observation};
+use crate::machine::period::ContendPeriod;
 use crate::name::check_mutex;
+use crate::owner::{MutexOwner, MutexState};
 use crate::parker::{Parker, Unparked, Unparker};
-use crate::snapshot::{ErrorChange, Snapshot};
+use crate::shared::Shared;
 use crate::thread::Local;
 
 /// Follows who owns a mutex. It converges on the current owner, and may skip owners in between.
@@ -52,12 +49,11 @@ pub struct MutexRetrievalService {
 }
 
 struct Inner {
-    factory: Arc<factory::Inner>,
+    factory: Arc<factory::Core>,
     mutex: Arc<str>,
     recipient: Recipient,
-    snapshot: Arc<Snapshot>,
+    shared: Arc<Shared>,
     lifecycle: Lifecycle,
-    _monitored: Arc<Monitored>,
 }
 
 impl MutexRetrievalService {
@@ -71,25 +67,28 @@ impl MutexRetrievalService {
     pub fn start(&self) -> Result<()> {
         let inner = self.inner.get()?;
         let name = format!("observe {}", inner.mutex);
-        inner.lifecycle.start(name, || {
+        inner.lifecycle.start(name, |parker| {
             if inner.recipient.is_abandoned() {
                 let so = "nobody would read what it sees. Keep the receiver";
                 return Err(abandoned(&inner.mutex, so));
             }
-            inner.snapshot.clear();
+            inner.shared.clear();
             let delivery = inner.recipient.open(&inner.mutex)?;
-            let carrier = delivery.number();
-            let lease = inner.factory.lease;
+            let callbacks = delivery.number();
             let worker = Worker {
-                raw: inner.factory.backend.observer(&inner.mutex)?,
-                lease,
-                observation: Observation::new(lease, Moment::now()),
+                raw: inner
+                    .factory
+                    .backend
+                    .observer(&inner.mutex, &parker.unparker())?,
+                unparker: parker.unparker(),
+                factory: Arc::clone(&inner.factory),
                 mutex: Arc::clone(&inner.mutex),
-                snapshot: Arc::clone(&inner.snapshot),
+                shared: Arc::clone(&inner.shared),
                 delivery,
-                listening: false,
+                seen: None,
+                failures: 0,
             };
-            Ok((move |parker: Parker| worker.run(&parker), carrier))
+            Ok((move |parker: Parker| worker.run(&parker), callbacks))
         })
     }
 
@@ -137,7 +136,7 @@ impl fmt::Debug for MutexRetrievalService {
 #[derive(Debug)]
 #[must_use]
 pub struct ObserveBuilder {
-    factory: Result<Arc<factory::Inner>>,
+    factory: Result<Arc<factory::Core>>,
     mutex: Arc<str>,
     delivery: DeliverySettings,
 }
@@ -145,7 +144,7 @@ pub struct ObserveBuilder {
 impl ObserveBuilder {
     delivery_setters!();
 
-    pub(crate) fn new(factory: Result<Arc<factory::Inner>>, mutex: Arc<str>) -> ObserveBuilder {
+    pub(crate) fn new(factory: Result<Arc<factory::Core>>, mutex: Arc<str>) -> ObserveBuilder {
         ObserveBuilder {
             factory,
             mutex,
@@ -154,7 +153,7 @@ impl ObserveBuilder {
     }
 
     pub(crate) fn retriever(
-        factory: Result<Arc<factory::Inner>>,
+        factory: Result<Arc<factory::Core>>,
         retriever: impl MutexRetriever + 'static,
     ) -> ObserveBuilder {
         let mut builder = ObserveBuilder::new(factory, retriever.mutex().into());
@@ -188,22 +187,14 @@ impl ObserveBuilder {
         let factory = self.factory?;
         check_mutex(&self.mutex)?;
         // What this backend cannot keep is refused now, not at the start.
-        factory.backend.observer(&self.mutex)?;
-        let (snapshot, lifecycle) = (Arc::<Snapshot>::default(), Lifecycle::new());
-        let monitored = Arc::new(Monitored {
-            mutex: Arc::clone(&self.mutex),
-            id: None,
-            stage: Arc::clone(lifecycle.stage()),
-            snapshot: Arc::clone(&snapshot),
-        });
-        factory.registry.add(&monitored);
+        let unparker = Parker::new().unparker();
+        factory.backend.observer(&self.mutex, &unparker)?;
         let inner = Inner {
             factory,
             mutex: self.mutex,
             recipient,
-            snapshot,
-            lifecycle,
-            _monitored: monitored,
+            shared: Arc::default(),
+            lifecycle: Lifecycle::new(),
         };
         Ok(MutexRetrievalService {
             inner: Local::new(Arc::new(inner)),
@@ -214,90 +205,88 @@ impl ObserveBuilder {
 /// The state of one run. It belongs to the worker thread alone.
 struct Worker {
     raw: Box<dyn RawObserver>,
-    lease: Lease,
-    observation: Observation,
+    unparker: Unparker,
+    factory: Arc<factory::Core>,
     mutex: Arc<str>,
-    snapshot: Arc<Snapshot>,
+    shared: Arc<Shared>,
     delivery: Delivery,
-    /// Whether the backend wakes us.
-    listening: bool,
+    /// `None` until the first look.
+    seen: Option<MutexOwner>,
+    failures: u32,
 }
 
 impl Worker {
     fn run(mut self, parker: &Parker) {
-        let unparker = parker.unparker();
-        self.delivery.tell_when_abandoned(unparker.clone());
         while !parker.is_stopped() && !self.delivery.is_abandoned() {
-            match self.observation.step(Moment::now()) {
-                Look::Announce(state) => {
-                    self.snapshot.set_state(state.clone());
-                    let event = Event::new(EventKind::OwnerChanged, &self.mutex, state);
-                    self.delivery.deliver(event);
-                }
-                Look::Observe { by } => self.observe(&unparker, by),
-                Look::Wait { mut until } => {
-                    if self.delivery.is_behind() {
-                        until = until.min(Moment::now() + CATCH_UP);
-                    }
-                    if parker.park(until) == Unparked::Wake {
-                        self.observation.woken(Moment::now());
-                    }
-                }
-            }
+            let look_again = self.observe();
+            self.delivery.catch_up();
+            while parker.park(look_again) == Unparked::Message {}
         }
         if !parker.is_stopped() {
             let who = format_args!("{}: observer", self.mutex);
-            let error = abandoned(who, "nobody reads what it sees: it ends. Keep the receiver");
+            let error = abandoned(who, "what it sees is not read: it ends. Keep the receiver");
             log::warn!("{error}");
-            self.snapshot.end(error);
+            self.shared.fail(error);
         }
-        self.delivery.close(Moment::now() + self.lease.total());
+        self.delivery.close();
     }
 
-    fn observe(&mut self, unparker: &Unparker, by: Moment) {
-        if !self.listening {
-            // Half of the time: a subscription that hangs leaves some for the look itself.
-            let half = by - by.remaining() / 2;
-            let sent = Moment::now();
-            let listening = self.guarded(|raw| raw.listen(unparker, half));
-            self.listening = listening.is_ok();
-            let change = self.snapshot.note_listen(sent, listening.as_ref().copied());
-            self.report(change, listening.err());
-        }
-        let sent = Moment::now();
-        let view = self.guarded(|raw| raw.observe(by));
-        let change = self.snapshot.note_call(sent, view.as_ref().map(|_| true));
-        self.report(change, view.as_ref().err().cloned());
-        let view = view.ok().map(|mut view| {
-            if !self.listening {
-                view.look_in = view.look_in.min(self.lease.call_budget());
+    /// Looks, tells what has changed, and says when to look again.
+    fn observe(&mut self) -> Moment {
+        let period = ContendPeriod::new(self.factory.lease);
+        match self.call() {
+            Ok(View { owner, look_in }) => {
+                self.failures = 0;
+                self.see(owner);
+                period.next_attempt(Moment::now(), look_in, clock::roll())
             }
-            view
-        });
-        self.observation
-            .observed(Moment::now(), view, clock::roll());
-        if let Some(owner) = self.observation.seen() {
-            self.snapshot.refresh(owner);
+            Err(error) => {
+                self.failures = self.failures.saturating_add(1);
+                log::debug!("{}: observer: {error}", self.mutex);
+                Moment::now() + period.attempt_backoff(self.failures, clock::roll())
+            }
         }
     }
 
-    fn guarded<T>(&mut self, call: impl FnOnce(&mut dyn RawObserver) -> Result<T>) -> Result<T> {
-        let raw = &mut *self.raw;
-        catch_unwind(AssertUnwindSafe(|| call(raw)))
-            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Panicked, "the backend panicked")))
+    /// What the first look sees is news too: that it is free, or that it is not.
+    fn see(&mut self, owner: MutexOwner) {
+        let changed = self.seen.as_ref().is_none_or(|before| {
+            before.owner_id() != owner.owner_id()
+                || (owner.fence() != 0 && before.fence() != owner.fence())
+        });
+        let before = self.seen.replace(owner.clone()).unwrap_or_default();
+        if changed {
+            let state = MutexState::new(before, owner);
+            self.shared.set_state(state.clone());
+            let event = Event::new(EventKind::OwnerChanged, &self.mutex, state);
+            self.delivery.deliver(event);
+        } else {
+            self.shared.refresh(&owner);
+        }
     }
 
-    fn report(&mut self, change: ErrorChange, error: Option<Error>) {
-        let mutex = &self.mutex;
-        match (change, error) {
-            (ErrorChange::New, Some(error)) => {
-                log::warn!("{mutex}: observer: {error}; trying again");
-                let mut event = Event::new(EventKind::Failed, mutex, self.snapshot.state());
-                event.error = Some(error);
+    /// Makes a call and notes whether it was answered. After a panic the backend's side is made anew.
+    fn call(&mut self) -> Result<View> {
+        let sent = Moment::now();
+        let by = sent + self.factory.lease.request_limit();
+        let raw = &mut *self.raw;
+        let outcome = catch_unwind(AssertUnwindSafe(|| raw.observe(by))).unwrap_or_else(|_| {
+            let made = self.factory.backend.observer(&self.mutex, &self.unparker);
+            let _ = catch_unwind(AssertUnwindSafe(|| made.map(|raw| self.raw = raw)));
+            Err(Error::new(ErrorKind::Panicked, "the backend panicked"))
+        });
+        let error = outcome.as_ref().err();
+        self.factory.link.lock().note(sent, error);
+        match (self.shared.note(sent, error), error) {
+            (true, Some(error)) => {
+                log::warn!("{}: observer: {error}; trying again", self.mutex);
+                let mut event = Event::new(EventKind::Failed, &self.mutex, self.shared.state());
+                event.error = Some(error.clone());
                 self.delivery.deliver(event);
             }
-            (ErrorChange::Over, _) => log::info!("{mutex}: observer: the backend answers again"),
-            _ => {}
+            (true, None) => log::info!("{}: observer: the backend answers again", self.mutex),
+            (false, _) => {}
         }
+        outcome
     }
 }

@@ -10,11 +10,12 @@ use crate::id::{ContenderIdGenerator, LiveId};
 use crate::lease::Lease;
 use crate::machine::period::ContendPeriod;
 use crate::name::{check_id, check_mutex};
+use crate::parker::Parker;
 
 /// What a builder was given, not validated yet.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) factory: Result<Arc<factory::Inner>>,
+    pub(crate) factory: Result<Arc<factory::Core>>,
     pub(crate) mutex: Arc<str>,
     pub(crate) id: Option<Arc<str>>,
     pub(crate) ids: ContenderIdGenerator,
@@ -26,14 +27,14 @@ pub(crate) struct Settings {
 
 /// The same, validated; the id is this contender's alone for as long as it keeps the [`LiveId`].
 pub(crate) struct Validated {
-    pub(crate) factory: Arc<factory::Inner>,
+    pub(crate) factory: Arc<factory::Core>,
     pub(crate) contender: Contender,
     pub(crate) period: ContendPeriod,
     pub(crate) live: LiveId,
 }
 
 impl Settings {
-    pub(crate) fn new(factory: Result<Arc<factory::Inner>>, mutex: Arc<str>) -> Settings {
+    pub(crate) fn new(factory: Result<Arc<factory::Core>>, mutex: Arc<str>) -> Settings {
         let lease = factory.as_ref().map(|it| it.lease).unwrap_or_default();
         Settings {
             factory,
@@ -66,10 +67,12 @@ impl Settings {
             lease,
             purpose,
         };
-        let live = LiveId::new(factory.backend.realm(), &contender.mutex, &contender.id)?;
+        let live = LiveId::new(&factory.registry, &contender.mutex, &contender.id)?;
         // What this backend cannot keep is refused now, not at the first attempt. Not before the id is
         // ours: dropping a contender withdraws it, and that must not be the one that lives.
-        factory.backend.contender(&contender)?;
+        factory
+            .backend
+            .contender(&contender, &Parker::new().unparker())?;
         Ok(Validated {
             factory,
             contender,

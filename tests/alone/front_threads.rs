@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{Call, When};
-use contend::{Error, ErrorKind, Guard, Lease, Locker, Schedule, Status};
+use contend::{Error, ErrorKind, Guard, Lease, Locker, Status};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use testbed::{threads, wait_until, within};
 
@@ -17,17 +17,19 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// How often the thread that renews went to sleep so far.
 fn renewer_wakes() -> u64 {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
-    let renewer = tasks
+    tasks
         .map(|task| task.unwrap().path())
-        .find(|task| {
-            fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm == "contend-renew\n")
+        .filter(|task| {
+            fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm == "contend-timer\n")
         })
-        .expect("a thread that renews");
-    let status = fs::read_to_string(renewer.join("status")).unwrap();
-    let switches = status
-        .lines()
-        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-    switches.unwrap().trim().parse().unwrap()
+        .map(|task| {
+            let status = fs::read_to_string(task.join("status")).unwrap();
+            let switches = status
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            switches.unwrap().trim().parse::<u64>().unwrap()
+        })
+        .sum()
 }
 
 /// A thread that was joined is counted for a moment longer.
@@ -91,7 +93,7 @@ alone! {
                 assert!(guards.iter().all(Guard::is_valid));
                 std::thread::sleep(Duration::from_millis(10));
             }
-            has_threads(before + 1);
+            has_threads(before + 2);
             for guard in guards {
                 guard.unlock().unwrap();
             }
@@ -105,7 +107,7 @@ alone! {
             println!("20,000 cycles in {took:?}: the renewer woke {wakes} times");
             assert!(wakes < 200, "{wakes}");
             drop(lockers);
-            has_threads(before + 1); // it goes with the factory
+            has_threads(before + 2); // they go with the factory
             drop(factory);
             has_threads(before);
 
@@ -119,19 +121,6 @@ alone! {
             drop(guard);
             has_threads(before);
 
-            let factory = contend::memory::factory("threads", lease);
-            let config = Schedule::every(Duration::from_millis(5));
-            for _ in 0..3 {
-                let scheduler = factory.scheduler("m").build(config.clone(), |_| {}).unwrap();
-                scheduler.start().unwrap();
-                wait_until(PATIENCE, "it leads", || scheduler.is_leader());
-                has_threads(before + 3); // service, callbacks, work
-                scheduler.stop().unwrap();
-                has_threads(before);
-                scheduler.start().unwrap();
-                drop(scheduler);
-                has_threads(before);
-            }
             helpers_come_where_renewals_hang_and_go_again(before);
         });
     }
@@ -160,19 +149,20 @@ fn helpers_come_where_renewals_hang_and_go_again(before: usize) {
         most = most.max(threads(me));
         !guards.iter().any(Guard::is_valid)
     });
-    assert_eq!(most, before + 4, "three helpers at most");
+    println!("most threads: {}", most - before);
+    assert!(most <= before + 9, "one for each and one that watches");
     stuck.store(false, Ordering::SeqCst);
     drop(guards);
     let guard = lock(8);
     wait_until(PATIENCE, "the helpers have gone", || {
-        threads(me) == before + 1
+        threads(me) <= before + 2
     });
     assert!(guard.is_valid());
 
     // Those that are still there go with the factory.
     stuck.store(true, Ordering::SeqCst);
     let other = lock(9);
-    wait_until(PATIENCE, "a helper has come", || threads(me) > before + 1);
+    wait_until(PATIENCE, "a helper has come", || threads(me) > before + 2);
     drop((guard, other, factory, memory));
     has_threads(before);
 }

@@ -19,4 +19,3 @@ mod mysql_threads;
 mod redis_threads;
 mod scale;
 mod waits;
-mod warnings;

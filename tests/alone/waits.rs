@@ -14,11 +14,11 @@ use crate::conformance::PATIENCE;
 
 const HANG: Duration = Duration::from_secs(150);
 
-/// What a loaded machine may add; far below what the faults took.
-const SLACK: Duration = Duration::from_millis(1_500);
+/// What a call may take beyond its own timeout: the limit of a request, and the scheduling of threads.
+const LIMIT: Duration = Duration::from_millis(2_200);
 
-/// The same where 200 ms beyond the timeout are promised.
-const SHORT_SLACK: Duration = Duration::from_millis(250);
+/// What a loaded machine may add.
+const SLACK: Duration = Duration::from_millis(500);
 
 /// How many lockers are cancelled.
 const LOCKERS: usize = 100;
@@ -41,29 +41,36 @@ fn paused(backend: &str, url: &str, pause: impl FnOnce()) {
     wait_until(PATIENCE, "it leads", || service.is_owner());
     pause();
 
-    let second = Duration::from_secs(1);
-    let within_slack = |what: &str, (outcome, took): (String, Duration), bound: Duration, slack| {
+    let row = |what: &str, own: Duration, call: &mut dyn FnMut() -> String| {
+        let (outcome, took) = timed(call);
+        let bound = own + LIMIT;
         println!("{backend:>8}  {what:<26} {took:>9.1?}  bound {bound:>6?}  {outcome}");
-        assert!(took < bound + slack, "{backend}: {what} took {took:?}");
+        assert!(took < bound + SLACK, "{backend}: {what} took {took:?}");
     };
-    let row = |what: &str, timed, bound| within_slack(what, timed, bound, SLACK);
     let error = |locked: contend::Result<contend::Guard>| locked.unwrap_err().to_string();
-    let half = Duration::from_millis(500);
-    let short = || error(locker.try_lock_for(Duration::from_millis(300)));
-    within_slack("try_lock_for(300ms)", timed(short), half, SHORT_SLACK);
-    within_slack("try_lock_for(300ms) again", timed(short), half, SHORT_SLACK);
-    // A quarter of the ttl, and 5 s at most.
-    row("try_lock", timed(|| error(other.try_lock())), 5 * second);
-    let dropped = |()| String::new();
-    let (ended, took) = timed(|| drop(held));
-    row("drop of a held guard", (dropped(ended), took), second);
-    let (ended, took) = timed(|| drop(many));
-    row("drop of a guard of four", (dropped(ended), took), second);
-    // The call under way, and a second for the way out.
-    let stop = timed(|| format!("{:?}", service.stop()));
-    row("stop of a leader", stop, 6 * second);
-    let (ended, took) = timed(|| drop((service, locker, other, factory)));
-    row("drop of the factory", (dropped(ended), took), second);
+    let short = Duration::from_millis(300);
+    for what in ["try_lock_for(300ms)", "try_lock_for(300ms) again"] {
+        row(what, short, &mut || error(locker.try_lock_for(short)));
+    }
+    row("try_lock", Duration::ZERO, &mut || error(other.try_lock()));
+    let dropped = |what, value: Box<dyn std::any::Any>| {
+        let mut value = Some(value);
+        row(what, Duration::ZERO, &mut || {
+            value = None;
+            String::new()
+        });
+    };
+    dropped("drop of a held guard", Box::new(held));
+    dropped("drop of a guard of four", Box::new(many));
+    row("stop of a leader", Duration::ZERO, &mut || {
+        format!("{:?}", service.stop())
+    });
+    let all = (service, locker, other, factory);
+    let mut all = Some(all);
+    row("drop of the factory", Duration::ZERO, &mut || {
+        all = None;
+        String::new()
+    });
 }
 
 /// The calls for each mutex: when they ended, and what they took. Tells a call that outlasted its end from what came
@@ -119,23 +126,22 @@ fn cancelled_while_paused(backend: &str, url: &str, pause: impl FnOnce()) {
 
     let began = Instant::now();
     cancel.cancel();
-    // Three seconds once a call had no answer in time.
-    for (what, wait, seconds) in [
-        ("queued", queued, 3),
-        ("in its first call", first, 1),
-        ("failing for a while", failing, 3),
-        ("behind a clean-up", busy, 1),
+    for (what, wait) in [
+        ("queued", queued),
+        ("in its first call", first),
+        ("failing for a while", failing),
+        ("after a failed call", busy),
     ] {
         let (kind, at, faults, mutex) = wait.join().unwrap();
-        let (took, bound) = (at - began, Duration::from_secs(seconds));
-        println!("{backend:>8}  cancelled, {what:<20} {took:>9.1?}  bound {bound:?}");
+        let took = at - began;
+        println!("{backend:>8}  cancelled, {what:<20} {took:>9.1?}  bound {LIMIT:?}");
         assert_eq!(kind, ErrorKind::Cancelled);
         let ended = |(of, at, took): &(String, Instant, Duration)| {
             let since = at.saturating_duration_since(began);
             (*of == mutex).then_some((since, *took))
         };
         assert!(
-            took < bound + SHORT_SLACK,
+            took < LIMIT + SLACK,
             "{backend}: {what} took {took:?}; its calls ended after, and took: {:?}; {faults}",
             calls.0.lock().iter().filter_map(ended).collect::<Vec<_>>()
         );
@@ -161,9 +167,7 @@ fn cancelled(backend: &str, url: &str, places: usize) {
         .collect();
     // Those in the queue as the server sees them.
     let left = || watcher.participants("queue").unwrap().len();
-    wait_until(PATIENCE, "all of them wait", || {
-        factory.stats().attempts > LOCKERS as u64 && left() == places
-    });
+    wait_until(PATIENCE, "all of them wait", || left() == places);
     let began = Instant::now();
     cancel.cancel();
     let mut took: Vec<Duration> = Vec::new();
@@ -187,7 +191,7 @@ fn cancelled(backend: &str, url: &str, places: usize) {
         took[LOCKERS / 2],
         took[LOCKERS - 1],
     );
-    assert!(took[LOCKERS - 1] < Duration::from_secs(2) + SLACK);
+    assert!(took[LOCKERS - 1] < LIMIT + SLACK);
 }
 
 alone! {

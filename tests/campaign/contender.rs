@@ -8,7 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use contend::semaphore::PermitRequest;
-use contend::{EventKind, Factory, MutexContendService, Schedule};
+use contend::{
+    Cancel, ErrorKind, EventKind, Factory, Guard, Locker, MutexContendService, Schedule, Status,
+};
 use crossbeam_channel::Receiver;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -327,7 +329,9 @@ fn lead(
     thread::scope(|scope| {
         scope.spawn(|| work_while_leading(assignment, &service, journal, &over));
         while !stop.load(Ordering::SeqCst) {
-            if let Err(error) = service.start() {
+            if service.status() != Status::Running
+                && let Err(error) = service.start()
+            {
                 // It said that it could not stop in time, and is at it still.
                 journal.remark(&format!("{who}: start: {error}"));
                 thread::sleep(SAMPLE);
@@ -352,6 +356,10 @@ fn lead(
                 }
                 // It contends again when it has rested, which may be by now.
                 witness.owns_not_yet(now(), ttl);
+                // Mostly it goes on; sometimes it is stopped while it rests or asks again.
+                if random.random_range(0..3) > 0 {
+                    continue;
+                }
             }
             stalls.stop(journal, &who, || service.stop());
             witness.owns_not(now());
@@ -361,6 +369,11 @@ fn lead(
                     what: format!("{who}: owns after stop"),
                 });
             }
+        }
+        if service.status() != Status::Initial {
+            stalls.stop(journal, &who, || service.stop());
+            witness.owns_not(now());
+            write_events(journal, &who, &events);
         }
         over.store(true, Ordering::SeqCst);
     });
@@ -471,13 +484,14 @@ fn lock(
         witness.owns_not(now());
         let guard = match random.random_range(0..10) {
             0..3 => locker.try_lock(),
-            3..6 => locker.try_lock_for(ms(random.random_range(1..400))),
+            3..5 => locker.try_lock_for(ms(random.random_range(1..400))),
+            5..7 => lock_until_cancelled(&locker, ms(random.random_range(0..400))),
             _ => locker.try_lock_for(ms(random.random_range(1_000..4_000))),
         };
         let guard = match guard {
             Ok(guard) => guard,
             Err(error) => {
-                if error.kind() != contend::ErrorKind::Held {
+                if !matches!(error.kind(), ErrorKind::Held | ErrorKind::Cancelled) {
                     journal.remark(&format!("{who}: {error}"));
                 }
                 thread::sleep(ms(random.random_range(1..40)));
@@ -520,6 +534,18 @@ fn lock(
         }
     }
     witness.owns_not(now());
+}
+
+/// Waits for a lock, and cancels the wait after some time, wherever it is then.
+fn lock_until_cancelled(locker: &Locker, after: Duration) -> contend::Result<Guard> {
+    let cancel = Cancel::new();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(after);
+            cancel.cancel();
+        });
+        locker.lock_until_cancelled(&cancel)
+    })
 }
 
 /// Both mutexes at once, or none.

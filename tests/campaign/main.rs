@@ -14,17 +14,13 @@ mod fleet;
 mod history;
 #[path = "../conformance/hooked.rs"]
 mod hooked;
-mod hostile;
 mod masters;
 mod memory_weather;
 mod planted;
-mod privileges;
 mod promises;
 mod register;
-mod secrets;
 mod soak;
 mod stage;
-mod tls;
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -3,6 +3,8 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use crate::checker::Violation;
 use crate::stage::Fault;
@@ -48,8 +50,7 @@ impl Bug {
     pub fn provoked_by(self) -> Option<Fault> {
         match self {
             Bug::LeaseFromReply => Some(Fault::Fade),
-            Bug::ReleaseUnchecked => Some(Fault::LoseReply),
-            Bug::FenceRepeats | Bug::HandOverUnclaimed => None,
+            Bug::ReleaseUnchecked | Bug::FenceRepeats | Bug::HandOverUnclaimed => None,
         }
     }
 
@@ -98,9 +99,9 @@ impl Backend for Planted {
         self.inner.realm()
     }
 
-    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
+    fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
         Ok(Box::new(PlantedContender {
-            inner: self.inner.contender(contender)?,
+            inner: self.inner.contender(contender, wake)?,
             backend: Arc::clone(&self.inner),
             contender: contender.clone(),
             bug: self.bug,
@@ -110,8 +111,8 @@ impl Backend for Planted {
         }))
     }
 
-    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
-        self.inner.observer(mutex)
+    fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
+        self.inner.observer(mutex, wake)
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
@@ -120,6 +121,19 @@ impl Backend for Planted {
 
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
         self.inner.revoke(mutex, fence, by)
+    }
+
+    fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
+        self.inner.last_run(mutex, by)
+    }
+
+    fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
+        let fence = match self.bug {
+            // The fence that it was granted was replaced by another one.
+            Bug::FenceRepeats => self.inner.owner(mutex, by)?.fence(),
+            _ => fence,
+        };
+        self.inner.record_run(mutex, fence, keep, by)
     }
 }
 
@@ -176,10 +190,6 @@ fn with_fence(owner: &MutexOwner, fence: u64) -> MutexOwner {
 }
 
 impl RawContender for PlantedContender {
-    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
-        self.inner.listen(unparker, by)
-    }
-
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         if let (Bug::HandOverUnclaimed, Some(fence)) = (self.bug, self.refused_by.take()) {
             let fence = fence + 1;
@@ -219,27 +229,18 @@ impl RawContender for PlantedContender {
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
         if self.bug == Bug::ReleaseUnchecked {
             let outcome = self.inner.release(fence, by);
-            if !matches!(outcome, Ok(true)) {
-                // Not ours any more, or not known: it frees whoever has it by now.
-                let by = Moment::now() + self.lease().call_budget();
-                let owner = self.backend.owner(&self.contender.mutex, by)?;
-                self.backend
-                    .revoke(&self.contender.mutex, owner.fence(), by)?;
-            }
+            // Repeated a little later, it frees whichever contender owns by then.
+            thread::sleep(Duration::from_millis(2));
+            let by = Moment::now() + self.lease().request_limit();
+            let owner = self.backend.owner(&self.contender.mutex, by)?;
+            self.backend
+                .revoke(&self.contender.mutex, owner.fence(), by)?;
             return outcome;
         }
         self.inner.release(self.real(fence), by)
     }
 
-    fn withdraw(&mut self, by: Moment) -> Result<bool> {
+    fn withdraw(&mut self, by: Moment) -> Result<()> {
         self.inner.withdraw(by)
-    }
-
-    fn last_run(&mut self, by: Moment) -> Result<Option<std::time::Duration>> {
-        self.inner.last_run(by)
-    }
-
-    fn record_run(&mut self, fence: u64, keep: std::time::Duration, by: Moment) -> Result<bool> {
-        self.inner.record_run(self.real(fence), keep, by)
     }
 }

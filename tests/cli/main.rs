@@ -7,16 +7,13 @@
 mod advice;
 mod backends;
 mod elect;
-mod help;
 mod lock;
 mod mistakes;
 #[path = "../mysql/server.rs"]
 mod mysql_ground;
-mod outages;
 mod program;
 mod schedule;
 mod semaphore;
-mod unread;
 
 /// The command, which cargo has built with the features of these tests.
 const CONTEND: &str = env!("CARGO_BIN_EXE_contend");

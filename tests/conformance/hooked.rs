@@ -7,16 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contend::backend::{
-    Attempt, Backend, Condition, Contender, OnRefusal, Participant, RawContender, RawObserver,
-    Renewal,
+    Attempt, Backend, Condition, Contender, OnRefusal, Participant, Purpose, RawContender,
+    RawObserver, Renewal,
 };
 use contend::{Factory, Lease, Moment, MutexOwner, Probe, Result, Unparker};
 use parking_lot::Mutex;
 
-/// One call to a contender.
+/// One call to a contender, or about the runs of its mutex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    Listen,
     Acquire(OnRefusal),
     Renew,
     Release,
@@ -95,16 +94,35 @@ impl Backend for Hooked {
         &self.realm
     }
 
-    fn contender(&self, place: &Contender) -> Result<Box<dyn RawContender>> {
+    fn contender(&self, place: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
         Ok(Box::new(HookedContender {
-            inner: self.inner.contender(place)?,
+            inner: self.inner.contender(place, wake)?,
             place: place.clone(),
             hook: Arc::clone(&self.hook),
         }))
     }
 
-    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
-        self.inner.observer(mutex)
+    fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
+        self.inner.observer(mutex, wake)
+    }
+
+    fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
+        let place = self.place(mutex);
+        (self.hook)(When::Before, Call::LastRun, &place, by)?;
+        let age = self.inner.last_run(mutex, by)?;
+        (self.hook)(When::After, Call::LastRun, &place, by)?;
+        Ok(age)
+    }
+
+    fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
+        let place = self.place(mutex);
+        (self.hook)(When::Before, Call::RecordRun, &place, by)?;
+        let recorded = self.inner.record_run(mutex, fence, keep, by)?;
+        (self.hook)(When::After, Call::RecordRun, &place, by)?;
+        if recorded {
+            (self.hook)(When::After, Call::RunRecorded(fence), &place, by)?;
+        }
+        Ok(recorded)
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
@@ -123,10 +141,6 @@ impl Backend for Hooked {
         self.inner.list(by)
     }
 
-    fn permits(&self) -> Result<Arc<dyn contend::backend::PermitStore>> {
-        self.inner.permits()
-    }
-
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
         self.inner.revoke(mutex, fence, by)
     }
@@ -137,6 +151,18 @@ impl Backend for Hooked {
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
         self.inner.set_probe(probe);
+    }
+}
+
+impl Hooked {
+    /// What a hook is told of a call that no contender makes.
+    fn place(&self, mutex: &Arc<str>) -> Contender {
+        Contender {
+            mutex: Arc::clone(mutex),
+            id: "".into(),
+            lease: Lease::default(),
+            purpose: Purpose::Lead,
+        }
     }
 }
 
@@ -161,10 +187,6 @@ impl HookedContender {
 }
 
 impl RawContender for HookedContender {
-    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
-        self.call(Call::Listen, by, |contender| contender.listen(unparker, by))
-    }
-
     fn acquire(&mut self, entry: OnRefusal, by: Moment) -> Result<Attempt> {
         self.call(Call::Acquire(entry), by, |contender| {
             contender.acquire(entry, by)
@@ -179,21 +201,7 @@ impl RawContender for HookedContender {
         self.call(Call::Release, by, |contender| contender.release(fence, by))
     }
 
-    fn withdraw(&mut self, by: Moment) -> Result<bool> {
+    fn withdraw(&mut self, by: Moment) -> Result<()> {
         self.call(Call::Withdraw, by, |contender| contender.withdraw(by))
-    }
-
-    fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
-        self.call(Call::LastRun, by, |contender| contender.last_run(by))
-    }
-
-    fn record_run(&mut self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
-        let recorded = self.call(Call::RecordRun, by, |contender| {
-            contender.record_run(fence, keep, by)
-        })?;
-        if recorded {
-            (self.hook)(When::After, Call::RunRecorded(fence), &self.place, by)?;
-        }
-        Ok(recorded)
     }
 }

@@ -90,12 +90,7 @@ pub fn one_id_is_one_contender(subject: &Subject) {
     let mutex = name("twice");
     let factory = subject.factory();
     let first = factory.contend(&mutex).id("a").build().unwrap();
-    let error = subject
-        .factory()
-        .contend(&mutex)
-        .id("a")
-        .build()
-        .unwrap_err();
+    let error = factory.contend(&mutex).id("a").build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DuplicateContender, "{error}");
     assert!(factory.contend(&mutex).id("b").build().is_ok());
     drop(first);

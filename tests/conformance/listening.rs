@@ -137,10 +137,10 @@ pub fn callbacks_run_on_the_executor_given(subject: &Subject) {
     let here = || std::thread::current().name().unwrap_or("").to_owned();
     let service = subject
         .factory()
+        .with_executor(executor)
         .contend(&mutex)
         .on_acquired(move |event| acquired.lock().push((event.kind, here())))
         .on_released(move |event| released.lock().push((event.kind, here())))
-        .executor(executor)
         .build()
         .unwrap();
     for _ in 0..2 {

@@ -198,7 +198,6 @@ facts! {
         locking_what_this_thread_holds_is_an_error,
         several_mutexes_are_locked_together_or_not_at_all,
         a_cancelled_wait_ends_and_leaves_no_trace,
-        dropping_the_factory_ends_its_waits,
         a_guard_may_be_dropped_by_another_thread,
         a_locker_and_a_service_take_turns,
         one_id_is_one_contender_over_fronts;

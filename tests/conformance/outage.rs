@@ -6,7 +6,7 @@ use testbed::wait_until;
 
 use super::PATIENCE;
 
-/// Whoever waits for another's lease to end need not ask anything until then.
+/// A waiter asks nothing until the lease of the owner ends: the lost connection wakes it.
 pub fn shows_in_the_health_of_a_waiting_service(url: &str, kill: impl Fn(), start: impl Fn()) {
     let url = format!("{url}?ttl=40s&transition=10s");
     let [first, second] = [(); 2].map(|()| contend::connect(&url).unwrap());
@@ -16,7 +16,7 @@ pub fn shows_in_the_health_of_a_waiting_service(url: &str, kill: impl Fn(), star
     let waiter = second.contend("m").build().unwrap();
     waiter.start().unwrap();
     wait_until(PATIENCE, "it waits", || waiter.state().after().has_owner());
-    assert!(second.health().is_fine(), "{}", second.health());
+    assert!(second.health().is_fine());
     kill();
     wait_until(Duration::from_secs(15), "it is seen", || {
         !second.health().is_fine()

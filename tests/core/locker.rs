@@ -107,11 +107,8 @@ fn a_refused_try_is_one_call_and_a_wait_subscribes_queues_and_withdraws() {
         assert_eq!(calls.lock().split_off(0), [refused]);
 
         elsewhere(|| locker.try_lock_for(ms(1_000)).map(drop)).unwrap_err();
-        let (subscribed, queued) = (Call::Listen, Call::Acquire(OnRefusal::Enqueue));
-        assert_eq!(
-            calls.lock().split_off(0),
-            [refused, subscribed, queued, Call::Withdraw]
-        );
+        let queued = Call::Acquire(OnRefusal::Enqueue);
+        assert_eq!(calls.lock().split_off(0), [queued, Call::Withdraw]);
 
         let waiting = thread::spawn(move || locker.lock().map(drop));
         wait_until(PATIENCE, "it stands in the queue", || {
@@ -122,7 +119,7 @@ fn a_refused_try_is_one_call_and_a_wait_subscribes_queues_and_withdraws() {
         // Woken, it tries once more, and that is all: the grant took it out of the queue.
         assert_eq!(
             calls.lock().split_off(0),
-            [refused, subscribed, queued, queued, Call::Release]
+            [refused, queued, queued, Call::Release]
         );
     });
 }
@@ -164,49 +161,8 @@ fn a_thread_that_waits_for_another_is_told_so_when_its_time_is_up() {
         );
         assert_eq!(
             later.to_string(),
-            "m: held by \"a\", by another thread of this process, and was not free within 50ms"
+            "m: held by \"a\", by another thread, and was not free within 50ms"
         );
-    });
-}
-
-/// Rule 3: it is given back, and never handed out.
-/// It was said to be held, and not free within the timeout, by whoever had not heard of the server for most of it.
-#[test]
-fn a_wait_that_was_cut_off_ends_with_the_error_and_not_with_the_holder() {
-    within(HANG, || {
-        // An answer that is late for a withdrawal, which has little time, does not mean that.
-        for (kind, told) in [
-            (ErrorKind::Unreachable, ErrorKind::Unreachable),
-            (ErrorKind::Timeout, ErrorKind::Held),
-        ] {
-            let memory = memory(&format!("cut off {kind}"));
-            let cut_off = hooked::around(&memory, move |when, call, _, _| match call {
-                Call::Withdraw if when == When::Before => Err(error(kind)),
-                _ => Ok(()),
-            });
-            let owner = memory.locker("m").id("a").build().unwrap();
-            let guard = elsewhere(|| owner.lock().unwrap());
-            let waiter = cut_off.locker("m").id("b").build().unwrap();
-            let error = waiter.try_lock_for(ms(50)).unwrap_err();
-            assert_eq!(error.kind(), told, "{error}");
-            if kind == told {
-                assert_eq!(error.to_string(), "m: not locked: on request");
-                continue;
-            }
-            // Unless nothing was heard for long: then the message says so.
-            let lease = Lease::new(ms(400), ms(200)).unwrap();
-            let waiter = cut_off
-                .locker("m")
-                .id("c")
-                .ttl(lease.ttl())
-                .build()
-                .unwrap();
-            let error = waiter.try_lock_for(lease.call_budget() * 2).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Held, "{error}");
-            let says = error.to_string();
-            assert!(says.ends_with(", as far as is known: on request"), "{says}");
-            drop(guard);
-        }
     });
 }
 
@@ -229,10 +185,6 @@ fn a_grant_that_comes_too_late_is_given_back() {
         });
         let locker = factory.locker("m").build().unwrap();
         locker.try_lock().unwrap_err();
-        let other = memory.locker("m").build().unwrap();
-        // By the background: the try itself had no time left. Long before the lease ends.
-        drop(other.try_lock_for(ms(5_000)).expect("given back"));
-
         slow.store(true, Ordering::SeqCst);
         granted.store(0, Ordering::SeqCst);
         let guard = locker.lock().unwrap();
@@ -261,9 +213,8 @@ fn the_ghost_of_an_attempt_without_a_reply_is_laid_to_rest() {
         assert_eq!(failed.kind(), ErrorKind::Timeout);
         assert_eq!(failed.to_string(), "m: not locked: on request");
         let other = memory.locker("m").build().unwrap();
-        // Cleaned up in the background, long before the lease would have ended.
-        let soon = memory.lease().ttl() / 2;
-        drop(other.try_lock_for(soon).expect("nothing is left of it"));
+        // The try had time left to give it back.
+        drop(other.try_lock().expect("nothing is left of it"));
 
         // A lock that waits adopts it.
         lossy.store(true, Ordering::SeqCst);
@@ -337,8 +288,7 @@ fn a_release_without_an_answer_is_repeated_and_its_outcome_not_guessed() {
         assert_eq!(unknown.kind(), ErrorKind::Unreachable);
         // Nothing is left to release: only what became of it is not known.
         let told = unknown.to_string();
-        assert!(told.contains("is not known"), "{told}");
-        assert!(!told.contains("background"), "{told}");
+        assert!(told.contains("perhaps not released"), "{told}");
         drop(other.try_lock().unwrap());
     });
 }

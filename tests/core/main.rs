@@ -8,6 +8,7 @@
 mod conformance;
 mod belief;
 mod deadlines;
+mod handoff;
 mod health;
 mod identity;
 mod locker;

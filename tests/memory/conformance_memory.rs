@@ -132,8 +132,8 @@ fn whoever_could_not_withdraw_leaves_the_queue_with_its_connection() {
         purpose: Purpose::Lead,
     };
     let (parker, by) = (Parker::new(), Moment::now() + lease().ttl());
-    let mut waits = factory.backend().unwrap().contender(&contender).unwrap();
-    waits.listen(&parker.unparker(), by).unwrap();
+    let backend = factory.backend().unwrap();
+    let mut waits = backend.contender(&contender, &parker.unparker()).unwrap();
     waits.acquire(OnRefusal::Enqueue, by).unwrap();
     assert_eq!(factory.participants("m").unwrap().len(), 1);
     handle.set_unreachable(true);

@@ -17,9 +17,24 @@ use crate::conformance::{Subject, lease};
 static MUTEXES: LazyLock<Mutexes> = LazyLock::new(Mutexes::default);
 
 conformance!(Subject {
-    factory: Box::new(|| Factory::new(Arc::new(Toy), lease())),
+    factory: Box::new(|| Factory::new(Arc::new(Toy::default()), lease())),
     ordered: true,
 });
+
+/// The same, with lockers that queue in the process.
+mod one_per_process {
+    use super::*;
+
+    conformance!(Subject {
+        factory: Box::new(|| {
+            let toy = Toy {
+                one_per_process: true,
+            };
+            Factory::new(Arc::new(toy), lease())
+        }),
+        ordered: true,
+    });
+}
 
 type Mutexes = Mutex<HashMap<Arc<str>, Entry>>;
 
@@ -108,23 +123,45 @@ fn entry<T>(mutex: &Arc<str>, look: impl FnOnce(&mut Entry) -> T) -> T {
     out
 }
 
-#[derive(Debug)]
-struct Toy;
+#[derive(Debug, Default)]
+struct Toy {
+    one_per_process: bool,
+}
 
 impl Backend for Toy {
     fn realm(&self) -> &str {
         "toy://"
     }
 
-    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
+    fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
         Ok(Box::new(ToyContender {
             contender: contender.clone(),
-            unparker: None,
+            unparker: wake.clone(),
         }))
     }
 
-    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+    fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
+        entry(mutex, |entry| entry.observers.push(wake.clone()));
         Ok(Box::new(ToyObserver(Arc::clone(mutex))))
+    }
+
+    fn one_per_process(&self) -> bool {
+        self.one_per_process
+    }
+
+    fn last_run(&self, mutex: &Arc<str>, _: Moment) -> Result<Option<Duration>> {
+        let age = |at: u64| Duration::from_millis(now_ms().saturating_sub(at));
+        Ok(entry(mutex, |entry| entry.run_at.map(age)))
+    }
+
+    fn record_run(&self, mutex: &Arc<str>, fence: u64, _: Duration, _: Moment) -> Result<bool> {
+        Ok(entry(mutex, |entry| {
+            let found = !entry.owner.owner_id().is_empty() && entry.owner.fence() == fence;
+            if found {
+                entry.run_at = Some(now_ms());
+            }
+            found
+        }))
     }
 
     fn ping(&self, _: Moment) -> Result<()> {
@@ -175,7 +212,7 @@ impl Backend for Toy {
 
 struct ToyContender {
     contender: Contender,
-    unparker: Option<Unparker>,
+    unparker: Unparker,
 }
 
 impl ToyContender {
@@ -185,11 +222,6 @@ impl ToyContender {
 }
 
 impl RawContender for ToyContender {
-    fn listen(&mut self, unparker: &Unparker, _: Moment) -> Result<()> {
-        self.unparker = Some(unparker.clone());
-        Ok(())
-    }
-
     fn acquire(&mut self, on_refusal: OnRefusal, _: Moment) -> Result<Attempt> {
         Ok(self.entry(|entry| {
             let id = &self.contender.id;
@@ -201,13 +233,13 @@ impl RawContender for ToyContender {
                 entry.waiting.retain(|(waiting, ..)| waiting != id);
                 entry.last_fence = now_us().max(entry.last_fence + 1);
                 let grant = entry.set_lease(&self.contender, now_ms(), entry.last_fence);
-                entry.owner_unparker = self.unparker.clone();
+                entry.owner_unparker = Some(self.unparker.clone());
                 entry.observers.iter().for_each(Unparker::unpark);
                 return Attempt::Granted(grant);
             }
             let waits = entry.waiting.iter().any(|(waiting, ..)| waiting == id);
             if on_refusal == OnRefusal::Enqueue && !waits {
-                let place = (Arc::clone(id), self.unparker.clone(), now_ms());
+                let place = (Arc::clone(id), Some(self.unparker.clone()), now_ms());
                 entry.waiting.push(place);
             }
             let end = handed.map_or(entry.owner.transition_at(), |(_, until)| *until);
@@ -240,28 +272,13 @@ impl RawContender for ToyContender {
         }))
     }
 
-    fn withdraw(&mut self, _: Moment) -> Result<bool> {
+    fn withdraw(&mut self, _: Moment) -> Result<()> {
         self.entry(|entry| {
             let id = &self.contender.id;
             entry.waiting.retain(|(waiting, ..)| waiting != id);
             entry.handed.take_if(|(handed, _)| handed == id);
         });
-        Ok(true)
-    }
-
-    fn last_run(&mut self, _: Moment) -> Result<Option<Duration>> {
-        let age = |at: u64| Duration::from_millis(now_ms().saturating_sub(at));
-        Ok(self.entry(|entry| entry.run_at.map(age)))
-    }
-
-    fn record_run(&mut self, fence: u64, _: Duration, _: Moment) -> Result<bool> {
-        Ok(self.entry(|entry| {
-            let found = entry.is_owned(&self.contender.id, fence);
-            if found {
-                entry.run_at = Some(now_ms());
-            }
-            found
-        }))
+        Ok(())
     }
 }
 
@@ -274,11 +291,6 @@ impl Drop for ToyContender {
 struct ToyObserver(Arc<str>);
 
 impl RawObserver for ToyObserver {
-    fn listen(&mut self, unparker: &Unparker, _: Moment) -> Result<()> {
-        entry(&self.0, |entry| entry.observers.push(unparker.clone()));
-        Ok(())
-    }
-
     fn observe(&mut self, _: Moment) -> Result<View> {
         Ok(entry(&self.0, |entry| View {
             owner: entry.seen(),

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::conformance::{PATIENCE, elsewhere, next, outage, started, wait_for_owner};
+use crate::conformance::{PATIENCE, elsewhere, next, started, wait_for_owner};
 use crate::server::{HANG, ms, operator};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose};
-use contend::{ErrorKind, EventKind, Factory, Moment, MutexContendService};
+use contend::{ErrorKind, EventKind, Factory, Moment, MutexContendService, Parker};
 use mysql::prelude::Queryable;
 use testbed::{Direction, MariaDbServer, Proxy, wait_until, within};
 
@@ -208,8 +208,12 @@ fn a_call_returns_within_its_time_on_a_dead_network() {
             lease: factory.lease(),
             purpose: Purpose::Lock,
         };
-        let mut contender = factory.backend().unwrap().contender(&place).unwrap();
-        let budget = factory.lease().call_budget();
+        let mut contender = factory
+            .backend()
+            .unwrap()
+            .contender(&place, &Parker::new().unparker())
+            .unwrap();
+        let budget = factory.lease().request_limit();
         let attempt = wait_for(|| {
             contender
                 .acquire(OnRefusal::Leave, Moment::now() + budget)
@@ -281,7 +285,7 @@ fn a_connection_without_an_answer_is_never_used_again() {
         let (server, url) = own_server();
         let proxy = Proxy::to(server.addr());
         let factory = connect(&through(&proxy, &url), "&wakeups=off&pool_size=1");
-        let budget = factory.lease().call_budget();
+        let budget = factory.lease().request_limit();
         let contender = |id: &str| {
             let place = Contender {
                 mutex: "m".into(),
@@ -289,7 +293,11 @@ fn a_connection_without_an_answer_is_never_used_again() {
                 lease: factory.lease(),
                 purpose: Purpose::Lock,
             };
-            factory.backend().unwrap().contender(&place).unwrap()
+            factory
+                .backend()
+                .unwrap()
+                .contender(&place, &Parker::new().unparker())
+                .unwrap()
         };
         let (mut a, mut b) = (contender("a"), contender("b"));
         let attempt = wait_for(|| a.acquire(OnRefusal::Leave, Moment::now() + budget).ok());
@@ -649,7 +657,11 @@ fn lock_contender(factory: &Factory, id: &str) -> Box<dyn contend::backend::RawC
         lease: factory.lease(),
         purpose: Purpose::Lock,
     };
-    factory.backend().unwrap().contender(&place).unwrap()
+    factory
+        .backend()
+        .unwrap()
+        .contender(&place, &Parker::new().unparker())
+        .unwrap()
 }
 
 /// Rule "an owner that cannot renew steps down by itself". Review: a request that had to be prepared first got
@@ -677,7 +689,8 @@ fn a_call_that_prepares_first_returns_within_its_time() {
         assert!(Moment::now() < by + ms(700), "{:?}", Moment::now() - by);
         assert!(renewed.is_ok(), "what owners need is prepared before");
         let by = Moment::now() + limit;
-        let recorded = contender.record_run(fence, PATIENCE, by);
+        let backend = factory.backend().unwrap();
+        let recorded = backend.record_run(&"m".into(), fence, PATIENCE, by);
         println!("record: {:?} late, {recorded:?}", Moment::now() - by);
         assert!(Moment::now() < by + ms(700), "{:?}", Moment::now() - by);
         assert!(recorded.is_err());
@@ -691,8 +704,8 @@ fn a_call_that_prepares_first_returns_within_its_time() {
         let began = Instant::now();
         elsewhere(|| locker.try_lock_for(ms(3_000)).map(drop).unwrap_err());
         println!("try_lock_for(3 s): {:?}", began.elapsed());
-        // 200 ms are promised; the rest is what a busy machine adds.
-        assert!(began.elapsed() < ms(3_800), "{:?}", began.elapsed());
+        // One request limit of 2 s is promised; the rest is what a busy machine adds.
+        assert!(began.elapsed() < ms(5_800), "{:?}", began.elapsed());
         held.unlock().unwrap();
     });
 }
@@ -758,7 +771,7 @@ fn a_lost_reply_to_a_preparation_leaves_nothing_in_doubt() {
             .acquire(OnRefusal::Leave, Moment::now() + ms(600))
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-        assert!(error.asked_nothing(), "{error:?}");
+        assert!(error.is_not_sent(), "{error:?}");
     });
 }
 
@@ -779,20 +792,14 @@ fn a_look_without_an_answer_is_an_error_and_no_refusal() {
         let error = outcome.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
         // It is known that it does not own.
-        assert!(error.asked_nothing());
-        proxy.pass();
-        ours.ping(PATIENCE).unwrap();
-        proxy.delay_replies(ms(300));
-        let locker = ours.locker("m").build().unwrap();
-        let error = elsewhere(|| locker.try_lock_for(ms(450)).map(drop).unwrap_err());
-        println!("{error}");
-        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.is_not_sent());
         guard.unlock().unwrap();
     });
 }
 
 /// How far away a server is whose answers come after more than the 750 ms that a near one has.
-const FAR: Duration = ms(600);
+/// Two of them fit in the request limit of 2 s.
+const FAR: Duration = ms(400);
 
 /// For what takes tens of round trips of that length: a log-in, and then two more for whoever waits.
 const LONG: Duration = Duration::from_secs(110);
@@ -974,14 +981,5 @@ fn whoever_meets_a_server_of_another_kind_is_told_so() {
             assert!(text.contains(says), "{says:?} is not in {text:?}");
             assert!(text.contains(&address.to_string()), "{text}");
         }
-    });
-}
-
-/// Rule "trouble is visible": whoever waits for another's lease to end asks nothing until then, and was said to be fine.
-#[test]
-fn the_health_of_a_waiting_service_shows_an_outage_before_the_lease_ends() {
-    within(HANG, || {
-        let (server, url) = own_server();
-        outage::shows_in_the_health_of_a_waiting_service(&url, || server.kill(), || server.start());
     });
 }

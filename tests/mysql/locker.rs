@@ -106,7 +106,9 @@ fn a_lease_whose_grant_was_lost_is_adopted_although_others_wait() {
                 lease: Lease::default(),
                 purpose: Purpose::Lock,
             };
-            backend.contender(&place).unwrap()
+            backend
+                .contender(&place, &Parker::new().unparker())
+                .unwrap()
         };
         let by = || Moment::now() + Duration::from_secs(20);
         let (mut first, mut unsure, mut other) =
@@ -117,14 +119,11 @@ fn a_lease_whose_grant_was_lost_is_adopted_although_others_wait() {
         assert!(first.release(grant.owner.fence(), by()).unwrap());
         proxy.lose_reply_to(b"unsure");
         unsure.acquire(OnRefusal::Leave, by()).unwrap_err();
-        let (parker, other_bell) = (Parker::new(), Parker::new());
-        other.listen(&other_bell.unparker(), by()).unwrap();
         let attempt = other.acquire(OnRefusal::Enqueue, by()).unwrap();
         let Attempt::Refused(refusal) = attempt else {
             panic!("the lost reply was a grant: {attempt:?}");
         };
         assert_eq!(refusal.owner.owner_id(), "unsure");
-        unsure.listen(&parker.unparker(), by()).unwrap();
         let attempt = unsure.acquire(OnRefusal::Enqueue, by()).unwrap();
         let Attempt::Granted(grant) = attempt else {
             panic!("it is its own: {attempt:?}");

@@ -11,7 +11,6 @@ mod locker;
 mod one_server;
 mod processes;
 mod server;
-mod stress;
 mod table;
 #[path = "../tool/mod.rs"]
 mod tool;

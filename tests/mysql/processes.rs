@@ -2,7 +2,7 @@
 //! environment sets the sizes for the measurements.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::ChildStdout;
+use std::process::{ChildStdout, Command};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,10 +10,45 @@ use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, next, started, wait_for_owner};
 use crate::server::{HANG, database, operator, status};
-use crate::stress::{size, spawn};
 use contend::{EventKind, Factory, Wakeups};
 use mysql::prelude::Queryable;
-use testbed::{MariaDbServer, Process, Proxy, cpu_time, wait_until, within};
+use testbed::{MariaDbServer, Output, Process, Proxy, cpu_time, wait_until, within};
+
+const CHILD: &str = "CONTEND_MYSQL_CHILD";
+
+/// The size of a test, from the environment.
+fn size(variable: &str, default: u64) -> u64 {
+    let size = std::env::var(variable);
+    size.ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
+}
+
+/// Not a test of its own: what the processes of the tests do.
+#[test]
+fn child() {
+    let Ok(settings) = std::env::var(CHILD) else {
+        return;
+    };
+    let settings: Vec<&str> = settings.split(' ').collect();
+    let [role, url, count, seconds] = settings[..] else {
+        panic!("{settings:?}");
+    };
+    let (count, seconds) = (count.parse().unwrap(), seconds.parse().unwrap());
+    match role {
+        "turns" => take_turns(url, count, seconds),
+        _ => wait(url, count),
+    }
+}
+
+/// Starts a process that plays a role with `count` lockers.
+fn spawn(role: &str, url: &str, count: usize, seconds: u64) -> Process {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "processes::child", "--nocapture"])
+        .env(CHILD, format!("{role} {url} {count} {seconds}"));
+    Process::spawn(&command, &Output::Pipe).unwrap()
+}
 
 /// The line of a process' output that begins with `word`, without that word.
 fn line(output: &mut BufReader<ChildStdout>, word: &str) -> String {
@@ -27,7 +62,7 @@ fn line(output: &mut BufReader<ChildStdout>, word: &str) -> String {
 }
 
 /// A process of `take_turns`: locks one mutex with so many lockers from the word on for some seconds.
-pub fn take_turns(url: &str, lockers: usize, seconds: u64) {
+fn take_turns(url: &str, lockers: usize, seconds: u64) {
     let factory = contend::connect(&format!("{url}?ttl=20s")).unwrap();
     let lockers: Vec<_> = (0..lockers)
         .map(|_| factory.locker("m").build().unwrap())
@@ -100,7 +135,7 @@ fn processes_take_turns_whatever_the_number_of_their_lockers() {
 }
 
 /// A process of `two_connections_...`: waits for so many mutexes until its input ends.
-pub fn wait(url: &str, mutexes: usize) {
+fn wait(url: &str, mutexes: usize) {
     let factory = contend::connect(&format!("{url}?ttl=60s")).unwrap();
     let id = std::process::id().to_string();
     let services: Vec<_> = (0..mutexes)

@@ -8,7 +8,7 @@ use crate::conformance::{PATIENCE, next, started, wait_for_owner};
 use crate::server::{HANG, database, empty_database, lease, ms, operator};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender, Renewal};
 use contend::mysql::{Builder, Repository};
-use contend::{Error, ErrorKind, EventKind, Factory, Lease, Moment};
+use contend::{Error, ErrorKind, EventKind, Factory, Lease, Moment, Parker};
 use mysql::prelude::Queryable;
 use testbed::{wait_until, within};
 
@@ -86,11 +86,15 @@ fn contender(factory: &Factory, mutex: &str, id: &str) -> Box<dyn RawContender> 
         lease: factory.lease(),
         purpose: Purpose::Lock,
     };
-    factory.backend().unwrap().contender(&place).unwrap()
+    factory
+        .backend()
+        .unwrap()
+        .contender(&place, &Parker::new().unparker())
+        .unwrap()
 }
 
 fn by(factory: &Factory) -> Moment {
-    Moment::now() + factory.lease().call_budget()
+    Moment::now() + factory.lease().request_limit()
 }
 
 fn acquire(factory: &Factory, mutex: &str, id: &str) -> Result<u64, Error> {
@@ -591,7 +595,7 @@ fn a_peer_of_the_seeds_and_a_service_take_turns_on_the_seeds_table() {
 }
 
 #[test]
-fn the_initial_delay_of_a_url_is_that_of_its_services_unless_they_have_their_own() {
+fn initial_delay_of_a_url_is_that_of_its_services() {
     within(HANG, || {
         let url = database();
         let patient = contend::connect(&format!("{url}?initial_delay=1500ms")).unwrap();
@@ -600,12 +604,6 @@ fn the_initial_delay_of_a_url_is_that_of_its_services_unless_they_have_their_own
         let (_service, events) = started(&patient, "m", "a");
         next(&events, EventKind::Acquired);
         assert!(began.elapsed() >= ms(1_500), "{:?}", began.elapsed());
-
-        let asleep = contend::connect(&format!("{url}?initial_delay=1h")).unwrap();
-        let hasty = asleep.contend("n").initial_delay(ms(0));
-        let (service, events) = hasty.channel().unwrap();
-        service.start().unwrap();
-        next(&events, EventKind::Acquired);
     });
 }
 

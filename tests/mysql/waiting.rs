@@ -66,10 +66,10 @@ fn registers_and_sleeps(factory: &Factory, mutex: &str) -> (Box<dyn RawContender
         lease: factory.lease(),
         purpose: Purpose::Lead,
     };
-    let mut raw = factory.backend().unwrap().contender(&contender).unwrap();
     let parker = Parker::new();
+    let backend = factory.backend().unwrap();
+    let mut raw = backend.contender(&contender, &parker.unparker()).unwrap();
     let by = || Moment::now() + Duration::from_secs(10);
-    raw.listen(&parker.unparker(), by()).unwrap();
     wait_until(PATIENCE, "it is registered", || {
         let can_register = factory.health().wakeups == Wakeups::Working;
         match raw.acquire(OnRefusal::Enqueue, by()) {

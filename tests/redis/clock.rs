@@ -94,7 +94,11 @@ fn a_server_whose_clock_was_set_is_asked_once_more() {
             lease: Lease::default(),
             purpose: Purpose::Lock,
         };
-        let mut contender = factory.backend().unwrap().contender(&place).unwrap();
+        let mut contender = factory
+            .backend()
+            .unwrap()
+            .contender(&place, &contend::Parker::new().unparker())
+            .unwrap();
         let soon = || Moment::now() + Duration::from_secs(20);
         let mut last = 0;
         for (slow, calls) in [(true, 1), (true, 2), (false, 2), (false, 1), (true, 1)] {
@@ -137,7 +141,7 @@ fn a_withdrawal_after_the_clock_was_set_leaves_the_queue() {
         assert_eq!(queue().trim(), "waiter");
         // From now on an hour ahead of what it said.
         clock.slow.store(false, Ordering::SeqCst);
-        assert!(waiter.raw.withdraw(soon()).unwrap());
+        waiter.raw.withdraw(soon()).unwrap();
         assert_eq!(queue().trim(), "");
         // It is not claimed to be done where it is refused again: told the same wrong time twice, it gives up.
         waiter.queue();

@@ -39,9 +39,10 @@ impl Driven {
             lease,
             purpose: Purpose::Lock,
         };
+        let (backend, parker) = (factory.backend().unwrap(), Parker::new());
         Driven {
-            raw: factory.backend().unwrap().contender(&contender).unwrap(),
-            parker: Parker::new(),
+            raw: backend.contender(&contender, &parker.unparker()).unwrap(),
+            parker,
         }
     }
 
@@ -56,13 +57,8 @@ impl Driven {
         }
     }
 
-    pub fn listen(&mut self) {
-        self.raw.listen(&self.parker.unparker(), soon()).unwrap();
-    }
-
     /// Is refused, and waits.
     pub fn queue(&mut self) -> Refusal {
-        self.listen();
         match self.attempt(OnRefusal::Enqueue) {
             Attempt::Refused(refusal) => refusal,
             Attempt::Granted(grant) => panic!("granted: {grant:?}"),
@@ -72,7 +68,6 @@ impl Driven {
     /// As a worker does: tries, waits until it is unparked or the refusal says so, tries again.
     pub fn owns_within(&mut self, patience: Duration) -> Grant {
         let end = Moment::now() + patience;
-        self.listen();
         loop {
             match self.attempt(OnRefusal::Enqueue) {
                 Attempt::Granted(grant) => return grant,
@@ -87,4 +82,11 @@ impl Driven {
     pub fn release(&mut self, fence: u64) {
         assert!(self.raw.release(fence, soon()).unwrap());
     }
+}
+
+/// Subscribes as an observer of `mutex` does, and returns why that fails.
+pub fn subscribe(factory: &Factory, mutex: &str, by: Moment) -> contend::Result<()> {
+    let unparker = Parker::new().unparker();
+    let observer = factory.backend()?.observer(&mutex.into(), &unparker);
+    observer?.observe(by).map(drop)
 }

@@ -16,14 +16,15 @@ fn soon() -> Moment {
     Moment::now() + Duration::from_secs(20)
 }
 
-fn contender(factory: &Factory, id: &str) -> Box<dyn RawContender> {
+fn contender(factory: &Factory, id: &str, parker: &Parker) -> Box<dyn RawContender> {
     let place = Contender {
         mutex: "m".into(),
         id: id.into(),
         lease: Lease::default(),
         purpose: Purpose::Lock,
     };
-    factory.backend().unwrap().contender(&place).unwrap()
+    let backend = factory.backend().unwrap();
+    backend.contender(&place, &parker.unparker()).unwrap()
 }
 
 fn granted(attempt: contend::Result<Attempt>) -> Grant {
@@ -48,13 +49,12 @@ impl Pair {
         let server = RedisServer::start();
         let proxy = Proxy::to(server.addr());
         let factory = |address: String| Builder::new(address).build().unwrap();
-        let mut owner = contender(&factory(server.addr().to_string()), "owner");
+        let mut owner = contender(&factory(server.addr().to_string()), "owner", &Parker::new());
         let fence = granted(owner.acquire(OnRefusal::Leave, soon()))
             .owner
             .fence();
-        let mut waiter = contender(&factory(proxy.addr().to_string()), "waiter");
         let parker = Parker::new();
-        waiter.listen(&parker.unparker(), soon()).unwrap();
+        let mut waiter = contender(&factory(proxy.addr().to_string()), "waiter", &parker);
         let attempt = waiter.acquire(OnRefusal::Enqueue, soon()).unwrap();
         assert!(matches!(attempt, Attempt::Refused(_)), "{attempt:?}");
         Pair {
@@ -214,15 +214,14 @@ fn a_seat_that_is_dropped_with_a_reply_to_come_poisons_no_connection() {
         let factory = Builder::new(server.addr().to_string()).pool_size(1);
         let factory = factory.build().unwrap();
         let other = Builder::new(server.addr().to_string()).build().unwrap();
-        let mut owner = contender(&other, "owner");
+        let mut owner = contender(&other, "owner", &Parker::new());
         for round in 0..5 {
             let fence = granted(owner.acquire(OnRefusal::Leave, soon()))
                 .owner
                 .fence();
             let id = format!("waiter-{round}");
-            let mut waiter = contender(&factory, &id);
             let parker = Parker::new();
-            waiter.listen(&parker.unparker(), soon()).unwrap();
+            let mut waiter = contender(&factory, &id, &parker);
             waiter.acquire(OnRefusal::Enqueue, soon()).unwrap();
             // What was under way to the waiter of the last round.
             while parker.park(Moment::now() + Duration::from_millis(100)) == Unparked::Wake {}
@@ -236,7 +235,7 @@ fn a_seat_that_is_dropped_with_a_reply_to_come_poisons_no_connection() {
             });
             drop(waiter);
             // The same id comes again, on whatever connection there is, and adopts.
-            let mut again = contender(&factory, &id);
+            let mut again = contender(&factory, &id, &Parker::new());
             let grant = granted(again.acquire(OnRefusal::Leave, soon()));
             assert!(again.release(grant.owner.fence(), soon()).unwrap());
         }

@@ -4,14 +4,13 @@
 use std::net::TcpListener;
 use std::sync::Mutex;
 use std::thread;
-use std::time::Duration;
 
 use contend::backend::OnRefusal;
 use contend::redis::Builder;
 use contend::{Error, ErrorKind, Factory, Moment, connect};
 use testbed::{Proxy, RedisServer, TempDir, wait_until, within};
 
-use crate::driven::{Driven, HANG, PATIENCE, ms, soon};
+use crate::driven::{Driven, HANG, PATIENCE, ms, soon, subscribe};
 
 fn acquire(factory: &Factory) -> Result<(), Error> {
     let mut contender = Driven::at(factory, "m", "a").raw;
@@ -44,7 +43,7 @@ fn a_server_that_is_away_says_why_and_at_once() {
         let error = contender.acquire(OnRefusal::Leave, soon()).unwrap_err();
         assert!(Moment::now() - began < ms(8_000));
         check(&error, ErrorKind::Unreachable, "Connection refused");
-        assert!(error.asked_nothing());
+        assert!(error.is_not_sent());
         let error = locker.try_lock_for(ms(500)).unwrap_err();
         assert_eq!(error.to_string().matches("refused").count(), 1, "{error}");
         assert!(!error.to_string().contains("pool_size"), "{error}");
@@ -63,7 +62,7 @@ fn a_server_that_hangs_says_for_how_long_it_was_waited_for() {
         let error = contender.acquire(OnRefusal::Leave, by).unwrap_err();
         server.resume();
         check(&error, ErrorKind::Timeout, "no answer within ");
-        assert!(!error.asked_nothing());
+        assert!(!error.is_not_sent());
     });
 }
 
@@ -101,7 +100,7 @@ fn whoever_waits_behind_calls_that_hang_is_told_that_they_do() {
         server.resume();
         check(&waited, ErrorKind::Timeout, "s to the calls under way");
         check(&waited, ErrorKind::Timeout, &server.addr().to_string());
-        assert!(waited.asked_nothing(), "{waited:?}");
+        assert!(waited.is_not_sent(), "{waited:?}");
     });
 }
 
@@ -188,26 +187,6 @@ fn a_log_in_that_hangs_is_named_before_it_is_given_up() {
         );
         check(&error, ErrorKind::Timeout, &address.to_string());
         assert!(!factory.health().is_fine());
-    });
-}
-
-/// A ping without the time to ask made "the last answer" of now.
-#[test]
-fn a_call_that_asks_nothing_is_no_contact() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let factory = connect(&server.url()).unwrap();
-        factory.ping(ms(10_000)).unwrap();
-        thread::sleep(ms(300));
-        let error = factory.ping(Duration::from_micros(1)).unwrap_err();
-        check(&error, ErrorKind::Timeout, "no time was left to ask");
-        let health = factory.health();
-        assert!(health.last_contact.unwrap() >= ms(300), "{health}");
-        // Nor does it say that the server fails.
-        assert!(health.is_fine(), "{health}");
-        let asked = Moment::now();
-        factory.ping(ms(10_000)).unwrap();
-        assert!(factory.health().last_contact.unwrap() <= Moment::now() - asked);
     });
 }
 
@@ -334,15 +313,13 @@ fn a_server_that_refuses_the_log_in_is_asked_ever_more_slowly() {
         let server = RedisServer::start_with(&["--requirepass", "right"]);
         let proxy = Proxy::to(server.addr());
         let factory = connect(&format!("redis://:wrong@{}", proxy.addr())).unwrap();
-        let mut waiter = Driven::at(&factory, "m", "b");
-        let unparker = waiter.parker.unparker();
         let until = Moment::now() + ms(5_000);
         let mut longest = ms(0);
         while !until.remaining().is_zero() {
             let began = Moment::now();
             let error = acquire(&factory).unwrap_err();
             check(&error, ErrorKind::Denied, "check user and password");
-            let error = waiter.raw.listen(&unparker, soon()).unwrap_err();
+            let error = subscribe(&factory, "m", soon()).unwrap_err();
             check(&error, ErrorKind::Denied, "check user and password");
             longest = longest.max(Moment::now() - began);
             thread::sleep(ms(5));
@@ -477,7 +454,7 @@ fn a_probe_hears_of_connections() {
             || {
                 let condition = factory.backend().unwrap().condition();
                 let open = condition.pool.unwrap().open;
-                acquire(&factory).is_ok() && condition.last_contact.is_some() && open >= 1
+                acquire(&factory).is_ok() && open >= 1
             },
         );
     });
@@ -537,7 +514,7 @@ fn a_release_in_doubt_says_which_server_was_lost_and_how() {
             ErrorKind::Unreachable,
             &format!("redis at {}: ", proxy.addr()),
         );
-        assert!(!error.asked_nothing());
+        assert!(!error.is_not_sent());
     });
 }
 
@@ -552,7 +529,7 @@ fn a_call_without_time_says_that_nothing_was_asked() {
         let now = Moment::now();
         let error = contender.acquire(OnRefusal::Leave, now).unwrap_err();
         check(&error, ErrorKind::Timeout, &server.addr().to_string());
-        assert!(error.asked_nothing(), "{error}");
+        assert!(error.is_not_sent(), "{error}");
         assert!(!error.to_string().contains("within 0 ms"), "{error}");
     });
 }

@@ -40,10 +40,13 @@ impl Load {
                     lease: lease(),
                     purpose: Purpose::Lock,
                 };
-                let mut contender = factory.backend().unwrap().contender(&place).unwrap();
+                let backend = factory.backend().unwrap();
+                let mut contender = backend
+                    .contender(&place, &contend::Parker::new().unparker())
+                    .unwrap();
                 let (stop, turns) = (Arc::clone(&stop), Arc::clone(turns));
                 std::thread::spawn(move || {
-                    let soon = || Moment::now() + lease().call_budget();
+                    let soon = || Moment::now() + lease().request_limit();
                     let mut last = 0;
                     while !stop.load(Ordering::Relaxed) {
                         let Ok(Attempt::Granted(grant)) =

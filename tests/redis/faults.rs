@@ -239,7 +239,8 @@ fn a_call_keeps_to_its_time_whatever_the_server_does() {
             lease: lease(),
             purpose: Purpose::Lead,
         };
-        let mut contender = factory.backend().unwrap().contender(&place).unwrap();
+        let (backend, parker) = (factory.backend().unwrap(), contend::Parker::new());
+        let mut contender = backend.contender(&place, &parker.unparker()).unwrap();
         let soon = || contend::Moment::now() + ms(400);
         contender.acquire(OnRefusal::Leave, soon()).unwrap();
         server.pause();
@@ -247,8 +248,7 @@ fn a_call_keeps_to_its_time_whatever_the_server_does() {
             let began = Instant::now();
             let error = contender.renew(1, soon()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Timeout, "{error:?}");
-            let parker = contend::Parker::new();
-            assert!(contender.listen(&parker.unparker(), soon()).is_err());
+            assert!(contender.acquire(OnRefusal::Enqueue, soon()).is_err());
             assert!(began.elapsed() < ms(800) + SLOW, "{:?}", began.elapsed());
         }
         server.resume();
@@ -338,9 +338,12 @@ fn a_crowd_that_acquires_does_not_keep_an_owner_from_renewing() {
                 mutex: "m".into(),
                 id: id.into(),
                 lease: Lease::default(),
-                purpose: Purpose::Lead,
+                purpose: Purpose::Lock,
             };
-            factory.backend().unwrap().contender(&place).unwrap()
+            let backend = factory.backend().unwrap();
+            backend
+                .contender(&place, &contend::Parker::new().unparker())
+                .unwrap()
         };
         let by = || Moment::now() + Duration::from_secs(60);
         let mut owner = contender("owner");

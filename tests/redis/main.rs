@@ -6,7 +6,6 @@
 #[macro_use]
 #[path = "../conformance/mod.rs"]
 mod conformance;
-mod chaos;
 mod clock;
 mod cluster;
 mod driven;

@@ -222,7 +222,7 @@ fn a_server_without_room_for_us_is_waited_for() {
         let mut a = Driven::at(&factory, "m", "a");
         let error = a.raw.acquire(OnRefusal::Leave, soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-        assert!(error.is_transient() && error.asked_nothing());
+        assert!(error.is_transient() && error.is_not_sent());
         assert!(error.to_string().contains("raise maxclients"), "{error}");
         let locker = factory.locker("m").build().unwrap();
         thread::scope(|scope| {
@@ -321,7 +321,7 @@ fn dropping_a_factory_on_a_paused_server_takes_about_a_second() {
         let server = RedisServer::start();
         let factory = Builder::new(server.addr().to_string()).build().unwrap();
         let mut waiter = Driven::at(&factory, "m", "a");
-        waiter.listen();
+        waiter.attempt(OnRefusal::Enqueue);
         assert_eq!(
             factory.backend().unwrap().condition().wakeups,
             Wakeups::Working

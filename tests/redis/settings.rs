@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, Once};
 use std::time::Duration;
 
+use crate::driven::subscribe;
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender};
 use contend::redis::Builder;
 use contend::{Error, ErrorKind, Factory, Lease, Moment, Parker, connect};
@@ -23,14 +24,16 @@ fn contender(factory: &Factory, mutex: &str) -> Box<dyn RawContender> {
         lease: Lease::default(),
         purpose: Purpose::Lock,
     };
-    factory.backend().unwrap().contender(&place).unwrap()
+    let backend = factory.backend().unwrap();
+    backend
+        .contender(&place, &Parker::new().unparker())
+        .unwrap()
 }
 
 /// Acquires, renews, listens and releases, and returns the first error.
 fn use_it(factory: &Factory) -> Result<(), Error> {
     let mut contender = contender(factory, "m");
-    let parker = Parker::new();
-    contender.listen(&parker.unparker(), soon())?;
+    subscribe(factory, "m", soon())?;
     let Attempt::Granted(grant) = contender.acquire(OnRefusal::Enqueue, soon())? else {
         panic!("refused");
     };

@@ -11,7 +11,7 @@ use contend::backend::{OnRefusal, Wakeups};
 use contend::redis::Builder;
 use testbed::{Proxy, RedisServer, wait_until, within};
 
-use crate::driven::{Driven, HANG, PATIENCE, ms, soon};
+use crate::driven::{Driven, HANG, PATIENCE, ms, soon, subscribe};
 
 /// Rule "subscribe first, then try". A waiter leaves before its subscription is acknowledged, and another
 /// comes for the same channels: the acknowledgement that arrives next is that of the first subscription,
@@ -23,10 +23,9 @@ fn an_acknowledgement_is_that_of_the_present_subscription() {
         let proxy = Proxy::to(server.addr());
         let factory = Builder::new(proxy.addr().to_string()).build().unwrap();
         let mut other = Driven::at(&factory, "other", "a");
-        other.listen();
-        let mut waiter = Driven::at(&factory, "m", "a");
-        let fence = waiter.own();
-        waiter.release(fence);
+        other.attempt(OnRefusal::Enqueue);
+        // A pooled connection, for the look.
+        factory.ping(PATIENCE).unwrap();
         // Time is the subject: 300 ms each way. The request to subscribe is sent after 600 ms, and is
         // acknowledged after 1,200 ms; if the reader is up just then, after 600 ms, and it is tried again.
         proxy.delay(ms(300));
@@ -40,18 +39,22 @@ fn an_acknowledgement_is_that_of_the_present_subscription() {
                     at(500);
                     server.cli(&["PUBLISH", "simba:{other}", "released@@x"]);
                 });
-                let by = Moment::now() + ms(740);
-                waiter.raw.listen(&waiter.parker.unparker(), by)
+                // Half of it is for the subscription.
+                subscribe(&factory, "m", Moment::now() + ms(1_480))
             });
             if listening.is_err() {
                 at(850);
                 break;
             }
             assert!(Instant::now() < end, "it is always acknowledged in time");
-            waiter.raw.withdraw(soon()).unwrap();
         }
-        waiter.listen();
-        let subscribed = server.cli(&["PUBSUB", "NUMSUB", "simba:{m}:a"]);
+        let (backend, unparker) = (
+            factory.backend().unwrap(),
+            contend::Parker::new().unparker(),
+        );
+        let mut observer = backend.observer(&"m".into(), &unparker).unwrap();
+        observer.observe(soon()).unwrap();
+        let subscribed = server.cli(&["PUBSUB", "NUMSUB", "simba:{m}"]);
         assert_eq!(subscribed.lines().last(), Some("1"), "{subscribed}");
     });
 }
@@ -65,7 +68,7 @@ fn a_short_wait_on_a_slow_network_replaces_no_connection() {
         let proxy = Proxy::to(server.addr());
         let factory = Builder::new(proxy.addr().to_string()).build().unwrap();
         let mut waiter = Driven::at(&factory, "other", "a");
-        waiter.listen();
+        waiter.attempt(OnRefusal::Enqueue);
         let connection = || {
             let list = server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
             list.split(' ').next().unwrap_or_default().to_owned()
@@ -89,8 +92,7 @@ fn a_short_wait_on_a_slow_network_replaces_no_connection() {
         }
         proxy.pass();
         // What is about to be replaced is, at the latest, when the next message comes.
-        let mut late = Driven::at(&factory, "late", "a");
-        late.raw.listen(&late.parker.unparker(), soon()).unwrap();
+        subscribe(&factory, "late", soon()).unwrap();
         wait_until(PATIENCE, "there is a connection", || {
             connection().starts_with("id=")
         });
@@ -112,13 +114,11 @@ fn a_subscription_that_is_refused_on_a_live_connection_says_why() {
         let url = format!("redis://app:pw@{}", server.addr());
         let factory = contend::connect(&url).unwrap();
         let mut first = Driven::at(&factory, "first", "a");
-        first.listen();
+        first.attempt(OnRefusal::Enqueue);
         // The driver swallows a refusal on a connection on which it has waited in vain before.
         thread::sleep(ms(1_200));
         acl(&["resetchannels", "&simba:!*", "&simba:{first}*"]);
-        let mut second = Driven::at(&factory, "second", "a");
-        let error = second.raw.listen(&second.parker.unparker(), soon());
-        let error = error.unwrap_err();
+        let error = subscribe(&factory, "second", soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
     });
 }
@@ -140,7 +140,7 @@ fn a_credentials_callback_that_panics_ends_no_wake_ups() {
             .build()
             .unwrap();
         let mut waiter = Driven::at(&factory, "m", "a");
-        waiter.listen();
+        waiter.attempt(OnRefusal::Enqueue);
         let wakeups = || factory.backend().unwrap().condition().wakeups;
         assert_eq!(wakeups(), Wakeups::Working);
 
@@ -153,7 +153,7 @@ fn a_credentials_callback_that_panics_ends_no_wake_ups() {
             || matches!(wakeups(), Wakeups::Polling(why) if why.contains("the credentials callback panicked")),
         );
         let mut other = Driven::at(&factory, "m", "b");
-        let listening = other.raw.listen(&other.parker.unparker(), soon());
+        let listening = subscribe(&factory, "m", soon());
         let acquired = other.raw.acquire(OnRefusal::Leave, soon()).map(drop);
         for error in [listening.unwrap_err(), acquired.unwrap_err()] {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
@@ -185,7 +185,7 @@ fn messages_arrive_over_a_network_with_a_round_trip_of_more_than_a_second() {
         proxy.delay(ms(600));
         let factory = Builder::new(proxy.addr().to_string()).build().unwrap();
         let mut waiter = Driven::at(&factory, "m", "a");
-        waiter.listen();
+        waiter.attempt(OnRefusal::Enqueue);
         let connection = || {
             let list = server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
             list.split(' ').next().unwrap_or_default().to_owned()

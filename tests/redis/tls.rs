@@ -18,10 +18,10 @@ fn use_it(url: &str) -> contend::Result<u64> {
         lease: Lease::default(),
         purpose: Purpose::Lock,
     };
-    let mut contender = factory.backend()?.contender(&place)?;
-    let parker = contend::Parker::new();
     let soon = || Moment::now() + Duration::from_secs(5);
-    contender.listen(&parker.unparker(), soon())?;
+    crate::driven::subscribe(&factory, "m", soon())?;
+    let unparker = contend::Parker::new().unparker();
+    let mut contender = factory.backend()?.contender(&place, &unparker)?;
     match contender.acquire(OnRefusal::Enqueue, soon())? {
         Attempt::Granted(grant) => Ok(grant.owner.fence()),
         Attempt::Refused(refusal) => panic!("refused: {refusal:?}"),

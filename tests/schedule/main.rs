@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The period, where it is not the subject.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// How much closer than the period two runs may come.
-const NEARLY: Duration = Duration::from_millis(50);
+/// How much closer than the period two runs may come: a tenth, and what a busy machine adds.
+const NEARLY: Duration = Duration::from_millis(250);
 
 /// Ttl and transition: what a leader that was killed takes with it.
 const LEASE: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(1));
@@ -91,9 +91,7 @@ impl Fleet {
     /// A run that could not be recorded, on a busy machine: the next leader does not know of it.
     fn failed_to_record(&self) -> bool {
         let warnings = self.journal.warnings();
-        let mut failed = warnings
-            .iter()
-            .filter(|line| line.contains("cannot record a run"));
+        let mut failed = warnings.iter().filter(|line| is_about_records(line));
         failed.any(|line| !line.contains("not available"))
     }
 
@@ -280,6 +278,11 @@ fn restarted_server() {
     at_once([&redis, &mysql, &zookeeper]);
 }
 
+/// Whether a warning says that the record of runs cannot be read or written. Both are denied where one key has it.
+fn is_about_records(line: &str) -> bool {
+    line.contains("cannot record a run") || line.contains("cannot read when the last run was")
+}
+
 /// A server that lets us lead, but not write when a run began: the work runs, the log says so once, and a
 /// new leader does not know of the run.
 fn runs_all_the_same_if_no_run_can_be_recorded(fleet: &Fleet) {
@@ -290,8 +293,7 @@ fn runs_all_the_same_if_no_run_can_be_recorded(fleet: &Fleet) {
     }
     fleet.check("record_run fails, two processes");
     let warnings = fleet.journal.warnings();
-    let failed = "cannot record a run; the work runs all the same";
-    let said = warnings.iter().filter(|line| line.contains(failed));
+    let said = warnings.iter().filter(|line| is_about_records(line));
     assert_eq!(said.count(), 2, "once in each process: {warnings:#?}");
 }
 

@@ -108,7 +108,8 @@ fn a_lost_reply_to_the_commit_and_the_retry_are_one_grant() {
         )
         .unwrap();
         let permits = thread::scope(|scope| {
-            let asking = scope.spawn(|| client.acquire(&want("job", "a", 1)));
+            let ask = || client.acquire(&want("job", "a", 1));
+            let asking = scope.spawn(ask);
             wait_until(PATIENCE, "the transaction is being written", || {
                 number(&url, WRITING) > 0
             });
@@ -118,7 +119,8 @@ fn a_lost_reply_to_the_commit_and_the_retry_are_one_grant() {
             });
             proxy.cut();
             proxy.pass();
-            acquired(asking.join().unwrap().unwrap())
+            // The library's retry may have met the cut; the caller's then has the answer.
+            acquired(asking.join().unwrap().or_else(|_| ask()).unwrap())
         });
         conn.query_drop("DROP TRIGGER slow").unwrap();
         assert_eq!(number(&url, "SELECT COUNT(*) FROM contend_permit"), 1);
@@ -256,7 +258,7 @@ fn a_lost_connection_and_a_lock_held_for_long_are_tried_again() {
     within(HANG, || {
         let (direct, url) = semaphores(&[("a", 100)]);
         let proxy = Proxy::to(addr_of(&url));
-        let client = Semaphores::connect(&through(&url, proxy.addr())).unwrap();
+        let client = connect(&through(&url, proxy.addr()));
         let mut at_once = 0;
         for round in 0..6 {
             wait_until(PATIENCE, "it is connected", || client.usage("a").is_ok());
@@ -301,10 +303,10 @@ fn a_lost_connection_and_a_lock_held_for_long_are_tried_again() {
 }
 
 #[test]
-fn a_lock_that_is_never_given_up_ends_in_a_clear_error_after_three_tries() {
+fn a_lock_that_is_never_given_up_ends_in_a_clear_error() {
     within(HANG, || {
         let (direct, url) = semaphores(&[("a", 1)]);
-        let client = Semaphores::connect(&url).unwrap();
+        let client = connect(&url);
         let mut blocker = operator(&url);
         blocker.query_drop("BEGIN").unwrap();
         blocker
@@ -312,8 +314,13 @@ fn a_lock_that_is_never_given_up_ends_in_a_clear_error_after_three_tries() {
             .unwrap();
         let start = Moment::now();
         let error = client.acquire(&want("job", "a", 1)).unwrap_err();
-        // The server gives the lock up, or the reply does not come in time: whichever is first.
-        assert!(error.is_transient(), "{error:?}");
+        // Bug 3 of the second edition: the connection was given up before the server gave up the wait.
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert!(error.to_string().contains("1205"), "{error}");
+        assert!(
+            !error.to_string().contains("may have been granted"),
+            "{error}"
+        );
         assert!(error.to_string().contains("\"job\""), "{error}");
         assert!(Moment::now() - start < Duration::from_secs(20));
         blocker.query_drop("COMMIT").unwrap();
@@ -422,7 +429,10 @@ fn an_uncontended_acquire_and_release_need_few_statements() {
             client.release("job").unwrap();
         });
         println!("release: {spent:?}");
-        assert_eq!(spent, [("set_option", 1), ("update_multi", 1)]);
+        assert_eq!(
+            spent,
+            [("select", 1), ("set_option", 1), ("update_multi", 1)]
+        );
     });
 }
 
@@ -501,7 +511,7 @@ fn a_server_that_hangs_shows_in_the_health_of_a_program_that_only_uses_semaphore
         let proxy = Proxy::to(addr_of(&url));
         let factory = contend::connect(&through(&url, proxy.addr())).unwrap();
         let here = factory.semaphores().unwrap();
-        let is_fine = || assert!(factory.health().is_fine(), "{}", factory.health());
+        let is_fine = || assert!(factory.health().is_fine(), "{:?}", factory.health());
         let guard = here.guard(&want("held", "a", 1).ttl(SHORT), ms(0)).unwrap();
         is_fine();
         // What was answered is no trouble.
@@ -521,8 +531,8 @@ fn a_server_that_hangs_shows_in_the_health_of_a_program_that_only_uses_semaphore
             let Contact::Failing { lasting, .. } = health.contact else {
                 return false;
             };
-            assert!(lasting >= ms(100), "a call that hung: {health}");
-            assert!(Some(lasting) <= health.last_contact, "{health}");
+            assert!(lasting >= ms(100), "a call that hung: {health:?}");
+            assert!(Some(lasting) <= health.last_contact, "{health:?}");
             true
         });
         proxy.pass();

@@ -154,16 +154,13 @@ fn what_makes_no_sense_writes_nothing() {
             "mysql://h",
             "mysql://h/db?nonsense=1",
             "mysql://h/db?ttl=1ms",
-            "mysql://h/db?transition=1s",
-            "mysql://h/db?create_table=true",
-            "mysql://h/db?table=x",
             "mysql://h/db?table_prefix=a%20b",
             "memory://x?pool_size=1",
         ] {
-            let error = Semaphores::connect(url).unwrap_err();
+            let error = contend::connect(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
         }
-        let bare = Semaphores::connect(&empty_database()).unwrap();
+        let bare = connect(&empty_database());
         let error = bare.acquire(&want("id", "a", 1)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Misconfigured);
         assert!(error.to_string().contains("init-semaphore.sql"), "{error}");

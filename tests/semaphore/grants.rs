@@ -6,24 +6,22 @@ use std::time::Duration;
 use crate::ground::database;
 use crate::mysql_ground::HANG;
 use contend::Moment;
-use contend::backend::permit_store::{Call, Decision, Held, OnHeld, Renewed, Wish};
+use contend::backend::permit_store::{Grant, GrantId, Outcome, Purge, Released, Renewed, Request};
 use testbed::within;
 
 fn by() -> Moment {
     Moment::now() + Duration::from_secs(20)
 }
 
-fn call(token: u64, on_held: OnHeld) -> Arc<Call> {
-    Arc::new(Call {
-        wish: Wish {
-            external_id: Arc::from("job"),
-            owner: None,
-            ttl: Some(Duration::from_secs(60)),
-            permits: vec![(Arc::from("a"), 2)],
-        },
+fn request(token: u64, take_over: bool) -> Arc<Request> {
+    Arc::new(Request {
+        external_id: Arc::from("job"),
+        owner: None,
+        ttl: Some(Duration::from_secs(60)),
+        permits: vec![(Arc::from("a"), 2)],
         token,
-        former: Vec::new(),
-        on_held,
+        take_over,
+        generated: false,
     })
 }
 
@@ -37,49 +35,50 @@ fn a_delayed_call_of_an_earlier_grant_touches_no_later_one() {
         for factory in [memory, mysql] {
             assert!(factory.semaphores().unwrap().create("a", 3).unwrap());
             let store = factory.backend().unwrap().permits().unwrap();
-            let granted = |call: &Arc<Call>| -> Arc<Held> {
-                match store.acquire(call, by()).unwrap() {
-                    Decision::Granted(grant) => Arc::new(grant.held),
+            let granted = |request: &Arc<Request>| -> Grant {
+                match store.acquire(request, by()).unwrap() {
+                    Outcome::Granted(grant) => grant,
                     other => panic!("{other:?}"),
                 }
             };
-            let first = granted(&call(1, OnHeld::Report));
-            let second = granted(&call(2, OnHeld::TakeOver));
-            assert_eq!(first.request_id, second.request_id);
-            assert!(first.permits[0].id < second.permits[0].id);
+            let [first, second, third] =
+                [(1, false), (2, true), (3, false)].map(|(token, over)| request(token, over));
+            let ids = [&first, &second, &third].map(|it| it.grant_id());
+            let before = granted(&first).permits[0].fence;
+            assert_eq!(granted(&first).permits[0].fence, before, "a retry");
+            let fence = granted(&second).permits[0].fence;
+            assert!(before < fence);
 
-            let touches_nothing = |old: &Arc<Held>| {
-                assert!(!store.release(old, by()).unwrap());
-                assert!(!store.bury("job", &[old.token], by()).unwrap());
-                for permit in [&old.permits[0], &second.permits[0]] {
-                    for left in [0, 1] {
-                        assert!(!store.release_part(old, permit, left, by()).unwrap());
-                    }
-                }
-            };
-            touches_nothing(&first);
-            let repeated = store.acquire(&call(1, OnHeld::Report), by()).unwrap();
-            assert!(matches!(repeated, Decision::Known(_)), "{repeated:?}");
-            let both = [Arc::clone(&first), Arc::clone(&second)];
-            let renewed = store.renew(&both, by()).unwrap();
-            assert_eq!(renewed, [Renewed::Lost, Renewed::Yes]);
+            let release = |grant: &GrantId| store.release(grant, by()).unwrap();
+            let freed = Released::Permits(vec![(Arc::from("a"), 2)]);
+            assert_eq!(release(&ids[0]), Released::AlreadyReleased);
+            let repeated = store.acquire(&first, by()).unwrap();
+            assert!(matches!(repeated, Outcome::Known(_)), "{repeated:?}");
+            let renew = || store.renew(&ids[..2], by()).unwrap();
+            assert_eq!(renew(), [Renewed::Lost, Renewed::Yes]);
+            let any = [GrantId::any("job"), GrantId::any("none")];
+            let renewed = store.renew(&any, by()).unwrap();
+            assert_eq!(renewed, [Renewed::Yes, Renewed::Unknown]);
+            assert_eq!(release(&any[1]), Released::Unknown);
             let holders = store.holders("a", by()).unwrap();
             assert_eq!(holders.len(), 1);
-            let holder = (holders[0].fence, holders[0].count);
-            assert_eq!(holder, (second.permits[0].id, 2));
+            assert_eq!((holders[0].fence, holders[0].count), (fence, 2));
 
-            assert!(store.release(&second, by()).unwrap());
-            touches_nothing(&second);
-            assert_eq!(store.renew(&both, by()).unwrap(), [Renewed::Lost; 2]);
+            assert_eq!(release(&ids[1]), freed);
+            assert_eq!(release(&ids[1]), Released::AlreadyReleased);
+            assert_eq!(release(&any[0]), Released::AlreadyReleased);
+            assert_eq!(renew(), [Renewed::Lost; 2]);
             // The request is forgotten, and its external id used anew.
-            assert_eq!(store.delete_requests(Duration::ZERO, 10, by()).unwrap(), 1);
-            let third = granted(&call(3, OnHeld::Report));
-            touches_nothing(&first);
-            touches_nothing(&second);
+            let purged = store.purge(Purge::Requests, Duration::ZERO, 10, by());
+            assert_eq!(purged.unwrap(), 1);
+            granted(&third);
+            for old in &ids[..2] {
+                assert_eq!(release(old), Released::AlreadyReleased);
+            }
             let usage = store.usage(Some("a"), by()).unwrap();
             assert_eq!((usage[0].held, usage[0].requests), (2, 1));
-            assert!(store.release(&third, by()).unwrap());
-            assert_eq!(store.check(by()).unwrap(), []);
+            assert_eq!(release(&any[0]), freed);
+            assert_eq!(store.audit(false, by()).unwrap(), []);
         }
     });
 }

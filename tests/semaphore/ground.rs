@@ -12,11 +12,8 @@ use parking_lot::Mutex;
 
 use crate::mysql_ground::{empty_database, operator};
 
-/// An answer may take longer than a wait for a lock, which ends after a second.
-pub const OPTIONS: &str = "ttl=7s&read_timeout=1300ms";
-
-/// The shortest ttl with [`OPTIONS`].
-pub const SHORT: Duration = Duration::from_millis(5_200);
+/// The shortest ttl that can be renewed with the default read timeout.
+pub const SHORT: Duration = Duration::from_secs(3);
 
 /// A new database with the tables in it; its URL.
 pub fn database() -> String {
@@ -36,8 +33,8 @@ pub fn database() -> String {
 
 /// A factory of its own, as another process has.
 pub fn connect(url: &str) -> Semaphores {
-    let separator = if url.contains('?') { '&' } else { '?' };
-    Semaphores::connect(&format!("{url}{separator}{OPTIONS}")).unwrap()
+    let semaphores = contend::connect(url).unwrap().semaphores().unwrap();
+    semaphores.with_ttl(Duration::from_secs(7)).unwrap()
 }
 
 /// Semaphores in a new database, and its URL.

@@ -269,44 +269,26 @@ fn dropping_a_guard_is_bounded_and_its_permits_come_back() {
     });
 }
 
-/// A part is given back, the rest is renewed under the same fences, and both come back once.
 #[test]
-fn a_part_can_be_given_back_and_holders_are_listed() {
+fn holders_are_listed() {
     within(HANG, || {
-        for (here, elsewhere) in pair("part", &[("a", 4), ("b", 1)]) {
-            let request = want("job", "a", 3).permits("b", 1).owner("me").ttl(SHORT);
-            let mut guard = here.guard(&request, ms(0)).unwrap();
-            let fence = guard.fence("a");
-            for (name, count) in [("a", 4), ("a", 0), ("c", 1)] {
-                let error = guard.release_part(name, count).unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-            }
-            guard.release_part("a", 2).unwrap();
-            guard.release_part("b", 1).unwrap();
-            assert_eq!((guard.fence("a"), guard.fence("b")), (fence, None));
-            assert!(
-                guard.release_part("a", 1).is_err(),
-                "the last one goes with the guard"
-            );
-            let held = |name| elsewhere.usage(name).unwrap().held;
-            assert_eq!((held("a"), held("b")), (1, 0));
-            thread::sleep(SHORT / 2); // a renewal has named what is left
+        for (here, elsewhere) in pair("holders", &[("a", 4), ("b", 1)]) {
+            let request = want("job", "a", 3).owner("me").ttl(SHORT);
+            let guard = here.guard(&request, ms(0)).unwrap();
+            thread::sleep(SHORT / 2); // it was renewed
             assert!(guard.is_valid());
             let holders = elsewhere.holders("a").unwrap();
             assert_eq!(holders.len(), 1);
-            assert_eq!((&*holders[0].external_id, holders[0].count), ("job", 1));
+            assert_eq!((&*holders[0].external_id, holders[0].count), ("job", 3));
             assert_eq!(holders[0].owner.as_deref(), Some("me"));
-            assert_eq!(Some(holders[0].fence), fence);
+            assert_eq!(Some(holders[0].fence), guard.fence("a"));
             assert!(holders[0].expires_in.unwrap() <= SHORT);
             assert!(holders[0].held_for >= SHORT / 2);
             assert_eq!(elsewhere.holders("b").unwrap(), []);
-            assert_eq!(
-                elsewhere.holders("c").unwrap_err().kind(),
-                ErrorKind::NotFound
-            );
+            let error = elsewhere.holders("c").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotFound);
             guard.release().unwrap();
-            assert_eq!((held("a"), held("b")), (0, 0));
-            assert_eq!(here.check().unwrap(), []);
+            assert_eq!(elsewhere.holders("a").unwrap(), []);
         }
     });
 }
@@ -389,33 +371,6 @@ fn a_lost_reply_does_not_touch_what_others_of_the_batch_only_asked_about() {
         assert_eq!(elsewhere.usage("a").unwrap().held, 3);
         live.release().unwrap();
         assert_eq!(elsewhere.check().unwrap(), []);
-    });
-}
-
-/// A part whose reply was lost is given back by the background; the next part does not depend on it.
-#[test]
-fn a_lost_reply_to_a_partial_release_neither_loses_nor_repeats_it() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 5)]);
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
-        let mut guard = client.guard(&want("job", "a", 5), ms(0)).unwrap();
-        proxy.lose_reply_to(b"SET @freed");
-        assert!(guard.release_part("a", 1).unwrap_err().is_transient());
-        proxy.refuse();
-        proxy.cut();
-        assert!(guard.release_part("a", 1).unwrap_err().is_transient());
-        proxy.pass();
-        wait_until(PATIENCE, "connections are opened again", || {
-            client.usage("a").is_ok()
-        });
-        guard.release_part("a", 1).unwrap();
-        assert_eq!(guard.permits()[0].count, 2);
-        assert_eq!(direct.usage("a").unwrap().held, 2);
-        assert!(guard.is_valid());
-        guard.release().unwrap();
-        assert_eq!(direct.usage("a").unwrap().held, 0);
-        assert_eq!(direct.check().unwrap(), []);
     });
 }
 
@@ -509,28 +464,14 @@ fn semaphores_come_from_the_factory() {
     let (one, two) = (factory.semaphores().unwrap(), factory.semaphores().unwrap());
     assert!(one.create("a", 1).unwrap() && !two.create("a", 1).unwrap());
     for url in ["redis://localhost", "zk://localhost:2181"] {
-        let error = contend::connect(url).unwrap().semaphores().unwrap_err();
+        // Without its feature there is no such backend.
+        let Ok(factory) = contend::connect(url) else {
+            continue;
+        };
+        let error = factory.semaphores().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         assert!(error.to_string().contains("mysql://"), "{error}");
     }
-}
-
-/// Rule "one id, one contender": whatever factory of the process gives a request back, its guard knows at
-/// once, and so does a guard that is told that its part is gone.
-#[test]
-fn a_request_that_is_given_back_elsewhere_in_the_process_ends_its_guard_at_once() {
-    let realm = "memory://given-back-elsewhere";
-    let semaphores = || contend::connect(realm).unwrap().semaphores().unwrap();
-    let (one, two) = (semaphores(), semaphores());
-    one.create("a", 3).unwrap();
-    let guard = one.guard(&want("job", "a", 3), ms(0)).unwrap();
-    let lost = guard.lost();
-    assert_eq!(two.release("job").unwrap(), Release::Released);
-    assert!(!guard.is_valid() && lost.recv().is_err());
-    let next = two.guard(&want("next", "a", 3), ms(0)).unwrap();
-    assert!(next.is_valid());
-    assert_eq!(guard.release().unwrap_err().kind(), ErrorKind::Lost);
-    assert!(next.is_valid());
 }
 
 /// Review C14: the time spent behind another call under the same id counts, too.

@@ -36,17 +36,17 @@
 //!
 //! | finding | test |
 //! |---|---|
-//! | A1 adoption ignores the row's ttl | `guards::a_request_that_is_taken_over_...`, `doubts::what_a_call_in_doubt_left_...` |
+//! | A1 adoption ignores the row's ttl | `guards::a_request_that_is_taken_over_...`, `lost_replies::what_an_unanswered_call_left_...` |
 //! | A2 a guard without a ttl is not renewed | `guards::a_guard_without_a_ttl_of_its_own_has_thirty_seconds` |
 //! | A3 a lost COMMIT reply makes the batch unknown | `guards::a_lost_reply_does_not_touch_what_others_of_the_batch_...` |
 //! | A4 one id, many guards | `guards::a_request_that_is_taken_over_...`, `guards::a_guard_that_is_taken_over_...` |
-//! | B5 a retry cancels the clean-up and leaks | `doubts::a_retry_that_fails_too_leaks_nothing` |
+//! | B5 a retry cancels the clean-up and leaks | there is no clean-up; `lost_replies::what_was_told_is_held_and_repeating_tells` |
 //! | B6 a replay behind a waiter is exhausted | `waiting::a_replay_behind_a_waiter_gets_what_it_holds` |
-//! | B7 a transient error uses the id up | `faults::a_lock_that_is_never_given_up_ends_in_a_clear_error_after_three_tries` |
+//! | B7 a transient error uses the id up | `faults::a_lock_that_is_never_given_up_ends_in_a_clear_error` |
 //! | B8 a panicking liveness callback | `sweeps::a_liveness_check_that_panics_counts_as_unknown` |
 //! | B9 a locked row stops a sweep | `sweeps::a_renewal_between_the_look_and_the_release_wins_and_holds_up_nobody` |
 //! | B10 a replay of what has expired | `guards::a_replay_after_the_ttl_has_no_time_left_and_is_lost` |
-//! | C11 every release wakes everybody | `wait_list` in the library |
+//! | C11 every release wakes everybody | `queue` in the library |
 //! | C12 head of line | `waiting::a_waiter_for_two_semaphores_keeps_nobody_from_the_one_that_is_free` |
 //! | C13 a server restart ends a wait | `waiting::waiting_survives_a_server_that_goes_away_and_comes_back` |
 //! | C14 timeouts are not kept | `waiting::a_timeout_is_kept_on_a_locked_row`, `guards::dropping_a_guard_is_bounded_...` |
@@ -65,13 +65,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
 mod beliefs;
-mod doubts;
 mod faults;
 mod front;
 mod grants;
 mod ground;
 mod guards;
 mod history;
+mod lost_replies;
 #[path = "../mysql/server.rs"]
 mod mysql_ground;
 mod probe;

@@ -429,3 +429,37 @@ fn a_permit_that_expired_can_be_renewed_until_a_sweep_comes() {
         assert!(other.status("job").unwrap().unwrap().expires_in > Some(HOUR / 2));
     });
 }
+
+/// Bug 2 of the second edition: an acquire took back a hundred requests at most, and was told that it is exhausted.
+#[test]
+fn an_acquire_takes_back_all_that_has_expired() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 500)]);
+        let mut operator = operator(&url);
+        let requests: Vec<String> = (1..=500)
+            .map(|number| format!("({number}, 'old-{number}', 'ACQUIRED', 1, NOW(6), NOW(6))"))
+            .collect();
+        let permits: Vec<String> = (1..=500)
+            .map(|number| format!("(1, {number}, 1, 'ACQUIRED')"))
+            .collect();
+        operator
+            .query_drop(format!(
+                "INSERT INTO contend_permit_request (id, external_id, state, ttl_seconds, expires_at, \
+                 reclaim_at) VALUES {}",
+                requests.join(", ")
+            ))
+            .unwrap();
+        operator
+            .query_drop(format!(
+                "INSERT INTO contend_permit (semaphore_id, permit_request_id, count, state) VALUES {}",
+                permits.join(", ")
+            ))
+            .unwrap();
+        operator
+            .query_drop("UPDATE contend_semaphore SET used = 500")
+            .unwrap();
+        assert_eq!(semaphores.check().unwrap(), []);
+        acquired(semaphores.acquire(&want("all", "a", 500)).unwrap());
+        assert_eq!(semaphores.check().unwrap(), []);
+    });
+}

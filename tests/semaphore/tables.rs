@@ -1,9 +1,8 @@
 //! The tables: made where they are missing, recognised where they are somebody else's.
 
-use crate::ground::{acquired, number, want};
+use crate::ground::{acquired, connect, number, want};
 use crate::mysql_ground::{HANG, empty_database, operator};
 use contend::ErrorKind;
-use contend::semaphore::Semaphores;
 use mysql::prelude::Queryable;
 use testbed::within;
 
@@ -30,14 +29,14 @@ fn tables_of_somebody_else_are_recognised_and_left_alone() {
         for table in SEED {
             operator(&url).query_drop(table).unwrap();
         }
-        let semaphores = Semaphores::connect(&url).unwrap();
+        let semaphores = connect(&url);
         semaphores.create_tables().unwrap();
         semaphores.create_tables().unwrap();
         semaphores.create("a", 1).unwrap();
         acquired(semaphores.acquire(&want("job", "a", 1)).unwrap());
         assert_eq!(number(&url, "SELECT COUNT(*) FROM permit"), 0);
 
-        let theirs = Semaphores::connect(&format!("{url}?table_prefix=")).unwrap();
+        let theirs = connect(&format!("{url}?table_prefix="));
         let error = theirs.create_tables().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Misconfigured);
         for says in ["\"semaphore\" lacks the columns used", "table_prefix"] {
@@ -60,10 +59,10 @@ fn the_file_that_makes_the_tables_can_be_applied_by_hand() {
         let (by_hand, by_call) = (empty_database(), empty_database());
         let file = include_str!("../../sql/init-semaphore.sql");
         operator(&by_hand).query_drop(file).unwrap();
-        let semaphores = Semaphores::connect(&by_hand).unwrap();
+        let semaphores = connect(&by_hand);
         semaphores.create("a", 1).unwrap();
         acquired(semaphores.acquire(&want("job", "a", 1)).unwrap());
-        let other = Semaphores::connect(&by_call).unwrap();
+        let other = connect(&by_call);
         other.create_tables().unwrap();
         let columns = |url: &str| -> Vec<(String, String, String)> {
             let sql = "SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS \
@@ -83,7 +82,7 @@ fn two_prefixes_in_one_database_are_two_worlds() {
     within(HANG, || {
         let url = empty_database();
         for prefix in ["one_", "two_"] {
-            let semaphores = Semaphores::connect(&format!("{url}?table_prefix={prefix}")).unwrap();
+            let semaphores = connect(&format!("{url}?table_prefix={prefix}"));
             semaphores.create_tables().unwrap();
             semaphores.create("a", 1).unwrap();
             acquired(semaphores.acquire(&want("job", "a", 1)).unwrap());
@@ -91,7 +90,7 @@ fn two_prefixes_in_one_database_are_two_worlds() {
         operator(&url)
             .query_drop("CREATE TABLE old_semaphore (x INT) ENGINE = MyISAM")
             .unwrap();
-        let old = Semaphores::connect(&format!("{url}?table_prefix=old_")).unwrap();
+        let old = connect(&format!("{url}?table_prefix=old_"));
         let error = old.create_tables().unwrap_err();
         assert!(error.to_string().contains("old_semaphore"), "{error}");
     });

@@ -41,32 +41,36 @@ impl Backend for SimulatedBackend {
         &self.realm
     }
 
-    fn contender(&self, _contender: &Contender) -> Result<Box<dyn RawContender>> {
-        Ok(Box::new(Line::new(&self.process)))
+    fn contender(&self, _: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
+        Ok(Box::new(Line::new(&self.process, wake)))
     }
 
-    fn observer(&self, _mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
-        Ok(Box::new(Line::new(&self.process)))
+    fn observer(&self, _: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
+        Ok(Box::new(Line::new(&self.process, wake)))
+    }
+
+    fn owner(&self, _: &Arc<str>, by: Moment) -> Result<MutexOwner> {
+        let mut line = Line::new(&self.process, &contend::Parker::new().unparker());
+        match line.ask(Ask::Observe, by)? {
+            (_, Answer::Seen(held, ms)) => Ok(line.seen(held, ms)),
+            _ => Err(Line::failed()),
+        }
     }
 }
 
 /// A contender's or observer's line to the backend.
 struct Line {
     process: Arc<Process>,
+    unparker: Unparker,
     listening: bool,
-    /// Listening was tried since the last attempt.
-    tried: bool,
-    /// When it was refused, with nobody to wake it.
-    deaf_since: Option<(Moment, u64)>,
 }
 
 impl Line {
-    fn new(process: &Arc<Process>) -> Line {
+    fn new(process: &Arc<Process>, unparker: &Unparker) -> Line {
         Line {
             process: Arc::clone(process),
+            unparker: unparker.clone(),
             listening: false,
-            tried: false,
-            deaf_since: None,
         }
     }
 
@@ -105,6 +109,14 @@ impl Line {
             process.maybe_pause();
             process.maybe_pause();
         }
+        let panics = {
+            let mut world = stage.lock();
+            world.faulty && world.dice.chance(3)
+        };
+        if panics && !process.is_crashed() {
+            stage.lock().tally.panics += 1;
+            std::panic::resume_unwind(Box::new("on purpose: a backend that panics"));
+        }
         match answer {
             Answer::Failed => Err(Line::failed()),
             answer => Ok((begun, answer)),
@@ -135,13 +147,14 @@ impl Line {
         }
     }
 
-    fn subscribe(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
-        self.tried = true;
+    /// Subscribes in at most half of the time; a contender that cannot polls.
+    fn subscribe(&mut self, by: Moment) {
         let process = &self.process;
-        if process.is_crashed() {
-            return Err(Line::failed());
+        if process.is_crashed() || self.listening {
+            return;
         }
         let stage = process.stage();
+        let by = process.local() + (by - process.local()) / 2;
         let (fails, hangs, takes) = {
             let mut world = stage.lock();
             let fails = world.faulty && world.dice.chance(150);
@@ -151,11 +164,21 @@ impl Line {
         let until = if hangs { by } else { until.min(by) };
         process.sleep((until - process.local()).as_nanos() as u64);
         if fails || process.is_crashed() {
-            return Err(Error::new(ErrorKind::Unreachable, "cannot subscribe"));
+            return;
         }
         self.listening = true;
-        stage.lock().subscribe(process.number, process.id, unparker);
-        Ok(())
+        stage
+            .lock()
+            .subscribe(process.number, process.id, &self.unparker);
+    }
+
+    fn retry_in(&self, ms: u64) -> Duration {
+        let retry_in = Duration::from_millis(ms);
+        if self.listening {
+            retry_in
+        } else {
+            retry_in.min(self.process.lease.request_limit())
+        }
     }
 }
 
@@ -168,37 +191,22 @@ impl Drop for Line {
 }
 
 impl RawContender for Line {
-    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
-        self.subscribe(unparker, by)
-    }
-
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
-        let process = Arc::clone(&self.process);
         if on_refusal == OnRefusal::Enqueue {
-            let deaf = self.deaf_since.take();
-            process
-                .stage()
-                .lock()
-                .note_queueing(process.number, self.listening, self.tried, deaf);
-            self.tried = false;
+            self.subscribe(by);
         }
+        let process = Arc::clone(&self.process);
         let (begun, answer) = self.ask(Ask::Acquire(on_refusal), by)?;
         Ok(match answer {
             Answer::Granted(held, ms) => {
                 process.stage().lock().notes[process.number].hears = self.listening;
                 Attempt::Granted(self.grant(held, ms, begun))
             }
-            Answer::Refused(held, ms, retry_ms) => {
-                if !self.listening && on_refusal == OnRefusal::Enqueue {
-                    let pauses = process.stage().lock().notes[process.number].pauses;
-                    self.deaf_since = Some((process.local(), pauses));
-                }
-                Attempt::Refused(Refusal {
-                    owner: self.seen(held, ms),
-                    retry_in: Duration::from_millis(retry_ms),
-                    asked: true,
-                })
-            }
+            Answer::Refused(held, ms, retry_ms) => Attempt::Refused(Refusal {
+                owner: self.seen(held, ms),
+                retry_in: self.retry_in(retry_ms),
+                asked: true,
+            }),
             _ => return Err(Line::failed()),
         })
     }
@@ -219,27 +227,22 @@ impl RawContender for Line {
         }
     }
 
-    fn withdraw(&mut self, by: Moment) -> Result<bool> {
-        self.deaf_since = None;
+    fn withdraw(&mut self, by: Moment) -> Result<()> {
         if std::mem::take(&mut self.listening) {
             self.process.stage().lock().unsubscribe(self.process.number);
         }
-        self.ask(Ask::Withdraw, by).map(|_| true)
+        self.ask(Ask::Withdraw, by).map(drop)
     }
 }
 
 impl RawObserver for Line {
-    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
-        self.subscribe(unparker, by)
-    }
-
     fn observe(&mut self, by: Moment) -> Result<View> {
+        self.subscribe(by);
         match self.ask(Ask::Observe, by)? {
             (_, Answer::Seen(held, ms)) => Ok(View {
                 owner: self.seen(held, ms),
-                look_in: Duration::from_millis(
-                    held.map_or(1_000, |held| held.transition_at.saturating_sub(ms) + 1),
-                ),
+                look_in: self
+                    .retry_in(held.map_or(1_000, |held| held.transition_at.saturating_sub(ms) + 1)),
             }),
             _ => Err(Line::failed()),
         }

@@ -1,7 +1,7 @@
 //! Holds the rules against everything that happens. It sees true time, the backend, every call, and of
 //! the library only what its users see: fences, validity, events, and how long calls take.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use contend::{Cancel, Lease, LossReason, Moment, VirtualTime, enter_virtual_time};
@@ -58,6 +58,8 @@ pub struct Notes {
     open: Option<u64>,
     /// The end of the transition of the last belief.
     winding_until: Moment,
+    /// The same for each belief.
+    ends: HashMap<u64, Moment>,
     /// The fence of the last renewal, and the earliest moment of the next.
     renewed: Option<(u64, Moment)>,
     /// When belief had ended at the latest.
@@ -88,6 +90,7 @@ impl Notes {
             counted: None,
             open: None,
             winding_until: Moment::from_origin(Duration::ZERO),
+            ends: HashMap::new(),
             renewed: None,
             due: 0,
             woken_at: None,
@@ -99,6 +102,16 @@ impl Notes {
         self.paused_until = 0;
         self.belief = None;
         self.announced = None;
+    }
+
+    /// The end of the transition of a belief.
+    pub fn winding_until(&self, fence: u64) -> Option<Moment> {
+        self.ends.get(&fence).copied()
+    }
+
+    /// The guard is dropped, and another thread may have the lease, with its fence.
+    pub fn hand_on(&mut self) {
+        self.belief = None;
     }
 
     pub fn woken(&mut self, now: True) {
@@ -159,6 +172,7 @@ impl World {
         if let Some((fence, left)) = belief {
             let until = local + left;
             notes.winding_until = notes.winding_until.max(until + lease.transition());
+            notes.ends.insert(fence, until + lease.transition());
             let counted = notes.counted;
             if left.is_zero() || counted.is_none_or(|(its, end)| its != fence || end < until) {
                 let what =
@@ -197,7 +211,7 @@ impl World {
             && notes.announced.is_some()
         {
             // The call under way, the shortest pause, and one more call.
-            let patience = 2 * nanos(lease.call_budget()) + nanos(lease.ttl()) / 32;
+            let patience = 2 * nanos(lease.request_limit()) + nanos(lease.ttl()) / 32;
             if now > woken_at.max(notes.paused_until) + patience * 102 / 100 {
                 let what = format!("P{p} was woken at {woken_at} and has not looked");
                 self.violate(LOOK, what);
@@ -240,7 +254,7 @@ impl World {
         let lease = self.processes[p].lease;
         let notes = &mut self.notes[p];
         let until = belief.map_or(Moment::FAR, |(_, left)| begun + left);
-        if by > begun + lease.call_budget() || by > until {
+        if by > begun + lease.request_limit() || by > until {
             return self.violate(
                 BUDGET,
                 format!("P{p} at {begun:?}: {ask:?} by {by:?}, believes until {until:?}"),
@@ -298,35 +312,6 @@ impl World {
             notes.renewed = Some((fence, process.clock().moment(self.now) + pause));
         }
         self.trace(|_| format!("P{p}: {ask:?} -> {answer:?}"));
-    }
-
-    /// An attempt that queues is about to be made.
-    pub fn note_queueing(
-        &mut self,
-        p: usize,
-        listening: bool,
-        tried: bool,
-        deaf_since: Option<(Moment, u64)>,
-    ) {
-        let process = self.process(p);
-        if process.is_crashed() {
-            return;
-        }
-        if !listening && !tried {
-            self.violate(SUBSCRIBE, format!("P{p} queues deaf"));
-        }
-        let now = process.clock().moment(self.now);
-        let lease = process.lease;
-        if let Some((since, pauses)) = deaf_since
-            && pauses == self.notes[p].pauses
-            // The way to the next attempt leads through an attempt to listen.
-            && now > since + lease.call_budget() * 3 / 2 + Duration::from_millis(51)
-        {
-            self.violate(
-                DEAF,
-                format!("P{p} was refused at {since:?}, deaf, and tries at {now:?}"),
-            );
-        }
     }
 
     pub fn note_gained(&mut self, p: usize, fence: u64, belief: Option<(u64, Duration)>) {

@@ -6,7 +6,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use contend::{
-    Cancel, ErrorKind, Event, EventKind, Factory, Guard, Job, Lease, LossReason, Moment,
+    Cancel, ErrorKind, Event, EventKind, Factory, Guard, Job, Lease, Locker, LossReason, Moment,
     MutexContendService, MutexRetrievalService, Probe, VirtualTime,
 };
 
@@ -49,7 +49,8 @@ pub struct Process {
 pub enum Front {
     None,
     Service(MutexContendService),
-    Guard(Arc<Guard>),
+    /// Those that the threads of a locker have not dropped.
+    Guards(Vec<Arc<Guard>>),
     Observer(MutexRetrievalService),
 }
 
@@ -117,7 +118,10 @@ impl Process {
         match &*self.front.lock().unwrap() {
             // `is_owner` and the fence count, whatever `valid_for` says.
             Front::Service(service) => Some((service.fence()?, service.valid_for())),
-            Front::Guard(guard) if guard.is_valid() => Some((guard.fence(), guard.valid_for())),
+            Front::Guards(guards) => {
+                let guard = guards.iter().find(|guard| guard.is_valid())?;
+                Some((guard.fence(), guard.valid_for()))
+            }
             _ => None,
         }
     }
@@ -180,7 +184,7 @@ impl Process {
     }
 
     fn renew_after(&self) -> Option<Duration> {
-        let latest = nanos(self.lease.belief() - self.lease.call_budget());
+        let latest = nanos(self.lease.belief() - self.lease.request_limit());
         let stage = self.stage();
         let mut world = stage.lock();
         let chosen = world.dice.chance(400);
@@ -207,8 +211,10 @@ impl Process {
                     stage.start(&process, job);
                 }
             };
+            if stage.lock().dice.chance(500) {
+                drop(factory.clone().with_executor(Arc::new(executor)));
+            }
             builder = builder
-                .executor(Arc::new(executor))
                 .on_acquired(move |event| one.callback(event))
                 .on_released(move |event| two.callback(event));
             stage.lock().notes[self.number].listens = true;
@@ -287,16 +293,52 @@ impl Process {
         if let Some(after) = self.renew_after() {
             builder = builder.renew_after(after);
         }
+        let ttl = nanos(self.lease.ttl());
+        let (two, hands_on) = {
+            let mut world = stage.lock();
+            (world.dice.chance(500), world.dice.chance(500))
+        };
+        if hands_on {
+            let limit = self.roll_below(ttl * 2);
+            builder = builder.local_handoff(Duration::from_nanos(limit));
+        }
         let locker = builder.build().expect("a valid locker");
+        self.show(Front::Guards(Vec::new()));
+        let running = Arc::new(AtomicBool::new(two));
+        if two {
+            let (this, locker, ends) = (Arc::clone(self), locker.clone(), Arc::clone(&running));
+            let body = move || {
+                this.lock_again_and_again(&locker, false, hands_on);
+                drop(locker);
+                ends.store(false, Ordering::Relaxed);
+            };
+            stage.start(self, Box::new(body));
+        }
+        self.lock_again_and_again(&locker, true, hands_on);
+        while running.load(Ordering::Relaxed) {
+            VirtualTime::wait(&**self, 0, self.local() + Duration::from_millis(100));
+        }
+        self.show(Front::None);
+    }
+
+    /// `first`: the thread whose waits are cancelled.
+    fn lock_again_and_again(&self, locker: &Locker, first: bool, hands_on: bool) {
+        let stage = self.stage();
         let ttl = nanos(self.lease.ttl());
         while !self.is_over() {
             let cancel = Cancel::new();
             let (kind, timeout, pauses) = {
                 let mut world = stage.lock();
-                world.notes[self.number].cancel = Some(cancel.clone());
+                if first {
+                    world.notes[self.number].cancel = Some(cancel.clone());
+                }
                 let longest = world.dice.pick(&[ttl / 20, ttl, ttl * 4]);
                 (
-                    world.dice.below(4),
+                    if first {
+                        world.dice.below(4)
+                    } else {
+                        world.dice.between(2, 3)
+                    },
                     world.dice.below(longest),
                     world.notes[self.number].pauses,
                 )
@@ -305,14 +347,17 @@ impl Process {
             let begun = self.local();
             let (locked, bound) = match kind {
                 0 | 1 => (locker.lock_until_cancelled(&cancel), None),
-                2 => (locker.try_lock_for(timeout), Some(timeout)),
-                _ => (locker.try_lock(), Some(self.lease.call_budget())),
+                2 => (
+                    locker.try_lock_for(timeout),
+                    Some(timeout + self.lease.request_limit()),
+                ),
+                _ => (locker.try_lock(), Some(self.lease.request_limit())),
             };
             let calm = |this: &Process| {
                 stage.lock().notes[this.number].pauses == pauses && !this.is_crashed()
             };
             if let Some(bound) = bound
-                && self.local() > begun + bound + Duration::from_millis(200)
+                && self.local() > begun + bound + Duration::from_millis(10)
                 && calm(self)
             {
                 let took = self.local() - begun;
@@ -325,7 +370,7 @@ impl Process {
                 );
             }
             match locked {
-                Ok(guard) => self.hold(guard, pauses),
+                Ok(guard) => self.hold(guard, pauses, hands_on),
                 Err(error) => {
                     let expected = matches!(
                         error.kind(),
@@ -333,7 +378,7 @@ impl Process {
                             | ErrorKind::Cancelled
                             | ErrorKind::Timeout
                             | ErrorKind::Unreachable
-                            | ErrorKind::DuplicateContender
+                            | ErrorKind::Panicked
                     );
                     if !expected {
                         stage
@@ -345,8 +390,7 @@ impl Process {
                         world.tally.cancelled += 1;
                         if let Some(at) = world.notes[self.number].cancelled_at {
                             let took = world.now - at;
-                            let bound = nanos(self.lease.call_budget()).min(3_000 * MS) * 103 / 100
-                                + 200 * MS;
+                            let bound = nanos(self.lease.request_limit()) * 103 / 100 + 10 * MS;
                             if took > bound
                                 && world.notes[self.number].pauses == pauses
                                 && !self.is_crashed()
@@ -360,7 +404,9 @@ impl Process {
                     }
                 }
             }
-            stage.lock().notes[self.number].cancelled_at = None;
+            if first {
+                stage.lock().notes[self.number].cancelled_at = None;
+            }
             if self.is_over() {
                 break;
             }
@@ -368,7 +414,7 @@ impl Process {
         }
     }
 
-    fn hold(&self, guard: Guard, pauses: u64) {
+    fn hold(&self, guard: Guard, pauses: u64, hands_on: bool) {
         let stage = self.stage();
         let fence = guard.fence();
         if !guard.is_valid()
@@ -381,7 +427,26 @@ impl Process {
         }
         let lost = guard.lost();
         let guard = Arc::new(guard);
-        self.show(Front::Guard(Arc::clone(&guard)));
+        if let Front::Guards(guards) = &mut *self.front.lock().unwrap() {
+            let mut world = stage.lock();
+            if guards.iter().any(|other| other.is_valid()) && !self.is_crashed() {
+                let what = format!("two threads of P{} have a guard", self.number);
+                world.violate(crate::rules::TWO, what);
+            }
+            for other in guards.iter() {
+                let winding = world.notes[self.number].winding_until(other.fence());
+                if winding.is_some_and(|until| self.local() < until) && !self.is_crashed() {
+                    let what = format!(
+                        "P{} has {fence} while another thread winds down {} until {winding:?}",
+                        self.number,
+                        other.fence()
+                    );
+                    world.violate(crate::rules::WIND_DOWN, what);
+                }
+            }
+            drop(world);
+            guards.push(Arc::clone(&guard));
+        }
         let until = self.local()
             + Duration::from_nanos({
                 let ttl = nanos(self.lease.ttl());
@@ -396,7 +461,7 @@ impl Process {
         }
         if !guard.is_valid() {
             let quarter = nanos(self.lease.transition()) / 4;
-            self.sleep(quarter + nanos(self.lease.call_budget()) / 8 + 10 * MS);
+            self.sleep(quarter + nanos(self.lease.request_limit()) / 8 + 10 * MS);
             let mut world = stage.lock();
             world.tally.guards_lost += 1;
             if world.notes[self.number].pauses == pauses
@@ -408,8 +473,19 @@ impl Process {
                     format!("P{}: nobody said that {fence} is lost", self.number),
                 );
             }
+            let stuck = world.faulty && world.dice.chance(300);
+            drop(world);
+            if stuck {
+                self.sleep(2 * nanos(self.lease.total()));
+            }
         }
-        drop(self.show(Front::None));
+        if hands_on && guard.is_valid() {
+            // The next thread may go on with it.
+            stage.lock().notes[self.number].hand_on();
+        }
+        if let Front::Guards(guards) = &mut *self.front.lock().unwrap() {
+            guards.retain(|its| !Arc::ptr_eq(its, &guard));
+        }
         let guard = Arc::try_unwrap(guard).expect("nobody else has it");
         let begun = self.local();
         let pauses = stage.lock().notes[self.number].pauses;
@@ -419,11 +495,14 @@ impl Process {
         if world.notes[self.number].pauses != pauses || self.is_crashed() {
             return;
         }
-        if took > Duration::from_secs(1) {
+        if took > self.lease.request_limit() + Duration::from_millis(10) {
             world.violate(BOUND, format!("P{}: unlocking took {took:?}", self.number));
         }
         if let Err(error) = ended
-            && !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Lost)
+            && !matches!(
+                error.kind(),
+                ErrorKind::Timeout | ErrorKind::Lost | ErrorKind::Panicked
+            )
         {
             world.violate(BOUND, format!("P{}: unlock: {error}", self.number));
         }

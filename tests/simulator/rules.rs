@@ -33,10 +33,6 @@ pub const FENCE: &str = "fences grow";
 pub const BUDGET: &str = "no call outlasts its budget or the deadline";
 /// Between two renewals of one ownership lies a pause.
 pub const SPACING: &str = "renewals do not follow at once";
-/// Whoever queues has subscribed before, or tried to just now.
-pub const SUBSCRIBE: &str = "subscribe first, then try";
-/// Whoever is not woken tries again within a call's budget and a jitter.
-pub const DEAF: &str = "a deaf contender goes by time";
 /// A caller's timeout bounds its call, a cancelled wait ends, unlocking takes a second at most.
 pub const BOUND: &str = "waits end in time";
 /// After the faults somebody owns before long.

@@ -201,7 +201,11 @@ impl Stage {
             for action in actions {
                 match action {
                     Action::Unpark(unparker) => unparker.unpark(),
-                    Action::Cancel(cancel) => cancel.cancel(),
+                    Action::Cancel(process, cancel) => {
+                        let before = enter_virtual_time(Some(process as Arc<dyn VirtualTime>));
+                        cancel.cancel();
+                        enter_virtual_time(before);
+                    }
                     Action::Start(process) => {
                         process.enter(self);
                         let lives = Arc::clone(&process);

@@ -66,7 +66,8 @@ pub enum Order {
 pub enum Action {
     Unpark(Unparker),
     Start(Arc<Process>),
-    Cancel(Cancel),
+    /// By a thread of this process.
+    Cancel(Arc<Process>, Cancel),
 }
 
 struct Slot {
@@ -461,7 +462,7 @@ impl World {
         if order == Order::Cancel {
             if let Some(cancel) = self.notes[number].cancel.take() {
                 self.notes[number].cancelled_at = Some(self.now);
-                actions.push(Action::Cancel(cancel));
+                actions.push(Action::Cancel(self.process(number), cancel));
             }
             return;
         }
@@ -476,7 +477,9 @@ impl World {
             return;
         }
         // What is left of it waits for nothing.
-        actions.extend(self.notes[number].cancel.take().map(Action::Cancel));
+        if let Some(cancel) = self.notes[number].cancel.take() {
+            actions.push(Action::Cancel(self.process(number), cancel));
+        }
         self.processes[number].crash(self.now);
         self.notes[number].crash();
         self.listeners.retain(|(its, ..)| *its != number);

@@ -1,14 +1,15 @@
 //! The latch: what stands in the tree, who is woken, and what becomes of nodes that nobody holds.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::support::{
     HANG, PATIENCE, contender, factory, granted, line, long_seat, name, refused, session, soon,
+    woken_seat,
 };
 use contend::backend::{OnRefusal, Purpose, Renewal};
 use contend::zk::SessionState;
-use contend::{ErrorKind, EventKind, Moment, Parker, Unparked};
+use contend::{ErrorKind, EventKind, Moment, Unparked};
 use testbed::{Direction, Proxy, ZooKeeperServer, wait_until, within};
 
 static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start);
@@ -71,10 +72,8 @@ fn a_release_wakes_the_next_and_nobody_else() {
         let mut fence = granted(&mut *owner, OnRefusal::Enqueue).owner.fence();
         let mut waiters: Vec<_> = (0..6)
             .map(|number| {
-                let parker = Parker::new();
-                let mut contender =
-                    long_seat(&factories[number % 2], &mutex, &format!("w{number}"));
-                contender.listen(&parker.unparker(), soon()).unwrap();
+                let id = format!("w{number}");
+                let (mut contender, parker) = woken_seat(&factories[number % 2], &mutex, &id);
                 assert_eq!(
                     refused(&mut *contender, OnRefusal::Enqueue).owner_id(),
                     "owner"
@@ -302,19 +301,20 @@ fn a_reaped_mutex_is_made_again() {
 }
 
 #[test]
-fn what_happened_while_the_connection_was_away_is_told_after() {
+fn a_waiter_is_woken_when_the_connection_is_lost_and_when_it_is_back() {
     within(HANG, || {
         let mutex = name("away");
         let proxy = Proxy::to(SERVER.addr());
         let (near, far) = (factory(SERVER.addr(), LONG), factory(proxy.addr(), LONG));
         let mut owner = long_seat(&near, &mutex, "owner");
         let fence = granted(&mut *owner, OnRefusal::Enqueue).owner.fence();
-        let parker = Parker::new();
-        let mut waiter = long_seat(&far, &mutex, "waiter");
-        waiter.listen(&parker.unparker(), soon()).unwrap();
+        let (mut waiter, parker) = woken_seat(&far, &mutex, "waiter");
         refused(&mut *waiter, OnRefusal::Enqueue);
         proxy.refuse();
         proxy.cut();
+        // Long before the retry: its service learns that the server is away.
+        assert_eq!(parker.park(soon()), Unparked::Wake);
+        waiter.acquire(OnRefusal::Enqueue, soon()).unwrap_err();
         owner.release(fence, soon()).unwrap();
         assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
         proxy.pass();
@@ -445,9 +445,7 @@ fn nobody_is_rung_for_what_it_did_itself() {
     within(HANG, || {
         let mutex = name("self");
         let factory = factory(SERVER.addr(), LONG);
-        let parker = Parker::new();
-        let mut contender = long_seat(&factory, &mutex, "a");
-        contender.listen(&parker.unparker(), soon()).unwrap();
+        let (mut contender, parker) = woken_seat(&factory, &mutex, "a");
         for _ in 0..5 {
             let fence = granted(&mut *contender, OnRefusal::Enqueue).owner.fence();
             contender.release(fence, soon()).unwrap();
@@ -471,7 +469,10 @@ fn a_wall_clock_behind_ours_does_not_make_a_run_look_old() {
         let mut contender = long_seat(&factory, &mutex, "a");
         let fence = granted(&mut *contender, OnRefusal::Enqueue).owner.fence();
         let keep = Duration::from_secs(3_600);
-        assert!(contender.record_run(fence, keep, soon()).unwrap());
+        let (backend, mutex) = (factory.backend().unwrap(), Arc::from(mutex));
+        assert!(!backend.record_run(&mutex, fence + 1, keep, soon()).unwrap());
+        assert_eq!(backend.last_run(&mutex, soon()).unwrap(), None);
+        assert!(backend.record_run(&mutex, fence, keep, soon()).unwrap());
         let address = SERVER.addr().to_string();
         let writer = zookeeper::ZooKeeper::connect(&address, LONG, |_| {}).unwrap();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -479,7 +480,7 @@ fn a_wall_clock_behind_ours_does_not_make_a_run_look_old() {
             let data = theirs.as_millis().to_string().into_bytes();
             let path = format!("/simba/{mutex}");
             writer.set_data(&path, data, None).unwrap();
-            let age = contender.last_run(soon()).unwrap().unwrap();
+            let age = backend.last_run(&mutex, soon()).unwrap().unwrap();
             assert!(age < HANG, "written by a clock that is {what}: {age:?}");
         }
     });

@@ -9,7 +9,6 @@ use std::io::{BufRead, BufReader};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::conformance::outage;
 use crate::support::{HANG, PATIENCE, Rivals, assert_within, factory, line, name, session};
 use contend::{Factory, Moment};
 use rand::rngs::StdRng;
@@ -323,15 +322,25 @@ fn victim() {
     }
 }
 
-/// Rule "trouble is visible": whoever waits for another's lease to end asks nothing until then, and was said to be fine.
+/// A waiter asks nothing until the lease ends: the lost connection wakes it.
 #[test]
-fn the_health_of_a_waiting_service_shows_an_outage_before_the_lease_ends() {
+fn an_outage_shows_in_the_health_of_a_waiting_service() {
     within(HANG, || {
         let server = ZooKeeperServer::start();
-        outage::shows_in_the_health_of_a_waiting_service(
-            &server.url(),
-            || server.kill(),
-            || server.start(),
-        );
+        let url = format!("zk://{}?ttl=40s&transition=10s", server.addr());
+        let [first, second] = [(); 2].map(|()| contend::connect(&url).unwrap());
+        let leader = first.contend("m").build().unwrap();
+        leader.start().unwrap();
+        wait_until(PATIENCE, "it leads", || leader.is_owner());
+        let waiter = second.contend("m").build().unwrap();
+        waiter.start().unwrap();
+        wait_until(PATIENCE, "it waits", || waiter.state().after().has_owner());
+        assert!(second.health().is_fine());
+        server.kill();
+        wait_until(Duration::from_secs(15), "it is seen", || {
+            !second.health().is_fine()
+        });
+        server.start();
+        wait_until(PATIENCE, "it is over", || second.health().is_fine());
     });
 }

@@ -180,7 +180,10 @@ fn what_could_not_be_released_for_want_of_a_permission_goes_when_there_is_one() 
         refused(&mut *waiter, OnRefusal::Enqueue);
         let operator = Operator::new(&server);
         operator.forbid_deletions(&mutex);
-        for error in [owner.release(fence, soon()), waiter.withdraw(soon())] {
+        for error in [
+            owner.release(fence, soon()).map(drop),
+            waiter.withdraw(soon()),
+        ] {
             assert_eq!(error.unwrap_err().kind(), ErrorKind::Denied);
         }
         assert_eq!(line(&reader, &mutex).len(), 2);

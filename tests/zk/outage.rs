@@ -23,13 +23,13 @@ fn failed_tries_leave_nothing_to_clean_up() {
         proxy.refuse();
         proxy.cut();
         wait_until(PATIENCE, "the outage is known", || {
-            locker.try_lock().is_err_and(|error| error.asked_nothing())
+            locker.try_lock().is_err_and(|error| error.is_not_sent())
         });
         let before = rss_kib(std::process::id());
         let began = Instant::now();
         for _ in 0..tries {
             let error = locker.try_lock().unwrap_err();
-            assert!(error.asked_nothing(), "{error}");
+            assert!(error.is_not_sent(), "{error}");
         }
         let (took, grown) = (
             began.elapsed(),

@@ -5,8 +5,8 @@ use crate::support;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use crate::support::{HANG, PATIENCE, factory, line, long_seat, name, refused, session, soon};
-use contend::{Moment, Parker, Unparked, backend::OnRefusal};
+use crate::support::{HANG, PATIENCE, factory, line, name, refused, session, soon, woken_seat};
+use contend::{Moment, Unparked, backend::OnRefusal};
 use testbed::{ZooKeeperServer, wait_until, within};
 use zookeeper::{Acl, CreateMode, ZooKeeper, ZooKeeperExt};
 
@@ -125,9 +125,7 @@ fn a_peer_that_writes_to_its_node_does_not_make_us_lead() {
         let mut peer = Peer::new(&mutex);
         peer.enter("theirs");
         let factory = factory(SERVER.addr(), LONG);
-        let parker = Parker::new();
-        let mut contender = long_seat(&factory, &mutex, "ours");
-        contender.listen(&parker.unparker(), soon()).unwrap();
+        let (mut contender, parker) = woken_seat(&factory, &mutex, "ours");
         assert_eq!(
             refused(&mut *contender, OnRefusal::Enqueue).owner_id(),
             "theirs"

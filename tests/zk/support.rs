@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use contend::backend::{Attempt, Contender, Grant, OnRefusal, Purpose, RawContender};
-use contend::{ErrorKind, Factory, Lease, Moment, MutexContendService, zk};
+use contend::{ErrorKind, Factory, Lease, Moment, MutexContendService, Parker, zk};
 use testbed::wait_until;
 
 /// How long a condition may take to come true on a machine that has other things to do.
@@ -115,11 +115,28 @@ pub fn contender(
         lease,
         purpose,
     };
-    factory.backend().unwrap().contender(&place).unwrap()
+    let wake = Parker::new().unparker();
+    factory.backend().unwrap().contender(&place, &wake).unwrap()
 }
 
 pub fn long_seat(factory: &Factory, mutex: &str, id: &str) -> Box<dyn RawContender> {
     contender(factory, mutex, id, factory.lease(), Purpose::Lead)
+}
+
+/// A seat whose wake-ups are seen.
+pub fn woken_seat(factory: &Factory, mutex: &str, id: &str) -> (Box<dyn RawContender>, Parker) {
+    let place = Contender {
+        mutex: mutex.into(),
+        id: id.into(),
+        lease: factory.lease(),
+        purpose: Purpose::Lead,
+    };
+    let parker = Parker::new();
+    let backend = factory.backend().unwrap();
+    (
+        backend.contender(&place, &parker.unparker()).unwrap(),
+        parker,
+    )
 }
 
 #[track_caller]

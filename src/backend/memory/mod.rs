@@ -113,7 +113,7 @@ impl Handle {
     /// Returns `true` if calls fail because of [`set_unreachable`](Handle::set_unreachable).
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
-        self.registry.unreachable_since().is_some()
+        self.registry.is_unreachable()
     }
 }
 
@@ -152,24 +152,23 @@ impl Backend for Memory {
     }
 
     fn permits(&self) -> Result<Arc<dyn PermitStore>> {
-        let realm = self.realm.clone();
         let registry = Arc::clone(&self.registry);
-        Ok(Arc::new(MemoryPermits::new(realm, registry)))
+        Ok(Arc::new(MemoryPermits::new(self.realm.clone(), registry)))
     }
 
-    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
+    fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
         Ok(Box::new(MemoryContender {
             registry: Arc::clone(&self.registry),
             contender: contender.clone(),
-            unparker: None,
+            unparker: wake.clone(),
         }))
     }
 
-    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+    fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
         Ok(Box::new(MemoryObserver {
             registry: Arc::clone(&self.registry),
             mutex: Arc::clone(mutex),
-            unparker: None,
+            unparker: wake.clone(),
         }))
     }
 
@@ -193,12 +192,23 @@ impl Backend for Memory {
         self.registry.revoke(mutex, fence)
     }
 
+    fn last_run(&self, mutex: &Arc<str>, _by: Moment) -> Result<Option<Duration>> {
+        self.registry.last_run(mutex)
+    }
+
+    fn record_run(
+        &self,
+        mutex: &Arc<str>,
+        fence: u64,
+        keep: Duration,
+        _by: Moment,
+    ) -> Result<bool> {
+        self.registry.record_run(mutex, fence, keep)
+    }
+
     fn condition(&self) -> Condition {
-        let unreachable_since = self.registry.unreachable_since();
         Condition {
             wakeups: Wakeups::Working,
-            pool: None,
-            last_contact: Some(unreachable_since.unwrap_or_else(Moment::now)),
             ..Condition::default()
         }
     }
@@ -207,21 +217,13 @@ impl Backend for Memory {
 struct MemoryContender {
     registry: Arc<Registry>,
     contender: Contender,
-    unparker: Option<Unparker>,
+    unparker: Unparker,
 }
 
 impl RawContender for MemoryContender {
-    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
-        if !is_known(self.unparker.as_ref(), unparker) {
-            self.registry.listen(&self.contender, unparker)?;
-            self.unparker = Some(unparker.clone());
-        }
-        Ok(())
-    }
-
     fn acquire(&mut self, on_refusal: OnRefusal, _by: Moment) -> Result<Attempt> {
         self.registry
-            .acquire(&self.contender, on_refusal, self.unparker.as_ref())
+            .acquire(&self.contender, on_refusal, &self.unparker)
     }
 
     fn renew(&mut self, fence: u64, _by: Moment) -> Result<Renewal> {
@@ -232,64 +234,31 @@ impl RawContender for MemoryContender {
         self.registry.release(&self.contender, fence)
     }
 
-    fn withdraw(&mut self, _by: Moment) -> Result<bool> {
-        self.registry.withdraw(&self.contender)?;
-        // Not before: where it stays in the queue, the unparker tells whose place it is.
-        self.unparker = None;
-        Ok(true)
-    }
-
-    fn last_run(&mut self, _by: Moment) -> Result<Option<Duration>> {
-        self.registry.last_run(&self.contender.mutex)
-    }
-
-    fn record_run(&mut self, fence: u64, keep: Duration, _by: Moment) -> Result<bool> {
-        self.registry.record_run(&self.contender, fence, keep)
+    fn withdraw(&mut self, _by: Moment) -> Result<()> {
+        self.registry.withdraw(&self.contender)
     }
 }
 
 impl Drop for MemoryContender {
     fn drop(&mut self) {
-        let unparker = self.unparker.as_ref();
-        self.registry.disconnect(&self.contender, unparker);
+        self.registry.disconnect(&self.contender, &self.unparker);
     }
 }
 
 struct MemoryObserver {
     registry: Arc<Registry>,
     mutex: Arc<str>,
-    unparker: Option<Unparker>,
+    unparker: Unparker,
 }
 
 impl RawObserver for MemoryObserver {
-    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
-        if !is_known(self.unparker.as_ref(), unparker) {
-            self.ignore();
-            self.registry.watch(&self.mutex, unparker)?;
-            self.unparker = Some(unparker.clone());
-        }
-        Ok(())
-    }
-
     fn observe(&mut self, _by: Moment) -> Result<View> {
-        self.registry.observe(&self.mutex)
-    }
-}
-
-impl MemoryObserver {
-    fn ignore(&mut self) {
-        if let Some(unparker) = self.unparker.take() {
-            self.registry.ignore(&self.mutex, &unparker);
-        }
+        self.registry.observe(&self.mutex, &self.unparker)
     }
 }
 
 impl Drop for MemoryObserver {
     fn drop(&mut self) {
-        self.ignore();
+        self.registry.ignore(&self.mutex, &self.unparker);
     }
-}
-
-fn is_known(known: Option<&Unparker>, unparker: &Unparker) -> bool {
-    known.is_some_and(|known| known.same(unparker))
 }

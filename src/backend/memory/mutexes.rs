@@ -26,16 +26,15 @@ const FEW: usize = 1_024;
 /// the whole process, so that forgetting a name does not let its fences fall.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    table: Mutex<Table>,
-    /// The semaphores of the same name.
     pub(super) permits: Permits,
+    table: Mutex<Table>,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     mutexes: HashMap<Arc<str>, Entry>,
-    /// Since when every call fails, for tests.
-    unreachable_since: Option<Moment>,
+    /// Every call fails, for tests.
+    unreachable: bool,
     /// At how many names those whose lease or record has run out are looked for.
     sweep_at: usize,
 }
@@ -72,14 +71,14 @@ struct Ownership {
     ttl_at: u64,
     transition_at: u64,
     /// Unparked when the ownership is revoked.
-    unparker: Option<Unparker>,
+    unparker: Unparker,
 }
 
 #[derive(Debug)]
 struct Waiter {
     id: Arc<str>,
     since_ms: u64,
-    unparker: Option<Unparker>,
+    unparker: Unparker,
 }
 
 /// The last recorded run of a schedule.
@@ -94,38 +93,26 @@ impl Registry {
         self.reach().map(drop)
     }
 
-    /// Since when the registry is unreachable; `None` if it is reachable.
-    pub(super) fn unreachable_since(&self) -> Option<Moment> {
-        self.table.lock().unreachable_since
+    pub(super) fn is_unreachable(&self) -> bool {
+        self.table.lock().unreachable
     }
 
-    /// Makes every call fail, or lets all of them work again and unparks everybody, as a connection
-    /// that is opened anew does.
+    /// Makes every call fail, or lets all of them work again. Unparks everybody, as a connection does that is
+    /// lost or opened anew.
     pub(super) fn set_unreachable(&self, unreachable: bool) {
         let mut table = self.table.lock();
-        if unreachable {
-            table.unreachable_since.get_or_insert_with(Moment::now);
-        } else if table.unreachable_since.take().is_some() {
+        if std::mem::replace(&mut table.unreachable, unreachable) != unreachable {
             for entry in table.mutexes.values() {
                 entry.unpark_everybody();
             }
         }
     }
 
-    /// Has `unparker` unparked from now on where `contender` owns or waits.
-    pub(super) fn listen(&self, contender: &Contender, unparker: &Unparker) -> Result<()> {
-        let mut table = self.reach()?;
-        if let Some(entry) = table.mutexes.get_mut(&contender.mutex) {
-            entry.listen(&contender.id, unparker);
-        }
-        Ok(())
-    }
-
     pub(super) fn acquire(
         &self,
         contender: &Contender,
         on_refusal: OnRefusal,
-        unparker: Option<&Unparker>,
+        unparker: &Unparker,
     ) -> Result<Attempt> {
         let mut table = self.reach()?;
         let now = now();
@@ -184,19 +171,13 @@ impl Registry {
     /// As [`withdraw`](Registry::withdraw), also while the registry is unreachable: a server notices
     /// that a connection is gone without being asked. Whoever contends under the id by now, with another
     /// `unparker`, keeps its place.
-    pub(super) fn disconnect(&self, contender: &Contender, unparker: Option<&Unparker>) {
+    pub(super) fn disconnect(&self, contender: &Contender, unparker: &Unparker) {
         let now = now();
         self.table.lock().look(&contender.mutex, now, |entry| {
-            let mut waiters = entry.waiters();
-            let known = waiters.find(|waiter| waiter.id == contender.id);
-            let known = known.map(|waiter| waiter.unparker.as_ref());
-            let ours = match (known, unparker) {
-                (Some(Some(known)), Some(unparker)) => known.same(unparker),
-                (Some(known), unparker) => known.is_none() && unparker.is_none(),
-                (None, _) => false,
-            };
-            drop(waiters);
-            if ours {
+            let ours =
+                |waiter: &Waiter| waiter.id == contender.id && waiter.unparker.same(unparker);
+            let is_ours = entry.waiters().any(ours);
+            if is_ours {
                 entry.forget(&contender.id, now);
             }
         });
@@ -210,16 +191,11 @@ impl Registry {
         }))
     }
 
-    pub(super) fn record_run(
-        &self,
-        contender: &Contender,
-        fence: u64,
-        keep: Duration,
-    ) -> Result<bool> {
+    pub(super) fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration) -> Result<bool> {
         let mut table = self.reach()?;
         let now = now();
-        Ok(table.look(&contender.mutex, now, |entry| {
-            let owned = entry.owned_by(contender, fence).is_some();
+        Ok(table.look(mutex, now, |entry| {
+            let owned = matches!(&entry.holder, Holder::Owner(it) if it.fence == fence);
             if owned {
                 entry.last_run = Some(Run {
                     at: now.local,
@@ -261,9 +237,7 @@ impl Registry {
         let now = now();
         Ok(table.look(mutex, now, |entry| match &entry.holder {
             Holder::Owner(ownership) if ownership.fence == fence => {
-                if let Some(unparker) = &ownership.unparker {
-                    unparker.unpark();
-                }
+                ownership.unparker.unpark();
                 entry.free(now);
                 true
             }
@@ -271,10 +245,15 @@ impl Registry {
         }))
     }
 
-    pub(super) fn observe(&self, mutex: &Arc<str>) -> Result<View> {
+    /// Has `unparker` unparked at every change, and says who owns now.
+    pub(super) fn observe(&self, mutex: &Arc<str>, unparker: &Unparker) -> Result<View> {
         let mut table = self.reach()?;
         let now = now();
-        Ok(table.look(mutex, now, |entry| View {
+        let entry = table.entry(mutex, now);
+        if !entry.observers.iter().any(|known| known.same(unparker)) {
+            entry.observers.push(unparker.clone());
+        }
+        Ok(View {
             owner: entry.owner(now),
             look_in: match &entry.holder {
                 Holder::Owner(ownership) => {
@@ -282,14 +261,7 @@ impl Registry {
                 }
                 Holder::Nobody | Holder::HandedTo { .. } => IDLE,
             },
-        }))
-    }
-
-    pub(super) fn watch(&self, mutex: &Arc<str>, unparker: &Unparker) -> Result<()> {
-        let mut table = self.reach()?;
-        let entry = table.entry(mutex, now());
-        entry.observers.push(unparker.clone());
-        Ok(())
+        })
     }
 
     pub(super) fn ignore(&self, mutex: &Arc<str>, unparker: &Unparker) {
@@ -305,12 +277,12 @@ impl Registry {
 
     fn reach(&self) -> Result<MutexGuard<'_, Table>> {
         let table = self.table.lock();
-        if table.unreachable_since.is_some() {
+        if table.unreachable {
             return Err(Error::new(
                 ErrorKind::Unreachable,
                 "the memory backend was made unreachable by a test",
             )
-            .before_asking());
+            .not_sent());
         }
         Ok(table)
     }
@@ -382,12 +354,7 @@ impl Entry {
         }
     }
 
-    fn grant(
-        &mut self,
-        contender: &Contender,
-        unparker: Option<&Unparker>,
-        now: Now,
-    ) -> MutexOwner {
+    fn grant(&mut self, contender: &Contender, unparker: &Unparker, now: Now) -> MutexOwner {
         self.queue.retain(|waiter| waiter.id != contender.id);
         // What is adopted ends no earlier than it did.
         let (ttl_at, transition_at) = match &self.holder {
@@ -400,7 +367,7 @@ impl Entry {
             acquired_at: now.ms,
             ttl_at,
             transition_at,
-            unparker: unparker.cloned(),
+            unparker: unparker.clone(),
         };
         ownership.extend(contender, now);
         self.holder = Holder::Owner(ownership);
@@ -419,26 +386,13 @@ impl Entry {
         self.holder = match self.queue.pop_front() {
             None => Holder::Nobody,
             Some(waiter) => {
-                if let Some(unparker) = &waiter.unparker {
-                    unparker.unpark();
-                }
+                waiter.unparker.unpark();
                 Holder::HandedTo {
                     waiter,
                     until_ms: now.ms + whole_ms(CLAIM_TIME),
                 }
             }
         };
-    }
-
-    fn listen(&mut self, id: &Arc<str>, unparker: &Unparker) {
-        if let Holder::Owner(ownership) = &mut self.holder
-            && ownership.id == *id
-        {
-            ownership.unparker = Some(unparker.clone());
-        }
-        if let Some(waiter) = self.queue.iter_mut().find(|waiter| waiter.id == *id) {
-            waiter.unparker = Some(unparker.clone());
-        }
     }
 
     /// Those who wait, in order. Whom the mutex was handed to is the first until it claims it.
@@ -450,12 +404,12 @@ impl Entry {
         handed.into_iter().chain(&self.queue)
     }
 
-    fn enqueue(&mut self, id: &Arc<str>, unparker: Option<&Unparker>, now: Now) {
+    fn enqueue(&mut self, id: &Arc<str>, unparker: &Unparker, now: Now) {
         if self.queue.iter().all(|waiter| waiter.id != *id) {
             self.queue.push_back(Waiter {
                 id: Arc::clone(id),
                 since_ms: now.ms,
-                unparker: unparker.cloned(),
+                unparker: unparker.clone(),
             });
         }
     }
@@ -520,18 +474,10 @@ impl Entry {
 
     fn unpark_everybody(&self) {
         self.unpark_observers();
-        let holder = match &self.holder {
-            Holder::Nobody => None,
-            Holder::HandedTo { waiter, .. } => waiter.unparker.as_ref(),
-            Holder::Owner(ownership) => ownership.unparker.as_ref(),
-        };
-        let waiters = self
-            .queue
-            .iter()
-            .filter_map(|waiter| waiter.unparker.as_ref());
-        for unparker in holder.into_iter().chain(waiters) {
-            unparker.unpark();
+        if let Holder::Owner(ownership) = &self.holder {
+            ownership.unparker.unpark();
         }
+        self.waiters().for_each(|waiter| waiter.unparker.unpark());
     }
 }
 
@@ -615,11 +561,11 @@ mod tests {
 
     /// `a` owns, `b` and `c` wait with a parker each.
     fn two_wait(registry: &Registry) -> (u64, Parker, Parker) {
-        let attempt = registry.acquire(&named("a"), OnRefusal::Leave, None);
+        let attempt = registry.acquire(&named("a"), OnRefusal::Leave, &Parker::new().unparker());
         let (b, c) = (Parker::new(), Parker::new());
         for (id, parker) in [("b", &b), ("c", &c)] {
             let unparker = parker.unparker();
-            let attempt = registry.acquire(&named(id), OnRefusal::Enqueue, Some(&unparker));
+            let attempt = registry.acquire(&named(id), OnRefusal::Enqueue, &unparker);
             assert!(matches!(attempt.unwrap(), Attempt::Refused(_)));
         }
         (granted(attempt.unwrap()).fence(), b, c)
@@ -633,12 +579,12 @@ mod tests {
         assert_eq!(b.park(Moment::now()), Unparked::Wake);
         assert_eq!(c.park(Moment::now()), Unparked::Timeout);
         std::thread::sleep(CLAIM_TIME + Duration::from_millis(5));
-        let late = registry.acquire(&named("d"), OnRefusal::Leave, None);
+        let late = registry.acquire(&named("d"), OnRefusal::Leave, &Parker::new().unparker());
         assert!(matches!(late.unwrap(), Attempt::Refused(_)));
         assert_eq!(c.park(Moment::now()), Unparked::Wake);
         granted(
             registry
-                .acquire(&named("c"), OnRefusal::Leave, None)
+                .acquire(&named("c"), OnRefusal::Leave, &Parker::new().unparker())
                 .unwrap(),
         );
     }
@@ -650,7 +596,7 @@ mod tests {
             let (fence, b, c) = two_wait(&registry);
             assert!(registry.release(&named("a"), fence).unwrap());
             if by_dropping {
-                registry.disconnect(&named("b"), Some(&b.unparker()));
+                registry.disconnect(&named("b"), &b.unparker());
             } else {
                 registry.withdraw(&named("b")).unwrap();
             }
@@ -662,11 +608,10 @@ mod tests {
     fn dropping_a_contender_takes_nobody_elses_place_away() {
         let registry = Registry::default();
         let (_, b, _) = two_wait(&registry);
-        registry.disconnect(&named("b"), None);
-        registry.disconnect(&named("b"), Some(&Parker::new().unparker()));
+        registry.disconnect(&named("b"), &Parker::new().unparker());
         let waiting = || registry.participants(&"m".into()).unwrap().len();
         assert_eq!(waiting(), 2);
-        registry.disconnect(&named("b"), Some(&b.unparker()));
+        registry.disconnect(&named("b"), &b.unparker());
         assert_eq!(waiting(), 1);
     }
 
@@ -679,7 +624,7 @@ mod tests {
             let contender = contender(&format!("mutex-{}", number % 3), 60_000);
             let owner = granted(
                 registry
-                    .acquire(&contender, OnRefusal::Leave, None)
+                    .acquire(&contender, OnRefusal::Leave, &Parker::new().unparker())
                     .unwrap(),
             );
             assert!(owner.fence() > last);
@@ -704,7 +649,7 @@ mod tests {
             let contender = contender(&format!("mutex-{number}"), 26);
             granted(
                 registry
-                    .acquire(&contender, OnRefusal::Leave, None)
+                    .acquire(&contender, OnRefusal::Leave, &Parker::new().unparker())
                     .unwrap(),
             );
             if number % FEW == 0 {
@@ -723,12 +668,12 @@ mod tests {
         let contender = contender("m", 60_000);
         let fence = granted(
             registry
-                .acquire(&contender, OnRefusal::Leave, None)
+                .acquire(&contender, OnRefusal::Leave, &Parker::new().unparker())
                 .unwrap(),
         )
         .fence();
         let keep = Duration::from_millis(30);
-        assert!(registry.record_run(&contender, fence, keep).unwrap());
+        assert!(registry.record_run(&contender.mutex, fence, keep).unwrap());
         assert!(registry.release(&contender, fence).unwrap());
         assert_eq!(registry.names(), 1);
         std::thread::sleep(keep * 2);
@@ -744,12 +689,12 @@ mod tests {
         let acquire = || {
             granted(
                 registry
-                    .acquire(&contender, OnRefusal::Leave, None)
+                    .acquire(&contender, OnRefusal::Leave, &Parker::new().unparker())
                     .unwrap(),
             )
         };
         let (stale, fence) = (acquire().fence(), acquire().fence());
-        let record = |fence| registry.record_run(&contender, fence, Duration::from_secs(60));
+        let record = |fence| registry.record_run(&contender.mutex, fence, Duration::from_secs(60));
         assert!(!record(stale).unwrap());
         assert_eq!(registry.last_run(&contender.mutex).unwrap(), None);
         assert!(record(fence).unwrap());
@@ -760,8 +705,16 @@ mod tests {
     fn an_adoption_never_moves_an_end_backwards() {
         let registry = Registry::default();
         let (long, short) = (contender("m", 60_000), contender("m", 1_000));
-        let first = granted(registry.acquire(&long, OnRefusal::Leave, None).unwrap());
-        let second = granted(registry.acquire(&short, OnRefusal::Leave, None).unwrap());
+        let first = granted(
+            registry
+                .acquire(&long, OnRefusal::Leave, &Parker::new().unparker())
+                .unwrap(),
+        );
+        let second = granted(
+            registry
+                .acquire(&short, OnRefusal::Leave, &Parker::new().unparker())
+                .unwrap(),
+        );
         assert!(second.fence() > first.fence());
         assert!(second.ttl_at() >= first.ttl_at());
         assert!(second.transition_at() >= first.transition_at());

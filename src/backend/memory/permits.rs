@@ -8,9 +8,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::mutexes::{Registry, now};
 use crate::backend::permit_store::{
-    Call, CapacityChange, Decision, Exhausted, Failure, Grant, Held, HeldPermit, Holder, Permit,
-    PermitRenewal, PermitStore, Reason, Recognised, Release, Renewed, RequestStatus, StoreTime,
-    Sweep, Swept, Usage, Wish, free, no_such_semaphore, reclaim_after, semaphore_in_use,
+    CapacityChange, Grant, GrantId, Holder, Outcome, Permit, PermitStore, Purge, Reason,
+    Recognised, Released, Renewed, Request, RequestStatus, StoreTime, Sweep, Swept, Usage, free,
+    no_such_semaphore, reclaim_after, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::Result;
@@ -34,36 +34,34 @@ pub(super) struct MemoryPermits {
 #[derive(Debug, Default)]
 struct State {
     semaphores: BTreeMap<Arc<str>, Semaphore>,
-    requests: HashMap<Arc<str>, Request>,
+    requests: HashMap<Arc<str>, Record>,
     history: Vec<CapacityChange>,
-    /// The last number given to anything.
-    last_id: u64,
+    last_fence: u64,
 }
 
 #[derive(Debug)]
 struct Semaphore {
-    id: u64,
     capacity: u32,
     used: i64,
 }
 
+/// What is known of a request.
 #[derive(Debug)]
-struct Request {
-    id: u64,
+struct Record {
     token: u64,
     owner: Option<Arc<str>>,
     ttl: Option<Duration>,
     /// Whether its permits are held.
     held: bool,
     /// Those it holds; once released, those it held last.
-    permits: Vec<HeldPermit>,
+    permits: Vec<Permit>,
     created: Moment,
     /// The last renewal; once released, the release.
     updated: Moment,
     updated_micros: StoreTime,
 }
 
-impl Request {
+impl Record {
     fn expires(&self) -> Option<Moment> {
         self.ttl.map(|ttl| self.updated + ttl)
     }
@@ -86,33 +84,24 @@ impl Request {
         let expires = self.expires().filter(|_| self.held);
         RequestStatus {
             held: self.held,
-            permits: self.permits.iter().map(HeldPermit::to_permit).collect(),
+            permits: self.permits.clone(),
             owner: self.owner.clone(),
             ttl: self.ttl,
             expires_in: expires.map(|at| at - Moment::now()),
         }
     }
 
-    /// Whether it is held by that grant.
-    fn holds(&self, held: &Held) -> bool {
-        self.held && self.token == held.token
-    }
-
-    fn to_held(&self, external_id: &Arc<str>) -> Held {
-        Held {
-            external_id: Arc::clone(external_id),
-            request_id: self.id,
-            token: self.token,
-            permits: self.permits.clone(),
-        }
+    fn count_of(&self, semaphore: &str) -> u64 {
+        let own = self.permits.iter().filter(|it| *it.semaphore == *semaphore);
+        own.map(|permit| u64::from(permit.count)).sum()
     }
 }
 
 impl State {
-    fn next_id(&mut self) -> u64 {
-        // As in the tables, a fence survives a restart: it is never below the time.
-        self.last_id = (self.last_id + 1).max(now().micros);
-        self.last_id
+    fn next_fence(&mut self) -> u64 {
+        // Never below the time, so that it grows across restarts.
+        self.last_fence = (self.last_fence + 1).max(now().micros);
+        self.last_fence
     }
 
     /// The capacity of a semaphore, and what is held of it.
@@ -121,25 +110,9 @@ impl State {
         semaphore.map(|semaphore| (semaphore.capacity, semaphore.used))
     }
 
-    /// Refuses the wish for now, with the next time and the newest fence of what is held of its semaphores.
-    fn exhausted(&self, wish: &Wish, exhausted: Exhausted) -> Decision {
-        let wanted = |it: &&HeldPermit| wish.wants(&it.semaphore);
-        let held = self.requests.values().filter(|request| request.held);
-        let held = held.filter(|it| it.permits.iter().any(|it| wanted(&it)));
-        let next = held.clone().filter_map(Request::reclaim_at).min();
-        let permits = held.flat_map(|it| it.permits.iter().filter(wanted));
-        Decision::Exhausted {
-            exhausted,
-            next_reclaim: next.map(|at| at - Moment::now()),
-            newest: permits.map(|permit| permit.id).max(),
-        }
-    }
-
-    fn count(&mut self, permits: &[HeldPermit], sign: i64) {
+    fn count(&mut self, permits: &[Permit], sign: i64) {
         for permit in permits {
-            if let Some(semaphore) = self.semaphores.get_mut(&permit.semaphore)
-                && semaphore.id == permit.semaphore_id
-            {
+            if let Some(semaphore) = self.semaphores.get_mut(&permit.semaphore) {
                 semaphore.used += sign * i64::from(permit.count);
             }
         }
@@ -149,108 +122,98 @@ impl State {
     fn release(
         &mut self,
         external_id: &str,
-        which: impl FnOnce(&Request) -> bool,
+        which: impl FnOnce(&Record) -> bool,
     ) -> Option<Vec<Permit>> {
-        let request = self.requests.get_mut(external_id)?;
-        if !request.held || !which(request) {
+        let record = self.requests.get_mut(external_id)?;
+        if !record.held || !which(record) {
             return None;
         }
-        request.held = false;
-        request.renew();
-        let permits = request.permits.clone();
+        record.held = false;
+        record.renew();
+        let permits = record.permits.clone();
         self.count(&permits, -1);
-        Some(permits.iter().map(HeldPermit::to_permit).collect())
+        Some(permits)
     }
 
-    fn sweep(&mut self, reason: Reason, which: impl Fn(&Request) -> bool) -> Vec<Swept> {
-        let found: Vec<Arc<str>> = self
-            .requests
-            .iter()
-            .filter(|(_, request)| request.held && which(request))
-            .map(|(id, _)| Arc::clone(id))
+    fn sweep(&mut self, reason: Reason, which: impl Fn(&Record) -> bool) -> Vec<Swept> {
+        let held = self.requests.iter().filter(|(_, it)| it.held && which(it));
+        let found: Vec<(Arc<str>, Option<Arc<str>>)> = held
+            .map(|(id, record)| (Arc::clone(id), record.owner.clone()))
             .collect();
         let mut swept = Vec::new();
-        for id in found {
-            let owner = self.requests.get(&id).and_then(|it| it.owner.clone());
-            if let Some(permits) = self.release(&id, |_| true) {
-                swept.push(Swept {
-                    external_id: id,
-                    owner,
-                    permits,
-                    reason,
-                });
-            }
+        for (external_id, owner) in found {
+            let permits = self.release(&external_id, |_| true).unwrap_or_default();
+            swept.push(Swept {
+                external_id,
+                owner,
+                permits,
+                reason,
+            });
         }
         swept
     }
 
-    fn acquire(&mut self, call: &Call, sent: Moment) -> Decision {
-        let wish = &call.wish;
-        if let Some(request) = self.requests.get(&wish.external_id) {
-            let status = request.status();
+    fn acquire(&mut self, request: &Request, sent: Moment) -> Result<Outcome> {
+        if let Some(record) = self.requests.get(&request.external_id) {
+            let status = record.status();
             let remaining = status.expires_in;
-            return match call.recognise(request.token, status) {
-                Recognised::Decided(decision) => decision,
-                Recognised::Ours => {
-                    let held = request.to_held(&wish.external_id);
-                    Decision::Granted(self.grant(wish, held, sent, remaining))
+            return Ok(match request.recognise(record.token, status)? {
+                Recognised::Known(status) => Outcome::Known(status),
+                Recognised::Own => {
+                    let permits = record.permits.clone();
+                    Outcome::Granted(self.grant(request, permits, sent, remaining))
                 }
                 Recognised::TakeOver => {
-                    self.release(&wish.external_id, |_| true);
-                    self.insert(call, sent)
+                    self.release(&request.external_id, |_| true);
+                    self.insert(request, sent)
                 }
-            };
+            });
         }
-        match wish.shortage(|name| self.semaphore(name)) {
-            Err(error) => Decision::Refused(error),
-            Ok(Some(exhausted)) => self.exhausted(wish, exhausted),
-            Ok(None) => self.insert(call, sent),
-        }
+        Ok(match request.shortage(|name| self.semaphore(name))? {
+            Some(exhausted) => Outcome::Exhausted(exhausted),
+            None => self.insert(request, sent),
+        })
     }
 
-    fn insert(&mut self, call: &Call, sent: Moment) -> Decision {
-        let wish = &call.wish;
-        let before = self.requests.remove(&wish.external_id);
-        let id = before
-            .as_ref()
-            .map_or_else(|| self.next_id(), |request| request.id);
-        let mut permits = Vec::with_capacity(wish.permits.len());
-        for (name, count) in &wish.permits {
-            let permit_id = self.next_id();
-            let Some(semaphore) = self.semaphores.get(name) else {
-                return Decision::Refused(no_such_semaphore(name));
-            };
-            permits.push(HeldPermit {
-                id: permit_id,
-                semaphore_id: semaphore.id,
+    fn insert(&mut self, request: &Request, sent: Moment) -> Outcome {
+        let before = self.requests.remove(&request.external_id);
+        let mut permits = Vec::with_capacity(request.permits.len());
+        for (name, count) in &request.permits {
+            permits.push(Permit {
                 semaphore: Arc::clone(name),
                 count: *count,
+                fence: self.next_fence(),
             });
         }
         self.count(&permits, 1);
         let now = now();
-        let request = Request {
-            id,
-            token: call.token,
-            owner: wish.owner.clone(),
-            ttl: wish.ttl,
+        let record = Record {
+            token: request.token,
+            owner: request.owner.clone(),
+            ttl: request.ttl,
             held: true,
-            permits,
-            created: before.map_or(now.local, |request| request.created),
+            permits: permits.clone(),
+            created: before.map_or(now.local, |record| record.created),
             updated: now.local,
             updated_micros: now.micros,
         };
-        let held = request.to_held(&wish.external_id);
-        self.requests.insert(Arc::clone(&wish.external_id), request);
-        Decision::Granted(self.grant(wish, held, sent, wish.ttl))
+        self.requests
+            .insert(Arc::clone(&request.external_id), record);
+        Outcome::Granted(self.grant(request, permits, sent, request.ttl))
     }
 
-    fn grant(&self, wish: &Wish, held: Held, sent: Moment, remaining: Option<Duration>) -> Grant {
+    fn grant(
+        &self,
+        request: &Request,
+        permits: Vec<Permit>,
+        sent: Moment,
+        remaining: Option<Duration>,
+    ) -> Grant {
         Grant {
-            held,
+            permits,
             sent,
             remaining,
-            free: wish.free(|name| self.semaphore(name)),
+            free: request.free(|name| self.semaphore(name)),
         }
     }
 }
@@ -271,10 +234,6 @@ impl PermitStore for MemoryPermits {
         &self.realm
     }
 
-    fn patience(&self) -> Duration {
-        Duration::ZERO
-    }
-
     fn min_ttl(&self) -> Duration {
         Duration::from_millis(100)
     }
@@ -292,11 +251,7 @@ impl PermitStore for MemoryPermits {
         if state.semaphores.contains_key(name) {
             return Ok(false);
         }
-        let semaphore = Semaphore {
-            id: state.next_id(),
-            capacity,
-            used: 0,
-        };
+        let semaphore = Semaphore { capacity, used: 0 };
         state.semaphores.insert(Arc::from(name), semaphore);
         Ok(true)
     }
@@ -349,18 +304,14 @@ impl PermitStore for MemoryPermits {
         let now = Moment::now();
         let wanted = |known: &str| name.is_none_or(|name| name == known);
         let usage = |(known, it): (&Arc<str>, &Semaphore)| {
-            let count = |request: &Request| -> u64 {
-                let own = request.permits.iter().filter(|p| p.semaphore_id == it.id);
-                own.map(|permit| u64::from(permit.count)).sum()
-            };
-            let held = state.requests.values().filter(|request| request.held);
-            let expired = held.clone().filter(|request| request.is_reclaimable(now));
-            let requests = held.filter(|request| count(request) > 0);
+            let held = state.requests.values().filter(|record| record.held);
+            let expired = held.clone().filter(|record| record.is_reclaimable(now));
+            let requests = held.filter(|record| record.count_of(known) > 0);
             Usage {
                 semaphore: Arc::clone(known),
                 capacity: it.capacity,
                 held: u64::try_from(it.used).unwrap_or(0),
-                expired: expired.map(count).sum(),
+                expired: expired.map(|record| record.count_of(known)).sum(),
                 free: free(it.capacity, it.used),
                 requests: requests.count() as u64,
             }
@@ -375,16 +326,16 @@ impl PermitStore for MemoryPermits {
             return Err(no_such_semaphore(name));
         }
         let mut holders = Vec::new();
-        for (external_id, request) in &state.requests {
-            let permits = request.permits.iter();
-            for permit in permits.filter(|it| request.held && &*it.semaphore == name) {
+        for (external_id, record) in &state.requests {
+            let permits = record.permits.iter();
+            for permit in permits.filter(|it| record.held && *it.semaphore == *name) {
                 holders.push(Holder {
                     external_id: Arc::clone(external_id),
-                    owner: request.owner.clone(),
+                    owner: record.owner.clone(),
                     count: permit.count,
-                    fence: permit.id,
-                    held_for: Moment::now() - request.created,
-                    expires_in: request.status().expires_in,
+                    fence: permit.fence,
+                    held_for: Moment::now() - record.created,
+                    expires_in: record.status().expires_in,
                 });
             }
         }
@@ -394,105 +345,55 @@ impl PermitStore for MemoryPermits {
 
     fn status(&self, external_id: &str, _by: Moment) -> Result<Option<RequestStatus>> {
         let state = self.state()?;
-        Ok(state.requests.get(external_id).map(Request::status))
+        Ok(state.requests.get(external_id).map(Record::status))
     }
 
-    fn acquire(&self, call: &Arc<Call>, _by: Moment) -> Result<Decision, Failure> {
+    fn acquire(&self, request: &Arc<Request>, _by: Moment) -> Result<Outcome> {
         // Before the lock, which others may hold: belief is counted from here.
         let sent = Moment::now();
-        let mut state = self.state().map_err(Failure::known)?;
-        let decision = state.acquire(call, sent);
-        if !matches!(decision, Decision::Exhausted { .. }) {
-            return Ok(decision);
+        let mut state = self.state()?;
+        let outcome = state.acquire(request, sent)?;
+        if !matches!(outcome, Outcome::Exhausted(_)) {
+            return Ok(outcome);
         }
         let now = Moment::now();
-        let touches = |request: &Request| {
-            request.is_reclaimable(now)
-                && request
-                    .permits
-                    .iter()
-                    .any(|it| call.wish.wants(&it.semaphore))
-        };
-        let swept = state.sweep(Reason::Expired, touches);
+        let swept = state.sweep(Reason::Expired, |record| {
+            let mut permits = record.permits.iter();
+            record.is_reclaimable(now) && permits.any(|it| request.wants(&it.semaphore))
+        });
         if swept.is_empty() {
-            return Ok(decision);
+            return Ok(outcome);
         }
-        let decision = state.acquire(call, sent);
+        let outcome = state.acquire(request, sent);
         drop(state);
         swept.iter().for_each(Swept::log);
-        Ok(decision)
+        outcome
     }
 
-    fn renew(&self, held: &[Arc<Held>], _by: Moment) -> Result<Vec<Renewed>> {
+    fn renew(&self, grants: &[GrantId], _by: Moment) -> Result<Vec<Renewed>> {
         let mut state = self.state()?;
-        let renew = |held: &Arc<Held>| match state.requests.get_mut(&held.external_id) {
-            Some(request) if request.holds(held) => {
-                request.renew();
+        let renew = |grant: &GrantId| match state.requests.get_mut(&grant.external_id) {
+            Some(record) if record.held && grant.names(record.token) => {
+                record.renew();
                 Renewed::Yes
             }
-            _ => Renewed::Lost,
+            Some(_) => Renewed::Lost,
+            None => Renewed::Unknown,
         };
-        Ok(held.iter().map(renew).collect())
+        Ok(grants.iter().map(renew).collect())
     }
 
-    fn release(&self, held: &Arc<Held>, _by: Moment) -> Result<bool> {
+    fn release(&self, grant: &GrantId, _by: Moment) -> Result<Released> {
         let mut state = self.state()?;
-        let released = state.release(&held.external_id, |request| request.holds(held));
-        Ok(released.is_some())
-    }
-
-    fn release_part(
-        &self,
-        held: &Held,
-        permit: &HeldPermit,
-        left: u32,
-        _by: Moment,
-    ) -> Result<bool> {
-        let mut state = self.state()?;
-        let request = state.requests.get_mut(&held.external_id);
-        let Some(request) = request.filter(|request| request.holds(held)) else {
-            return Ok(false);
-        };
-        let own = request.permits.iter_mut().find(|own| own.id == permit.id);
-        let Some(own) = own.filter(|own| own.count > left) else {
-            return Ok(false);
-        };
-        let freed = HeldPermit {
-            count: std::mem::replace(&mut own.count, left) - left,
-            ..permit.clone()
-        };
-        request.permits.retain(|own| own.count > 0);
-        state.count(&[freed], -1);
-        Ok(true)
-    }
-
-    fn release_request(&self, external_id: &str, _by: Moment) -> Result<Release> {
-        let mut state = self.state()?;
-        if state.release(external_id, |_| true).is_some() {
-            return Ok(Release::Released);
-        }
-        Ok(match state.requests.contains_key(external_id) {
-            true => Release::AlreadyReleased,
-            false => Release::Unknown,
-        })
-    }
-
-    fn renew_request(&self, external_id: &str, _by: Moment) -> Result<PermitRenewal> {
-        let mut state = self.state()?;
-        Ok(match state.requests.get_mut(external_id) {
-            Some(request) if request.held => {
-                request.renew();
-                PermitRenewal::Renewed
+        let released = state.release(&grant.external_id, |record| grant.names(record.token));
+        Ok(match released {
+            Some(permits) => {
+                let counts = permits.into_iter().map(|it| (it.semaphore, it.count));
+                Released::Permits(counts.collect())
             }
-            Some(_) => PermitRenewal::AlreadyReleased,
-            None => PermitRenewal::Unknown,
+            None if state.requests.contains_key(&grant.external_id) => Released::AlreadyReleased,
+            None => Released::Unknown,
         })
-    }
-
-    fn bury(&self, external_id: &str, tokens: &[u64], _by: Moment) -> Result<bool> {
-        let mut state = self.state()?;
-        let released = state.release(external_id, |request| tokens.contains(&request.token));
-        Ok(released.is_some())
     }
 
     fn sweep(&self, sweep: &Sweep, _by: Moment) -> Result<Vec<Swept>> {
@@ -518,13 +419,21 @@ impl PermitStore for MemoryPermits {
         Ok((owners, now().micros))
     }
 
-    fn delete_requests(&self, age: Duration, batch: usize, _by: Moment) -> Result<u64> {
+    fn purge(&self, what: Purge, age: Duration, batch: usize, _by: Moment) -> Result<u64> {
         let mut state = self.state()?;
+        if what == Purge::History {
+            let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+            let before = now().ms.saturating_sub(age);
+            let old = state.history.iter().take(batch);
+            let count = old.take_while(|it| it.changed_at <= before).count();
+            state.history.drain(..count);
+            return Ok(count as u64);
+        }
         let now = Moment::now();
         let old: Vec<Arc<str>> = state
             .requests
             .iter()
-            .filter(|(_, request)| !request.held && request.updated + age <= now)
+            .filter(|(_, record)| !record.held && record.updated + age <= now)
             .map(|(id, _)| Arc::clone(id))
             .take(batch)
             .collect();
@@ -532,17 +441,6 @@ impl PermitStore for MemoryPermits {
             state.requests.remove(id);
         }
         Ok(old.len() as u64)
-    }
-
-    fn delete_history(&self, age: Duration, batch: usize, _by: Moment) -> Result<u64> {
-        let mut state = self.state()?;
-        let before = now()
-            .ms
-            .saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-        let old = state.history.iter().take(batch);
-        let count = old.take_while(|it| it.changed_at <= before).count();
-        state.history.drain(..count);
-        Ok(count as u64)
     }
 }
 
@@ -552,10 +450,8 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::backend::permit_store::OnHeld;
 
-    /// Rule "belief ends on the local boot-time clock, counted from before the request was sent": whoever waited
-    /// for the lock counted it from after the grant.
+    /// Rule "belief ends on the local boot-time clock, counted from before the request was sent".
     #[test]
     fn belief_is_counted_from_before_the_lock() {
         let registry = Arc::new(Registry::default());
@@ -565,23 +461,21 @@ mod tests {
         let mut number = 0;
         let mut is_before = || {
             number += 1;
-            let call = Arc::new(Call {
-                wish: Wish {
-                    external_id: Arc::from(number.to_string()),
-                    owner: None,
-                    ttl: Some(Duration::from_secs(1)),
-                    permits: vec![(Arc::from("a"), 1)],
-                },
+            let request = Arc::new(Request {
+                external_id: Arc::from(number.to_string()),
+                owner: None,
+                ttl: Some(Duration::from_secs(1)),
+                permits: vec![(Arc::from("a"), 1)],
                 token: number,
-                former: Vec::new(),
-                on_held: OnHeld::Report,
+                take_over: false,
+                generated: false,
             });
             let begins = AtomicBool::new(false);
             thread::scope(|scope| {
                 let state = registry.permits.state.lock();
                 let waits = scope.spawn(|| {
                     begins.store(true, Ordering::SeqCst);
-                    store.acquire(&call, Moment::FAR).unwrap()
+                    store.acquire(&request, Moment::FAR).unwrap()
                 });
                 while !begins.load(Ordering::SeqCst) {
                     thread::yield_now();
@@ -590,7 +484,7 @@ mod tests {
                 let unlocked = Moment::now();
                 drop(state);
                 match waits.join().unwrap() {
-                    Decision::Granted(grant) => grant.sent <= unlocked,
+                    Outcome::Granted(grant) => grant.sent <= unlocked,
                     _ => false,
                 }
             })

@@ -68,7 +68,7 @@ impl Connector {
                 error.kind(),
                 format!("cannot connect to {}: {error}{hint}", self.server),
             )
-            .before_asking()
+            .not_sent()
         })
     }
 }
@@ -208,17 +208,27 @@ impl Connection {
         by: Moment,
         work: impl FnOnce(&mut Conn) -> mysql::Result<T>,
     ) -> Result<T, RequestError> {
+        self.run_within(self.patience, by, work)
+    }
+
+    /// As [`run`](Connection::run), with another patience: a statement that waits for a row lock needs more.
+    pub(crate) fn run_within<T>(
+        &mut self,
+        patience: Duration,
+        by: Moment,
+        work: impl FnOnce(&mut Conn) -> mysql::Result<T>,
+    ) -> Result<T, RequestError> {
         if self.poisoned {
             return Err(RequestError::given_up());
         }
         let left = by.remaining();
-        if left < least(self.patience) {
+        if left < least(patience) {
             return Err(RequestError::too_late());
         }
         // The kernel's timers end up to an eighth late. But an answer from far away must not be given up just before
         // it comes: that would cost the connection, and with it several round trips.
         let answer = (self.round_trip + self.round_trip / 4).min(left);
-        let limit = (left - left / 8).max(answer).min(self.patience);
+        let limit = (left - left / 8).max(answer).min(patience);
         if let Err(error) = self.set_socket_timeout(limit) {
             self.poisoned = true;
             return Err(error);
@@ -258,7 +268,7 @@ impl Connection {
         }
         let statement = self
             .run(by, |conn| conn.prep(sql))
-            .map_err(RequestError::before_asking)?;
+            .map_err(RequestError::not_sent)?;
         self.prepared.push((sql.to_owned(), statement.clone()));
         Ok(statement)
     }

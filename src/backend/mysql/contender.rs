@@ -31,11 +31,11 @@ pub(super) struct MysqlContender {
     contender: Contender,
     /// What the queue of this process knows this contender by.
     number: u64,
-    unparker: Option<Unparker>,
+    unparker: Unparker,
     /// May stand in the queue of this process.
     queued: bool,
-    /// The last attempt or release had no answer: the row may be ours.
-    unsure: bool,
+    /// The row may be ours: it was granted and not released, or a reply was lost.
+    may_own: bool,
     /// There was no row, and no time to make it.
     missing: bool,
     /// When this ownership began, on the server's clock.
@@ -43,7 +43,11 @@ pub(super) struct MysqlContender {
 }
 
 impl MysqlContender {
-    pub(super) fn new(database: &Arc<Database>, contender: &Contender) -> Result<MysqlContender> {
+    pub(super) fn new(
+        database: &Arc<Database>,
+        contender: &Contender,
+        wake: &Unparker,
+    ) -> Result<MysqlContender> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         database.check_lease(contender.lease)?;
         Ok(MysqlContender {
@@ -51,9 +55,9 @@ impl MysqlContender {
             database: Arc::clone(database),
             contender: contender.clone(),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            unparker: None,
+            unparker: wake.clone(),
             queued: false,
-            unsure: false,
+            may_own: false,
             missing: false,
             acquired_at: 0,
         })
@@ -67,16 +71,13 @@ impl MysqlContender {
         &self.contender.mutex
     }
 
-    /// This contender as the queue keeps it, if it wants to wait and can be told.
+    /// This contender as the queue keeps it, if it wants to wait.
     fn entry(&self, on_refusal: OnRefusal) -> Option<Entry> {
-        match (on_refusal, &self.unparker) {
-            (OnRefusal::Enqueue, Some(unparker)) => Some(Entry {
-                number: self.number,
-                unparker: unparker.clone(),
-                leads: self.contender.purpose == Purpose::Lead,
-            }),
-            _ => None,
-        }
+        (on_refusal == OnRefusal::Enqueue).then(|| Entry {
+            number: self.number,
+            unparker: self.unparker.clone(),
+            leads: self.contender.purpose == Purpose::Lead,
+        })
     }
 
     /// One attempt: an UPDATE, and for a loser a look at who won. A head that is not registered registers
@@ -90,7 +91,7 @@ impl MysqlContender {
     ) -> Result<Attempt> {
         let mut asked = std::mem::take(&mut self.missing);
         if asked {
-            self.insert(call).map_err(Error::before_asking)?;
+            self.insert(call).map_err(Error::not_sent)?;
         }
         for _ in 0..ROUNDS {
             // The first request is made whatever time is left; a later one would only cost the connection.
@@ -108,15 +109,15 @@ impl MysqlContender {
             let sent = Moment::now();
             match call.acquire(&self.contender, name, more, not_after) {
                 Ok(Some(owner)) => return Ok(self.won(call, owner, token.map(|_| more), sent)),
-                Ok(None) => self.unsure = false,
+                Ok(None) => self.may_own = false,
                 Err(failed) => {
-                    self.unsure |= failed.unknown;
+                    self.may_own |= failed.unknown;
                     return Err(failed.error);
                 }
             }
             // We surely do not own it: a failure here must not report an unknown outcome.
             let looked = self.look(call, entry, &mut turn);
-            if let Some(attempt) = looked.map_err(Error::before_asking)? {
+            if let Some(attempt) = looked.map_err(Error::not_sent)? {
                 return Ok(attempt);
             }
         }
@@ -235,7 +236,7 @@ impl MysqlContender {
         token: Option<bool>,
         sent: Moment,
     ) -> Attempt {
-        self.unsure = false;
+        self.may_own = true;
         self.queued = false;
         self.acquired_at = owner.acquired_at();
         let gone_at = sent + self.contender.lease.total() + Duration::from_millis(1);
@@ -261,16 +262,11 @@ fn refused(owner: MutexOwner, retry_in: Duration) -> Attempt {
 }
 
 impl RawContender for MysqlContender {
-    /// Asks nothing: where this contender waits, it registers first and looks then.
-    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
-        self.unparker = Some(unparker.clone());
-        Ok(())
-    }
-
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         let entry = self.entry(on_refusal);
+        let was_queued = self.queued;
         let turn = match &entry {
-            Some(entry) if !self.unsure => self.waiter().queues.turn(self.mutex(), entry),
+            Some(entry) if !self.may_own => self.waiter().queues.turn(self.mutex(), entry),
             _ => Turn::Alone,
         };
         self.queued |= turn != Turn::Alone;
@@ -286,10 +282,16 @@ impl RawContender for MysqlContender {
         let outcome = rows.call(Lane::Other, by, |call| {
             self.attempt(call, entry.as_ref(), turn, by)
         });
-        if outcome.is_err() && self.queued {
-            self.waiter().queues.failed(self.mutex(), self.number);
-        }
-        outcome
+        outcome.map_err(|error| {
+            if self.queued {
+                self.waiter().queues.failed(self.mutex(), self.number);
+            }
+            if self.queued && !was_queued {
+                // Something was sent, whatever failed last: the caller has a place to give up.
+                return Error::new(error.kind(), error.to_string());
+            }
+            error
+        })
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
@@ -311,6 +313,7 @@ impl RawContender for MysqlContender {
                 until: None,
             }));
         }
+        self.may_own = false;
         // Lost, that is known: to whom is worth a look, but not an error.
         let row = call.look(self.mutex()).ok().flatten();
         Ok(Renewal::Lost(
@@ -322,10 +325,8 @@ impl RawContender for MysqlContender {
         let rows = Arc::clone(&self.rows);
         rows.call_to_end(by, |call| {
             let whose = Whose::Owner(&self.contender.id, fence);
-            let released = call.release(self.mutex(), whose).map_err(|failed| {
-                self.unsure |= failed.unknown;
-                failed.error
-            })?;
+            let released = call.release(self.mutex(), whose)?;
+            self.may_own = false;
             let token = match released {
                 Some(token) => Some(token),
                 // Perhaps a release whose answer was lost: whoever it was handed over to was not told.
@@ -341,28 +342,15 @@ impl RawContender for MysqlContender {
         })
     }
 
-    fn withdraw(&mut self, by: Moment) -> Result<bool> {
+    fn withdraw(&mut self, by: Moment) -> Result<()> {
         if !self.leave() {
-            return Ok(false);
+            return Ok(());
         }
         // Not a moment beyond `by`, which is past the caller's timeout as it is: where this fails the
         // waiting thread tries again.
         let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
         let call = &mut self.rows.on(&mut connection, by);
-        self.waiter().step(call, self.mutex())?;
-        Ok(true)
-    }
-
-    fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
-        let look = |call: &mut Call<'_>| call.look(self.mutex());
-        let row = self.rows.call(Lane::Other, by, look)?;
-        let row = row.filter(|row| row.run_at > 0);
-        Ok(row.map(|row| Duration::from_millis(row.now.saturating_sub(row.run_at))))
-    }
-
-    fn record_run(&mut self, fence: u64, _keep: Duration, by: Moment) -> Result<bool> {
-        let record = |call: &mut Call<'_>| call.record_run(&self.contender, fence);
-        self.rows.call(Lane::Owner, by, record)
+        self.waiter().step(call, self.mutex())
     }
 }
 

@@ -181,7 +181,7 @@ impl RequestError {
                 ErrorKind::Timeout,
                 "not enough time was left to wait for an answer of the MySQL server",
             )
-            .proving_nothing(),
+            .not_sent(),
         }
     }
 
@@ -192,13 +192,13 @@ impl RequestError {
                 ErrorKind::Unreachable,
                 "the connection to the MySQL server was given up",
             )
-            .before_asking(),
+            .not_sent(),
         )
     }
 
-    /// Of a request before the one that matters, which was not sent: nothing is in doubt.
-    pub(super) fn before_asking(mut self) -> RequestError {
-        self.error = self.error.before_asking();
+    /// Marks a request that only prepared the one that matters.
+    pub(super) fn not_sent(mut self) -> RequestError {
+        self.error = self.error.not_sent();
         self
     }
 
@@ -214,7 +214,7 @@ impl RequestError {
 
     /// Returns `true` if the server may have done what was asked, or may do it yet.
     pub(crate) fn is_outcome_unknown(&self) -> bool {
-        self.poisoned && !self.error.asked_nothing() && !self.code.is_some_and(is_elsewhere)
+        self.poisoned && !self.error.is_not_sent() && !self.code.is_some_and(is_elsewhere)
     }
 
     /// The server's error number; `None` where the server did not answer.

@@ -69,6 +69,7 @@ use crate::error::{ErrorKind, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
+use crate::parker::Unparker;
 use crate::pool::{Lane, PoolSettings};
 use crate::probe::{LateProbe, Probe, Probed};
 use crate::url::Url;
@@ -175,11 +176,16 @@ impl Backend for Mysql {
         Ok(Arc::new(store))
     }
 
-    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
-        Ok(Box::new(MysqlContender::new(&self.database, contender)?))
+    fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
+        Ok(Box::new(MysqlContender::new(
+            &self.database,
+            contender,
+            wake,
+        )?))
     }
 
-    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+    /// No observer is woken: its view says when to look again.
+    fn observer(&self, mutex: &Arc<str>, _wake: &Unparker) -> Result<Box<dyn RawObserver>> {
         Ok(Box::new(MysqlObserver::new(&self.database, mutex)))
     }
 
@@ -229,13 +235,27 @@ impl Backend for Mysql {
         })
     }
 
+    fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
+        let row = self.database.call(by, |call| call.look(mutex))?;
+        let row = row.filter(|row| row.run_at > 0);
+        Ok(row.map(|row| Duration::from_millis(row.now.saturating_sub(row.run_at))))
+    }
+
+    fn record_run(
+        &self,
+        mutex: &Arc<str>,
+        fence: u64,
+        _keep: Duration,
+        by: Moment,
+    ) -> Result<bool> {
+        let record = |call: &mut Call<'_>| call.record_run(mutex, fence);
+        self.database.rows.call(Lane::Owner, by, record)
+    }
+
     fn condition(&self) -> Condition {
-        let pool = &self.database.rows.pool;
         Condition {
             wakeups: self.database.waiter.queues.wakeups(),
-            pool: Some(pool.usage()),
-            last_contact: pool.last_contact(),
-            ..Condition::default()
+            pool: Some(self.database.rows.pool.usage()),
         }
     }
 

@@ -8,7 +8,6 @@ use crate::backend::{RawObserver, View};
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::owner::MutexOwner;
-use crate::parker::Unparker;
 use crate::pool::Lane;
 
 pub(super) struct MysqlObserver {
@@ -26,11 +25,6 @@ impl MysqlObserver {
 }
 
 impl RawObserver for MysqlObserver {
-    /// Nobody tells an observer: its view says when to look again.
-    fn listen(&mut self, _unparker: &Unparker, _by: Moment) -> Result<()> {
-        Ok(())
-    }
-
     fn observe(&mut self, by: Moment) -> Result<View> {
         let rows = &self.database.rows;
         let row = rows.call(Lane::Other, by, |call| call.look(&self.mutex))?;

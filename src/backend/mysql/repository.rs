@@ -149,7 +149,7 @@ impl Repository {
     }
 
     fn call<T>(&self, work: impl FnOnce(&mut Call<'_>) -> Result<T>) -> Result<T> {
-        let by = Moment::now() + self.lease.call_budget();
+        let by = Moment::now() + self.lease.request_limit();
         self.database.rows.call(Lane::Owner, by, work)
     }
 }

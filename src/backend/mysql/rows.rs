@@ -209,11 +209,9 @@ impl Call<'_> {
     }
 
     /// Records a run. Returns `false` if the owner has not this fence any more.
-    pub(super) fn record_run(&mut self, contender: &Contender, fence: u64) -> Result<bool> {
-        let recorded = self.update(|statements| {
-            let (mutex, id) = (&*contender.mutex, &*contender.id);
-            (&statements.record_run, params! { mutex, id, fence })
-        })?;
+    pub(super) fn record_run(&mut self, mutex: &str, fence: u64) -> Result<bool> {
+        let recorded =
+            self.update(|statements| (&statements.record_run, params! { mutex, fence }))?;
         Ok(recorded.is_some())
     }
 
@@ -299,7 +297,7 @@ impl Call<'_> {
         let statements = self.rows.table.statements(self.connection, self.by);
         statements.map_err(|error| {
             self.note(&error);
-            error.before_asking()
+            error.not_sent()
         })
     }
 

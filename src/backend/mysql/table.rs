@@ -37,6 +37,10 @@ const QUIET: &str = "(LOCATE(':{token}', waiters) > 0 \
         AND (SUBSTRING(waiters, 2, 18) = '{token}' OR transition_at + {claim} < {now})) \
     AND NOT (owner_id LIKE '~%' AND transition_at > {clock} + {claim}))";
 
+/// An owner has this fence, whatever its id.
+const OWNED: &str = "fencing_token = :fence AND owner_id <> '' AND owner_id NOT LIKE '~%' \
+    AND transition_at >= {clock}";
+
 /// How long `waiters` is, and a token in it.
 pub(super) const WAITERS: usize = 3990;
 pub(super) const TOKEN: usize = 19;
@@ -448,16 +452,15 @@ impl Statements {
                 "owner_id = :id AND fencing_token = :fence AND transition_at >= {clock}",
             ),
             release_any: release("owner_id = :id"),
-            revoke: release(
-                "fencing_token = :fence AND owner_id <> '' AND owner_id NOT LIKE '~%' \
-                 AND transition_at >= {clock}",
-            ),
+            revoke: release(OWNED),
             register: fill(include_str!("../../../sql/mutex-register.sql")),
             withdraw: fill(include_str!("../../../sql/mutex-withdraw.sql")),
             undo_hand_over: fill(include_str!("../../../sql/mutex-undo-hand-over.sql")),
             look: fill(include_str!("../../../sql/mutex-look.sql")),
             insert: fill(include_str!("../../../sql/mutex-insert.sql")),
-            record_run: fill(include_str!("../../../sql/mutex-record-run.sql")),
+            record_run: fill(
+                &include_str!("../../../sql/mutex-record-run.sql").replace("{owned}", OWNED),
+            ),
             list: fill(include_str!("../../../sql/mutex-list.sql")),
             ping: fill("SELECT 1 FROM {table} LIMIT 0"),
             look_many: fill(include_str!("../../../sql/mutex-look-many.sql")),

@@ -296,7 +296,7 @@ impl SlotMap {
                         self.names()
                     ),
                 )
-                .before_asking()
+                .not_sent()
             }));
         }
         self.mapped.wait_for(slots, left);
@@ -320,7 +320,7 @@ impl SlotMap {
             return Ok(Arc::clone(&known.server));
         }
         if slots.closed {
-            return Err(Error::new(ErrorKind::Closed, "the factory was closed").before_asking());
+            return Err(Error::new(ErrorKind::Closed, "the factory was closed").not_sent());
         }
         let weak: Weak<SlotMap> = Arc::downgrade(self);
         let alarm = move || {
@@ -418,7 +418,7 @@ impl SlotMap {
                         best = Some(map);
                     }
                 }
-                Err(error) => failure = Some(error.before_asking()),
+                Err(error) => failure = Some(error.not_sent()),
             }
         }
         match (best, failure) {

@@ -418,7 +418,7 @@ pub(super) fn no_time(server: &Address) -> Error {
         ErrorKind::Timeout,
         format!("redis at {server}: no time was left to ask"),
     )
-    .proving_nothing()
+    .not_sent()
 }
 
 /// The error of a wait for something of ours that took too long.
@@ -427,5 +427,5 @@ pub(super) fn late(what: &str, server: &dyn fmt::Display) -> Error {
         ErrorKind::Timeout,
         format!("redis at {server}: no answer within the time for {what}"),
     )
-    .before_asking()
+    .not_sent()
 }

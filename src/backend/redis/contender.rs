@@ -7,7 +7,9 @@ use super::Common;
 use super::keys::Keys;
 use super::script::{Call, Reply, integer, ms};
 use super::subscription::{Role, Subscription};
-use crate::backend::{Attempt, Contender, Grant, OnRefusal, RawContender, Refusal, Renewal};
+use crate::backend::{
+    Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
+};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::parker::Unparker;
@@ -15,9 +17,6 @@ use crate::pool::Lane;
 
 /// The least time until the next attempt: what the scripts count is whole milliseconds.
 pub(super) const TICK: Duration = Duration::from_millis(1);
-
-/// How long the last run of a schedule is kept at least.
-const KEEP_RUN: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) struct RedisContender {
     common: Arc<Common>,
@@ -36,12 +35,16 @@ pub(super) struct RedisContender {
     queued: bool,
     /// An early acquire was sent, and what became of it is not known: we may own.
     unsettled: bool,
-    /// Whether the subscription could not follow the mutex to another server.
+    /// No wake-up comes: the subscription failed.
     deaf: bool,
 }
 
 impl RedisContender {
-    pub(super) fn new(common: &Arc<Common>, contender: &Contender) -> RedisContender {
+    pub(super) fn new(
+        common: &Arc<Common>,
+        contender: &Contender,
+        wake: &Unparker,
+    ) -> RedisContender {
         let keys = Keys::of(&common.settings.prefix, &contender.mutex);
         let scripts = &common.scripts;
         let id = &*contender.id;
@@ -74,7 +77,7 @@ impl RedisContender {
                 &[id, claim, counts_all],
                 0,
             ),
-            subscription: Subscription::of_contender(&keys, id),
+            subscription: Subscription::of_contender(&keys, id, wake),
             place: b"0".to_vec(),
             queued: false,
             unsettled: false,
@@ -103,7 +106,7 @@ impl RedisContender {
         let call = match on_refusal {
             OnRefusal::Leave => &mut self.acquire_once,
             OnRefusal::Enqueue => {
-                self.deaf = self.subscription.follow(&self.common, by).is_err();
+                self.deaf = self.subscription.ensure(&self.common, by).is_err();
                 self.queued = true;
                 self.acquire_or_queue.set(&[&self.place])
             }
@@ -114,10 +117,10 @@ impl RedisContender {
             let called = deployment.call_or(self.keys.slot, call, None, Lane::Other, by);
             // Of two requests, the first may have been granted.
             let called = called.map_err(|error| match doubt {
-                true => error.after_asking(),
+                true => error.perhaps_sent(),
                 false => error,
             });
-            if called.as_ref().is_err_and(Error::asked_nothing) {
+            if called.as_ref().is_err_and(Error::is_not_sent) {
                 // Nothing was sent: there is no place to withdraw from, and no clean-up to wait for.
                 self.queued = was_queued;
             }
@@ -130,7 +133,7 @@ impl RedisContender {
                 -1 if !told => told = true,
                 // It has looked at as many dead waiters as it does in one go: there may be more.
                 0 if reply.left()? == Some(Duration::ZERO)
-                    && !reply.owner(self.contender.lease)?.has_owner_at(0)
+                    && !reply.owner(self.contender.lease)?.is_in_transition_at(0)
                     && by.remaining() > TICK => {}
                 _ => return Ok((reply, None)),
             }
@@ -149,7 +152,7 @@ impl RedisContender {
         let lease = self.contender.lease;
         let mut retry_in = reply.left()?.unwrap_or(lease.total()) + TICK;
         if self.deaf {
-            retry_in = retry_in.min(lease.call_budget());
+            retry_in = retry_in.min(lease.request_limit());
         }
         Ok(Attempt::Refused(Refusal {
             owner: reply.owner(lease)?,
@@ -177,10 +180,6 @@ impl RedisContender {
 }
 
 impl RawContender for RedisContender {
-    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
-        self.subscription.listen(&self.common, unparker, by)
-    }
-
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         // From here on, and not from the refusal on: a message may come in between.
         self.subscription.set_role(Role::Waiting);
@@ -212,8 +211,10 @@ impl RawContender for RedisContender {
             return Ok(Renewal::Lost(reply.owner(self.contender.lease)?));
         }
         self.subscription.set_role(Role::Owning);
-        // An owner has no need to hear anything now: it may fail.
-        let _ = self.subscription.follow(&self.common, by);
+        if self.contender.purpose == Purpose::Lead {
+            // To hear of a revocation at once. The next renewal tries again.
+            let _ = self.subscription.ensure(&self.common, by);
+        }
         let owner = reply.granted(&self.contender.id, fence, self.contender.lease);
         Ok(Renewal::Renewed(Grant { owner, until: None }))
     }
@@ -223,13 +224,13 @@ impl RawContender for RedisContender {
         self.release.run(&self.common, Some(fence), by)
     }
 
-    fn withdraw(&mut self, by: Moment) -> Result<bool> {
+    fn withdraw(&mut self, by: Moment) -> Result<()> {
         let settled = self.give_up_turn(by);
         self.subscription.set_role(Role::Idle);
         self.subscription.close();
         self.place = b"0".to_vec();
         if !self.queued {
-            return settled.map(|()| false);
+            return settled;
         }
         let deployment = &self.common.deployment;
         let call = self.withdraw.set(&[]);
@@ -242,25 +243,7 @@ impl RawContender for RedisContender {
             return Err(too_late());
         }
         self.queued = false;
-        settled.map(|()| true)
-    }
-
-    fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
-        let mut call = Call::new(&self.common.scripts.run, &[&self.keys.run], &[], 0);
-        let deployment = &self.common.deployment;
-        let value = deployment.call(self.keys.slot, &mut call, Lane::Owner, by)?;
-        let age = u64::try_from(integer(Some(&value))?).ok();
-        Ok(age.map(Duration::from_millis))
-    }
-
-    fn record_run(&mut self, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
-        let keys = [&*self.keys.run, &self.keys.mutex, &self.keys.token];
-        let keep = ms(keep.max(KEEP_RUN)).to_string();
-        let arguments = [&*self.contender.id, &fence.to_string(), &keep];
-        let mut call = Call::new(&self.common.scripts.run, &keys, &arguments, 0);
-        let deployment = &self.common.deployment;
-        let value = deployment.call(self.keys.slot, &mut call, Lane::Owner, by)?;
-        Ok(integer(Some(&value))? == 1)
+        settled
     }
 }
 

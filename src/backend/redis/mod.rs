@@ -76,8 +76,8 @@ pub(super) use self::builder::connect;
 use self::contender::{RedisContender, Release};
 use self::error::{CallError, not_understood};
 use self::keys::Keys;
-use self::observer::RedisObserver;
-use self::script::{Scripts, ms};
+use self::observer::{Look, RedisObserver};
+use self::script::{Call, Scripts, integer, ms};
 use self::server::{Deployment, Server, ServerSettings};
 use super::{
     Backend, Condition, Contender, Participant, PoolUse, RawContender, RawObserver, Wakeups,
@@ -86,6 +86,8 @@ use crate::clock::Moment;
 use crate::error::Result;
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
+use crate::parker::Unparker;
+use crate::pool::Lane;
 use crate::probe::{LateProbe, Probe};
 
 /// How long the last fence is remembered after the lease. After that the server's time in microseconds is
@@ -154,12 +156,14 @@ impl Backend for Redis {
         &self.common.realm
     }
 
-    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
-        Ok(Box::new(RedisContender::new(&self.common, contender)))
+    fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
+        let contender = RedisContender::new(&self.common, contender, wake);
+        Ok(Box::new(contender))
     }
 
-    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
-        Ok(Box::new(RedisObserver::new(&self.common, mutex)))
+    fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
+        let look = Look::new(&self.common, mutex);
+        Ok(Box::new(RedisObserver::new(look, mutex, wake)))
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
@@ -172,8 +176,8 @@ impl Backend for Redis {
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        let mut observer = RedisObserver::new(&self.common, mutex);
-        observer.look(by).map(|(owner, _)| owner)
+        let (owner, _) = Look::new(&self.common, mutex).run(by)?;
+        Ok(owner)
     }
 
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
@@ -247,6 +251,19 @@ impl Backend for Redis {
         Release::new(common, &keys, owner.owner_id()).run(common, fence, by)
     }
 
+    fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
+        let keys = Keys::of(&self.common.settings.prefix, mutex);
+        let age = self.run_script(&keys, &[&keys.run], &[], by)?;
+        Ok(u64::try_from(age).ok().map(Duration::from_millis))
+    }
+
+    fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
+        let keys = Keys::of(&self.common.settings.prefix, mutex);
+        let arguments = [&*fence.to_string(), &*ms(keep).to_string()];
+        let recorded = self.run_script(&keys, &[&keys.run, &keys.token], &arguments, by)?;
+        Ok(recorded == 1)
+    }
+
     fn condition(&self) -> Condition {
         let servers = self
             .common
@@ -260,8 +277,6 @@ impl Backend for Redis {
             pool.open += usage.open;
             pool.idle += usage.idle;
             pool.size += usage.size;
-            condition.last_contact = condition.last_contact.max(server.last_contact());
-            condition.cut_off = condition.cut_off.or_else(|| server.cut_off());
             match (&condition.wakeups, server.wakeups()) {
                 (_, polling @ Wakeups::Polling(_)) => condition.wakeups = polling,
                 (Wakeups::Untried, wakeups) => condition.wakeups = wakeups,
@@ -274,6 +289,26 @@ impl Backend for Redis {
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
         let _ = self.common.probe.0.set(probe);
+    }
+}
+
+impl Redis {
+    /// Runs `record_run.lua`.
+    fn run_script(
+        &self,
+        keys: &Keys,
+        names: &[&str],
+        arguments: &[&str],
+        by: Moment,
+    ) -> Result<i64> {
+        let mut call = Call::new(&self.common.scripts.run, names, arguments, 0);
+        let deployment = &self.common.deployment;
+        integer(Some(&deployment.call(
+            keys.slot,
+            &mut call,
+            Lane::Owner,
+            by,
+        )?))
     }
 }
 

@@ -18,42 +18,51 @@ use crate::pool::Lane;
 /// How long an observer of a free mutex looks away if nobody unparks it.
 const IDLE: Duration = Duration::from_secs(60);
 
-pub(super) struct RedisObserver {
+/// The question who owns a mutex.
+pub(super) struct Look {
     common: Arc<Common>,
     slot: u16,
-    look: Call,
-    subscription: Subscription,
+    call: Call,
 }
 
-impl RedisObserver {
-    pub(super) fn new(common: &Arc<Common>, mutex: &str) -> RedisObserver {
+impl Look {
+    pub(super) fn new(common: &Arc<Common>, mutex: &str) -> Look {
         let keys = Keys::of(&common.settings.prefix, mutex);
-        RedisObserver {
+        Look {
             common: Arc::clone(common),
             slot: keys.slot,
-            look: Call::new(&common.scripts.observe, &[&keys.mutex, &keys.token], &[], 0),
-            subscription: Subscription::of_observer(&keys),
+            call: Call::new(&common.scripts.observe, &[&keys.mutex, &keys.token], &[], 0),
         }
     }
 
     /// Reads who owns, and for how long at most that can stay so unnoticed.
-    pub(super) fn look(&mut self, by: Moment) -> Result<(MutexOwner, Option<Duration>)> {
+    pub(super) fn run(&mut self, by: Moment) -> Result<(MutexOwner, Option<Duration>)> {
         let deployment = &self.common.deployment;
-        let value = deployment.call(self.slot, &mut self.look, Lane::Other, by)?;
+        let value = deployment.call(self.slot, &mut self.call, Lane::Other, by)?;
         let reply = Reply::observed(value)?;
         Ok((reply.owner(self.common.lease)?, reply.left()?))
     }
 }
 
-impl RawObserver for RedisObserver {
-    fn listen(&mut self, unparker: &Unparker, by: Moment) -> Result<()> {
-        self.subscription.listen(&self.common, unparker, by)
-    }
+pub(super) struct RedisObserver {
+    look: Look,
+    subscription: Subscription,
+}
 
+impl RedisObserver {
+    pub(super) fn new(look: Look, mutex: &str, wake: &Unparker) -> RedisObserver {
+        let keys = Keys::of(&look.common.settings.prefix, mutex);
+        RedisObserver {
+            subscription: Subscription::of_observer(&keys, wake),
+            look,
+        }
+    }
+}
+
+impl RawObserver for RedisObserver {
     fn observe(&mut self, by: Moment) -> Result<View> {
-        // First, so that what changes after this look is heard.
-        self.subscription.follow(&self.common, by)?;
-        let (owner, left) = self.look(by)?;
+        self.subscription.ensure(&self.look.common, by)?;
+        let (owner, left) = self.look.run(by)?;
         Ok(View {
             owner,
             look_in: left.map_or(IDLE, |left| left.min(IDLE) + TICK),

@@ -274,17 +274,8 @@ impl Server {
         self.pool.usage()
     }
 
-    pub(super) fn last_contact(&self) -> Option<Moment> {
-        self.pool.last_contact()
-    }
-
     pub(super) fn wakeups(&self) -> Wakeups {
         self.subscriber.condition()
-    }
-
-    /// Why waiting contenders cannot be told of a release, if so.
-    pub(super) fn cut_off(&self) -> Option<Error> {
-        self.subscriber.error()
     }
 
     fn set_deadline(&self, call: &mut Call, deadline: Moment) {
@@ -375,8 +366,8 @@ impl Deployment {
             } else if on_its_way && by.remaining() >= TRY_AGAIN * 2 {
                 std::thread::sleep(TRY_AGAIN);
             } else if doubt.is_some() {
-                // That the last try asked nothing says nothing about the one before it.
-                return Err(failure.into_error().after_asking());
+                // The last try was not sent; the one before it was.
+                return Err(failure.into_error().perhaps_sent());
             } else {
                 return Err(failure.into_error());
             }
@@ -425,7 +416,7 @@ impl Deployment {
 }
 
 pub(super) fn unavailable(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Unavailable, message).before_asking()
+    Error::new(ErrorKind::Unavailable, message).not_sent()
 }
 
 fn is_unknown_script(error: &RedisError) -> bool {

@@ -210,12 +210,6 @@ impl Subscriber {
         }
     }
 
-    /// Returns why no messages arrive, if they should.
-    pub(super) fn error(&self) -> Option<Error> {
-        let routes = self.reader.routes.lock();
-        routes.error.clone().filter(|_| !routes.live)
-    }
-
     /// Tells the reader to end. It does so at the next message, or within a heartbeat.
     /// Returns whether there is one to be waited for.
     pub(super) fn close(&self) -> bool {
@@ -259,8 +253,11 @@ impl Reader {
             let mut routes = self.routes.lock();
             routes.live = false;
             for route in routes.by_channel.values_mut() {
-                route.interrupted |= route.acknowledged;
-                route.acknowledged = false;
+                if std::mem::take(&mut route.acknowledged) {
+                    // Now, so that waiters learn of an outage; and once more when the next connection is subscribed.
+                    route.interrupted();
+                    route.interrupted = true;
+                }
             }
             if routes.closed {
                 return;

@@ -165,7 +165,7 @@ impl Prepared {
     fn send(mut self) -> Option<EarlyAcquire> {
         let server = self.server.upgrade()?;
         let sent = Moment::now();
-        let budget = self.lease.call_budget();
+        let budget = self.lease.request_limit();
         let mut checkout = server.spare()?;
         let deadline = sent + PATIENCE.min(budget * 2 / 3);
         server
@@ -204,11 +204,12 @@ pub(super) struct Subscription {
     role: Role,
     channels: Vec<(Vec<u8>, Channel)>,
     slot: u16,
+    unparker: Unparker,
     attached: Option<Attached>,
 }
 
 impl Subscription {
-    pub(super) fn of_contender(keys: &Keys, id: &str) -> Subscription {
+    pub(super) fn of_contender(keys: &Keys, id: &str, unparker: &Unparker) -> Subscription {
         Subscription {
             id: id.as_bytes().to_vec(),
             role: Role::Waiting,
@@ -218,11 +219,12 @@ impl Subscription {
                 (keys.handed(), Channel::Handed),
             ],
             slot: keys.slot,
+            unparker: unparker.clone(),
             attached: None,
         }
     }
 
-    pub(super) fn of_observer(keys: &Keys) -> Subscription {
+    pub(super) fn of_observer(keys: &Keys, unparker: &Unparker) -> Subscription {
         Subscription {
             id: Vec::new(),
             role: Role::Observing,
@@ -231,42 +233,25 @@ impl Subscription {
                 (keys.handed(), Channel::Handed),
             ],
             slot: keys.slot,
+            unparker: unparker.clone(),
             attached: None,
         }
     }
 
-    /// Returns once `unparker` is unparked by every message that matters.
-    pub(super) fn listen(
-        &mut self,
-        common: &Common,
-        unparker: &Unparker,
-        by: Moment,
-    ) -> Result<()> {
-        if let Some(attached) = &self.attached
-            && attached.recipient.unparker.same(unparker)
-        {
-            return self.follow(common, by);
+    /// Subscribes on the server that has the mutex now, which in a cluster may change. Takes at most half of the
+    /// time: the rest is for the request that follows.
+    pub(super) fn ensure(&mut self, common: &Common, by: Moment) -> Result<()> {
+        if self.attached.is_some() && !common.is_cluster() {
+            return Ok(());
         }
-        self.attached = None;
-        let recipient = Arc::new(Recipient::new(&self.id, unparker, self.role));
-        let server = common.server(self.slot, by)?;
-        self.attach(server, recipient, by)
-    }
-
-    /// Listens on the server that has the mutex now, which in a cluster may not be the one it was. Takes at
-    /// most half of the time: the rest is for what comes after it.
-    pub(super) fn follow(&mut self, common: &Common, by: Moment) -> Result<()> {
-        if let Some(attached) = &self.attached
-            && common.is_cluster()
-        {
-            let half = by - by.remaining() / 2;
-            let server = common.server(self.slot, half)?;
-            if !Arc::ptr_eq(&server, &attached.server) {
-                let recipient = Arc::clone(&attached.recipient);
-                return self.attach(server, recipient, half);
-            }
-        }
-        Ok(())
+        let half = by - by.remaining() / 2;
+        let server = common.server(self.slot, half)?;
+        let recipient = match &self.attached {
+            Some(attached) if Arc::ptr_eq(&server, &attached.server) => return Ok(()),
+            Some(attached) => Arc::clone(&attached.recipient),
+            None => Arc::new(Recipient::new(&self.id, &self.unparker, self.role)),
+        };
+        self.attach(server, recipient, half)
     }
 
     fn attach(&mut self, server: Arc<Server>, recipient: Arc<Recipient>, by: Moment) -> Result<()> {

@@ -6,13 +6,11 @@
 //! disappear.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use super::message::{Code, Reply, Request};
 use super::node::{Entry, Look, Standing, Term};
 use super::path::Line;
 use super::session::{Known, Leader, Session, Sessions, unexpected};
-use super::watches::UnparkerCell;
 use crate::backend::{
     Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
 };
@@ -28,7 +26,7 @@ pub(super) struct ZkContender {
     sessions: Arc<Sessions>,
     contender: Contender,
     mutex_path: Arc<str>,
-    cell: Arc<UnparkerCell>,
+    wake: Arc<Unparker>,
     entry: Entry,
 }
 
@@ -37,6 +35,7 @@ impl ZkContender {
         sessions: Arc<Sessions>,
         contender: &Contender,
         mutex_path: Arc<str>,
+        wake: &Unparker,
     ) -> ZkContender {
         ZkContender {
             entry: Entry::new(
@@ -47,7 +46,7 @@ impl ZkContender {
             sessions,
             contender: contender.clone(),
             mutex_path,
-            cell: Arc::default(),
+            wake: Arc::new(wake.clone()),
         }
     }
 
@@ -77,7 +76,7 @@ impl ZkContender {
                     continue;
                 }
                 Standing::Entering(_) => self.entry.resolve(by)?,
-                Standing::Unsure { .. } => self.entry.search(&self.cell, by)?,
+                Standing::Unsure { .. } => self.entry.search(&self.wake, by)?,
                 Standing::In(node) if node.takes_over() => return self.grant(session, None),
                 Standing::In(node) if node.must_read_line() => None,
                 Standing::In(_) => {
@@ -151,7 +150,7 @@ impl ZkContender {
             }
             Some(_) if on_refusal == OnRefusal::Leave => self.leave(session, line, by).map(Some),
             Some(position) => {
-                node.stand_behind(line, position, epoch, &self.mutex_path, &self.cell, by)?;
+                node.stand_behind(line, position, epoch, &self.mutex_path, &self.wake, by)?;
                 Ok(None)
             }
         }
@@ -210,7 +209,7 @@ impl ZkContender {
         node.leads();
         if purpose == Purpose::Lead {
             // Not waited for: it costs the owner nothing, and fires if the node is gone already.
-            node.watch_own(&self.cell)?;
+            node.watch_own(&self.wake)?;
         }
         session.act(|protocol| protocol.begin_lease(node.path(), until + lease.transition()));
         session.learn(
@@ -297,23 +296,21 @@ impl ZkContender {
 
     /// A caller that is told "unknown" is woken when there is something new to say.
     fn or_wake_later<T>(&self, session: &Session, result: Result<T>) -> Result<T> {
-        if result.is_err() && self.cell.is_set() {
-            session.wake_on_news(&self.cell);
+        if result.is_err() {
+            session.wake_on_news(&self.wake);
         }
         result
     }
 }
 
 impl RawContender for ZkContender {
-    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
-        // The watches are set by `acquire`, each together with the look that it guards.
-        self.cell.set(Some(unparker));
-        Ok(())
-    }
-
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         let session = self.sessions.session()?;
         let result = self.try_acquire(&session, on_refusal, by);
+        if result.is_err() && on_refusal == OnRefusal::Leave {
+            // Its caller may never come back, and a node has no lease of its own.
+            self.entry.abandon();
+        }
         self.or_wake_later(&session, result)
     }
 
@@ -339,7 +336,7 @@ impl RawContender for ZkContender {
         }
         let session = Arc::clone(node.session());
         // For a short purpose that turned out long, and where somebody wrote to our node.
-        let watched = node.watch_own(&self.cell);
+        let watched = node.watch_own(&self.wake);
         let path = node.path().to_owned();
         let czxid = node.stat().czxid;
         self.or_wake_later(&session, watched)?;
@@ -387,70 +384,22 @@ impl RawContender for ZkContender {
         Ok(released)
     }
 
-    fn withdraw(&mut self, by: Moment) -> Result<bool> {
-        self.cell.set(None);
+    fn withdraw(&mut self, by: Moment) -> Result<()> {
         self.entry.abandon_creation();
         if self.winding_down().is_some() {
             // Not released: the owner's work has not ended. The node goes when the lease is over, or
             // with the contender, which lives until the last callback has returned.
-            return Ok(false);
+            return Ok(());
         }
         match self.entry.take_node(|_| true) {
-            Some(node) => node.delete(by).map(|_| true),
-            None => Ok(false),
+            Some(node) => node.delete(by).map(drop),
+            None => Ok(()),
         }
     }
-
-    fn last_run(&mut self, by: Moment) -> Result<Option<Duration>> {
-        let session = self.sessions.session()?;
-        let path = self.mutex_path.to_string();
-        match session.one(Request::Data(path), by)? {
-            Ok(Reply::Data(data, stat)) => {
-                let text = std::str::from_utf8(&data).ok();
-                let written = text.and_then(|text| text.parse().ok());
-                let by_hosts = written
-                    .map(|written| wall_clock().saturating_sub(Duration::from_millis(written)));
-                // Two clocks, of which the one that makes the run younger counts: it is better that the next
-                // one comes late, by a period at most, than early.
-                let by_leader = session.leader_age(stat.mtime);
-                Ok(by_hosts.map(|age| by_leader.map_or(age, |other| age.min(other))))
-            }
-            Ok(_) => Err(unexpected()),
-            Err(Code::NO_NODE) => Ok(None),
-            Err(code) => Err(code.error(&self.mutex_path)),
-        }
-    }
-
-    fn record_run(&mut self, fence: u64, _keep: Duration, by: Moment) -> Result<bool> {
-        let Some(node) = self.entry.node().filter(|node| node.holds(fence)) else {
-            return Ok(false);
-        };
-        if node.is_session_over() {
-            return Ok(false);
-        }
-        // Beside the leader's time of the write, which the server keeps by itself: see `last_run`.
-        let write = Request::CheckedWrite {
-            check: node.path().to_owned(),
-            path: self.mutex_path.to_string(),
-            data: wall_clock().as_millis().to_string().into_bytes(),
-        };
-        match node.session().one(write, by)? {
-            Ok(_) => Ok(true),
-            Err(Code::NO_NODE) => Ok(false),
-            Err(code) => Err(code.error(&self.mutex_path)),
-        }
-    }
-}
-
-fn wall_clock() -> Duration {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
 }
 
 impl Drop for ZkContender {
     fn drop(&mut self) {
-        self.cell.set(None);
         self.entry.abandon();
     }
 }

@@ -45,6 +45,7 @@ mod watches;
 mod wire;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use self::builder::Builder;
 pub use self::message::Acl;
@@ -62,11 +63,12 @@ use self::observer::ZkObserver;
 use self::path::{Member, ROOT, mutex_path};
 use self::protocol::Ask;
 use self::session::{Sessions, unexpected};
-use super::{Backend, Condition, Contender, Participant, RawContender, RawObserver, Wakeups};
+use super::{Backend, Condition, Contender, Participant, RawContender, RawObserver};
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::factory::Factory;
 use crate::owner::MutexOwner;
+use crate::parker::Unparker;
 use crate::probe::Probe;
 use crate::url::Url;
 
@@ -84,17 +86,18 @@ impl Backend for Zk {
         &self.sessions.config.realm
     }
 
-    fn contender(&self, contender: &Contender) -> Result<Box<dyn RawContender>> {
+    fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
         check_fit(contender.lease, self.sessions.config.session_timeout)
             .map_err(|error| error.context(&contender.mutex))?;
         let path = mutex_path(&self.sessions.config.chroot, &contender.mutex)?;
         let sessions = Arc::clone(&self.sessions);
-        Ok(Box::new(ZkContender::new(sessions, contender, path)))
+        Ok(Box::new(ZkContender::new(sessions, contender, path, wake)))
     }
 
-    fn observer(&self, mutex: &Arc<str>) -> Result<Box<dyn RawObserver>> {
+    fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
         let path = mutex_path(&self.sessions.config.chroot, mutex)?;
-        Ok(Box::new(ZkObserver::new(Arc::clone(&self.sessions), path)))
+        let sessions = Arc::clone(&self.sessions);
+        Ok(Box::new(ZkObserver::new(sessions, path, wake)))
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
@@ -174,13 +177,9 @@ impl Backend for Zk {
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
         let session = self.sessions.session()?;
         let path = mutex_path(&self.sessions.config.chroot, mutex)?;
-        let Some(leader) = session.leader(&path, by)? else {
+        let Some(path) = session.leader_with(&path, fence, by)? else {
             return Ok(false);
         };
-        if u64::try_from(leader.stat.czxid) != Ok(fence) {
-            return Ok(false);
-        }
-        let path = format!("{path}/{}", leader.name);
         match session.one(Request::Delete(path.clone()), by)? {
             Ok(_) => Ok(true),
             Err(Code::NO_NODE) => Ok(false),
@@ -188,15 +187,50 @@ impl Backend for Zk {
         }
     }
 
+    fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
+        let session = self.sessions.session()?;
+        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        match session.one(Request::Data(path.to_string()), by)? {
+            Ok(Reply::Data(data, _)) if data.is_empty() => Ok(None),
+            Ok(Reply::Data(_, stat)) => {
+                let written = u64::try_from(stat.mtime).unwrap_or(0);
+                let age = session.leader_ms().saturating_sub(written);
+                Ok(Some(Duration::from_millis(age)))
+            }
+            Ok(_) => Err(unexpected()),
+            Err(Code::NO_NODE) => Ok(None),
+            Err(code) => Err(code.error(&path)),
+        }
+    }
+
+    fn record_run(
+        &self,
+        mutex: &Arc<str>,
+        fence: u64,
+        _keep: Duration,
+        by: Moment,
+    ) -> Result<bool> {
+        let session = self.sessions.session()?;
+        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let Some(check) = session.leader_with(&path, fence, by)? else {
+            return Ok(false);
+        };
+        // The server notes the time of the write by itself.
+        let write = Request::CheckedWrite {
+            check,
+            path: path.to_string(),
+            data: b"run".to_vec(),
+        };
+        match session.one(write, by)? {
+            Ok(_) => Ok(true),
+            Err(Code::NO_NODE) => Ok(false),
+            Err(code) => Err(code.error(&path)),
+        }
+    }
+
     fn condition(&self) -> Condition {
-        let last_contact = self.sessions.last_contact();
         Condition {
-            wakeups: match last_contact {
-                Some(_) => Wakeups::Working,
-                None => Wakeups::Untried,
-            },
-            last_contact,
-            cut_off: self.sessions.cut_off(),
+            wakeups: self.sessions.wakeups(),
             ..Condition::default()
         }
     }

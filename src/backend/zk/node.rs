@@ -7,10 +7,11 @@ use super::message::{Code, Mode, Permissions, Reply, Request, Stat};
 use super::path::{Line, Member, ROOT, ancestry, node_path, protection};
 use super::protocol::{Answer, Ask};
 use super::session::{Call, Known, Leader, Session, Sessions, unexpected};
-use super::watches::{UnparkerCell, Watch};
+use super::watches::Watch;
 use crate::backend::Purpose;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::parker::Unparker;
 
 /// Where a contender stands.
 pub(super) enum Standing {
@@ -267,11 +268,7 @@ impl Entry {
 
     /// Looks for the node whose creation was not answered. The server that we talk to now has caught up
     /// with the one that may have made it: the first request of every connection is a beat.
-    pub(super) fn search(
-        &mut self,
-        cell: &Arc<UnparkerCell>,
-        by: Moment,
-    ) -> Result<Option<Arc<Line>>> {
+    pub(super) fn search(&mut self, wake: &Arc<Unparker>, by: Moment) -> Result<Option<Arc<Line>>> {
         let Standing::Unsure {
             session,
             protection,
@@ -289,7 +286,7 @@ impl Entry {
             return Ok(None);
         };
         let path = format!("{}/{}", self.mutex_path, member.name);
-        let own = Watch::new(cell);
+        let own = Watch::new(wake);
         match session.one(Ask::watch(&path, &own), by)? {
             // One of another session ends with that, and says nothing about ours.
             Ok(Reply::Data(_, stat)) if stat.ephemeral_owner == session.id() => {
@@ -503,7 +500,7 @@ impl Node {
         position: usize,
         epoch: u64,
         mutex_path: &Arc<str>,
-        cell: &Arc<UnparkerCell>,
+        wake: &Arc<Unparker>,
         by: Moment,
     ) -> Result<()> {
         let (Some(before), Some(first)) = (
@@ -523,12 +520,12 @@ impl Node {
         };
         let path = format!("{mutex_path}/{}", before.name);
         let watches_before = kept.is_none();
-        let watch = kept.unwrap_or_else(|| Watch::new(cell));
+        let watch = kept.unwrap_or_else(|| Watch::new(wake));
         if watches_before {
             asks.push(Ask::watch(&path, &watch));
         }
         let confirmed = self.own.as_ref().is_some_and(|own| own.is_confirmed());
-        let own = (!confirmed).then(|| Watch::new(cell));
+        let own = (!confirmed).then(|| Watch::new(wake));
         if let Some(own) = &own {
             asks.push(Ask::watch(&self.path, own));
         }
@@ -689,13 +686,13 @@ impl Node {
     ///
     /// # Errors
     /// If the server refused to keep the watch: until it does, a deletion would not be noticed.
-    pub(super) fn watch_own(&mut self, cell: &Arc<UnparkerCell>) -> Result<()> {
+    pub(super) fn watch_own(&mut self, wake: &Arc<Unparker>) -> Result<()> {
         let own = self.own.as_ref();
         if own.is_some_and(|own| own.is_confirmed() || own.is_due()) {
             return Ok(());
         }
         let refused = own.is_some_and(|own| own.is_refused());
-        let own = Watch::new(cell);
+        let own = Watch::new(wake);
         self.session
             .act(|protocol| protocol.watch(&self.path, &own));
         self.own = Some(own);

@@ -9,7 +9,7 @@ use super::message::{Code, Outcome, Reply, Request};
 use super::path::Line;
 use super::protocol::Ask;
 use super::session::{Known, Leader, Session, Sessions, unexpected};
-use super::watches::{UnparkerCell, Watch};
+use super::watches::Watch;
 use crate::backend::{RawObserver, View};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -21,7 +21,7 @@ const ROUNDS: usize = 16;
 pub(super) struct ZkObserver {
     sessions: Arc<Sessions>,
     mutex_path: Arc<str>,
-    cell: Arc<UnparkerCell>,
+    wake: Arc<Unparker>,
     seen: Option<Seen>,
 }
 
@@ -34,11 +34,15 @@ struct Seen {
 }
 
 impl ZkObserver {
-    pub(super) fn new(sessions: Arc<Sessions>, mutex_path: Arc<str>) -> ZkObserver {
+    pub(super) fn new(
+        sessions: Arc<Sessions>,
+        mutex_path: Arc<str>,
+        wake: &Unparker,
+    ) -> ZkObserver {
         ZkObserver {
             mutex_path,
             sessions,
-            cell: Arc::default(),
+            wake: Arc::new(wake.clone()),
             seen: None,
         }
     }
@@ -126,7 +130,7 @@ impl ZkObserver {
         leader: Option<&str>,
         by: Moment,
     ) -> Result<Outcome> {
-        let watch = Watch::new(&self.cell);
+        let watch = Watch::new(&self.wake);
         let call = session.ask(vec![Ask::watching(request, &watch)], by)?;
         let outcome = session.finish(&call, by)?.next()?;
         let leader = match (&outcome, leader) {
@@ -144,16 +148,10 @@ impl ZkObserver {
 }
 
 impl RawObserver for ZkObserver {
-    fn listen(&mut self, unparker: &Unparker, _by: Moment) -> Result<()> {
-        // The watch is set by `observe`, together with the look that it guards.
-        self.cell.set(Some(unparker));
-        Ok(())
-    }
-
     fn observe(&mut self, by: Moment) -> Result<View> {
         let session = self.sessions.session()?;
         let leader = self.look(&session, by).inspect_err(|_| {
-            session.wake_on_news(&self.cell);
+            session.wake_on_news(&self.wake);
         })?;
         Ok(View {
             owner: session.owner_of(leader.as_ref(), self.sessions.config.lease),

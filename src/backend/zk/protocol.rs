@@ -299,7 +299,6 @@ pub(super) struct Protocol {
     leases: HashMap<String, Moment>,
     /// No lease ends before this.
     lease_check: Moment,
-    last_contact: Option<Moment>,
     frames: Frames,
     out: Encoder,
     answers: VecDeque<Answered>,
@@ -330,7 +329,6 @@ impl Protocol {
             abandoned: Abandoned::default(),
             leases: HashMap::new(),
             lease_check: Moment::FAR,
-            last_contact: None,
             frames: Frames::default(),
             out: Encoder::default(),
             answers: VecDeque::new(),
@@ -375,11 +373,6 @@ impl Protocol {
         !self.is_connected() || self.heartbeat.is_late(now)
     }
 
-    /// When a server said something last.
-    pub(super) fn last_contact(&self) -> Option<Moment> {
-        self.last_contact
-    }
-
     /// How long a server has to let us in: a quarter of T while something may rest on the session.
     pub(super) fn patience(&self, now: Moment) -> Duration {
         let patience = self.heartbeat.patience();
@@ -415,7 +408,6 @@ impl Protocol {
 
     /// Takes what the server sent. An error means that the connection has to go.
     pub(super) fn received(&mut self, bytes: &[u8], now: Moment) -> Result<()> {
-        self.last_contact = Some(now);
         self.frames.push(bytes);
         loop {
             if matches!(self.stage, Stage::Handshake { .. })
@@ -600,6 +592,8 @@ impl Protocol {
         self.heartbeat.disconnected();
         if self.is_connected() {
             self.phase = SessionState::Suspended;
+            // Those that wait try again, and learn that no server answers.
+            self.watches.unpark_all();
         }
         for listing in std::mem::take(&mut self.listings).into_values() {
             for (call, index) in listing.current.into_iter().chain(listing.next) {
@@ -1116,7 +1110,6 @@ mod tests {
     use super::super::builder::Builder;
     use super::super::message::{Acl, Mode, Permissions};
     use super::super::path::{node_path, protection};
-    use super::super::watches::UnparkerCell;
     use super::super::wire::tests::number;
     use super::*;
 
@@ -1673,9 +1666,9 @@ mod tests {
         let mut protocol = protocol();
         served(&mut protocol, 0);
         protocol.received(&ok(1, 0), at(2)).unwrap();
-        let cell = Arc::new(UnparkerCell::default());
+        let wake = Arc::new(crate::parker::Parker::new().unparker());
         for (xid, code) in [(2, -127), (3, -101)] {
-            let watch = Watch::new(&cell);
+            let watch = Watch::new(&wake);
             protocol.watch("/simba/m/n", &watch);
             assert!(watch.is_due());
             protocol.received(&ok(xid, code), at(3)).unwrap();

@@ -22,11 +22,12 @@ use super::connection::{self, Wake, Writer};
 use super::message::{Code, Mode, Outcome, Permissions, Reply, Request, Stat};
 use super::path::Line;
 use super::protocol::{Answer, Ask, Protocol, SessionState};
-use super::watches::UnparkerCell;
+use crate::backend::Wakeups;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
+use crate::parker::Unparker;
 use crate::probe::{LateProbe, Probed};
 use crate::thread::{self, Thread};
 
@@ -91,16 +92,15 @@ impl Sessions {
         Ok(Arc::clone(&current))
     }
 
-    /// When a server said something last, in the present session.
-    pub(super) fn last_contact(&self) -> Option<Moment> {
+    /// Why no server can be used, if every address was tried in vain; or whether one has served us.
+    pub(super) fn wakeups(&self) -> Wakeups {
         let session = Arc::clone(&self.current.lock());
-        session.look(Protocol::last_contact)
-    }
-
-    /// Why no server can be used, if every address was tried in vain.
-    pub(super) fn cut_off(&self) -> Option<Error> {
-        let session = Arc::clone(&self.current.lock());
-        session.shared.state.lock().trouble.clone()
+        let state = session.shared.state.lock();
+        match &state.trouble {
+            Some(trouble) => Wakeups::Polling(trouble.to_string().into()),
+            None if state.protocol.epoch() > 0 => Wakeups::Working,
+            None => Wakeups::Untried,
+        }
     }
 }
 
@@ -123,7 +123,7 @@ struct State {
     /// The owner wants to end: nothing may be started any more.
     closing: bool,
     /// Woken when there is something new to say to those who were told "unknown".
-    waiting_for_news: HashMap<usize, Weak<UnparkerCell>>,
+    waiting_for_news: HashMap<usize, Weak<Unparker>>,
     /// An epoch time of the leader's clock that we were told, and when we asked.
     leader_clock: Option<(u64, Moment)>,
     known: HashMap<Arc<str>, Known>,
@@ -251,11 +251,7 @@ impl Call {
             .failure
             .clone()
             .unwrap_or_else(|| Error::new(ErrorKind::Unreachable, "the connection was lost"));
-        Err(if handed {
-            failure
-        } else {
-            failure.before_asking()
-        })
+        Err(if handed { failure } else { failure.not_sent() })
     }
 }
 
@@ -464,7 +460,7 @@ impl Session {
 
     /// Asks in one go, once a server is there.
     pub(super) fn ask(&self, asks: Vec<Ask>, by: Moment) -> Result<Arc<Call>> {
-        let mut state = self.shared.connected(by).map_err(Error::before_asking)?;
+        let mut state = self.shared.connected(by).map_err(Error::not_sent)?;
         let number = state.next_number();
         let epoch = state.protocol.epoch();
         let call = Arc::new(Call::new(number, asks.len(), epoch, Moment::now()));
@@ -510,6 +506,19 @@ impl Session {
         }
     }
 
+    /// Reads the path of the node that leads, if it has this fence.
+    pub(super) fn leader_with(
+        &self,
+        mutex_path: &str,
+        fence: u64,
+        by: Moment,
+    ) -> Result<Option<String>> {
+        let leader = self.leader(mutex_path, by)?;
+        Ok(leader
+            .filter(|leader| u64::try_from(leader.stat.czxid) == Ok(fence))
+            .map(|leader| format!("{mutex_path}/{}", leader.name)))
+    }
+
     /// Reads the node with this name. `None`: it is gone.
     pub(super) fn node(&self, mutex_path: &str, name: &str, by: Moment) -> Result<Option<Leader>> {
         let path = format!("{mutex_path}/{name}");
@@ -552,9 +561,9 @@ impl Session {
         result
     }
 
-    /// Wakes `cell` when there is something new to say to somebody who was told "unknown".
-    pub(super) fn wake_on_news(&self, cell: &Arc<UnparkerCell>) {
-        let weak = Arc::downgrade(cell);
+    /// Unparks `wake` when there is something new to say to a caller that was told "unknown".
+    pub(super) fn wake_on_news(&self, wake: &Arc<Unparker>) {
+        let weak = Arc::downgrade(wake);
         let key = weak.as_ptr() as usize;
         self.shared.state.lock().waiting_for_news.insert(key, weak);
     }
@@ -593,11 +602,22 @@ impl Session {
         }
     }
 
-    /// How long ago a moment of the leader's clock was, by that clock as far as we were told it.
-    pub(super) fn leader_age(&self, ms: i64) -> Option<Duration> {
-        let (told, sent) = self.shared.state.lock().leader_clock?;
-        let then = Duration::from_millis(u64::try_from(ms).ok()?);
-        Some((Duration::from_millis(told) + (Moment::now() - sent)).saturating_sub(then))
+    /// The time by the leader's clock, in epoch milliseconds. A session that has created nothing was not told,
+    /// and takes its own.
+    pub(super) fn leader_ms(&self) -> u64 {
+        let clock = self.shared.state.lock().leader_clock;
+        let (told, since) = clock.map_or_else(
+            || {
+                (
+                    0,
+                    SystemTime::now()
+                        .duration_since(UNIX_EPOCH)
+                        .unwrap_or_default(),
+                )
+            },
+            |(told, sent)| (told, Moment::now() - sent),
+        );
+        told.saturating_add(ms(since))
     }
 
     /// A leader of another contender, for display: how long it goes on nobody knows.
@@ -618,18 +638,8 @@ impl Session {
         (ttl, total): (Duration, Duration),
     ) -> MutexOwner {
         let now = Moment::now();
-        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        // A node's creation time is the leader's clock. A session that has created nothing has not seen
-        // it, and takes its own.
-        let clock = self.shared.state.lock().leader_clock;
-        let now_ms = clock.map_or_else(
-            || {
-                ms(SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .unwrap_or_default())
-            },
-            |(leader_ms, sent)| leader_ms.saturating_add(ms(now - sent)),
-        );
+        // A node's creation time is the leader's clock, too.
+        let now_ms = self.leader_ms();
         let acquired_at = acquired_at.and_then(|at| u64::try_from(at).ok());
         MutexOwner::new(
             Arc::clone(id),
@@ -640,6 +650,10 @@ impl Session {
         )
         .observed_at(now_ms, now)
     }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl State {
@@ -702,10 +716,9 @@ impl State {
             }
         }
         if self.protocol.take_news() {
-            for cell in mem::take(&mut self.waiting_for_news).into_values() {
-                if let Some(cell) = cell.upgrade() {
-                    cell.unpark();
-                }
+            let waiting = mem::take(&mut self.waiting_for_news);
+            for wake in waiting.into_values().filter_map(|it| it.upgrade()) {
+                wake.unpark();
             }
         }
     }

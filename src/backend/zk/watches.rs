@@ -4,39 +4,15 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-
 use super::message::{Change, Event};
 use crate::parker::Unparker;
-
-/// Whom to wake, once there is somebody: a contender can watch before anybody listens.
-#[derive(Debug, Default)]
-pub(super) struct UnparkerCell {
-    unparker: Mutex<Option<Unparker>>,
-}
-
-impl UnparkerCell {
-    pub(super) fn set(&self, unparker: Option<&Unparker>) {
-        *self.unparker.lock() = unparker.cloned();
-    }
-
-    pub(super) fn is_set(&self) -> bool {
-        self.unparker.lock().is_some()
-    }
-
-    pub(super) fn unpark(&self) {
-        if let Some(unparker) = &*self.unparker.lock() {
-            unparker.unpark();
-        }
-    }
-}
 
 /// A watch on one node. Fires once: when something happened to the node, or the session ended.
 /// Dropped, it is forgotten, and what happens to the node wakes nobody.
 #[derive(Debug)]
 pub(super) struct Watch {
     state: AtomicU8,
-    wakes: Arc<UnparkerCell>,
+    wakes: Arc<Unparker>,
 }
 
 /// Asked for; the server has not answered yet.
@@ -51,7 +27,7 @@ const GONE: u8 = 3;
 const REFUSED: u8 = 4;
 
 impl Watch {
-    pub(super) fn new(wakes: &Arc<UnparkerCell>) -> Arc<Watch> {
+    pub(super) fn new(wakes: &Arc<Unparker>) -> Arc<Watch> {
         Arc::new(Watch {
             state: AtomicU8::new(DUE),
             wakes: Arc::clone(wakes),
@@ -177,10 +153,9 @@ mod tests {
     #[test]
     fn an_event_fires_every_watch_of_the_node_once_and_none_of_the_forgotten() {
         let parker = Parker::new();
-        let cell = Arc::new(UnparkerCell::default());
-        cell.set(Some(&parker.unparker()));
+        let wake = Arc::new(parker.unparker());
         let mut watches = Watches::default();
-        let held = [(); 3].map(|()| Watch::new(&cell));
+        let held = [(); 3].map(|()| Watch::new(&wake));
         for watch in &held {
             watches.add(Kind::Data, "/a".into(), &Arc::downgrade(watch));
         }
@@ -204,10 +179,10 @@ mod tests {
 
     #[test]
     fn dropped_watches_do_not_pile_up() {
-        let cell = Arc::new(UnparkerCell::default());
+        let wake = Arc::new(Parker::new().unparker());
         let mut watches = Watches::default();
         for _ in 0..1000 {
-            let watch = Watch::new(&cell);
+            let watch = Watch::new(&wake);
             watches.add(Kind::Data, "/a".into(), &Arc::downgrade(&watch));
         }
         assert!(watches.table.values().all(|list| list.len() <= 8));

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use super::MysqlPermits;
-use super::transaction::{Freed, Outcome};
-use crate::backend::permit_store::{Call, Decision, Failure, Held};
+use super::transaction::{Answers, Freed};
+use crate::backend::permit_store::{GrantId, Outcome, Released, Request};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::pool::Lane;
@@ -29,15 +29,15 @@ const MAX_IDLE_LANES: usize = 256;
 /// What somebody wants of a lane.
 #[derive(Clone, Debug)]
 pub(super) enum Job {
-    Acquire(Arc<Call>),
-    Release(Arc<Held>),
+    Acquire(Arc<Request>),
+    Release(Arc<GrantId>),
 }
 
 impl Job {
     fn external_id(&self) -> &Arc<str> {
         match self {
-            Job::Acquire(call) => &call.wish.external_id,
-            Job::Release(held) => &held.external_id,
+            Job::Acquire(request) => &request.external_id,
+            Job::Release(grant) => &grant.external_id,
         }
     }
 }
@@ -45,10 +45,10 @@ impl Job {
 /// What came of a job.
 #[derive(Clone, Debug)]
 pub(super) enum Verdict {
-    Acquired(Decision),
+    Acquired(Outcome),
     Released(Freed),
     Failed {
-        failure: Failure,
+        error: Error,
         /// Others were part of it, who may be the reason.
         shared: bool,
     },
@@ -178,9 +178,9 @@ impl CombinerLane {
                     "no turn in time: many requests of this process wait for the same semaphores; nothing \
                      was sent",
                 )
-                .before_asking();
+                .not_sent();
                 return Some(Verdict::Failed {
-                    failure: Failure::known(error),
+                    error,
                     shared: false,
                 });
             }
@@ -201,9 +201,8 @@ impl CombinerLane {
                 // The others may have more time than this one.
                 reign.batch = self.take(1);
                 for entrant in &reign.batch {
-                    let failure = Failure::known(error.clone());
                     entrant.give(Notice::Done(Verdict::Failed {
-                        failure,
+                        error: error.clone(),
                         shared: false,
                     }));
                 }
@@ -212,24 +211,31 @@ impl CombinerLane {
         };
         reign.batch = self.take(MAX_BATCH);
         let mut releases = Vec::new();
-        let mut calls = Vec::new();
+        let mut requests = Vec::new();
         for entrant in &reign.batch {
             match &entrant.job {
-                Job::Acquire(call) => calls.push(Arc::clone(call)),
-                Job::Release(held) => releases.push(Arc::clone(held)),
+                Job::Acquire(request) => requests.push(Arc::clone(request)),
+                Job::Release(grant) => releases.push(Arc::clone(grant)),
             }
         }
         let shared = reign.batch.len() > 1;
-        let outcome = match (&*releases, &*calls) {
-            // Nobody to share with: a single statement does it.
-            ([held], []) => Ok(Outcome {
-                released: vec![store.release_on(&mut connection, held)],
-                acquired: Vec::new(),
-            }),
-            _ => store.transaction(&mut connection, &self.names, &releases, &calls),
+        let outcome = match (&*releases, &*requests) {
+            // Alone: a single statement does it.
+            ([grant], []) => {
+                let released = store.release_on(&mut connection, grant);
+                let freed = released.map(|released| match released {
+                    Released::Permits(_) => Freed::Yes,
+                    Released::AlreadyReleased | Released::Unknown => Freed::No,
+                });
+                Ok(Answers {
+                    released: vec![freed],
+                    acquired: Vec::new(),
+                })
+            }
+            _ => store.transaction(&mut connection, &self.names, &releases, &requests),
         };
         drop(connection);
-        let failed = |failure: Failure| Verdict::Failed { failure, shared };
+        let failed = |error: Error| Verdict::Failed { error, shared };
         match outcome {
             Ok(outcome) => {
                 let mut released = outcome.released.into_iter();
@@ -246,9 +252,9 @@ impl CombinerLane {
                     entrant.give(Notice::Done(verdict.unwrap_or_else(no_verdict)));
                 }
             }
-            Err(failure) => {
+            Err(error) => {
                 for entrant in &reign.batch {
-                    entrant.give(Notice::Done(failed(failure.clone())));
+                    entrant.give(Notice::Done(failed(error.clone())));
                 }
             }
         }
@@ -297,14 +303,10 @@ impl Drop for Reign<'_> {
 
 fn no_verdict() -> Verdict {
     Verdict::Failed {
-        failure: Failure {
-            error: Error::new(
-                ErrorKind::Protocol,
-                "the transaction that this request was part of ended without an answer for it",
-            ),
-            unknown: true,
-            retry: true,
-        },
+        error: Error::new(
+            ErrorKind::Panicked,
+            "the transaction that this request was part of ended without an answer for it",
+        ),
         shared: true,
     }
 }
@@ -312,32 +314,20 @@ fn no_verdict() -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::permit_store::{OnHeld, Wish};
 
     /// Callers say for which request they ask: it was named twice.
     #[test]
     fn an_error_does_not_name_its_request() {
-        let call = Call {
-            wish: Wish {
-                external_id: Arc::from("job"),
-                owner: None,
-                ttl: None,
-                permits: Vec::new(),
-            },
-            token: 1,
-            former: Vec::new(),
-            on_held: OnHeld::Report,
-        };
         let entrant = Arc::new(Entrant {
-            job: Job::Acquire(Arc::new(call)),
+            job: Job::Release(Arc::new(GrantId::any("job"))),
             notice: Mutex::new(None),
             given: Condvar::new(),
         });
         let lane = Combiner::default().lane(Vec::new());
         lane.line.lock().queue.push_back(Arc::clone(&entrant));
         match lane.follow(&entrant, Moment::now()) {
-            Some(Verdict::Failed { failure, .. }) => {
-                let message = failure.error.to_string();
+            Some(Verdict::Failed { error, .. }) => {
+                let message = error.to_string();
                 assert!(message.contains("no turn in time"), "{message}");
                 assert!(!message.contains("job"), "{message}");
             }

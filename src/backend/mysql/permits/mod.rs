@@ -26,25 +26,27 @@ use std::time::Duration;
 use mysql::prelude::Queryable;
 
 use self::combiner::{Combiner, Job, Verdict};
-use self::reclaim::Reclaimed;
 use self::request_row::RequestRow;
 pub(super) use self::sql::DEFAULT_PREFIX;
 use self::sql::{
     Answer, COMMIT, ROLLBACK, Statements, answer, columns, duration, fill, list, micros, quote,
-    quote_option, rows,
+    quote_all, quote_option, rows,
 };
-use self::transaction::{Freed, Outcome, Transaction};
+use self::transaction::{Answers, Freed, Transaction};
 use super::connection::Connection;
 use super::error::RequestError;
 use super::rows::Rows;
 use crate::backend::permit_store::{
-    Call, CapacityChange, Decision, Discrepancy, Failure, Held, HeldPermit, Holder, PermitRenewal,
-    PermitStore, Release, Renewed, RequestStatus, StoreTime, Sweep, Swept, Usage, free,
-    no_such_semaphore, semaphore_in_use,
+    CapacityChange, Discrepancy, GrantId, Holder, Outcome, PermitStore, Purge, Released, Renewed,
+    Request, RequestStatus, StoreTime, Sweep, Swept, Usage, free, no_such_semaphore,
+    semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Lane;
+
+/// What an answer may take beyond the longest wait for a lock.
+const BEYOND_LOCK_WAIT: Duration = Duration::from_millis(250);
 
 /// How a factory's semaphores are set up.
 #[derive(Clone, Debug)]
@@ -69,7 +71,9 @@ pub(super) struct MysqlPermits {
     statements: Statements,
     combiner: Combiner,
     rows: Arc<Rows>,
-    /// The longest wait for one answer.
+    /// The longest wait for an answer to statements that lock nothing.
+    read_timeout: Duration,
+    /// The longest wait for any answer: a wait for a lock ends before it, and not with the connection.
     patience: Duration,
 }
 
@@ -85,7 +89,8 @@ impl MysqlPermits {
             poll_interval: settings.poll_interval,
             statements: Statements::new(prefix)?,
             combiner: Combiner::default(),
-            patience: rows.patience(),
+            read_timeout: rows.patience(),
+            patience: rows.patience().max(lock_wait(rows) + BEYOND_LOCK_WAIT),
             rows: Arc::clone(rows),
         })
     }
@@ -95,72 +100,73 @@ impl MysqlPermits {
         &self,
         connection: &mut Connection,
         names: &[Arc<str>],
-        releases: &[Arc<Held>],
-        calls: &[Arc<Call>],
-    ) -> Result<Outcome, Failure> {
+        releases: &[Arc<GrantId>],
+        requests: &[Arc<Request>],
+    ) -> Result<Answers> {
         let transaction = Transaction {
             store: self,
             names,
             releases,
-            calls,
+            requests,
         };
         transaction.run(connection)
     }
 
     /// One acquire: shared with others if they come at the same time, alone if that failed.
-    fn acquire_once(&self, call: &Arc<Call>, by: Moment) -> Result<Decision, Failure> {
-        let names: Vec<Arc<str>> = call
-            .wish
-            .permits
-            .iter()
-            .map(|(name, _)| Arc::clone(name))
-            .collect();
+    fn acquire_once(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome> {
+        let names: Vec<Arc<str>> = names(&request.permits);
         let lane = self.combiner.lane(names.clone());
-        let job = Job::Acquire(Arc::clone(call));
-        let (failure, shared) = match lane.submit(self, job, by) {
-            Verdict::Acquired(decision) => return Ok(decision),
-            Verdict::Released(_) => (Failure::known(mixed_up()), false),
-            Verdict::Failed { failure, shared } => (failure, shared),
+        let job = Job::Acquire(Arc::clone(request));
+        let error = match lane.submit(self, job, by) {
+            Verdict::Acquired(outcome) => return Ok(outcome),
+            Verdict::Failed {
+                error,
+                shared: true,
+            } if error.is_transient() && !by.remaining().is_zero() => error,
+            Verdict::Failed { error, .. } => return Err(error),
+            Verdict::Released(_) => return Err(mixed_up()),
         };
-        if !shared || !failure.retry || by.remaining().is_zero() {
-            return Err(failure);
-        }
-        let alone = self
-            .rows
-            .pool
-            .checkout(Lane::Other, by)
-            .map_err(Failure::known)
-            .and_then(|mut connection| {
-                let calls = [Arc::clone(call)];
-                self.transaction(&mut connection, &names, &[], &calls)
-            });
-        match alone.map(|outcome| outcome.acquired.into_iter().next()) {
-            Ok(Some(Ok(decision))) => Ok(decision),
-            Ok(None) => Err(failure),
+        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
+        let requests = [Arc::clone(request)];
+        let alone = self.transaction(&mut connection, &names, &[], &requests);
+        match alone.map(|answers| answers.acquired.into_iter().next()) {
+            Ok(Some(Ok(outcome))) => Ok(outcome),
             // What the first try left is still not known.
-            Ok(Some(Err(next))) | Err(next) => Err(Failure {
-                unknown: next.unknown || failure.unknown,
-                ..next
-            }),
+            Ok(Some(Err(next))) | Err(next) if next.is_not_sent() && !error.is_not_sent() => {
+                log::debug!("alone: {next}");
+                Err(error)
+            }
+            Ok(Some(Err(next))) | Err(next) => Err(next),
+            Ok(None) => Err(error),
         }
     }
 
-    /// Releases what one grant holds: one statement, one try.
-    fn release_on(&self, connection: &mut Connection, held: &Held) -> Result<Freed, Failure> {
-        let which = format!("r.id = {} AND r.token = {}", held.request_id, held.token);
-        let sql = fill(&self.statements.release, &[("{which}", &which)]);
-        let mut answers = self
-            .request(connection, &sql)
-            .map_err(|error| self.statements.failure(error, true))?;
-        let matched = answer(&mut answers, 1).map_err(Failure::known)?.matched;
-        Ok(if matched > 0 { Freed::Yes } else { Freed::No })
-    }
-
-    /// Releases whatever `which` names: a condition on r.
-    fn release_where(&self, which: &str, by: Moment) -> Result<bool> {
-        let sql = fill(&self.statements.release, &[("{which}", which)]);
-        let mut answers = self.ask(&sql, by)?;
-        Ok(answer(&mut answers, 1)?.matched > 0)
+    /// Releases a grant, or whatever its request holds: one message, one try.
+    fn release_on(&self, connection: &mut Connection, grant: &GrantId) -> Result<Released> {
+        let id = quote(&grant.external_id);
+        let Some(token) = grant.token else {
+            // What it holds is read first, to wake those who wait for it.
+            let read = RequestRow::statement(&self.statements, [&grant.external_id]);
+            let which = format!("r.external_id = {id}");
+            let release = fill(&self.statements.release, &[("{which}", &which)]);
+            let mut answers = self.send(connection, &format!("{read};\n{release}"))?;
+            let record = RequestRow::parse(answer(&mut answers, 0)?)?.pop();
+            return Ok(match (answer(&mut answers, 2)?.matched, record) {
+                (1.., record) => {
+                    let counts = record.map(|record| record.status().counts());
+                    Released::Permits(counts.unwrap_or_default())
+                }
+                (0, Some(_)) => Released::AlreadyReleased,
+                (0, None) => Released::Unknown,
+            });
+        };
+        let which = format!("r.external_id = {id} AND r.token = {token}");
+        let release = fill(&self.statements.release, &[("{which}", &which)]);
+        let mut answers = self.send(connection, &release)?;
+        Ok(match answer(&mut answers, 1)?.matched {
+            0 => Released::AlreadyReleased,
+            _ => Released::Permits(grant.permits.clone()),
+        })
     }
 
     fn record(&self, external_id: &str, by: Moment) -> Result<Option<RequestRow>> {
@@ -175,9 +181,18 @@ impl MysqlPermits {
 
     /// Sends statements in one message and reads all their answers.
     fn request(&self, connection: &mut Connection, sql: &str) -> Result<Vec<Answer>, RequestError> {
-        // Far enough to be sent: how long an answer may take is the connection's patience.
-        let by = Moment::now() + self.patience * 2;
-        let outcome = connection.run(by, |conn| {
+        self.request_within(self.patience, connection, sql)
+    }
+
+    fn request_within(
+        &self,
+        patience: Duration,
+        connection: &mut Connection,
+        sql: &str,
+    ) -> Result<Vec<Answer>, RequestError> {
+        // Far enough to be sent: the patience decides.
+        let by = Moment::now() + patience * 2;
+        let outcome = connection.run_within(patience, by, |conn| {
             let mut result = conn.query_iter(sql)?;
             let mut answers = Vec::new();
             while let Some(set) = result.iter() {
@@ -256,13 +271,8 @@ impl PermitStore for MysqlPermits {
         &self.realm
     }
 
-    fn patience(&self) -> Duration {
-        // Two round trips, and a third to roll back.
-        self.patience * 2
-    }
-
     fn min_ttl(&self) -> Duration {
-        self.patience * 4
+        self.read_timeout * 4
     }
 
     fn poll_interval(&self) -> Duration {
@@ -409,53 +419,57 @@ impl PermitStore for MysqlPermits {
         Ok(record.map(|record| record.status()))
     }
 
-    fn acquire(&self, call: &Arc<Call>, by: Moment) -> Result<Decision, Failure> {
-        let exhausted = match self.acquire_once(call, by)? {
-            Decision::Exhausted { exhausted, .. } => exhausted,
-            decision => return Ok(decision),
-        };
-        let (next_reclaim, newest) = match self.reclaim(&call.wish, &exhausted, by) {
-            Ok(Reclaimed::Some) => return self.acquire_once(call, by),
-            Ok(Reclaimed::Nothing { next, newest }) => (next, newest),
+    fn acquire(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome> {
+        let outcome = self.acquire_once(request, by)?;
+        if !matches!(outcome, Outcome::Exhausted(_)) {
+            return Ok(outcome);
+        }
+        match self.reclaim(request, by) {
+            Ok(true) => self.acquire_once(request, by),
+            Ok(false) => Ok(outcome),
             Err(error) => {
                 log::debug!("could not take back what has expired: {error}");
-                (None, None)
+                Ok(outcome)
             }
-        };
-        Ok(Decision::Exhausted {
-            exhausted,
-            next_reclaim,
-            newest,
-        })
+        }
     }
 
-    fn renew(&self, held: &[Arc<Held>], by: Moment) -> Result<Vec<Renewed>> {
+    fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Renewed>> {
         let mut connection = self.rows.pool.checkout(Lane::Owner, by)?;
-        let ids = list(held.iter().map(|held| held.request_id));
-        let lock = fill(&self.statements.renew_lock, &[("{ids}", &ids)]);
-        let outcome = self.send(&mut connection, &lock).and_then(|mut answers| {
-            let free = rows::<(u64, u64)>(answer(&mut answers, 3)?)?;
-            let held_now = rows::<(u64, u64)>(answer(&mut answers, 4)?)?;
-            let renewed: Vec<Renewed> = held
+        let ids = quote_all(grants.iter().map(|grant| &grant.external_id));
+        let lock = fill(&self.statements.renew_lock, &[("{external_ids}", &ids)]);
+        // No statement here waits for a lock.
+        let send = |connection: &mut Connection, sql: &str| {
+            let answers = self.request_within(self.read_timeout, connection, sql);
+            answers.map_err(|error| self.statements.explain(error))
+        };
+        let outcome = send(&mut connection, &lock).and_then(|mut answers| {
+            let locked = rows::<(String, u64)>(answer(&mut answers, 3)?)?;
+            let known = rows::<(String, u64, String)>(answer(&mut answers, 4)?)?;
+            let renewed: Vec<Renewed> = grants
                 .iter()
-                .map(|held| {
-                    let grant = (held.request_id, held.token);
-                    match (free.contains(&grant), held_now.contains(&grant)) {
-                        (true, _) => Renewed::Yes,
-                        (false, true) => Renewed::Busy,
-                        (false, false) => Renewed::Lost,
+                .map(|grant| {
+                    let id = &*grant.external_id;
+                    let own = |(other, token): &(String, u64)| other == id && grant.names(*token);
+                    match known.iter().find(|(other, ..)| other == id) {
+                        _ if locked.iter().any(own) => Renewed::Yes,
+                        Some((_, token, state)) if grant.names(*token) && state == "ACQUIRED" => {
+                            Renewed::Busy
+                        }
+                        Some(_) => Renewed::Lost,
+                        None => Renewed::Unknown,
                     }
                 })
                 .collect();
-            let ours = held.iter().zip(&renewed);
+            let ours = grants.iter().zip(&renewed);
             let ours = ours.filter(|(_, renewed)| **renewed == Renewed::Yes);
-            let ours: Vec<u64> = ours.map(|(held, _)| held.request_id).collect();
+            let ours: Vec<&Arc<str>> = ours.map(|(grant, _)| &grant.external_id).collect();
             if ours.is_empty() {
                 self.roll_back(&mut connection);
             } else {
-                let which = format!("id IN ({})", list(ours));
-                let renew = fill(&self.statements.renew, &[("{which}", &which)]);
-                self.send(&mut connection, &format!("{renew};\n{COMMIT}"))?;
+                let ids = quote_all(ours);
+                let renew = fill(&self.statements.renew, &[("{external_ids}", &ids)]);
+                send(&mut connection, &format!("{renew};\n{COMMIT}"))?;
             }
             Ok(renewed)
         });
@@ -465,93 +479,31 @@ impl PermitStore for MysqlPermits {
         outcome
     }
 
-    fn release(&self, held: &Arc<Held>, by: Moment) -> Result<bool> {
-        let names = held.permits.iter().map(|it| Arc::clone(&it.semaphore));
-        let lane = self.combiner.lane(names.collect());
+    fn release(&self, grant: &GrantId, by: Moment) -> Result<Released> {
         let mut unsure = false;
-        match lane.submit(self, Job::Release(Arc::clone(held)), by) {
-            Verdict::Released(Freed::Yes) => return Ok(true),
-            Verdict::Released(Freed::No) => return Ok(false),
-            Verdict::Released(Freed::Busy) | Verdict::Acquired(_) => {}
-            Verdict::Failed { failure, .. } if !failure.retry || by.remaining().is_zero() => {
-                return Err(failure.error);
+        if grant.token.is_some() {
+            let lane = self.combiner.lane(names(&grant.permits));
+            match lane.submit(self, Job::Release(Arc::new(grant.clone())), by) {
+                Verdict::Released(Freed::Yes) => {
+                    return Ok(Released::Permits(grant.permits.clone()));
+                }
+                Verdict::Released(Freed::No) => return Ok(Released::AlreadyReleased),
+                Verdict::Released(Freed::Busy) | Verdict::Acquired(_) => {}
+                Verdict::Failed { error, .. }
+                    if !error.is_transient() || by.remaining().is_zero() =>
+                {
+                    return Err(error);
+                }
+                Verdict::Failed { error, .. } => unsure = !error.is_not_sent(),
             }
-            Verdict::Failed { failure, .. } => unsure = failure.unknown,
         }
         let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
-        match self.release_on(&mut connection, held) {
+        let released = self.release_on(&mut connection, grant)?;
+        Ok(match released {
             // A try whose answer was lost may have done it.
-            Ok(freed) => Ok(freed == Freed::Yes || unsure),
-            Err(failure) => Err(failure.error),
-        }
-    }
-
-    fn release_part(
-        &self,
-        held: &Held,
-        permit: &HeldPermit,
-        left: u32,
-        by: Moment,
-    ) -> Result<bool> {
-        let sql = fill(
-            &self.statements.release_part,
-            &[
-                ("{id}", &permit.id.to_string()),
-                ("{semaphore_id}", &permit.semaphore_id.to_string()),
-                ("{request_id}", &held.request_id.to_string()),
-                ("{token}", &held.token.to_string()),
-                ("{left}", &left.to_string()),
-            ],
-        );
-        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
-        let outcome = self.send(&mut connection, &format!("{sql};\n{COMMIT}"));
-        if outcome.is_err() {
-            self.roll_back(&mut connection);
-        }
-        // SET, SET, BEGIN, SET and the semaphore come before the permit.
-        Ok(answer(&mut outcome?, 6)?.matched > 0)
-    }
-
-    fn release_request(&self, external_id: &str, by: Moment) -> Result<Release> {
-        if self.release_where(&format!("r.external_id = {}", quote(external_id)), by)? {
-            return Ok(Release::Released);
-        }
-        Ok(match self.record(external_id, by)? {
-            Some(_) => Release::AlreadyReleased,
-            None => Release::Unknown,
+            Released::AlreadyReleased if unsure => Released::Permits(grant.permits.clone()),
+            released => released,
         })
-    }
-
-    fn renew_request(&self, external_id: &str, by: Moment) -> Result<PermitRenewal> {
-        let which = format!("external_id = {}", quote(external_id));
-        let renew = fill(&self.statements.renew, &[("{which}", &which)]);
-        if self.one(&renew, by)?.matched > 0 {
-            return Ok(PermitRenewal::Renewed);
-        }
-        Ok(match self.record(external_id, by)? {
-            Some(_) => PermitRenewal::AlreadyReleased,
-            None => PermitRenewal::Unknown,
-        })
-    }
-
-    fn bury(&self, external_id: &str, tokens: &[u64], by: Moment) -> Result<bool> {
-        let token = tokens.last().copied().unwrap_or(0).to_string();
-        let id = quote(external_id);
-        let values = [("{external_id}", &*id), ("{token}", &*token)];
-        let tombstone = fill(&self.statements.tombstone, &values);
-        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
-        match self.request(&mut connection, &tombstone) {
-            Ok(_) => return Ok(false),
-            Err(error) if error.is_duplicate() => {}
-            Err(error) => return Err(self.statements.explain(error)),
-        }
-        drop(connection);
-        // The duplicate key was waited for: whatever the calls were about to write has come or gone.
-        let tokens = list(tokens.iter().copied());
-        self.release_where(
-            &format!("r.external_id = {id} AND r.token IN ({tokens})"),
-            by,
-        )
     }
 
     fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>> {
@@ -570,7 +522,15 @@ impl PermitStore for MysqlPermits {
         Ok((owners.collect(), now.first().map_or(0, |(now,)| *now)))
     }
 
-    fn delete_requests(&self, age: Duration, batch: usize, by: Moment) -> Result<u64> {
+    fn purge(&self, what: Purge, age: Duration, batch: usize, by: Moment) -> Result<u64> {
+        if what == Purge::History {
+            let sql = self.statements.tables(&format!(
+                "DELETE FROM {{history}} WHERE changed_at <= NOW(6) - INTERVAL {} MICROSECOND \
+                 ORDER BY changed_at LIMIT {batch}",
+                micros(age)
+            ));
+            return Ok(self.one(&sql, by)?.matched);
+        }
         let look = self.statements.tables(&format!(
             "SELECT id FROM {{request}} WHERE state = 'RELEASED' \
              AND updated_at <= NOW(6) - INTERVAL {} MICROSECOND ORDER BY updated_at LIMIT {batch}",
@@ -581,7 +541,7 @@ impl PermitStore for MysqlPermits {
             return Ok(0);
         }
         let ids = list(ids.into_iter().map(|(id,)| id));
-        // One message: both or neither, and no time in between in which somebody waits for us.
+        // One message: both or neither, and no time in between in which others wait.
         let script = self.statements.tables(&format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;BEGIN;\
              DELETE FROM {{permit}} WHERE permit_request_id IN ({ids}) AND state = 'RELEASED';\
@@ -597,31 +557,22 @@ impl PermitStore for MysqlPermits {
         }
     }
 
-    fn delete_history(&self, age: Duration, batch: usize, by: Moment) -> Result<u64> {
-        let sql = self.statements.tables(&format!(
-            "DELETE FROM {{history}} WHERE changed_at <= NOW(6) - INTERVAL {} MICROSECOND \
-             ORDER BY changed_at LIMIT {batch}",
-            micros(age)
-        ));
-        Ok(self.one(&sql, by)?.matched)
-    }
-
-    fn check(&self, by: Moment) -> Result<Vec<Discrepancy>> {
+    fn audit(&self, repair: bool, by: Moment) -> Result<Vec<Discrepancy>> {
         let found = rows::<(String, i64, i64)>(self.one(&self.statements.audit, by)?)?;
         let wrong = |(name, counter, permits): (String, i64, i64)| Discrepancy {
             semaphore: Arc::from(name),
             counter,
             permits,
         };
-        Ok(found.into_iter().map(wrong).collect())
-    }
-
-    fn repair(&self, by: Moment) -> Result<Vec<Discrepancy>> {
+        let found: Vec<Discrepancy> = found.into_iter().map(wrong).collect();
+        if !repair {
+            return Ok(found);
+        }
         let mut corrected = Vec::new();
-        for wrong in self.check(by)? {
+        for wrong in found {
             let name = &wrong.semaphore;
             let outcome = self.with_locked(name, by, |id, _, counter, connection| {
-                // Counted anew under the lock: permits come and go while nobody holds it.
+                // Counted anew under the lock: permits come and go without it.
                 let sum = self.statements.tables(&format!(
                     "SELECT CAST(COALESCE(SUM(count), 0) AS SIGNED) FROM {{permit}} \
                      WHERE semaphore_id = {id} AND state = 'ACQUIRED'"
@@ -654,6 +605,16 @@ impl PermitStore for MysqlPermits {
         }
         Ok(corrected)
     }
+}
+
+fn names(permits: &[(Arc<str>, u32)]) -> Vec<Arc<str>> {
+    permits.iter().map(|(name, _)| Arc::clone(name)).collect()
+}
+
+/// How long the server lets a statement wait for a row: whole seconds, as the session sets it.
+fn lock_wait(rows: &Rows) -> Duration {
+    let seconds = rows.pool.connector().options.lock_wait.as_secs();
+    Duration::from_secs(seconds.max(1))
 }
 
 fn mixed_up() -> Error {

@@ -1,17 +1,16 @@
-//! Taking back what nobody gives back.
+//! Taking back what was not given back.
 //!
 //! A sweep first looks, without locking anything, and then releases in transactions that lock the
 //! semaphores in order and check the reason again: a renewal that came in between wins, and a request
-//! that somebody has locked is left for the next time.
+//! that is locked by another transaction is left for the next time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::MysqlPermits;
-use super::sql::{COMMIT, answer, duration, fill, list, micros, quote, quote_all, rows};
+use super::sql::{COMMIT, answer, fill, list, micros, quote, quote_all, rows};
 use super::transaction::count;
-use crate::backend::permit_store::{Exhausted, Permit, Reason, Sweep, Swept, Wish};
+use crate::backend::permit_store::{Permit, Reason, Request, Sweep, Swept};
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::pool::Lane;
@@ -24,51 +23,23 @@ const BATCH: usize = 100;
 
 const EXPIRED: &str = "r.reclaim_at <= SYSDATE(6)";
 
-/// What became of taking back what has expired.
-pub(super) enum Reclaimed {
-    Some,
-    Nothing {
-        /// When something can be taken back next, of any semaphore.
-        next: Option<Duration>,
-        /// The newest grant on the semaphore that has too little.
-        newest: Option<u64>,
-    },
-}
-
 impl MysqlPermits {
-    /// Takes back what has expired among the holders of these semaphores.
-    pub(super) fn reclaim(
-        &self,
-        wish: &Wish,
-        exhausted: &Exhausted,
-        by: Moment,
-    ) -> Result<Reclaimed> {
-        let names = quote_all(wish.permits.iter().map(|(name, _)| name));
+    /// Takes back what has expired among the holders of these semaphores, all of it. Returns `true` if that was
+    /// something.
+    pub(super) fn reclaim(&self, request: &Request, by: Moment) -> Result<bool> {
+        let names = quote_all(request.permits.iter().map(|(name, _)| name));
+        let limit = LOOK.to_string();
         let look = fill(
             &self.statements.expired,
-            &[
-                ("{names}", &names),
-                ("{limit}", &BATCH.to_string()),
-                ("{short}", &quote(&exhausted.semaphore)),
-                ("{wanted}", &exhausted.wanted.to_string()),
-            ],
+            &[("{names}", &names), ("{limit}", &limit)],
         );
-        let mut answers = self.ask(&look, by)?;
-        let found = rows::<(u64,)>(answer(&mut answers, 0)?)?;
-        let ids: Vec<u64> = found.into_iter().map(|(id,)| id).collect();
         let mut swept = Vec::new();
-        if !ids.is_empty() {
-            swept = self.release_many(&ids, EXPIRED, Reason::Expired, by)?;
-        }
-        if swept.is_empty() {
-            let next = rows::<(Option<i64>,)>(answer(&mut answers, 1)?)?;
-            let next = duration(next.first().and_then(|(micros,)| *micros));
-            let newest = rows::<(u64,)>(answer(&mut answers, 2)?)?;
-            let newest = newest.first().map(|(id,)| *id);
-            return Ok(Reclaimed::Nothing { next, newest });
-        }
+        let outcome = self.release_all(&look, EXPIRED, Reason::Expired, by, &mut swept);
         swept.iter().for_each(Swept::log);
-        Ok(Reclaimed::Some)
+        match outcome {
+            Err(error) if swept.is_empty() => Err(error),
+            _ => Ok(!swept.is_empty()),
+        }
     }
 
     pub(super) fn sweep_all(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>> {
@@ -101,7 +72,7 @@ impl MysqlPermits {
         let look = look.replace("SYSDATE", "NOW");
         let mut swept = Vec::new();
         match self.release_all(&look, &which, reason, by, &mut swept) {
-            // Guards, and those who wait, must hear of what was released.
+            // Guards, and requests that wait, must hear of what was released.
             Err(error) if !swept.is_empty() => log::warn!(
                 target: "contend::semaphore",
                 "a sweep ended after {} requests, the rest is for the next time: {error}",
@@ -154,9 +125,10 @@ impl MysqlPermits {
             script.push(fill(&self.statements.lock, &[("{names}", &names)]));
             place += 1;
         }
+        let requests = format!("r.id IN ({ids})");
         script.push(fill(
             &self.statements.release_lock,
-            &[("{ids}", &ids), ("{which}", which)],
+            &[("{requests}", &requests), ("{which}", which)],
         ));
         let outcome = self
             .send(&mut connection, &script.join(";\n"))
@@ -164,17 +136,17 @@ impl MysqlPermits {
                 let locked =
                     rows::<(u64, u64, String, Option<String>)>(answer(&mut answers, place)?)?;
                 let permits = answer(&mut answers, place + 1)?;
-                let permits = rows::<(u64, u64, u64, String, u32)>(permits)?;
+                let permits = rows::<(String, u64, u64, String, u32)>(permits)?;
                 if locked.is_empty() {
                     self.roll_back(&mut connection);
                     return Ok(Vec::new());
                 }
                 let mut changes: BTreeMap<u64, i64> = BTreeMap::new();
                 let mut swept = Vec::new();
-                for (id, _, external_id, owner) in &locked {
+                for (_, _, external_id, owner) in &locked {
                     let mut released = Vec::new();
                     for (request, fence, semaphore, name, count) in &permits {
-                        if request == id {
+                        if request == external_id {
                             *changes.entry(*semaphore).or_default() -= i64::from(*count);
                             released.push(Permit {
                                 semaphore: Arc::from(name.as_str()),
@@ -201,7 +173,7 @@ impl MysqlPermits {
             self.roll_back(&mut connection);
         }
         match outcome {
-            // Somebody has a semaphore locked, or two met in a deadlock: what is left is for the next time.
+            // A semaphore is locked, or two met in a deadlock: what is left is for the next time.
             Err(error) if error.kind() == crate::error::ErrorKind::Unavailable => {
                 log::debug!("could not take permits back now: {error}");
                 Ok(Vec::new())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::sql::{Answer, Statements, columns, duration, fill, quote_all};
-use crate::backend::permit_store::{Held, HeldPermit, RequestStatus};
+use crate::backend::permit_store::{Permit, RequestStatus};
 use crate::error::Result;
 
 /// A row of the requests' table, with its permits.
@@ -19,7 +19,7 @@ pub(super) struct RequestRow {
     ttl: Option<Duration>,
     pub(super) expires_in: Option<Duration>,
     /// In the order of the semaphores' names.
-    permits: Vec<HeldPermit>,
+    pub(super) permits: Vec<Permit>,
 }
 
 /// What the statement reads: the request, then the permit, if there is one.
@@ -31,7 +31,6 @@ type Columns = (
     Option<String>,
     Option<f64>,
     Option<i64>,
-    Option<u64>,
     Option<u64>,
     Option<String>,
     Option<u32>,
@@ -69,33 +68,28 @@ impl RequestRow {
                 });
             }
             // A permit without a semaphore was released, and the semaphore deleted since.
-            if let (Some(found_row), (.., Some(id), Some(semaphore_id), Some(name), Some(count))) =
+            if let (Some(found_row), (.., Some(fence), Some(name), Some(count))) =
                 (found.last_mut(), row)
             {
-                found_row.permits.push(HeldPermit {
-                    id,
-                    semaphore_id,
+                let permit = Permit {
                     semaphore: Arc::from(name),
                     count,
-                });
+                    fence,
+                };
+                match found_row.permits.last_mut() {
+                    // Superseded by a take-over.
+                    Some(last) if last.semaphore == permit.semaphore => *last = permit,
+                    _ => found_row.permits.push(permit),
+                }
             }
         }
         Ok(found)
     }
 
-    pub(super) fn to_held(&self) -> Held {
-        Held {
-            external_id: Arc::clone(&self.external_id),
-            request_id: self.request_id,
-            token: self.token,
-            permits: self.permits.clone(),
-        }
-    }
-
     pub(super) fn status(&self) -> RequestStatus {
         RequestStatus {
             held: self.held,
-            permits: self.permits.iter().map(HeldPermit::to_permit).collect(),
+            permits: self.permits.clone(),
             owner: self.owner.clone(),
             ttl: self.ttl,
             expires_in: self.expires_in,

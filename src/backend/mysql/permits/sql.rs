@@ -12,7 +12,6 @@ use mysql::prelude::FromRow;
 
 use crate::backend::mysql::error::RequestError;
 use crate::backend::mysql::table::strip;
-use crate::backend::permit_store::Failure;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What the tables' names begin with unless told otherwise, as in [`INIT_SQL`].
@@ -61,10 +60,8 @@ statements! {
     release: "request-release",
     release_lock: "request-release-lock",
     release_locked: "request-release-locked",
-    release_part: "permit-release-part",
     renew_lock: "request-renew-lock",
     renew: "request-renew",
-    tombstone: "request-tombstone",
     expired: "request-expired",
     semaphores: "request-semaphores",
 }
@@ -141,16 +138,15 @@ impl Statements {
         error.into_error()
     }
 
-    /// Returns what a failed statement means to a call: unknown only if it was to write something.
-    pub(super) fn failure(&self, error: RequestError, writing: bool) -> Failure {
-        let unknown = writing && error.is_outcome_unknown();
-        let duplicate = error.is_duplicate();
-        let error = self.explain(error);
-        Failure {
-            retry: duplicate || error.is_transient(),
-            unknown,
-            error,
+    /// As [`explain`](Statements::explain), for a transaction that acquires.
+    pub(super) fn failure(&self, error: RequestError) -> Error {
+        if error.is_duplicate() {
+            return Error::new(
+                ErrorKind::Unavailable,
+                "another call used the external id at the same moment; try again",
+            );
         }
+        self.explain(error)
     }
 }
 

@@ -4,8 +4,8 @@
 //! commits. In between, the decision is made here, with the rows locked: releases first, then each
 //! acquire in its turn, so that one that finds too little leaves room for the next.
 //!
-//! The semaphores are locked before any request is looked at. So whoever comes back after a lost reply
-//! waits here until its own earlier try has committed or is gone, and then sees which.
+//! The semaphores are locked before any request is looked at. So a retry after a lost reply waits here until its
+//! earlier try has committed or is gone, and then sees which.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,17 +17,15 @@ use super::sql::{
     Answer, COMMIT, Statements, answer, fill, list, quote, quote_all, quote_option, rows,
 };
 use crate::backend::mysql::connection::Connection;
-use crate::backend::permit_store::{
-    Call, Decision, Failure, Grant, Held, HeldPermit, OnHeld, Recognised, Wish,
-};
+use crate::backend::permit_store::{Grant, GrantId, Outcome, Permit, Recognised, Request};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What became of each acquire and release, in the order given.
 #[derive(Debug)]
-pub(super) struct Outcome {
-    pub(super) released: Vec<Result<Freed, Failure>>,
-    pub(super) acquired: Vec<Result<Decision, Failure>>,
+pub(super) struct Answers {
+    pub(super) released: Vec<Result<Freed>>,
+    pub(super) acquired: Vec<Result<Outcome>>,
 }
 
 /// What became of a release.
@@ -36,7 +34,7 @@ pub(super) enum Freed {
     Yes,
     /// It was not held by that grant.
     No,
-    /// Somebody else has the request locked.
+    /// Another transaction has the request locked.
     Busy,
 }
 
@@ -46,8 +44,8 @@ pub(super) struct Transaction<'a> {
     pub(super) store: &'a MysqlPermits,
     /// The semaphores of all jobs, sorted.
     pub(super) names: &'a [Arc<str>],
-    pub(super) releases: &'a [Arc<Held>],
-    pub(super) calls: &'a [Arc<Call>],
+    pub(super) releases: &'a [Arc<GrantId>],
+    pub(super) requests: &'a [Arc<Request>],
 }
 
 /// What will be written about an acquire.
@@ -58,7 +56,7 @@ enum Plan {
         request_id: u64,
     },
     /// Nothing.
-    Decided(Result<Decision, Failure>),
+    Decided(Result<Outcome>),
 }
 
 #[derive(Debug)]
@@ -83,15 +81,15 @@ impl Transaction<'_> {
     /// Carries the jobs out.
     ///
     /// # Errors
-    /// Nothing was written for anybody. Once something was sent that writes, only what it would have
-    /// written is unknown: the rest is decided.
-    pub(super) fn run(self, connection: &mut Connection) -> Result<Outcome, Failure> {
+    /// Nothing was written. Once something was sent that writes, only what it would have written is unknown: the
+    /// rest is decided.
+    pub(super) fn run(self, connection: &mut Connection) -> Result<Answers> {
         let outcome = self.read(connection).map(|locked| {
             if locked.writes() {
                 self.write(connection, locked)
             } else {
                 self.store.roll_back(connection);
-                self.outcome(locked, 0, 0, Moment::now())
+                self.outcome(locked, 0, Moment::now())
             }
         });
         if outcome.is_err() {
@@ -102,7 +100,7 @@ impl Transaction<'_> {
     }
 
     /// The first round trip, and what it leads to.
-    fn read(self, connection: &mut Connection) -> Result<Locked, Failure> {
+    fn read(self, connection: &mut Connection) -> Result<Locked> {
         let names = quote_all(self.names);
         let statements = &self.store.statements;
         let mut script = vec![
@@ -110,17 +108,18 @@ impl Transaction<'_> {
             fill(&statements.lock, &[("{names}", &names)]),
         ];
         if !self.releases.is_empty() {
-            let ids = list(self.releases.iter().map(|held| held.request_id));
+            let ids = quote_all(self.releases.iter().map(|grant| &grant.external_id));
+            let requests = format!("r.external_id IN ({ids})");
             script.push(fill(
                 &statements.release_lock,
-                &[("{ids}", &ids), ("{which}", "TRUE")],
+                &[("{requests}", &requests), ("{which}", "TRUE")],
             ));
         }
         let take_over = self
-            .calls
+            .requests
             .iter()
-            .filter(|call| call.on_held == OnHeld::TakeOver || !call.former.is_empty());
-        let take_over: Vec<&Arc<str>> = take_over.map(|call| &call.wish.external_id).collect();
+            .filter(|it| it.take_over && !it.generated);
+        let take_over: Vec<&Arc<str>> = take_over.map(|it| &it.external_id).collect();
         if !take_over.is_empty() {
             let ids = quote_all(take_over.iter());
             script.push(fill(
@@ -128,42 +127,42 @@ impl Transaction<'_> {
                 &[("{external_ids}", &ids)],
             ));
         }
-        if !self.calls.is_empty() {
-            let ids = self.calls.iter().map(|call| &call.wish.external_id);
+        if !self.requests.is_empty() {
+            let ids = self.requests.iter().map(|request| &request.external_id);
             script.push(RequestRow::statement(statements, ids));
         }
         let sent = Moment::now();
         let mut answers = self
             .store
             .request(connection, &script.join(";\n"))
-            .map_err(|error| self.store.statements.failure(error, false))?;
+            // It would have written nothing.
+            .map_err(|error| self.store.statements.failure(error).not_sent())?;
         // SET, SET and BEGIN come first.
         let mut place = 3;
         let mut next = || {
             place += 1;
             answer(&mut answers, place - 1)
         };
-        let mut locked = Locked::new(next().map_err(Failure::known)?).map_err(Failure::known)?;
+        let mut locked = Locked::new(next()?)?;
         if !self.releases.is_empty() {
-            let (requests, permits) = (next(), next());
-            requests
-                .and_then(|requests| locked.release(self.releases, requests, permits?))
-                .map_err(Failure::known)?;
+            let (requests, permits) = (next()?, next()?);
+            locked.release(self.releases, requests, permits)?;
         }
         let mut ours = Vec::new();
         if !take_over.is_empty() {
-            ours = next().and_then(rows::<(u64,)>).map_err(Failure::known)?;
+            ours = rows::<(u64,)>(next()?)?;
         }
-        if !self.calls.is_empty() {
-            let records = next().and_then(RequestRow::parse).map_err(Failure::known)?;
-            for call in self.calls {
-                let id = &call.wish.external_id;
+        if !self.requests.is_empty() {
+            let records = RequestRow::parse(next()?)?;
+            for request in self.requests {
+                let id = &request.external_id;
                 let plan = match records.iter().find(|record| record.external_id == *id) {
                     Some(record) => {
                         let is_locked = ours.contains(&(record.request_id,));
-                        locked.recognise(call, record, is_locked, sent)
+                        let plan = locked.recognise(request, record, is_locked, sent);
+                        plan.unwrap_or_else(|error| Plan::Decided(Err(error)))
                     }
-                    None => locked.decide(&call.wish),
+                    None => locked.decide(request),
                 };
                 locked.plans.push(plan);
             }
@@ -172,7 +171,7 @@ impl Transaction<'_> {
     }
 
     /// The second round trip.
-    fn write(self, connection: &mut Connection, locked: Locked) -> Outcome {
+    fn write(self, connection: &mut Connection, locked: Locked) -> Answers {
         let script = self.script(&locked);
         let sent = Moment::now();
         match self.store.request(connection, &script) {
@@ -182,20 +181,22 @@ impl Transaction<'_> {
                     .map(|answer| answer.last_insert_id)
                     .filter(|id| *id != 0);
                 let inserts = locked.plans.iter().any(|plan| matches!(plan, Plan::Insert));
-                let request = if inserts { ids.next() } else { None };
+                if inserts {
+                    ids.next();
+                }
                 let permit = ids.next();
-                self.outcome(locked, request.unwrap_or(0), permit.unwrap_or(0), sent)
+                self.outcome(locked, permit.unwrap_or(0), sent)
             }
             Err(error) => {
-                let failure = self.store.statements.failure(error, true);
+                let error = self.store.statements.failure(error);
                 // A duplicate key leaves the transaction open.
                 self.store.roll_back(connection);
-                Outcome {
+                Answers {
                     released: locked
                         .released
                         .into_iter()
                         .map(|freed| match freed {
-                            Freed::Yes => Err(failure.clone()),
+                            Freed::Yes => Err(error.clone()),
                             freed => Ok(freed),
                         })
                         .collect(),
@@ -204,7 +205,7 @@ impl Transaction<'_> {
                         .into_iter()
                         .map(|plan| match plan {
                             Plan::Decided(decision) => decision,
-                            Plan::Insert | Plan::TakeOver { .. } => Err(failure.clone()),
+                            Plan::Insert | Plan::TakeOver { .. } => Err(error.clone()),
                         })
                         .collect(),
                 }
@@ -221,23 +222,23 @@ impl Transaction<'_> {
         }
         let mut requests = Vec::new();
         let mut permits = Vec::new();
-        for (call, plan) in self.calls.iter().zip(&locked.plans) {
-            let request = match plan {
+        for (request, plan) in self.requests.iter().zip(&locked.plans) {
+            let request_id = match plan {
                 Plan::Decided(_) => continue,
                 Plan::Insert => {
                     let offset = locked.step * requests.len() as u64;
-                    requests.push(request_row(call));
+                    requests.push(request_row(request));
                     format!("@first + {offset}")
                 }
                 Plan::TakeOver { request_id } => {
-                    script.push(take_over(statements, call, *request_id));
+                    script.push(take_over(statements, request, *request_id));
                     request_id.to_string()
                 }
             };
-            for (name, count) in &call.wish.permits {
+            for (name, count) in &request.permits {
                 if let Some(semaphore) = locked.semaphores.get(name) {
                     let id = semaphore.id;
-                    permits.push(format!("({id}, {request}, {count}, 'ACQUIRED')"));
+                    permits.push(format!("({id}, {request_id}, {count}, 'ACQUIRED')"));
                 }
             }
         }
@@ -259,53 +260,32 @@ impl Transaction<'_> {
         script.join(";\n")
     }
 
-    /// Deals the ids out, in the order in which the rows were sent.
-    fn outcome(
-        self,
-        mut locked: Locked,
-        mut request_id: u64,
-        mut fence: u64,
-        sent: Moment,
-    ) -> Outcome {
-        let mut acquired = Vec::with_capacity(self.calls.len());
+    /// Deals the fences out, in the order in which the rows were sent.
+    fn outcome(self, mut locked: Locked, mut fence: u64, sent: Moment) -> Answers {
+        let mut acquired = Vec::with_capacity(self.requests.len());
         let (step, plans) = (locked.step, std::mem::take(&mut locked.plans));
-        for (call, plan) in self.calls.iter().zip(plans) {
-            let id = match plan {
-                Plan::Decided(decision) => {
-                    acquired.push(decision);
-                    continue;
-                }
-                Plan::TakeOver { request_id } => request_id,
-                Plan::Insert => {
-                    request_id += step;
-                    request_id - step
-                }
-            };
-            let wish = &call.wish;
-            let mut permits = Vec::with_capacity(wish.permits.len());
-            for (name, count) in &wish.permits {
-                permits.push(HeldPermit {
-                    id: fence,
-                    semaphore_id: locked.semaphores.get(name).map_or(0, |it| it.id),
+        for (request, plan) in self.requests.iter().zip(plans) {
+            if let Plan::Decided(outcome) = plan {
+                acquired.push(outcome);
+                continue;
+            }
+            let mut permits = Vec::with_capacity(request.permits.len());
+            for (name, count) in &request.permits {
+                permits.push(Permit {
                     semaphore: Arc::clone(name),
                     count: *count,
+                    fence,
                 });
                 fence += step;
             }
-            let held = Held {
-                external_id: Arc::clone(&wish.external_id),
-                request_id: id,
-                token: call.token,
+            acquired.push(Ok(Outcome::Granted(Grant {
                 permits,
-            };
-            acquired.push(Ok(Decision::Granted(Grant {
-                held,
                 sent,
-                remaining: wish.ttl,
-                free: wish.free(|name| locked.semaphore(name)),
+                remaining: request.ttl,
+                free: request.free(|name| locked.semaphore(name)),
             })));
         }
-        Outcome {
+        Answers {
             released: locked.released.into_iter().map(Ok).collect(),
             acquired,
         }
@@ -344,77 +324,77 @@ impl Locked {
                 .any(|plan| !matches!(plan, Plan::Decided(_)))
     }
 
-    fn release(&mut self, releases: &[Arc<Held>], requests: Answer, permits: Answer) -> Result<()> {
-        let free: Vec<(u64, u64)> = rows::<(u64, u64, String, Option<String>)>(requests)?
-            .into_iter()
-            .map(|(id, token, ..)| (id, token))
-            .collect();
-        let permits = rows::<(u64, u64, u64, String, u32)>(permits)?;
-        for held in releases {
-            let own: Vec<_> = permits
+    fn release(
+        &mut self,
+        releases: &[Arc<GrantId>],
+        requests: Answer,
+        permits: Answer,
+    ) -> Result<()> {
+        let locked = rows::<(u64, u64, String, Option<String>)>(requests)?;
+        let permits = rows::<(String, u64, u64, String, u32)>(permits)?;
+        for grant in releases {
+            let own = permits.iter().filter(|(id, ..)| **id == *grant.external_id);
+            let found = locked
                 .iter()
-                .filter(|(request, ..)| *request == held.request_id)
-                .collect();
-            if !free.contains(&(held.request_id, held.token)) {
-                let other = free.iter().any(|(id, _)| *id == held.request_id);
-                // Where it is not locked by us and still has permits, somebody else has it locked.
-                let busy = !other && !own.is_empty();
-                self.released
-                    .push(if busy { Freed::Busy } else { Freed::No });
-                continue;
-            }
-            self.released.push(Freed::Yes);
-            self.to_release.push(held.request_id);
-            for (_, _, semaphore, name, count) in own {
-                *self.changes.entry(*semaphore).or_default() -= i64::from(*count);
-                if let Some(semaphore) = self.semaphores.get_mut(name.as_str()) {
-                    semaphore.used -= i64::from(*count);
+                .find(|(_, _, id, _)| **id == *grant.external_id);
+            match found {
+                Some((id, token, ..)) if grant.names(*token) => {
+                    self.released.push(Freed::Yes);
+                    self.to_release.push(*id);
+                    for (_, _, semaphore, name, count) in own {
+                        *self.changes.entry(*semaphore).or_default() -= i64::from(*count);
+                        if let Some(semaphore) = self.semaphores.get_mut(name.as_str()) {
+                            semaphore.used -= i64::from(*count);
+                        }
+                    }
                 }
+                // Where it is not locked by us and still has permits, another transaction has it locked.
+                None if own.count() > 0 => self.released.push(Freed::Busy),
+                _ => self.released.push(Freed::No),
             }
         }
         Ok(())
     }
 
     /// The external id is there already.
-    fn recognise(&self, call: &Call, record: &RequestRow, is_locked: bool, sent: Moment) -> Plan {
-        let decision = match call.recognise(record.token, record.status()) {
-            Recognised::Decided(decision) => Ok(decision),
-            Recognised::Ours => Ok(Decision::Granted(Grant {
-                held: record.to_held(),
+    fn recognise(
+        &self,
+        request: &Request,
+        record: &RequestRow,
+        is_locked: bool,
+        sent: Moment,
+    ) -> Result<Plan> {
+        let outcome = match request.recognise(record.token, record.status())? {
+            Recognised::Known(status) => Outcome::Known(status),
+            Recognised::Own => Outcome::Granted(Grant {
+                permits: record.permits.clone(),
                 sent,
                 remaining: record.expires_in,
-                free: call.wish.free(|name| self.semaphore(name)),
-            })),
+                free: request.free(|name| self.semaphore(name)),
+            }),
             Recognised::TakeOver if is_locked => {
-                return Plan::TakeOver {
+                return Ok(Plan::TakeOver {
                     request_id: record.request_id,
-                };
+                });
             }
-            Recognised::TakeOver => Err(Failure::known(Error::new(
-                ErrorKind::Unavailable,
-                format!(
-                    "request {:?} cannot be taken over: somebody has it locked",
-                    call.wish.external_id
-                ),
-            ))),
+            Recognised::TakeOver => {
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "it cannot be taken over while another transaction has it locked; try again",
+                ));
+            }
         };
-        Plan::Decided(decision)
+        Ok(Plan::Decided(Ok(outcome)))
     }
 
-    /// Takes what the wish wants, if all of it is there.
-    fn decide(&mut self, wish: &Wish) -> Plan {
-        match wish.shortage(|name| self.semaphore(name)) {
-            Err(error) => return Plan::Decided(Ok(Decision::Refused(error))),
-            Ok(Some(exhausted)) => {
-                return Plan::Decided(Ok(Decision::Exhausted {
-                    exhausted,
-                    next_reclaim: None,
-                    newest: None,
-                }));
-            }
+    /// Takes what the request wants, if all of it is there.
+    fn decide(&mut self, request: &Request) -> Plan {
+        match request.shortage(|name| self.semaphore(name)) {
+            Err(error) => return Plan::Decided(Err(error)),
+            Ok(Some(exhausted)) => return Plan::Decided(Ok(Outcome::Exhausted(exhausted))),
             Ok(None) => {}
         }
-        for (name, count) in &wish.permits {
+        for (name, count) in &request.permits {
             if let Some(semaphore) = self.semaphores.get_mut(name) {
                 semaphore.used += i64::from(*count);
                 *self.changes.entry(semaphore.id).or_default() += i64::from(*count);
@@ -439,24 +419,23 @@ pub(super) fn count(
     (!changes.is_empty()).then(|| fill(&statements.change_counters, &values))
 }
 
-fn request_row(call: &Call) -> String {
-    let wish = &call.wish;
-    let (ttl, expires_at, reclaim_at) = times(wish.ttl);
+fn request_row(request: &Request) -> String {
+    let (ttl, expires_at, reclaim_at) = times(request.ttl);
     format!(
         "({}, {}, {}, 'ACQUIRED', {ttl}, {expires_at}, {reclaim_at})",
-        quote(&wish.external_id),
-        call.token,
-        quote_option(wish.owner.as_deref()),
+        quote(&request.external_id),
+        request.token,
+        quote_option(request.owner.as_deref()),
     )
 }
 
-fn take_over(statements: &Statements, call: &Call, request_id: u64) -> String {
-    let (ttl, expires_at, reclaim_at) = times(call.wish.ttl);
+fn take_over(statements: &Statements, request: &Request, request_id: u64) -> String {
+    let (ttl, expires_at, reclaim_at) = times(request.ttl);
     fill(
         &statements.take_over,
         &[
             ("{id}", &request_id.to_string()),
-            ("{token}", &call.token.to_string()),
+            ("{token}", &request.token.to_string()),
             ("{ttl}", &ttl),
             ("{expires_at}", &expires_at),
             ("{reclaim_at}", &reclaim_at),
