@@ -120,7 +120,14 @@ impl Backend for Switch {
     }
 
     fn observer(&self, _mutex: &Arc<str>, _wake: &Unparker) -> Result<Box<dyn RawObserver>> {
-        Err(Error::new(ErrorKind::InvalidInput, "nobody watches"))
+        Err(Error::new(
+            ErrorKind::InvalidInput,
+            "there are no observers",
+        ))
+    }
+
+    fn owner(&self, _mutex: &Arc<str>, _by: Moment) -> Result<MutexOwner> {
+        Ok(MutexOwner::NONE)
     }
 }
 

@@ -5,9 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::metrics::{
-    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
-};
+use ::metrics::{counter, gauge, histogram};
 use parking_lot::RwLock;
 
 use crate::error::Error;
@@ -15,60 +13,6 @@ use crate::probe::{AcquireOutcome, LossReason, Probe, RenewOutcome, RunOutcomeKi
 
 /// The label of all names beyond the limit.
 const OTHERS: &str = "(others)";
-
-/// What Prometheus shows beside a name.
-const COUNTERS: &[(&str, &str)] = &[
-    ("contend_gained_total", "ownerships that began"),
-    (
-        "contend_lost_released_total",
-        "ownerships given up on purpose",
-    ),
-    ("contend_lost_expired_total", "leases that ended unrenewed"),
-    ("contend_lost_taken_away_total", "ownerships taken away"),
-    ("contend_lost_panicked_total", "ownerships ended by a panic"),
-    (
-        "contend_acquire_granted_total",
-        "attempts that were granted",
-    ),
-    (
-        "contend_acquire_refused_total",
-        "attempts that found an owner",
-    ),
-    ("contend_acquire_failed_total", "attempts without an answer"),
-    ("contend_renew_renewed_total", "renewals"),
-    ("contend_renew_lost_total", "renewals of a lost ownership"),
-    ("contend_renew_failed_total", "renewals without an answer"),
-    ("contend_lock_failed_total", "calls of lock that failed"),
-    ("contend_run_ok_total", "runs that returned Ok"),
-    ("contend_run_failed_total", "runs that returned an error"),
-    ("contend_run_panicked_total", "runs that panicked"),
-    ("contend_run_cancelled_total", "runs cancelled by a stop"),
-    ("contend_run_lost_total", "runs that lost leadership"),
-    (
-        "contend_exhausted_total",
-        "requests that had to wait or fail",
-    ),
-    ("contend_connections_opened_total", "connections opened"),
-    (
-        "contend_connections_lost_total",
-        "connections lost or refused",
-    ),
-];
-
-const GAUGES: &[(&str, &str)] = &[
-    ("contend_owner", "contenders of this process that own"),
-    ("contend_permits_held", "permits held by this process"),
-];
-
-const HISTOGRAMS: &[(&str, &str)] = &[
-    ("contend_held_seconds", "how long an ownership lasted"),
-    ("contend_acquire_seconds", "how long an attempt took"),
-    ("contend_renew_seconds", "how long a renewal took"),
-    ("contend_hand_off_seconds", "from wake-up to ownership"),
-    ("contend_lock_wait_seconds", "how long a call of lock took"),
-    ("contend_run_seconds", "how long a run took"),
-    ("contend_run_late_seconds", "how late a run began"),
-];
 
 /// Reports to the [`metrics`](https://docs.rs/metrics) facade, and so to Prometheus, StatsD and others.
 ///
@@ -129,18 +73,9 @@ pub struct MetricsProbe {
 type Labels = RwLock<HashSet<Arc<str>>>;
 
 impl MetricsProbe {
-    /// Creates a probe and describes its metrics to the recorder.
+    /// Creates a probe.
     #[must_use]
     pub fn new() -> MetricsProbe {
-        for (name, text) in COUNTERS {
-            describe_counter!(*name, Unit::Count, *text);
-        }
-        for (name, text) in GAUGES {
-            describe_gauge!(*name, Unit::Count, *text);
-        }
-        for (name, text) in HISTOGRAMS {
-            describe_histogram!(*name, Unit::Seconds, *text);
-        }
         MetricsProbe {
             mutexes: Labels::default(),
             semaphores: Labels::default(),
@@ -281,7 +216,7 @@ mod tests {
     use crate::error::ErrorKind;
     use ::metrics::{
         Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata,
-        Recorder, SharedString, with_local_recorder,
+        Recorder, SharedString, Unit, with_local_recorder,
     };
     use parking_lot::Mutex;
     use std::collections::BTreeMap;

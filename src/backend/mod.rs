@@ -124,10 +124,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Any.
-    fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        let _ = (mutex, by);
-        Err(unsupported(self.realm(), "owner"))
-    }
+    fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner>;
 
     /// Reads who waits for `mutex`, in order, as far as the backend knows. The owner is not among them.
     ///

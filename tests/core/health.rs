@@ -8,7 +8,9 @@ use std::time::Duration;
 use contend::backend::{
     Attempt, Backend, Contender, OnRefusal, RawContender, RawObserver, Renewal, View,
 };
-use contend::{Contact, Error, ErrorKind, Factory, Lease, Moment, Result, Unparker, memory};
+use contend::{
+    Contact, Error, ErrorKind, Factory, Lease, Moment, MutexOwner, Result, Unparker, memory,
+};
 use testbed::{wait_until, within};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -161,6 +163,9 @@ impl Backend for Hanging {
         Ok(Box::new(Hanging))
     }
     fn ping(&self, _: Moment) -> Result<()> {
+        hang()
+    }
+    fn owner(&self, _: &Arc<str>, _: Moment) -> Result<MutexOwner> {
         hang()
     }
 }
