@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
-use crossbeam_channel::{Receiver, TryIter};
+use crossbeam_channel::Receiver;
 
 use crate::error::Error;
 use crate::owner::MutexState;
@@ -135,13 +135,6 @@ impl<'a> IntoIterator for &'a Events {
 
     fn into_iter(self) -> Self::IntoIter {
         self.receiver.iter()
-    }
-}
-
-impl Events {
-    /// Returns an iterator over the events that are already in the channel.
-    pub fn try_iter(&self) -> TryIter<'_, Event> {
-        self.receiver.try_iter()
     }
 }
 

@@ -44,14 +44,14 @@ pub(crate) struct Core {
     semaphores: Mutex<Weak<SharedSemaphores>>,
     initial_delay: Mutex<Duration>,
     executor: OnceLock<Executor>,
-    probe: OnceLock<Probed>,
+    probe: Probed,
     pub(crate) lease: Lease,
     pub(crate) backend: Arc<dyn Backend>,
 }
 
 impl Core {
-    pub(crate) fn probe(&self) -> Probed {
-        self.probe.get().cloned().unwrap_or_default()
+    pub(crate) fn probe(&self) -> &Probed {
+        &self.probe
     }
 
     pub(crate) fn executor(&self) -> Option<Executor> {
@@ -111,7 +111,7 @@ impl Factory {
                 semaphores: Mutex::default(),
                 initial_delay: Mutex::default(),
                 executor: OnceLock::new(),
-                probe: OnceLock::new(),
+                probe: Probed::default(),
                 lease,
                 backend,
             })),
@@ -143,7 +143,7 @@ impl Factory {
     #[must_use]
     pub fn with_probe(self, probe: Arc<dyn Probe>) -> Factory {
         if let Ok(inner) = self.core()
-            && inner.probe.set(Probed::new(Arc::clone(&probe))).is_ok()
+            && inner.probe.set(Arc::clone(&probe))
         {
             inner.backend.set_probe(probe);
         }

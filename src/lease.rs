@@ -1,11 +1,9 @@
 //! How long an owner may believe, and how long nobody else may own.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::url::parse_duration;
 
 /// The two durations of every ownership.
 ///
@@ -56,25 +54,13 @@ impl Lease {
                 "ttl {ttl:?} and transition {transition:?} must be whole milliseconds"
             )));
         }
-        if !lease.is_renewable() {
-            // The drift grows with the ttl: the first of the few that come into question.
-            let mut shortest = Lease {
-                ttl: Lease::MIN_BELIEF,
-                transition,
-            };
-            while !shortest.is_renewable() {
-                shortest.ttl += Duration::from_millis(1);
-            }
+        if lease.belief() < Lease::MIN_BELIEF {
+            // With 26 ms there is room for the drift, whatever the transition.
             return Err(Error::invalid(format!(
-                "ttl {ttl:?} is too short to renew in; with a transition of {transition:?} use at least {:?}",
-                shortest.ttl
+                "ttl {ttl:?} is too short to renew in; use at least 26ms"
             )));
         }
         Ok(lease)
-    }
-
-    fn is_renewable(self) -> bool {
-        self.belief() >= Lease::MIN_BELIEF
     }
 
     /// Returns how long an owner may believe that it owns without a renewal.
@@ -117,26 +103,6 @@ impl Lease {
     /// What two clocks may drift apart in one lease: 1% of it and 5 ms. The only place that knows.
     pub(crate) fn drift_allowance(self) -> Duration {
         self.ttl.saturating_add(self.transition) / 100 + Duration::from_millis(5)
-    }
-}
-
-impl FromStr for Lease {
-    type Err = Error;
-
-    /// Reads `TTL` or `TTL+TRANSITION`, such as `10s+6s`. The transition defaults to 6 s.
-    ///
-    /// ```
-    /// let lease: contend::Lease = "5s+2500ms".parse()?;
-    /// assert_eq!(lease.total().as_millis(), 7_500);
-    /// assert_eq!(lease.to_string(), "5s+2.5s");
-    /// # Ok::<(), contend::Error>(())
-    /// ```
-    fn from_str(text: &str) -> Result<Lease> {
-        let (ttl, transition) = match text.split_once('+') {
-            Some((ttl, transition)) => (ttl, parse_duration(transition.trim())?),
-            None => (text, Lease::default().transition),
-        };
-        Lease::new(parse_duration(ttl.trim())?, transition)
     }
 }
 
@@ -190,13 +156,11 @@ mod tests {
 
     /// It advised fractions of a millisecond, which it refuses.
     #[test]
-    fn the_shortest_ttl_that_is_advised_is_allowed_and_none_below_it() {
-        for (ttl, transition) in (0..20).flat_map(|ttl| (0..10).map(move |it| (ms(ttl), ms(it)))) {
-            let error = Lease::new(ttl, transition).unwrap_err().to_string();
-            let advised = error.rsplit_once("use at least ").unwrap().1;
-            let advised = parse_duration(advised).unwrap();
-            Lease::new(advised, transition).unwrap();
-            Lease::new(advised - ms(1), transition).unwrap_err();
+    fn advised_ttl_is_allowed() {
+        for transition in 0..10 {
+            let error = Lease::new(ms(19), ms(transition)).unwrap_err();
+            assert!(error.to_string().ends_with("at least 26ms"), "{error}");
+            Lease::new(ms(26), ms(transition)).unwrap();
         }
     }
 }

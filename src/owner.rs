@@ -18,10 +18,9 @@ use crate::clock::Moment;
 /// assert!(!MutexOwner::NONE.has_owner());
 ///
 /// let owner = MutexOwner::new("a", 1_000, 11_000, 17_000, 42);
-/// assert!(owner.is_in_ttl_of_at("a", 10_999));
-/// assert!(!owner.is_in_ttl_at(11_000));
-/// assert!(owner.is_in_transition_at(17_000));
-/// assert!(!owner.has_owner_at(17_001));
+/// assert!(owner.is_owner("a"));
+/// assert!(owner.is_in_ttl_at(10_999) && !owner.is_in_ttl_at(11_000));
+/// assert!(owner.is_in_transition_at(17_000) && !owner.is_in_transition_at(17_001));
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct MutexOwner {

@@ -131,20 +131,21 @@ impl fmt::Display for RunOutcomeKind {
 
 /// A probe, or none. Costs a branch where there is none.
 #[derive(Clone, Default)]
-pub(crate) struct Probed(Option<Arc<dyn Probe>>);
+pub(crate) struct Probed(Arc<OnceLock<Arc<dyn Probe>>>);
 
 impl Probed {
-    pub(crate) fn new(probe: Arc<dyn Probe>) -> Probed {
-        Probed(Some(probe))
+    /// Sets the probe of all clones. `false`: there was one.
+    pub(crate) fn set(&self, probe: Arc<dyn Probe>) -> bool {
+        self.0.set(probe).is_ok()
     }
 
     pub(crate) fn is_some(&self) -> bool {
-        self.0.is_some()
+        self.0.get().is_some()
     }
 
     /// Tells the probe, if there is one. A probe that panics must not end a worker.
     pub(crate) fn tell(&self, what: impl FnOnce(&dyn Probe)) {
-        if let Some(probe) = &self.0 {
+        if let Some(probe) = self.0.get() {
             let told = std::panic::AssertUnwindSafe(|| what(&**probe));
             if std::panic::catch_unwind(told).is_err() {
                 log::error!("a probe panicked; its other calls still come");
@@ -156,33 +157,5 @@ impl Probed {
 impl fmt::Debug for Probed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_some() { "Probe" } else { "no probe" })
-    }
-}
-
-/// Passes on what happens to connections, to a probe that is set after they are opened.
-#[cfg_attr(
-    not(any(feature = "mysql", feature = "redis", feature = "zk")),
-    allow(dead_code)
-)]
-#[derive(Default)]
-pub(crate) struct LateProbe(pub(crate) OnceLock<Arc<dyn Probe>>);
-
-impl Probe for LateProbe {
-    fn connected(&self) {
-        if let Some(probe) = self.0.get() {
-            probe.connected();
-        }
-    }
-
-    fn disconnected(&self, error: &Error) {
-        if let Some(probe) = self.0.get() {
-            probe.disconnected(error);
-        }
-    }
-}
-
-impl fmt::Debug for LateProbe {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LateProbe")
     }
 }

@@ -295,7 +295,7 @@ impl SchedulerBuilder {
             mutex: Arc::clone(&settings.mutex),
             request_limit: lease.request_limit(),
             schedule: schedule.clone(),
-            probe: factory.probe(),
+            probe: factory.probe().clone(),
             work: Mutex::new(Work {
                 work: Box::new(move |context| work(context).into_result()),
                 on_outcome: self.on_outcome,

@@ -451,7 +451,7 @@ impl SharedSemaphores {
         Ok(Arc::new(SharedSemaphores {
             holds: Holds::default(),
             queue: WaitQueue::default(),
-            probe: core.probe(),
+            probe: core.probe().clone(),
             store: core.backend.permits()?,
             core: Arc::clone(core),
         }))

@@ -40,11 +40,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use self::mutexes::Registry;
+use self::mutexes::{MemoryContender, MemoryObserver, Registry};
 use self::permits::MemoryPermits;
 use super::{
-    Attempt, Backend, Condition, Contender, OnRefusal, Participant, PermitStore, RawContender,
-    RawObserver, Renewal, View, Wakeups,
+    Backend, Condition, Contender, Participant, PermitStore, RawContender, RawObserver, Wakeups,
 };
 use crate::clock::Moment;
 use crate::error::{Error, Result};
@@ -91,17 +90,16 @@ pub struct Handle {
 
 impl Handle {
     /// Takes `mutex` away from its owner, as an operator's revoke does, and the next waiter becomes the owner.
-    /// Returns `false` if nobody owns it.
+    /// Returns `false` if it has no owner.
     ///
     /// A service is notified and steps down at once. A guard learns of it at its next renewal, after a third of
     /// its ttl: in a test, give its locker a short one and wait for [`Guard::lost`](crate::Guard::lost).
     #[must_use]
     pub fn revoke(&self, mutex: &str) -> bool {
-        let mutex = Arc::from(mutex);
-        self.registry
-            .owner(&mutex)
-            .and_then(|owner| self.registry.revoke(&mutex, owner.fence()))
-            .unwrap_or(false)
+        let revoke = self.registry.look(&mutex.into(), |entry, now| {
+            entry.revoke(entry.owner(now).fence(), now)
+        });
+        revoke.unwrap_or(false)
     }
 
     /// Makes every call to the registry fail as [`Unreachable`](crate::ErrorKind::Unreachable), or makes
@@ -173,27 +171,28 @@ impl Backend for Memory {
     }
 
     fn ping(&self, _by: Moment) -> Result<()> {
-        self.registry.ping()
+        self.registry.reach().map(drop)
     }
 
     fn owner(&self, mutex: &Arc<str>, _by: Moment) -> Result<MutexOwner> {
-        self.registry.owner(mutex)
+        self.registry.look(mutex, |entry, now| entry.owner(now))
     }
 
     fn participants(&self, mutex: &Arc<str>, _by: Moment) -> Result<Vec<Participant>> {
-        self.registry.participants(mutex)
+        self.registry.look(mutex, |entry, _| entry.participants())
     }
 
     fn list(&self, _by: Moment) -> Result<Vec<Arc<str>>> {
-        self.registry.list()
+        Ok(self.registry.reach()?.names())
     }
 
     fn revoke(&self, mutex: &Arc<str>, fence: u64, _by: Moment) -> Result<bool> {
-        self.registry.revoke(mutex, fence)
+        self.registry
+            .look(mutex, |entry, now| entry.revoke(fence, now))
     }
 
     fn last_run(&self, mutex: &Arc<str>, _by: Moment) -> Result<Option<Duration>> {
-        self.registry.last_run(mutex)
+        self.registry.look(mutex, |entry, now| entry.last_run(now))
     }
 
     fn record_run(
@@ -203,7 +202,8 @@ impl Backend for Memory {
         keep: Duration,
         _by: Moment,
     ) -> Result<bool> {
-        self.registry.record_run(mutex, fence, keep)
+        self.registry
+            .look(mutex, |entry, now| entry.record_run(fence, keep, now))
     }
 
     fn condition(&self) -> Condition {
@@ -211,54 +211,5 @@ impl Backend for Memory {
             wakeups: Wakeups::Working,
             ..Condition::default()
         }
-    }
-}
-
-struct MemoryContender {
-    registry: Arc<Registry>,
-    contender: Contender,
-    unparker: Unparker,
-}
-
-impl RawContender for MemoryContender {
-    fn acquire(&mut self, on_refusal: OnRefusal, _by: Moment) -> Result<Attempt> {
-        self.registry
-            .acquire(&self.contender, on_refusal, &self.unparker)
-    }
-
-    fn renew(&mut self, fence: u64, _by: Moment) -> Result<Renewal> {
-        self.registry.renew(&self.contender, fence)
-    }
-
-    fn release(&mut self, fence: u64, _by: Moment) -> Result<bool> {
-        self.registry.release(&self.contender, fence)
-    }
-
-    fn withdraw(&mut self, _by: Moment) -> Result<()> {
-        self.registry.withdraw(&self.contender)
-    }
-}
-
-impl Drop for MemoryContender {
-    fn drop(&mut self) {
-        self.registry.disconnect(&self.contender, &self.unparker);
-    }
-}
-
-struct MemoryObserver {
-    registry: Arc<Registry>,
-    mutex: Arc<str>,
-    unparker: Unparker,
-}
-
-impl RawObserver for MemoryObserver {
-    fn observe(&mut self, _by: Moment) -> Result<View> {
-        self.registry.observe(&self.mutex, &self.unparker)
-    }
-}
-
-impl Drop for MemoryObserver {
-    fn drop(&mut self) {
-        self.registry.ignore(&self.mutex, &self.unparker);
     }
 }

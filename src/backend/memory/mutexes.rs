@@ -9,7 +9,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::permits::Permits;
 use crate::backend::{
-    Attempt, CLAIM_TIME, Contender, Grant, OnRefusal, Participant, Refusal, Renewal, View,
+    Attempt, CLAIM_TIME, Contender, Grant, OnRefusal, Participant, RawContender, RawObserver,
+    Refusal, Renewal, View,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -22,7 +23,7 @@ const IDLE: Duration = Duration::from_secs(60);
 /// Below this many names the registry neither sweeps nor shrinks.
 const FEW: usize = 1_024;
 
-/// The mutexes of one registry. Only names that somebody uses are kept: fences come from a counter of
+/// The mutexes of one registry. Only names in use are kept: fences come from a counter of
 /// the whole process, so that forgetting a name does not let its fences fall.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
@@ -31,7 +32,7 @@ pub(super) struct Registry {
 }
 
 #[derive(Debug, Default)]
-struct Table {
+pub(super) struct Table {
     mutexes: HashMap<Arc<str>, Entry>,
     /// Every call fails, for tests.
     unreachable: bool,
@@ -41,7 +42,7 @@ struct Table {
 
 /// One mutex.
 #[derive(Debug, Default)]
-struct Entry {
+pub(super) struct Entry {
     holder: Holder,
     /// Waiting contenders, the longest wait first.
     queue: VecDeque<Waiter>,
@@ -89,40 +90,62 @@ struct Run {
 }
 
 impl Registry {
-    pub(super) fn ping(&self) -> Result<()> {
-        self.reach().map(drop)
+    /// Makes every call fail, or lets all of them work again. Unparks all contenders and observers, as a connection
+    /// does that is lost or opened anew.
+    pub(super) fn set_unreachable(&self, unreachable: bool) {
+        let mut table = self.table.lock();
+        if std::mem::replace(&mut table.unreachable, unreachable) != unreachable {
+            table.mutexes.values().for_each(Entry::unpark_all);
+        }
     }
 
     pub(super) fn is_unreachable(&self) -> bool {
         self.table.lock().unreachable
     }
 
-    /// Makes every call fail, or lets all of them work again. Unparks everybody, as a connection does that is
-    /// lost or opened anew.
-    pub(super) fn set_unreachable(&self, unreachable: bool) {
-        let mut table = self.table.lock();
-        if std::mem::replace(&mut table.unreachable, unreachable) != unreachable {
-            for entry in table.mutexes.values() {
-                entry.unpark_everybody();
-            }
+    /// The table, if the registry can be reached.
+    pub(super) fn reach(&self) -> Result<MutexGuard<'_, Table>> {
+        let table = self.table.lock();
+        if table.unreachable {
+            let message = "the memory backend was made unreachable by a test";
+            return Err(Error::new(ErrorKind::Unreachable, message).not_sent());
         }
+        Ok(table)
     }
 
-    pub(super) fn acquire(
+    /// Asks or changes the entry of `mutex` as it is now.
+    pub(super) fn look<T>(
         &self,
-        contender: &Contender,
-        on_refusal: OnRefusal,
-        unparker: &Unparker,
-    ) -> Result<Attempt> {
-        let mut table = self.reach()?;
+        mutex: &Arc<str>,
+        ask: impl FnOnce(&mut Entry, Now) -> T,
+    ) -> Result<T> {
+        Ok(self.reach()?.look(mutex, ask))
+    }
+
+    #[cfg(test)]
+    fn names(&self) -> usize {
+        self.table.lock().mutexes.len()
+    }
+}
+
+/// A contender of one registry.
+pub(super) struct MemoryContender {
+    pub(super) registry: Arc<Registry>,
+    pub(super) contender: Contender,
+    pub(super) unparker: Unparker,
+}
+
+impl RawContender for MemoryContender {
+    fn acquire(&mut self, on_refusal: OnRefusal, _by: Moment) -> Result<Attempt> {
+        let mut table = self.registry.reach()?;
         let now = now();
-        let entry = table.entry(&contender.mutex, now);
-        if entry.admits(&contender.id) {
-            let owner = entry.grant(contender, unparker, now);
+        let entry = table.entry(&self.contender.mutex, now);
+        if entry.admits(&self.contender.id) {
+            let owner = entry.grant(&self.contender, &self.unparker, now);
             return Ok(Attempt::Granted(Grant { owner, until: None }));
         }
         if on_refusal == OnRefusal::Enqueue {
-            entry.enqueue(&contender.id, unparker, now);
+            entry.enqueue(&self.contender.id, &self.unparker, now);
         }
         Ok(Attempt::Refused(Refusal {
             owner: entry.owner(now),
@@ -131,127 +154,65 @@ impl Registry {
         }))
     }
 
-    pub(super) fn renew(&self, contender: &Contender, fence: u64) -> Result<Renewal> {
-        let mut table = self.reach()?;
-        let now = now();
-        Ok(table.look(&contender.mutex, now, |entry| {
-            match entry.owned_by(contender, fence) {
-                Some(ownership) => {
-                    ownership.extend(contender, now);
-                    Renewal::Renewed(Grant {
-                        owner: entry.owner(now),
-                        until: None,
-                    })
-                }
-                None => Renewal::Lost(entry.owner(now)),
-            }
-        }))
+    fn renew(&mut self, fence: u64, _by: Moment) -> Result<Renewal> {
+        let contender = &self.contender;
+        self.registry.look(&contender.mutex, |entry, now| {
+            let Some(ownership) = entry.owned_by(contender, fence) else {
+                return Renewal::Lost(entry.owner(now));
+            };
+            ownership.extend(contender, now);
+            let owner = entry.owner(now);
+            Renewal::Renewed(Grant { owner, until: None })
+        })
     }
 
-    pub(super) fn release(&self, contender: &Contender, fence: u64) -> Result<bool> {
-        let mut table = self.reach()?;
-        let now = now();
-        Ok(table.look(&contender.mutex, now, |entry| {
+    fn release(&mut self, fence: u64, _by: Moment) -> Result<bool> {
+        let contender = &self.contender;
+        self.registry.look(&contender.mutex, |entry, now| {
             let owned = entry.owned_by(contender, fence).is_some();
             if owned {
                 entry.free(now);
             }
             owned
-        }))
+        })
     }
 
-    pub(super) fn withdraw(&self, contender: &Contender) -> Result<()> {
-        let now = now();
-        self.reach()?.look(&contender.mutex, now, |entry| {
-            entry.forget(&contender.id, now);
-        });
-        Ok(())
+    fn withdraw(&mut self, _by: Moment) -> Result<()> {
+        let Contender { mutex, id, .. } = &self.contender;
+        self.registry
+            .look(mutex, |entry, now| entry.forget(id, now))
     }
+}
 
-    /// As [`withdraw`](Registry::withdraw), also while the registry is unreachable: a server notices
-    /// that a connection is gone without being asked. Whoever contends under the id by now, with another
-    /// `unparker`, keeps its place.
-    pub(super) fn disconnect(&self, contender: &Contender, unparker: &Unparker) {
-        let now = now();
-        self.table.lock().look(&contender.mutex, now, |entry| {
-            let ours =
-                |waiter: &Waiter| waiter.id == contender.id && waiter.unparker.same(unparker);
-            let is_ours = entry.waiters().any(ours);
-            if is_ours {
-                entry.forget(&contender.id, now);
+impl Drop for MemoryContender {
+    /// Withdraws also while the registry is unreachable: a server notices that a connection is gone without being
+    /// asked. A later contender with this id keeps its place.
+    fn drop(&mut self) {
+        let Contender { mutex, id, .. } = &self.contender;
+        let mut table = self.registry.table.lock();
+        table.look(mutex, |entry, now| {
+            let is_this = |it: &Waiter| it.id == *id && it.unparker.same(&self.unparker);
+            if entry.waiters().any(is_this) {
+                entry.forget(id, now);
             }
         });
     }
+}
 
-    pub(super) fn last_run(&self, mutex: &Arc<str>) -> Result<Option<Duration>> {
-        let mut table = self.reach()?;
+/// An observer of one registry.
+pub(super) struct MemoryObserver {
+    pub(super) registry: Arc<Registry>,
+    pub(super) mutex: Arc<str>,
+    pub(super) unparker: Unparker,
+}
+
+impl RawObserver for MemoryObserver {
+    fn observe(&mut self, _by: Moment) -> Result<View> {
+        let mut table = self.registry.reach()?;
         let now = now();
-        Ok(table.look(mutex, now, |entry| {
-            entry.last_run.as_ref().map(|run| now.local - run.at)
-        }))
-    }
-
-    pub(super) fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration) -> Result<bool> {
-        let mut table = self.reach()?;
-        let now = now();
-        Ok(table.look(mutex, now, |entry| {
-            let owned = matches!(&entry.holder, Holder::Owner(it) if it.fence == fence);
-            if owned {
-                entry.last_run = Some(Run {
-                    at: now.local,
-                    keep_until: now.local + keep,
-                });
-            }
-            owned
-        }))
-    }
-
-    pub(super) fn owner(&self, mutex: &Arc<str>) -> Result<MutexOwner> {
-        let now = now();
-        Ok(self.reach()?.look(mutex, now, |entry| entry.owner(now)))
-    }
-
-    pub(super) fn participants(&self, mutex: &Arc<str>) -> Result<Vec<Participant>> {
-        Ok(self.reach()?.look(mutex, now(), |entry| {
-            entry
-                .waiters()
-                .map(|waiter| Participant::new(Arc::clone(&waiter.id), Some(waiter.since_ms)))
-                .collect()
-        }))
-    }
-
-    pub(super) fn list(&self) -> Result<Vec<Arc<str>>> {
-        let mut table = self.reach()?;
-        table.sweep(now());
-        let held = table
-            .mutexes
-            .iter()
-            .filter(|(_, entry)| !matches!(entry.holder, Holder::Nobody));
-        let mut names: Vec<Arc<str>> = held.map(|(name, _)| Arc::clone(name)).collect();
-        names.sort_unstable();
-        Ok(names)
-    }
-
-    pub(super) fn revoke(&self, mutex: &Arc<str>, fence: u64) -> Result<bool> {
-        let mut table = self.reach()?;
-        let now = now();
-        Ok(table.look(mutex, now, |entry| match &entry.holder {
-            Holder::Owner(ownership) if ownership.fence == fence => {
-                ownership.unparker.unpark();
-                entry.free(now);
-                true
-            }
-            _ => false,
-        }))
-    }
-
-    /// Has `unparker` unparked at every change, and says who owns now.
-    pub(super) fn observe(&self, mutex: &Arc<str>, unparker: &Unparker) -> Result<View> {
-        let mut table = self.reach()?;
-        let now = now();
-        let entry = table.entry(mutex, now);
-        if !entry.observers.iter().any(|known| known.same(unparker)) {
-            entry.observers.push(unparker.clone());
+        let entry = table.entry(&self.mutex, now);
+        if !entry.observers.iter().any(|it| it.same(&self.unparker)) {
+            entry.observers.push(self.unparker.clone());
         }
         Ok(View {
             owner: entry.owner(now),
@@ -263,28 +224,13 @@ impl Registry {
             },
         })
     }
+}
 
-    pub(super) fn ignore(&self, mutex: &Arc<str>, unparker: &Unparker) {
-        self.table.lock().look(mutex, now(), |entry| {
-            entry.observers.retain(|known| !known.same(unparker));
+impl Drop for MemoryObserver {
+    fn drop(&mut self) {
+        self.registry.table.lock().look(&self.mutex, |entry, _| {
+            entry.observers.retain(|it| !it.same(&self.unparker));
         });
-    }
-
-    #[cfg(test)]
-    fn names(&self) -> usize {
-        self.table.lock().mutexes.len()
-    }
-
-    fn reach(&self) -> Result<MutexGuard<'_, Table>> {
-        let table = self.table.lock();
-        if table.unreachable {
-            return Err(Error::new(
-                ErrorKind::Unreachable,
-                "the memory backend was made unreachable by a test",
-            )
-            .not_sent());
-        }
-        Ok(table)
     }
 }
 
@@ -300,12 +246,13 @@ impl Table {
     }
 
     /// Asks or changes the entry of `mutex` as it is now, and forgets it if nothing is left in it.
-    fn look<T>(&mut self, mutex: &Arc<str>, now: Now, ask: impl FnOnce(&mut Entry) -> T) -> T {
+    fn look<T>(&mut self, mutex: &Arc<str>, ask: impl FnOnce(&mut Entry, Now) -> T) -> T {
+        let now = now();
         let Some(entry) = self.mutexes.get_mut(mutex) else {
-            return ask(&mut Entry::default());
+            return ask(&mut Entry::default(), now);
         };
         entry.expire(now);
-        let answer = ask(entry);
+        let answer = ask(entry, now);
         if entry.is_unused() {
             self.mutexes.remove(mutex);
             if self.mutexes.capacity() > FEW && self.mutexes.len() < self.mutexes.capacity() / 8 {
@@ -315,7 +262,17 @@ impl Table {
         answer
     }
 
-    /// Forgets what ran out without anybody looking. Once per doubling, so it costs nothing to speak of.
+    /// The names that have an owner or a waiter, sorted.
+    pub(super) fn names(&mut self) -> Vec<Arc<str>> {
+        self.sweep(now());
+        let held = self.mutexes.iter();
+        let held = held.filter(|(_, entry)| !matches!(entry.holder, Holder::Nobody));
+        let mut names: Vec<Arc<str>> = held.map(|(name, _)| Arc::clone(name)).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Forgets what ran out unseen. Once per doubling, so its cost is small.
     fn sweep(&mut self, now: Now) {
         self.mutexes.retain(|_, entry| {
             entry.expire(now);
@@ -331,18 +288,15 @@ impl Entry {
     fn expire(&mut self, now: Now) {
         match &self.holder {
             Holder::Owner(ownership) if ownership.transition_at < now.ms => self.free(now),
-            // Not claimed in time: whoever it was handed to has lost its place.
+            // Not claimed in time: the waiter has lost its place.
             Holder::HandedTo { until_ms, .. } if *until_ms < now.ms => self.hand_on(now),
             Holder::Nobody if !self.queue.is_empty() => self.hand_on(now),
             _ => {}
         }
-        if self
+        self.last_run = self
             .last_run
-            .as_ref()
-            .is_some_and(|run| run.keep_until < now.local)
-        {
-            self.last_run = None;
-        }
+            .take()
+            .filter(|run| now.local <= run.keep_until);
     }
 
     /// Returns `true` if the mutex is free, or is or was handed to `id`.
@@ -381,7 +335,7 @@ impl Entry {
         self.unpark_observers();
     }
 
-    /// Keeps the mutex for the first of the queue, so that nobody barges in, and wakes it.
+    /// Keeps the mutex for the first of the queue, and wakes it.
     fn hand_on(&mut self, now: Now) {
         self.holder = match self.queue.pop_front() {
             None => Holder::Nobody,
@@ -436,7 +390,7 @@ impl Entry {
         }
     }
 
-    fn owner(&self, now: Now) -> MutexOwner {
+    pub(super) fn owner(&self, now: Now) -> MutexOwner {
         match &self.holder {
             Holder::Owner(ownership) => MutexOwner::new(
                 Arc::clone(&ownership.id),
@@ -450,13 +404,48 @@ impl Entry {
         }
     }
 
-    /// When the mutex can be had, if nobody releases or claims it before.
+    /// When the mutex is free at the latest.
     fn free_at(&self, now: Now) -> u64 {
         match &self.holder {
             Holder::Nobody => now.ms,
             Holder::HandedTo { until_ms, .. } => *until_ms,
             Holder::Owner(ownership) => ownership.transition_at,
         }
+    }
+
+    pub(super) fn participants(&self) -> Vec<Participant> {
+        let waiters = self.waiters();
+        waiters
+            .map(|it| Participant::new(Arc::clone(&it.id), Some(it.since_ms)))
+            .collect()
+    }
+
+    /// Frees the mutex, if its owner has this `fence`, and has the owner check.
+    pub(super) fn revoke(&mut self, fence: u64, now: Now) -> bool {
+        let owned = matches!(&self.holder, Holder::Owner(it) if it.fence == fence);
+        if let Holder::Owner(ownership) = &self.holder
+            && owned
+        {
+            ownership.unparker.unpark();
+            self.free(now);
+        }
+        owned
+    }
+
+    /// How long ago the last run was.
+    pub(super) fn last_run(&self, now: Now) -> Option<Duration> {
+        self.last_run.as_ref().map(|run| now.local - run.at)
+    }
+
+    pub(super) fn record_run(&mut self, fence: u64, keep: Duration, now: Now) -> bool {
+        let owned = matches!(&self.holder, Holder::Owner(it) if it.fence == fence);
+        if owned {
+            self.last_run = Some(Run {
+                at: now.local,
+                keep_until: now.local + keep,
+            });
+        }
+        owned
     }
 
     fn is_unused(&self) -> bool {
@@ -472,7 +461,7 @@ impl Entry {
         }
     }
 
-    fn unpark_everybody(&self) {
+    fn unpark_all(&self) {
         self.unpark_observers();
         if let Holder::Owner(ownership) = &self.holder {
             ownership.unparker.unpark();
@@ -535,106 +524,108 @@ mod tests {
     use crate::lease::Lease;
     use crate::parker::{Parker, Unparked};
 
-    fn contender(mutex: &str, ttl_ms: u64) -> Contender {
-        Contender {
-            mutex: mutex.into(),
-            id: "a".into(),
-            lease: Lease::new(Duration::from_millis(ttl_ms), Duration::ZERO).unwrap(),
-            purpose: Purpose::Lock,
+    type Shared = Arc<Registry>;
+
+    /// Contender `id` of `mutex`, without a transition.
+    fn contender(registry: &Shared, mutex: &str, id: &str, ttl_ms: u64) -> MemoryContender {
+        MemoryContender {
+            registry: Arc::clone(registry),
+            contender: Contender {
+                mutex: mutex.into(),
+                id: id.into(),
+                lease: Lease::new(Duration::from_millis(ttl_ms), Duration::ZERO).unwrap(),
+                purpose: Purpose::Lock,
+            },
+            unparker: Parker::new().unparker(),
         }
     }
 
-    fn granted(attempt: Attempt) -> MutexOwner {
-        match attempt {
+    fn acquire(contender: &mut MemoryContender) -> MutexOwner {
+        match contender.acquire(OnRefusal::Leave, Moment::FAR).unwrap() {
             Attempt::Granted(grant) => grant.owner,
             Attempt::Refused(refusal) => panic!("{refusal:?}"),
         }
     }
 
-    /// `id` as a contender of `m`.
-    fn named(id: &str) -> Contender {
-        Contender {
-            id: id.into(),
-            ..contender("m", 60_000)
-        }
+    fn release(contender: &mut MemoryContender, fence: u64) {
+        assert!(contender.release(fence, Moment::FAR).unwrap());
     }
 
-    /// `a` owns, `b` and `c` wait with a parker each.
-    fn two_wait(registry: &Registry) -> (u64, Parker, Parker) {
-        let attempt = registry.acquire(&named("a"), OnRefusal::Leave, &Parker::new().unparker());
-        let (b, c) = (Parker::new(), Parker::new());
-        for (id, parker) in [("b", &b), ("c", &c)] {
-            let unparker = parker.unparker();
-            let attempt = registry.acquire(&named(id), OnRefusal::Enqueue, &unparker);
-            assert!(matches!(attempt.unwrap(), Attempt::Refused(_)));
-        }
-        (granted(attempt.unwrap()).fence(), b, c)
+    fn waiter(registry: &Shared, id: &str, parker: &Parker) -> MemoryContender {
+        let mut waiter = contender(registry, "m", id, 60_000);
+        waiter.unparker = parker.unparker();
+        let attempt = waiter.acquire(OnRefusal::Enqueue, Moment::FAR).unwrap();
+        assert!(matches!(attempt, Attempt::Refused(_)));
+        waiter
+    }
+
+    fn waiting(registry: &Shared) -> usize {
+        let look = registry.look(&"m".into(), |entry, _| entry.participants());
+        look.unwrap().len()
     }
 
     #[test]
-    fn a_hand_over_that_is_not_claimed_in_time_goes_to_the_next() {
-        let registry = Registry::default();
-        let (fence, b, c) = two_wait(&registry);
-        assert!(registry.release(&named("a"), fence).unwrap());
+    fn unclaimed_hand_over_goes_to_the_next() {
+        let registry = Shared::default();
+        let mut a = contender(&registry, "m", "a", 60_000);
+        let fence = acquire(&mut a).fence();
+        let (b, c) = (Parker::new(), Parker::new());
+        let (_b, mut waits) = (waiter(&registry, "b", &b), waiter(&registry, "c", &c));
+        release(&mut a, fence);
         assert_eq!(b.park(Moment::now()), Unparked::Wake);
         assert_eq!(c.park(Moment::now()), Unparked::Timeout);
+        // A hand-over ends by the clock alone.
         std::thread::sleep(CLAIM_TIME + Duration::from_millis(5));
-        let late = registry.acquire(&named("d"), OnRefusal::Leave, &Parker::new().unparker());
-        assert!(matches!(late.unwrap(), Attempt::Refused(_)));
+        let mut d = contender(&registry, "m", "d", 60_000);
+        let late = d.acquire(OnRefusal::Leave, Moment::FAR).unwrap();
+        assert!(matches!(late, Attempt::Refused(_)));
         assert_eq!(c.park(Moment::now()), Unparked::Wake);
-        granted(
-            registry
-                .acquire(&named("c"), OnRefusal::Leave, &Parker::new().unparker())
-                .unwrap(),
-        );
+        acquire(&mut waits);
     }
 
     #[test]
-    fn whoever_withdraws_hands_on_at_once_what_was_handed_to_it() {
+    fn withdrawal_hands_on_at_once() {
         for by_dropping in [false, true] {
-            let registry = Registry::default();
-            let (fence, b, c) = two_wait(&registry);
-            assert!(registry.release(&named("a"), fence).unwrap());
+            let registry = Shared::default();
+            let mut a = contender(&registry, "m", "a", 60_000);
+            let fence = acquire(&mut a).fence();
+            let (b, c) = (Parker::new(), Parker::new());
+            let (mut first, _c) = (waiter(&registry, "b", &b), waiter(&registry, "c", &c));
+            release(&mut a, fence);
             if by_dropping {
-                registry.disconnect(&named("b"), &b.unparker());
+                drop(first);
             } else {
-                registry.withdraw(&named("b")).unwrap();
+                first.withdraw(Moment::FAR).unwrap();
             }
             assert_eq!(c.park(Moment::now()), Unparked::Wake);
         }
     }
 
     #[test]
-    fn dropping_a_contender_takes_nobody_elses_place_away() {
-        let registry = Registry::default();
-        let (_, b, _) = two_wait(&registry);
-        registry.disconnect(&named("b"), &Parker::new().unparker());
-        let waiting = || registry.participants(&"m".into()).unwrap().len();
-        assert_eq!(waiting(), 2);
-        registry.disconnect(&named("b"), &b.unparker());
-        assert_eq!(waiting(), 1);
+    fn drop_keeps_the_place_of_a_later_contender_with_the_same_id() {
+        let registry = Shared::default();
+        acquire(&mut contender(&registry, "m", "a", 60_000));
+        let waits = waiter(&registry, "b", &Parker::new());
+        drop(contender(&registry, "m", "b", 60_000));
+        assert_eq!(waiting(&registry), 1);
+        drop(waits);
+        assert_eq!(waiting(&registry), 0);
     }
 
-    /// Rule "fences strictly grow", for names that were forgotten in between.
     #[test]
-    fn a_name_that_nobody_uses_is_forgotten_and_its_fences_still_grow() {
-        let registry = Registry::default();
+    fn unused_name_is_forgotten_and_its_fences_still_grow() {
+        let registry = Shared::default();
         let mut last = 0;
         for number in 0..10_000 {
-            let contender = contender(&format!("mutex-{}", number % 3), 60_000);
-            let owner = granted(
-                registry
-                    .acquire(&contender, OnRefusal::Leave, &Parker::new().unparker())
-                    .unwrap(),
-            );
-            assert!(owner.fence() > last);
-            last = owner.fence();
-            assert!(registry.release(&contender, last).unwrap());
+            let mut contender = contender(&registry, &format!("mutex-{}", number % 3), "a", 60_000);
+            let fence = acquire(&mut contender).fence();
+            assert!(fence > last);
+            last = fence;
+            release(&mut contender, fence);
             assert_eq!(registry.names(), 0);
         }
     }
 
-    /// Rule "fences strictly grow": within a microsecond, too.
     #[test]
     fn fences_grow_faster_than_the_clock() {
         let now = now();
@@ -643,84 +634,67 @@ mod tests {
     }
 
     #[test]
-    fn names_whose_lease_ran_out_unseen_are_forgotten_too() {
-        let registry = Registry::default();
+    fn names_whose_lease_ran_out_unseen_are_forgotten() {
+        let registry = Shared::default();
         for number in 0..20 * FEW {
-            let contender = contender(&format!("mutex-{number}"), 26);
-            granted(
-                registry
-                    .acquire(&contender, OnRefusal::Leave, &Parker::new().unparker())
-                    .unwrap(),
-            );
+            acquire(&mut contender(
+                &registry,
+                &format!("mutex-{number}"),
+                "a",
+                26,
+            ));
             if number % FEW == 0 {
                 std::thread::sleep(Duration::from_millis(30));
             }
         }
         assert!(registry.names() <= 4 * FEW, "{}", registry.names());
         std::thread::sleep(Duration::from_millis(30));
-        assert!(registry.list().unwrap().is_empty());
+        assert!(registry.reach().unwrap().names().is_empty());
         assert_eq!(registry.names(), 0);
     }
 
     #[test]
-    fn a_recorded_run_is_kept_for_as_long_as_asked() {
-        let registry = Registry::default();
-        let contender = contender("m", 60_000);
-        let fence = granted(
-            registry
-                .acquire(&contender, OnRefusal::Leave, &Parker::new().unparker())
-                .unwrap(),
-        )
-        .fence();
-        let keep = Duration::from_millis(30);
-        assert!(registry.record_run(&contender.mutex, fence, keep).unwrap());
-        assert!(registry.release(&contender, fence).unwrap());
+    fn record_of_a_run_is_kept_as_long_as_asked() {
+        let registry = Shared::default();
+        let mut contender = contender(&registry, "m", "a", 60_000);
+        let fence = acquire(&mut contender).fence();
+        let (mutex, keep) = ("m".into(), Duration::from_millis(30));
+        let record = registry.look(&mutex, |entry, now| entry.record_run(fence, keep, now));
+        assert!(record.unwrap());
+        release(&mut contender, fence);
         assert_eq!(registry.names(), 1);
         std::thread::sleep(keep * 2);
-        assert_eq!(registry.last_run(&contender.mutex).unwrap(), None);
+        let last_run = registry.look(&mutex, |entry, now| entry.last_run(now));
+        assert_eq!(last_run.unwrap(), None);
         assert_eq!(registry.names(), 0);
     }
 
-    /// Rule "every claim carries its fence": a run that began before the adoption is not the new owner's.
     #[test]
-    fn a_stale_fence_records_no_run() {
-        let registry = Registry::default();
-        let contender = contender("m", 60_000);
-        let acquire = || {
-            granted(
-                registry
-                    .acquire(&contender, OnRefusal::Leave, &Parker::new().unparker())
-                    .unwrap(),
-            )
+    fn stale_fence_records_no_run() {
+        let registry = Shared::default();
+        let mut contender = contender(&registry, "m", "a", 60_000);
+        let stale = acquire(&mut contender).fence();
+        let fence = acquire(&mut contender).fence();
+        let record = |fence| {
+            let keep = Duration::from_secs(60);
+            let mutex = "m".into();
+            let record = registry.look(&mutex, |entry, now| entry.record_run(fence, keep, now));
+            record.unwrap()
         };
-        let (stale, fence) = (acquire().fence(), acquire().fence());
-        let record = |fence| registry.record_run(&contender.mutex, fence, Duration::from_secs(60));
-        assert!(!record(stale).unwrap());
-        assert_eq!(registry.last_run(&contender.mutex).unwrap(), None);
-        assert!(record(fence).unwrap());
+        assert!(!record(stale));
+        assert!(record(fence));
     }
 
-    /// Rule "every claim carries its fence": what is adopted is set anew, and never shortened.
     #[test]
-    fn an_adoption_never_moves_an_end_backwards() {
-        let registry = Registry::default();
-        let (long, short) = (contender("m", 60_000), contender("m", 1_000));
-        let first = granted(
-            registry
-                .acquire(&long, OnRefusal::Leave, &Parker::new().unparker())
-                .unwrap(),
-        );
-        let second = granted(
-            registry
-                .acquire(&short, OnRefusal::Leave, &Parker::new().unparker())
-                .unwrap(),
-        );
+    fn adoption_never_moves_an_end_backwards() {
+        let registry = Shared::default();
+        let mut long = contender(&registry, "m", "a", 60_000);
+        let first = acquire(&mut long);
+        let second = acquire(&mut contender(&registry, "m", "a", 1_000));
         assert!(second.fence() > first.fence());
         assert!(second.ttl_at() >= first.ttl_at());
         assert!(second.transition_at() >= first.transition_at());
-        assert!(matches!(
-            registry.renew(&long, first.fence()).unwrap(),
-            Renewal::Lost(_)
-        ));
+        let renewal = long.renew(first.fence(), Moment::FAR).unwrap();
+        assert!(matches!(renewal, Renewal::Lost(_)));
     }
 }

@@ -224,7 +224,7 @@ impl MemoryPermits {
     }
 
     fn state(&self) -> Result<MutexGuard<'_, State>> {
-        self.registry.ping()?;
+        self.registry.reach().map(drop)?;
         Ok(self.registry.permits.state.lock())
     }
 }
@@ -243,7 +243,7 @@ impl PermitStore for MemoryPermits {
     }
 
     fn create_tables(&self, _by: Moment) -> Result<()> {
-        self.registry.ping()
+        self.registry.reach().map(drop)
     }
 
     fn create(&self, name: &str, capacity: u32, _by: Moment) -> Result<bool> {

@@ -71,7 +71,7 @@ use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::{Lane, PoolSettings};
-use crate::probe::{LateProbe, Probe, Probed};
+use crate::probe::{Probe, Probed};
 use crate::url::Url;
 
 pub use self::builder::Builder;
@@ -101,7 +101,7 @@ pub(crate) struct Mysql {
 struct Database {
     waiter: Arc<Waiter>,
     rows: Arc<Rows>,
-    probe: Arc<LateProbe>,
+    probe: Probed,
 }
 
 impl Database {
@@ -112,7 +112,7 @@ impl Database {
         poll_interval: Duration,
         wakeups: bool,
     ) -> Result<Database> {
-        let probe = Arc::new(LateProbe::default());
+        let probe = Probed::default();
         let rows = Arc::new(Rows {
             clock: Arc::clone(&connector.clock),
             pool: MysqlPool::new(
@@ -121,7 +121,7 @@ impl Database {
                     name: "contend-mysql",
                     size: pool_size,
                     idle_timeout: IDLE,
-                    probe: Probed::new(Arc::clone(&probe) as Arc<dyn Probe>),
+                    probe: probe.clone(),
                 },
             )?,
             table,
@@ -260,6 +260,6 @@ impl Backend for Mysql {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        let _ = self.database.probe.0.set(probe);
+        self.database.probe.set(probe);
     }
 }

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
 use crate::pool;
-use crate::probe::{LateProbe, Probed};
+use crate::probe::Probed;
 use crate::tls::{Tls, tls_setters};
 use crate::url::{Url, address};
 
@@ -222,7 +222,7 @@ impl Builder {
         let at = self.checked()?;
         let tls = self.tls.certificates()?;
         let realm = self.realm(&at);
-        let probe = Arc::new(LateProbe::default());
+        let probe = Probed::default();
         let settings = ServerSettings {
             connector: Arc::new(Connector {
                 login: self
@@ -235,7 +235,7 @@ impl Builder {
             }),
             pool_size: self.pool_size,
             prefix: self.prefix.clone(),
-            probe: Probed::new(Arc::clone(&probe) as Arc<_>),
+            probe: probe.clone(),
         };
         let one = |target| -> Result<Deployment> {
             let server = Server::new(&settings, target, Box::new(|| {}))?;

@@ -88,7 +88,7 @@ use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::Lane;
-use crate::probe::{LateProbe, Probe};
+use crate::probe::{Probe, Probed};
 
 /// How long the last fence is remembered after the lease. After that the server's time in microseconds is
 /// the floor, which lies above every earlier fence unless the clock was set back by more.
@@ -104,7 +104,7 @@ struct Common {
     deployment: Deployment,
     settings: ServerSettings,
     scripts: Scripts,
-    probe: Arc<LateProbe>,
+    probe: Probed,
     /// What is assumed of an owner that does not tell its lease.
     lease: Lease,
     /// The claim time in milliseconds.
@@ -288,7 +288,7 @@ impl Backend for Redis {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        let _ = self.common.probe.0.set(probe);
+        self.common.probe.set(probe);
     }
 }
 

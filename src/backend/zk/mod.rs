@@ -236,6 +236,6 @@ impl Backend for Zk {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        let _ = self.sessions.probe.0.set(probe);
+        self.sessions.probe.set(probe);
     }
 }

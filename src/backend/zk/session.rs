@@ -28,7 +28,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
-use crate::probe::{LateProbe, Probed};
+use crate::probe::Probed;
 use crate::thread::{self, Thread};
 
 /// How long a session that ends waits for the server's goodbye, and then for its thread.
@@ -61,15 +61,15 @@ pub struct Session {
 #[derive(Debug)]
 pub(super) struct Sessions {
     pub(super) config: Arc<Config>,
-    pub(super) probe: Arc<LateProbe>,
+    pub(super) probe: Probed,
     current: Mutex<Arc<Session>>,
 }
 
 impl Sessions {
     pub(super) fn open(config: Config) -> Result<Sessions> {
         let config = Arc::new(config);
-        let probe = Arc::new(LateProbe::default());
-        let session = Session::open(&config, Probed::new(Arc::clone(&probe) as _))?;
+        let probe = Probed::default();
+        let session = Session::open(&config, probe.clone())?;
         Ok(Sessions {
             config,
             probe,
@@ -81,8 +81,7 @@ impl Sessions {
     pub(super) fn session(&self) -> Result<Arc<Session>> {
         let mut current = self.current.lock();
         if current.state() == SessionState::Expired {
-            let probe = Probed::new(Arc::clone(&self.probe) as _);
-            let session = Arc::new(Session::open(&self.config, probe)?);
+            let session = Arc::new(Session::open(&self.config, self.probe.clone())?);
             let expired = mem::replace(&mut *current, Arc::clone(&session));
             // Closing joins a thread: not while every contender waits for this lock.
             drop(current);
@@ -938,7 +937,7 @@ mod tests {
     #[test]
     fn a_panic_in_the_thread_of_a_session_ends_it_and_the_next_call_opens_another() {
         let config = Arc::new(Builder::new("127.0.0.1:1").config().unwrap());
-        let none = || Probed::new(Arc::new(LateProbe::default()));
+        let none = || Probed::default();
         let broken = Session::open_with(&config, none(), |shared| {
             let _state = shared.state.lock();
             panic!("on request");
@@ -950,7 +949,7 @@ mod tests {
         assert_eq!(broken.state(), SessionState::Expired);
         let sessions = Sessions {
             config,
-            probe: Arc::default(),
+            probe: Probed::default(),
             current: Mutex::new(Arc::clone(&broken)),
         };
         let next = sessions.session().unwrap();
