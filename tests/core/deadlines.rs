@@ -258,7 +258,7 @@ fn extreme_settings_are_refused_with_the_limit_named() {
     for (builder, limit) in [
         (contend().jitter(Duration::MAX), "16s"),
         (contend().renew_after(Duration::from_nanos(1)), "156.25ms"),
-        (contend().ttl(ms(1)), "20ms"),
+        (contend().ttl(ms(1)), "26ms"),
         (contend().id("~a"), "letter or digit"),
     ] {
         let error = builder.channel().map(drop).unwrap_err();

@@ -63,7 +63,7 @@ fn urls_that_are_wrong_are_refused_with_what_is_right() {
             ErrorKind::InvalidInput,
             "a number and a unit",
         ),
-        ("memory://?ttl=0s", ErrorKind::InvalidInput, "at least 20ms"),
+        ("memory://?ttl=0s", ErrorKind::InvalidInput, "at least 26ms"),
         (
             "memory://user:pw@x",
             ErrorKind::InvalidInput,
