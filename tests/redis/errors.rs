@@ -66,44 +66,6 @@ fn a_server_that_hangs_says_for_how_long_it_was_waited_for() {
     });
 }
 
-/// It said "raise pool_size" to whoever waited behind calls that hang.
-#[test]
-fn whoever_waits_behind_calls_that_hang_is_told_that_they_do() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let factory = Builder::new(server.addr().to_string())
-            .pool_size(1)
-            .build()
-            .unwrap();
-        acquire(&factory).unwrap();
-        server.pause();
-        let waited = thread::scope(|scope| {
-            let call = scope.spawn(|| {
-                let mut contender = Driven::at(&factory, "other", "a").raw;
-                let by = Moment::now() + ms(4_000);
-                contender.acquire(OnRefusal::Leave, by).unwrap_err()
-            });
-            wait_until(PATIENCE, "it has the connection", || {
-                let condition = factory.backend().unwrap().condition();
-                condition.pool.unwrap().idle == 0
-            });
-            let mut contender = Driven::at(&factory, "m", "a").raw;
-            let by = Moment::now() + ms(1_000);
-            let waited = contender.acquire(OnRefusal::Leave, by).unwrap_err();
-            check(
-                &call.join().unwrap(),
-                ErrorKind::Timeout,
-                "no answer within ",
-            );
-            waited
-        });
-        server.resume();
-        check(&waited, ErrorKind::Timeout, "s to the calls under way");
-        check(&waited, ErrorKind::Timeout, &server.addr().to_string());
-        assert!(waited.is_not_sent(), "{waited:?}");
-    });
-}
-
 #[test]
 fn another_kind_of_server_is_recognised() {
     within(HANG, || {
@@ -169,24 +131,6 @@ fn http_and_mysql_are_recognised() {
             let error = refused(&format!("redis://{address}"));
             check(&error, ErrorKind::Misconfigured, "is this a Redis server?");
         }
-    });
-}
-
-/// It said "no connection could be opened in time", which is the pool's view.
-#[test]
-fn a_log_in_that_hangs_is_named_before_it_is_given_up() {
-    within(HANG, || {
-        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = silent.local_addr().unwrap();
-        let factory = connect(&format!("redis://{address}?connect_timeout=20s")).unwrap();
-        let error = factory.ping(ms(600)).unwrap_err();
-        check(
-            &error,
-            ErrorKind::Timeout,
-            "hangs, or is not a Redis server",
-        );
-        check(&error, ErrorKind::Timeout, &address.to_string());
-        assert!(!factory.health().is_fine());
     });
 }
 

@@ -80,38 +80,27 @@ impl pool::Connect for Connector {
         self.open(&self.options, Some(&self.table))
     }
 
-    fn is_broken(&self, connection: &mut Connection) -> bool {
-        connection.is_poisoned()
-    }
-
-    fn heard_at(&self, connection: &Connection) -> Moment {
-        connection.heard_at
+    /// A server counts the handshakes that were begun and given up, and locks the host out (1129) at
+    /// `max_connect_errors`, 100 by default: with these pauses that takes 25 minutes.
+    fn longest_pause(&self, error: &Error) -> Duration {
+        match error.kind() {
+            ErrorKind::Timeout | ErrorKind::Protocol | ErrorKind::Denied => MAX_KNOCK,
+            _ => Duration::from_millis(250),
+        }
     }
 
     fn server(&self) -> String {
         self.server.to_string()
     }
+}
 
-    /// The driver does not say how far it has come.
-    fn unanswered(&self, waited: Duration) -> String {
-        format!(
-            "cannot connect to {}: no answer within {} ms; the server cannot be reached, hangs, or is not a \
-             MySQL server",
-            self.server,
-            waited.as_millis()
-        )
+impl pool::Pooled for Connection {
+    fn is_broken(&self) -> bool {
+        self.is_poisoned()
     }
 
-    /// A server counts the handshakes that were begun and given up, and locks the host out (1129) at
-    /// `max_connect_errors`, 100 by default: ever more slowly, that takes it the better part of an hour.
-    fn backoff(&self, error: &Error) -> pool::Backoff {
-        let (first, longest) = match error.kind() {
-            ErrorKind::Timeout | ErrorKind::Protocol | ErrorKind::Denied => {
-                (Duration::from_millis(500), MAX_KNOCK)
-            }
-            _ => (Duration::from_millis(20), Duration::from_millis(250)),
-        };
-        pool::Backoff { first, longest }
+    fn last_reply_at(&self) -> Moment {
+        self.heard_at
     }
 }
 

@@ -19,7 +19,7 @@ use super::sentinel::Sentinels;
 use super::server::unavailable;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Backoff, Connect};
+use crate::pool::{Connect, Pooled};
 use crate::tls::Certificates;
 
 /// The longest pause between two attempts to connect to a server that refuses us: nothing changes by itself
@@ -293,34 +293,26 @@ impl Connect for Opener {
         Ok(connection)
     }
 
-    fn is_broken(&self, connection: &mut Connection) -> bool {
-        connection.broken || connection.owes
-    }
-
-    fn heard_at(&self, connection: &Connection) -> Moment {
-        connection.heard_at
+    fn longest_pause(&self, error: &Error) -> Duration {
+        if is_refusal(error) {
+            REFUSED
+        } else {
+            Duration::from_millis(250)
+        }
     }
 
     fn server(&self) -> String {
         format!("redis at {}", self.target)
     }
+}
 
-    /// The driver does not say how far it has come.
-    fn unanswered(&self, waited: Duration) -> String {
-        format!(
-            "redis at {}: no answer within {} ms; the server cannot be reached, hangs, or is not a Redis server",
-            self.target,
-            waited.as_millis()
-        )
+impl Pooled for Connection {
+    fn is_broken(&self) -> bool {
+        self.broken || self.owes
     }
 
-    fn backoff(&self, error: &Error) -> Backoff {
-        let (first, longest) = if is_refusal(error) {
-            (Duration::from_millis(500), REFUSED)
-        } else {
-            (Duration::from_millis(40), Duration::from_millis(250))
-        };
-        Backoff { first, longest }
+    fn last_reply_at(&self) -> Moment {
+        self.heard_at
     }
 }
 

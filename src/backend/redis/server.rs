@@ -150,9 +150,10 @@ impl Server {
     ) -> CallResult<Value> {
         let mut retried = false;
         loop {
+            let asked_at = Moment::now();
             let mut connection = self.pool.checkout(lane, by).map_err(CallError::Other)?;
-            let fresh = connection.is_opened_since(connection.asked_at());
-            let sent = connection.came_at();
+            let fresh = connection.is_opened_since(asked_at);
+            let sent = Moment::now();
             if by - sent < LEAST {
                 // Said here, because what the connection says of it is read as an answer that did not come.
                 return Err(CallError::Other(no_time(connection.address())));
