@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::backend::{Backend, Participant};
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::id::Registry;
 use crate::lease::Lease;
@@ -20,7 +20,7 @@ use crate::probe::{Probe, Probed};
 use crate::scheduler::SchedulerBuilder;
 use crate::semaphore::{Semaphores, SharedSemaphores};
 use crate::service::{ContendBuilder, Executor, MutexContender, MutexRetriever, ObserveBuilder};
-use crate::shared::Link;
+use crate::shared::{Link, Shared};
 use crate::thread::Local;
 use crate::timer::Timer;
 
@@ -60,6 +60,23 @@ impl Core {
 
     pub(crate) fn initial_delay(&self) -> Duration {
         *self.initial_delay.lock()
+    }
+
+    /// Notes how a call that `who` sent at `sent` ended, and logs when trouble begins and ends. `true`: it began.
+    pub(crate) fn note(
+        &self,
+        shared: &Shared,
+        who: impl fmt::Display,
+        sent: Moment,
+        error: Option<&Error>,
+    ) -> bool {
+        self.link.lock().note(sent, error);
+        match (shared.note(sent, error), error) {
+            (true, Some(error)) => log::warn!("{who}: {error}; trying again"),
+            (true, None) => log::info!("{who}: the backend answers again"),
+            (false, _) => return false,
+        }
+        error.is_some()
     }
 
     /// Where the threads of a locker queue: alone, or with the other lockers of the mutex.

@@ -150,10 +150,9 @@ pub use scheduler::{
     Context, Missed, RunReport, Schedule, Scheduler, SchedulerBuilder, Weekday, WorkResult,
 };
 pub use service::{
-    ContendBuilder, Executor, Job, MutexContendService, MutexRetrievalService, ObserveBuilder,
-    Status,
+    ContendBuilder, Executor, Job, MutexContendService, MutexContender, MutexRetrievalService,
+    MutexRetriever, ObserveBuilder, Status,
 };
-pub use service::{MutexContender, MutexRetriever};
 pub use shared::Contact;
 
 #[cfg(feature = "unstable")]

@@ -12,70 +12,46 @@ pub const MAX_MUTEX_BYTES: usize = 66;
 pub const MAX_ID_BYTES: usize = 128;
 
 pub(crate) fn check_mutex(name: &str) -> Result<()> {
-    check("mutex name", name, MAX_MUTEX_BYTES)
+    check("mutex name", name, MAX_MUTEX_BYTES, &['{', '}'])
 }
 
 pub(crate) fn check_id(id: &str) -> Result<()> {
-    check("contender id", id, MAX_ID_BYTES)?;
-    if id.starts_with(['~', '!']) {
-        return Err(Error::invalid(format!(
-            "contender id {id:?} begins with {:?}, which the protocols between contenders use; begin it \
-             with a letter or digit",
-            &id[..1]
-        )));
-    }
+    check("contender id", id, MAX_ID_BYTES, &['{', '}'])?;
     // `@@` separates event and id in the messages that Redis peers exchange.
-    if id.contains("@@") {
+    if id.starts_with(['~', '!']) || id.contains("@@") {
         return Err(Error::invalid(format!(
-            "contender id {id:?} contains \"@@\", which separates fields in messages between contenders"
+            "contender id {id:?} begins with ~ or !, or contains @@, which contenders use in their messages; \
+             begin it with a letter or digit, and leave @@ out"
         )));
     }
     Ok(())
 }
 
 /// A text that a table keeps as it is: an external id, an owner, the name of a semaphore.
-#[cfg_attr(not(feature = "mysql"), allow(dead_code))]
 pub(crate) fn check_text(what: &str, text: &str, max: usize) -> Result<()> {
-    match fault_of(text, max) {
-        Some(wrong) => Err(refusal(what, text, wrong, max, "control characters")),
-        None => Ok(()),
-    }
+    check(what, text, max, &[])
 }
 
-fn check(what: &str, text: &str, max: usize) -> Result<()> {
-    let brace = text.contains(['{', '}']).then_some("contains a brace");
-    match fault_of(text, max).or(brace) {
-        Some(wrong) => Err(refusal(
-            what,
-            text,
-            wrong,
-            max,
-            "control characters, braces,",
-        )),
-        None => Ok(()),
-    }
-}
-
-fn fault_of(text: &str, max: usize) -> Option<&'static str> {
-    if text.is_empty() {
-        Some("is empty")
+fn check(what: &str, text: &str, max: usize, braces: &[char]) -> Result<()> {
+    let wrong = if text.is_empty() {
+        "is empty"
     } else if text.len() > max {
-        Some("is too long")
+        "is too long"
     } else if text.chars().any(char::is_control) {
-        Some("contains a control character")
+        "contains a control character"
     } else if text.trim() != text {
-        Some("begins or ends with white space")
+        "begins or ends with white space"
+    } else if text.contains(braces) {
+        "contains a brace"
     } else {
-        None
-    }
-}
-
-fn refusal(what: &str, text: &str, wrong: &str, max: usize, without: &str) -> Error {
+        return Ok(());
+    };
     let shown: String = text.chars().take(80).collect();
-    Error::invalid(format!(
-        "{what} {shown:?} {wrong}; allowed are 1 to {max} bytes of UTF-8 without {without} or white \
-         space at either end"
-    ))
+    let without = if braces.is_empty() { "" } else { ", braces," };
+    Err(Error::invalid(format!(
+        "{what} {shown:?} {wrong}; allowed are 1 to {max} bytes of UTF-8 without control characters{without} or \
+         white space at either end"
+    )))
 }
 
 #[cfg(test)]

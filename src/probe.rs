@@ -117,18 +117,6 @@ impl fmt::Display for LossReason {
     }
 }
 
-impl fmt::Display for RunOutcomeKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            RunOutcomeKind::Ok => "ok",
-            RunOutcomeKind::Failed => "failed",
-            RunOutcomeKind::Panicked => "panicked",
-            RunOutcomeKind::Cancelled => "cancelled",
-            RunOutcomeKind::Lost => "leadership was lost",
-        })
-    }
-}
-
 /// A probe, or none. Costs a branch where there is none.
 #[derive(Clone, Default)]
 pub(crate) struct Probed(Arc<OnceLock<Arc<dyn Probe>>>);

@@ -289,23 +289,13 @@ impl Runner {
             Err(Error::new(ErrorKind::Panicked, "the backend panicked"))
         });
         if outcome.as_ref().map_or(true, is_answer) {
-            self.note(sent, outcome.as_ref().err());
+            let who = format_args!("{}: {}", self.contender.mutex, self.contender.id);
+            let error = outcome.as_ref().err();
+            if self.factory.note(&self.shared, who, sent, error) {
+                self.trouble = error.cloned();
+            }
         }
         outcome
-    }
-
-    /// Notes whether a call was answered, and logs when trouble begins and ends.
-    fn note(&mut self, sent: Moment, error: Option<&Error>) {
-        self.factory.link.lock().note(sent, error);
-        let Contender { mutex, id, .. } = &self.contender;
-        match (self.shared.note(sent, error), error) {
-            (true, Some(error)) => {
-                log::warn!("{mutex}: {id}: {error}; trying again");
-                self.trouble = Some(error.clone());
-            }
-            (true, None) => log::info!("{mutex}: {id}: the backend answers again"),
-            (false, _) => {}
-        }
     }
 
     /// Logs a change of ownership and tells the probe. `until`: the end of the belief that it ended.

@@ -150,6 +150,12 @@ impl<T> Local<T> {
         self.value.as_ref().filter(|_| self.is_here())
     }
 
+    /// The value, to be changed; `None` in a child process.
+    pub(crate) fn here_mut(&mut self) -> Option<&mut T> {
+        let is_here = self.is_here();
+        self.value.as_mut().filter(|_| is_here)
+    }
+
     /// Takes the value out, once.
     ///
     /// # Errors

@@ -120,10 +120,6 @@ mod simulated {
     }
 
     impl Condvar {
-        pub(crate) fn new() -> Condvar {
-            Condvar::default()
-        }
-
         pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
             match current() {
                 Some(time) => MutexGuard::unlocked(guard, || time.wait(self.key(), Moment::FAR)),

@@ -16,8 +16,8 @@ use crate::thread::Local;
 
 /// A held lock, renewed in the background and released when dropped.
 ///
-/// It may be sent to another thread and dropped there. The thread that locked still counts as the holder,
-/// and must not lock the mutex again.
+/// It may be sent to another thread and dropped there. The thread that locked still counts as the holder, and
+/// must not lock the mutex again, unless the guard was [detached](Guard::detach).
 ///
 /// ```
 /// use std::time::Duration;
@@ -50,8 +50,8 @@ pub(super) struct Locked {
     pub(super) inner: Arc<Inner>,
     pub(super) tenure: Arc<Tenure>,
     pub(super) ownership: Ownership,
-    /// This thread may not lock the mutex again while it lives.
-    pub(super) _hold: Hold,
+    /// The thread that locked may not lock the mutex again while this lives.
+    pub(super) hold: Option<Hold>,
 }
 
 impl Guard {
@@ -115,6 +115,26 @@ impl Guard {
     /// consumed either way.
     pub fn unlock(mut self) -> Result<()> {
         self.end(Moment::FAR)
+    }
+
+    /// Detaches the guard from the thread that locked, which may then lock the mutex again and wait for it.
+    ///
+    /// For a guard that outlives the work of its thread: one that a thread pool, or `spawn_blocking` of an async
+    /// runtime, has locked for another thread.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://detach-doc")?;
+    /// let locker = factory.locker("reports").build()?;
+    /// let guard = locker.lock()?.detach();
+    /// let error = locker.try_lock().unwrap_err();
+    /// assert_eq!(error.kind(), contend::ErrorKind::Held); // and not `Reentrant`
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    pub fn detach(mut self) -> Guard {
+        if let Some(locked) = self.held.here_mut() {
+            locked.hold = None;
+        }
+        self
     }
 
     fn locked(&self) -> Option<&Locked> {

@@ -176,7 +176,10 @@ impl Locker {
     /// certainly held when `work` had ended: it ran, but perhaps not exclusively. Its result is then
     /// dropped.
     pub fn with_lock<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
-        run(self.lock()?, work)
+        let guard = self.lock()?;
+        let value = work(&guard);
+        let is_held = guard.is_valid();
+        is_held.then_some(value).ok_or_else(|| lost(self.mutex()))
     }
 
     /// Returns the mutex that this locker locks.
@@ -207,18 +210,12 @@ impl Locker {
     }
 }
 
-fn run<T>(guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
-    let value = work(&guard);
-    if guard.is_valid() {
-        return Ok(value);
-    }
-    Err(lost(guard.mutex()))
-}
-
 fn lost(mutex: &str) -> Error {
     Error::new(
         ErrorKind::Lost,
-        format!("{mutex}: the lock was lost before it was given up; somebody else may have had it"),
+        format!(
+            "{mutex}: the lock was lost before it was given up; another contender may have had it"
+        ),
     )
 }
 
@@ -251,7 +248,7 @@ impl Inner {
             inner: Arc::clone(self),
             ownership: Ownership::new(&self.shared, tenure.fence, loss),
             tenure,
-            _hold: hold,
+            hold: Some(hold),
         })
     }
 

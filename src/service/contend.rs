@@ -92,8 +92,7 @@ impl MutexContendService {
         let name = format!("contend {}", inner.contender.mutex);
         inner.lifecycle.start(name, |parker| {
             if !inner.lead_without_listener && inner.recipient.is_abandoned() {
-                let so = "it would lead for nobody. Keep the receiver, or build with lead_without_listener(true)";
-                return Err(abandoned(&inner.contender.mutex, so));
+                return Err(abandoned(&inner.contender.mutex));
             }
             inner.shared.clear();
             *inner.inbox.lock() = Some(VecDeque::new());
@@ -398,7 +397,7 @@ impl ContendBuilder {
             lead_without_listener: self.lead_without_listener,
             recipient,
             shared: Arc::default(),
-            lifecycle: Lifecycle::new(),
+            lifecycle: Lifecycle::default(),
             inbox: Arc::default(),
             live: Arc::new(live),
             factory,
@@ -483,9 +482,7 @@ impl Worker {
     /// After the last call: its answer would be taken for the end of this trouble.
     fn say_abandoned(&self) {
         let Contender { mutex, id, .. } = self.runner.contender();
-        let so = "no work is done: it steps down for good. Keep the receiver, or build with \
-                  lead_without_listener(true)";
-        let error = abandoned(format_args!("{mutex}: {id}"), so);
+        let error = abandoned(format_args!("{mutex}: {id}"));
         log::error!("{error}");
         self.shared.fail(error);
     }

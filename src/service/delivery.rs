@@ -244,11 +244,14 @@ impl Delivery {
     }
 }
 
-/// Why a service whose receiver was dropped ends by itself.
-pub(crate) fn abandoned(who: impl fmt::Display, so: &str) -> Error {
+/// Why a service whose receiver was dropped is not started, or ends by itself.
+pub(crate) fn abandoned(who: impl fmt::Display) -> Error {
     Error::new(
         ErrorKind::InvalidState,
-        format!("{who}: the receiver of its events was dropped, so {so}"),
+        format!(
+            "{who}: the receiver of its events was dropped; keep it, or build a contender with \
+             lead_without_listener(true)"
+        ),
     )
 }
 

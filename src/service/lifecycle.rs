@@ -14,10 +14,11 @@ use crate::thread::{self, Thread};
 use crate::virtual_time::Condvar;
 
 /// The status of a service: `Initial -> Starting -> Running -> Stopping -> Initial`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
     /// Not started, or stopped.
+    #[default]
     Initial,
     /// Its thread is being started.
     Starting,
@@ -84,30 +85,27 @@ macro_rules! service_getters {
 }
 pub(crate) use service_getters;
 
+#[derive(Default)]
 pub(crate) struct Lifecycle {
     stage: Arc<Stage>,
     thread: Mutex<Option<Thread>>,
 }
 
-/// Where a worker is in its life; without the worker.
-pub(crate) struct Stage {
+/// What a worker and its handle share.
+#[derive(Default)]
+struct Stage {
     run: Mutex<Run>,
     changed: Condvar,
 }
 
-impl Stage {
-    pub(crate) fn status(&self) -> Status {
-        self.run.lock().status
-    }
-}
-
+#[derive(Default)]
 struct Run {
     status: Status,
-    /// Counts the starts, so that who waits for the end of one run is not held up by the next.
+    /// Counts the starts: a wait for the end of one run is not held up by the next.
     number: u64,
     parker: Parker,
-    /// The number of the carrier whose callbacks belong to this run.
-    carrier: u64,
+    /// The number of this run's callbacks.
+    callbacks: u64,
     /// The worker's thread, once it runs: known from the inside, before `start` has its handle.
     worker: Option<ThreadId>,
 }
@@ -123,28 +121,12 @@ impl Drop for Over {
 }
 
 impl Lifecycle {
-    pub(crate) fn new() -> Lifecycle {
-        Lifecycle {
-            stage: Arc::new(Stage {
-                run: Mutex::new(Run {
-                    status: Status::Initial,
-                    number: 0,
-                    parker: Parker::new(),
-                    carrier: 0,
-                    worker: None,
-                }),
-                changed: Condvar::new(),
-            }),
-            thread: Mutex::new(None),
-        }
-    }
-
     pub(crate) fn status(&self) -> Status {
-        self.stage.status()
+        self.stage.run.lock().status
     }
 
-    /// Runs what `prepare` returns on a thread called `name`. `carrier` is the number of the carrier
-    /// that the run's callbacks come from.
+    /// Runs what `prepare` returns on a thread called `name`. It comes with the number of
+    /// the run's callbacks.
     pub(crate) fn start<W>(
         &self,
         name: String,
@@ -164,16 +146,16 @@ impl Lifecycle {
                     ),
                 ));
             }
-            run.status = Status::Starting;
-            run.number += 1;
-            run.parker = Parker::new();
-            run.carrier = 0;
-            run.worker = None;
+            *run = Run {
+                status: Status::Starting,
+                number: run.number + 1,
+                ..Run::default()
+            };
             run.parker.clone()
         };
         let over = Over(Arc::clone(&self.stage));
-        let (work, carrier) = prepare(&parker)?;
-        self.stage.run.lock().carrier = carrier;
+        let (work, callbacks) = prepare(&parker)?;
+        self.stage.run.lock().callbacks = callbacks;
         let thread = thread::start(name, move || {
             {
                 let mut run = over.0.run.lock();
@@ -198,7 +180,7 @@ impl Lifecycle {
     /// Whether the calling thread is the worker, or runs one of its callbacks.
     pub(crate) fn is_inside(&self) -> bool {
         let run = self.stage.run.lock();
-        delivery::is_inside(run.carrier) || run.worker == Some(std::thread::current().id())
+        delivery::is_inside(run.callbacks) || run.worker == Some(std::thread::current().id())
     }
 
     /// Asks the worker to stop, and waits for it until `deadline`; not from inside one of its callbacks,

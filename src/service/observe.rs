@@ -69,8 +69,7 @@ impl MutexRetrievalService {
         let name = format!("observe {}", inner.mutex);
         inner.lifecycle.start(name, |parker| {
             if inner.recipient.is_abandoned() {
-                let so = "nobody would read what it sees. Keep the receiver";
-                return Err(abandoned(&inner.mutex, so));
+                return Err(abandoned(&inner.mutex));
             }
             inner.shared.clear();
             let delivery = inner.recipient.open(&inner.mutex)?;
@@ -194,7 +193,7 @@ impl ObserveBuilder {
             mutex: self.mutex,
             recipient,
             shared: Arc::default(),
-            lifecycle: Lifecycle::new(),
+            lifecycle: Lifecycle::default(),
         };
         Ok(MutexRetrievalService {
             inner: Local::new(Arc::new(inner)),
@@ -223,8 +222,7 @@ impl Worker {
             while parker.park(look_again) == Unparked::Message {}
         }
         if !parker.is_stopped() {
-            let who = format_args!("{}: observer", self.mutex);
-            let error = abandoned(who, "what it sees is not read: it ends. Keep the receiver");
+            let error = abandoned(format_args!("{}: observer", self.mutex));
             log::warn!("{error}");
             self.shared.fail(error);
         }
@@ -276,16 +274,11 @@ impl Worker {
             Err(Error::new(ErrorKind::Panicked, "the backend panicked"))
         });
         let error = outcome.as_ref().err();
-        self.factory.link.lock().note(sent, error);
-        match (self.shared.note(sent, error), error) {
-            (true, Some(error)) => {
-                log::warn!("{}: observer: {error}; trying again", self.mutex);
-                let mut event = Event::new(EventKind::Failed, &self.mutex, self.shared.state());
-                event.error = Some(error.clone());
-                self.delivery.deliver(event);
-            }
-            (true, None) => log::info!("{}: observer: the backend answers again", self.mutex),
-            (false, _) => {}
+        let who = format_args!("{}: observer", self.mutex);
+        if self.factory.note(&self.shared, who, sent, error) {
+            let mut event = Event::new(EventKind::Failed, &self.mutex, self.shared.state());
+            event.error = error.cloned();
+            self.delivery.deliver(event);
         }
         outcome
     }

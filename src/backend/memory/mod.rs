@@ -107,12 +107,6 @@ impl Handle {
     pub fn set_unreachable(&self, unreachable: bool) {
         self.registry.set_unreachable(unreachable);
     }
-
-    /// Returns `true` if calls fail because of [`set_unreachable`](Handle::set_unreachable).
-    #[must_use]
-    pub fn is_unreachable(&self) -> bool {
-        self.registry.is_unreachable()
-    }
 }
 
 pub(super) fn connect(url: &Url) -> Result<Factory> {

@@ -99,10 +99,6 @@ impl Registry {
         }
     }
 
-    pub(super) fn is_unreachable(&self) -> bool {
-        self.table.lock().unreachable
-    }
-
     /// The table, if the registry can be reached.
     pub(super) fn reach(&self) -> Result<MutexGuard<'_, Table>> {
         let table = self.table.lock();
