@@ -2,11 +2,10 @@
 //!
 //! Each worker logs from when until when its guards said that they are valid, on the boot-time clock,
 //! which all processes of a machine share. Workers are killed and paused, the server is killed and
-//! started again, connections are cut, replies are lost; a paused holder is one whose permits somebody
-//! else gets.
+//! started again, connections are cut, replies are lost; the permits of a paused holder go to others.
 //!
-//! `CONTEND_BELIEFS_SECONDS` sets how long it lasts (default 12), `CONTEND_BELIEFS_THREADS` how many
-//! threads each of the two processes has (default 8).
+//! `CONTEND_BELIEFS_SECONDS` sets how long it lasts (default 12), `CONTEND_BELIEFS_PROCESSES` how many processes there
+//! are (default 2), `CONTEND_BELIEFS_THREADS` how many threads each has (default 8).
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -82,9 +81,13 @@ fn worker() {
     });
 }
 
+fn setting(name: &str, default: usize) -> usize {
+    let set = std::env::var(format!("CONTEND_BELIEFS_{name}"));
+    set.map_or(default, |text| text.parse().unwrap())
+}
+
 fn threads() -> usize {
-    let threads = std::env::var("CONTEND_BELIEFS_THREADS");
-    threads.map_or(8, |text| text.parse().unwrap())
+    setting("THREADS", 8)
 }
 
 fn spawn(url: &str, folder: &Path) -> Process {
@@ -99,9 +102,9 @@ fn spawn(url: &str, folder: &Path) -> Process {
 
 /// Rules "belief ends on the local boot-time clock" and "a reply after its deadline changes nothing".
 #[test]
-fn what_all_guards_believe_never_exceeds_a_capacity() {
-    let seconds = std::env::var("CONTEND_BELIEFS_SECONDS");
-    let length = Duration::from_secs(seconds.map_or(12, |text| text.parse().unwrap()));
+fn beliefs_stay_within_capacity() {
+    let length = Duration::from_secs(setting("SECONDS", 12) as u64);
+    let count = setting("PROCESSES", 2);
     within(length + Duration::from_secs(180), || {
         let server = start();
         let url = server.create_database("beliefs");
@@ -111,9 +114,10 @@ fn what_all_guards_believe_never_exceeds_a_capacity() {
             direct.create(name, capacity).unwrap();
         }
         let folder = TempDir::new();
-        let proxies = [(); 2].map(|()| Proxy::to(addr_of(&url)));
-        let urls = proxies.each_ref().map(|it| through(&url, it.addr()));
-        let mut processes = urls.each_ref().map(|url| spawn(url, folder.path()));
+        let proxies: Vec<Proxy> = (0..count).map(|_| Proxy::to(addr_of(&url))).collect();
+        let urls: Vec<String> = proxies.iter().map(|it| through(&url, it.addr())).collect();
+        let mut processes: Vec<Process> =
+            urls.iter().map(|url| spawn(url, folder.path())).collect();
         let mut faults = Faults::default();
         let (mut samples, mut above) = (0, 0);
         let mut rng = rand::rng();
@@ -126,7 +130,7 @@ fn what_all_guards_believe_never_exceeds_a_capacity() {
             above += conn.query_first::<u64, _>(over).unwrap().unwrap();
             samples += 1;
             faults.look(&mut conn);
-            let which = rng.random_range(0..2);
+            let which = rng.random_range(0..count);
             match rng.random_range(0..8) {
                 0 => proxies[which].cut(),
                 1 => proxies[which].reset(),
@@ -182,7 +186,7 @@ fn what_all_guards_believe_never_exceeds_a_capacity() {
         let given_back = ended.elapsed();
         let (beliefs, most, back) = judge(folder.path(), &faults);
         println!(
-            "{length:?}, 2 processes x {} threads: {beliefs} beliefs, {} kills of a worker, {} of the \
+            "{length:?}, {count} processes x {} threads: {beliefs} beliefs, {} kills of a worker, {} of the \
              server, {} pauses, {} lost replies",
             threads(),
             faults.deaths.len(),

@@ -1,31 +1,39 @@
-//! Semaphores on the server that the tests of one file share.
-
-#![allow(dead_code)]
+//! Where the semaphores of these tests are: on every backend that has them.
 
 use std::net::SocketAddr;
 use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use contend::semaphore::{Acquisition, Exhausted, Permit, PermitRequest, Semaphores};
+use contend::semaphore::{Acquisition, Exhausted, Permit, PermitRequest, Semaphores, Swept};
 use mysql::prelude::Queryable;
 use parking_lot::Mutex;
 
 use crate::mysql_ground::{empty_database, operator};
 
-/// The shortest ttl that can be renewed with the default read timeout.
+/// The shortest ttl that can be renewed on every backend.
 pub const SHORT: Duration = Duration::from_secs(3);
+
+/// Of what is not to end during a test.
+pub const HOUR: Duration = Duration::from_secs(3600);
+
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Every backend with semaphores: makes an empty place for them and returns its URL.
+pub const PLACES: [fn() -> String; 2] = [memory, database];
+
+fn memory() -> String {
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+    format!("memory://semaphores-{number}")
+}
 
 /// A new database with the tables in it; its URL.
 pub fn database() -> String {
-    static START: Once = Once::new();
-    START.call_once(|| {
-        log::set_logger(&Logger).unwrap();
-        log::set_max_level(log::LevelFilter::Info);
-    });
     let url = empty_database();
     let semaphores = connect(&url);
     // A busy disk makes tables slowly.
-    testbed::wait_until(Duration::from_secs(60), "there are tables", || {
+    testbed::wait_until(PATIENCE, "there are tables", || {
         semaphores.create_tables().is_ok()
     });
     url
@@ -33,8 +41,32 @@ pub fn database() -> String {
 
 /// A factory of its own, as another process has.
 pub fn connect(url: &str) -> Semaphores {
+    static START: Once = Once::new();
+    START.call_once(|| {
+        log::set_logger(&Logger).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+    });
     let semaphores = contend::connect(url).unwrap().semaphores().unwrap();
     semaphores.with_ttl(Duration::from_secs(7)).unwrap()
+}
+
+/// The same semaphores as two processes would see them, on each backend in turn.
+pub fn everywhere(
+    capacities: &[(&str, u32)],
+) -> impl Iterator<Item = (Semaphores, Semaphores)> + use<> {
+    let capacities: Vec<_> = capacities
+        .iter()
+        .map(|(name, capacity)| ((*name).to_owned(), *capacity))
+        .collect();
+    PLACES.into_iter().map(move |place| {
+        let url = place();
+        println!("on {url}"); // shown where a test fails
+        let (here, elsewhere) = (connect(&url), connect(&url));
+        for (name, capacity) in &capacities {
+            assert!(here.create(name, *capacity).unwrap());
+        }
+        (here, elsewhere)
+    })
 }
 
 /// Semaphores in a new database, and its URL.
@@ -75,9 +107,24 @@ pub fn exhausted(answer: Acquisition) -> Exhausted {
     }
 }
 
+/// The external ids of what was taken back.
+pub fn ids(swept: Vec<Swept>) -> Vec<String> {
+    let ids = swept.iter().map(|one| one.external_id.to_string());
+    ids.collect()
+}
+
 /// One number, as an operator would look it up.
 pub fn number(url: &str, sql: &str) -> i64 {
     operator(url).query_first(sql).unwrap().unwrap()
+}
+
+/// Locks rows as another program would, until it is dropped.
+pub fn locked(url: &str, table: &str, which: &str) -> mysql::Conn {
+    let mut conn = operator(url);
+    conn.query_drop("BEGIN").unwrap();
+    let lock = format!("SELECT * FROM contend_{table} WHERE {which} FOR UPDATE");
+    conn.query_drop(lock).unwrap();
+    conn
 }
 
 /// The same URL through another address, such as a proxy's.
@@ -97,19 +144,7 @@ pub fn addr_of(url: &str) -> SocketAddr {
     authority.rsplit('@').next().unwrap().parse().unwrap()
 }
 
-/// The same semaphores as two processes would see them, on memory and on MySQL.
-pub fn pair(name: &str, capacities: &[(&str, u32)]) -> [(Semaphores, Semaphores); 2] {
-    let memory = || contend::memory::factory(name, contend::Lease::default());
-    let memory = [memory(), memory()].map(|factory| factory.semaphores().unwrap());
-    for (name, capacity) in capacities {
-        assert!(memory[0].create(name, *capacity).unwrap());
-    }
-    let (mysql, url) = semaphores(capacities);
-    let [here, elsewhere] = memory;
-    [(here, elsewhere), (mysql, connect(&url))]
-}
-
-/// What this process logged, with its target: from info on, since its first database.
+/// What this process logged, with its target: from info on, since its first connection.
 static LOGGED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 struct Logger;
@@ -138,7 +173,7 @@ pub fn logged(what: &str) -> Vec<(String, String)> {
 
 /// Waits for a line with `what` in it, of this target or one below.
 pub fn wait_for_log(target: &str, what: &str) {
-    testbed::wait_until(Duration::from_secs(60), what, || {
+    testbed::wait_until(PATIENCE, what, || {
         logged(what).iter().any(|(of, _)| of.starts_with(target))
     });
 }

@@ -201,7 +201,7 @@ fn spawn(number: usize, life: usize, url: &str, folder: &Path) -> Process {
 }
 
 #[test]
-fn no_commit_exceeds_a_capacity_and_every_grant_is_accounted_for() {
+fn commits_stay_within_capacity_and_grants_are_accounted_for() {
     let seconds = std::env::var("CONTEND_HISTORY_SECONDS");
     let length = Duration::from_secs(seconds.map_or(12, |text| text.parse().unwrap()));
     within(length + Duration::from_secs(120), || {
@@ -376,8 +376,8 @@ fn judge(url: &str, semaphores: &Semaphores, folder: &Path) -> usize {
     for (id, permits) in &granted {
         let wish = wishes
             .get(id)
-            .unwrap_or_else(|| panic!("nobody asked for {id}"));
-        // None: a tombstone. Otherwise all of it.
+            .unwrap_or_else(|| panic!("{id} was not asked for"));
+        // All of it, or it was forgotten.
         if !permits.is_empty() {
             grants += 1;
             let counts: BTreeMap<String, u32> = permits

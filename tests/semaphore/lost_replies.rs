@@ -6,18 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::ground::{SHORT, addr_of, already_acquired, connect, semaphores, through, want};
+use crate::ground::{
+    PATIENCE, SHORT, addr_of, already_acquired, connect, semaphores, through, want,
+};
 use crate::mysql_ground::{HANG, ms};
 use contend::Error;
 use contend::semaphore::{PermitRequest, Release, Semaphores};
 use testbed::{Direction, Proxy, wait_until, within};
 
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// A semaphore of one permit, a client behind a proxy, and one beside it.
 struct Stage {
     direct: Semaphores,
-    url: String,
     proxy: Proxy,
     client: Semaphores,
 }
@@ -30,7 +29,6 @@ impl Stage {
         wait_until(PATIENCE, "it is connected", || client.usage("a").is_ok());
         Stage {
             direct,
-            url,
             proxy,
             client,
         }
@@ -64,7 +62,7 @@ impl Stage {
 /// Bug 1 of the second edition: the process whose call was not answered released what another process was told that it
 /// holds.
 #[test]
-fn a_retry_in_another_process_holds_what_it_was_told() {
+fn retry_in_another_process_holds_what_it_was_told() {
     within(HANG, || {
         let stage = Stage::new();
         let request = want("job", "a", 1);
@@ -87,7 +85,7 @@ fn a_retry_in_another_process_holds_what_it_was_told() {
 
 /// A guard has no id to repeat: one attempt in the background gives back what it may have been granted.
 #[test]
-fn what_a_guard_did_not_hear_of_is_given_back() {
+fn unheard_grant_of_a_guard_is_given_back() {
     within(HANG, || {
         let stage = Stage::new();
         let request = PermitRequest::generated().permits("a", 1).ttl(ms(600_000));
@@ -101,7 +99,7 @@ fn what_a_guard_did_not_hear_of_is_given_back() {
 /// Rule "every claim carries its fence": a guard that takes over what an unanswered call left has its own ttl and a
 /// higher fence, so that a delayed release of that call finds nothing.
 #[test]
-fn what_an_unanswered_call_left_is_taken_over_with_a_new_fence_and_the_full_ttl() {
+fn unanswered_grant_is_taken_over_with_a_new_fence() {
     within(HANG, || {
         let stage = Stage::new();
         let direct = &stage.direct;

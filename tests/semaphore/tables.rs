@@ -1,8 +1,9 @@
-//! The tables: made where they are missing, recognised where they are somebody else's.
+//! The tables: made where they are missing, recognised where they are another program's, and mended.
 
-use crate::ground::{acquired, connect, number, want};
-use crate::mysql_ground::{HANG, empty_database, operator};
+use crate::ground::{HOUR, acquired, connect, ids, locked, number, semaphores, wait_for_log, want};
+use crate::mysql_ground::{HANG, empty_database, ms, operator};
 use contend::ErrorKind;
+use contend::semaphore::Liveness;
 use mysql::prelude::Queryable;
 use testbed::within;
 
@@ -20,16 +21,19 @@ const SEED: [&str; 3] = [
      count INT NOT NULL DEFAULT 1, state ENUM('ACQUIRED', 'RELEASED') NOT NULL)",
 ];
 
-/// Review E25: beside the seed's tables ours have another name; told to use theirs, the error says what is
-/// wrong with them, and nothing is changed.
+/// Beside the seed's tables ours have another name; told to use theirs, the error says what is wrong with them, and
+/// nothing is changed.
 #[test]
-fn tables_of_somebody_else_are_recognised_and_left_alone() {
+fn foreign_tables_are_recognised_and_left_alone() {
     within(HANG, || {
         let url = empty_database();
         for table in SEED {
             operator(&url).query_drop(table).unwrap();
         }
         let semaphores = connect(&url);
+        let error = semaphores.usage("a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured);
+        assert!(error.to_string().contains("init-semaphore.sql"), "{error}");
         semaphores.create_tables().unwrap();
         semaphores.create_tables().unwrap();
         semaphores.create("a", 1).unwrap();
@@ -39,7 +43,7 @@ fn tables_of_somebody_else_are_recognised_and_left_alone() {
         let theirs = connect(&format!("{url}?table_prefix="));
         let error = theirs.create_tables().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Misconfigured);
-        for says in ["\"semaphore\" lacks the columns used", "table_prefix"] {
+        for says in ["semaphore", "used", "table_prefix"] {
             assert!(error.to_string().contains(says), "{error}");
         }
         let count =
@@ -49,12 +53,14 @@ fn tables_of_somebody_else_are_recognised_and_left_alone() {
         let error = theirs.acquire(&want("job", "a", 1)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Misconfigured);
         assert!(error.to_string().contains("table_prefix"), "{error}");
+        let error = contend::connect(&format!("{url}?table_prefix=a%20b")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
     });
 }
 
 /// The file can be applied as it is, and makes what `create_tables` makes.
 #[test]
-fn the_file_that_makes_the_tables_can_be_applied_by_hand() {
+fn tables_can_be_made_by_hand() {
     within(HANG, || {
         let (by_hand, by_call) = (empty_database(), empty_database());
         let file = include_str!("../../sql/init-semaphore.sql");
@@ -78,7 +84,7 @@ fn the_file_that_makes_the_tables_can_be_applied_by_hand() {
 }
 
 #[test]
-fn two_prefixes_in_one_database_are_two_worlds() {
+fn two_prefixes_are_two_worlds() {
     within(HANG, || {
         let url = empty_database();
         for prefix in ["one_", "two_"] {
@@ -87,11 +93,150 @@ fn two_prefixes_in_one_database_are_two_worlds() {
             semaphores.create("a", 1).unwrap();
             acquired(semaphores.acquire(&want("job", "a", 1)).unwrap());
         }
+    });
+}
+
+#[test]
+fn planted_counter_error_is_found_and_corrected() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 5), ("b", 5), ("c", 5)]);
+        let request = want("job", "a", 2).permits("b", 1);
+        acquired(semaphores.acquire(&request).unwrap());
+        assert_eq!(semaphores.check().unwrap(), []);
         operator(&url)
-            .query_drop("CREATE TABLE old_semaphore (x INT) ENGINE = MyISAM")
+            .query_drop("UPDATE contend_semaphore SET used = used + 1 WHERE name IN ('b', 'c')")
             .unwrap();
-        let old = connect(&format!("{url}?table_prefix=old_"));
-        let error = old.create_tables().unwrap_err();
-        assert!(error.to_string().contains("old_semaphore"), "{error}");
+        let found: Vec<_> = semaphores
+            .check()
+            .unwrap()
+            .iter()
+            .map(|wrong| (wrong.semaphore.to_string(), wrong.counter, wrong.permits))
+            .collect();
+        assert_eq!(found, [("b".to_owned(), 2, 1), ("c".to_owned(), 1, 0)]);
+        assert_eq!(semaphores.repair().unwrap().len(), 2);
+        assert_eq!(semaphores.check().unwrap(), []);
+        assert_eq!(semaphores.repair().unwrap(), []);
+        // A counter that is too low does not let what is held be deleted.
+        operator(&url)
+            .query_drop("UPDATE contend_semaphore SET used = 0 WHERE name = 'a'")
+            .unwrap();
+        let error = semaphores.delete("a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidState);
+        assert_eq!(semaphores.repair().unwrap().len(), 1);
+        semaphores.release("job").unwrap();
+        assert_eq!(number(&url, "SELECT SUM(used) FROM contend_semaphore"), 0);
+    });
+}
+
+/// A request that another program has locked is left for the next time, and does not stop the sweep; what was renewed
+/// meanwhile is not taken.
+#[test]
+fn renewal_between_look_and_release_wins() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 10)]);
+        let sweeps: [(&str, &dyn Fn() -> Vec<String>); 3] = [
+            ("expired", &|| ids(semaphores.sweep_expired().unwrap())),
+            ("stale", &|| ids(semaphores.sweep_stale(24 * HOUR).unwrap())),
+            ("dead", &|| {
+                ids(semaphores.sweep_dead(|_| Liveness::Dead).unwrap())
+            }),
+        ];
+        for (id, sweep) in sweeps {
+            let other = format!("{id}-too");
+            for id in [id, &other] {
+                let request = want(id, "a", 1).owner("me").ttl(HOUR);
+                acquired(semaphores.acquire(&request).unwrap());
+            }
+            operator(&url)
+                .query_drop(
+                    "UPDATE contend_permit_request SET updated_at = updated_at - INTERVAL 48 HOUR, \
+                     reclaim_at = reclaim_at - INTERVAL 48 HOUR",
+                )
+                .unwrap();
+            let mut renewer = locked(&url, "permit_request", &format!("external_id = '{id}'"));
+            renewer
+                .query_drop(format!(
+                    "UPDATE contend_permit_request SET updated_at = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, \
+                     reclaim_at = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE external_id = '{id}'"
+                ))
+                .unwrap();
+            assert_eq!(sweep(), [other]);
+            renewer.query_drop("COMMIT").unwrap();
+            assert_eq!(sweep(), [] as [String; 0], "{id}");
+            assert!(semaphores.status(id).unwrap().unwrap().held);
+            semaphores.release(id).unwrap();
+        }
+    });
+}
+
+/// What a sweep has released before it failed is told.
+#[test]
+fn sweep_that_fails_half_way_says_what_it_took_back() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 1_000)]);
+        // More than one transaction releases.
+        fill(&url, 1, 150);
+        operator(&url)
+            .query_drop(
+                "CREATE TRIGGER broken BEFORE UPDATE ON contend_permit_request FOR EACH ROW \
+                 IF NEW.external_id = 'r150' THEN INSERT INTO half_way VALUES (1); END IF",
+            )
+            .unwrap();
+        assert_eq!(semaphores.sweep_expired().unwrap().len(), 100);
+        wait_for_log("contend::semaphore", "a sweep ended after 100 requests");
+        assert_eq!(semaphores.usage("a").unwrap().held, 100);
+        assert!(semaphores.sweep_expired().is_err(), "it took nothing back");
+        operator(&url).query_drop("DROP TRIGGER broken").unwrap();
+        assert_eq!(semaphores.sweep_expired().unwrap().len(), 50);
+        assert_eq!(semaphores.check().unwrap(), []);
+    });
+}
+
+/// Makes requests from id `first` on, for two permits each, which have expired in this order.
+fn fill(url: &str, first: u32, requests: u32) {
+    let mut conn = operator(url);
+    let row = |n| {
+        format!(
+            "({n}, 'r{n}', {n}, 'ACQUIRED', 1, UTC_TIMESTAMP(6) - INTERVAL 1 DAY + INTERVAL {n} SECOND)"
+        )
+    };
+    let rows: Vec<String> = (first..first + requests).map(row).collect();
+    conn.query_drop(format!(
+        "INSERT INTO contend_permit_request (id, external_id, token, state, ttl_seconds, reclaim_at) \
+         VALUES {}",
+        rows.join(", ")
+    ))
+    .unwrap();
+    conn.query_drop(format!(
+        "INSERT INTO contend_permit (semaphore_id, permit_request_id, count, state) \
+         SELECT s.id, r.id, 2, 'ACQUIRED' FROM contend_semaphore s, contend_permit_request r \
+         WHERE r.id >= {first}"
+    ))
+    .unwrap();
+    conn.query_drop(format!(
+        "UPDATE contend_semaphore SET used = used + {}",
+        2 * requests
+    ))
+    .unwrap();
+}
+
+#[test]
+fn thousand_expired_requests_go_in_one_sweep() {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(&[("a", 2_500)]);
+        fill(&url, 1, 1_000);
+        acquired(semaphores.acquire(&want("held", "a", 5)).unwrap());
+        let swept = semaphores.sweep_expired().unwrap();
+        assert_eq!(swept.len(), 1_000);
+        assert_eq!(swept[0].permits[0].count, 2);
+        assert_eq!(semaphores.usage("a").unwrap().held, 5);
+        assert_eq!(semaphores.check().unwrap(), []);
+        std::thread::sleep(ms(10)); // an age is the subject
+        assert_eq!(semaphores.delete_requests(ms(1), 300).unwrap(), 1_000);
+        assert_eq!(number(&url, "SELECT COUNT(*) FROM contend_permit"), 1);
+        // And by the acquire that needs them.
+        fill(&url, 5_000, 500);
+        acquired(semaphores.acquire(&want("all", "a", 2_495)).unwrap());
+        assert_eq!(semaphores.check().unwrap(), []);
     });
 }
