@@ -2,21 +2,22 @@
 
 use std::fmt;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::checker::{self, Promise, Verdict, Violation};
+use crate::checker::{self, Promise, Rule, Verdict};
 use crate::contender::{LED, LOCKED, PERIOD, SECOND, SEMAPHORES};
 use crate::fleet::Fleet;
-use crate::history::{self, Journal, Record, now};
+use crate::ground::{Fault, Ground};
+use crate::history::{self, ALL, Journal, Kind, Record, now};
 use crate::masters::Watch;
 use crate::planted::Bug;
 use crate::register::RegisterServer;
-use crate::stage::{Fault, Ground, Hit, Stage};
+use crate::stage::Stage;
 
 /// What is to be done.
 #[derive(Clone, Debug)]
@@ -24,8 +25,8 @@ pub struct Plan {
     pub ground: Ground,
     /// How long faults come.
     pub lasts: Duration,
-    /// Decides what the nemesis does and what the contenders do. Real processes on a real machine make
-    /// of it what they will: the same seed is the same plan, not the same history.
+    /// Decides what the nemesis does and what the contenders do. Real processes on a real machine make of it what they
+    /// will: the same seed is the same plan, not the same history.
     pub seed: u64,
     pub processes: usize,
     pub plant: Option<Bug>,
@@ -41,7 +42,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether everything promised was kept.
+    /// Whether all rules held.
     pub fn held(&self) -> bool {
         self.verdict.violations.is_empty()
     }
@@ -49,83 +50,114 @@ impl Outcome {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = &self.verdict;
-        let faults: Vec<String> = verdict
+        let (plan, it) = (&self.plan, &self.verdict);
+        let plant = plan
+            .plant
+            .map_or(String::new(), |bug| format!(" with {} planted", bug.name()));
+        let count: usize = it.faults.values().sum();
+        let faults = it
             .faults
             .iter()
-            .map(|(kind, count)| format!("{kind} {count}"))
-            .collect();
-        let overlaps = verdict.count(|found| matches!(found, Violation::Overlap(_)));
+            .map(|(kind, count)| format!("{kind} {count}"));
+        let faults = faults.collect::<Vec<_>>().join(", ");
+        let during = match it.without_owner_during.join(", ") {
+            none if none.is_empty() => "no fault".to_owned(),
+            faults => format!("during {faults}"),
+        };
         write!(
             f,
-            "campaign {}{}: {} acquisitions, {} faults ({}), {overlaps} overlaps ({} excused in {:.0} s of {:.0} s), \
-             {} violations in all, fenced writes lost {} of {}, unfenced losses {} of {}, \
-             {} scheduled runs ({} recorded, {} gaps judged), {} guards of permits, longest without an owner {:.2} s ({}), an owner {:.2} s after the faults, seed {}: {}",
-            self.plan.ground,
-            self.plan
-                .plant
-                .map_or(String::new(), |bug| format!(" with {} planted", bug.name())),
-            verdict.acquisitions,
-            verdict.faults.values().sum::<usize>(),
-            faults.join(", "),
-            verdict.excused,
-            verdict.excusing.as_secs_f64(),
-            verdict.lasted.as_secs_f64(),
-            verdict.violations.len(),
-            verdict.fenced.1,
-            verdict.fenced.0,
-            verdict.unfenced.1,
-            verdict.unfenced.0,
-            verdict.runs,
-            verdict.recorded,
-            verdict.gaps,
-            verdict.permit_guards,
-            verdict.longest_without_owner.as_secs_f64(),
-            match verdict.without_owner_during.join(", ") {
-                none if none.is_empty() => "no fault".to_owned(),
-                faults => format!("during {faults}"),
-            },
-            verdict.owner_after.as_secs_f64(),
-            self.plan.seed,
+            "campaign {}{plant}: {} acquisitions ({} handed on), {count} faults ({faults}), ",
+            plan.ground, it.acquisitions, it.handed_on,
+        )?;
+        write!(
+            f,
+            "{} overlaps ({} excused in {:.0} s of {:.0} s), {} violations in all, ",
+            it.count(Rule::NoOverlap),
+            it.excused,
+            it.excusing.as_secs_f64(),
+            it.lasted.as_secs_f64(),
+            it.violations.len(),
+        )?;
+        write!(
+            f,
+            "fenced writes lost {} of {}, unfenced losses {} of {}, ",
+            it.fenced.1, it.fenced.0, it.unfenced.1, it.unfenced.0,
+        )?;
+        write!(
+            f,
+            "{} scheduled runs ({} recorded, {} gaps judged), {} guards of permits, ",
+            it.runs, it.recorded, it.gaps, it.permit_guards,
+        )?;
+        write!(
+            f,
+            "longest without an owner {:.2} s ({during}), an owner {:.2} s after the faults, seed {}: {}",
+            it.longest_without_owner.as_secs_f64(),
+            it.owner_after.as_secs_f64(),
+            plan.seed,
             if self.held() { "held" } else { "BROKEN" },
         )
     }
 }
 
-/// After the faults there is an owner when the lease of a dead one has run out, the slowest back-off of
-/// those that wait has passed, and a hand-over that nobody claims is void; and a machine that does other
-/// things as well has had its time.
+/// After the faults there is an owner when the lease of a dead one has run out, the slowest back-off of those that wait
+/// has passed, and a hand-over that no waiter claims is void; and a machine that does other things as well has had its
+/// time.
 pub fn owner_within(ground: Ground) -> Duration {
     let lease = ground.lease();
-    let back_off = lease.ttl() / 2;
     let poll = Duration::from_secs(1);
     let claim = contend::backend::CLAIM_TIME;
-    lease.total() + back_off + poll + claim + Duration::from_secs(4)
+    lease.total() + lease.ttl() / 2 + poll + claim + Duration::from_secs(4)
+}
+
+/// What is promised on a backend.
+fn promise(ground: Ground) -> Promise {
+    let capacities = SEMAPHORES.map(|(name, capacity)| (name.to_owned(), capacity.into()));
+    Promise {
+        ttl: ground.lease().ttl(),
+        owner_within: owner_within(ground),
+        contended: [LED, LOCKED, SECOND].map(str::to_owned).to_vec(),
+        led: LED.to_owned(),
+        period: PERIOD,
+        runs_by_wall_clock: matches!(ground, Ground::Zk | Ground::ZkEnsemble),
+        capacities: capacities.into(),
+    }
 }
 
 /// Runs a campaign.
 pub fn run(plan: &Plan) -> Outcome {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!(
-        "campaign-{}-{}{}",
-        plan.ground,
-        plan.seed,
-        plan.plant
-            .map_or(String::new(), |bug| format!("-{}", bug.name())),
-    ));
+    let plant = plan.plant.map_or("", Bug::name);
+    let name = format!("campaign-{}-{}{plant}", plan.ground, plan.seed);
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).expect("a folder for the journals");
     let journal = Journal::open(&folder.join("nemesis.log")).expect("a journal");
     let registers = RegisterServer::start();
     let stage = Stage::start(plan.ground, plan.processes);
     // The logs of servers have wall-clock times.
-    journal.remark(&format!(
-        "wall clock {:?}",
-        SystemTime::now().duration_since(UNIX_EPOCH)
-    ));
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+    journal.remark(&format!("wall clock {wall:?}"));
     let (servers, places) = stage.replicated();
-    let watch = Watch::new(servers, &journal);
-    watch.during(places, || {
-        torment(plan, &stage, &registers, (&folder, &journal));
+    let nemesis = Nemesis {
+        plan,
+        stage: &stage,
+        registers: &registers,
+        journal: &journal,
+        end: Instant::now() + plan.ground.lease().ttl() + plan.lasts,
+    };
+    Watch::new(servers, &journal).during(places, || {
+        let fleet = Fleet::start(
+            &stage,
+            &registers,
+            &folder,
+            &journal,
+            (plan.processes, plan.seed, plan.plant),
+        );
+        nemesis.torment(&fleet);
+        fleet.stop();
+        drop(fleet);
+        if let Err(what) = stage.permits_are_back() {
+            journal.misbehaved("semaphores", &what);
+        }
     });
     let records = history::read(&folder).expect("the journals can be read");
     let verdict = checker::check(&records, &registers.chains(), &promise(plan.ground));
@@ -139,156 +171,117 @@ pub fn run(plan: &Plan) -> Outcome {
     }
 }
 
-/// What is promised on a backend.
-fn promise(ground: Ground) -> Promise {
-    Promise {
-        ttl: ground.lease().ttl(),
-        owner_within: owner_within(ground),
-        contended: [LED, LOCKED, SECOND].map(str::to_owned).to_vec(),
-        led: LED.to_owned(),
-        period: Some(PERIOD),
-        runs_by_wall_clock: matches!(ground, Ground::Zk | Ground::ZkEnsemble),
-        capacities: SEMAPHORES
-            .map(|(name, capacity)| (name.to_owned(), u64::from(capacity)))
-            .into(),
-    }
-}
-
-/// Starts processes, lets the faults come, and stops the processes when they have recovered.
-fn torment(
-    plan: &Plan,
-    stage: &Stage,
-    registers: &RegisterServer,
-    (folder, journal): (&Path, &Journal),
-) {
-    let fleet = Fleet::start(
-        stage,
-        registers,
-        folder,
-        journal,
-        (plan.processes, plan.seed, plan.plant),
-    );
-    // In the quiet first everybody finds its place.
-    thread::sleep(plan.ground.lease().ttl());
-    let end = Instant::now() + plan.lasts;
-    thread::scope(|scope| {
-        scope.spawn(|| torment_servers(plan, (stage, registers), journal, end));
-        // For a bug that shows in a moment between two healthy processes, they are left alone.
-        if plan.plant == Some(Bug::LeaseFromReply) {
-            return;
-        }
-        scope.spawn(|| torment_processes(plan, (&fleet, registers), journal, end));
-    });
-    stage.heal();
-    journal.write(&Record::Healed { at: now() });
-    let within = owner_within(plan.ground);
-    if plan.plant.is_none() {
-        thread::sleep(within.min(plan.ground.lease().total() * 2 + Duration::from_secs(2)));
-    }
-    fleet.stop();
-    drop(fleet);
-    if let Err(what) = stage.permits_are_back() {
-        journal.write(&Record::Misbehaved { what });
-    }
-}
-
-/// The process that most likely owns one of the mutexes.
-fn aim(registers: &RegisterServer, random: &mut StdRng) -> Option<usize> {
-    let mutex = [LED, LED, LOCKED][random.random_range(0..3)];
-    registers.last_reader(&format!("fenced-{mutex}"))
-}
-
-/// Faults of servers and network, one after the other.
-fn torment_servers(
-    plan: &Plan,
-    (stage, registers): (&Stage, &RegisterServer),
-    journal: &Journal,
+/// Torments servers and processes at the same time.
+struct Nemesis<'a> {
+    plan: &'a Plan,
+    stage: &'a Stage,
+    registers: &'a RegisterServer,
+    journal: &'a Journal,
     end: Instant,
-) {
-    let mut random = StdRng::seed_from_u64(plan.seed);
-    let faults = plan.ground.faults();
-    let weight: u32 = faults.iter().map(|(_, weight)| weight).sum();
-    while Instant::now() < end && weight > 0 {
-        let mut roll = random.random_range(0..weight);
-        let fault = faults
-            .iter()
-            .find_map(|(fault, weight)| {
-                if roll < *weight {
-                    return Some(*fault);
-                }
-                roll -= weight;
-                None
-            })
-            .unwrap_or(Fault::Cut);
-        let fault = match plan.plant.and_then(Bug::provoked_by) {
-            Some(provoking) if random.random_range(0..3) > 0 => provoking,
-            _ => fault,
-        };
-        journal.remark(&format!("begins {}", fault.name()));
-        let begin = now();
-        if let Some(hit) = stage.suffer(fault, aim(registers, &mut random), &mut random) {
-            journal.write(&Record::Fault {
-                kind: fault.name().to_owned(),
-                fence_only: fault.is_fence_only(),
-                mutex: match hit {
-                    Hit::All => None,
-                    Hit::Mutex(mutex) => Some(mutex.to_owned()),
-                },
-                begin,
-                end: now(),
-            });
-        }
-        thread::sleep(Duration::from_millis(random.random_range(50..900)));
-    }
 }
 
-/// Faults of processes, at the same time.
-fn torment_processes(
-    plan: &Plan,
-    (fleet, registers): (&Fleet<'_>, &RegisterServer),
-    journal: &Journal,
-    end: Instant,
-) {
-    let mut random = StdRng::seed_from_u64(plan.seed ^ 0x5eed);
-    let total = u64::try_from(plan.ground.lease().total().as_millis()).unwrap_or(u64::MAX);
-    while Instant::now() < end {
-        let mut victim = random.random_range(0..fleet.len());
-        if random.random_range(0..2) == 0 {
-            victim = aim(registers, &mut random).unwrap_or(victim);
-        }
-        let ms = |random: &mut StdRng, from: u64, to: u64| {
-            Duration::from_millis(random.random_range(from..to))
-        };
-        let begin = now();
-        let memory = plan.ground == Ground::Memory;
-        let kind = match random.random_range(0..10) {
-            0..3 => {
-                let down = ms(&mut random, 0, total);
-                fleet.kill(victim, down);
-                if memory { "restart" } else { "kill" }
+fn ms(random: &mut StdRng, from: u64, to: u64) -> Duration {
+    Duration::from_millis(random.random_range(from..to))
+}
+
+impl Nemesis<'_> {
+    /// Lets the faults come, and waits until the processes have recovered.
+    fn torment(&self, fleet: &Fleet<'_>) {
+        let plan = self.plan;
+        // In the quiet first all processes find their places.
+        thread::sleep(plan.ground.lease().ttl());
+        thread::scope(|scope| {
+            scope.spawn(|| self.torment_servers());
+            // For a bug that shows in a moment between two healthy processes, they are left alone.
+            if plan.plant != Some(Bug::LeaseFromReply) {
+                scope.spawn(|| self.torment_processes(fleet));
             }
-            3..7 if !memory => {
-                let pause = ms(&mut random, total / 2, total * 3 / 2);
-                fleet.pause(victim, pause);
-                "pause"
-            }
-            7.. if !memory => {
-                let offset = [3_600, -3_600, 0, 15, -15][random.random_range(0..5)];
-                fleet.step_clock(victim, offset);
-                "clock-step"
-            }
-            _ => {
-                thread::sleep(ms(&mut random, 100, 1_000));
-                continue;
-            }
-        };
-        journal.write(&Record::Fault {
-            kind: kind.to_owned(),
-            fence_only: false,
-            mutex: None,
-            begin,
-            end: now(),
         });
-        thread::sleep(ms(&mut random, 200, 1_500));
+        self.stage.heal();
+        let healed = Record::new(Kind::Healed, "", "");
+        self.journal.write(&healed.at(now()));
+        if plan.plant.is_none() {
+            let recovery = plan.ground.lease().total() * 2 + Duration::from_secs(2);
+            thread::sleep(owner_within(plan.ground).min(recovery));
+        }
+    }
+
+    /// The process that most likely owns one of the mutexes.
+    fn aim(&self, random: &mut StdRng) -> Option<usize> {
+        let mutex = [LED, LED, LOCKED][random.random_range(0..3)];
+        self.registers.last_reader(&format!("fenced-{mutex}"))
+    }
+
+    fn draw(&self, random: &mut StdRng) -> Fault {
+        if let Some(provoking) = self.plan.plant.and_then(Bug::provoked_by)
+            && random.random_range(0..3) > 0
+        {
+            return provoking;
+        }
+        let faults = self.plan.ground.faults();
+        let weight: u32 = faults.iter().map(|(_, weight)| weight).sum();
+        let mut roll = random.random_range(0..weight);
+        let drawn = faults.into_iter().find(|(_, weight)| {
+            let found = roll < *weight;
+            roll = roll.saturating_sub(*weight);
+            found
+        });
+        drawn.expect("a roll below the sum").0
+    }
+
+    /// Faults of servers and network, one after the other.
+    fn torment_servers(&self) {
+        let mut random = StdRng::seed_from_u64(self.plan.seed);
+        while Instant::now() < self.end {
+            let (fault, aim) = (self.draw(&mut random), self.aim(&mut random));
+            self.journal.remark(&format!("begins {fault:?}"));
+            let begin = now();
+            if let Some(hit) = self.stage.suffer(fault, aim, &mut random) {
+                let kind = match fault.is_fence_only() {
+                    true => Kind::FenceOnlyFault,
+                    false => Kind::Fault,
+                };
+                let record = Record::new(kind, &fault.name(), hit).at(begin);
+                self.journal.write(&record.until(now()));
+            }
+            thread::sleep(ms(&mut random, 50, 900));
+        }
+    }
+
+    /// Faults of processes.
+    fn torment_processes(&self, fleet: &Fleet<'_>) {
+        let mut random = StdRng::seed_from_u64(self.plan.seed ^ 0x5eed);
+        let ground = self.plan.ground;
+        let total = u64::try_from(ground.lease().total().as_millis()).unwrap_or(u64::MAX);
+        while Instant::now() < self.end {
+            let mut victim = random.random_range(0..fleet.len());
+            if random.random_range(0..2) == 0 {
+                victim = self.aim(&mut random).unwrap_or(victim);
+            }
+            let begin = now();
+            let memory = ground == Ground::Memory;
+            let kind = match random.random_range(0..10) {
+                0..3 => {
+                    fleet.kill(victim, ms(&mut random, 0, total));
+                    if memory { "restart" } else { "kill" }
+                }
+                3..7 if !memory => {
+                    fleet.pause(victim, ms(&mut random, total / 2, total * 3 / 2));
+                    "pause"
+                }
+                7.. if !memory => {
+                    let offset = [3_600, -3_600, 0, 15, -15][random.random_range(0..5)];
+                    fleet.step_clock(victim, offset);
+                    "clock-step"
+                }
+                _ => {
+                    thread::sleep(ms(&mut random, 100, 1_000));
+                    continue;
+                }
+            };
+            let record = Record::new(Kind::Fault, kind, ALL).at(begin);
+            self.journal.write(&record.until(now()));
+            thread::sleep(ms(&mut random, 200, 1_500));
+        }
     }
 }

@@ -1,15 +1,14 @@
 //! Judges a history: pure, facts in, verdict out.
 //!
-//! Fences say in which order ownerships were granted. So of two ownerships of one mutex, the one with the
-//! smaller fence must have ended, in the eyes of its owner, before the other owner began to believe. Every
-//! belief is recorded such that what the checker calls a violation is one on every reading of the
-//! records: `from` is a time at which the belief had begun, `until` one at which it had not ended.
+//! Fences say in which order ownerships were granted. So of two ownerships of one mutex, the one with the smaller fence
+//! must have ended, in the eyes of its owner, before the other owner began to believe. Every belief is recorded such
+//! that what the checker calls a violation is one on every reading of the records: `from` is a time at which the
+//! belief had begun, `until` one at which it had not ended.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
 use std::time::Duration;
 
-use crate::history::{Nanos, Record};
+use crate::history::{ALL, Kind, Nanos, Record};
 
 /// What is promised, and against what the records are held.
 #[derive(Clone, Debug)]
@@ -22,48 +21,47 @@ pub struct Promise {
     pub contended: Vec<String>,
     /// The mutex that services want all the time: the longest time without an owner is measured on it.
     pub led: String,
-    /// Runs of a schedule are at least so far apart; `None` if that is not looked at.
-    pub period: Option<Duration>,
+    /// Runs of a schedule are at least so far apart.
+    pub period: Duration,
     /// Whether a step of a client's wall clock may bring runs closer (ZooKeeper tells no time).
     pub runs_by_wall_clock: bool,
     /// The capacity of each semaphore.
     pub capacities: HashMap<String, u64>,
 }
 
-/// What must not happen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Violation {
-    /// Two believed at once, and no fault excuses it.
-    Overlap(String),
-    /// A later ownership had a smaller fence.
-    FenceFell(String),
-    /// Two ownerships had the same fence.
-    FenceRepeated(String),
-    /// Acquired and Released did not alternate, or an event was missing.
-    NotAlternating(String),
-    /// An acknowledged write is not in the register that checks fences.
-    WriteLost(String),
-    /// No owner in time after the faults.
-    NoOwner(String),
-    /// Two scheduled runs came closer than promised.
-    RunsTooClose(String),
-    /// More permits were believed to be held than there are.
-    OverCapacity(String),
-    /// A process did what none may do.
-    Misbehaved(String),
+/// What must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// No two believe at once, unless a fault excuses it.
+    NoOverlap,
+    /// A later ownership has a larger fence.
+    FenceGrows,
+    /// No two ownerships have the same fence.
+    FenceIsUnique,
+    /// Acquired and Released alternate, and none is missing.
+    EventsAlternate,
+    /// An acknowledged write is in the register that checks fences.
+    WriteIsKept,
+    /// There is an owner in time after the faults.
+    OwnerComesBack,
+    /// Scheduled runs are as far apart as promised.
+    RunsAreApart,
+    /// No more permits are believed to be held than there are.
+    CapacityHolds,
+    /// A process stops when it is asked to, and does nothing else that none may do.
+    ProcessBehaves,
 }
 
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self:?}")
-    }
-}
+/// A rule that was broken, and how.
+pub type Violation = (Rule, String);
 
 /// The outcome.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// Ownerships that somebody believed in.
+    /// Ownerships that a contender believed in.
     pub acquisitions: usize,
+    /// Of those, how many were handed on inside a process.
+    pub handed_on: usize,
     /// How many faults there were of each kind.
     pub faults: BTreeMap<String, usize>,
     /// Overlaps after a fault that only the fence protects against.
@@ -76,7 +74,7 @@ pub struct Verdict {
     pub fenced: (usize, usize),
     /// The same of the registers that do not.
     pub unfenced: (usize, usize),
-    /// The longest time in which nobody led, faults included.
+    /// The longest time without a leader, faults included.
     pub longest_without_owner: Duration,
     /// The faults that touched it, or the ttl before it.
     pub without_owner_during: Vec<String>,
@@ -90,39 +88,13 @@ pub struct Verdict {
     pub gaps: usize,
     /// Guards of permits.
     pub permit_guards: usize,
-    /// All violations.
     pub violations: Vec<Violation>,
 }
 
 impl Verdict {
-    /// How many violations are of this kind.
-    pub fn count(&self, kind: impl Fn(&Violation) -> bool) -> usize {
-        self.violations.iter().filter(|found| kind(found)).count()
-    }
-}
-
-/// An ownership as its owner saw it.
-#[derive(Clone, Debug)]
-struct Belief {
-    who: String,
-    fence: u64,
-    after: Nanos,
-    from: Nanos,
-    until: Nanos,
-}
-
-struct Fault {
-    kind: String,
-    fence_only: bool,
-    mutex: Option<String>,
-    begin: Nanos,
-    end: Nanos,
-}
-
-impl Fault {
-    /// Whether it can have hit this mutex.
-    fn hits(&self, mutex: &str) -> bool {
-        self.mutex.as_deref().is_none_or(|only| only == mutex)
+    /// How many violations there are of a rule.
+    pub fn count(&self, rule: Rule) -> usize {
+        self.violations.iter().filter(|it| it.0 == rule).count()
     }
 }
 
@@ -132,331 +104,371 @@ pub fn check(
     chains: &HashMap<String, HashSet<u64>>,
     promise: &Promise,
 ) -> Verdict {
-    let mut verdict = Verdict::default();
-    let mut faults = Vec::new();
-    for record in records {
-        match record {
-            Record::Fault {
-                kind,
-                fence_only,
-                mutex,
-                begin,
-                end,
-            } => {
-                *verdict.faults.entry(kind.clone()).or_default() += 1;
-                faults.push(Fault {
-                    kind: kind.clone(),
-                    fence_only: *fence_only,
-                    mutex: mutex.clone(),
-                    begin: *begin,
-                    end: *end,
-                });
-            }
-            Record::Misbehaved { what } => {
-                verdict.violations.push(Violation::Misbehaved(what.clone()));
-            }
-            _ => {}
-        }
+    let is_fault = |it: &&Record| matches!(it.kind, Kind::Fault | Kind::FenceOnlyFault);
+    let killed = records.iter().filter(|it| it.kind == Kind::Killed);
+    let mut history = History {
+        records,
+        faults: records.iter().filter(is_fault).collect(),
+        killed: killed.map(|it| (&*it.who, it.from)).collect(),
+        promise,
+        verdict: Verdict::default(),
+    };
+    for misbehaved in history.of(Kind::Misbehaved) {
+        let what = format!("{}: {}", misbehaved.who, misbehaved.what);
+        history.violate(Rule::ProcessBehaves, what);
     }
-    let beliefs = beliefs(records);
+    for fault in &history.faults {
+        let count = history.verdict.faults.entry(fault.who.clone());
+        *count.or_default() += 1;
+    }
+    let beliefs = history.beliefs();
     for (mutex, beliefs) in &beliefs {
-        verdict.acquisitions += beliefs.len();
-        check_order(mutex, beliefs, &faults, promise, &mut verdict);
+        history.verdict.acquisitions += beliefs.len();
+        history.check_order(mutex, beliefs);
     }
-    (verdict.excusing, verdict.lasted) = excusing(&beliefs, &faults, promise.ttl);
-    check_events(records, &mut verdict);
-    check_writes(records, chains, &mut verdict);
-    check_liveness(records, &beliefs, &faults, promise, &mut verdict);
-    check_runs(records, &faults, promise, &mut verdict);
-    check_permits(records, promise, &mut verdict);
-    verdict
+    history.measure_excuses(&beliefs);
+    history.check_events();
+    history.check_writes(chains);
+    history.check_liveness(&beliefs);
+    history.check_runs();
+    history.check_permits();
+    history.verdict
 }
 
-/// The ownerships of each mutex by growing fence, each cut where it was given up or its process died.
-fn beliefs(records: &[Record]) -> BTreeMap<String, Vec<Belief>> {
-    let mut merged: HashMap<(&str, &str, u64), Belief> = HashMap::new();
-    let mut gave_up: HashMap<(&str, &str, u64), Nanos> = HashMap::new();
-    let killed = killed(records);
-    for record in records {
-        match record {
-            Record::Belief {
-                who,
-                mutex,
-                fence,
-                after,
-                from,
-                until,
-            } => {
-                let belief = merged
-                    .entry((who, mutex, *fence))
-                    .or_insert_with(|| Belief {
-                        who: who.clone(),
-                        fence: *fence,
-                        after: *after,
-                        from: *from,
-                        until: *until,
-                    });
-                belief.after = belief.after.max(*after);
-                belief.from = belief.from.min(*from);
-                belief.until = belief.until.max(*until);
-            }
-            Record::GaveUp {
-                who,
-                mutex,
-                fence,
-                at,
-            } => {
-                gave_up.insert((who, mutex, *fence), *at);
-            }
-            _ => {}
-        }
-    }
-    let mut by_mutex: BTreeMap<String, Vec<Belief>> = BTreeMap::new();
-    for (key, mut belief) in merged {
-        if let Some(at) = gave_up.get(&key) {
-            belief.until = belief.until.min(*at);
-        }
-        if let Some(at) = killed.get(process_of(&belief.who)) {
-            belief.until = belief.until.min(*at);
-        }
-        by_mutex.entry(key.1.to_owned()).or_default().push(belief);
-    }
-    for beliefs in by_mutex.values_mut() {
-        beliefs.sort_by_key(|belief| (belief.fence, belief.from));
-    }
-    by_mutex
+/// What is judged, and what came of it so far.
+struct History<'a> {
+    records: &'a [Record],
+    faults: Vec<&'a Record>,
+    /// When each process that was killed was dead.
+    killed: HashMap<&'a str, Nanos>,
+    promise: &'a Promise,
+    verdict: Verdict,
 }
 
-fn killed(records: &[Record]) -> HashMap<&str, Nanos> {
-    records
-        .iter()
-        .filter_map(|record| match record {
-            Record::Killed { process, at } => Some((process.as_str(), *at)),
-            _ => None,
-        })
-        .collect()
-}
+/// The ownerships of each mutex, each as one record, by growing fence and time.
+type Beliefs = BTreeMap<String, Vec<Record>>;
 
-/// The process in a contender's name, `process/contender`.
+/// The process in a contender's name.
 fn process_of(who: &str) -> &str {
     who.split_once('/').map_or(who, |(process, _)| process)
 }
 
-/// Rules 1 and 9: of two ownerships the one with the smaller fence is over when the other begins.
-fn check_order(
-    mutex: &str,
-    beliefs: &[Belief],
-    faults: &[Fault],
-    promise: &Promise,
-    verdict: &mut Verdict,
-) {
-    // The earliest beginning among this belief and those with larger fences.
-    let mut earliest = vec![Nanos::MAX; beliefs.len() + 1];
-    for index in (0..beliefs.len()).rev() {
-        earliest[index] = earliest[index + 1].min(beliefs[index].from);
+/// A contender's name without the turn.
+fn contender_of(who: &str) -> &str {
+    who.split_once('#').map_or(who, |(contender, _)| contender)
+}
+
+fn nanos(duration: Duration) -> Nanos {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn hits(fault: &Record, mutex: &str) -> bool {
+    fault.what == ALL || fault.what == mutex
+}
+
+/// Merges two records of one belief, or of one guard.
+fn merge(all: &mut Record, one: &Record) {
+    all.after = all.after.max(one.after);
+    all.from = all.from.min(one.from);
+    all.until = all.until.max(one.until);
+}
+
+impl<'a> History<'a> {
+    fn of(&self, kind: Kind) -> impl Iterator<Item = &'a Record> + use<'a> {
+        self.records.iter().filter(move |it| it.kind == kind)
     }
-    for (index, older) in beliefs.iter().enumerate() {
-        for (other, newer) in beliefs.iter().enumerate().skip(index + 1) {
-            if newer.fence == older.fence {
-                verdict
-                    .violations
-                    .push(Violation::FenceRepeated(pair(mutex, older, newer)));
+
+    fn violate(&mut self, rule: Rule, what: String) {
+        self.verdict.violations.push((rule, what));
+    }
+
+    /// Cuts what a record says of the time after its process died.
+    fn cut(&self, record: &mut Record) {
+        if let Some(dead) = self.killed.get(process_of(&record.who)) {
+            record.until = record.until.min(*dead);
+        }
+    }
+
+    /// The ownerships, each cut where it was given up or its process died.
+    fn beliefs(&mut self) -> Beliefs {
+        let key = |it: &'a Record| (&*it.who, &*it.what, it.fence);
+        let mut merged: HashMap<_, Record> = HashMap::new();
+        for record in self.of(Kind::Belief) {
+            let belief = merged.entry(key(record));
+            merge(belief.or_insert_with(|| record.clone()), record);
+        }
+        for record in self.of(Kind::GaveUp) {
+            if let Some(belief) = merged.get_mut(&key(record)) {
+                belief.until = belief.until.min(record.from);
+            }
+        }
+        // A lease that is handed on was asked for by the first of its holders.
+        let lease = |it: &Record| (contender_of(&it.who).to_owned(), it.what.clone(), it.fence);
+        let mut asked: HashMap<_, Nanos> = HashMap::new();
+        for belief in merged.values() {
+            let first = asked.entry(lease(belief)).or_insert(Nanos::MAX);
+            *first = belief.after.min(*first);
+        }
+        self.verdict.handed_on = merged.len() - asked.len();
+        let mut beliefs = Beliefs::new();
+        for mut belief in merged.into_values() {
+            belief.after = asked[&lease(&belief)];
+            self.cut(&mut belief);
+            beliefs.entry(belief.what.clone()).or_default().push(belief);
+        }
+        for of_mutex in beliefs.values_mut() {
+            of_mutex.sort_by_key(|belief| (belief.fence, belief.from));
+        }
+        beliefs
+    }
+
+    /// Of two ownerships the one with the smaller fence is over when the other begins.
+    fn check_order(&mut self, mutex: &str, beliefs: &[Record]) {
+        // The earliest beginning among this belief and those with larger fences.
+        let mut earliest = vec![Nanos::MAX; beliefs.len() + 1];
+        for index in (0..beliefs.len()).rev() {
+            earliest[index] = earliest[index + 1].min(beliefs[index].from);
+        }
+        for (index, older) in beliefs.iter().enumerate() {
+            for (other, newer) in beliefs.iter().enumerate().skip(index + 1) {
+                let overlap = newer.from < older.until;
+                let broken = if newer.fence == older.fence {
+                    let handed_on = contender_of(&newer.who) == contender_of(&older.who);
+                    match handed_on {
+                        true => overlap.then_some(Rule::NoOverlap),
+                        false => Some(Rule::FenceIsUnique),
+                    }
+                } else if earliest[other] >= older.until {
+                    break;
+                } else if !overlap {
+                    None
+                } else if older.after > newer.from {
+                    Some(Rule::FenceGrows)
+                } else if self.is_excused(mutex, older, newer) {
+                    self.verdict.excused += 1;
+                    None
+                } else {
+                    Some(Rule::NoOverlap)
+                };
+                if let Some(rule) = broken {
+                    self.violate(rule, pair(mutex, older, newer));
+                }
+            }
+        }
+    }
+
+    /// Whether a fault of the fence-only kind explains the two: the older ownership was there before the fault ended,
+    /// the newer one came after it began, and one of the two owners noticed within a ttl of its end. Which one does not
+    /// matter: of two masters in a failover, either may be the one that stays.
+    fn is_excused(&self, mutex: &str, older: &Record, newer: &Record) -> bool {
+        self.faults.iter().any(|fault| {
+            fault.kind == Kind::FenceOnlyFault
+                && hits(fault, mutex)
+                && older.after <= fault.until
+                && newer.from >= fault.from
+                && older.until.min(newer.until) <= fault.until + nanos(self.promise.ttl)
+        })
+    }
+
+    /// In how much of the time of all beliefs an overlap would be excused, on the mutex that was hit most.
+    fn measure_excuses(&mut self, beliefs: &Beliefs) {
+        let all = || beliefs.values().flatten();
+        let begin = all().map(|belief| belief.from).min().unwrap_or(0);
+        let end = all().map(|belief| belief.until).max().unwrap_or(begin);
+        let excusing = |mutex: &String| {
+            let faults = self.of(Kind::FenceOnlyFault);
+            let mut excuses: Vec<(Nanos, Nanos)> = faults
+                .filter(|fault| hits(fault, mutex))
+                .map(|fault| (fault.from, fault.until + nanos(self.promise.ttl)))
+                .collect();
+            excuses.sort_unstable();
+            let (mut sum, mut counted) = (0, begin);
+            for (from, until) in excuses {
+                let until = until.min(end);
+                sum += until.saturating_sub(from.max(counted));
+                counted = counted.max(until);
+            }
+            sum
+        };
+        let most = beliefs.keys().map(excusing).max().unwrap_or(0);
+        self.verdict.excusing = Duration::from_nanos(most);
+        self.verdict.lasted = Duration::from_nanos(end - begin);
+    }
+
+    /// Acquired and Released alternate, in pairs with one fence, and none is missing.
+    fn check_events(&mut self) {
+        let mut owning: HashMap<&str, u64> = HashMap::new();
+        for event in self.records {
+            let fits = match event.kind {
+                Kind::Acquired => owning.insert(&event.who, event.fence).is_none(),
+                Kind::Released => owning.remove(&*event.who) == Some(event.fence),
+                _ => continue,
+            };
+            if !fits || event.number > 0 {
+                self.violate(Rule::EventsAlternate, event.to_line());
+            }
+        }
+    }
+
+    fn check_writes(&mut self, chains: &HashMap<String, HashSet<u64>>) {
+        for write in self.of(Kind::Acknowledged) {
+            let chain = chains.get(&write.what);
+            let kept = chain.is_some_and(|chain| chain.contains(&write.number));
+            let fenced = write.what.starts_with("fenced");
+            let (written, lost) = match fenced {
+                true => &mut self.verdict.fenced,
+                false => &mut self.verdict.unfenced,
+            };
+            *written += 1;
+            *lost += usize::from(!kept);
+            if fenced && !kept {
+                self.violate(Rule::WriteIsKept, write.to_line());
+            }
+        }
+    }
+
+    /// What was lost costs time, never the lock.
+    fn check_liveness(&mut self, beliefs: &Beliefs) {
+        if let Some(led) = beliefs.get(&self.promise.led) {
+            let (begin, end) = longest_gap(led);
+            let touches =
+                |it: &&&Record| it.from < end && it.until + nanos(self.promise.ttl) > begin;
+            let during = self.faults.iter().filter(touches);
+            self.verdict.without_owner_during = during.map(|it| it.who.clone()).collect();
+            self.verdict.longest_without_owner = Duration::from_nanos(end - begin);
+        }
+        let Some(healed) = self.of(Kind::Healed).next().map(|it| it.from) else {
+            return;
+        };
+        for mutex in &self.promise.contended {
+            let lasting = beliefs.get(mutex).into_iter().flatten();
+            let lasting = lasting.filter(|belief| belief.until > healed);
+            let first = lasting.map(|belief| belief.from.max(healed)).min();
+            let after = first.map(|first| Duration::from_nanos(first - healed));
+            self.verdict.owner_after = self.verdict.owner_after.max(after.unwrap_or_default());
+            if after.is_none_or(|after| after > self.promise.owner_within) {
+                let promised = self.promise.owner_within;
+                let what =
+                    format!("{mutex}: {after:?} after the faults, promised are {promised:?}");
+                self.violate(Rule::OwnerComesBack, what);
+            }
+        }
+    }
+
+    /// Runs are a period apart, whichever process leads. Excepted is the run that could not be recorded or died in the
+    /// middle, but only under another leadership: one leader never runs too soon.
+    fn check_runs(&mut self) {
+        // When a run of this ownership was put on record last: a later one of its runs is not.
+        let mut recorded: HashMap<(&str, u64), Nanos> = HashMap::new();
+        for record in self.of(Kind::Recorded) {
+            let last = recorded.entry((&record.what, record.fence)).or_default();
+            *last = record.from.max(*last);
+            self.verdict.recorded += 1;
+        }
+        let mut runs: Vec<&Record> = self.of(Kind::Run).collect();
+        runs.sort_by_key(|run| (&run.what, run.from));
+        self.verdict.runs = runs.len();
+        // What a loaded machine may put between the moment that counts and the moment that is written down.
+        let least = nanos(self.promise.period) * 9 / 10;
+        for pair in runs.windows(2).filter(|pair| pair[0].what == pair[1].what) {
+            let (first, second) = (pair[0], pair[1]);
+            let on_record = recorded.get(&(&*first.what, first.fence));
+            let is_recorded = on_record.is_some_and(|at| *at >= first.from);
+            let excuses = |fault: &Record| {
+                hits(fault, &first.what) && self.excuses_gap(fault, first, second, is_recorded)
+            };
+            if first.fence != second.fence && self.faults.iter().any(|fault| excuses(fault)) {
                 continue;
             }
-            if earliest[other] >= older.until {
-                break;
+            self.verdict.gaps += 1;
+            if second.from - first.from < least {
+                let what = format!("{}after it {}", first.to_line(), second.to_line());
+                self.violate(Rule::RunsAreApart, what);
             }
-            if newer.from >= older.until {
-                continue;
+        }
+    }
+
+    fn excuses_gap(
+        &self,
+        fault: &Record,
+        first: &Record,
+        second: &Record,
+        is_recorded: bool,
+    ) -> bool {
+        /// How long after a run a fault may begin and yet have hindered its record.
+        const RECORDED: Duration = Duration::from_secs(1);
+        // A clock that was stepped stays so: what it stamped, and what is read by it, is off.
+        if fault.who == "clock-step" {
+            return self.promise.runs_by_wall_clock && fault.from <= second.from;
+        }
+        // What deletes the record may come later than what hinders it, which nothing has if it is there.
+        let may_begin = match fault.kind {
+            Kind::FenceOnlyFault => second.from,
+            _ if is_recorded => return false,
+            _ => first.from + nanos(RECORDED),
+        };
+        fault.from <= may_begin && fault.until + nanos(self.promise.ttl) >= first.from
+    }
+
+    /// The permits that are believed to be held never exceed the capacity.
+    fn check_permits(&mut self) {
+        let mut guards: HashMap<(&str, u64), Record> = HashMap::new();
+        for record in self.of(Kind::Permits) {
+            let mut held = record.clone();
+            self.cut(&mut held);
+            let guard = guards.entry((&record.what, record.fence));
+            let guard = guard.or_insert_with(|| held.clone());
+            merge(guard, &held);
+            if guard.who != held.who {
+                let what = format!("{}: granted to {} too", held.to_line(), guard.who);
+                self.violate(Rule::FenceIsUnique, what);
             }
-            if older.after > newer.from {
-                verdict
-                    .violations
-                    .push(Violation::FenceFell(pair(mutex, older, newer)));
-            } else if is_excused(mutex, (older, newer), faults, promise.ttl) {
-                verdict.excused += 1;
-            } else {
-                verdict
-                    .violations
-                    .push(Violation::Overlap(pair(mutex, older, newer)));
+        }
+        for record in self.of(Kind::GavePermitsBack) {
+            if let Some(guard) = guards.get_mut(&(&*record.what, record.fence)) {
+                guard.until = guard.until.min(record.from);
+            }
+        }
+        self.verdict.permit_guards = guards.len();
+        let mut changes: BTreeMap<&str, Vec<(Nanos, i64)>> = BTreeMap::new();
+        for ((semaphore, _), held) in guards {
+            if held.until > held.from {
+                let count = i64::try_from(held.number).unwrap_or(i64::MAX);
+                let changes = changes.entry(semaphore).or_default();
+                changes.extend([(held.from, count), (held.until, -count)]);
+            }
+        }
+        for (semaphore, mut changes) in changes {
+            // What ends at a moment ends before what begins at it.
+            changes.sort_unstable();
+            let (mut sum, mut most, mut when) = (0, 0, 0);
+            for (at, change) in changes {
+                sum += change;
+                if sum > most {
+                    (most, when) = (sum, at);
+                }
+            }
+            let capacity = self.promise.capacities.get(semaphore).copied().unwrap_or(0);
+            if u64::try_from(most).unwrap_or(0) > capacity {
+                let what = format!("{semaphore}: {most} of {capacity} believed at {when}");
+                self.violate(Rule::CapacityHolds, what);
             }
         }
     }
 }
 
-/// Whether a fault of the fence-only kind explains the two: the older ownership was there before the fault
-/// ended, the newer one came after it began, and one of the two owners noticed within a ttl of its end.
-/// Which one does not matter: of two masters in a failover, either may be the one that stays.
-fn is_excused(
-    mutex: &str,
-    (older, newer): (&Belief, &Belief),
-    faults: &[Fault],
-    ttl: Duration,
-) -> bool {
-    faults.iter().any(|fault| {
-        fault.fence_only
-            && fault.hits(mutex)
-            && older.after <= fault.end
-            && newer.from >= fault.begin
-            && older.until.min(newer.until) <= fault.end + nanos(ttl)
-    })
-}
-
-/// In how much of the time in which anybody believed an overlap would be excused, on the mutex that was hit most; and
-/// how long that time is.
-fn excusing(
-    beliefs: &BTreeMap<String, Vec<Belief>>,
-    faults: &[Fault],
-    ttl: Duration,
-) -> (Duration, Duration) {
-    let all = || beliefs.values().flatten();
-    let begin = all().map(|belief| belief.from).min().unwrap_or(0);
-    let end = all().map(|belief| belief.until).max().unwrap_or(begin);
-    let excusing = |mutex: &String| {
-        let mut excuses: Vec<(Nanos, Nanos)> = faults
-            .iter()
-            .filter(|fault| fault.fence_only && fault.hits(mutex))
-            .map(|fault| (fault.begin, fault.end + nanos(ttl)))
-            .collect();
-        excuses.sort_unstable();
-        let mut sum = 0;
-        let mut counted = begin;
-        for (from, until) in excuses {
-            let until = until.min(end);
-            sum += until.saturating_sub(from.max(counted));
-            counted = counted.max(until);
-        }
-        sum
-    };
-    let most = beliefs.keys().map(excusing).max().unwrap_or(0);
-    (
-        Duration::from_nanos(most),
-        Duration::from_nanos(end - begin),
-    )
-}
-
-fn pair(mutex: &str, older: &Belief, newer: &Belief) -> String {
-    let ms = |later: Nanos, earlier: Nanos| (later as f64 - earlier as f64) / 1e6;
+fn pair(mutex: &str, older: &Record, newer: &Record) -> String {
+    let late = (older.until as f64 - newer.from as f64) / 1e6;
     format!(
-        "{mutex}: {} with fence {} believed until {} ({:.1} ms after {} had begun with fence {}, at {})",
-        older.who,
-        older.fence,
-        older.until,
-        ms(older.until, newer.from),
-        newer.who,
-        newer.fence,
-        newer.from,
+        "{mutex}: {} with fence {} believed until {} ({late:.1} ms after {} had begun with fence {}, at {})",
+        older.who, older.fence, older.until, newer.who, newer.fence, newer.from,
     )
-}
-
-/// Rule 7: Acquired and Released alternate, in pairs with one fence, and none is missing.
-fn check_events(records: &[Record], verdict: &mut Verdict) {
-    let mut owning: HashMap<&str, Option<u64>> = HashMap::new();
-    for record in records {
-        let Record::Event {
-            who,
-            acquired,
-            fence,
-            missed,
-            at,
-        } = record
-        else {
-            continue;
-        };
-        let before = owning.entry(who).or_default();
-        let fits = match (acquired, *before) {
-            (true, None) => true,
-            (false, Some(held)) => held == *fence,
-            _ => false,
-        };
-        if !fits || *missed > 0 {
-            verdict.violations.push(Violation::NotAlternating(format!(
-                "{who}: acquired={acquired} fence {fence} at {at}, {missed} missed, while it owned {before:?}"
-            )));
-        }
-        *before = acquired.then_some(*fence);
-    }
-}
-
-fn check_writes(records: &[Record], chains: &HashMap<String, HashSet<u64>>, verdict: &mut Verdict) {
-    for record in records {
-        let Record::Acknowledged { register, token } = record else {
-            continue;
-        };
-        let kept = chains
-            .get(register)
-            .is_some_and(|chain| chain.contains(token));
-        let fenced = register.starts_with("fenced");
-        let (written, lost) = if fenced {
-            &mut verdict.fenced
-        } else {
-            &mut verdict.unfenced
-        };
-        *written += 1;
-        if !kept {
-            *lost += 1;
-            if fenced {
-                verdict
-                    .violations
-                    .push(Violation::WriteLost(format!("{register}: {token}")));
-            }
-        }
-    }
-}
-
-/// Rule 6: what was lost costs time, never the lock.
-fn check_liveness(
-    records: &[Record],
-    beliefs: &BTreeMap<String, Vec<Belief>>,
-    faults: &[Fault],
-    promise: &Promise,
-    verdict: &mut Verdict,
-) {
-    if let Some(led) = beliefs.get(&promise.led) {
-        let (begin, end) = longest_gap(led);
-        verdict.longest_without_owner = Duration::from_nanos(end - begin);
-        verdict.without_owner_during = faults
-            .iter()
-            .filter(|fault| fault.begin < end && fault.end + nanos(promise.ttl) > begin)
-            .map(|fault| fault.kind.clone())
-            .collect();
-    }
-    let healed = records.iter().find_map(|record| match record {
-        Record::Healed { at } => Some(*at),
-        _ => None,
-    });
-    let Some(healed) = healed else { return };
-    for mutex in &promise.contended {
-        let first = beliefs
-            .get(mutex)
-            .into_iter()
-            .flatten()
-            .filter(|belief| belief.until > healed)
-            .map(|belief| belief.from.max(healed))
-            .min();
-        let Some(first) = first else {
-            verdict.violations.push(Violation::NoOwner(format!(
-                "{mutex}: nobody after the faults"
-            )));
-            continue;
-        };
-        let after = Duration::from_nanos(first - healed);
-        verdict.owner_after = verdict.owner_after.max(after);
-        if after > promise.owner_within {
-            verdict.violations.push(Violation::NoOwner(format!(
-                "{mutex}: {after:?} after the faults, promised are {:?}",
-                promise.owner_within
-            )));
-        }
-    }
 }
 
 /// The longest time that no belief covers.
-fn longest_gap(beliefs: &[Belief]) -> (Nanos, Nanos) {
-    let mut by_time: Vec<(Nanos, Nanos)> = beliefs
-        .iter()
-        .map(|belief| (belief.from, belief.until))
-        .collect();
+fn longest_gap(beliefs: &[Record]) -> (Nanos, Nanos) {
+    let times = beliefs.iter().map(|belief| (belief.from, belief.until));
+    let mut by_time: Vec<(Nanos, Nanos)> = times.collect();
     by_time.sort_unstable();
     let mut longest = (0, 0);
     let mut end = by_time.first().map_or(0, |first| first.0);
@@ -469,162 +481,10 @@ fn longest_gap(beliefs: &[Belief]) -> (Nanos, Nanos) {
     longest
 }
 
-/// How long after a run a fault may begin and yet have hindered its record.
-const RECORDED: Duration = Duration::from_secs(1);
-
-/// Section 6: runs are a period apart, whoever leads. Excepted is the run that could not be recorded or died
-/// in the middle, but only under another leadership: one leader never runs too soon.
-fn check_runs(records: &[Record], faults: &[Fault], promise: &Promise, verdict: &mut Verdict) {
-    let mut runs: BTreeMap<&str, Vec<(Nanos, &str, u64)>> = BTreeMap::new();
-    // When a run of this ownership was put on record last: a later one of its runs is not.
-    let mut recorded: HashMap<(&str, u64), Nanos> = HashMap::new();
-    for record in records {
-        match record {
-            Record::Run {
-                mutex,
-                at,
-                who,
-                fence,
-            } => {
-                runs.entry(mutex).or_default().push((*at, who, *fence));
-                verdict.runs += 1;
-            }
-            Record::Recorded { mutex, fence, at } => {
-                verdict.recorded += 1;
-                let last = recorded.entry((mutex, *fence)).or_default();
-                *last = (*last).max(*at);
-            }
-            _ => {}
-        }
-    }
-    let Some(period) = promise.period else { return };
-    // What a loaded machine may put between the moment that counts and the moment that is written down.
-    let least = nanos(period) - nanos(period) / 10;
-    for (mutex, mut runs) in runs {
-        runs.sort_unstable();
-        for pair in runs.windows(2) {
-            let ((first, who, fence), (second, next, next_fence)) = (pair[0], pair[1]);
-            let is_recorded = recorded.get(&(mutex, fence)).is_some_and(|at| *at >= first);
-            let excuses = |fault: &Fault| {
-                // A clock that was stepped stays so: what it stamped, and what is read by it, is off.
-                if fault.kind == "clock-step" {
-                    return promise.runs_by_wall_clock && fault.begin <= second;
-                }
-                // What deletes the record may come later than what hinders it, which nothing has if it is there.
-                let may_begin = if fault.fence_only {
-                    second
-                } else if is_recorded {
-                    return false;
-                } else {
-                    first + nanos(RECORDED)
-                };
-                fault.begin <= may_begin && fault.end + nanos(promise.ttl) >= first
-            };
-            let is_excused = fence != next_fence
-                && faults
-                    .iter()
-                    .any(|fault| fault.hits(mutex) && excuses(fault));
-            if is_excused {
-                continue;
-            }
-            verdict.gaps += 1;
-            if second - first < least {
-                verdict.violations.push(Violation::RunsTooClose(format!(
-                    "{mutex}: {who} at {first}, {next} {:?} later, promised are {period:?}",
-                    Duration::from_nanos(second - first)
-                )));
-            }
-        }
-    }
-}
-
-/// Section 5: the permits that are believed to be held never exceed the capacity.
-fn check_permits(records: &[Record], promise: &Promise, verdict: &mut Verdict) {
-    struct Held {
-        count: u64,
-        from: Nanos,
-        until: Nanos,
-    }
-    let killed = killed(records);
-    let mut guards: HashMap<(&str, u64), Held> = HashMap::new();
-    let mut holders: HashMap<(&str, u64), &str> = HashMap::new();
-    let mut gave_back: HashMap<(&str, u64), Nanos> = HashMap::new();
-    for record in records {
-        match record {
-            Record::Permits {
-                who,
-                semaphore,
-                count,
-                fence,
-                from,
-                until,
-            } => {
-                let until = killed
-                    .get(process_of(who))
-                    .map_or(*until, |at| (*at).min(*until));
-                let held = guards.entry((semaphore, *fence)).or_insert(Held {
-                    count: *count,
-                    from: *from,
-                    until,
-                });
-                held.from = held.from.min(*from);
-                held.until = held.until.max(until);
-                let holder = *holders.entry((semaphore, *fence)).or_insert(who);
-                if holder != who {
-                    verdict.violations.push(Violation::FenceRepeated(format!(
-                        "{semaphore}: permit {fence} was granted to {holder} and to {who}"
-                    )));
-                }
-            }
-            Record::GavePermitsBack {
-                semaphore,
-                fence,
-                at,
-            } => {
-                gave_back.insert((semaphore, *fence), *at);
-            }
-            _ => {}
-        }
-    }
-    verdict.permit_guards = guards.len();
-    let mut changes: BTreeMap<&str, Vec<(Nanos, i64)>> = BTreeMap::new();
-    for ((semaphore, fence), held) in guards {
-        let until = gave_back
-            .get(&(semaphore, fence))
-            .map_or(held.until, |at| held.until.min(*at));
-        if until > held.from {
-            let count = i64::try_from(held.count).unwrap_or(i64::MAX);
-            let changes = changes.entry(semaphore).or_default();
-            changes.push((held.from, count));
-            changes.push((until, -count));
-        }
-    }
-    for (semaphore, mut changes) in changes {
-        let capacity = promise.capacities.get(semaphore).copied().unwrap_or(0);
-        // What ends at a moment ends before what begins at it.
-        changes.sort_unstable();
-        let (mut sum, mut most, mut when) = (0, 0, 0);
-        for (at, change) in changes {
-            sum += change;
-            if sum > most {
-                (most, when) = (sum, at);
-            }
-        }
-        if u64::try_from(most).unwrap_or(0) > capacity {
-            verdict.violations.push(Violation::OverCapacity(format!(
-                "{semaphore}: {most} permits of {capacity} believed at {when}"
-            )));
-        }
-    }
-}
-
-fn nanos(duration: Duration) -> Nanos {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Rule::*;
 
     const MS: u64 = 1_000_000;
 
@@ -634,263 +494,185 @@ mod tests {
             owner_within: Duration::from_millis(50),
             contended: vec!["m".into()],
             led: "m".into(),
-            period: Some(Duration::from_millis(10)),
+            period: Duration::from_millis(10),
             runs_by_wall_clock: false,
             capacities: HashMap::from([("s".to_owned(), 2)]),
         }
     }
 
     fn belief(who: &str, fence: u64, from: u64, until: u64) -> Record {
-        acquired_after(who, fence, from.saturating_sub(1), from, until)
+        let belief = Record::new(Kind::Belief, who, "m").fence(fence);
+        let asked = from.saturating_sub(1);
+        belief.after(asked * MS).at(from * MS).until(until * MS)
     }
 
-    fn acquired_after(who: &str, fence: u64, after: u64, from: u64, until: u64) -> Record {
-        Record::Belief {
-            who: who.into(),
-            mutex: "m".into(),
-            fence,
-            after: after * MS,
-            from: from * MS,
-            until: until * MS,
-        }
+    fn fault_on(what: &str, kind: Kind, from: u64, until: u64) -> Record {
+        Record::new(kind, "x", what).at(from * MS).until(until * MS)
     }
 
-    fn fault(fence_only: bool, begin: u64, end: u64) -> Record {
-        Record::Fault {
-            kind: "x".into(),
-            fence_only,
-            mutex: None,
-            begin: begin * MS,
-            end: end * MS,
-        }
+    fn fault(from: u64, until: u64) -> Record {
+        fault_on(ALL, Kind::Fault, from, until)
     }
 
-    fn event(acquired: bool, fence: u64, missed: u64) -> Record {
-        Record::Event {
-            who: "a/l".into(),
-            acquired,
-            fence,
-            missed,
-            at: 0,
-        }
+    fn fence_only(from: u64, until: u64) -> Record {
+        fault_on(ALL, Kind::FenceOnlyFault, from, until)
     }
 
     fn judge(records: &[Record]) -> Verdict {
         check(records, &HashMap::new(), &promise())
     }
 
-    #[track_caller]
-    fn only(verdict: &Verdict, kind: impl Fn(&Violation) -> bool) {
-        assert_eq!(verdict.violations.len(), 1, "{:?}", verdict.violations);
-        assert!(kind(&verdict.violations[0]), "{:?}", verdict.violations);
+    /// The rules that these records break.
+    fn broken(records: &[Record]) -> Vec<Rule> {
+        let verdict = judge(records);
+        verdict.violations.iter().map(|it| it.0).collect()
     }
 
     #[test]
     fn turns_are_no_violation() {
-        let verdict = judge(&[
+        let turns = [
             belief("a/l", 1, 10, 20),
             belief("b/l", 2, 20, 30),
             belief("a/l", 3, 35, 40),
-        ]);
+        ];
+        let verdict = judge(&turns);
         assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
         assert_eq!(verdict.acquisitions, 3);
         assert_eq!(verdict.longest_without_owner, Duration::from_millis(5));
         assert!(verdict.without_owner_during.is_empty());
-        let verdict = judge(&[
-            fault(false, 31, 33),
-            belief("a/l", 1, 10, 30),
-            belief("b/l", 2, 35, 40),
-            fault(false, 36, 37),
-        ]);
+        let faults = [fault(31, 33), fault(36, 37)];
+        let verdict = judge(&[&turns[..], &faults].concat());
         assert_eq!(verdict.without_owner_during, ["x"]);
     }
 
     #[test]
-    fn samples_of_one_ownership_are_one_belief() {
-        let verdict = judge(&[
-            belief("a/l", 1, 10, 12),
-            belief("a/l", 1, 14, 16),
-            belief("b/l", 2, 15, 30),
-        ]);
-        assert_eq!(verdict.acquisitions, 2);
-        only(&verdict, |found| matches!(found, Violation::Overlap(_)));
-    }
-
-    #[test]
-    fn an_older_owner_that_still_believes_is_an_overlap() {
-        let verdict = judge(&[belief("a/l", 1, 10, 21), belief("b/l", 2, 20, 30)]);
-        only(&verdict, |found| matches!(found, Violation::Overlap(_)));
-        // Also when the newer one is over before the older one is.
-        let verdict = judge(&[belief("a/l", 1, 10, 90), belief("b/l", 2, 20, 30)]);
-        only(&verdict, |found| matches!(found, Violation::Overlap(_)));
-        // Also with another one between the two fences that is in order.
-        let verdict = judge(&[
-            belief("a/l", 1, 10, 50),
-            belief("c/l", 3, 40, 60),
-            belief("b/l", 2, 60, 61),
-        ]);
-        assert_eq!(
-            verdict.count(|found| matches!(found, Violation::Overlap(_))),
-            1
-        );
-    }
-
-    #[test]
-    fn a_belief_that_was_given_up_or_died_ends_there() {
-        let gave_up = Record::GaveUp {
-            who: "a/l".into(),
-            mutex: "m".into(),
-            fence: 1,
-            at: 19 * MS,
-        };
-        assert!(
-            judge(&[belief("a/l", 1, 10, 90), gave_up, belief("b/l", 2, 20, 30)])
-                .violations
-                .is_empty()
-        );
-        let killed = Record::Killed {
-            process: "a".into(),
-            at: 19 * MS,
-        };
-        assert!(
-            judge(&[belief("a/l", 1, 10, 90), killed, belief("b/l", 2, 20, 30)])
-                .violations
-                .is_empty()
-        );
-    }
-
-    #[test]
-    fn a_later_acquisition_with_a_smaller_fence_is_seen_even_where_overlaps_are_excused() {
-        let records = [
-            fault(true, 5, 12),
-            belief("a/l", 7, 10, 12),
-            belief("b/l", 3, 30, 40),
-        ];
-        only(&judge(&records), |found| {
-            matches!(found, Violation::FenceFell(_))
-        });
-        let records = [belief("a/l", 7, 10, 12), belief("b/l", 7, 30, 40)];
-        only(&judge(&records), |found| {
-            matches!(found, Violation::FenceRepeated(_))
-        });
-    }
-
-    #[test]
-    fn a_fence_only_fault_excuses_an_overlap_for_one_ttl_and_no_other_fault_does() {
-        let overlap = [belief("a/l", 1, 10, 60), belief("b/l", 2, 20, 30)];
-        let with = |fault: Record, records: &[Record]| {
-            let mut all = vec![fault];
-            all.extend_from_slice(records);
-            judge(&all)
-        };
-        let verdict = with(fault(true, 15, 18), &overlap);
-        assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
-        assert_eq!(verdict.excused, 1);
-        // Not fence-only; after the newer began; before the older was acquired.
-        for fault in [fault(false, 15, 18), fault(true, 25, 28), fault(true, 1, 5)] {
-            only(&with(fault, &overlap), |found| {
-                matches!(found, Violation::Overlap(_))
-            });
+    fn older_owner_that_believes_is_an_overlap() {
+        for records in [
+            vec![belief("a/l", 1, 10, 21), belief("b/l", 2, 20, 30)],
+            // The newer one is over before the older one is.
+            vec![belief("a/l", 1, 10, 90), belief("b/l", 2, 20, 30)],
+            // Another one between the two fences is in order.
+            vec![
+                belief("a/l", 1, 10, 50),
+                belief("c/l", 3, 40, 60),
+                belief("b/l", 2, 60, 61),
+            ],
+            // Samples of one ownership are one belief.
+            vec![
+                belief("a/l", 1, 10, 12),
+                belief("a/l", 1, 14, 16),
+                belief("b/l", 2, 15, 30),
+            ],
+        ] {
+            assert_eq!(judge(&records).count(NoOverlap), 1, "{records:?}");
         }
-        // Either may be the one that stays.
-        let stays = [belief("a/l", 1, 10, 200), belief("b/l", 2, 20, 30)];
-        assert_eq!(with(fault(true, 15, 18), &stays).excused, 1);
-        // If both believe for longer than a ttl after it, nobody noticed.
-        let long = [belief("a/l", 1, 10, 200), belief("b/l", 2, 20, 150)];
-        only(&with(fault(true, 15, 18), &long), |found| {
-            matches!(found, Violation::Overlap(_))
-        });
     }
 
     #[test]
-    fn in_the_time_of_a_change_of_masters_fences_must_grow_and_outside_of_it_nobody_overlaps() {
-        // From 100 to 200, and a ttl of 100 for what was granted in it.
-        let with = |records: &[Record]| {
-            let mut all = vec![fault(true, 100, 200)];
-            all.extend_from_slice(records);
-            judge(&all)
-        };
+    fn belief_ends_where_it_is_given_up_or_dies() {
+        let at = 19 * MS;
+        for end in [
+            Record::new(Kind::GaveUp, "a/l", "m").fence(1).at(at),
+            Record::new(Kind::Killed, "a", "").at(at),
+        ] {
+            let records = [belief("a/l", 1, 10, 90), end, belief("b/l", 2, 20, 30)];
+            assert_eq!(broken(&records), []);
+        }
+    }
+
+    #[test]
+    fn handed_on_lease_has_one_holder_at_a_time() {
+        let turns = [belief("a/l#1", 5, 10, 20), belief("a/l#2", 5, 20, 30)];
+        assert_eq!(broken(&turns), []);
+        assert_eq!(judge(&turns).handed_on, 1);
+        let both = [belief("a/l#1", 5, 10, 21), belief("a/l#2", 5, 20, 30)];
+        assert_eq!(broken(&both), [NoOverlap]);
+        let stranger = [belief("a/l#1", 5, 10, 20), belief("b/l#2", 5, 20, 30)];
+        assert_eq!(broken(&stranger), [FenceIsUnique]);
+        // The second turn came later than a larger fence; the lease was asked for before it.
         let excused = [
-            // Granted by the old master, and by the new one at once, in the middle, and at the end.
-            [belief("a/l", 1, 50, 150), belief("b/l", 2, 100, 400)],
-            [belief("a/l", 1, 50, 150), belief("b/l", 2, 149, 400)],
-            [belief("a/l", 1, 190, 290), belief("b/l", 2, 195, 400)],
-            [belief("a/l", 1, 190, 300), belief("b/l", 2, 280, 400)],
-            // The other way round: the old one takes writes for a while yet.
-            [belief("b/l", 1, 150, 900), belief("a/l", 2, 160, 300)],
+            fence_only(5, 40),
+            belief("a/l#1", 5, 10, 20),
+            belief("b/l", 6, 15, 60),
+            belief("a/l#2", 5, 30, 40),
         ];
-        for records in &excused {
-            let verdict = with(records);
-            assert!(verdict.violations.is_empty(), "{records:?}: {verdict:?}");
-            assert_eq!(verdict.excused, 1, "{records:?}");
-        }
-        let overlaps = [
-            // Began before there was another master.
-            [belief("a/l", 1, 50, 150), belief("b/l", 2, 99, 400)],
-            // Granted when the old one was none any more.
-            [belief("a/l", 1, 202, 290), belief("b/l", 2, 210, 400)],
-            // Both believe when all that the old one granted has ended.
-            [belief("a/l", 1, 190, 301), belief("b/l", 2, 210, 302)],
-            // Long before, and long after.
-            [belief("a/l", 1, 10, 30), belief("b/l", 2, 20, 40)],
-            [belief("a/l", 1, 500, 530), belief("b/l", 2, 520, 540)],
-        ];
-        for records in &overlaps {
-            only(&with(records), |found| {
-                matches!(found, Violation::Overlap(_))
-            });
-        }
-        // In the middle of it: asked for when a larger fence was believed already; and the same fence twice.
-        let fell = [belief("a/l", 2, 110, 150), belief("b/l", 1, 120, 160)];
-        only(&with(&fell), |found| {
-            matches!(found, Violation::FenceFell(_))
-        });
-        let repeated = [belief("a/l", 1, 110, 150), belief("b/l", 1, 120, 160)];
-        only(&with(&repeated), |found| {
-            matches!(found, Violation::FenceRepeated(_))
-        });
-        // Asked for before, and answered late: the order of the two is open.
-        let late = [
-            acquired_after("b/l", 1, 105, 120, 160),
-            belief("a/l", 2, 110, 150),
-        ];
-        assert_eq!(with(&late).excused, 1);
+        assert_eq!(broken(&excused), []);
     }
 
     #[test]
-    fn what_was_done_to_one_mutex_excuses_nothing_on_another() {
-        let revoked = |mutex: &str| Record::Fault {
-            kind: "revoke".into(),
-            fence_only: true,
-            mutex: Some(mutex.into()),
-            begin: 15 * MS,
-            end: 18 * MS,
-        };
+    fn smaller_fence_is_seen_even_where_overlaps_are_excused() {
+        let (first, fault) = (belief("a/l", 7, 10, 12), fence_only(5, 12));
+        let fell = [fault, first.clone(), belief("b/l", 3, 30, 40)];
+        assert_eq!(broken(&fell), [FenceGrows]);
+        let repeated = [first, belief("b/l", 7, 30, 40)];
+        assert_eq!(broken(&repeated), [FenceIsUnique]);
+    }
+
+    #[test]
+    fn fence_only_fault_excuses_an_overlap_for_one_ttl() {
         let overlap = [belief("a/l", 1, 10, 60), belief("b/l", 2, 20, 30)];
-        let with = |fault: Record, records: &[Record]| {
-            let mut all = vec![fault];
-            all.extend_from_slice(records);
-            judge(&all)
-        };
-        assert_eq!(with(revoked("m"), &overlap).excused, 1);
-        only(&with(revoked("n"), &overlap), |found| {
-            matches!(found, Violation::Overlap(_))
-        });
-        let runs = [run_with(1, 14), run_with(2, 19)];
-        assert!(with(revoked("t"), &runs).violations.is_empty());
-        only(&with(revoked("m"), &runs), |found| {
-            matches!(found, Violation::RunsTooClose(_))
-        });
+        // Either may be the one that stays; if both believe for longer than a ttl, neither noticed.
+        let stays = [belief("a/l", 1, 10, 200), belief("b/l", 2, 20, 30)];
+        let long = [belief("a/l", 1, 10, 200), belief("b/l", 2, 20, 150)];
+        let on = |mutex| fault_on(mutex, Kind::FenceOnlyFault, 15, 18);
+        for (fault, records, excused) in [
+            (fence_only(15, 18), &overlap, true),
+            (fence_only(15, 18), &stays, true),
+            (fence_only(15, 18), &long, false),
+            (on("m"), &overlap, true),
+            (on("n"), &overlap, false),
+            // Not fence-only; after the newer began; before the older was acquired.
+            (fault(15, 18), &overlap, false),
+            (fence_only(25, 28), &overlap, false),
+            (fence_only(1, 5), &overlap, false),
+        ] {
+            let records = [&[fault][..], records].concat();
+            let rules = if excused { vec![] } else { vec![NoOverlap] };
+            assert_eq!(broken(&records), rules, "{records:?}");
+            assert_eq!(judge(&records).excused, usize::from(excused));
+        }
     }
 
     #[test]
-    fn the_time_in_which_overlaps_are_excused_is_counted_once() {
+    fn change_of_masters_excuses_overlaps_in_its_time_only() {
+        // From 100 to 200, and a ttl of 100 for what was granted in it.
+        for (older, newer, rules) in [
+            // Granted by the old master, and by the new one at once, in the middle, and at the end.
+            ((1, 50, 150), (2, 100, 400), &[][..]),
+            ((1, 50, 150), (2, 149, 400), &[]),
+            ((1, 190, 290), (2, 195, 400), &[]),
+            ((1, 190, 300), (2, 280, 400), &[]),
+            // The other way round: the old one takes writes for a while yet.
+            ((1, 150, 900), (2, 160, 300), &[]),
+            // Began before there was another master; granted when the old one was none any more.
+            ((1, 50, 150), (2, 99, 400), &[NoOverlap]),
+            ((1, 202, 290), (2, 210, 400), &[NoOverlap]),
+            // Both believe when all that the old one granted has ended; long before, and long after.
+            ((1, 190, 301), (2, 210, 302), &[NoOverlap]),
+            ((1, 10, 30), (2, 20, 40), &[NoOverlap]),
+            ((1, 500, 530), (2, 520, 540), &[NoOverlap]),
+            // In the middle: asked for when a larger fence was believed already; and the same fence twice.
+            ((2, 110, 150), (1, 120, 160), &[FenceGrows]),
+            ((1, 110, 150), (1, 120, 160), &[FenceIsUnique]),
+        ] {
+            let of = |who, (fence, from, until)| belief(who, fence, from, until);
+            let records = [fence_only(100, 200), of("a/l", older), of("b/l", newer)];
+            assert_eq!(broken(&records), rules, "{records:?}");
+        }
+        // Asked for before, and answered late: the order of the two is open.
+        let late = belief("b/l", 1, 120, 160).after(105 * MS);
+        let records = [fence_only(100, 200), late, belief("a/l", 2, 110, 150)];
+        assert_eq!(broken(&records), []);
+    }
+
+    #[test]
+    fn excusing_time_is_counted_once() {
         let verdict = judge(&[
-            fault(true, 0, 50),
-            fault(true, 250, 300),
-            fault(true, 260, 290),
-            fault(true, 990, 995),
-            fault(false, 600, 700),
+            fence_only(0, 50),
+            fence_only(250, 300),
+            fence_only(260, 290),
+            fence_only(990, 995),
+            fault(600, 700),
             belief("a/l", 1, 100, 200),
             belief("b/l", 2, 900, 1_000),
         ]);
@@ -901,29 +683,23 @@ mod tests {
 
     #[test]
     fn events_alternate_in_pairs_of_one_fence() {
-        assert!(
-            judge(&[event(true, 1, 0), event(false, 1, 0), event(true, 2, 0)])
-                .violations
-                .is_empty()
-        );
+        let event = |kind, fence| Record::new(kind, "a/l", "m").fence(fence);
+        let acquired = |fence| event(Kind::Acquired, fence);
+        let released = |fence| event(Kind::Released, fence);
+        assert_eq!(broken(&[acquired(1), released(1), acquired(2)]), []);
         for bad in [
-            vec![event(true, 1, 0), event(true, 2, 0)],
-            vec![event(false, 1, 0)],
-            vec![event(true, 1, 0), event(false, 2, 0)],
-            vec![event(true, 1, 0), event(false, 1, 1)],
+            vec![acquired(1), acquired(2)],
+            vec![released(1)],
+            vec![acquired(1), released(2)],
+            vec![acquired(1), released(1).number(1)],
         ] {
-            only(&judge(&bad), |found| {
-                matches!(found, Violation::NotAlternating(_))
-            });
+            assert_eq!(broken(&bad), [EventsAlternate], "{bad:?}");
         }
     }
 
     #[test]
-    fn a_lost_write_counts_against_the_fenced_register_only() {
-        let wrote = |register: &str, token| Record::Acknowledged {
-            register: register.into(),
-            token,
-        };
+    fn lost_write_counts_against_the_fenced_register_only() {
+        let wrote = |register, token| Record::new(Kind::Acknowledged, "", register).number(token);
         let records = [
             wrote("fenced-m", 1),
             wrote("fenced-m", 2),
@@ -931,141 +707,112 @@ mod tests {
         ];
         let chains = HashMap::from([("fenced-m".to_owned(), HashSet::from([1]))]);
         let verdict = check(&records, &chains, &promise());
-        assert_eq!(verdict.fenced, (2, 1));
-        assert_eq!(verdict.unfenced, (1, 1));
-        only(&verdict, |found| matches!(found, Violation::WriteLost(_)));
+        assert_eq!((verdict.fenced, verdict.unfenced), ((2, 1), (1, 1)));
+        assert_eq!(verdict.violations.len(), 1);
+        assert_eq!(verdict.count(WriteIsKept), 1);
     }
 
     #[test]
-    fn after_the_faults_there_is_an_owner_in_time() {
-        let healed = Record::Healed { at: 100 * MS };
-        let verdict = judge(&[healed.clone(), belief("a/l", 1, 90, 120)]);
-        assert_eq!(verdict.owner_after, Duration::ZERO);
-        let verdict = judge(&[healed.clone(), belief("a/l", 1, 140, 160)]);
-        assert_eq!(verdict.owner_after, Duration::from_millis(40));
-        assert!(verdict.violations.is_empty());
-        for bad in [
-            vec![healed.clone(), belief("a/l", 1, 151, 160)],
-            vec![healed.clone(), belief("a/l", 1, 10, 20)],
-            vec![healed],
+    fn owner_comes_back_in_time_after_the_faults() {
+        let healed = Record::new(Kind::Healed, "", "").at(100 * MS);
+        for (from, until, after) in [
+            (90, 120, Some(0)),
+            (140, 160, Some(40)),
+            (151, 160, None),
+            (10, 20, None),
         ] {
-            only(&judge(&bad), |found| matches!(found, Violation::NoOwner(_)));
+            let records = [healed.clone(), belief("a/l", 1, from, until)];
+            match after {
+                Some(after) => {
+                    assert_eq!(broken(&records), []);
+                    assert_eq!(judge(&records).owner_after, Duration::from_millis(after));
+                }
+                None => assert_eq!(broken(&records), [OwnerComesBack]),
+            }
         }
-    }
-
-    fn run_with(fence: u64, at: u64) -> Record {
-        Record::Run {
-            mutex: "t".into(),
-            who: "a/s".into(),
-            fence,
-            at: at * MS,
-        }
+        assert_eq!(broken(&[healed]), [OwnerComesBack]);
     }
 
     #[test]
     fn runs_are_a_period_apart_unless_a_fault_touched_them() {
-        let run = |at: u64| run_with(1, at);
-        assert!(judge(&[run(10), run(20), run(31)]).violations.is_empty());
-        only(&judge(&[run(10), run(13)]), |found| {
-            matches!(found, Violation::RunsTooClose(_))
-        });
-        // Another leader may not know of the run; the same one does.
-        let other = run_with(2, 13);
-        assert!(
-            judge(&[fault(false, 11, 12), run(10), other.clone()])
-                .violations
-                .is_empty()
-        );
-        // If its run is on record it does, whatever else happened, unless the record was deleted.
-        let recorded = |at: u64| Record::Recorded {
-            mutex: "t".into(),
-            fence: 1,
-            at: at * MS,
+        let run = |fence, at: u64| Record::new(Kind::Run, "a/s", "t").fence(fence).at(at * MS);
+        let recorded = |at: u64| Record::new(Kind::Recorded, "", "t").fence(1).at(at * MS);
+        let step = Record {
+            who: "clock-step".into(),
+            ..fault(11, 12)
         };
-        let with =
-            |fault: Record, recorded: Record| judge(&[fault, run(10), recorded, other.clone()]);
-        only(&with(fault(false, 11, 12), recorded(11)), |found| {
-            matches!(found, Violation::RunsTooClose(_))
-        });
-        assert!(
-            with(fault(true, 12, 13), recorded(11))
-                .violations
-                .is_empty()
-        );
-        // That was the run before it.
-        assert!(
-            with(fault(false, 11, 12), recorded(9))
-                .violations
-                .is_empty()
-        );
-        only(&judge(&[other, run(10)]), |found| {
-            matches!(found, Violation::RunsTooClose(_))
-        });
-        only(&judge(&[fault(false, 11, 12), run(10), run(13)]), |found| {
-            matches!(found, Violation::RunsTooClose(_))
-        });
+        let on = |mutex| fault_on(mutex, Kind::FenceOnlyFault, 11, 12);
+        for (records, is_broken) in [
+            (vec![run(1, 10), run(1, 20), run(1, 31)], false),
+            (vec![run(1, 10), run(1, 13)], true),
+            (vec![run(2, 13), run(1, 10)], true),
+            // Another leader may not know of the run; the same one does.
+            (vec![fault(11, 12), run(1, 10), run(2, 13)], false),
+            (vec![fault(11, 12), run(1, 10), run(1, 13)], true),
+            // If its run is on record it does, whatever else happened, unless the record was deleted.
+            (
+                vec![fault(11, 12), run(1, 10), recorded(11), run(2, 13)],
+                true,
+            ),
+            (
+                vec![fence_only(12, 13), run(1, 10), recorded(11), run(2, 13)],
+                false,
+            ),
+            // That was the run before it.
+            (
+                vec![fault(11, 12), run(1, 10), recorded(9), run(2, 13)],
+                false,
+            ),
+            // What was done to one mutex excuses nothing on another.
+            (vec![on("t"), run(1, 10), run(2, 13)], false),
+            (vec![on("m"), run(1, 10), run(2, 13)], true),
+            (vec![step, run(1, 10), run(2, 13)], true),
+        ] {
+            let rules = if is_broken {
+                vec![RunsAreApart]
+            } else {
+                vec![]
+            };
+            assert_eq!(broken(&records), rules, "{records:?}");
+        }
         // What hinders the record comes with the run; what deletes it may come later.
-        let mut late = promise();
-        late.period = Some(Duration::from_secs(5));
-        for (fence_only, gaps) in [(false, 1), (true, 0)] {
-            let records = [fault(fence_only, 1_200, 1_210), run(10), run_with(2, 2_000)];
-            let verdict = check(&records, &HashMap::new(), &late);
+        let mut slow = promise();
+        slow.period = Duration::from_secs(5);
+        for (fault, gaps) in [(fault(1_200, 1_210), 1), (fence_only(1_200, 1_210), 0)] {
+            let records = [fault, run(1, 10), run(2, 2_000)];
+            let verdict = check(&records, &HashMap::new(), &slow);
             assert_eq!((verdict.gaps, verdict.violations.len()), (gaps, gaps));
         }
-        let step = Record::Fault {
-            kind: "clock-step".into(),
-            fence_only: false,
-            mutex: None,
-            begin: 11 * MS,
-            end: 12 * MS,
-        };
-        only(&judge(&[step, run(10), run(13)]), |found| {
-            matches!(found, Violation::RunsTooClose(_))
-        });
     }
 
     #[test]
     fn permits_stay_within_capacity() {
-        let permits = |who: &str, fence, count, from: u64, until: u64| Record::Permits {
-            who: who.into(),
-            semaphore: "s".into(),
-            count,
-            fence,
-            from: from * MS,
-            until: until * MS,
+        let permits = |who, fence, count, from: u64, until: u64| {
+            let held = Record::new(Kind::Permits, who, "s").fence(fence);
+            held.number(count).at(from * MS).until(until * MS)
         };
         let fine = [
             permits("a/p", 1, 1, 10, 20),
             permits("b/p", 2, 1, 10, 20),
             permits("c/p", 3, 2, 20, 30),
         ];
-        assert!(judge(&fine).violations.is_empty());
-        let over = [
+        assert_eq!(broken(&fine), []);
+        let mut over = vec![
             permits("a/p", 1, 1, 10, 21),
             permits("b/p", 2, 1, 10, 21),
             permits("c/p", 3, 1, 20, 30),
         ];
-        only(&judge(&over), |found| {
-            matches!(found, Violation::OverCapacity(_))
-        });
-        let mut given_back = over.to_vec();
-        given_back.push(Record::GavePermitsBack {
-            semaphore: "s".into(),
-            fence: 1,
-            at: 20 * MS,
-        });
-        assert!(judge(&given_back).violations.is_empty());
+        assert_eq!(broken(&over), [CapacityHolds]);
+        let back = Record::new(Kind::GavePermitsBack, "a/p", "s").fence(1);
+        over.push(back.at(20 * MS));
+        assert_eq!(broken(&over), []);
         let twice = [permits("a/p", 1, 1, 10, 12), permits("b/p", 1, 1, 13, 14)];
-        only(&judge(&twice), |found| {
-            matches!(found, Violation::FenceRepeated(_))
-        });
+        assert_eq!(broken(&twice), [FenceIsUnique]);
     }
 
     #[test]
-    fn a_process_that_misbehaved_is_a_violation() {
-        let verdict = judge(&[Record::Misbehaved {
-            what: "did not stop".into(),
-        }]);
-        only(&verdict, |found| matches!(found, Violation::Misbehaved(_)));
+    fn process_that_misbehaves_is_a_violation() {
+        let misbehaved = Record::new(Kind::Misbehaved, "a", "did not stop");
+        assert_eq!(broken(&[misbehaved]), [ProcessBehaves]);
     }
 }

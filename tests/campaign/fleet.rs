@@ -1,7 +1,6 @@
 //! The processes of a campaign: started, killed, paused and stopped. On memory they are threads.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +8,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use testbed::{Output, Process, wait_until};
+use testbed::{FakeClock, Output, Process, wait_until};
 
 use crate::contender::{self, Assignment};
-use crate::history::{Journal, Record, now};
+use crate::history::{Journal, Kind, Record, now};
 use crate::planted::Bug;
 use crate::register::RegisterServer;
-use crate::stage::{Stage, libfaketime};
+use crate::stage::Stage;
 
 /// How long a process may take to give everything back and end, on a machine with other things to do.
 const STOPS_WITHIN: Duration = Duration::from_secs(45);
@@ -31,6 +30,7 @@ pub struct Fleet<'a> {
     members: Vec<Mutex<Member>>,
 }
 
+#[derive(Default)]
 struct Member {
     incarnation: u32,
     running: Option<Running>,
@@ -64,14 +64,7 @@ impl<'a> Fleet<'a> {
             journal,
             seed,
             plant,
-            members: (0..count)
-                .map(|_| {
-                    Mutex::new(Member {
-                        incarnation: 0,
-                        running: None,
-                    })
-                })
-                .collect(),
+            members: (0..count).map(|_| Mutex::default()).collect(),
         };
         for number in 0..count {
             fleet.launch(number);
@@ -94,10 +87,8 @@ impl<'a> Fleet<'a> {
         match running {
             Some(Running::Process { process, .. }) => {
                 process.kill();
-                self.journal.write(&Record::Killed {
-                    process: name,
-                    at: now(),
-                });
+                let killed = Record::new(Kind::Killed, &name, "");
+                self.journal.write(&killed.at(now()));
             }
             Some(running) => self.end(&name, running),
             None => {}
@@ -119,8 +110,7 @@ impl<'a> Fleet<'a> {
 
     /// Steps the wall clock that a process sees.
     pub fn step_clock(&self, number: usize, offset_s: i64) {
-        let file = self.clock(number);
-        fs::write(file, format!("{offset_s:+}")).expect("the clock can be set");
+        self.clock(number).step(offset_s);
     }
 
     /// Asks all to stop and waits until they have; says so where one does not or fails.
@@ -150,18 +140,14 @@ impl<'a> Fleet<'a> {
 
     /// Waits for the end of one that is asked to stop.
     fn end(&self, name: &str, running: Running) {
-        let misbehaved = |what: String| {
-            self.journal.write(&Record::Misbehaved {
-                what: format!("{name}: {what}"),
-            });
-        };
+        let misbehaved = |what: &str| self.journal.misbehaved(name, what);
         match running {
             Running::Process { process, mut input } => {
                 drop(input.take());
                 match process.wait(STOPS_WITHIN) {
                     Some(status) if status.success() => {}
-                    Some(status) => misbehaved(format!("ended with {status}")),
-                    None => misbehaved(format!("did not stop within {STOPS_WITHIN:?}")),
+                    Some(status) => misbehaved(&format!("ended with {status}")),
+                    None => misbehaved(&format!("did not stop within {STOPS_WITHIN:?}")),
                 }
             }
             Running::Threads { stop, thread } => {
@@ -170,14 +156,14 @@ impl<'a> Fleet<'a> {
                     thread.is_finished()
                 });
                 if thread.join().is_err() {
-                    misbehaved("panicked".to_owned());
+                    misbehaved("panicked");
                 }
             }
         }
     }
 
-    fn clock(&self, number: usize) -> PathBuf {
-        self.folder.join(format!("{number}.clock"))
+    fn clock(&self, number: usize) -> FakeClock {
+        FakeClock::new(&self.folder.join(format!("{number}.clock")))
     }
 
     fn launch(&self, number: usize) {
@@ -200,7 +186,7 @@ impl<'a> Fleet<'a> {
             let stopped = Arc::clone(&stop);
             let thread = thread::spawn(move || {
                 let journal = Journal::open(&assignment.journal).expect("a journal");
-                contender::run(&assignment, factory, &journal, &stopped);
+                contender::run(&assignment, &factory, &journal, &stopped);
             });
             member.running = Some(Running::Threads { stop, thread });
             return;
@@ -212,15 +198,7 @@ impl<'a> Fleet<'a> {
             .env("RUST_BACKTRACE", "1");
         // The others see the true clock: steps move them apart.
         if number.is_multiple_of(2) {
-            let clock = self.clock(number);
-            if !clock.exists() {
-                fs::write(&clock, "+0").expect("the clock can be set");
-            }
-            command
-                .env("LD_PRELOAD", libfaketime())
-                .env("FAKETIME_TIMESTAMP_FILE", clock)
-                .env("FAKETIME_NO_CACHE", "1")
-                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+            self.clock(number).show(&mut command);
         }
         let process = Process::spawn(&command, &Output::Pipe).expect("a process of contenders");
         // Read, so that it cannot block on a full pipe; the harness in it prints little.

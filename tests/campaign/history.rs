@@ -1,9 +1,8 @@
 //! What happened, as the processes wrote it down, one line for each fact.
 //!
-//! All times are nanoseconds on the boot-time clock, which every process of a machine shares. Every
-//! process writes a file of its own, so that a process that is killed loses nothing but its last line.
+//! All times are nanoseconds on the boot-time clock, which every process of a machine shares. Every process writes a
+//! file of its own, so a process that is killed loses nothing but its last line.
 
-use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -19,239 +18,146 @@ pub fn now() -> Nanos {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Stands in a line for the mutex of a fault that may have hit any.
-const ALL: &str = "*";
+/// Stands in a record for any mutex.
+pub const ALL: &str = "*";
 
-/// One fact.
+/// The kinds of facts, each with the columns of a [`Record`] that it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `who` believed that it owns the mutex `what` with `fence`, at a time not after `from` and at one not before
+    /// `until`. At `after` it had not asked for it yet.
+    Belief,
+    /// `who` gave the mutex `what` with `fence` back at `from`: what it believed about the time after that is void.
+    GaveUp,
+    /// The service `who` said at `from` that it acquired `fence`; before that, `number` events are missing.
+    Acquired,
+    /// The same, released.
+    Released,
+    /// The register `what` said that it has the write `number`.
+    Acknowledged,
+    /// A scheduled run of `who` began at `from`, under `fence`; `what` is the mutex.
+    Run,
+    /// The backend said at `from` that the run of `fence` is on record; `what` is the mutex.
+    Recorded,
+    /// `who` surely held `number` permits of `what` under `fence`, from not after `from` to not before `until`.
+    Permits,
+    /// The permits of `what` under `fence` were released on purpose at `from`.
+    GavePermitsBack,
+    /// The process `who` was killed, and was dead at `from`.
+    Killed,
+    /// The nemesis did `who` to the mutex `what`, from `from` until `until`.
+    Fault,
+    /// The same, of a kind against which only a checked fence protects.
+    FenceOnlyFault,
+    /// From `from` on there are no faults.
+    Healed,
+    /// `who` did what no process may do, which is `what`.
+    Misbehaved,
+}
+
+impl Kind {
+    const KINDS: [Kind; 14] = [
+        Kind::Belief,
+        Kind::GaveUp,
+        Kind::Acquired,
+        Kind::Released,
+        Kind::Acknowledged,
+        Kind::Run,
+        Kind::Recorded,
+        Kind::Permits,
+        Kind::GavePermitsBack,
+        Kind::Killed,
+        Kind::Fault,
+        Kind::FenceOnlyFault,
+        Kind::Healed,
+        Kind::Misbehaved,
+    ];
+}
+
+/// One fact. [`Kind`] says which columns mean something.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record {
-    /// A contender believed that it owns, at a time not after `from` and at one not before `until`.
-    Belief {
-        who: String,
-        mutex: String,
-        fence: u64,
-        /// A time before the acquisition: the contender had not asked for it yet.
-        after: Nanos,
-        from: Nanos,
-        until: Nanos,
-    },
-    /// A contender gave the mutex back on purpose: what it believed about the time after that is void.
-    GaveUp {
-        who: String,
-        mutex: String,
-        fence: u64,
-        at: Nanos,
-    },
-    /// A service sent an event.
-    Event {
-        who: String,
-        acquired: bool,
-        fence: u64,
-        missed: u64,
-        at: Nanos,
-    },
-    /// The register said that it has this write.
-    Acknowledged { register: String, token: u64 },
-    /// A scheduled run began.
-    Run {
-        mutex: String,
-        who: String,
-        fence: u64,
-        at: Nanos,
-    },
-    /// The backend said that the run of this fence is on record.
-    Recorded {
-        mutex: String,
-        fence: u64,
-        at: Nanos,
-    },
-    /// A guard of permits was surely held from not after `from` to not before `until`.
-    Permits {
-        who: String,
-        semaphore: String,
-        count: u64,
-        fence: u64,
-        from: Nanos,
-        until: Nanos,
-    },
-    /// A guard of permits was released on purpose.
-    GavePermitsBack {
-        semaphore: String,
-        fence: u64,
-        at: Nanos,
-    },
-    /// A process was killed, and was dead at this time. Its contenders' names begin with `process`.
-    Killed { process: String, at: Nanos },
-    /// A fault of the nemesis.
-    Fault {
-        kind: String,
-        /// It is on the design's list of what only a checked fence protects against.
-        fence_only: bool,
-        /// The only mutex that it can have hit, where there is one.
-        mutex: Option<String>,
-        begin: Nanos,
-        end: Nanos,
-    },
-    /// From now on there are no faults.
-    Healed { at: Nanos },
-    /// Something that no process may do, such as not to stop.
-    Misbehaved { what: String },
+pub struct Record {
+    pub kind: Kind,
+    /// A contender is `PROCESS/NAME`. A turn of a locker that hands its lease on is `PROCESS/NAME#TURN`.
+    pub who: String,
+    pub what: String,
+    pub fence: u64,
+    pub number: u64,
+    pub after: Nanos,
+    pub from: Nanos,
+    pub until: Nanos,
 }
 
 impl Record {
-    /// Its line, without the end of the line.
-    pub fn to_line(&self) -> String {
-        let mut line = String::new();
-        let result = match self {
-            Record::Belief {
-                who,
-                mutex,
-                fence,
-                after,
-                from,
-                until,
-            } => write!(line, "belief {who} {mutex} {fence} {after} {from} {until}"),
-            Record::GaveUp {
-                who,
-                mutex,
-                fence,
-                at,
-            } => write!(line, "gave-up {who} {mutex} {fence} {at}"),
-            Record::Event {
-                who,
-                acquired,
-                fence,
-                missed,
-                at,
-            } => write!(line, "event {who} {acquired} {fence} {missed} {at}"),
-            Record::Acknowledged { register, token } => {
-                write!(line, "acknowledged {register} {token}")
-            }
-            Record::Run {
-                mutex,
-                who,
-                fence,
-                at,
-            } => write!(line, "run {mutex} {who} {fence} {at}"),
-            Record::Recorded { mutex, fence, at } => write!(line, "recorded {mutex} {fence} {at}"),
-            Record::Permits {
-                who,
-                semaphore,
-                count,
-                fence,
-                from,
-                until,
-            } => write!(
-                line,
-                "permits {who} {semaphore} {count} {fence} {from} {until}"
-            ),
-            Record::GavePermitsBack {
-                semaphore,
-                fence,
-                at,
-            } => write!(line, "gave-back {semaphore} {fence} {at}"),
-            Record::Killed { process, at } => write!(line, "killed {process} {at}"),
-            Record::Fault {
-                kind,
-                fence_only,
-                mutex,
-                begin,
-                end,
-            } => {
-                let mutex = mutex.as_deref().unwrap_or(ALL);
-                write!(line, "fault {kind} {fence_only} {mutex} {begin} {end}")
-            }
-            Record::Healed { at } => write!(line, "healed {at}"),
-            Record::Misbehaved { what } => {
-                write!(line, "misbehaved {}", what.replace(['\n', '\r'], " "))
-            }
-        };
-        debug_assert!(result.is_ok());
-        line
+    pub fn new(kind: Kind, who: &str, what: &str) -> Record {
+        Record {
+            kind,
+            who: who.to_owned(),
+            what: what.to_owned(),
+            fence: 0,
+            number: 0,
+            after: 0,
+            from: 0,
+            until: 0,
+        }
     }
 
-    /// The fact in a line; `None` for one that was cut short by the end of its process.
+    pub fn fence(self, fence: u64) -> Record {
+        Record { fence, ..self }
+    }
+
+    pub fn number(self, number: u64) -> Record {
+        Record { number, ..self }
+    }
+
+    pub fn after(self, after: Nanos) -> Record {
+        Record { after, ..self }
+    }
+
+    pub fn at(self, from: Nanos) -> Record {
+        Record { from, ..self }
+    }
+
+    pub fn until(self, until: Nanos) -> Record {
+        Record { until, ..self }
+    }
+
+    /// Its line. `what` comes last: it may have spaces.
+    pub fn to_line(&self) -> String {
+        let Record {
+            kind,
+            fence,
+            number,
+            ..
+        } = self;
+        let who = if self.who.is_empty() { "-" } else { &self.who };
+        let what = self.what.replace(['\n', '\r'], " ");
+        let (after, from, until) = (self.after, self.from, self.until);
+        format!("{kind:?} {who} {fence} {number} {after} {from} {until} {what}\n")
+    }
+
+    /// The fact in a line.
     pub fn from_line(line: &str) -> Option<Record> {
-        let (kind, rest) = line.split_once(' ')?;
-        if kind == "misbehaved" {
-            return Some(Record::Misbehaved {
-                what: rest.to_owned(),
-            });
-        }
-        let mut fields = rest.split(' ');
-        let mut text = || fields.next().map(str::to_owned);
-        let record = match kind {
-            "belief" => Record::Belief {
-                who: text()?,
-                mutex: text()?,
-                fence: text()?.parse().ok()?,
-                after: text()?.parse().ok()?,
-                from: text()?.parse().ok()?,
-                until: text()?.parse().ok()?,
-            },
-            "gave-up" => Record::GaveUp {
-                who: text()?,
-                mutex: text()?,
-                fence: text()?.parse().ok()?,
-                at: text()?.parse().ok()?,
-            },
-            "event" => Record::Event {
-                who: text()?,
-                acquired: text()?.parse().ok()?,
-                fence: text()?.parse().ok()?,
-                missed: text()?.parse().ok()?,
-                at: text()?.parse().ok()?,
-            },
-            "acknowledged" => Record::Acknowledged {
-                register: text()?,
-                token: text()?.parse().ok()?,
-            },
-            "run" => Record::Run {
-                mutex: text()?,
-                who: text()?,
-                fence: text()?.parse().ok()?,
-                at: text()?.parse().ok()?,
-            },
-            "recorded" => Record::Recorded {
-                mutex: text()?,
-                fence: text()?.parse().ok()?,
-                at: text()?.parse().ok()?,
-            },
-            "permits" => Record::Permits {
-                who: text()?,
-                semaphore: text()?,
-                count: text()?.parse().ok()?,
-                fence: text()?.parse().ok()?,
-                from: text()?.parse().ok()?,
-                until: text()?.parse().ok()?,
-            },
-            "gave-back" => Record::GavePermitsBack {
-                semaphore: text()?,
-                fence: text()?.parse().ok()?,
-                at: text()?.parse().ok()?,
-            },
-            "killed" => Record::Killed {
-                process: text()?,
-                at: text()?.parse().ok()?,
-            },
-            "fault" => Record::Fault {
-                kind: text()?,
-                fence_only: text()?.parse().ok()?,
-                mutex: Some(text()?).filter(|mutex| mutex != ALL),
-                begin: text()?.parse().ok()?,
-                end: text()?.parse().ok()?,
-            },
-            "healed" => Record::Healed {
-                at: text()?.parse().ok()?,
-            },
-            _ => return None,
-        };
-        Some(record)
+        let mut columns = line.splitn(8, ' ');
+        let mut text = || columns.next();
+        let (kind, who) = (text()?, text()?);
+        let kind = Kind::KINDS
+            .into_iter()
+            .find(|known| format!("{known:?}") == kind)?;
+        let mut number = || text()?.parse().ok();
+        let record = Record::new(kind, if who == "-" { "" } else { who }, "")
+            .fence(number()?)
+            .number(number()?)
+            .after(number()?)
+            .at(number()?)
+            .until(number()?);
+        let what = text()?.to_owned();
+        Some(Record { what, ..record })
     }
 }
 
-/// A process's own file of facts. A line is in the kernel's hands once [`Journal::write`] returns, so
-/// it outlives the process.
+/// A process's own file of facts. A line is in the kernel's hands once [`Journal::write`] returns, so it outlives the
+/// process.
 #[derive(Debug)]
 pub struct Journal {
     file: Mutex<File>,
@@ -271,39 +177,39 @@ impl Journal {
         self.line(&record.to_line());
     }
 
-    /// Writes a remark down, which the checker does not read.
-    pub fn remark(&self, text: &str) {
-        self.line(&format!("# {} {}", now(), text.replace(['\n', '\r'], " ")));
+    /// Writes down that a process did what none may do.
+    pub fn misbehaved(&self, who: &str, what: &str) {
+        self.write(&Record::new(Kind::Misbehaved, who, what));
     }
 
-    fn line(&self, text: &str) {
-        let line = format!("{text}\n");
-        self.file
-            .lock()
-            .write_all(line.as_bytes())
-            .expect("the journal can be written");
+    /// Writes a remark down, which the checker does not read.
+    pub fn remark(&self, text: &str) {
+        let text = text.replace(['\n', '\r'], " ");
+        self.line(&format!("# {} {text}\n", now()));
+    }
+
+    fn line(&self, line: &str) {
+        let written = self.file.lock().write_all(line.as_bytes());
+        written.expect("the journal can be written");
     }
 }
 
-/// All facts in the files of a folder. The last line of a file may be cut short.
+/// All facts in the files of a folder. A last line without its end was cut short with its process.
 pub fn read(folder: &Path) -> io::Result<Vec<Record>> {
     let mut records = Vec::new();
-    let mut paths: Vec<_> = std::fs::read_dir(folder)?
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect::<io::Result<_>>()?;
+    let entries = std::fs::read_dir(folder)?.map(|entry| entry.map(|it| it.path()));
+    let mut paths = entries.collect::<io::Result<Vec<_>>>()?;
+    paths.retain(|path| path.extension().is_some_and(|it| it == "log"));
     paths.sort();
     for path in paths {
-        if path.extension().is_none_or(|extension| extension != "log") {
-            continue;
-        }
         let text = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();
-        let lines: Vec<&str> = text.split('\n').collect();
-        for (number, line) in lines.iter().enumerate() {
-            let last = number + 2 >= lines.len();
-            match Record::from_line(line) {
-                Some(record) => records.push(record),
-                None if line.is_empty() || line.starts_with('#') || last => {}
-                None => panic!("{}:{}: what is {line:?}?", path.display(), number + 1),
+        for line in text.split_inclusive('\n') {
+            let Some(line) = line.strip_suffix('\n') else {
+                continue;
+            };
+            if !line.starts_with('#') {
+                let record = Record::from_line(line);
+                records.push(record.unwrap_or_else(|| panic!("{path:?}: what is {line:?}?")));
             }
         }
     }
@@ -315,60 +221,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_gives_its_record_back() {
-        let records = [
-            Record::Belief {
-                who: "1.0/lead".into(),
-                mutex: "m".into(),
-                fence: u64::MAX,
-                after: 1,
-                from: 2,
-                until: 3,
-            },
-            Record::Event {
-                who: "1.0/lead".into(),
-                acquired: true,
-                fence: 7,
-                missed: 0,
-                at: 4,
-            },
-            Record::Fault {
-                kind: "cut".into(),
-                fence_only: false,
-                mutex: None,
-                begin: 1,
-                end: 2,
-            },
-            Record::Fault {
-                kind: "revoke".into(),
-                fence_only: true,
-                mutex: Some("m".into()),
-                begin: 1,
-                end: 2,
-            },
-            Record::Recorded {
-                mutex: "m".into(),
-                fence: 7,
-                at: 4,
-            },
-            Record::Misbehaved {
-                what: "did not stop".into(),
-            },
-        ];
-        for record in records {
-            assert_eq!(Record::from_line(&record.to_line()), Some(record));
+    fn line_gives_its_record_back() {
+        let full = Record::new(Kind::Belief, "1.0/lead", "m").fence(u64::MAX);
+        let full = full.number(4).after(1).at(2).until(3);
+        for record in [
+            full,
+            Record::new(Kind::Healed, "", "").at(1),
+            Record::new(Kind::Misbehaved, "1.0", "did not stop"),
+        ] {
+            let line = record.to_line();
+            assert_eq!(Record::from_line(line.trim_end_matches('\n')), Some(record));
         }
-        assert_eq!(Record::from_line("belief a m 1 2"), None);
+        for kind in Kind::KINDS {
+            let line = Record::new(kind, "a", "b").to_line();
+            assert_eq!(Record::from_line(line.trim_end()).unwrap().kind, kind);
+        }
+        assert_eq!(Record::from_line("Belief a 1 2"), None);
         assert_eq!(Record::from_line(""), None);
     }
 
     #[test]
-    fn a_journal_that_was_cut_short_is_read_up_to_there() {
+    fn journal_is_read_up_to_where_it_was_cut() {
         let folder = testbed::TempDir::new();
         let journal = Journal::open(&folder.path().join("a.log")).unwrap();
         journal.remark("hello");
-        journal.write(&Record::Healed { at: 5 });
-        journal.file.lock().write_all(b"belief x").unwrap();
-        assert_eq!(read(folder.path()).unwrap(), vec![Record::Healed { at: 5 }]);
+        let healed = Record::new(Kind::Healed, "", "").at(5);
+        journal.write(&healed);
+        journal.line(healed.to_line().trim_end());
+        assert_eq!(read(folder.path()).unwrap(), [healed]);
     }
 }

@@ -1,21 +1,21 @@
 //! Who is the master, looked at all the time: when another server takes its place, only the fence protects.
 //!
 //! Replicas follow asynchronously, so what the old master granted may be unknown to the new one, and as long as
-//! both call themselves master both grant. It does not matter who asked for the change: on a busy machine a pause
-//! of half a second is enough for one that nobody asked for. What matters is when it was, and for that the servers
-//! are asked, not the sentinels or the rest of the cluster, which learn of it later.
+//! both call themselves master both grant. A change need not be asked for: on a busy machine a pause of half a second
+//! is enough for one. What matters is when it was, and for that the servers are asked, not the sentinels or the rest of
+//! the cluster, which learn of it later.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use testbed::RedisServer;
 
 use crate::SetOnDrop;
-use crate::history::{Journal, Nanos, Record, now};
+use crate::history::{ALL, Journal, Kind, Nanos, Record, now};
 
 /// The kind of fault that a change of masters is in the records.
-pub const MASTER_CHANGE: &str = "master-change";
+pub const MASTER_CHANGE: &str = "MasterChange";
 
 /// The time between two looks: short beside a ttl, which is how long an excuse lasts anyway.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -131,8 +131,6 @@ pub struct Watch<'a> {
     servers: &'a [RedisServer],
     journal: &'a Journal,
     over: AtomicBool,
-    /// When the last whole look began.
-    looked: AtomicU64,
 }
 
 impl<'a> Watch<'a> {
@@ -142,7 +140,6 @@ impl<'a> Watch<'a> {
             servers,
             journal,
             over: AtomicBool::new(false),
-            looked: AtomicU64::new(0),
         }
     }
 
@@ -170,30 +167,15 @@ impl<'a> Watch<'a> {
                 Some(changes) => self.write(changes.look(began, now(), &roles)),
             }
             before = roles;
-            self.looked.store(began, Ordering::SeqCst);
             thread::sleep(PAUSE);
         }
         self.write(changes.and_then(|changes| changes.end(now())));
     }
 
-    /// Waits until a look that began after this call is over.
-    #[cfg(test)]
-    fn wait_look(&self) {
-        let from = now();
-        testbed::wait_until(Duration::from_secs(60), "a look is over", || {
-            self.looked.load(Ordering::SeqCst) > from
-        });
-    }
-
     fn write(&self, change: Option<(Nanos, Nanos)>) {
         if let Some((begin, end)) = change {
-            self.journal.write(&Record::Fault {
-                kind: MASTER_CHANGE.to_owned(),
-                fence_only: true,
-                mutex: None,
-                begin,
-                end,
-            });
+            let change = Record::new(Kind::FenceOnlyFault, MASTER_CHANGE, ALL);
+            self.journal.write(&change.at(begin).until(end));
         }
     }
 }
@@ -210,12 +192,7 @@ fn roles(servers: &[RedisServer]) -> Vec<Role> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
-    use testbed::{RedisSentinel, TempDir, wait_until};
-
     use super::*;
-    use crate::history;
     use Role::{Gone, Master, Replica, Silent};
 
     /// What three servers with one master said at 10, 20, 30 and so on, each time for 5; and the changes in it.
@@ -232,137 +209,70 @@ mod tests {
     }
 
     #[test]
-    fn a_master_that_is_silent_for_a_while_or_comes_back_before_it_is_replaced_has_lost_nothing() {
-        assert_eq!(
-            changes(&[[Silent, Replica, Replica], [Master, Replica, Replica]]),
-            []
-        );
-        let killed = [
-            [Gone, Replica, Replica],
-            [Silent, Silent, Replica],
-            [Master, Replica, Replica],
+    fn changes_of_masters_are_found() {
+        let cases: [(&[[Role; 3]], &[(Nanos, Nanos)]); 6] = [
+            // A master that is silent for a while has lost nothing.
+            (
+                &[[Silent, Replica, Replica], [Master, Replica, Replica]],
+                &[],
+            ),
+            // Nor has one that comes back on its data before it is replaced.
+            (
+                &[
+                    [Gone, Replica, Replica],
+                    [Silent, Silent, Replica],
+                    [Master, Replica, Replica],
+                ],
+                &[],
+            ),
+            // Nor has a replica that is killed.
+            (&[[Master, Gone, Replica], [Master, Replica, Replica]], &[]),
+            // A change begins when the new master was surely none, and ends when the old one surely is none.
+            (
+                &[
+                    [Master, Replica, Replica],
+                    [Silent, Replica, Replica],
+                    // Not seen for a while, it may have become the master just after it was seen last.
+                    [Silent, Silent, Replica],
+                    [Silent, Master, Replica],
+                    // The old one comes back, and does not know yet; nor does its silence say that it does.
+                    [Master, Master, Replica],
+                    [Silent, Master, Replica],
+                    [Replica, Master, Replica],
+                    [Replica, Master, Replica],
+                ],
+                &[(20, 75)],
+            ),
+            // A change that is not over lasts to the end.
+            (
+                &[[Silent, Master, Replica], [Master, Master, Replica]],
+                &[(0, 30)],
+            ),
+            // A master that was replaced while it was dead and returns as one is a change of its own.
+            (
+                &[
+                    [Gone, Replica, Replica],
+                    [Gone, Master, Replica],
+                    [Gone, Master, Replica],
+                    [Master, Master, Replica],
+                    [Master, Master, Replica],
+                    [Replica, Master, Replica],
+                ],
+                &[(10, 25), (30, 65)],
+            ),
         ];
-        assert_eq!(changes(&killed), []);
-        // Nor has a replica that is killed.
-        assert_eq!(
-            changes(&[[Master, Gone, Replica], [Master, Replica, Replica]]),
-            []
-        );
+        for (looks, found) in cases {
+            assert_eq!(changes(looks), found, "{looks:?}");
+        }
     }
 
     #[test]
-    fn a_change_begins_when_the_new_master_was_surely_none_and_ends_when_the_old_one_surely_is_none()
-     {
-        let paused = [
-            [Master, Replica, Replica],
-            [Silent, Replica, Replica],
-            // Not seen for a while, it may have become the master just after it was seen last.
-            [Silent, Silent, Replica],
-            [Silent, Master, Replica],
-            // The old one comes back, and does not know yet; nor does its silence say that it does.
-            [Master, Master, Replica],
-            [Silent, Master, Replica],
-            [Replica, Master, Replica],
-            [Replica, Master, Replica],
-        ];
-        assert_eq!(changes(&paused), [(20, 75)]);
-    }
-
-    #[test]
-    fn a_change_that_is_not_over_lasts_to_the_end() {
-        let open = [[Silent, Master, Replica], [Master, Master, Replica]];
-        assert_eq!(changes(&open), [(0, 30)]);
-    }
-
-    #[test]
-    fn a_master_that_was_replaced_while_it_was_dead_and_returns_as_one_is_a_change_of_its_own() {
-        let killed = [
-            [Gone, Replica, Replica],
-            [Gone, Master, Replica],
-            [Gone, Master, Replica],
-            [Master, Master, Replica],
-            [Master, Master, Replica],
-            [Replica, Master, Replica],
-        ];
-        assert_eq!(changes(&killed), [(10, 25), (30, 65)]);
-    }
-
-    #[test]
-    fn it_begins_at_rest() {
+    fn watch_begins_at_rest() {
         let begin = |roles: &[Role]| Changes::new(1, 0, roles).is_some();
         assert!(begin(&[Replica, Master, Replica]));
         assert!(!begin(&[Master, Master, Replica]));
         assert!(!begin(&[Replica, Replica, Replica]));
         assert!(!begin(&[Master, Silent, Replica]));
         assert!(!begin(&[Master, Gone, Replica]));
-    }
-
-    /// Section 3, "what only the fence protects": the time of an asynchronous failover, no more and no less.
-    #[test]
-    fn a_failover_that_the_nemesis_did_not_ask_for_is_written_down_with_its_time() {
-        let redis = RedisSentinel::start();
-        let folder = TempDir::new();
-        let journal = Journal::open(&folder.path().join("nemesis.log")).unwrap();
-        let watch = Watch::new(redis.servers(), &journal);
-        let old = redis.master();
-        let is = |server: usize, role: &str| {
-            let said = redis.server(server).role(Duration::from_secs(5));
-            said.as_deref() == Some(role)
-        };
-        let others: Vec<usize> = (0..3).filter(|server| *server != old).collect();
-        let (before, promoted, last_of_old, follows) = watch.during(1, || {
-            // One look finds them at rest; another one, which began after this, sees nothing yet.
-            watch.wait_look();
-            let before = now();
-            watch.wait_look();
-            let mut promoted = 0;
-            let mut asked = None;
-            let patience = Duration::from_secs(60);
-            wait_until(patience, "another server is a master", || {
-                // On a busy machine a sentinel gives an attempt up; asked too soon, it makes two changes of one.
-                let given_up = |asked: Instant| asked.elapsed() > Duration::from_secs(15);
-                if asked.is_none_or(given_up) {
-                    redis.sentinels()[0].cli(&["SENTINEL", "FAILOVER", "mymaster"]);
-                    asked = Some(Instant::now());
-                }
-                let is_promoted = others.iter().any(|server| is(*server, "master"));
-                promoted = now();
-                is_promoted
-            });
-            let mut last_of_old = before;
-            wait_until(patience, "the old master follows", || {
-                let at = now();
-                if is(old, "master") {
-                    last_of_old = at;
-                }
-                is(old, "slave")
-            });
-            let follows = now();
-            watch.wait_look();
-            (before, promoted, last_of_old, follows)
-        });
-        let changes: Vec<Record> = history::read(folder.path()).unwrap();
-        let [
-            Record::Fault {
-                kind,
-                fence_only: true,
-                mutex: None,
-                begin,
-                end,
-            },
-        ] = changes.as_slice()
-        else {
-            panic!("{changes:?}");
-        };
-        assert_eq!(kind, MASTER_CHANGE);
-        assert!(
-            (before..promoted).contains(begin),
-            "asked for at {before}, seen at {promoted}, said to have begun at {begin}"
-        );
-        // A look of its own may be the first to see it.
-        assert!(
-            *end > last_of_old && *end < now(),
-            "the old master was one at {last_of_old} and followed at {follows}, said to have ended at {end}"
-        );
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::checker::Violation;
-use crate::stage::Fault;
+use crate::checker::Rule;
+use crate::ground::Fault;
 use contend::backend::{
     Attempt, Backend, Contender, Grant, OnRefusal, RawContender, RawObserver, Renewal,
 };
@@ -16,14 +16,13 @@ use contend::{Factory, Lease, Moment, MutexOwner, Result, Unparker};
 /// A bug that a lock might have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// Belief counts from the reply, not from before the request (rule 1).
+    /// Belief counts from the reply, not from before the request.
     LeaseFromReply,
-    /// A release frees whoever owns (rule 5).
+    /// A release frees any owner.
     ReleaseUnchecked,
-    /// Two ownerships get the same fence (rule 9).
+    /// Two ownerships get the same fence.
     FenceRepeats,
-    /// A waiter that is woken believes before it has claimed ("nobody believes anything before it was
-    /// granted").
+    /// A waiter that is woken believes before it has claimed.
     HandOverUnclaimed,
 }
 
@@ -48,24 +47,13 @@ impl Bug {
 
     /// The fault that brings it to light soonest.
     pub fn provoked_by(self) -> Option<Fault> {
-        match self {
-            Bug::LeaseFromReply => Some(Fault::Fade),
-            Bug::ReleaseUnchecked | Bug::FenceRepeats | Bug::HandOverUnclaimed => None,
-        }
+        (self == Bug::LeaseFromReply).then_some(Fault::Fade)
     }
 
-    /// Whether a violation is one that this bug causes.
-    pub fn shows_as(self, violation: &Violation) -> bool {
-        match self {
-            Bug::FenceRepeats => matches!(
-                violation,
-                Violation::FenceRepeated(_) | Violation::FenceFell(_)
-            ),
-            _ => matches!(
-                violation,
-                Violation::Overlap(_) | Violation::FenceFell(_) | Violation::FenceRepeated(_)
-            ),
-        }
+    /// Whether this bug breaks that rule.
+    pub fn breaks(self, rule: Rule) -> bool {
+        let overlaps = self != Bug::FenceRepeats && rule == Rule::NoOverlap;
+        overlaps || matches!(rule, Rule::FenceGrows | Rule::FenceIsUnique)
     }
 
     /// The bug of this name.

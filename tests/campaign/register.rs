@@ -1,8 +1,8 @@
 //! A register that the processes write to under the lock: with the fence checked, and without.
 //!
-//! A holder reads, thinks, and writes back what it read with a token of its own at the end. Whoever wrote
-//! on the ground of an older state than the last one has thrown somebody's write away: those tokens are
-//! not in the chain that leads to the last state.
+//! A holder reads, thinks, and writes back what it read with a token of its own at the end. A holder that wrote on the
+//! ground of an older state than the last one has thrown another's write away: those tokens are not in the chain that
+//! leads to the last state.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, BufRead, BufReader, Write};
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fenced_register_loses_no_acknowledged_write_and_a_plain_one_does() {
+    fn fenced_register_loses_no_write_and_plain_one_does() {
         let (acknowledged, chain) = race(Register::fenced());
         assert_eq!(acknowledged, [22]);
         assert!(chain.contains(&22));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn it_answers_over_its_socket() {
+    fn register_answers_over_its_socket() {
         let server = RegisterServer::start();
         let mut client = RegisterClient::connect(server.addr(), 3).unwrap();
         assert_eq!(client.read("fenced-m", 5).unwrap(), Some(0));

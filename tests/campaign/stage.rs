@@ -1,13 +1,11 @@
-//! The servers of a campaign, the proxies in front of them, and what can be done to both.
+//! The servers of a campaign, the proxies in front of them, and how to torment both.
 
-use std::fmt;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use contend::Factory;
 use contend::semaphore::PermitRequest;
-use contend::{Factory, Lease};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use testbed::{
@@ -16,273 +14,21 @@ use testbed::{
 };
 
 use crate::contender::{LED, LOCKED, PERMIT_TTL, SECOND, SEMAPHORES};
+use crate::ground::{Fault, Ground};
+use crate::history::{ALL, now};
 use crate::memory_weather::MemoryWeather;
-
-/// What a campaign runs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ground {
-    Memory,
-    Redis,
-    RedisCluster,
-    RedisSentinel,
-    MySql,
-    MySqlPolling,
-    Zk,
-    ZkEnsemble,
-}
-
-impl Ground {
-    /// All of them.
-    pub const ALL: [Ground; 8] = [
-        Ground::Memory,
-        Ground::Redis,
-        Ground::RedisCluster,
-        Ground::RedisSentinel,
-        Ground::MySql,
-        Ground::MySqlPolling,
-        Ground::Zk,
-        Ground::ZkEnsemble,
-    ];
-
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Ground::Memory => "memory",
-            Ground::Redis => "redis",
-            Ground::RedisCluster => "redis-cluster",
-            Ground::RedisSentinel => "redis-sentinel",
-            Ground::MySql => "mysql",
-            Ground::MySqlPolling => "mysql-polling",
-            Ground::Zk => "zk",
-            Ground::ZkEnsemble => "zk-ensemble",
-        }
-    }
-
-    /// A lease that is short enough for many losses in a minute, and whose transition is shorter than
-    /// what one call may take: a belief that counts from the wrong moment outlasts it.
-    pub fn lease(self) -> Lease {
-        let ms = Duration::from_millis;
-        match self {
-            // The session timeout is 2 s, of which a sixth is the transition.
-            Ground::Zk | Ground::ZkEnsemble => Lease::new(ms(1_667), ms(333)),
-            _ => Lease::new(ms(1_200), ms(50)),
-        }
-        .expect("a lease")
-    }
-
-    /// The faults that make sense here, and how often each.
-    pub fn faults(self) -> &'static [(Fault, u32)] {
-        const NETWORK: &[(Fault, u32)] = &[
-            (Fault::Cut, 3),
-            (Fault::Reset, 2),
-            (Fault::BlackHole(Way::ToServer), 3),
-            (Fault::BlackHole(Way::ToClient), 3),
-            (Fault::BlackHole(Way::Both), 2),
-            (Fault::Delay, 3),
-            (Fault::Fade, 3),
-            (Fault::LoseReply, 4),
-        ];
-        match self {
-            Ground::Memory => &[
-                (Fault::BlackHole(Way::ToServer), 3),
-                (Fault::Delay, 3),
-                (Fault::Fade, 3),
-                (Fault::LoseReply, 4),
-                (Fault::Revoke, 3),
-            ],
-            Ground::Redis => concat(&[
-                NETWORK,
-                &[
-                    (Fault::ServerKill, 2),
-                    (Fault::ServerPause, 2),
-                    (Fault::FlushScripts, 2),
-                    (Fault::KillSubscribers, 2),
-                    (Fault::OperatorDelete, 2),
-                    (Fault::Wipe, 1),
-                    (Fault::Revoke, 2),
-                ],
-            ]),
-            Ground::RedisCluster => &[
-                (Fault::MemberPause, 3),
-                (Fault::MemberKill, 2),
-                (Fault::FlushScripts, 2),
-                (Fault::KillSubscribers, 3),
-                (Fault::Cut, 3),
-                (Fault::Reshard, 3),
-                (Fault::OperatorDelete, 1),
-                (Fault::Revoke, 1),
-            ],
-            Ground::RedisSentinel => &[
-                (Fault::MemberPause, 3),
-                (Fault::MemberKill, 2),
-                (Fault::FailOver, 2),
-                (Fault::FlushScripts, 2),
-                (Fault::KillSubscribers, 3),
-                (Fault::Cut, 3),
-                (Fault::OperatorDelete, 1),
-                (Fault::Revoke, 1),
-            ],
-            Ground::MySql | Ground::MySqlPolling => concat(&[
-                NETWORK,
-                &[
-                    (Fault::ServerKill, 1),
-                    (Fault::ServerPause, 2),
-                    (Fault::KillConnections, 2),
-                    (Fault::OperatorDelete, 2),
-                    (Fault::Revoke, 2),
-                ],
-            ]),
-            Ground::Zk => concat(&[
-                NETWORK,
-                &[
-                    (Fault::ServerKill, 1),
-                    (Fault::ServerPause, 2),
-                    // Deletes the node, as an operator would.
-                    (Fault::Revoke, 2),
-                ],
-            ]),
-            Ground::ZkEnsemble => concat(&[
-                NETWORK,
-                &[
-                    (Fault::MemberKill, 2),
-                    (Fault::MemberPause, 3),
-                    (Fault::MemberCutOff, 3),
-                    (Fault::Revoke, 2),
-                ],
-            ]),
-        }
-    }
-}
-
-impl fmt::Display for Ground {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Ground {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Ground, String> {
-        let found = Ground::ALL.into_iter().find(|ground| ground.name() == text);
-        found.ok_or_else(|| {
-            let names = Ground::ALL.map(Ground::name).join(", ");
-            format!("unknown backend {text:?}; known are: {names}")
-        })
-    }
-}
-
-/// The faults of the servers and the network. Those of processes are the nemesis's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Connections are closed.
-    Cut,
-    /// Connections are reset.
-    Reset,
-    /// Connections stay open and nothing passes that way.
-    BlackHole(Way),
-    /// Everything takes longer.
-    Delay,
-    /// Everything takes longer, and then nothing passes.
-    Fade,
-    /// The reply to a request is lost.
-    LoseReply,
-    /// The server is killed and started again on its data.
-    ServerKill,
-    /// The server stands still.
-    ServerPause,
-    /// One of several servers is killed and started again.
-    MemberKill,
-    /// One of several servers stands still.
-    MemberPause,
-    /// One of several servers does not reach the others.
-    MemberCutOff,
-    /// Another server becomes the master on request.
-    FailOver,
-    /// Redis forgets its scripts.
-    FlushScripts,
-    /// Redis closes the connections of its subscribers.
-    KillSubscribers,
-    /// MySQL closes connections.
-    KillConnections,
-    /// Slots move to another member.
-    Reshard,
-    /// An operator deletes the key, row or node.
-    OperatorDelete,
-    /// An operator revokes.
-    Revoke,
-    /// The server loses all its data.
-    Wipe,
-}
-
-/// What a fault hit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hit {
-    /// Any of the mutexes.
-    All,
-    /// This one, and no other.
-    Mutex(&'static str),
-}
-
-/// Which way nothing passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    ToServer,
-    ToClient,
-    Both,
-}
-
-impl Fault {
-    /// Whether only a checked fence protects against it. So it does against a change of masters, which
-    /// [`Watch`](crate::masters::Watch) writes down: a kill or a pause may bring one about, or not.
-    pub fn is_fence_only(self) -> bool {
-        matches!(self, Fault::OperatorDelete | Fault::Revoke | Fault::Wipe)
-    }
-
-    /// Its name in the last line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Fault::Cut => "cut",
-            Fault::Reset => "reset",
-            Fault::BlackHole(Way::ToServer) => "black-hole-to-server",
-            Fault::BlackHole(Way::ToClient) => "black-hole-to-client",
-            Fault::BlackHole(Way::Both) => "black-hole-both",
-            Fault::Delay => "delay",
-            Fault::Fade => "fade",
-            Fault::LoseReply => "lose-reply",
-            Fault::ServerKill => "server-kill",
-            Fault::ServerPause => "server-pause",
-            Fault::MemberKill => "member-kill",
-            Fault::MemberPause => "member-pause",
-            Fault::MemberCutOff => "member-cut-off",
-            Fault::FailOver => "fail-over",
-            Fault::FlushScripts => "flush-scripts",
-            Fault::KillSubscribers => "kill-subscribers",
-            Fault::KillConnections => "kill-connections",
-            Fault::Reshard => "reshard",
-            Fault::OperatorDelete => "operator-delete",
-            Fault::Revoke => "revoke",
-            Fault::Wipe => "wipe",
-        }
-    }
-}
-
-fn concat(lists: &[&[(Fault, u32)]]) -> &'static [(Fault, u32)] {
-    // A few entries for each campaign.
-    Box::leak(lists.concat().into_boxed_slice())
-}
 
 /// The servers and the proxies.
 pub struct Stage {
     ground: Ground,
-    servers: Servers,
+    pub servers: Servers,
     /// For each process, its way to each server.
     proxies: Vec<Vec<Proxy>>,
     /// What an operator has, without a proxy in between.
-    operator: Option<Factory>,
+    operator: Factory,
 }
 
-enum Servers {
+pub enum Servers {
     Memory(Vec<MemoryWeather>),
     Redis(RedisServer),
     RedisCluster(RedisCluster),
@@ -292,34 +38,19 @@ enum Servers {
     ZkEnsemble(ZooKeeperEnsemble),
 }
 
-impl Stage {
-    /// Starts the servers, and a proxy for each process and server.
-    pub fn start(ground: Ground, processes: usize) -> Stage {
-        let servers = match ground {
+impl Servers {
+    fn start(ground: Ground, processes: usize) -> Servers {
+        // What it acknowledged is on the disk: a restart is no loss.
+        const DURABLE: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
+        match ground {
             Ground::Memory => {
-                let name = format!("campaign-{}", crate::history::now());
+                let name = format!("campaign-{}", now());
                 let weather = |_| MemoryWeather::around(&name, ground.lease());
                 Servers::Memory((0..processes).map(weather).collect())
             }
-            // What it acknowledged is on the disk: a restart is no loss.
-            Ground::Redis => Servers::Redis(RedisServer::start_with(&[
-                "--appendonly",
-                "yes",
-                "--appendfsync",
-                "always",
-            ])),
-            Ground::RedisCluster => Servers::RedisCluster(RedisCluster::start_with(&[
-                "--appendonly",
-                "yes",
-                "--appendfsync",
-                "always",
-            ])),
-            Ground::RedisSentinel => Servers::RedisSentinel(RedisSentinel::start_with(&[
-                "--appendonly",
-                "yes",
-                "--appendfsync",
-                "always",
-            ])),
+            Ground::Redis => Servers::Redis(RedisServer::start_with(DURABLE)),
+            Ground::RedisCluster => Servers::RedisCluster(RedisCluster::start_with(DURABLE)),
+            Ground::RedisSentinel => Servers::RedisSentinel(RedisSentinel::start_with(DURABLE)),
             Ground::MySql | Ground::MySqlPolling => {
                 let server = MariaDbServer::start_with(&["--innodb-flush-log-at-trx-commit=2"]);
                 server.create_database("campaign");
@@ -327,61 +58,62 @@ impl Stage {
             }
             Ground::Zk => Servers::Zk(ZooKeeperServer::start()),
             Ground::ZkEnsemble => Servers::ZkEnsemble(ZooKeeperEnsemble::start_proxied()),
-        };
-        let targets = match &servers {
-            // Clients go where the members or the sentinels say that they are.
-            Servers::Memory(_) | Servers::RedisCluster(_) | Servers::RedisSentinel(_) => vec![],
-            Servers::Redis(server) => vec![server.addr()],
-            Servers::MySql(server) => vec![server.addr()],
-            Servers::Zk(server) => vec![server.addr()],
+        }
+    }
+
+    /// What an operator uses, and the addresses that proxies stand before. Clients of a cluster or of sentinels go
+    /// where those say that the members are, so there are none.
+    fn direct(&self) -> (Factory, Vec<std::net::SocketAddr>) {
+        let (url, targets) = match self {
+            Servers::Memory(weather) => return (weather[0].plain(), vec![]),
+            Servers::Redis(server) => (server.url(), vec![server.addr()]),
+            Servers::RedisCluster(cluster) => (cluster.url(), vec![]),
+            Servers::RedisSentinel(redis) => (redis.url(), vec![]),
+            Servers::MySql(server) => (server.url("campaign"), vec![server.addr()]),
+            Servers::Zk(server) => (server.url(), vec![server.addr()]),
             Servers::ZkEnsemble(ensemble) => {
-                ensemble.nodes().iter().map(|node| node.addr()).collect()
+                let nodes = ensemble.nodes().iter();
+                (ensemble.url(), nodes.map(|node| node.addr()).collect())
             }
         };
-        let proxies = (0..processes)
-            .map(|_| targets.iter().map(|addr| Proxy::to(*addr)).collect())
-            .collect();
-        let direct = match &servers {
-            Servers::Memory(weather) => Ok(weather[0].plain()),
-            Servers::Redis(server) => contend::connect(&server.url()),
-            Servers::RedisCluster(cluster) => contend::connect(&cluster.url()),
-            Servers::RedisSentinel(redis) => contend::connect(&redis.url()),
-            Servers::MySql(server) => contend::connect(&server.url("campaign")),
-            Servers::Zk(server) => contend::connect(&server.url()),
-            Servers::ZkEnsemble(ensemble) => contend::connect(&ensemble.url()),
-        };
-        let operator = direct.expect("a URL of the testbed");
+        (
+            contend::connect(&url).expect("a URL of the testbed"),
+            targets,
+        )
+    }
+}
+
+impl Stage {
+    /// Starts the servers, and a proxy for each process and server.
+    pub fn start(ground: Ground, processes: usize) -> Stage {
+        let servers = Servers::start(ground, processes);
+        let (operator, targets) = servers.direct();
         if let Ok(semaphores) = operator.semaphores() {
             semaphores.create_tables().expect("the tables can be made");
             for (name, capacity) in SEMAPHORES {
                 semaphores.create(name, capacity).expect("a new semaphore");
             }
         }
+        let proxies = || targets.iter().map(|addr| Proxy::to(*addr)).collect();
         Stage {
             ground,
             servers,
-            proxies,
-            operator: Some(operator),
+            proxies: std::iter::repeat_with(proxies).take(processes).collect(),
+            operator,
         }
     }
 
     /// The URL through the proxies of a process, with the lease of a campaign.
     pub fn url(&self, process: usize) -> String {
         let lease = self.ground.lease();
-        let lease = format!(
-            "ttl={}ms&transition={}ms",
-            lease.ttl().as_millis(),
-            lease.transition().as_millis()
-        );
-        self.url_with(process, &lease)
+        let (ttl, transition) = (lease.ttl().as_millis(), lease.transition().as_millis());
+        self.url_with(process, &format!("ttl={ttl}ms&transition={transition}ms"))
     }
 
     /// The URL through the proxies of a process, with this lease where the backend takes one.
     pub fn url_with(&self, process: usize, lease: &str) -> String {
-        let hosts: Vec<String> = self.proxies[process]
-            .iter()
-            .map(|proxy| proxy.addr().to_string())
-            .collect();
+        let proxies = self.proxies[process].iter();
+        let hosts: Vec<String> = proxies.map(|proxy| proxy.addr().to_string()).collect();
         let hosts = hosts.join(",");
         match &self.servers {
             Servers::Memory(_) => format!("memory://campaign?{lease}"),
@@ -407,67 +139,75 @@ impl Stage {
         }
     }
 
-    /// Does it, for as long as it takes, and undoes it. `aim` is the process that most likely owns.
-    /// Returns what it hit; `None` if it surely had no effect.
-    pub fn suffer(&self, fault: Fault, aim: Option<usize>, random: &mut StdRng) -> Option<Hit> {
+    /// Does it, for as long as it takes, and undoes it. `aim` is the process that most likely owns. Returns the mutex
+    /// that it hit, or [`ALL`]; `None` if it surely had no effect.
+    pub fn suffer(
+        &self,
+        fault: Fault,
+        aim: Option<usize>,
+        random: &mut StdRng,
+    ) -> Option<&'static str> {
         let lease = self.ground.lease();
-        let ms = |random: &mut StdRng, from: u64, to: u64| {
-            Duration::from_millis(random.random_range(from..to))
-        };
         let total = u64::try_from(lease.total().as_millis()).unwrap_or(u64::MAX);
         match fault {
-            Fault::Cut if matches!(self.ground, Ground::RedisCluster | Ground::RedisSentinel) => {
+            Fault::Cut if self.proxies[0].is_empty() => {
                 self.on_redis(&["CLIENT", "KILL", "TYPE", "normal"]);
             }
-            Fault::Cut => self.each_proxy(aim, random, Proxy::cut),
-            Fault::Reset => self.each_proxy(aim, random, Proxy::reset),
-            Fault::BlackHole(way) => {
+            Fault::Cut => self.each_proxy(&self.choose(aim, random), Proxy::cut),
+            Fault::Reset => self.each_proxy(&self.choose(aim, random), Proxy::reset),
+            Fault::HoleToServer | Fault::HoleToClient | Fault::HoleBothWays => {
                 let chosen = self.choose(aim, random);
-                self.black_hole(&chosen, way);
-                thread::sleep(ms(random, 100, total * 3 / 2));
+                self.black_hole(
+                    &chosen,
+                    match fault {
+                        Fault::HoleToServer => Direction::ToServer,
+                        Fault::HoleToClient => Direction::ToClient,
+                        _ => Direction::Both,
+                    },
+                );
+                nap(random, 100, total * 3 / 2);
                 self.pass(&chosen);
             }
             Fault::Delay => {
                 let chosen = self.choose(aim, random);
-                let each_way = ms(random, 5, 150);
-                self.delay(&chosen, each_way);
-                thread::sleep(ms(random, 300, total));
+                let each_way = Duration::from_millis(random.random_range(5..150));
+                self.each_weather(&chosen, |weather| weather.delay(each_way));
+                self.each_proxy(&chosen, |proxy| proxy.delay(each_way));
+                nap(random, 300, total);
                 self.pass(&chosen);
             }
             Fault::Fade => {
-                // One: who is to take its place must not be hindered.
-                let chosen = vec![aim.unwrap_or(0)];
+                // One: the process that is to take its place must not be hindered.
+                let chosen = [aim.unwrap_or(0)];
                 // Requests arrive at once: the lease runs there while its owner still waits for the reply.
                 // Less than a sixth of the ttl, after which MySQL connections give up.
-                self.delay_replies(&chosen, lease.ttl() / 8);
-                thread::sleep(lease.ttl() / 2 + ms(random, 0, total / 2));
-                self.black_hole(&chosen, Way::ToServer);
-                thread::sleep(lease.total() + ms(random, 100, 500));
+                let delay = lease.ttl() / 8;
+                self.each_weather(&chosen, |weather| weather.delay_replies(delay));
+                self.each_proxy(&chosen, |proxy| proxy.delay_replies(delay));
+                thread::sleep(lease.ttl() / 2);
+                nap(random, 0, total / 2);
+                self.black_hole(&chosen, Direction::ToServer);
+                thread::sleep(lease.total());
+                nap(random, 100, 500);
                 self.pass(&chosen);
             }
             Fault::LoseReply => {
                 let chosen = self.choose(aim, random);
                 for _ in 0..random.random_range(1..20) {
-                    for &process in &chosen {
-                        match &self.servers {
-                            Servers::Memory(weather) => weather[process].lose_next_reply(),
-                            _ => self.proxies[process]
-                                .iter()
-                                .for_each(Proxy::lose_next_reply),
-                        }
-                    }
-                    thread::sleep(ms(random, 10, 60));
+                    self.each_weather(&chosen, MemoryWeather::lose_next_reply);
+                    self.each_proxy(&chosen, Proxy::lose_next_reply);
+                    nap(random, 10, 60);
                 }
                 self.pass(&chosen);
             }
             Fault::ServerKill => self.server(|server| {
                 server.kill();
-                thread::sleep(ms(random, 0, total));
+                nap(random, 0, total);
                 server.start();
             }),
             Fault::ServerPause => self.server(|server| {
                 server.pause();
-                thread::sleep(ms(random, 50, total * 3 / 2));
+                nap(random, 50, total * 3 / 2);
                 server.resume();
             }),
             Fault::MemberKill => self.kill_member(random),
@@ -478,10 +218,9 @@ impl Stage {
                     Ground::RedisSentinel => 600,
                     _ => total * 3 / 2,
                 };
-                let pause = ms(random, 50, most);
                 self.member(random.random_range(0..100), |server| {
                     server.pause();
-                    thread::sleep(pause);
+                    nap(random, 50, most);
                     server.resume();
                 });
             }
@@ -489,7 +228,7 @@ impl Stage {
                 if let Servers::ZkEnsemble(ensemble) = &self.servers {
                     let node = random.random_range(0..3);
                     ensemble.cut_off(node);
-                    thread::sleep(ms(random, 500, 5_000));
+                    nap(random, 500, 5_000);
                     ensemble.heal(node);
                 }
             }
@@ -507,96 +246,32 @@ impl Stage {
             Fault::OperatorDelete => {
                 let mutex = [LED, LOCKED][random.random_range(0..2)];
                 self.delete(mutex);
-                return Some(Hit::Mutex(mutex));
+                return Some(mutex);
             }
             Fault::Revoke => {
                 let mutex = [LED, LOCKED, SECOND][random.random_range(0..3)];
-                return self.revoke(mutex).then_some(Hit::Mutex(mutex));
+                return self.revoke(mutex).then_some(mutex);
             }
             Fault::Wipe => self.on_redis(&["FLUSHALL"]),
         }
-        Some(Hit::All)
+        Some(ALL)
     }
 
-    /// What there is on the server: queue entries, tokens, rows, nodes, subscriptions, connections.
-    pub fn leftovers(&self) -> Vec<(String, f64)> {
-        let number = |text: &str| text.trim().parse::<f64>().unwrap_or(0.0);
-        let named = |facts: &[(&str, f64)]| {
-            let facts = facts.iter();
-            facts
-                .map(|(name, value)| ((*name).to_owned(), *value))
-                .collect()
-        };
-        match &self.servers {
-            Servers::Redis(server) => {
-                let keys = server.cli(&["KEYS", "*"]);
-                let queues = keys.lines().filter(|key| key.ends_with(":contender"));
-                let queued = queues.map(|key| number(&server.cli(&["ZCARD", key]))).sum();
-                let connections = server.cli(&["CLIENT", "LIST"]).lines().count();
-                let channels = server.cli(&["PUBSUB", "CHANNELS"]).lines().count();
-                named(&[
-                    ("keys", keys.lines().count() as f64),
-                    ("queue entries", queued),
-                    ("channels", channels as f64),
-                    ("connections", connections as f64),
-                ])
-            }
-            Servers::MySql(server) => {
-                let one = |sql: &str| number(&server.sql(sql));
-                named(&[
-                    ("rows", one("SELECT COUNT(*) FROM campaign.simba_mutex")),
-                    (
-                        "bytes in rows",
-                        one("SELECT COALESCE(SUM(LENGTH(owner_id)), 0) FROM campaign.simba_mutex"),
-                    ),
-                    (
-                        "connections",
-                        one(
-                            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'campaign'",
-                        ),
-                    ),
-                    (
-                        "waiting connections",
-                        one("SELECT COUNT(*) FROM information_schema.processlist \
-                             WHERE db = 'campaign' AND state = 'User lock'"),
-                    ),
-                ])
-            }
-            Servers::Zk(server) => {
-                let facts = server.four_letter("mntr").unwrap_or_default();
-                let fact = |name: &str| {
-                    let line = facts.lines().find(|line| line.starts_with(name));
-                    line.and_then(|line| line.split_whitespace().nth(1))
-                        .map_or(0.0, number)
-                };
-                named(&[
-                    ("nodes", fact("zk_znode_count")),
-                    ("ephemeral nodes", fact("zk_ephemerals_count")),
-                    ("watches", fact("zk_watch_count")),
-                    ("connections", fact("zk_num_alive_connections")),
-                ])
-            }
-            _ => vec![],
-        }
-    }
-
-    /// Takes all permits of all semaphores, when nobody holds any: what was leaked comes back by its ttl and
-    /// a quarter of it. Returns what is wrong.
+    /// Takes all permits of all semaphores, when no process holds any: what was leaked comes back by its ttl and a
+    /// quarter of it. Returns what is wrong.
     pub fn permits_are_back(&self) -> Result<(), String> {
-        let Some(Ok(semaphores)) = self.operator.as_ref().map(Factory::semaphores) else {
+        let Ok(semaphores) = self.operator.semaphores() else {
             return Ok(());
         };
-        let all = SEMAPHORES
-            .iter()
-            .fold(PermitRequest::generated(), |request, (name, capacity)| {
-                request.permits(*name, *capacity)
-            })
-            .ttl(Duration::from_secs(10));
+        let none = PermitRequest::generated().ttl(Duration::from_secs(10));
+        let all = SEMAPHORES.iter().fold(none, |request, (name, capacity)| {
+            request.permits(*name, *capacity)
+        });
         let within = PERMIT_TTL + PERMIT_TTL / 4 + Duration::from_secs(4);
-        match semaphores.guard(&all, within) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(format!("permits leaked: {error}")),
-        }
+        let taken = semaphores.guard(&all, within);
+        taken
+            .map(drop)
+            .map_err(|error| format!("permits leaked: {error}"))
     }
 
     /// Undoes everything, and waits until the servers serve.
@@ -621,57 +296,26 @@ impl Stage {
         }
     }
 
-    fn each_proxy(&self, aim: Option<usize>, random: &mut StdRng, act: impl Fn(&Proxy)) {
-        for process in self.choose(aim, random) {
+    fn each_proxy(&self, processes: &[usize], act: impl Fn(&Proxy)) {
+        for &process in processes {
             self.proxies[process].iter().for_each(&act);
         }
     }
 
-    fn black_hole(&self, processes: &[usize], way: Way) {
-        let direction = match way {
-            Way::ToServer => Direction::ToServer,
-            Way::ToClient => Direction::ToClient,
-            Way::Both => Direction::Both,
-        };
-        for &process in processes {
-            if let Servers::Memory(weather) = &self.servers {
-                weather[process].unreachable();
-            }
-            for proxy in &self.proxies[process] {
-                proxy.black_hole(direction);
-            }
+    fn each_weather(&self, processes: &[usize], act: impl Fn(&MemoryWeather)) {
+        if let Servers::Memory(weather) = &self.servers {
+            processes.iter().for_each(|&process| act(&weather[process]));
         }
     }
 
-    fn delay(&self, processes: &[usize], each_way: Duration) {
-        for &process in processes {
-            if let Servers::Memory(weather) = &self.servers {
-                weather[process].delay(each_way);
-            }
-            for proxy in &self.proxies[process] {
-                proxy.delay(each_way);
-            }
-        }
-    }
-
-    fn delay_replies(&self, processes: &[usize], delay: Duration) {
-        for &process in processes {
-            if let Servers::Memory(weather) = &self.servers {
-                weather[process].delay_replies(delay);
-            }
-            for proxy in &self.proxies[process] {
-                proxy.delay_replies(delay);
-            }
-        }
+    fn black_hole(&self, processes: &[usize], direction: Direction) {
+        self.each_weather(processes, MemoryWeather::unreachable);
+        self.each_proxy(processes, |proxy| proxy.black_hole(direction));
     }
 
     fn pass(&self, processes: &[usize]) {
-        for &process in processes {
-            if let Servers::Memory(weather) = &self.servers {
-                weather[process].pass();
-            }
-            self.proxies[process].iter().for_each(Proxy::pass);
-        }
+        self.each_weather(processes, MemoryWeather::pass);
+        self.each_proxy(processes, Proxy::pass);
     }
 
     /// The one server.
@@ -709,34 +353,27 @@ impl Stage {
 
     /// Copies the logs of servers that choose a master among themselves, which say why they did.
     pub fn keep_logs(&self, folder: &Path) {
-        let logs = match &self.servers {
-            Servers::RedisCluster(cluster) => vec![("node", cluster.nodes())],
-            Servers::RedisSentinel(redis) => {
-                vec![("server", redis.servers()), ("sentinel", redis.sentinels())]
-            }
-            _ => vec![],
+        let sentinels = match &self.servers {
+            Servers::RedisSentinel(redis) => redis.sentinels(),
+            _ => &[],
         };
-        for (kind, servers) in logs {
-            for server in servers {
-                // Not `.log`: those are the journals.
-                let file = folder.join(format!("{kind}-{}.txt", server.port()));
-                // What is missing is missed by a reader only.
-                let _ = std::fs::write(file, server.log());
-            }
+        for server in self.replicated().0.iter().chain(sentinels) {
+            // Not `.log`: those are the journals.
+            let file = folder.join(format!("server-{}.txt", server.port()));
+            // What is missing is missed by a reader only.
+            let _ = std::fs::write(file, server.log());
         }
     }
 
     fn kill_member(&self, random: &mut StdRng) {
         let number = random.random_range(0..100);
-        let down = Duration::from_millis(random.random_range(0..4_000));
         match &self.servers {
             Servers::RedisCluster(cluster) => {
                 cluster.wait_whole();
-                let key = format!("simba:{{{}}}", [LED, LOCKED][number % 2]);
-                let master = cluster.master_of(&key, 0);
+                let master = cluster.master_of(&key([LED, LOCKED][number % 2]), 0);
                 cluster.kill(master);
                 cluster.wait_ok();
-                thread::sleep(down);
+                nap(random, 0, 4_000);
                 cluster.node(master).start();
                 cluster.wait_whole();
             }
@@ -745,14 +382,14 @@ impl Stage {
                 let master = redis.master();
                 redis.server(master).kill();
                 redis.wait_until("there is another master", || redis.master() != master);
-                thread::sleep(down);
+                nap(random, 0, 4_000);
                 redis.server(master).start();
                 settle(redis, random);
             }
             Servers::ZkEnsemble(ensemble) => {
                 let node = ensemble.node(number % 3);
                 node.kill();
-                thread::sleep(down);
+                nap(random, 0, 4_000);
                 node.start();
                 ensemble.wait_whole();
             }
@@ -762,21 +399,12 @@ impl Stage {
 
     /// Runs a command on every Redis that runs.
     fn on_redis(&self, command: &[&str]) {
-        match &self.servers {
-            Servers::Redis(server) => {
-                server.cli(command);
-            }
-            Servers::RedisCluster(cluster) => {
-                for index in 0..cluster.nodes().len() {
-                    cluster.node(index).cli(command);
-                }
-            }
-            Servers::RedisSentinel(redis) => {
-                for server in redis.servers() {
-                    server.cli(command);
-                }
-            }
-            _ => {}
+        let servers = match &self.servers {
+            Servers::Redis(server) => std::slice::from_ref(server),
+            _ => self.replicated().0,
+        };
+        for server in servers {
+            server.cli(command);
         }
     }
 
@@ -787,11 +415,8 @@ impl Stage {
         let ids = server.sql(
             "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = 'campaign'",
         );
-        let kills: Vec<String> = ids
-            .lines()
-            .filter(|_| random.random_range(0..3) == 0)
-            .map(|id| format!("KILL {id};"))
-            .collect();
+        let chosen = ids.lines().filter(|_| random.random_range(0..3) == 0);
+        let kills: Vec<String> = chosen.map(|id| format!("KILL {id};")).collect();
         // One that is gone by now is no reason to stop.
         server.sql(&format!(
             "DELIMITER //\nBEGIN NOT ATOMIC DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; {} END//",
@@ -800,18 +425,12 @@ impl Stage {
     }
 
     fn delete(&self, mutex: &str) {
+        let key = key(mutex);
         match &self.servers {
-            Servers::Redis(server) => {
-                server.cli(&["DEL", &format!("simba:{{{mutex}}}")]);
-            }
-            Servers::RedisCluster(cluster) => {
-                cluster
-                    .node(0)
-                    .cli(&["-c", "DEL", &format!("simba:{{{mutex}}}")]);
-            }
+            Servers::Redis(server) => drop(server.cli(&["DEL", &key])),
+            Servers::RedisCluster(cluster) => drop(cluster.node(0).cli(&["-c", "DEL", &key])),
             Servers::RedisSentinel(redis) => {
-                let master = redis.server(redis.master());
-                master.cli(&["DEL", &format!("simba:{{{mutex}}}")]);
+                redis.server(redis.master()).cli(&["DEL", &key]);
             }
             Servers::MySql(server) => {
                 let sql = format!("DELETE FROM campaign.simba_mutex WHERE mutex = '{mutex}'");
@@ -823,14 +442,12 @@ impl Stage {
 
     /// As an operator does with the command `revoke`. Returns `false` if nothing was revoked.
     fn revoke(&self, mutex: &str) -> bool {
-        let Some(factory) = &self.operator else {
-            return false;
-        };
-        let Ok(owner) = factory.owner(mutex) else {
+        let Ok(owner) = self.operator.owner(mutex) else {
             return false;
         };
         // An error leaves it open whether it took effect.
-        owner.has_owner() && factory.revoke(mutex, owner.fence()).unwrap_or(true)
+        let revoke = || self.operator.revoke(mutex, owner.fence());
+        owner.has_owner() && revoke().unwrap_or(true)
     }
 
     /// Moves the slot of a mutex to another master, with a pause in the middle.
@@ -839,45 +456,55 @@ impl Stage {
             return;
         };
         cluster.wait_whole();
-        let key = format!("simba:{{{}}}", [LED, LOCKED][random.random_range(0..2)]);
+        let key = key([LED, LOCKED][random.random_range(0..2)]);
         let slot = cluster.node(0).cli(&["CLUSTER", "KEYSLOT", &key]);
         let from = cluster.master_of(&key, 0);
-        let masters = cluster.masters();
-        let others: Vec<usize> = masters.into_iter().filter(|node| *node != from).collect();
+        let mut others = cluster.masters();
+        others.retain(|node| *node != from);
         let to = others[random.random_range(0..others.len())];
         let id = |node: usize| cluster.node(node).cli(&["CLUSTER", "MYID"]);
         let (from_id, to_id) = (id(from), id(to));
-        let on = |node: usize, args: &[&str]| cluster.node(node).cli(args);
-        on(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
-        on(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
-        thread::sleep(Duration::from_millis(random.random_range(50..800)));
+        let set = |node: usize, state: &str, id: &str| {
+            let args = ["CLUSTER", "SETSLOT", &slot, state, id];
+            cluster.node(node).cli(&args);
+        };
+        set(to, "IMPORTING", &from_id);
+        set(from, "MIGRATING", &to_id);
+        nap(random, 50, 800);
         let port = cluster.node(to).port().to_string();
         for _ in 0..20 {
-            let keys = on(from, &["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+            let keys = ["CLUSTER", "GETKEYSINSLOT", &slot, "100"];
+            let keys = cluster.node(from).cli(&keys);
             let keys: Vec<&str> = keys.lines().filter(|key| !key.is_empty()).collect();
             if keys.is_empty() {
                 break;
             }
             let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "2000", "KEYS"];
             migrate.extend(&keys);
-            on(from, &migrate);
-            thread::sleep(Duration::from_millis(random.random_range(0..100)));
+            cluster.node(from).cli(&migrate);
+            nap(random, 0, 100);
         }
-        for node in [to, from] {
-            on(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
-        }
-        for index in 0..cluster.nodes().len() {
-            // A replica refuses, and learns it from its master.
-            on(index, &["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+        // First the two. A replica refuses, and learns it from its master.
+        for node in [to, from].into_iter().chain(0..cluster.nodes().len()) {
+            set(node, "NODE", &to_id);
         }
     }
+}
+
+/// The key of a mutex on Redis.
+fn key(mutex: &str) -> String {
+    format!("simba:{{{mutex}}}")
+}
+
+/// How long a fault lasts: from `least` up to `most` milliseconds.
+fn nap(random: &mut StdRng, least: u64, most: u64) {
+    thread::sleep(Duration::from_millis(random.random_range(least..most)));
 }
 
 /// Waits until all servers have their places. Mostly it makes a replica of a master that was replaced: Sentinel does so
 /// after 8 s and more, in which two masters grant. If the nemesis always waited for that, most of a campaign would be
 /// left to the fence and prove nothing else.
 fn settle(redis: &RedisSentinel, random: &mut StdRng) {
-    let both = Duration::from_millis(random.random_range(0..2_000));
     let waits = random.random_range(0..4) == 0;
     let says_master = |server: usize| {
         let role = redis.server(server).role(Duration::from_secs(1));
@@ -885,25 +512,16 @@ fn settle(redis: &RedisSentinel, random: &mut StdRng) {
     };
     let masters = || (0..redis.servers().len()).filter(|server| says_master(*server));
     if !waits && masters().count() > 1 {
-        thread::sleep(both);
-        // While sentinels do not agree, one of them may be about to promote whom this would demote.
+        // In this time both grant.
+        nap(random, 0, 2_000);
+        // While sentinels do not agree, one of them may be about to promote the one that this would demote.
         if let Some(master) = redis.agreed_master().filter(|master| says_master(*master)) {
             let port = redis.server(master).port().to_string();
             for old in masters().filter(|server| *server != master) {
-                redis.server(old).cli(&["REPLICAOF", "127.0.0.1", &port]);
+                let args = ["REPLICAOF", "127.0.0.1", &port];
+                redis.server(old).cli(&args);
             }
         }
     }
     redis.wait_whole();
-}
-
-/// The library that shows a process another wall clock, and the real monotonic one.
-pub fn libfaketime() -> PathBuf {
-    let mut found = std::fs::read_dir("/usr/lib")
-        .expect("/usr/lib is readable")
-        .flatten()
-        .map(|entry| entry.path().join("faketime/libfaketimeMT.so.1"));
-    found.find(|path| path.exists()).expect(
-        "libfaketime is missing: install the Debian package libfaketime, or run ./tests/run",
-    )
 }

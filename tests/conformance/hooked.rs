@@ -4,13 +4,15 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use contend::backend::{
     Attempt, Backend, Condition, Contender, OnRefusal, Participant, Purpose, RawContender,
     RawObserver, Renewal,
 };
-use contend::{Factory, Lease, Moment, MutexOwner, Probe, Result, Unparker};
+use contend::{Error, ErrorKind, Factory, Lease, Moment, MutexOwner, Probe, Result, Unparker};
 use parking_lot::Mutex;
 
 /// One call to a contender, or about the runs of its mutex.
@@ -45,6 +47,52 @@ pub fn around(
     let backend = factory.backend().unwrap();
     let realm = backend.realm().to_owned();
     over(backend, realm, factory.lease(), Arc::new(hook))
+}
+
+/// What a test turns on and off while a hook looks.
+#[derive(Clone, Debug, Default)]
+pub struct Switch(Arc<AtomicBool>);
+
+impl Switch {
+    pub fn on(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    pub fn off(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// Turns it off, and returns whether it was on.
+    pub fn take(&self) -> bool {
+        self.0.swap(false, Ordering::SeqCst)
+    }
+}
+
+/// The same factory: while the switch is on, the calls that `which` names take as long as they may, and have no
+/// answer.
+pub fn hanging(
+    factory: &Factory,
+    which: impl Fn(Call, &Contender) -> bool + Send + Sync + 'static,
+) -> (Factory, Switch) {
+    let hung = Switch::default();
+    let is_hung = hung.clone();
+    let factory = around(factory, move |when, call, place, by| {
+        if when == When::Before && is_hung.is_on() && which(call, place) {
+            thread::sleep(by.remaining());
+            return Err(no_answer());
+        }
+        Ok(())
+    });
+    (factory, hung)
+}
+
+/// What a call without an answer ends with.
+pub fn no_answer() -> Error {
+    Error::new(ErrorKind::Timeout, "no answer on request")
 }
 
 /// The same mutexes as another process sees them: what this process knows of ids and threads does not

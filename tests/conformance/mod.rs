@@ -30,6 +30,10 @@ pub const PATIENCE: Duration = Duration::from_secs(40);
 /// When a hung test is ended.
 pub const HANG: Duration = Duration::from_secs(120);
 
+pub const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
 /// A backend under test.
 pub struct Subject {
     /// A factory of its own (own pool, own session) on the server that all tests of the file share.

@@ -1,10 +1,25 @@
-//! What a user sees of an outage, on any server that can be killed and started again.
+//! What a user sees of an outage, on any server that can be killed, paused and started again.
 
-use std::time::Duration;
+use std::any::Any;
+use std::time::{Duration, Instant};
 
+use contend::{Factory, Guard};
 use testbed::wait_until;
 
-use super::PATIENCE;
+use super::{PATIENCE, ms};
+
+/// What a call may take beyond its own timeout: the limit of a request, and the scheduling of threads.
+pub const LIMIT: Duration = ms(2_200);
+
+/// What a loaded machine may add.
+const SLACK: Duration = ms(500);
+
+/// Prints a row of a table, and fails where a call took longer than its own timeout and the limit.
+pub fn bounded(backend: &str, what: &str, own: Duration, took: Duration, outcome: &str) {
+    let bound = own + LIMIT;
+    println!("{backend:>8}  {what:<26} {took:>9.1?}  bound {bound:>6?}  {outcome}");
+    assert!(took < bound + SLACK, "{backend}: {what} took {took:?}");
+}
 
 /// A waiter asks nothing until the lease of the owner ends: the lost connection wakes it.
 pub fn shows_in_the_health_of_a_waiting_service(url: &str, kill: impl Fn(), start: impl Fn()) {
@@ -23,4 +38,53 @@ pub fn shows_in_the_health_of_a_waiting_service(url: &str, kill: impl Fn(), star
     });
     start();
     wait_until(PATIENCE, "it is over", || second.health().is_fine());
+}
+
+/// Every call that a caller waits for ends in time, while the server does not answer and the ttl is a minute.
+pub fn calls_end(backend: &str, factory: Factory, pause: impl FnOnce()) {
+    assert!(factory.lease().ttl() >= Duration::from_secs(8));
+    let locker = |mutex| factory.locker(mutex).build().unwrap();
+    let (first, second, held) = (locker("m"), locker("n"), locker("held"));
+    drop(first.lock().unwrap());
+    let held = held.lock().unwrap();
+    let many = factory.lock_all(["a", "b", "c", "d"]).lock().unwrap();
+    let services = ["stopped", "dropped"].map(|mutex| {
+        let service = factory.contend(mutex).build().unwrap();
+        service.start().unwrap();
+        wait_until(PATIENCE, "it leads", || service.is_owner());
+        service
+    });
+    pause();
+
+    let row = |what: &str, own: Duration, call: &mut dyn FnMut() -> String| {
+        let began = Instant::now();
+        let outcome = call();
+        bounded(backend, what, own, began.elapsed(), &outcome);
+    };
+    let error = |locked: contend::Result<Guard>| locked.unwrap_err().to_string();
+    let short = ms(300);
+    for what in ["try_lock_for(300ms)", "try_lock_for(300ms) again"] {
+        row(what, short, &mut || error(first.try_lock_for(short)));
+    }
+    row("try_lock", ms(0), &mut || error(second.try_lock()));
+    let [stopped, dropped] = services;
+    row("stop of a leader", ms(0), &mut || {
+        format!("{:?}", stopped.stop())
+    });
+    let values: [(&str, Box<dyn Any>); 4] = [
+        ("drop of a held guard", Box::new(held)),
+        ("drop of a guard of four", Box::new(many)),
+        ("drop of a leader", Box::new(dropped)),
+        (
+            "drop of the factory",
+            Box::new((stopped, first, second, factory)),
+        ),
+    ];
+    for (what, value) in values {
+        let mut value = Some(value);
+        row(what, ms(0), &mut || {
+            value = None;
+            String::new()
+        });
+    }
 }

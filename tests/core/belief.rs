@@ -1,22 +1,22 @@
-//! Rule "belief ends on the local boot-time clock, counted from before the request was sent": the replies are
-//! delayed, and what a reader sees is compared with the time of sending.
+//! Belief ends on the local boot-time clock, counted from before the request was sent: replies are delayed, and what a
+//! reader sees is compared with the time of sending.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::conformance::hooked::{self, Call, When};
-use crate::conformance::{HANG, PATIENCE, closed, name, next};
+use crate::conformance::hooked::{self, Call, Switch, When};
+use crate::conformance::{HANG, PATIENCE, closed, ms, name, next};
 use contend::{EventKind, Factory, Lease, Moment};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
 
 /// How long a reply is on its way: a belief counted from there is too long by as much.
-const REPLY: Duration = Duration::from_millis(300);
+const REPLY: Duration = ms(300);
 
 fn lease() -> Lease {
-    Lease::new(Duration::from_secs(2), Duration::from_secs(1)).unwrap()
+    Lease::new(ms(2_000), ms(1_000)).unwrap()
 }
 
 /// What the hook saw.
@@ -25,18 +25,25 @@ struct Sent {
     at: Mutex<Moment>,
     renewals: AtomicUsize,
     /// Replies to renewals come when belief is over.
-    late: AtomicBool,
+    late: Switch,
 }
 
 impl Sent {
-    /// Whatever a reader was told at `now` ends in time.
+    /// What a reader was told at `now` ends in time.
     fn bounds(&self, now: Moment, valid_for: Duration) {
         let end = *self.at.lock() + lease().belief();
-        assert!(
-            now + valid_for <= end,
-            "valid for {valid_for:?}, {:?} beyond the end",
-            now + valid_for - end
-        );
+        let told = now + valid_for;
+        assert!(told <= end, "valid for {:?} too long", told - end);
+    }
+
+    /// Looks over three renewals.
+    fn bounds_over_renewals(&self, valid_for: impl Fn() -> Duration) {
+        wait_until(PATIENCE, "three renewals", || {
+            let (now, valid_for) = (Moment::now(), valid_for());
+            assert!(!valid_for.is_zero());
+            self.bounds(now, valid_for);
+            self.renewals.load(Ordering::SeqCst) >= 3
+        });
     }
 }
 
@@ -46,25 +53,24 @@ fn delayed() -> (Factory, Arc<Sent>) {
     let sent = Arc::new(Sent {
         at: Mutex::new(Moment::now()),
         renewals: AtomicUsize::new(0),
-        late: AtomicBool::new(false),
+        late: Switch::default(),
     });
-    let hooked = Arc::clone(&sent);
+    let seen = Arc::clone(&sent);
     let factory = hooked::around(&memory, move |when, call, _, _| {
         let renews = call == Call::Renew;
         if !renews && !matches!(call, Call::Acquire(_)) {
             return Ok(());
         }
         match when {
-            When::Before => *hooked.at.lock() = Moment::now(),
-            When::After if renews && hooked.late.load(Ordering::SeqCst) => {
-                let end = *hooked.at.lock() + lease().belief() + REPLY;
+            When::Before => *seen.at.lock() = Moment::now(),
+            When::After if renews && seen.late.is_on() => {
+                let end = *seen.at.lock() + lease().belief() + REPLY;
                 thread::sleep(end.remaining());
             }
             When::After => {
                 thread::sleep(REPLY);
-                hooked
-                    .renewals
-                    .fetch_add(usize::from(renews), Ordering::SeqCst);
+                let renewed = usize::from(renews);
+                seen.renewals.fetch_add(renewed, Ordering::SeqCst);
             }
         }
         Ok(())
@@ -73,56 +79,45 @@ fn delayed() -> (Factory, Arc<Sent>) {
 }
 
 #[test]
-fn a_service_counts_from_the_sending_of_an_acquisition_and_of_a_renewal() {
+fn service_counts_from_the_sending() {
     within(HANG, || {
         let (factory, sent) = delayed();
         let (service, events) = factory.contend("m").channel().unwrap();
         service.start().unwrap();
         let fence = next(&events, EventKind::Acquired).fence();
-        wait_until(PATIENCE, "three renewals", || {
-            let now = Moment::now();
-            sent.bounds(now, service.valid_for());
+        sent.bounds_over_renewals(|| {
             assert_eq!(service.fence(), fence);
-            sent.renewals.load(Ordering::SeqCst) >= 3
+            service.valid_for()
         });
-        let now = Moment::now();
-        sent.bounds(now, service.valid_for());
     });
 }
 
 #[test]
-fn a_guard_counts_from_the_sending_of_an_acquisition_and_of_a_renewal() {
+fn guard_counts_from_the_sending() {
     within(HANG, || {
         let (factory, sent) = delayed();
         let guard = factory.locker("m").build().unwrap().lock().unwrap();
-        wait_until(PATIENCE, "three renewals", || {
-            let now = Moment::now();
-            sent.bounds(now, guard.valid_for());
-            assert!(guard.is_valid());
-            sent.renewals.load(Ordering::SeqCst) >= 3
-        });
-        let now = Moment::now();
-        sent.bounds(now, guard.valid_for());
+        sent.bounds_over_renewals(|| guard.valid_for());
     });
 }
 
-/// The worker is in a call when the deadline passes: nobody may be told that it owns all the same, and the
-/// reply, which says so, changes nothing.
+/// The worker is in a call when the deadline passes. No reader may be told that it owns all the same, and the reply,
+/// which says so, changes nothing.
 #[test]
-fn readers_see_the_deadline_pass_while_the_worker_is_in_a_call() {
+fn deadline_passes_during_a_call() {
     within(HANG, || {
         let (factory, sent) = delayed();
         let (service, events) = factory.contend("m").channel().unwrap();
         service.start().unwrap();
         let first = next(&events, EventKind::Acquired).fence();
         let guard = factory.locker("n").build().unwrap().lock().unwrap();
-        sent.late.store(true, Ordering::SeqCst);
+        sent.late.on();
         wait_until(PATIENCE, "both are over", || {
             let now = Moment::now();
             sent.bounds(now, service.valid_for().max(guard.valid_for()));
             service.fence() != first && !guard.is_valid()
         });
-        sent.late.store(false, Ordering::SeqCst);
+        sent.late.off();
         assert_eq!(next(&events, EventKind::Released).fence(), first);
         let again = next(&events, EventKind::Acquired).fence();
         assert!(again > first, "never the same one again");

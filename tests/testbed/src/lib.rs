@@ -23,6 +23,7 @@
 mod binary;
 mod certificates;
 mod cpu_load;
+mod fake_clock;
 mod mariadb;
 mod port;
 mod proc;
@@ -42,6 +43,7 @@ mod zookeeper_ensemble;
 
 pub use certificates::Certificates;
 pub use cpu_load::{CpuLoad, cpu_load};
+pub use fake_clock::FakeClock;
 pub use mariadb::{MariaDbServer, is_mysql};
 pub use port::Port;
 pub use proc::{cpu_time, is_alive, listens, rss_kib, threads};
