@@ -8,7 +8,7 @@ use contend::machine::contention::{Contention, Step};
 use contend::{ContendPeriod, Lease, Moment, MutexOwner};
 
 alone! {
-    fn a_renewal_is_decided_without_an_allocation() {
+    fn renewal_is_decided_without_an_allocation() {
         let lease = Lease::default();
         let mut now = Moment::from_origin(Duration::from_secs(1));
         let id: Arc<str> = "0:1@127.0.0.1".into();

@@ -1,35 +1,26 @@
 //! The threads behind the fronts. It counts those of the process.
 
-use crate::conformance::hooked;
-
 use std::fs;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::conformance::hooked::{Call, When};
-use contend::{Error, ErrorKind, Guard, Lease, Locker, Status};
+use crate::conformance::hooked::{self, Call};
+use crate::conformance::{HANG, PATIENCE, ms};
+use contend::{ErrorKind, Guard, Lease, Locker, Status};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use testbed::{threads, wait_until, within};
 
-const PATIENCE: Duration = Duration::from_secs(40);
-
-/// How often the thread that renews went to sleep so far.
-fn renewer_wakes() -> u64 {
+/// How often the threads that renew went to sleep so far.
+fn timer_wakes() -> u64 {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
-    tasks
-        .map(|task| task.unwrap().path())
-        .filter(|task| {
-            fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm == "contend-timer\n")
-        })
-        .map(|task| {
-            let status = fs::read_to_string(task.join("status")).unwrap();
-            let switches = status
-                .lines()
-                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-            switches.unwrap().trim().parse::<u64>().unwrap()
-        })
-        .sum()
+    let wakes = tasks.filter_map(|task| {
+        let task = task.unwrap().path();
+        let name = fs::read_to_string(task.join("comm")).ok()?;
+        let status = fs::read_to_string(task.join("status")).ok()?;
+        let mut lines = status.lines();
+        let switches = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        (name == "contend-timer\n").then(|| switches.trim().parse::<u64>().unwrap())
+    });
+    wakes.sum()
 }
 
 /// A thread that was joined is counted for a moment longer.
@@ -57,8 +48,7 @@ fn without_threads<T>(work: impl FnOnce() -> T) -> T {
 }
 
 alone! {
-    /// Review core 10: "cannot start a thread for callbacks" named no mutex.
-    fn a_service_that_gets_no_thread_for_its_callbacks_names_the_mutex() {
+    fn service_without_a_thread_names_its_mutex() {
         let factory = contend::memory::factory("no-threads", Lease::default());
         let service = factory.contend("reports").on_acquired(|_| {}).build().unwrap();
         let error = without_threads(|| service.start()).unwrap_err();
@@ -73,11 +63,11 @@ alone! {
 }
 
 alone! {
-    fn one_thread_renews_all_guards_of_a_factory_and_nothing_is_left_behind() {
-        within(Duration::from_secs(120), || {
+    fn two_threads_renew_all_guards_and_none_is_left_behind() {
+        within(HANG, || {
             let me = std::process::id();
             let before = threads(me);
-            let lease = Lease::new(Duration::from_millis(1_500), Duration::from_millis(1_500)).unwrap();
+            let lease = Lease::new(ms(1_500), ms(1_500)).unwrap();
             let factory = contend::memory::factory("threads", lease);
             let lockers: Vec<Locker> = (0..200)
                 .map(|number| factory.locker(format!("m-{number}")).build().unwrap())
@@ -91,20 +81,20 @@ alone! {
             let until = Instant::now() + lease.total();
             while Instant::now() < until {
                 assert!(guards.iter().all(Guard::is_valid));
-                std::thread::sleep(Duration::from_millis(10));
+                std::thread::sleep(ms(10));
             }
             has_threads(before + 2);
             for guard in guards {
                 guard.unlock().unwrap();
             }
             // Cycles that are over before their first renewal do not wake it.
-            let wakes = renewer_wakes();
+            let wakes = timer_wakes();
             let began = Instant::now();
             for _ in 0..20_000 {
                 drop(lockers[0].lock().unwrap());
             }
-            let (wakes, took) = (renewer_wakes() - wakes, began.elapsed());
-            println!("20,000 cycles in {took:?}: the renewer woke {wakes} times");
+            let (wakes, took) = (timer_wakes() - wakes, began.elapsed());
+            println!("20,000 cycles in {took:?}: the timer woke {wakes} times");
             assert!(wakes < 200, "{wakes}");
             drop(lockers);
             has_threads(before + 2); // they go with the factory
@@ -128,30 +118,25 @@ alone! {
 
 fn helpers_come_where_renewals_hang_and_go_again(before: usize) {
     let me = std::process::id();
-    let stuck = Arc::new(AtomicBool::new(true));
-    let is_stuck = Arc::clone(&stuck);
-    let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(2)).unwrap();
+    let lease = Lease::new(ms(2_000), ms(2_000)).unwrap();
     let memory = contend::memory::factory("helpers", lease);
-    let factory = hooked::around(&memory, move |when, call, _, by| {
-        if when == When::Before && call == Call::Renew && is_stuck.load(Ordering::SeqCst) {
-            std::thread::sleep(by.remaining());
-            return Err(Error::new(ErrorKind::Timeout, "on request"));
-        }
-        Ok(())
-    });
+    let (factory, hung) = hooked::hanging(&memory, |call, _| call == Call::Renew);
     let lock = |number| {
         let locker = factory.locker(format!("m-{number}")).build().unwrap();
         locker.lock().unwrap()
     };
+    hung.on();
     let guards: Vec<Guard> = (0..8).map(lock).collect();
     let mut most = 0;
     wait_until(PATIENCE, "all guards are lost", || {
         most = most.max(threads(me));
         !guards.iter().any(Guard::is_valid)
     });
-    println!("most threads: {}", most - before);
-    assert!(most <= before + 9, "one for each and one that watches");
-    stuck.store(false, Ordering::SeqCst);
+    assert!(
+        most <= before + 9,
+        "one for each and one that watches, not {most}"
+    );
+    hung.off();
     drop(guards);
     let guard = lock(8);
     wait_until(PATIENCE, "the helpers have gone", || {
@@ -160,7 +145,7 @@ fn helpers_come_where_renewals_hang_and_go_again(before: usize) {
     assert!(guard.is_valid());
 
     // Those that are still there go with the factory.
-    stuck.store(true, Ordering::SeqCst);
+    hung.on();
     let other = lock(9);
     wait_until(PATIENCE, "a helper has come", || threads(me) > before + 2);
     drop((guard, other, factory, memory));

@@ -53,7 +53,7 @@ macro_rules! alone {
 #[cfg(test)]
 mod tests {
     alone! {
-        fn a_test_is_the_only_one_in_its_process() {
+        fn test_is_alone_in_its_process() {
             assert!(std::env::var_os(super::ALONE).is_some());
             // The harness and this test.
             assert_eq!(testbed::threads(std::process::id()), 2);

@@ -6,7 +6,7 @@ use contend::{Lease, MutexContendService};
 use testbed::{rss_kib, threads, wait_until};
 
 alone! {
-    fn a_thousand_services_start_own_and_stop_within_five_seconds() {
+    fn thousand_services_start_own_and_stop_in_five_seconds() {
         const COUNT: usize = 1_000;
         testbed::within(Duration::from_secs(100), || {
             let me = std::process::id();

@@ -1,9 +1,10 @@
 //! What a user sees of an outage, on any server that can be killed, paused and started again.
 
 use std::any::Any;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use contend::{Factory, Guard};
+use contend::{Cancel, ErrorKind, Factory, Guard};
 use testbed::wait_until;
 
 use super::{PATIENCE, ms};
@@ -54,7 +55,32 @@ pub fn calls_end(backend: &str, factory: Factory, pause: impl FnOnce()) {
         wait_until(PATIENCE, "it leads", || service.is_owner());
         service
     });
+    let cancel = Cancel::new();
+    let waits = |mutex| {
+        let locker = factory.locker(mutex).cancel(&cancel).build().unwrap();
+        thread::spawn(move || {
+            let kind = locker.lock().map(drop).unwrap_err().kind();
+            (kind, Instant::now())
+        })
+    };
+    let queued = waits("held");
+    // It stands in line then: on the server or, on MySQL, in this process, where it cannot be seen.
+    thread::sleep(ms(500));
     pause();
+
+    let asking = waits("asked");
+    // Its request is under way then.
+    thread::sleep(ms(300));
+    let began = Instant::now();
+    cancel.cancel();
+    for (what, wait) in [
+        ("cancel of a wait", queued),
+        ("cancel of a request", asking),
+    ] {
+        let (kind, at) = wait.join().unwrap();
+        assert_eq!(kind, ErrorKind::Cancelled);
+        bounded(backend, what, ms(0), at - began, "cancelled");
+    }
 
     let row = |what: &str, own: Duration, call: &mut dyn FnMut() -> String| {
         let began = Instant::now();

@@ -142,7 +142,11 @@ fn own_locker_leaves_the_transition_to_a_lost_guard() {
             let breaks = broken.clone();
             let factory = hooked::around(&memory, move |when, call, _, _| {
                 let fails = (when, call) == (When::Before, Call::Renew) && breaks.is_on();
-                if fails { Err(hooked::no_answer()) } else { Ok(()) }
+                if fails {
+                    Err(hooked::no_answer())
+                } else {
+                    Ok(())
+                }
             });
             let locker = factory.locker("m").local_handoff(limit).build().unwrap();
             let guard = locker.lock().unwrap();

@@ -1,256 +1,119 @@
 //! Health tells "not tried yet" from "fine" and from "failing", without asking the server.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
-use contend::backend::{
-    Attempt, Backend, Contender, OnRefusal, RawContender, RawObserver, Renewal, View,
-};
-use contend::{
-    Contact, Error, ErrorKind, Factory, Lease, Moment, MutexOwner, Result, Unparker, memory,
-};
+use crate::conformance::hooked;
+use crate::conformance::{HANG, PATIENCE, elsewhere, ms, name};
+use contend::memory::Handle;
+use contend::{Contact, ErrorKind, Factory, Lease, memory};
 use testbed::{wait_until, within};
 
-const PATIENCE: Duration = Duration::from_secs(30);
-const HANG: Duration = Duration::from_secs(100);
-const PING: Duration = Duration::from_secs(1);
+const PING: Duration = ms(1_000);
 
-fn lease() -> Lease {
-    Lease::new(Duration::from_millis(600), Duration::from_millis(300)).unwrap()
+/// A factory, and what makes its registry unreachable.
+fn registry() -> (Factory, Handle) {
+    let name = name("health");
+    let lease = Lease::new(ms(600), ms(300)).unwrap();
+    (memory::factory(&name, lease), memory::handle(&name))
+}
+
+fn is_failing(factory: &Factory) -> bool {
+    let health = factory.health();
+    let failing = matches!(&health.contact, Contact::Failing { error, .. } if error.is_transient());
+    assert_ne!(failing, health.is_fine(), "{health:?}");
+    failing
 }
 
 #[test]
-fn a_ping_is_enough_to_know() {
-    let factory = memory::factory("health-ping", lease());
-    let handle = memory::handle("health-ping");
+fn ping_is_enough_to_know() {
+    let (factory, handle) = registry();
     handle.set_unreachable(true);
     let error = factory.ping(PING).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable);
-    let Contact::Failing { error, .. } = factory.health().contact else {
-        panic!("{:?}", factory.health());
-    };
-    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    assert!(is_failing(&factory));
     handle.set_unreachable(false);
     factory.ping(PING).unwrap();
-    assert!(factory.health().is_fine());
+    assert!(!is_failing(&factory));
 }
 
+/// Neither a stop nor a start ends it.
 #[test]
-fn a_services_trouble_shows_while_it_lasts() {
+fn trouble_of_a_service_shows_while_it_lasts() {
     within(HANG, || {
-        let factory = memory::factory("health-trouble", lease());
-        let handle = memory::handle("health-trouble");
-        let service = factory.contend("m").id("a").build().unwrap();
+        let (factory, handle) = registry();
+        let service = factory.contend("m").build().unwrap();
         let observer = factory.observe("m").build().unwrap();
         service.start().unwrap();
         observer.start().unwrap();
-        wait_until(PATIENCE, "all is fine", || {
-            service.is_owner() && factory.health().is_fine()
-        });
+        let is_fine = || service.is_owner() && factory.health().is_fine();
+        wait_until(PATIENCE, "all is fine", is_fine);
         handle.set_unreachable(true);
-        wait_until(PATIENCE, "it fails", || {
-            let health = factory.health();
-            matches!(health.contact, Contact::Failing { .. }) && !health.is_fine()
-        });
+        wait_until(PATIENCE, "it fails", || !factory.health().is_fine());
         wait_until(PATIENCE, "it has stepped down", || !service.is_owner());
         assert!(matches!(service.contact(), Contact::Failing { .. }));
-
+        service.stop().unwrap();
+        assert!(is_failing(&factory), "stopped");
+        service.start().unwrap();
+        assert!(is_failing(&factory), "started");
         handle.set_unreachable(false);
-        wait_until(PATIENCE, "all is fine again", || {
-            service.is_owner() && factory.health().is_fine()
-        });
+        wait_until(PATIENCE, "all is fine again", is_fine);
     });
 }
 
-/// A program that only locks was told that all is fine, beside the error that `lock` had returned.
+/// It is not forgotten with the locker that met it. To be refused is no trouble.
 #[test]
-fn a_lockers_trouble_shows_until_the_backend_has_answered() {
-    let factory = memory::factory("health-locker", lease());
-    let handle = memory::handle("health-locker");
+fn trouble_of_a_locker_shows_until_the_next_answer() {
+    let (factory, handle) = registry();
     let locker = factory.locker("m").build().unwrap();
     let other = factory.locker("m").build().unwrap();
     let guard = locker.lock().unwrap();
-    let held = thread::scope(|scope| {
-        let tries = scope.spawn(|| other.try_lock().map(drop).unwrap_err());
-        tries.join().unwrap()
-    });
+    let held = elsewhere(|| other.try_lock().map(drop).unwrap_err());
     assert_eq!(held.kind(), ErrorKind::Held);
     assert!(factory.health().is_fine());
     drop(guard);
 
     handle.set_unreachable(true);
     locker.try_lock().map(drop).unwrap_err();
-    let is_failing = || {
-        let health = factory.health();
-        let Contact::Failing { error, .. } = &health.contact else {
-            panic!("{health:?}");
-        };
-        assert_eq!(error.kind(), ErrorKind::Unreachable);
-        assert!(!health.is_fine());
-    };
-    is_failing();
-    // Nor is it forgotten with the locker that met it.
+    assert!(is_failing(&factory));
     drop(locker);
-    for _ in 0..100 {
-        drop(factory.locker("m").build().unwrap());
-    }
-    is_failing();
+    assert!(is_failing(&factory));
     handle.set_unreachable(false);
     other.lock().unwrap().unlock().unwrap();
-    assert!(factory.health().is_fine());
+    assert!(!is_failing(&factory));
 }
 
-/// A server that does not answer was failing, and fine again when the only service was stopped.
+/// Health asks nothing: where no other call does, the server may have died since the last answer.
 #[test]
-fn a_services_trouble_is_not_over_because_it_stops_or_starts() {
-    within(HANG, || {
-        let factory = memory::factory("health-stopped", lease());
-        let handle = memory::handle("health-stopped");
-        let factory = factory.with_initial_delay(Duration::from_millis(100));
-        let service = factory.contend("m").id("a").build().unwrap();
-        service.start().unwrap();
-        wait_until(PATIENCE, "it leads", || service.is_owner());
-        handle.set_unreachable(true);
-        let is_failing = || matches!(factory.health().contact, Contact::Failing { .. });
-        wait_until(PATIENCE, "it fails", is_failing);
-        service.stop().unwrap();
-        assert!(is_failing(), "stopped");
-        service.start().unwrap();
-        assert!(is_failing(), "started");
-        handle.set_unreachable(false);
-        wait_until(PATIENCE, "all is fine again", || {
-            service.is_owner() && factory.health().is_fine()
-        });
-    });
-}
-
-/// Health asks nothing: where nobody else does, the server may have died since the last answer.
-#[test]
-fn an_idle_program_is_fine_but_was_not_answered_lately() {
-    let factory = memory::factory("health-idle", lease());
+fn idle_program_is_fine_but_was_not_answered_lately() {
+    let (factory, handle) = registry();
     factory.ping(PING).unwrap();
-    memory::handle("health-idle").set_unreachable(true);
-    let moment = Duration::from_millis(1);
-    let is_old = || !factory.health().is_fine_within(moment);
+    handle.set_unreachable(true);
+    let is_old = || !factory.health().is_fine_within(ms(1));
     wait_until(PATIENCE, "the last answer is old", is_old);
     assert!(factory.health().is_fine() && factory.health().is_fine_within(HANG));
     factory.ping(PING).unwrap_err();
     assert!(!factory.health().is_fine_within(HANG));
 }
 
-/// How long a call hangs on `Hanging`.
-const HANGS: Duration = Duration::from_millis(200);
-
-/// A backend whose calls hang, and fail then.
-#[derive(Debug)]
-struct Hanging;
-
-fn hang<T>() -> Result<T> {
-    thread::sleep(HANGS);
-    Err(Error::new(ErrorKind::Timeout, "no answer in time"))
-}
-
-impl Backend for Hanging {
-    fn realm(&self) -> &str {
-        "hanging"
-    }
-    fn contender(&self, _: &Contender, _: &Unparker) -> Result<Box<dyn RawContender>> {
-        Ok(Box::new(Hanging))
-    }
-    fn observer(&self, _: &Arc<str>, _: &Unparker) -> Result<Box<dyn RawObserver>> {
-        Ok(Box::new(Hanging))
-    }
-    fn ping(&self, _: Moment) -> Result<()> {
-        hang()
-    }
-    fn owner(&self, _: &Arc<str>, _: Moment) -> Result<MutexOwner> {
-        hang()
-    }
-}
-
-impl RawContender for Hanging {
-    fn acquire(&mut self, _: OnRefusal, _: Moment) -> Result<Attempt> {
-        hang()
-    }
-    fn renew(&mut self, _: u64, _: Moment) -> Result<Renewal> {
-        hang()
-    }
-    fn release(&mut self, _: u64, _: Moment) -> Result<bool> {
-        hang()
-    }
-    fn withdraw(&mut self, _: Moment) -> Result<()> {
-        hang()
-    }
-}
-
-impl RawObserver for Hanging {
-    fn observe(&mut self, _: Moment) -> Result<View> {
-        hang()
-    }
-}
-
-/// It was counted from the end of the first call that failed: an outage looked shorter than it was by as long as that
-/// call had hung.
+/// Not from when that call failed, which may be much later.
 #[test]
-fn trouble_lasts_from_when_the_first_call_that_failed_was_sent() {
+fn trouble_lasts_from_the_sending_of_the_first_call_that_failed() {
     within(HANG, || {
+        // Its calls hang for a request limit of 150 ms.
+        let (factory, hung) = hooked::hanging(&registry().0, |_, _| true);
+        hung.on();
         let is_whole = |contact: Contact| match contact {
             Contact::Failing { lasting, .. } => {
-                assert!(lasting >= HANGS, "{lasting:?}");
+                assert!(lasting >= ms(140), "{lasting:?}");
                 true
             }
             _ => false,
         };
-        let factory = || Factory::new(Arc::new(Hanging), lease());
-        let pings = factory();
-        pings.ping(HANGS).unwrap_err();
-        assert!(is_whole(pings.health().contact));
-        let locks = factory();
-        let locker = locks.locker("m").build().unwrap();
-        locker.try_lock_for(HANGS).map(drop).unwrap_err();
-        assert!(is_whole(locks.health().contact));
-        let contends = factory();
-        let service = contends.contend("m").build().unwrap();
+        let locker = factory.locker("m").build().unwrap();
+        locker.try_lock_for(ms(1)).map(drop).unwrap_err();
+        assert!(is_whole(factory.health().contact));
+        let service = factory.contend("n").build().unwrap();
         service.start().unwrap();
         wait_until(PATIENCE, "it fails", || is_whole(service.contact()));
-        let observes = factory();
-        let observer = observes.observe("m").build().unwrap();
-        observer.start().unwrap();
-        wait_until(PATIENCE, "it fails", || is_whole(observer.contact()));
-    });
-}
-
-/// Rule "dropping is stopping": whoever read the health held the service meanwhile, and stopped it in the place of
-/// the one that had dropped it.
-#[test]
-fn a_service_dropped_while_its_health_is_read_has_stopped() {
-    within(HANG, || {
-        let factory = memory::factory("health-drop", lease());
-        // So many that reading takes a while.
-        let idle = |number| {
-            let service = factory.contend(format!("idle{number}")).build();
-            service.unwrap()
-        };
-        let _idle: Vec<_> = (0..500).map(idle).collect();
-        let over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                while !over.load(Ordering::SeqCst) {
-                    let _ = factory.health();
-                }
-            });
-            let dropped = (0..50).map(|_| {
-                let service = factory.contend("m").build().unwrap();
-                service.start().unwrap();
-                wait_until(PATIENCE, "it owns", || service.is_owner());
-                drop(service);
-                factory.owner("m").unwrap().has_owner()
-            });
-            let left = dropped.filter(|owned| *owned).count();
-            over.store(true, Ordering::SeqCst);
-            assert_eq!(left, 0, "dropped, and not stopped");
-        });
     });
 }

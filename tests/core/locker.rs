@@ -1,65 +1,53 @@
 //! What a locker asks of its backend, and what it makes of answers that are late, lost or wrong.
 
-use crate::conformance::{closed, elsewhere, hooked};
-
-use std::fs;
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::conformance::hooked::{Call, When};
+use crate::conformance::hooked::{self, Call, Switch, When, no_answer};
+use crate::conformance::{HANG, PATIENCE, closed, elsewhere, ms, name};
 use contend::backend::OnRefusal;
-use contend::{Error, ErrorKind, Factory, Lease, Moment};
+use contend::{Error, ErrorKind, Factory, Lease, Locker, Moment};
+use parking_lot::Mutex;
 use testbed::{TempDir, wait_until, within};
 
-/// When a hung test is ended.
-const HANG: Duration = Duration::from_secs(120);
-
-/// How long a condition may take to come true on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(40);
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
+fn memory() -> Factory {
+    contend::memory::factory(&name("locker"), Lease::default())
 }
 
-fn memory(name: &str) -> Factory {
-    contend::memory::factory(name, Lease::default())
+fn with_lease(ttl: u64, transition: u64) -> Factory {
+    let lease = Lease::new(ms(ttl), ms(transition)).unwrap();
+    contend::memory::factory(&name("locker"), lease)
 }
 
-fn error(kind: ErrorKind) -> Error {
-    Error::new(kind, "on request")
+fn locker(factory: &Factory) -> Locker {
+    factory.locker("m").build().unwrap()
 }
 
 #[test]
-fn eighty_thousand_increments_of_a_plain_file_are_all_counted() {
+fn increments_of_a_plain_file_are_all_counted() {
     within(HANG, || {
         let folder = TempDir::new();
         // Written in place: cutting a file to length costs a millisecond on some file systems.
         let path = folder.path().join("counter");
-        fs::write(&path, 0_u64.to_ne_bytes()).unwrap();
-        let open = || {
-            fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(&path)
-                .unwrap()
-        };
-        let read = |file: &fs::File| {
+        let file = File::create_new(&path).unwrap();
+        file.write_all_at(&[0; 8], 0).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let read = || {
             let mut count = [0; 8];
             file.read_exact_at(&mut count, 0).unwrap();
             u64::from_ne_bytes(count)
         };
-        let locker = memory("file").locker("counter").build().unwrap();
-        let began = Instant::now();
+        let locker = locker(&memory());
         thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    let file = open();
                     for _ in 0..10_000 {
                         let increment = || {
-                            let next = read(&file) + 1;
+                            let next = read() + 1;
                             file.write_all_at(&next.to_ne_bytes(), 0).unwrap();
                         };
                         locker.with_lock(|_| increment()).unwrap();
@@ -67,68 +55,28 @@ fn eighty_thousand_increments_of_a_plain_file_are_all_counted() {
                 });
             }
         });
-        println!("80,000 increments in {:?}", began.elapsed());
-        assert_eq!(read(&open()), 80_000);
+        assert_eq!(read(), 80_000);
     });
 }
 
 #[test]
-fn an_uncontended_cycle_is_one_acquire_and_one_release() {
+fn uncontended_cycle_is_two_calls() {
     within(HANG, || {
-        let (factory, calls) = hooked::counting(&memory("count"));
-        let locker = factory.locker("m").build().unwrap();
+        let (factory, calls) = hooked::counting(&memory());
+        let locker = locker(&factory);
         assert!(calls.lock().is_empty(), "building asks nothing");
         let cycle = [Call::Acquire(OnRefusal::Leave), Call::Release];
-        drop(locker.lock().unwrap());
-        assert_eq!(calls.lock().split_off(0), cycle);
-        locker.try_lock().unwrap().unlock().unwrap();
-        assert_eq!(calls.lock().split_off(0), cycle);
-        drop(locker.try_lock_for(PATIENCE).unwrap());
-        assert_eq!(calls.lock().split_off(0), cycle);
-        locker.with_lock(|_| ()).unwrap();
-        assert_eq!(calls.lock().split_off(0), cycle);
-        for _ in 0..1_000 {
-            drop(locker.lock().unwrap());
+        let ways: [&dyn Fn(); 4] = [
+            &|| drop(locker.lock().unwrap()),
+            &|| locker.try_lock().unwrap().unlock().unwrap(),
+            &|| drop(locker.try_lock_for(PATIENCE).unwrap()),
+            &|| locker.with_lock(|_| ()).unwrap(),
+        ];
+        for lock in ways {
+            lock();
+            assert_eq!(calls.lock().split_off(0), cycle);
         }
-        assert_eq!(calls.lock().len(), 2_000);
-    });
-}
-
-#[test]
-fn a_refused_try_is_one_call_and_a_wait_subscribes_queues_and_withdraws() {
-    within(HANG, || {
-        let memory = memory("refused");
-        let holder = memory.locker("m").build().unwrap();
-        let (factory, calls) = hooked::counting(&memory);
-        let locker = factory.locker("m").build().unwrap();
-        let guard = holder.lock().unwrap();
-        elsewhere(|| locker.try_lock().map(drop)).unwrap_err();
-        let refused = Call::Acquire(OnRefusal::Leave);
-        assert_eq!(calls.lock().split_off(0), [refused]);
-
-        elsewhere(|| locker.try_lock_for(ms(1_000)).map(drop)).unwrap_err();
-        let queued = Call::Acquire(OnRefusal::Enqueue);
-        assert_eq!(calls.lock().split_off(0), [queued, Call::Withdraw]);
-
-        let waiting = thread::spawn(move || locker.lock().map(drop));
-        wait_until(PATIENCE, "it stands in the queue", || {
-            calls.lock().last() == Some(&queued)
-        });
-        drop(guard);
-        waiting.join().unwrap().unwrap();
-        // Woken, it tries once more, and that is all: the grant took it out of the queue.
-        assert_eq!(
-            calls.lock().split_off(0),
-            [refused, queued, queued, Call::Release]
-        );
-    });
-}
-
-#[test]
-fn threads_of_one_locker_cost_the_backend_no_refusal() {
-    within(HANG, || {
-        let (factory, calls) = hooked::counting(&memory("threads"));
-        let locker = factory.locker("m").build().unwrap();
+        // Threads that share it cost the backend no refusal.
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..100).for_each(|_| locker.with_lock(|_| ()).unwrap()));
@@ -136,56 +84,69 @@ fn threads_of_one_locker_cost_the_backend_no_refusal() {
         });
         let calls = calls.lock();
         assert_eq!(calls.len(), 800);
-        let cycle = [Call::Acquire(OnRefusal::Leave), Call::Release];
         assert!(calls.chunks(2).all(|calls| calls == cycle));
     });
 }
 
 #[test]
-fn a_thread_that_waits_for_another_is_told_so_when_its_time_is_up() {
+fn refused_try_is_one_call_and_a_wait_queues_and_withdraws() {
     within(HANG, || {
-        let locker = memory("in-process").locker("m").id("a").build().unwrap();
-        let _guard = locker.lock().unwrap();
-        let other = locker.clone();
-        let (at_once, later) = thread::spawn(move || {
-            (
-                other.try_lock().unwrap_err(),
-                other.try_lock_for(ms(50)).unwrap_err(),
-            )
-        })
-        .join()
-        .unwrap();
-        assert_eq!(
-            (at_once.kind(), later.kind()),
-            (ErrorKind::Held, ErrorKind::Held)
-        );
-        assert_eq!(
-            later.to_string(),
-            "m: held by \"a\", by another thread, and was not free within 50ms"
-        );
+        let memory = memory();
+        let (factory, calls) = hooked::counting(&memory);
+        let waits = locker(&factory);
+        let guard = locker(&memory).lock().unwrap();
+        elsewhere(|| waits.try_lock().map(drop)).unwrap_err();
+        let refused = Call::Acquire(OnRefusal::Leave);
+        assert_eq!(calls.lock().split_off(0), [refused]);
+
+        elsewhere(|| waits.try_lock_for(ms(1_000)).map(drop)).unwrap_err();
+        let queued = Call::Acquire(OnRefusal::Enqueue);
+        assert_eq!(calls.lock().split_off(0), [queued, Call::Withdraw]);
+
+        let waiting = thread::spawn(move || waits.lock().map(drop));
+        wait_until(PATIENCE, "it stands in the queue", || {
+            calls.lock().last() == Some(&queued)
+        });
+        drop(guard);
+        waiting.join().unwrap().unwrap();
+        // Woken, it tries once more, and that is all: the grant took it out of the queue.
+        let calls = calls.lock();
+        assert_eq!(*calls, [refused, queued, queued, Call::Release]);
     });
 }
 
 #[test]
-fn a_grant_that_comes_too_late_is_given_back() {
+fn thread_behind_another_is_told_so() {
     within(HANG, || {
-        let lease = Lease::new(ms(3_000), ms(10_000)).unwrap();
-        let memory = contend::memory::factory("late", lease);
-        let slow = Arc::new(AtomicBool::new(true));
-        let (once, granted) = (Arc::clone(&slow), Arc::new(AtomicUsize::new(0)));
-        let counted = Arc::clone(&granted);
-        let factory = hooked::around(&memory, move |when, call, _, _| {
+        let locker = memory().locker("m").id("a").build().unwrap();
+        let _guard = locker.lock().unwrap();
+        let at_once = elsewhere(|| locker.try_lock().unwrap_err());
+        assert_eq!(at_once.kind(), ErrorKind::Held);
+        let later = elsewhere(|| locker.try_lock_for(ms(50)).unwrap_err());
+        assert_eq!(later.kind(), ErrorKind::Held);
+        let says = "m: held by \"a\", by another thread, and was not free within 50ms";
+        assert_eq!(later.to_string(), says);
+    });
+}
+
+#[test]
+fn late_grant_is_not_returned() {
+    within(HANG, || {
+        let (slow, granted) = (Switch::default(), Arc::new(AtomicUsize::new(0)));
+        let (is_slow, counted) = (slow.clone(), Arc::clone(&granted));
+        let factory = hooked::around(&with_lease(3_000, 10_000), move |when, call, _, _| {
             if when == When::After && matches!(call, Call::Acquire(_)) {
                 counted.fetch_add(1, Ordering::SeqCst);
-                if once.swap(false, Ordering::SeqCst) {
+                if is_slow.take() {
                     thread::sleep(ms(3_200));
                 }
             }
             Ok(())
         });
-        let locker = factory.locker("m").build().unwrap();
+        let locker = locker(&factory);
+        slow.on();
         locker.try_lock().unwrap_err();
-        slow.store(true, Ordering::SeqCst);
+        slow.on();
         granted.store(0, Ordering::SeqCst);
         let guard = locker.lock().unwrap();
         assert!(granted.load(Ordering::SeqCst) >= 2, "one late, one in time");
@@ -194,95 +155,83 @@ fn a_grant_that_comes_too_late_is_given_back() {
 }
 
 #[test]
-fn the_ghost_of_an_attempt_without_a_reply_is_laid_to_rest() {
+fn lost_reply_is_adopted_by_the_next_lock() {
     within(HANG, || {
-        let memory = memory("ghost");
-        let lossy = Arc::new(AtomicBool::new(true));
-        let loses = Arc::clone(&lossy);
+        let memory = memory();
+        let lossy = Switch::default();
+        let loses = lossy.clone();
         let factory = hooked::around(&memory, move |when, call, _, _| {
-            let lost = when == When::After
-                && matches!(call, Call::Acquire(_))
-                && loses.swap(false, Ordering::SeqCst);
-            if lost {
-                return Err(error(ErrorKind::Timeout));
+            let acquired = when == When::After && matches!(call, Call::Acquire(_));
+            if acquired && loses.take() {
+                return Err(no_answer());
             }
             Ok(())
         });
-        let locker = factory.locker("m").build().unwrap();
-        let failed = locker.try_lock().unwrap_err();
+        let ours = locker(&factory);
+        lossy.on();
+        let failed = ours.try_lock().unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Timeout);
-        assert_eq!(failed.to_string(), "m: not locked: on request");
-        let other = memory.locker("m").build().unwrap();
+        assert_eq!(failed.to_string(), "m: not locked: no answer on request");
         // The try had time left to give it back.
+        let other = locker(&memory);
         drop(other.try_lock().expect("nothing is left of it"));
 
-        // A lock that waits adopts it.
-        lossy.store(true, Ordering::SeqCst);
-        let guard = locker.lock().unwrap();
+        lossy.on();
+        let guard = ours.lock().unwrap();
         assert!(guard.is_valid());
         guard.unlock().unwrap();
     });
 }
 
-/// Rule 13.
 #[test]
 fn lock_outlasts_what_passes_and_gives_up_on_what_does_not() {
     within(HANG, || {
-        let failures = Arc::new(AtomicUsize::new(0));
-        let kind = Arc::new(parking_lot::Mutex::new(ErrorKind::Unreachable));
-        let (left, kinds) = (Arc::clone(&failures), Arc::clone(&kind));
-        let factory = hooked::around(&memory("trouble"), move |when, _, _, _| {
-            let fails = when == When::Before
-                && left
-                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
-                        left.checked_sub(1)
-                    })
-                    .is_ok();
-            if fails {
-                Err(error(*kinds.lock()))
-            } else {
-                Ok(())
+        // How many calls fail, and how.
+        let failures = Arc::new(Mutex::new((0, ErrorKind::Unreachable)));
+        let left = Arc::clone(&failures);
+        let factory = hooked::around(&memory(), move |when, _, _, _| {
+            let (left, kind) = &mut *left.lock();
+            if when == When::Before && *left > 0 {
+                *left -= 1;
+                return Err(Error::new(*kind, "on request"));
             }
+            Ok(())
         });
-        let locker = factory.locker("m").build().unwrap();
-        failures.store(3, Ordering::SeqCst);
+        let locker = locker(&factory);
+        *failures.lock() = (3, ErrorKind::Unreachable);
         drop(locker.lock().unwrap());
-
         for hopeless in [ErrorKind::Denied, ErrorKind::Misconfigured] {
-            *kind.lock() = hopeless;
-            failures.store(usize::MAX, Ordering::SeqCst);
+            *failures.lock() = (usize::MAX, hopeless);
             assert_eq!(locker.lock().unwrap_err().kind(), hopeless);
         }
-        *kind.lock() = ErrorKind::Unreachable;
+        *failures.lock() = (usize::MAX, ErrorKind::Unreachable);
         let failed = locker.try_lock_for(ms(200)).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Unreachable);
-        failures.store(0, Ordering::SeqCst);
+        failures.lock().0 = 0;
         drop(locker.try_lock().unwrap());
     });
 }
 
-/// Rule 5 makes the repetition harmless: it names the fence.
+/// The repetition is harmless: it names the fence.
 #[test]
-fn a_release_without_an_answer_is_repeated_and_its_outcome_not_guessed() {
+fn unanswered_release_is_repeated_and_not_guessed() {
     within(HANG, || {
-        let memory = memory("release");
-        let fails = Arc::new(parking_lot::Mutex::new(None));
+        let memory = memory();
+        let fails = Arc::new(Mutex::new(None));
         let once = Arc::clone(&fails);
         let factory = hooked::around(&memory, move |when, call, _, _| {
             if call == Call::Release && once.lock().take_if(|at| *at == when).is_some() {
-                return Err(error(ErrorKind::Unreachable));
+                return Err(Error::new(ErrorKind::Unreachable, "on request"));
             }
             Ok(())
         });
-        let locker = factory.locker("m").build().unwrap();
-        let other = memory.locker("m").build().unwrap();
-
-        let guard = locker.lock().unwrap();
+        let (ours, other) = (locker(&factory), locker(&memory));
+        let guard = ours.lock().unwrap();
         *fails.lock() = Some(When::Before);
         guard.unlock().expect("the second one found the lease");
         drop(other.try_lock().unwrap());
 
-        let guard = locker.lock().unwrap();
+        let guard = ours.lock().unwrap();
         *fails.lock() = Some(When::After);
         let unknown = guard.unlock().unwrap_err();
         assert_eq!(unknown.kind(), ErrorKind::Unreachable);
@@ -293,161 +242,81 @@ fn a_release_without_an_answer_is_repeated_and_its_outcome_not_guessed() {
     });
 }
 
-/// A renewal that hangs must not keep the renewer from telling others in time.
+/// A renewal that hangs must not keep the timer from telling others in time.
 #[test]
-fn a_renewal_that_hangs_does_not_delay_the_loss_of_another_guard() {
+fn hung_renewal_does_not_delay_the_loss_of_another_guard() {
     within(HANG, || {
-        let stuck = Arc::new(AtomicBool::new(false));
-        let is_stuck = Arc::clone(&stuck);
-        let factory = hooked::around(&memory("stuck"), move |when, call, place, by| {
-            if when == When::Before && call == Call::Renew && is_stuck.load(Ordering::SeqCst) {
+        let stuck = Switch::default();
+        let is_stuck = stuck.clone();
+        let factory = hooked::around(&memory(), move |when, call, place, by| {
+            if when == When::Before && call == Call::Renew && is_stuck.is_on() {
                 if &*place.mutex == "slow" {
-                    // As a server that does not answer: for as long as the call may take.
                     thread::sleep(by.remaining());
                 }
-                return Err(error(ErrorKind::Timeout));
+                return Err(no_answer());
             }
             Ok(())
         });
-        // Renewed often, its calls may take 15 s each.
         let slow = factory.locker("slow").ttl(ms(60_000)).renew_after(ms(950));
-        let slow = slow.build().unwrap();
         let fast = factory.locker("fast").ttl(ms(1_000)).transition(ms(8_000));
-        let fast = fast.build().unwrap();
-        let slow = slow.lock().unwrap();
-        let fast = fast.lock().unwrap();
+        let slow = slow.build().unwrap().lock().unwrap();
+        let fast = fast.build().unwrap().lock().unwrap();
         let lost = fast.lost();
-        stuck.store(true, Ordering::SeqCst);
+        stuck.on();
         let end = Moment::now() + fast.valid_for();
         closed(&lost);
         let late = Moment::now() - end;
-        println!("told {late:?} after the end of the ttl; the transition is 8s");
-        assert!(late < ms(6_000), "{late:?}");
+        assert!(late < ms(6_000), "told {late:?} after the end of the ttl");
         assert!(!fast.is_valid() && slow.is_valid());
-        stuck.store(false, Ordering::SeqCst);
+        stuck.off();
     });
 }
 
-/// Rule 2: what hangs costs its own guards, not those beside them.
+/// The timer sleeps for the long one, and is woken for the short one.
 #[test]
-fn renewals_that_hang_cost_no_other_guard_its_lease() {
+fn short_lease_is_renewed_beside_a_long_one() {
     within(HANG, || {
-        let lease = Lease::new(ms(5_000), ms(5_000)).unwrap();
-        let memory = contend::memory::factory("hung", lease);
-        let stuck = Arc::new(AtomicBool::new(true));
-        let is_stuck = Arc::clone(&stuck);
-        let factory = hooked::around(&memory, move |when, call, place, by| {
-            let hangs = when == When::Before
-                && call == Call::Renew
-                && place.mutex.starts_with("hung")
-                && is_stuck.load(Ordering::SeqCst);
-            if hangs {
-                thread::sleep(by.remaining());
-                return Err(error(ErrorKind::Timeout));
+        let factory = memory();
+        let lock = |mutex: &str, ttl| {
+            let locker = factory.locker(mutex).ttl(ms(ttl)).build().unwrap();
+            // The timer falls asleep meanwhile, for what it has.
+            thread::sleep(ms(300));
+            locker.lock().unwrap()
+        };
+        let is_renewed = |guard: &contend::Guard| {
+            let until = Instant::now() + ms(3_000);
+            while Instant::now() < until {
+                assert!(guard.is_valid());
+                thread::sleep(ms(10));
             }
-            Ok(())
-        });
-        let lock = |mutex: &str| factory.locker(mutex).build().unwrap().lock().unwrap();
-        let hung: Vec<_> = (0..4).map(|n| lock(&format!("hung-{n}"))).collect();
-        let healthy = lock("healthy");
-        let (mut least, until) = (Duration::MAX, Instant::now() + lease.ttl() * 2);
-        while Instant::now() < until {
-            least = least.min(healthy.valid_for());
-            assert!(healthy.is_valid(), "lost beside guards that hang");
-            thread::sleep(ms(5));
-        }
-        println!("the healthy guard was always valid for {least:?} more");
-        assert!(hung.iter().all(|guard| !guard.is_valid()));
-        stuck.store(false, Ordering::SeqCst);
-        healthy.unlock().unwrap();
-    });
-}
-
-/// A call for the long lease may take ten seconds, more than the short one lasts.
-#[test]
-fn a_long_lease_whose_renewal_hangs_costs_no_short_one() {
-    within(HANG, || {
-        let stuck = Arc::new(AtomicBool::new(true));
-        let is_stuck = Arc::clone(&stuck);
-        let factory = hooked::around(&memory("long-hung"), move |when, call, place, by| {
-            let hangs = when == When::Before && call == Call::Renew && &*place.mutex == "long";
-            if hangs && is_stuck.load(Ordering::SeqCst) {
-                thread::sleep(by.remaining());
-                return Err(error(ErrorKind::Timeout));
-            }
-            Ok(())
-        });
-        let long = factory
-            .locker("long")
-            .ttl(ms(40_000))
-            .renew_after(ms(1_000));
-        let short = factory.locker("short").ttl(ms(5_000));
-        let (long, short) = (long.build().unwrap(), short.build().unwrap());
-        let _long = long.lock().unwrap();
-        let short = short.lock().unwrap();
-        let until = Instant::now() + ms(12_000);
-        while Instant::now() < until {
-            assert!(short.is_valid(), "lost beside a guard that hangs");
-            thread::sleep(ms(5));
-        }
-        stuck.store(false, Ordering::SeqCst);
-    });
-}
-
-/// The renewer sleeps for the long one, and is woken for the short one.
-#[test]
-fn a_short_lease_is_renewed_beside_a_long_one() {
-    within(HANG, || {
-        let factory = memory("short");
-        let long = factory.locker("long").ttl(ms(600_000)).build().unwrap();
-        let short = factory.locker("short").ttl(ms(4_000)).build().unwrap();
-        let long = long.lock().unwrap();
-        thread::sleep(ms(100));
-        let short = short.lock().unwrap();
-        let until = Instant::now() + ms(6_000);
-        while Instant::now() < until {
-            assert!(short.is_valid() && long.is_valid());
-            thread::sleep(ms(10));
-        }
-        // And for one that comes when it has nothing to do.
+        };
+        let long = lock("long", 600_000);
+        let short = lock("short", 2_000);
+        is_renewed(&short);
+        // And one that comes when it has nothing to do.
         long.unlock().unwrap();
         short.unlock().unwrap();
-        let again = factory.locker("again").ttl(ms(4_000)).build().unwrap();
-        thread::sleep(ms(1_000));
-        let again = again.lock().unwrap();
-        thread::sleep(ms(6_000));
-        assert!(again.is_valid());
+        is_renewed(&lock("again", 2_000));
     });
 }
 
 /// Once told that it is over, a guard is never valid again, whatever a late renewal says.
 #[test]
-fn a_passed_deadline_does_not_revive() {
+fn passed_deadline_does_not_revive() {
     within(HANG, || {
-        let lease = Lease::new(ms(1_000), ms(10_000)).unwrap();
-        let slow = Arc::new(AtomicBool::new(false));
-        let is_slow = Arc::clone(&slow);
-        let renewed = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&renewed);
-        let memory = contend::memory::factory("revive", lease);
-        let factory = hooked::around(&memory, move |when, call, _, _| {
-            if when == When::After && call == Call::Renew {
-                counted.fetch_add(1, Ordering::SeqCst);
-                if is_slow.load(Ordering::SeqCst) {
-                    thread::sleep(ms(1_500));
-                }
+        let (slow, renewed) = (Switch::default(), Switch::default());
+        let (is_slow, comes) = (slow.clone(), renewed.clone());
+        let factory = hooked::around(&with_lease(1_000, 10_000), move |when, call, _, _| {
+            if (when, call) == (When::After, Call::Renew) && is_slow.is_on() {
+                thread::sleep(ms(1_500));
+                comes.on();
             }
             Ok(())
         });
-        let locker = factory.locker("m").build().unwrap();
-        let guard = locker.lock().unwrap();
-        slow.store(true, Ordering::SeqCst);
-        let before = renewed.load(Ordering::SeqCst);
-        wait_until(PATIENCE, "it is invalid", || !guard.is_valid());
+        let guard = locker(&factory).lock().unwrap();
+        slow.on();
         closed(&guard.lost());
-        wait_until(PATIENCE, "a renewal came through", || {
-            renewed.load(Ordering::SeqCst) > before
-        });
+        wait_until(PATIENCE, "a renewal came through", || renewed.is_on());
         for _ in 0..50 {
             assert!(!guard.is_valid() && guard.valid_for().is_zero());
             thread::sleep(ms(2));
@@ -457,29 +326,25 @@ fn a_passed_deadline_does_not_revive() {
 }
 
 #[test]
-fn work_under_a_lock_that_was_lost_is_an_error() {
+fn work_under_a_lost_lock_is_an_error() {
     within(HANG, || {
-        let lease = Lease::new(ms(200), ms(200)).unwrap();
-        let factory = contend::memory::factory("work", lease);
+        let factory = with_lease(200, 200);
         let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
         let failed = locker.with_lock(|_| thread::sleep(ms(500))).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Lost);
-        assert!(
-            failed.to_string().starts_with("m: the lock was lost"),
-            "{failed}"
-        );
+        let told = failed.to_string();
+        assert!(told.starts_with("m: the lock was lost"), "{told}");
         drop(locker.try_lock_for(PATIENCE).unwrap());
     });
 }
 
-/// What is free again is not what was held: it may have been somebody else's meanwhile.
+/// What is free again is not what was held: another may have had it meanwhile.
 #[test]
-fn unlocking_what_was_lost_is_not_unlocking() {
+fn unlocking_a_lost_lock_says_lost() {
     within(HANG, || {
-        let lease = Lease::new(ms(300), ms(100)).unwrap();
-        let factory = contend::memory::factory("not-ours", lease);
-        let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
-        let guard = locker.lock().unwrap();
+        let factory = with_lease(300, 100);
+        let guard = factory.locker("m").max_hold(ms(10)).build().unwrap();
+        let guard = guard.lock().unwrap();
         let other = factory.locker("m").ttl(ms(20_000)).build().unwrap();
         elsewhere(|| other.try_lock_for(PATIENCE).unwrap().unlock().unwrap());
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
@@ -487,28 +352,13 @@ fn unlocking_what_was_lost_is_not_unlocking() {
     });
 }
 
-/// It may be asked for in every round of a loop, and by many.
 #[test]
-fn every_receiver_of_a_guard_is_told_that_it_is_lost() {
+fn panicking_backend_costs_one_guard_and_no_turn() {
     within(HANG, || {
-        let lease = Lease::new(ms(300), ms(300)).unwrap();
-        let factory = contend::memory::factory("told", lease);
-        let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
-        let guard = locker.lock().unwrap();
-        let receivers: Vec<_> = (0..100).map(|_| guard.lost()).collect();
-        receivers.iter().for_each(closed);
-        assert!(!guard.is_valid());
-        closed(&guard.lost());
-    });
-}
-
-#[test]
-fn a_panic_in_a_backend_costs_one_guard_and_no_turn() {
-    within(HANG, || {
-        let broken = Arc::new(AtomicBool::new(false));
-        let panics = Arc::clone(&broken);
-        let factory = hooked::around(&memory("panics"), move |_, _, place, _| {
-            if &*place.mutex == "bad" && panics.load(Ordering::SeqCst) {
+        let broken = Switch::default();
+        let panics = broken.clone();
+        let factory = hooked::around(&memory(), move |_, _, place, _| {
+            if &*place.mutex == "bad" && panics.is_on() {
                 std::panic::resume_unwind(Box::new("on purpose"));
             }
             Ok(())
@@ -519,28 +369,37 @@ fn a_panic_in_a_backend_costs_one_guard_and_no_turn() {
         };
         let (bad, good) = (quick("bad"), quick("good"));
         let (guard, other) = (bad.lock().unwrap(), good.lock().unwrap());
-        broken.store(true, Ordering::SeqCst);
+        broken.on();
         closed(&guard.lost());
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
-        broken.store(false, Ordering::SeqCst);
+        broken.off();
         // Its turn was given back, and its lease is adopted.
         drop(bad.try_lock_for(PATIENCE).unwrap());
+        // Longer than its ttl: renewal goes on.
         thread::sleep(ms(3_200));
-        assert!(other.is_valid(), "renewal goes on");
+        assert!(other.is_valid());
     });
 }
 
+/// The error names the limit.
 #[test]
-fn bad_names_and_durations_are_refused() {
-    let factory = memory("inputs");
-    for locker in [
-        factory.locker(""),
-        factory.locker("{m}"),
-        factory.locker("m").id("a@@b"),
-        factory.locker("m").ttl(Duration::ZERO),
-        factory.locker("m").max_hold(Duration::ZERO),
-        factory.locker("m").renew_after(Duration::from_secs(9)),
+fn bad_settings_are_refused_with_the_limit() {
+    let factory = memory();
+    let m = || factory.locker("m");
+    for (locker, limit) in [
+        (factory.locker(""), "1 to 66 bytes"),
+        (factory.locker("{m}"), "1 to 66 bytes"),
+        (m().id("a@@b"), ""),
+        (m().id("~a"), "letter or digit"),
+        (m().ttl(ms(0)), "20ms"),
+        (m().max_hold(ms(0)), ""),
+        (m().renew_after(Duration::from_secs(9)), ""),
+        (m().renew_after(Duration::from_nanos(1)), "156.25ms"),
     ] {
-        assert_eq!(locker.build().unwrap_err().kind(), ErrorKind::InvalidInput);
+        let error = locker.build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(limit), "{error}");
     }
+    let jittery = factory.contend("m").jitter(Duration::MAX).build().map(drop);
+    assert!(jittery.unwrap_err().to_string().contains("16s"));
 }

@@ -31,14 +31,23 @@ fn elect() {
     let both = [first, leads("b")];
     for (service, events) in both.iter().cycle().take(3) {
         for kind in [EventKind::Acquired, EventKind::Released] {
-            let mut own = events.iter().filter(|it| it.kind != EventKind::OwnerChanged);
+            let mut own = events
+                .iter()
+                .filter(|it| it.kind != EventKind::OwnerChanged);
             let event = own.next().unwrap();
             assert_eq!(event.kind, kind);
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-            println!("event {kind} {} {}", event.fence().unwrap(), now.as_millis());
+            println!(
+                "event {kind} {} {}",
+                event.fence().unwrap(),
+                now.as_millis()
+            );
             if kind == EventKind::Acquired {
                 thread::sleep(LEADS);
-                assert!(service.is_owner() && events.is_empty(), "in spite of the step");
+                assert!(
+                    service.is_owner() && events.is_empty(),
+                    "in spite of the step"
+                );
                 service.resign().unwrap();
             }
         }
@@ -64,7 +73,9 @@ fn stepped_wall_clock_changes_nothing() {
         let mut acquired = 0;
         for line in BufReader::new(child.take_stdout().unwrap()).lines() {
             let line = line.unwrap();
-            let Some((_, event)) = line.split_once("event ") else { continue };
+            let Some((_, event)) = line.split_once("event ") else {
+                continue;
+            };
             let words: Vec<&str> = event.split(' ').collect();
             if words[0] == "acquired" {
                 // In the middle of every ownership: forward, back beyond the start, and to the truth.
@@ -86,7 +97,10 @@ fn stepped_wall_clock_changes_nothing() {
         for pair in events.chunks(2) {
             let kinds = (&*pair[0].0, &*pair[1].0);
             assert_eq!(kinds, ("acquired", "released"), "{events:#?}");
-            assert_eq!(pair[0].1, pair[1].1, "a fence is fixed during one ownership");
+            assert_eq!(
+                pair[0].1, pair[1].1,
+                "a fence is fixed during one ownership"
+            );
             assert!(pair[0].1 > last, "fences grow: {events:#?}");
             last = pair[0].1;
         }
