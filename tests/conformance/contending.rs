@@ -10,7 +10,7 @@ use testbed::wait_until;
 
 use super::{Faulty, PATIENCE, Subject, name, next, started, wait_for_owner};
 
-pub fn a_started_service_owns_and_a_stopped_one_does_not(subject: &Subject) {
+pub fn started_service_owns(subject: &Subject) {
     let mutex = name("start");
     let (service, events) = subject.factory().contend(&mutex).id("a").channel().unwrap();
     assert_eq!(service.status(), Status::Initial);
@@ -37,7 +37,7 @@ pub fn a_started_service_owns_and_a_stopped_one_does_not(subject: &Subject) {
 }
 
 /// Rule 9, and the lifecycle.
-pub fn a_service_restarts_and_its_fences_grow(subject: &Subject) {
+pub fn restarted_service_has_larger_fence(subject: &Subject) {
     let mutex = name("restart");
     let mut last = 0;
     for round in 0..3 {
@@ -54,7 +54,7 @@ pub fn a_service_restarts_and_its_fences_grow(subject: &Subject) {
     }
 }
 
-pub fn an_owner_stays_owner_over_several_ttls(subject: &Subject) {
+pub fn owner_renews(subject: &Subject) {
     let factory = subject.factory();
     let mutex = name("renew");
     let (owner, events) = started(&factory, &mutex, "owner");
@@ -88,7 +88,7 @@ pub fn an_owner_stays_owner_over_several_ttls(subject: &Subject) {
 }
 
 /// Callbacks count the owners: Released has run before the release is sent, so the count is exact.
-pub fn ten_contenders_have_one_owner_at_a_time(subject: &Subject) {
+pub fn ten_contenders_have_one_owner(subject: &Subject) {
     const TURNS: usize = 30;
     let mutex = name("ten");
     let factories = [subject.factory(), subject.factory()];
@@ -133,7 +133,7 @@ pub fn ten_contenders_have_one_owner_at_a_time(subject: &Subject) {
     assert_eq!(owners.load(Ordering::SeqCst), 0, "owners after the end");
 }
 
-pub fn waiters_own_in_the_order_in_which_they_came(subject: &Subject) {
+pub fn waiters_own_in_order(subject: &Subject) {
     if !subject.ordered {
         return;
     }
@@ -159,7 +159,7 @@ pub fn waiters_own_in_the_order_in_which_they_came(subject: &Subject) {
 }
 
 /// Rule 7.
-pub fn the_old_owner_is_released_before_the_new_one_acquires(subject: &Subject) {
+pub fn released_comes_before_acquired(subject: &Subject) {
     let mutex = name("hand-off");
     let log: Arc<Mutex<Vec<String>>> = Arc::default();
     let factories = [subject.factory(), subject.factory()];
@@ -200,7 +200,7 @@ pub fn the_old_owner_is_released_before_the_new_one_acquires(subject: &Subject) 
     }
 }
 
-pub fn an_observer_converges_on_the_owner(subject: &Subject) {
+pub fn observer_follows_the_owner(subject: &Subject) {
     let mutex = name("observe");
     let (observer, seen) = subject.factory().observe(&mutex).channel().unwrap();
     observer.start().unwrap();
@@ -228,7 +228,7 @@ pub fn an_observer_converges_on_the_owner(subject: &Subject) {
 }
 
 /// Rules 1 and 2: it is gone at the deadline without the backend, and comes back with a new fence.
-pub fn an_owner_that_cannot_renew_steps_down_and_owns_again(subject: &Subject) {
+pub fn unrenewed_owner_steps_down(subject: &Subject) {
     let mutex = name("lost");
     let (factory, broken) = Faulty::around(&subject.factory());
     let (service, events) = factory
@@ -264,7 +264,7 @@ pub fn an_owner_that_cannot_renew_steps_down_and_owns_again(subject: &Subject) {
 }
 
 /// Rule 12: well before the lease would have run out.
-pub fn dropping_a_service_releases(subject: &Subject) {
+pub fn dropped_service_releases(subject: &Subject) {
     let mutex = name("drop");
     let (owner, events) = started(&subject.factory(), &mutex, "owner");
     next(&events, EventKind::Acquired);
@@ -279,7 +279,7 @@ pub fn dropping_a_service_releases(subject: &Subject) {
     next(&waiting, EventKind::Acquired);
 }
 
-pub fn stopping_a_waiting_service_takes_no_time(subject: &Subject) {
+pub fn waiting_service_stops_at_once(subject: &Subject) {
     let mutex = name("stop-waiting");
     let factory = subject.factory();
     let (_owner, events) = started(&factory, &mutex, "owner");
@@ -300,7 +300,7 @@ pub fn stopping_a_waiting_service_takes_no_time(subject: &Subject) {
     );
 }
 
-pub fn a_service_stops_in_the_middle_of_anything(subject: &Subject) {
+pub fn service_stops_at_any_time(subject: &Subject) {
     let mutex = name("stop-any-time");
     let factory = subject.factory();
     let (service, events) = factory.contend(&mutex).id("a").channel().unwrap();
@@ -340,7 +340,7 @@ pub fn a_service_stops_in_the_middle_of_anything(subject: &Subject) {
     );
 }
 
-pub fn a_waiter_that_left_is_passed_over(subject: &Subject) {
+pub fn departed_waiter_is_passed_over(subject: &Subject) {
     let mutex = name("left");
     let factory = subject.factory();
     let (owner, events) = started(&factory, &mutex, "owner");
@@ -355,7 +355,7 @@ pub fn a_waiter_that_left_is_passed_over(subject: &Subject) {
     assert!(stayer.is_owner());
 }
 
-pub fn two_mutexes_do_not_disturb_each_other(subject: &Subject) {
+pub fn mutexes_are_apart(subject: &Subject) {
     let factory = subject.factory();
     let (one, two) = (name("one"), name("two"));
     let (a, in_one) = started(&factory, &one, "a");
@@ -375,7 +375,7 @@ pub fn two_mutexes_do_not_disturb_each_other(subject: &Subject) {
 }
 
 /// Rule 7: what is in the channel when `stop` returns is all there is.
-pub fn nothing_is_delivered_after_stop(subject: &Subject) {
+pub fn stop_ends_delivery(subject: &Subject) {
     let mutex = name("silence");
     let factory = subject.factory();
     let (service, events) = started(&factory, &mutex, "a");

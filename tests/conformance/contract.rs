@@ -20,7 +20,7 @@ const CLOCKS: Duration = Duration::from_millis(50);
 const ROUNDS: usize = 30;
 
 /// Rule "every claim carries its fence".
-pub fn a_stale_fence_renews_and_releases_nothing(subject: &Subject) {
+pub fn stale_fence_touches_nothing(subject: &Subject) {
     let mutex = name("stale-fence");
     let mut owner = Side::new(subject, &mutex, "owner");
     let first = owner.granted(OnRefusal::Enqueue).fence();
@@ -44,7 +44,7 @@ pub fn a_stale_fence_renews_and_releases_nothing(subject: &Subject) {
 }
 
 /// Rule "an owner that cannot renew steps down": what ran out is not brought back.
-pub fn a_lease_that_ran_out_cannot_be_renewed(subject: &Subject) {
+pub fn expired_lease_is_not_renewed(subject: &Subject) {
     if subject.is_kept_by_a_session() {
         return;
     }
@@ -71,7 +71,7 @@ pub fn a_lease_that_ran_out_cannot_be_renewed(subject: &Subject) {
 }
 
 /// A free mutex that was handed to a waiter is nobody else's for the claim time.
-pub fn nobody_barges_past_a_hand_over(subject: &Subject) {
+pub fn hand_over_is_kept_for_its_waiter(subject: &Subject) {
     if !subject.ordered {
         return;
     }
@@ -100,7 +100,7 @@ pub fn nobody_barges_past_a_hand_over(subject: &Subject) {
     });
 }
 
-pub fn a_waiter_that_withdraws_hands_on(subject: &Subject) {
+pub fn withdrawn_waiter_hands_on(subject: &Subject) {
     let mut owner = Side::new(subject, &name("withdraws"), "owner");
     let mut quitter = owner.peer(subject, "quitter");
     let mut next = owner.peer(subject, "next");
@@ -121,7 +121,7 @@ pub fn a_waiter_that_withdraws_hands_on(subject: &Subject) {
 
 /// Rule "every claim carries its fence": a second acquisition under the owner's id adopts the lease,
 /// so that what was sent under the first one touches nothing any more.
-pub fn an_adoption_raises_the_fence(subject: &Subject) {
+pub fn adoption_raises_the_fence(subject: &Subject) {
     if subject.is_kept_by_a_session() {
         return;
     }
@@ -138,7 +138,7 @@ pub fn an_adoption_raises_the_fence(subject: &Subject) {
     assert!(owner.release(second.fence()));
 }
 
-pub fn a_run_is_recorded_by_the_owner_only(subject: &Subject) {
+pub fn owner_alone_records_a_run(subject: &Subject) {
     let mutex = name("record");
     let mut owner = Side::new(subject, &mutex, "owner");
     let mut other = owner.peer(subject, "other");
@@ -158,7 +158,7 @@ pub fn a_run_is_recorded_by_the_owner_only(subject: &Subject) {
     assert!(other.release(second));
 }
 
-pub fn the_last_run_tells_its_age(subject: &Subject) {
+pub fn last_run_has_its_age(subject: &Subject) {
     let mutex = name("age");
     let mut owner = Side::new(subject, &mutex, "owner");
     let mut other = owner.peer(subject, "other");
@@ -182,7 +182,7 @@ pub fn the_last_run_tells_its_age(subject: &Subject) {
 }
 
 /// `revoke` frees at once and hands on; the owner learns of it at its next look.
-pub fn a_revoked_owner_has_lost_and_the_next_owns(subject: &Subject) {
+pub fn revoked_owner_loses_to_the_next(subject: &Subject) {
     let mutex = name("revoke");
     let mut owner = Side::new(subject, &mutex, "owner");
     let mut next = owner.peer(subject, "next");
@@ -207,7 +207,7 @@ pub fn a_revoked_owner_has_lost_and_the_next_owns(subject: &Subject) {
     assert!(next.release(claimed.fence()));
 }
 
-pub fn inspection_shows_the_owner_and_who_waits_in_order(subject: &Subject) {
+pub fn inspection_shows_owner_and_queue(subject: &Subject) {
     let mutex = name("inspect");
     let mut owner = Side::new(subject, &mutex, "owner");
     let backend = Arc::clone(&owner.backend);

@@ -6,7 +6,7 @@ use contend::{ErrorKind, EventKind};
 
 use super::{Subject, name, next, started};
 
-pub fn bad_names_ids_and_leases_are_refused_with_what_is_allowed(subject: &Subject) {
+pub fn bad_input_is_refused(subject: &Subject) {
     let factory = subject.factory();
     let long = "m".repeat(67);
     for bad in [
@@ -64,7 +64,7 @@ pub fn bad_names_ids_and_leases_are_refused_with_what_is_allowed(subject: &Subje
 }
 
 /// Rule 11: names that look like something to some backend are just names, and not each other.
-pub fn every_allowed_name_works_and_is_no_other(subject: &Subject) {
+pub fn every_name_is_itself(subject: &Subject) {
     let factory = subject.factory();
     let tail = name("x");
     let services: Vec<_> = [

@@ -11,7 +11,7 @@ use testbed::wait_until;
 use super::{PATIENCE, Subject, name, started, wait_for_owner};
 
 /// Rule 8.
-pub fn a_slow_callback_does_not_delay_renewal(subject: &Subject) {
+pub fn slow_callback_delays_no_renewal(subject: &Subject) {
     let mutex = name("slow");
     let factory = subject.factory();
     let nap = factory.lease().total() + factory.lease().ttl();
@@ -36,7 +36,7 @@ pub fn a_slow_callback_does_not_delay_renewal(subject: &Subject) {
 }
 
 /// Rule 8.
-pub fn a_panicking_callback_does_not_stop_the_next(subject: &Subject) {
+pub fn panicking_callback_stops_no_other(subject: &Subject) {
     let mutex = name("panic");
     let released = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&released);
@@ -59,7 +59,7 @@ pub fn a_panicking_callback_does_not_stop_the_next(subject: &Subject) {
 }
 
 /// Rule 7: `stop` returns after the callback, and nobody owns before that.
-pub fn the_next_owner_waits_for_the_callback_of_the_last(subject: &Subject) {
+pub fn next_owner_waits_for_the_callback(subject: &Subject) {
     let mutex = name("wind-down");
     let factory = subject.factory();
     let nap = factory.lease().ttl() / 4;
@@ -93,7 +93,7 @@ pub fn the_next_owner_waits_for_the_callback_of_the_last(subject: &Subject) {
 }
 
 /// Rule 8: it does not wait for itself, and the service stops when the callback has returned.
-pub fn stop_from_inside_a_callback_returns(subject: &Subject) {
+pub fn callback_can_stop_its_service(subject: &Subject) {
     let mutex = name("inside");
     let slot: Arc<Mutex<Option<Arc<MutexContendService>>>> = Arc::default();
     let inside = Arc::clone(&slot);
@@ -124,7 +124,7 @@ pub fn stop_from_inside_a_callback_returns(subject: &Subject) {
     slot.lock().take();
 }
 
-pub fn callbacks_run_on_the_executor_given(subject: &Subject) {
+pub fn executor_runs_callbacks(subject: &Subject) {
     let mutex = name("executor");
     let (jobs, queue) = crossbeam_channel::unbounded::<Job>();
     let pool = std::thread::Builder::new()
@@ -185,7 +185,7 @@ impl MutexContender for Own {
     }
 }
 
-pub fn a_type_of_ones_own_contends(subject: &Subject) {
+pub fn own_type_contends(subject: &Subject) {
     let own = Own {
         mutex: name("own"),
         log: Arc::default(),
@@ -204,7 +204,7 @@ pub fn a_type_of_ones_own_contends(subject: &Subject) {
 }
 
 /// Rule 7: bounded, whole pairs go, and the next event says how many.
-pub fn a_receiver_that_does_not_read_misses_whole_pairs(subject: &Subject) {
+pub fn full_channel_drops_whole_pairs(subject: &Subject) {
     let mutex = name("missed");
     let factory = subject.factory();
     let (service, events) = factory.contend(&mutex).event_capacity(4).channel().unwrap();

@@ -16,7 +16,7 @@ use testbed::wait_until;
 use super::hooked::{self, Call, When};
 use super::{Faulty, PATIENCE, Subject, closed, elsewhere, name, next, started};
 
-pub fn a_locked_mutex_is_held_and_an_unlocked_one_is_free(subject: &Subject) {
+pub fn lock_excludes_until_unlocked(subject: &Subject) {
     let mutex = name("lock");
     let (ours, theirs) = two(subject, &mutex);
     let guard = ours.lock().unwrap();
@@ -35,7 +35,7 @@ pub fn a_locked_mutex_is_held_and_an_unlocked_one_is_free(subject: &Subject) {
     drop(ours.try_lock().unwrap());
 }
 
-pub fn an_unlock_lets_the_waiting_locker_in(subject: &Subject) {
+pub fn unlock_wakes_the_waiter(subject: &Subject) {
     let mutex = name("hand-over");
     let (ours, theirs) = two(subject, &mutex);
     for _ in 0..3 {
@@ -52,7 +52,7 @@ pub fn an_unlock_lets_the_waiting_locker_in(subject: &Subject) {
     }
 }
 
-pub fn lockers_lock_in_the_order_in_which_they_came(subject: &Subject) {
+pub fn lockers_lock_in_order(subject: &Subject) {
     if !subject.ordered {
         return;
     }
@@ -92,7 +92,7 @@ pub fn lockers_lock_in_the_order_in_which_they_came(subject: &Subject) {
 }
 
 /// Threads that share a locker, lockers that share a factory, and factories: one at a time.
-pub fn threads_lockers_and_factories_exclude_each_other(subject: &Subject) {
+pub fn lockers_exclude_each_other(subject: &Subject) {
     const TURNS: u64 = 15;
     let mutex = name("exclude");
     let lockers: Vec<Locker> = (0..2)
@@ -127,7 +127,7 @@ pub fn threads_lockers_and_factories_exclude_each_other(subject: &Subject) {
 }
 
 /// The free mutex would be kept for who left a queue entry.
-pub fn a_lock_that_timed_out_leaves_no_trace_and_says_who_holds_it(subject: &Subject) {
+pub fn timed_out_lock_leaves_no_trace(subject: &Subject) {
     let mutex = name("timeout");
     let (ours, theirs) = two(subject, &mutex);
     let third = subject.factory().locker(&mutex).build().unwrap();
@@ -155,7 +155,7 @@ pub fn a_lock_that_timed_out_leaves_no_trace_and_says_who_holds_it(subject: &Sub
     drop(theirs.try_lock_for(PATIENCE).unwrap());
 }
 
-pub fn a_guard_is_renewed_for_as_long_as_it_lives(subject: &Subject) {
+pub fn guard_is_renewed(subject: &Subject) {
     let mutex = name("renewed");
     let (ours, theirs) = two(subject, &mutex);
     let guard = ours.lock().unwrap();
@@ -172,7 +172,7 @@ pub fn a_guard_is_renewed_for_as_long_as_it_lives(subject: &Subject) {
 }
 
 /// Rule 2, for a guard: the transition is left to stop in.
-pub fn a_guard_that_cannot_be_renewed_is_lost_at_the_end_of_its_ttl(subject: &Subject) {
+pub fn unrenewed_guard_is_lost(subject: &Subject) {
     let mutex = name("lost");
     let (factory, broken) = Faulty::around(&subject.factory());
     let ours = factory.locker(&mutex).id("ours").build().unwrap();
@@ -207,7 +207,7 @@ pub fn a_guard_that_cannot_be_renewed_is_lost_at_the_end_of_its_ttl(subject: &Su
     drop(ours.try_lock_for(PATIENCE).unwrap());
 }
 
-pub fn a_guard_held_too_long_is_given_up(subject: &Subject) {
+pub fn max_hold_ends_a_guard(subject: &Subject) {
     let mutex = name("max-hold");
     let ours = subject.factory().locker(&mutex);
     let max_hold = Duration::from_millis(700);
@@ -226,7 +226,7 @@ pub fn a_guard_held_too_long_is_given_up(subject: &Subject) {
     next.unlock().unwrap();
 }
 
-pub fn a_panic_under_the_lock_releases_it(subject: &Subject) {
+pub fn panic_releases_the_lock(subject: &Subject) {
     let mutex = name("panic");
     let (ours, theirs) = two(subject, &mutex);
     let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -237,7 +237,7 @@ pub fn a_panic_under_the_lock_releases_it(subject: &Subject) {
     assert_eq!(ours.with_lock(|_| 7).unwrap(), 7);
 }
 
-pub fn locking_what_this_thread_holds_is_an_error(subject: &Subject) {
+pub fn reentry_is_an_error(subject: &Subject) {
     let mutex = name("re-entry");
     let factory = subject.factory();
     let locker = factory.locker(&mutex).build().unwrap();
@@ -261,7 +261,7 @@ pub fn locking_what_this_thread_holds_is_an_error(subject: &Subject) {
 }
 
 /// All or none, in sorted order, each once, with a fence for each.
-pub fn several_mutexes_are_locked_together_or_not_at_all(subject: &Subject) {
+pub fn lock_all_is_all_or_none(subject: &Subject) {
     let names = [name("all-b"), name("all-a"), name("all-c")];
     let factory = subject.factory();
     let all = || factory.lock_all(names.iter().chain(&names[..1]));
@@ -291,7 +291,7 @@ pub fn several_mutexes_are_locked_together_or_not_at_all(subject: &Subject) {
 }
 
 /// A blocked `lock()` ends when it is cancelled, leaves nothing and keeps nothing.
-pub fn a_cancelled_wait_ends_and_leaves_no_trace(subject: &Subject) {
+pub fn cancel_ends_wait(subject: &Subject) {
     let mutex = name("cancel");
     let (ours, theirs) = two(subject, &mutex);
     let guard = ours.lock().unwrap();
@@ -323,7 +323,7 @@ fn theirs_waits(subject: &Subject, mutex: &str) -> bool {
     participants.is_ok_and(|waiting| !waiting.is_empty())
 }
 
-pub fn a_guard_may_be_dropped_by_another_thread(subject: &Subject) {
+pub fn other_thread_drops_a_guard(subject: &Subject) {
     let mutex = name("sent");
     let (ours, theirs) = two(subject, &mutex);
     let guard = ours.lock().unwrap();
@@ -333,7 +333,7 @@ pub fn a_guard_may_be_dropped_by_another_thread(subject: &Subject) {
     drop(ours.try_lock_for(PATIENCE).unwrap());
 }
 
-pub fn a_locker_and_a_service_take_turns(subject: &Subject) {
+pub fn locker_and_service_take_turns(subject: &Subject) {
     let mutex = name("turns");
     let factory = subject.factory();
     let (service, events) = started(&factory, &mutex, "service");
@@ -356,7 +356,7 @@ pub fn a_locker_and_a_service_take_turns(subject: &Subject) {
 }
 
 /// Rule 10, over services and lockers.
-pub fn one_id_is_one_contender_over_fronts(subject: &Subject) {
+pub fn fronts_share_ids(subject: &Subject) {
     let mutex = name("one-id");
     let factory = subject.factory();
     let service = factory.contend(&mutex).id("a").build().unwrap();
