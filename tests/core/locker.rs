@@ -391,7 +391,7 @@ fn bad_settings_are_refused_with_the_limit() {
         (factory.locker("{m}"), "1 to 66 bytes"),
         (m().id("a@@b"), ""),
         (m().id("~a"), "letter or digit"),
-        (m().ttl(ms(0)), "20ms"),
+        (m().ttl(ms(0)), "26ms"),
         (m().max_hold(ms(0)), ""),
         (m().renew_after(Duration::from_secs(9)), ""),
         (m().renew_after(Duration::from_nanos(1)), "156.25ms"),
