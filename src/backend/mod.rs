@@ -181,7 +181,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
         Err(Error::new(
             ErrorKind::Unsupported,
             format!(
-                "{}: there are no semaphores on this backend; use mysql:// or memory://",
+                "{}: there are no semaphores on this backend; use redis://, mysql:// or memory://",
                 self.realm()
             ),
         ))

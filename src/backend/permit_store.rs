@@ -114,6 +114,44 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     fn audit(&self, _repair: bool, _by: Moment) -> Result<Vec<Discrepancy>> {
         Ok(Vec::new())
     }
+
+    /// Returns the lines in which processes wait on the server. Defaults to none: waiting requests poll.
+    fn lines(&self) -> Option<&dyn ServerLines> {
+        None
+    }
+}
+
+/// The lines in which processes wait on the server, one for each semaphore. The process that is first in a line hears of
+/// each release, its own included.
+pub trait ServerLines {
+    /// Takes what is called with the name of a semaphore, and how many permits of it are free, when this process
+    /// comes first. Called once, before the first request waits.
+    fn on_turn(&self, turn: OnTurn);
+
+    /// As [`PermitStore::acquire`], for a request that waits: its process stands in the line of the semaphore that it is
+    /// found short of, and takes nothing for which another process has waited longer.
+    ///
+    /// # Errors
+    /// As [`PermitStore::acquire`].
+    fn acquire(&self, request: &Arc<Request>, place: &Standing, by: Moment) -> Result<Outcome>;
+
+    /// Leaves a line in which no request of this process waits any more.
+    ///
+    /// # Errors
+    /// Any; the place is lost by itself in time.
+    fn leave(&self, semaphore: &str, by: Moment) -> Result<()>;
+}
+
+/// What hears that it is the turn of this process.
+pub type OnTurn = Arc<dyn Fn(&str, u64) + Send + Sync>;
+
+/// Where a request stands among those of its process.
+#[derive(Clone, Debug, Default)]
+pub struct Standing {
+    /// The semaphore in whose line it stands; `None` where it has not been found short of one.
+    pub line: Option<Arc<str>>,
+    /// Other requests of the process stand there.
+    pub others: bool,
 }
 
 /// Microseconds since the epoch on the store's clock.

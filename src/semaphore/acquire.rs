@@ -30,8 +30,16 @@ impl SharedSemaphores {
         request: &Arc<Request>,
         wait: &Wait,
     ) -> Result<Outcome> {
+        let parker = Parker::new();
+        let mut place = (!wait.is_zero()).then(|| self.queue.join(request, &parker));
         let mut unknown = false;
-        self.tries(request, wait, &mut unknown).map_err(|error| {
+        let outcome = self.tries(request, wait, &parker, &mut place, &mut unknown);
+        if let (Some(lines), Some(name)) = (self.store.lines(), place.and_then(Place::give_up)) {
+            // Otherwise a release would call this process for a while.
+            let left = lines.leave(&name, Moment::now() + REQUEST_LIMIT);
+            left.unwrap_or_else(|error| log::debug!("cannot leave the line of {name:?}: {error}"));
+        }
+        outcome.map_err(|error| {
             let id = &request.external_id;
             if !unknown {
                 return error.context(format_args!("request {id:?}"));
@@ -47,17 +55,22 @@ impl SharedSemaphores {
     }
 
     /// `unknown` says after an error whether something may have been granted.
-    fn tries(&self, request: &Arc<Request>, wait: &Wait, unknown: &mut bool) -> Result<Outcome> {
+    fn tries(
+        &self,
+        request: &Arc<Request>,
+        wait: &Wait,
+        parker: &Parker,
+        place: &mut Option<Place<'_>>,
+        unknown: &mut bool,
+    ) -> Result<Outcome> {
         let (waits, deadline) = (!wait.is_zero(), wait.deadline());
         // Without a wait, no try begins after the time of one request.
         let last_try = Moment::now() + REQUEST_LIMIT;
-        let parker = Parker::new();
         let cancels = wait.cancelled_by();
         let _watched: Vec<_> = cancels
             .iter()
             .map(|it| it.watch(&parker.unparker()))
             .collect();
-        let mut place = waits.then(|| self.queue.join(request, &parker));
         // What an earlier call holds under the id needs no turn.
         let mut replay = place.as_ref().is_some_and(Place::waits) && self.is_known(request);
         let mut poll = Poll::new(self.store.poll_interval().min(MAX_POLL));
@@ -73,21 +86,28 @@ impl SharedSemaphores {
             let turn = place.as_ref().map_or(Turn::Poll, Place::turn);
             if std::mem::take(&mut replay) || poll.is_due(turn) {
                 tries += 1;
-                match self.call(REQUEST_LIMIT, |store, by| store.acquire(request, by)) {
+                let standing = place.as_ref().map(Place::standing);
+                let outcome = self.call(REQUEST_LIMIT, |store, by| {
+                    match (store.lines(), &standing) {
+                        (Some(lines), Some(standing)) => lines.acquire(request, standing, by),
+                        _ => store.acquire(request, by),
+                    }
+                });
+                match outcome {
                     Ok(Outcome::Exhausted(short)) => {
                         // The semaphores were locked for it: an earlier try has come or gone by now.
                         *unknown = false;
                         if !matches!(last, Some(Ok(_))) {
                             self.found_exhausted(request, &short, waits);
                         }
-                        match &mut place {
+                        match place {
                             Some(place) => place.move_to(&short),
                             None => return Ok(Outcome::Exhausted(short)),
                         }
                         last = Some(Ok(short));
                     }
                     Ok(outcome) => {
-                        if let (Outcome::Granted(grant), Some(place)) = (&outcome, place) {
+                        if let (Outcome::Granted(grant), Some(place)) = (&outcome, place.take()) {
                             place.granted(&grant.free);
                         }
                         return Ok(outcome);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::backend::permit_store::{Exhausted, Request};
+use crate::backend::permit_store::{Exhausted, Request, Standing};
 use crate::parker::{Parker, Unparker};
 
 #[derive(Debug, Default)]
@@ -169,6 +169,24 @@ impl Place<'_> {
             held,
             wanted: self.wanted(name),
         })
+    }
+
+    /// What a line on the server is told of it.
+    pub(super) fn standing(&self) -> Standing {
+        let state = self.queue.state.lock();
+        let line = self.line.as_ref().and_then(|name| state.lines.get(name));
+        Standing {
+            line: self.line.clone(),
+            others: line.is_some_and(|line| line.waiting.len() > 1),
+        }
+    }
+
+    /// Gives the place up. Returns the semaphore in whose line no request waits any more.
+    pub(super) fn give_up(mut self) -> Option<Arc<str>> {
+        let name = self.line.clone()?;
+        self.leave(true);
+        let empty = !self.queue.state.lock().lines.contains_key(&name);
+        empty.then_some(name)
     }
 
     /// The request was granted and left so much of each of its semaphores.

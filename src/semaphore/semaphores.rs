@@ -65,7 +65,7 @@ pub struct Semaphores {
 /// What all handles of a factory share.
 pub(crate) struct SharedSemaphores {
     pub(super) holds: Holds,
-    pub(super) queue: WaitQueue,
+    pub(super) queue: Arc<WaitQueue>,
     pub(super) probe: Probed,
     pub(super) store: Arc<dyn PermitStore>,
     pub(super) core: Arc<Core>,
@@ -448,11 +448,16 @@ impl Semaphores {
 
 impl SharedSemaphores {
     pub(crate) fn new(core: &Arc<Core>) -> Result<Arc<SharedSemaphores>> {
+        let (store, queue) = (core.backend.permits()?, Arc::<WaitQueue>::default());
+        if let Some(lines) = store.lines() {
+            let queue = Arc::clone(&queue);
+            lines.on_turn(Arc::new(move |name, free| queue.released([(name, free)])));
+        }
         Ok(Arc::new(SharedSemaphores {
             holds: Holds::default(),
-            queue: WaitQueue::default(),
+            queue,
             probe: core.probe().clone(),
-            store: core.backend.permits()?,
+            store,
             core: Arc::clone(core),
         }))
     }
@@ -516,8 +521,12 @@ impl SharedSemaphores {
         }
     }
 
-    /// Permits were given back: requests that they suffice for are called.
+    /// Permits were given back: requests that they suffice for are called, unless the server calls the process whose
+    /// turn it is.
     fn wake(&self, permits: impl IntoIterator<Item = (Arc<str>, u32)>) {
+        if self.store.lines().is_some() {
+            return;
+        }
         for (name, count) in permits {
             self.queue.released([(&*name, u64::from(count))]);
         }

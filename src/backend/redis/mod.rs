@@ -58,6 +58,7 @@ mod contender;
 mod error;
 mod keys;
 mod observer;
+mod permits;
 mod script;
 mod sentinel;
 mod server;
@@ -77,10 +78,12 @@ use self::contender::{RedisContender, Release};
 use self::error::{CallError, not_understood};
 use self::keys::Keys;
 use self::observer::{Look, RedisObserver};
+use self::permits::RedisPermits;
 use self::script::{Call, Scripts, integer, ms};
 use self::server::{Deployment, Server, ServerSettings};
 use super::{
-    Backend, Condition, Contender, Participant, PoolUse, RawContender, RawObserver, Wakeups,
+    Backend, Condition, Contender, Participant, PermitStore, PoolUse, RawContender, RawObserver,
+    Wakeups,
 };
 use crate::clock::Moment;
 use crate::error::Result;
@@ -262,6 +265,10 @@ impl Backend for Redis {
         let arguments = [&*fence.to_string(), &*ms(keep).to_string()];
         let recorded = self.run_script(&keys, &[&keys.run, &keys.token], &arguments, by)?;
         Ok(recorded == 1)
+    }
+
+    fn permits(&self) -> Result<Arc<dyn PermitStore>> {
+        Ok(Arc::new(RedisPermits::new(&self.common)))
     }
 
     fn condition(&self) -> Condition {

@@ -18,6 +18,13 @@ pub(super) struct Script {
     sha: String,
 }
 
+impl Script {
+    pub(super) fn new(text: String) -> Arc<Script> {
+        let sha = ::redis::Script::new(&text).get_hash().to_owned();
+        Arc::new(Script { text, sha })
+    }
+}
+
 /// All scripts, hashed once per factory.
 #[derive(Debug)]
 pub(super) struct Scripts {
@@ -33,11 +40,7 @@ impl Scripts {
     pub(super) fn new() -> Scripts {
         let script = |text: &str| {
             let hand_over = include_str!("../../../lua/hand_over.lua");
-            let text = text.replace("--@hand_over\n", hand_over);
-            Arc::new(Script {
-                sha: ::redis::Script::new(&text).get_hash().to_owned(),
-                text,
-            })
+            Script::new(text.replace("--@hand_over\n", hand_over))
         };
         Scripts {
             acquire: script(include_str!("../../../lua/acquire.lua")),

@@ -544,6 +544,7 @@ impl PushConnection<'_> {
                 }
                 to.iter().for_each(|it| it.handed());
             }
+            Channel::Permits => to.iter().for_each(|it| it.permits(said)),
         }
     }
 }

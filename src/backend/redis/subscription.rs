@@ -13,6 +13,7 @@ use super::error::CallResult;
 use super::keys::Keys;
 use super::script::Call;
 use super::server::Server;
+use crate::backend::permit_store::OnTurn;
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::lease::Lease;
@@ -32,6 +33,8 @@ pub(super) enum Channel {
     Changes,
     /// `CLAIM@@ID`: the mutex was handed to ID, which has CLAIM ms to acquire it.
     Handed,
+    /// `FREE@@NAME`: this process comes first in the line of a semaphore.
+    Permits,
 }
 
 /// What a recipient listens for.
@@ -49,7 +52,6 @@ pub(super) enum Role {
 }
 
 /// One contender or observer, as the subscriber sees it.
-#[derive(Debug)]
 pub(super) struct Recipient {
     /// The contender's id; empty for an observer.
     id: Vec<u8>,
@@ -59,6 +61,7 @@ pub(super) struct Recipient {
     /// Notified when a channel of this recipient was acknowledged, or cannot be.
     pub(super) acknowledged: Condvar,
     early: Mutex<Early>,
+    on_turn: Option<OnTurn>,
 }
 
 /// What there is of an early acquire. Locked while it is sent: a waiter that wakes up by itself in that
@@ -77,6 +80,12 @@ enum Early {
     Sent(EarlyAcquire),
 }
 
+impl std::fmt::Debug for Recipient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Recipient")
+    }
+}
+
 impl Recipient {
     pub(super) fn new(id: &[u8], unparker: &Unparker, role: Role) -> Recipient {
         Recipient {
@@ -85,6 +94,17 @@ impl Recipient {
             role: AtomicU8::new(role as u8),
             acknowledged: Condvar::new(),
             early: Mutex::default(),
+            on_turn: None,
+        }
+    }
+
+    /// This process comes first in the line of a semaphore.
+    pub(super) fn permits(&self, said: &[u8]) {
+        let said = std::str::from_utf8(said).ok();
+        if let (Some(on_turn), Some((free, name))) =
+            (&self.on_turn, said.and_then(|it| it.split_once("@@")))
+        {
+            on_turn(name, free.parse().unwrap_or(0));
         }
     }
 
@@ -205,10 +225,23 @@ pub(super) struct Subscription {
     channels: Vec<(Vec<u8>, Channel)>,
     slot: u16,
     unparker: Unparker,
+    on_turn: Option<OnTurn>,
     attached: Option<Attached>,
 }
 
 impl Subscription {
+    pub(super) fn of_permits(channel: &str, slot: u16, on_turn: OnTurn) -> Subscription {
+        Subscription {
+            id: Vec::new(),
+            role: Role::Idle,
+            channels: vec![(channel.as_bytes().to_vec(), Channel::Permits)],
+            slot,
+            unparker: crate::parker::Parker::new().unparker(),
+            on_turn: Some(on_turn),
+            attached: None,
+        }
+    }
+
     pub(super) fn of_contender(keys: &Keys, id: &str, unparker: &Unparker) -> Subscription {
         Subscription {
             id: id.as_bytes().to_vec(),
@@ -220,6 +253,7 @@ impl Subscription {
             ],
             slot: keys.slot,
             unparker: unparker.clone(),
+            on_turn: None,
             attached: None,
         }
     }
@@ -234,6 +268,7 @@ impl Subscription {
             ],
             slot: keys.slot,
             unparker: unparker.clone(),
+            on_turn: None,
             attached: None,
         }
     }
@@ -249,7 +284,10 @@ impl Subscription {
         let recipient = match &self.attached {
             Some(attached) if Arc::ptr_eq(&server, &attached.server) => return Ok(()),
             Some(attached) => Arc::clone(&attached.recipient),
-            None => Arc::new(Recipient::new(&self.id, &self.unparker, self.role)),
+            None => Arc::new(Recipient {
+                on_turn: self.on_turn.clone(),
+                ..Recipient::new(&self.id, &self.unparker, self.role)
+            }),
         };
         self.attach(server, recipient, half)
     }
