@@ -108,7 +108,9 @@ impl SharedSemaphores {
                     }
                     Ok(outcome) => {
                         if let (Outcome::Granted(grant), Some(place)) = (&outcome, place.take()) {
-                            place.granted(&grant.free);
+                            // One that came since the call has none.
+                            let others = standing.is_some_and(|it| it.others);
+                            place.granted(&grant.free, others || self.store.lines().is_none());
                         }
                         return Ok(outcome);
                     }

@@ -189,9 +189,10 @@ impl Place<'_> {
         empty.then_some(name)
     }
 
-    /// The request was granted and left so much of each of its semaphores.
-    pub(super) fn granted(mut self, free: &[u64]) {
-        self.leave(false);
+    /// The request was granted and left so much of each of its semaphores. The next of its line is called if the server
+    /// has no place for it.
+    pub(super) fn granted(mut self, free: &[u64], next_has_place: bool) {
+        self.leave(!next_has_place);
         let names = self.request.permits.iter().map(|(name, _)| &**name);
         let left = names.zip(free.iter().copied());
         self.queue.released(left.filter(|(_, free)| *free > 0));
@@ -333,9 +334,9 @@ mod tests {
     fn giving_up_calls_the_next_and_a_grant_only_if_permits_are_left() {
         let (queue, one) = (WaitQueue::default(), request(&[("a", 1)]));
         let [first, second, third, fourth] = [(); 4].map(|()| waits(&queue, &one, "a"));
-        first.granted(&[0]);
+        first.granted(&[0], true);
         assert_eq!(second.turn(), Turn::Poll);
-        second.granted(&[1]);
+        second.granted(&[1], true);
         assert_eq!(third.turn(), Turn::Try);
         queue.released([("a", 1)]);
         drop(third);

@@ -34,6 +34,8 @@ mod lost_replies;
 #[path = "../mysql/server.rs"]
 mod mysql_ground;
 mod probe;
+mod redis;
+mod redis_deployments;
 mod sweeps;
 mod tables;
 mod waiting;

@@ -1,0 +1,565 @@
+//! What is special about semaphores on Redis: scripts that answer as memory does, requests that come too late, the
+//! lines in which processes wait.
+
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use contend::backend::permit_store::{
+    Grant, GrantId, Outcome, Permit, PermitStore, Purge, Released, Request, RequestStatus,
+    Standing, Sweep,
+};
+use contend::semaphore::{Acquisition, PermitRequest};
+use contend::{ErrorKind, Factory, Moment};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use testbed::{Proxy, RedisServer, wait_until, within};
+
+use crate::ground::{acquired, connect, through, want};
+use crate::mysql_ground::{HANG, ms};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn by() -> Moment {
+    Moment::now() + PATIENCE
+}
+
+fn factory(server: &RedisServer) -> Factory {
+    contend::connect(&server.url()).unwrap()
+}
+
+fn store(server: &RedisServer) -> Arc<dyn PermitStore> {
+    factory(server).backend().unwrap().permits().unwrap()
+}
+
+fn request(external_id: &str, token: u64, permits: &[(&str, u32)]) -> Request {
+    Request {
+        external_id: Arc::from(external_id),
+        owner: None,
+        ttl: None,
+        permits: permits.iter().map(|(n, c)| (Arc::from(*n), *c)).collect(),
+        token,
+        take_over: false,
+        generated: false,
+    }
+}
+
+fn grant(outcome: Outcome) -> Grant {
+    match outcome {
+        Outcome::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Memory decides what is right: random calls are answered alike. Fences and times are compared by what is promised.
+#[test]
+fn scripts_answer_as_memory_does() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        for seed in 0..4 {
+            let url = format!("{}?prefix=model-{seed}", server.url());
+            let redis = contend::connect(&url).unwrap();
+            let memory = contend::connect(&format!("memory://model-{seed}")).unwrap();
+            let stores = [memory, redis].map(|it| it.backend().unwrap().permits().unwrap());
+            let mut dice = StdRng::seed_from_u64(seed);
+            let mut fences = [0, 0];
+            for step in 0..800 {
+                let call = Call::random(&mut dice);
+                let answers = [0, 1].map(|at| call.run(&*stores[at], &mut fences[at]));
+                assert_eq!(answers[0], answers[1], "seed {seed}, step {step}: {call:?}");
+            }
+            assert_eq!(stores[1].audit(false, by()).unwrap(), []);
+        }
+    });
+}
+
+const NAMES: [&str; 4] = ["a", "b", "a b: c", "日本"];
+
+#[derive(Debug)]
+enum Call {
+    Acquire(Request),
+    Release(GrantId),
+    Renew(Vec<GrantId>),
+    Create(&'static str, u32),
+    SetCapacity(&'static str, u32),
+    Delete(&'static str),
+    SweepStale,
+    SweepOwner(&'static str),
+    Purge,
+    Look(String),
+}
+
+impl Call {
+    fn random(dice: &mut StdRng) -> Call {
+        let id = format!("id {}", dice.random_range(0..8));
+        let token = dice.random_range(1..4);
+        let name = *NAMES.choose(dice).unwrap();
+        let owner = *["owner", "{\"ü\"}"].choose(dice).unwrap();
+        let grant = GrantId {
+            token: Some(token).filter(|token| *token != 3),
+            ..GrantId::any(&id)
+        };
+        match dice.random_range(0..100) {
+            0..=44 => {
+                let mut permits = Vec::new();
+                for name in NAMES {
+                    // Few combinations, so that the same one comes again.
+                    if dice.random_range(0..3) == 0 {
+                        permits.push((name, dice.random_range(1..3)));
+                    }
+                }
+                if permits.is_empty() {
+                    permits.push((name, 1));
+                }
+                permits.sort_unstable();
+                let mut request = request(&id, token, &permits);
+                request.owner = Some(Arc::from(owner)).filter(|_| dice.random());
+                request.ttl = Some(Duration::from_secs(3600)).filter(|_| dice.random());
+                request.take_over = dice.random_range(0..3) == 0;
+                Call::Acquire(request)
+            }
+            45..=64 => Call::Release(grant),
+            65..=74 => Call::Renew(vec![grant, GrantId::any("none")]),
+            75..=79 => Call::Create(name, dice.random_range(1..9)),
+            80..=83 => Call::SetCapacity(name, dice.random_range(0..9)),
+            84..=85 => Call::Delete(name),
+            86..=87 => Call::SweepStale,
+            88..=89 => Call::SweepOwner(owner),
+            90..=91 => Call::Purge,
+            _ => Call::Look(id),
+        }
+    }
+
+    /// What it was answered, without what differs between two servers.
+    fn run(&self, store: &dyn PermitStore, last_fence: &mut u64) -> String {
+        let failed = |error: contend::Error| format!("{:?}", error.kind());
+        match self {
+            Call::Acquire(request) => match store.acquire(&Arc::new(request.clone()), by()) {
+                Ok(Outcome::Granted(grant)) => {
+                    let fences: Vec<u64> = grant.permits.iter().map(|it| it.fence).collect();
+                    // A retry finds the fences of its grant.
+                    let fresh = fences.iter().all(|fence| *fence > *last_fence);
+                    *last_fence = fences.into_iter().chain([*last_fence]).max().unwrap();
+                    let counts = counts(&grant.permits);
+                    format!("granted {counts} {fresh} {:?}", grant.free)
+                }
+                Ok(Outcome::Known(known)) => status(known),
+                Ok(Outcome::Exhausted(short)) => short.to_string(),
+                Err(error) => failed(error),
+            },
+            Call::Release(grant) => format!("{:?}", store.release(grant, by()).unwrap()),
+            Call::Renew(grants) => format!("{:?}", store.renew(grants, by()).unwrap()),
+            Call::Create(name, capacity) => {
+                store.create(name, *capacity, by()).unwrap().to_string()
+            }
+            Call::SetCapacity(name, capacity) => {
+                let before = store.set_capacity(name, *capacity, Some("ops"), by());
+                before.map_or_else(failed, |before| before.to_string())
+            }
+            Call::Delete(name) => store
+                .delete(name, by())
+                .map_or_else(failed, |it| it.to_string()),
+            Call::SweepStale => swept(store, &Sweep::Stale(Duration::ZERO)),
+            Call::SweepOwner(owner) => {
+                let (owners, now) = store.owners(by()).unwrap();
+                format!(
+                    "{owners:?} {}",
+                    swept(store, &Sweep::Owner(Arc::from(*owner), now))
+                )
+            }
+            Call::Purge => {
+                let purged = store.purge(Purge::Requests, Duration::ZERO, 1_000, by());
+                purged.unwrap().to_string()
+            }
+            Call::Look(id) => {
+                let known = store.status(id, by()).unwrap().map(status);
+                let usage = store.usage(None, by()).unwrap();
+                let holders = NAMES.map(|name| match store.holders(name, by()) {
+                    Ok(all) => format!(
+                        "{:?}",
+                        all.iter()
+                            .map(|it| (&it.external_id, &it.owner, it.count))
+                            .collect::<Vec<_>>()
+                    ),
+                    Err(error) => failed(error),
+                });
+                let history = NAMES.map(|name| {
+                    let changes = store.history(name, by()).unwrap();
+                    changes
+                        .iter()
+                        .map(|it| (it.changed_by.clone(), it.from, it.to))
+                        .collect::<Vec<_>>()
+                });
+                format!("{known:?} {usage:?} {holders:?} {history:?}")
+            }
+        }
+    }
+}
+
+fn counts(permits: &[Permit]) -> String {
+    let counts = permits
+        .iter()
+        .map(|it| format!("{} of {:?}", it.count, it.semaphore));
+    counts.collect::<Vec<_>>().join(", ")
+}
+
+fn status(known: RequestStatus) -> String {
+    let RequestStatus {
+        held,
+        permits,
+        owner,
+        ttl,
+        expires_in,
+        ..
+    } = known;
+    format!(
+        "held {held}: {} {owner:?} {ttl:?} {}",
+        counts(&permits),
+        expires_in.is_some()
+    )
+}
+
+fn swept(store: &dyn PermitStore, sweep: &Sweep) -> String {
+    let swept = store.sweep(sweep, by()).unwrap();
+    let mut swept: Vec<String> = swept
+        .iter()
+        .map(|it| {
+            format!(
+                "{} {:?} {} {:?}",
+                it.external_id,
+                it.owner,
+                counts(&it.permits),
+                it.reason
+            )
+        })
+        .collect();
+    swept.sort();
+    swept.join("; ")
+}
+
+/// A request that was given up grants nothing when the server wakes up.
+#[test]
+fn request_that_comes_too_late_grants_nothing() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let store = store(&server);
+        assert!(store.create("a", 50, by()).unwrap());
+        let calls: Vec<Arc<Request>> = (0..20)
+            .map(|number| Arc::new(request(&format!("late-{number}"), 1, &[("a", 1)])))
+            .collect();
+        // Connections are open, and the server's clock is known.
+        store.usage(None, by()).unwrap();
+        server.pause();
+        let failed: Vec<ErrorKind> = thread::scope(|scope| {
+            let calls: Vec<_> = calls
+                .iter()
+                .map(|call| {
+                    let store = &store;
+                    scope.spawn(move || store.acquire(call, Moment::now() + ms(250)))
+                })
+                .collect();
+            let outcomes = calls.into_iter().map(|it| it.join().unwrap());
+            outcomes.map(|it| it.unwrap_err().kind()).collect()
+        });
+        // Past the end of all calls, by the server's clock too.
+        thread::sleep(ms(100));
+        server.resume();
+        assert!(failed.contains(&ErrorKind::Timeout), "{failed:?}");
+        wait_until(PATIENCE, "the server answers", || {
+            store.usage(Some("a"), by()).is_ok()
+        });
+        for call in &calls {
+            assert_eq!(store.status(&call.external_id, by()).unwrap(), None);
+        }
+        assert_eq!(store.usage(Some("a"), by()).unwrap()[0].held, 0);
+    });
+}
+
+/// Fences are at least the server's time, and grow where its clock was set back or the counter was broken.
+#[test]
+fn fences_grow_over_a_clock_set_back_and_lost_data() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let store = store(&server);
+        store.create("a", 9, by()).unwrap();
+        let counts = "simba:permits:{simba}:counts";
+        let mut number = 0;
+        let mut fence = || {
+            number += 1;
+            let request = Arc::new(request(&number.to_string(), 1, &[("a", 1)]));
+            grant(store.acquire(&request, by()).unwrap()).permits[0].fence
+        };
+        let first = fence();
+        let ahead = first + 1_000_000_000_000;
+        server.cli(&["HSET", counts, "fence", &ahead.to_string()]);
+        assert_eq!((fence(), fence()), (ahead + 1, ahead + 2));
+        for broken in ["9007199254740992", "1e30", "nonsense", "-5", "nan"] {
+            server.cli(&["HSET", counts, "fence", broken]);
+            assert!(fence() > first, "{broken}");
+        }
+        server.cli(&["FLUSHALL"]);
+        let gone = store.acquire(&Arc::new(request("gone", 1, &[("a", 1)])), by());
+        assert_eq!(gone.unwrap_err().kind(), ErrorKind::NotFound);
+        store.create("a", 9, by()).unwrap();
+        assert!(
+            grant(
+                store
+                    .acquire(&Arc::new(request("new", 1, &[("a", 1)])), by())
+                    .unwrap()
+            )
+            .permits[0]
+                .fence
+                > first
+        );
+    });
+}
+
+/// More has expired than one script takes back.
+#[test]
+fn acquire_takes_back_all_that_has_expired() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let store = store(&server);
+        store.create("a", 800, by()).unwrap();
+        for number in 0..800 {
+            let mut one = request(&number.to_string(), 1, &[("a", 1)]);
+            (one.ttl, one.generated) = (Some(ms(1)), true);
+            grant(store.acquire(&Arc::new(one), by()).unwrap());
+        }
+        thread::sleep(ms(10)); // past the end and a quarter of the ttl
+        let all = Arc::new(request("all", 1, &[("a", 800)]));
+        assert_eq!(grant(store.acquire(&all, by()).unwrap()).free, [0]);
+        assert_eq!(store.usage(Some("a"), by()).unwrap()[0].requests, 1);
+        assert_eq!(store.audit(false, by()).unwrap(), []);
+        // The ids were generated: nothing is left of them.
+        assert_eq!(
+            server
+                .cli(&["HLEN", "simba:permits:{simba}:requests"])
+                .trim(),
+            "2"
+        );
+    });
+}
+
+#[test]
+fn planted_error_in_a_counter_is_found_and_mended() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let here = connect(&server.url());
+        for name in ["a", "b"] {
+            here.create(name, 5).unwrap();
+        }
+        acquired(here.acquire(&want("job", "a", 2)).unwrap());
+        assert_eq!(here.check().unwrap(), []);
+        let counts = "simba:permits:{simba}:counts";
+        server.cli(&["HSET", counts, "u:a", "4", "u:b", "1"]);
+        let found = here.check().unwrap();
+        let mut found: Vec<_> = found
+            .iter()
+            .map(|it| (&*it.semaphore, it.counter, it.permits))
+            .collect();
+        found.sort_unstable();
+        assert_eq!(found, [("a", 4, 2), ("b", 1, 0)]);
+        assert_eq!(here.repair().unwrap().len(), 2);
+        assert_eq!(here.check().unwrap(), []);
+        here.release("job").unwrap();
+        assert_eq!(here.usage("a").unwrap().held, 0);
+    });
+}
+
+/// A record that is no record of ours stops nothing.
+#[test]
+fn broken_record_does_not_stop_a_sweep() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let here = connect(&server.url());
+        here.create("a", 9).unwrap();
+        for (number, junk) in ["{{{", "5", "[]", "{}", "null", ""].into_iter().enumerate() {
+            let id = number.to_string();
+            acquired(here.acquire(&want(&id, "a", 1).ttl(ms(100))).unwrap());
+            server.cli(&["HSET", "simba:permits:{simba}:requests", &id, junk]);
+        }
+        acquired(here.acquire(&want("good", "a", 1).ttl(ms(100))).unwrap());
+        thread::sleep(ms(150)); // past the end and a quarter of the ttl
+        assert_eq!(here.sweep_expired().unwrap().len(), 7);
+        // What the broken ones held is not known: the counter is off until it is mended.
+        assert_eq!(here.repair().unwrap().len(), 1);
+        assert_eq!(
+            (here.check().unwrap(), here.usage("a").unwrap().held),
+            (vec![], 0)
+        );
+    });
+}
+
+/// A renewal and a release are served where memory is full.
+#[test]
+fn full_memory_refuses_acquires_alone() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let here = connect(&server.url());
+        here.create("a", 2).unwrap();
+        let guard = here.guard(&want("held", "a", 1), ms(0)).unwrap();
+        server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+        let error = here.acquire(&want("more", "a", 1)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        here.renew("held").unwrap();
+        guard.release().unwrap();
+        server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+        assert_eq!(here.usage("a").unwrap().held, 0);
+    });
+}
+
+/// The reply to a grant is lost: the same request finds it, from another process too; a guard's is released.
+#[test]
+fn lost_reply_is_found_by_a_retry() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let direct = connect(&server.url());
+        direct.create("a", 2).unwrap();
+        let proxy = Proxy::to(server.addr());
+        let here = connect(&through(&format!("{}/0", server.url()), proxy.addr()));
+        for round in 0..3 {
+            let request = want(&format!("job-{round}"), "a", 1);
+            here.usage("a").unwrap();
+            proxy.lose_reply_to(request.external_id().unwrap().as_bytes());
+            // Its own tries find the grant.
+            let told = here.acquire_for(&request, PATIENCE).unwrap();
+            let again = direct.acquire(&request).unwrap();
+            assert!(
+                matches!(again, Acquisition::AlreadyAcquired { .. }),
+                "{again:?}"
+            );
+            assert_eq!(told.into_permits().unwrap(), again.into_permits().unwrap());
+            assert_eq!(direct.usage("a").unwrap().held, 1);
+            direct.release(request.external_id().unwrap()).unwrap();
+        }
+        assert!(proxy.lost_replies() > 0);
+    });
+}
+
+/// The commands that a Redis server ran from scripts.
+fn scripts_run(server: &RedisServer) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let line = stats
+        .lines()
+        .find(|line| line.starts_with("cmdstat_evalsha:"));
+    let calls = line.and_then(|line| line.split(['=', ',']).nth(1));
+    calls.map_or(0, |calls| calls.parse().unwrap())
+}
+
+/// Two processes of three waiters each: the turn alternates, and a release reaches the process whose turn it is.
+#[test]
+fn processes_take_turns() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let processes = [connect(&server.url()), connect(&server.url())];
+        processes[0].create("a", 1).unwrap();
+        let held = processes[0].guard(&want("held", "a", 1), ms(0)).unwrap();
+        let (told, grants) = mpsc::channel();
+        let (first, took, ran) = thread::scope(|scope| {
+            for (number, process) in processes.iter().enumerate() {
+                for _ in 0..3 {
+                    let told = told.clone();
+                    scope.spawn(move || {
+                        for _ in 0..20 {
+                            let request = PermitRequest::generated().permits("a", 1);
+                            let guard = process.guard(&request, PATIENCE).unwrap();
+                            told.send(number).unwrap();
+                            thread::sleep(ms(1)); // the others of its process wait by then
+                            drop(guard);
+                        }
+                    });
+                }
+            }
+            // Both stand in line.
+            wait_until(PATIENCE, "both processes wait", || {
+                server.cli(&["ZCARD", "simba:permits:{simba}:queue"]).trim() == "3"
+            });
+            let (before, began) = (scripts_run(&server), Instant::now());
+            drop(held);
+            let first: Vec<usize> = (0..40).map(|_| grants.recv().unwrap()).collect();
+            (first, began.elapsed(), scripts_run(&server) - before)
+        });
+        let turns = first.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        println!(
+            "{turns} of 39 turns went to the other process, in {took:?}, {ran} scripts: {first:?}"
+        );
+        assert!(turns > 30, "{first:?}");
+        // Without messages each would wait for a poll, 100 ms on average.
+        assert!(took < ms(2_500), "{took:?}");
+        wait_until(PATIENCE, "nothing is left of the lines", || {
+            server.cli(&["ZCARD", "simba:permits:{simba}:queue"]).trim() == "1"
+        });
+    });
+}
+
+/// A process that stands in line and does not try any more loses its place after half a second.
+#[test]
+fn silent_process_loses_its_place() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let (silent, here) = (store(&server), connect(&server.url()));
+        here.create("a", 1).unwrap();
+        acquired(here.acquire(&want("held", "a", 1)).unwrap());
+        let waits = Arc::new(request("silent", 1, &[("a", 1)]));
+        let lines = silent.lines().unwrap();
+        let outcome = lines.acquire(&waits, &Standing::default(), by()).unwrap();
+        assert!(matches!(outcome, Outcome::Exhausted(_)), "{outcome:?}");
+        here.release("held").unwrap();
+        // A call that does not wait may overtake; one that waits may not.
+        acquired(here.acquire(&want("quick", "a", 1)).unwrap());
+        here.release("quick").unwrap();
+        let began = Instant::now();
+        acquired(here.acquire_for(&want("next", "a", 1), PATIENCE).unwrap());
+        let took = began.elapsed();
+        println!("served after {took:?}");
+        assert!(took > ms(50) && took < ms(5_000), "{took:?}");
+    });
+}
+
+/// A waiter that gives up takes its process out of the line, and the next one is told at once.
+#[test]
+fn giving_up_leaves_the_line() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let here = connect(&server.url());
+        here.create("a", 1).unwrap();
+        acquired(here.acquire(&want("held", "a", 1)).unwrap());
+        let late = here.acquire_for(&want("late", "a", 1), ms(300)).unwrap();
+        assert!(matches!(late, Acquisition::Exhausted(_)), "{late:?}");
+        assert_eq!(
+            server.cli(&["ZCARD", "simba:permits:{simba}:queue"]).trim(),
+            "1"
+        );
+        let elsewhere = connect(&server.url());
+        here.release("held").unwrap();
+        acquired(
+            elsewhere
+                .acquire_for(&want("next", "a", 1), PATIENCE)
+                .unwrap(),
+        );
+    });
+}
+
+/// A grant that a call names is not touched by a release of another one, and a generated id leaves nothing.
+#[test]
+fn generated_request_leaves_nothing() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let here = connect(&server.url());
+        here.create("a", 1).unwrap();
+        let request = PermitRequest::generated().permits("a", 1);
+        let guard = here.guard(&request, ms(0)).unwrap();
+        let grant = GrantId {
+            token: Some(1),
+            ..GrantId::any(&guard.external_id())
+        };
+        let released = store(&server).release(&grant, by()).unwrap();
+        assert_eq!(released, Released::AlreadyReleased);
+        assert!(here.status(&guard.external_id()).unwrap().unwrap().held);
+        let id = guard.external_id();
+        guard.release().unwrap();
+        assert_eq!(here.status(&id).unwrap(), None);
+    });
+}
