@@ -1,13 +1,14 @@
 //! Where the semaphores of these tests are: on every backend that has them.
 
 use std::net::SocketAddr;
-use std::sync::Once;
+use std::sync::{LazyLock, Once};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use contend::semaphore::{Acquisition, Exhausted, Permit, PermitRequest, Semaphores, Swept};
 use mysql::prelude::Queryable;
 use parking_lot::Mutex;
+use testbed::RedisServer;
 
 use crate::mysql_ground::{empty_database, operator};
 
@@ -20,12 +21,20 @@ pub const HOUR: Duration = Duration::from_secs(3600);
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Every backend with semaphores: makes an empty place for them and returns its URL.
-pub const PLACES: [fn() -> String; 2] = [memory, database];
+pub const PLACES: [fn() -> String; 3] = [memory, database, redis];
 
 fn memory() -> String {
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
     format!("memory://semaphores-{number}")
+}
+
+/// A new prefix on a Redis server that the tests of this binary share.
+fn redis() -> String {
+    static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+    format!("{}/0?prefix=semaphores-{number}", SERVER.url())
 }
 
 /// A new database with the tables in it; its URL.
