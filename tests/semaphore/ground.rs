@@ -1,8 +1,8 @@
 //! Where the semaphores of these tests are: on every backend that has them.
 
 use std::net::SocketAddr;
-use std::sync::{LazyLock, Once};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, Once};
 use std::time::Duration;
 
 use contend::semaphore::{Acquisition, Exhausted, Permit, PermitRequest, Semaphores, Swept};
