@@ -7,10 +7,11 @@
 --        release, '0': the id is not used again   7.. name, count, sorted by name; then process, '' if it does not wait; the
 --        name of the line in which this request stands, or ''; '1' if other requests of the process stand there; not after:
 --        ms of this server's clock, 0 if the caller does not know that clock
--- Result { 1, now in µs, fence, ms left or -1, free permits of each name ... }   granted
+-- Result { 1, now in µs, fence, ms left or -1, free permits of each name ..., taken ... }   granted
 --        { 2, record }   known: held by another token, or released (see reply)
---        { 0, now, name, capacity, held, wanted }   exhausted, or another process comes first
---        { 3, now }      exhausted, but there is more to take back: repeat at once
+--        { 0, now, name, capacity, held, wanted, taken ... }   exhausted, or another process comes first
+--        { 3, now, taken ... }   exhausted, but there is more to take back: repeat at once
+--        `taken` are the external ids of what had expired and was taken back
 --        { -1, now } too late; { -2, now, name } no such semaphore; { -3, record } conflict: nothing was done
 --
 -- Invariant: of no semaphore is more held than its capacity by what this grants. The fence is above every earlier one, and at
@@ -19,6 +20,24 @@ local id, token, owner, ttl, last = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local process, line, more = ARGV[last + 1], ARGV[last + 2], ARGV[last + 3] == '1'
 if ARGV[#ARGV] ~= '0' and now > ARGV[#ARGV] * 1000 then
   return { -1, now }
+end
+local taken = {}
+
+-- Takes back what has expired, at most `most`. Returns how many.
+local function reclaim(most)
+  local expired = call('ZRANGEBYSCORE', HELD, '-inf', now, 'LIMIT', 0, most)
+  for _, id in ipairs(expired) do
+    free(id, read(id) or {})
+    taken[#taken + 1] = id
+  end
+  return #expired
+end
+
+local function with_taken(answer)
+  for _, id in ipairs(taken) do
+    answer[#answer + 1] = id
+  end
+  return answer
 end
 
 -- The first semaphore that has too little, or for which another process has waited since before `place`.
@@ -44,7 +63,7 @@ local function granted(fence, left)
     local seen = count(ARGV[at])
     answer[#answer + 1] = math.max((seen[1] or 0) - seen[2], 0)
   end
-  return answer
+  return with_taken(answer)
 end
 
 local record = read(id)
@@ -70,7 +89,7 @@ else
   end
   if why and why[1] == 0 and rounds == 5 then
     save()
-    return { 3, now }
+    return with_taken({ 3, now })
   end
   if process ~= '' then
     local fresh = string.format('%.0f', now)
@@ -91,7 +110,7 @@ else
   end
   if why then
     save()
-    return why
+    return with_taken(why)
   end
   for at = 7, last, 2 do
     count(ARGV[at], tonumber(ARGV[at + 1]), 1)

@@ -122,15 +122,6 @@ local function free(id, record)
   return true
 end
 
--- Takes back what has expired, at most `most`. Returns how many.
-local function reclaim(most)
-  local expired = call('ZRANGEBYSCORE', HELD, '-inf', now, 'LIMIT', 0, most)
-  for _, id in ipairs(expired) do
-    free(id, read(id) or {})
-  end
-  return #expired
-end
-
 -- Writes the counts that have changed, and tells the process that is first in line for what was freed.
 local function save(fence)
   local write = fence and { 'HSET', COUNTS, 'fence', fence } or { 'HSET', COUNTS }

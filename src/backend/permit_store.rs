@@ -575,15 +575,17 @@ pub struct Swept {
 }
 
 impl Swept {
-    /// Logs it, as what a semaphore does, whichever store it is in.
     pub(crate) fn log(&self) {
-        log::info!(
-            target: "contend::semaphore",
-            "took the permits of {:?} back: {:?}",
-            self.external_id,
-            self.reason
-        );
+        log_swept(&self.external_id, self.reason);
     }
+}
+
+/// Logs that permits were taken back, as what a semaphore does, whichever store it is in.
+pub(crate) fn log_swept(external_id: &str, reason: Reason) {
+    log::info!(
+        target: "contend::semaphore",
+        "took the permits of {external_id:?} back: {reason:?}"
+    );
 }
 
 /// A semaphore whose counter differs from the sum of its held permits.

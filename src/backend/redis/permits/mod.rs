@@ -30,7 +30,7 @@ use super::subscription::Subscription;
 use crate::backend::permit_store::{
     CapacityChange, Discrepancy, Exhausted, Grant, GrantId, Holder, OnTurn, Outcome, Permit,
     PermitStore, Purge, Reason, Released, Renewed, Request, RequestStatus, ServerLines, Standing,
-    StoreTime, Sweep, Swept, Usage, free, no_such_semaphore, semaphore_in_use,
+    StoreTime, Sweep, Swept, Usage, free, log_swept, no_such_semaphore, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -192,50 +192,56 @@ impl RedisPermits {
             let deployment = &self.common.deployment;
             let mut reply = Fields::of(deployment.call(self.slot, &mut call, Lane::Other, by)?)?;
             let (code, _now): (i64, i64) = (reply.number()?, reply.number()?);
-            return match code {
-                1 => granted(request, sent, reply).map(Outcome::Granted),
-                0 => Ok(Outcome::Exhausted(Exhausted {
+            let outcome = match code {
+                1 => Some(Outcome::Granted(granted(request, sent, &mut reply)?)),
+                0 => Some(Outcome::Exhausted(Exhausted {
                     semaphore: reply.text()?,
                     capacity: reply.number()?,
                     held: reply.number()?,
                     wanted: reply.number()?,
                 })),
-                2 => Ok(Outcome::Known(Record::read(reply)?.status)),
+                2 => return Ok(Outcome::Known(Record::read(reply)?.status)),
                 // There is more to take back than one script takes.
-                3 => continue,
+                3 => None,
                 // The server's clock was set: the reply told, and the next request knows.
                 -1 if !late => {
                     late = true;
-                    continue;
+                    None
                 }
-                -1 => Err(Error::new(
-                    ErrorKind::Timeout,
-                    "redis: the request came too late",
-                )),
-                -2 => Err(no_such_semaphore(&reply.text()?)),
+                -1 => {
+                    let message = "redis: the request came too late";
+                    return Err(Error::new(ErrorKind::Timeout, message));
+                }
+                -2 => return Err(no_such_semaphore(&reply.text()?)),
                 _ => {
                     let status = Record::read(reply)?.status;
-                    Err(status.conflict(&request.external_id))
+                    return Err(status.conflict(&request.external_id));
                 }
             };
+            while !reply.is_empty() {
+                log_swept(&*reply.text()?, Reason::Expired);
+            }
+            if let Some(outcome) = outcome {
+                return Ok(outcome);
+            }
         }
     }
 }
 
-fn granted(request: &Request, sent: Moment, mut reply: Fields) -> Result<Grant> {
+fn granted(request: &Request, sent: Moment, reply: &mut Fields) -> Result<Grant> {
     let fence = reply.number()?;
     let remaining = reply.ms()?;
-    let mut free = Vec::with_capacity(request.permits.len());
-    while !reply.is_empty() {
+    let (mut permits, mut free) = (Vec::new(), Vec::new());
+    for (name, count) in &request.permits {
+        permits.push(Permit {
+            semaphore: Arc::clone(name),
+            count: *count,
+            fence,
+        });
         free.push(reply.number()?);
     }
-    let permits = request.permits.iter().map(|(name, count)| Permit {
-        semaphore: Arc::clone(name),
-        count: *count,
-        fence,
-    });
     Ok(Grant {
-        permits: permits.collect(),
+        permits,
         sent,
         remaining,
         free,
