@@ -219,7 +219,7 @@ impl RedisPermits {
                 }
             };
             while !reply.is_empty() {
-                log_swept(&*reply.text()?, Reason::Expired);
+                log_swept(&reply.text()?, Reason::Expired);
             }
             if let Some(outcome) = outcome {
                 return Ok(outcome);
