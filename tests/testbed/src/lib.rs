@@ -55,24 +55,6 @@ pub use redis_sentinel::RedisSentinel;
 pub use server::Server;
 pub use temp_dir::TempDir;
 pub use wait::wait_until;
-pub use watchdog::{Watchdog, within};
+pub use watchdog::within;
 pub use zookeeper::ZooKeeperServer;
 pub use zookeeper_ensemble::ZooKeeperEnsemble;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_of_it_can_be_shared_through_a_static() {
-        fn shareable<T: Send + Sync + 'static>() {}
-        shareable::<MariaDbServer>();
-        shareable::<RedisServer>();
-        shareable::<RedisCluster>();
-        shareable::<RedisSentinel>();
-        shareable::<ZooKeeperServer>();
-        shareable::<ZooKeeperEnsemble>();
-        shareable::<Proxy>();
-        shareable::<Process>();
-    }
-}

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_port_can_be_listened_on_again_and_again_and_refuses_in_between() {
+    fn held_port_can_be_listened_on_and_refuses_in_between() {
         let port = Port::free();
         for _ in 0..3 {
             let refused = TcpStream::connect(port.addr()).unwrap_err();

@@ -96,7 +96,7 @@ mod tests {
     use std::process;
 
     #[test]
-    fn a_process_sees_itself() {
+    fn process_sees_itself() {
         let pid = process::id();
         assert!(is_alive(pid));
         assert!(rss_kib(pid) > 100);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn no_process_is_not_alive() {
+    fn missing_process_is_not_alive() {
         assert!(!is_alive(u32::MAX));
     }
 }

@@ -226,7 +226,7 @@ impl fmt::Debug for Server {
 /// Why a server did not come up.
 #[derive(Debug)]
 pub(crate) struct StartFailure {
-    /// Somebody else listened on its port.
+    /// Another process listened on its port.
     port_taken: bool,
     message: String,
 }
@@ -258,7 +258,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_port_that_somebody_took_is_exchanged_for_another() {
+    fn taken_port_is_exchanged_for_another() {
         let thief = RefCell::new(None);
         let server = on_free_ports(|| {
             let server = redis::server(&[]);
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "Bad directive or wrong number of arguments")]
-    fn a_server_that_does_not_start_shows_its_log() {
+    fn server_that_does_not_start_shows_its_log() {
         redis::server(&["--no-such-option", "x"]).start();
     }
 }

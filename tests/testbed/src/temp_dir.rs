@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_goes_with_its_content() {
+    fn folder_goes_with_its_content() {
         let folder = TempDir::new();
         let path = folder.path().to_owned();
         fs::create_dir(path.join("sub")).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_process_left_is_swept_and_what_a_living_one_uses_is_not() {
+    fn folders_of_dead_processes_are_swept() {
         let mine = TempDir::new();
         let left = std::env::temp_dir().join(format!("{PREFIX}{}-left", process::id()));
         fs::create_dir(&left).unwrap();

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testbed::{Direction, Port, Proxy, Watchdog, wait_until};
+use testbed::{Direction, Port, Proxy, wait_until, within};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Long enough for bytes to arrive that should not.
@@ -22,6 +22,14 @@ fn echo() -> Proxy {
         }
     });
     Proxy::to(addr)
+}
+
+/// One connection through it that has passed.
+fn connected() -> (Proxy, TcpStream) {
+    let proxy = echo();
+    let stream = client(&proxy);
+    echoes(&stream, "a");
+    (proxy, stream)
 }
 
 fn client(proxy: &Proxy) -> TcpStream {
@@ -41,6 +49,11 @@ fn hears(mut stream: &TcpStream, text: &str) {
     assert_eq!(String::from_utf8_lossy(&reply), text);
 }
 
+fn echoes(stream: &TcpStream, text: &str) {
+    says(stream, text);
+    hears(stream, text);
+}
+
 fn hears_nothing(mut stream: &TcpStream) {
     stream.set_read_timeout(Some(SILENCE)).unwrap();
     let error = stream
@@ -54,304 +67,231 @@ fn is_closed(mut stream: &TcpStream) {
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
 }
 
-#[test]
-fn it_passes_and_counts() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let (one, two) = (client(&proxy), client(&proxy));
-    says(&one, "hello");
-    says(&two, "you");
-    hears(&one, "hello");
-    hears(&two, "you");
-    assert_eq!((proxy.accepted(), proxy.live()), (2, 2));
-    assert_eq!(proxy.bytes_to_server(), 8);
-    assert_eq!(proxy.bytes_to_client(), 8);
-    drop(one);
-    wait_until(LIMIT, "one connection is left", || proxy.live() == 1);
-    assert_eq!(proxy.accepted(), 2);
+/// Tests that end by themselves.
+macro_rules! tests {
+    ($(fn $name:ident() $body:block)+) => {$(
+        #[test]
+        fn $name() {
+            within(2 * LIMIT, || $body);
+        }
+    )+};
 }
 
-#[test]
-fn much_passes_unchanged_and_an_end_of_file_passes_after_it() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let stream = client(&proxy);
-    let sent: Vec<u8> = (0..5_000_000_u32).map(|n| (n % 251) as u8).collect();
-    let received = thread::scope(|scope| {
-        scope.spawn(|| {
-            (&stream).write_all(&sent).unwrap();
-            stream.shutdown(std::net::Shutdown::Write).unwrap();
-        });
-        let mut received = Vec::new();
-        (&stream).read_to_end(&mut received).unwrap();
-        received
-    });
-    assert!(sent == received);
-    wait_until(LIMIT, "the connection is over", || proxy.live() == 0);
-}
-
-#[test]
-fn cut_closes_live_connections_and_welcomes_new_ones() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let stream = client(&proxy);
-    says(&stream, "a");
-    hears(&stream, "a");
-    proxy.cut();
-    is_closed(&stream);
-    assert_eq!(proxy.live(), 0);
-    let stream = client(&proxy);
-    says(&stream, "b");
-    hears(&stream, "b");
-}
-
-#[test]
-fn reset_is_seen_as_a_reset() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let stream = client(&proxy);
-    says(&stream, "a");
-    hears(&stream, "a");
-    proxy.reset();
-    let error = (&stream).read(&mut [0; 1]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-}
-
-#[test]
-fn refuse_refuses_new_connections_and_leaves_live_ones() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let stream = client(&proxy);
-    says(&stream, "a");
-    hears(&stream, "a");
-    for _ in 0..3 {
-        proxy.refuse();
-        let error = TcpStream::connect(proxy.addr()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
-        says(&stream, "b");
-        hears(&stream, "b");
-        proxy.pass();
-        let other = client(&proxy);
-        says(&other, "c");
-        hears(&other, "c");
-    }
-}
-
-#[test]
-fn a_black_hole_to_the_server_holds_requests_until_it_is_mended() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let stream = client(&proxy);
-    says(&stream, "a");
-    hears(&stream, "a");
-    proxy.black_hole(Direction::ToServer);
-    says(&stream, "b");
-    hears_nothing(&stream);
-    assert_eq!(proxy.bytes_to_server(), 1);
-    proxy.pass();
-    hears(&stream, "b");
-}
-
-#[test]
-fn a_black_hole_to_the_client_holds_replies_but_requests_arrive() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let stream = client(&proxy);
-    says(&stream, "a");
-    hears(&stream, "a");
-    proxy.black_hole(Direction::ToClient);
-    says(&stream, "b");
-    wait_until(LIMIT, "the request arrived", || {
-        proxy.bytes_to_server() == 2
-    });
-    hears_nothing(&stream);
-    proxy.pass();
-    hears(&stream, "b");
-}
-
-#[test]
-fn in_a_black_hole_both_ways_nobody_sees_the_other_go() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let proxy = Proxy::to(listener.local_addr().unwrap());
-    let stream = client(&proxy);
-    let (server, _) = listener.accept().unwrap();
-    server.set_read_timeout(Some(LIMIT)).unwrap();
-    says(&server, "a");
-    hears(&stream, "a");
-    proxy.black_hole(Direction::Both);
-    says(&server, "b");
-    drop(stream);
-    hears_nothing(&server);
-    assert_eq!(proxy.live(), 1);
-    proxy.cut();
-    is_closed(&server);
-}
-
-#[test]
-fn a_new_connection_into_a_black_hole_gets_no_further_than_the_proxy() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let proxy = Proxy::to(listener.local_addr().unwrap());
-    proxy.black_hole(Direction::ToClient);
-    let stream = client(&proxy);
-    hears_nothing(&stream);
-    assert!(listener.accept().is_err());
-    proxy.pass();
-    wait_until(LIMIT, "it came through", || listener.accept().is_ok());
-}
-
-#[test]
-fn a_full_black_hole_blocks_the_writer() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let stream = client(&proxy);
-    proxy.black_hole(Direction::ToServer);
-    stream.set_write_timeout(Some(SILENCE)).unwrap();
-    let block = vec![0; 1_000_000];
-    let blocked = (0..100).find_map(|_| (&stream).write_all(&block).err());
-    assert_eq!(blocked.unwrap().kind(), ErrorKind::WouldBlock);
-}
-
-#[test]
-fn delay_is_added_each_way_and_keeps_the_order() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let stream = client(&proxy);
-    says(&stream, "a");
-    hears(&stream, "a");
-    let each_way = Duration::from_millis(100);
-    proxy.delay(each_way);
-    let start = Instant::now();
-    for text in ["one ", "two ", "three ", "four"] {
-        says(&stream, text);
-        thread::sleep(Duration::from_millis(20));
-    }
-    hears(&stream, "one two three four");
-    assert!(start.elapsed() >= 2 * each_way + Duration::from_millis(60));
-    proxy.pass();
-    let start = Instant::now();
-    says(&stream, "five");
-    hears(&stream, "five");
-    let fast = start.elapsed();
-    // Only the lower bounds are promised on a busy machine; this one is a matter of 0.1 ms.
-    assert!(fast < Duration::from_secs(10), "{fast:?}");
-}
-
-#[test]
-fn a_delayed_stream_is_late_by_the_delay_and_not_by_more() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let stream = client(&proxy);
-    proxy.delay(Duration::from_millis(200));
-    let start = Instant::now();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            for _ in 0..100 {
-                says(&stream, "x");
-                thread::sleep(Duration::from_millis(2));
-            }
-        });
-        hears(&stream, &"x".repeat(100));
-    });
-    // 0.2 s to send and 0.4 s for the two ways; one after another it would take 20 s and more.
-    assert!(
-        start.elapsed() < Duration::from_secs(8),
-        "{:?}",
-        start.elapsed()
-    );
-}
-
-#[test]
-fn a_reply_is_lost_once_and_its_connection_with_it() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let (one, two) = (client(&proxy), client(&proxy));
-    proxy.lose_reply_to(b"COMMIT");
-    says(&one, "BEGIN");
-    hears(&one, "BEGIN");
-    says(&two, "the COMMIT");
-    is_closed(&two);
-    assert_eq!(proxy.lost_replies(), 1);
-    assert_eq!(proxy.bytes_to_server(), 15, "the request did arrive");
-    says(&one, "COMMIT");
-    hears(&one, "COMMIT");
-    proxy.lose_next_reply();
-    says(&one, "x");
-    is_closed(&one);
-    assert_eq!(proxy.lost_replies(), 2);
-}
-
-#[test]
-fn a_server_that_is_down_looks_like_one_that_closes() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let nobody = Port::free();
-    let proxy = Proxy::to(nobody.addr());
-    is_closed(&client(&proxy));
-}
-
-#[test]
-fn a_dropped_proxy_leaves_nothing_in_any_weather() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let settings: [fn(&Proxy); 5] = [
-        Proxy::pass,
-        Proxy::refuse,
-        |proxy| proxy.delay(LIMIT),
-        |proxy| proxy.black_hole(Direction::Both),
-        |proxy| proxy.black_hole(Direction::ToClient),
-    ];
-    for set in settings {
+tests! {
+    fn it_passes_and_counts() {
         let proxy = echo();
-        let addr = proxy.addr();
+        let (one, two) = (client(&proxy), client(&proxy));
+        says(&one, "hello");
+        echoes(&two, "you");
+        hears(&one, "hello");
+        assert_eq!((proxy.accepted(), proxy.live()), (2, 2));
+        assert_eq!((proxy.bytes_to_server(), proxy.bytes_to_client()), (8, 8));
+        drop(one);
+        wait_until(LIMIT, "one connection is left", || proxy.live() == 1);
+        assert_eq!(proxy.accepted(), 2);
+    }
+
+    fn much_passes_unchanged_and_then_the_end_of_file() {
+        let proxy = echo();
         let stream = client(&proxy);
-        says(&stream, "a");
+        let sent: Vec<u8> = (0..5_000_000_u32).map(|n| (n % 251) as u8).collect();
+        let mut received = Vec::new();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                (&stream).write_all(&sent).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+            });
+            (&stream).read_to_end(&mut received).unwrap();
+        });
+        assert!(sent == received);
+        wait_until(LIMIT, "the connection is over", || proxy.live() == 0);
+    }
+
+    fn cut_closes_live_connections_and_welcomes_new_ones() {
+        let (proxy, stream) = connected();
+        proxy.cut();
+        is_closed(&stream);
+        assert_eq!(proxy.live(), 0);
+        echoes(&client(&proxy), "b");
+    }
+
+    fn reset_is_seen_as_a_reset() {
+        let (proxy, stream) = connected();
+        proxy.reset();
+        let error = (&stream).read(&mut [0; 1]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+
+    fn refuse_refuses_new_connections_and_leaves_live_ones() {
+        let (proxy, stream) = connected();
+        for _ in 0..3 {
+            proxy.refuse();
+            let error = TcpStream::connect(proxy.addr()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+            echoes(&stream, "b");
+            proxy.pass();
+            echoes(&client(&proxy), "c");
+        }
+    }
+
+    fn black_hole_holds_one_way_until_it_is_mended() {
+        for (direction, arrives) in [(Direction::ToServer, 1), (Direction::ToClient, 2)] {
+            let (proxy, stream) = connected();
+            proxy.black_hole(direction);
+            says(&stream, "b");
+            hears_nothing(&stream);
+            assert_eq!(proxy.bytes_to_server(), arrives, "{direction:?}");
+            proxy.pass();
+            hears(&stream, "b");
+        }
+    }
+
+    fn black_hole_both_ways_hides_the_end_of_a_client() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let proxy = Proxy::to(listener.local_addr().unwrap());
+        let stream = client(&proxy);
+        let (server, _) = listener.accept().unwrap();
+        server.set_read_timeout(Some(LIMIT)).unwrap();
+        says(&server, "a");
         hears(&stream, "a");
-        set(&proxy);
-        says(&stream, "b");
-        drop(proxy);
-        // A "b" that passed is read first.
-        let mut rest = Vec::new();
-        (&stream).read_to_end(&mut rest).unwrap();
-        let gone = TcpStream::connect(addr).unwrap_err();
-        assert_eq!(gone.kind(), ErrorKind::ConnectionRefused);
+        proxy.black_hole(Direction::Both);
+        says(&server, "b");
+        drop(stream);
+        hears_nothing(&server);
+        assert_eq!(proxy.live(), 1);
+        proxy.cut();
+        is_closed(&server);
     }
-}
 
-#[test]
-fn a_garbling_proxy_changes_what_the_server_sends_and_nothing_else() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    proxy.garble(1_000, 7);
-    let mut changed = 0;
-    for _ in 0..20 {
+    fn new_connection_into_a_black_hole_stays_at_the_proxy() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let proxy = Proxy::to(listener.local_addr().unwrap());
+        proxy.black_hole(Direction::ToClient);
         let stream = client(&proxy);
-        says(&stream, "the quick brown fox jumps over the lazy dog");
-        let mut reply = [0; 256];
-        let count = (&stream).read(&mut reply).unwrap();
-        changed += usize::from(&reply[..count] != b"the quick brown fox jumps over the lazy dog");
+        hears_nothing(&stream);
+        assert!(listener.accept().is_err());
+        proxy.pass();
+        wait_until(LIMIT, "it came through", || listener.accept().is_ok());
     }
-    assert!(changed > 15, "{changed} of 20");
-    proxy.pass();
-    let stream = client(&proxy);
-    says(&stream, "hello");
-    hears(&stream, "hello");
-}
 
-#[test]
-fn replies_alone_are_delayed() {
-    let _watchdog = Watchdog::start(2 * LIMIT);
-    let proxy = echo();
-    let stream = client(&proxy);
-    proxy.delay_replies(Duration::from_millis(300));
-    let began = Instant::now();
-    says(&stream, "hello");
-    wait_until(LIMIT, "the request has arrived", || {
-        proxy.bytes_to_server() == 5
-    });
-    let there = began.elapsed();
-    hears(&stream, "hello");
-    let back = began.elapsed();
-    assert!(back >= Duration::from_millis(300), "{back:?}");
-    assert!(back > there, "{there:?} {back:?}");
+    fn full_black_hole_blocks_the_writer() {
+        let proxy = echo();
+        let stream = client(&proxy);
+        proxy.black_hole(Direction::ToServer);
+        stream.set_write_timeout(Some(SILENCE)).unwrap();
+        let block = vec![0; 1_000_000];
+        let blocked = (0..100).find_map(|_| (&stream).write_all(&block).err());
+        assert_eq!(blocked.unwrap().kind(), ErrorKind::WouldBlock);
+    }
+
+    fn delay_is_added_each_way_and_keeps_the_order() {
+        let (proxy, stream) = connected();
+        let each_way = Duration::from_millis(100);
+        proxy.delay(each_way);
+        let start = Instant::now();
+        for text in ["one ", "two ", "three ", "four"] {
+            says(&stream, text);
+            // So that each is a piece of its own.
+            thread::sleep(Duration::from_millis(20));
+        }
+        hears(&stream, "one two three four");
+        assert!(start.elapsed() >= 2 * each_way + Duration::from_millis(60));
+        proxy.pass();
+        let start = Instant::now();
+        echoes(&stream, "five");
+        // Only the lower bounds are promised on a busy machine; this one is a matter of 0.1 ms.
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+
+    fn delayed_stream_is_late_by_the_delay_and_not_by_more() {
+        let proxy = echo();
+        let stream = client(&proxy);
+        proxy.delay(Duration::from_millis(200));
+        let start = Instant::now();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    says(&stream, "x");
+                    thread::sleep(Duration::from_millis(2));
+                }
+            });
+            hears(&stream, &"x".repeat(100));
+        });
+        // 0.2 s to send and 0.4 s for the two ways; one after another it would take 20 s and more.
+        assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    }
+
+    fn replies_alone_are_delayed() {
+        let proxy = echo();
+        let stream = client(&proxy);
+        proxy.delay_replies(Duration::from_millis(300));
+        let began = Instant::now();
+        says(&stream, "hello");
+        wait_until(LIMIT, "the request has arrived", || proxy.bytes_to_server() == 5);
+        let there = began.elapsed();
+        hears(&stream, "hello");
+        let back = began.elapsed();
+        assert!(back >= Duration::from_millis(300) && back > there, "{there:?} {back:?}");
+    }
+
+    fn reply_is_lost_once_and_its_connection_with_it() {
+        let proxy = echo();
+        let (one, two) = (client(&proxy), client(&proxy));
+        proxy.lose_reply_to(b"COMMIT");
+        echoes(&one, "BEGIN");
+        says(&two, "the COMMIT");
+        is_closed(&two);
+        assert_eq!(proxy.lost_replies(), 1);
+        assert_eq!(proxy.bytes_to_server(), 15, "the request did arrive");
+        echoes(&one, "COMMIT");
+        proxy.lose_next_reply();
+        says(&one, "x");
+        is_closed(&one);
+        assert_eq!(proxy.lost_replies(), 2);
+    }
+
+    fn server_that_is_down_looks_like_one_that_closes() {
+        let unused = Port::free();
+        is_closed(&client(&Proxy::to(unused.addr())));
+    }
+
+    fn dropped_proxy_leaves_nothing_in_any_weather() {
+        let settings: [fn(&Proxy); 5] = [
+            Proxy::pass,
+            Proxy::refuse,
+            |proxy| proxy.delay(LIMIT),
+            |proxy| proxy.black_hole(Direction::Both),
+            |proxy| proxy.black_hole(Direction::ToClient),
+        ];
+        for set in settings {
+            let (proxy, stream) = connected();
+            let addr = proxy.addr();
+            set(&proxy);
+            says(&stream, "b");
+            drop(proxy);
+            // A "b" that passed is read first.
+            let mut rest = Vec::new();
+            (&stream).read_to_end(&mut rest).unwrap();
+            let gone = TcpStream::connect(addr).unwrap_err();
+            assert_eq!(gone.kind(), ErrorKind::ConnectionRefused);
+        }
+    }
+
+    fn garbling_proxy_changes_what_the_server_sends() {
+        const TEXT: &str = "the quick brown fox jumps over the lazy dog";
+        let proxy = echo();
+        proxy.garble(1_000, 7);
+        let changed = (0..20).filter(|_| {
+            let stream = client(&proxy);
+            says(&stream, TEXT);
+            let mut reply = [0; 256];
+            let count = (&stream).read(&mut reply).unwrap();
+            reply[..count] != *TEXT.as_bytes()
+        });
+        let changed = changed.count();
+        assert!(changed > 15, "{changed} of 20");
+        proxy.pass();
+        echoes(&client(&proxy), "hello");
+    }
 }
