@@ -98,7 +98,7 @@ impl Changes {
                         sure_at: began,
                     };
                 }
-                // It keeps its place: back on its data before anybody took it, it has lost nothing.
+                // It keeps its place: back on its data before it was replaced, it has lost nothing.
                 Role::Gone => {
                     known.is_alive = false;
                     known.sure_at = began;

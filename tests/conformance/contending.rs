@@ -36,7 +36,6 @@ pub fn started_service_owns(subject: &Subject) {
     service.stop().unwrap();
 }
 
-/// Rule 9, and the lifecycle.
 pub fn restarted_service_has_larger_fence(subject: &Subject) {
     let mutex = name("restart");
     let mut last = 0;
@@ -158,7 +157,6 @@ pub fn waiters_own_in_order(subject: &Subject) {
     }
 }
 
-/// Rule 7.
 pub fn released_comes_before_acquired(subject: &Subject) {
     let mutex = name("hand-off");
     let log: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -227,7 +225,7 @@ pub fn observer_follows_the_owner(subject: &Subject) {
     assert_eq!(owners.last().map(String::as_str), Some(""), "{owners:?}");
 }
 
-/// Rules 1 and 2: it is gone at the deadline without the backend, and comes back with a new fence.
+/// It is gone at the deadline without the backend, and comes back with a new fence.
 pub fn unrenewed_owner_steps_down(subject: &Subject) {
     let mutex = name("lost");
     let (factory, broken) = Faulty::around(&subject.factory());
@@ -263,7 +261,7 @@ pub fn unrenewed_owner_steps_down(subject: &Subject) {
     assert!(service.last_error().is_none());
 }
 
-/// Rule 12: well before the lease would have run out.
+/// Well before the lease would have run out.
 pub fn dropped_service_releases(subject: &Subject) {
     let mutex = name("drop");
     let (owner, events) = started(&subject.factory(), &mutex, "owner");
@@ -374,7 +372,7 @@ pub fn mutexes_are_apart(subject: &Subject) {
     );
 }
 
-/// Rule 7: what is in the channel when `stop` returns is all there is.
+/// What is in the channel when `stop` returns is all there is.
 pub fn stop_ends_delivery(subject: &Subject) {
     let mutex = name("silence");
     let factory = subject.factory();

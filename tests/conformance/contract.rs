@@ -19,7 +19,6 @@ const CLOCKS: Duration = Duration::from_millis(50);
 /// How often a fact that must be seen within the claim time is tried on a busy machine.
 const ROUNDS: usize = 30;
 
-/// Rule "every claim carries its fence".
 pub fn stale_fence_touches_nothing(subject: &Subject) {
     let mutex = name("stale-fence");
     let mut owner = Side::new(subject, &mutex, "owner");
@@ -33,8 +32,8 @@ pub fn stale_fence_touches_nothing(subject: &Subject) {
         assert!(owner.lost(stale), "a renewal by the fence {stale}");
         assert!(!owner.release(stale), "a release by the fence {stale}");
     }
-    assert!(other.lost(second), "a renewal of somebody else's lease");
-    assert!(!other.release(second), "a release of somebody else's lease");
+    assert!(other.lost(second), "a renewal of another's lease");
+    assert!(!other.release(second), "a release of another's lease");
     let seen = other.backend.owner(&other.mutex, by()).unwrap();
     assert!(seen.is_owner("owner"), "{seen:?}");
     assert_eq!(seen.fence(), second);
@@ -43,7 +42,7 @@ pub fn stale_fence_touches_nothing(subject: &Subject) {
     assert!(owner.lost(second), "a renewal of what was released");
 }
 
-/// Rule "an owner that cannot renew steps down": what ran out is not brought back.
+/// What ran out is not brought back.
 pub fn expired_lease_is_not_renewed(subject: &Subject) {
     if subject.is_kept_by_a_session() {
         return;
@@ -63,14 +62,14 @@ pub fn expired_lease_is_not_renewed(subject: &Subject) {
     assert!(owner.lost(first), "another contender owns it");
     assert!(!owner.release(first));
     assert!(other.release(second));
-    // Nobody has taken it, and still it is over.
+    // It was not taken, and still it is over.
     let third = owner.granted(OnRefusal::Leave).fence();
     thread::sleep(lease.total() + ms(200));
-    assert!(owner.lost(third), "nobody owns it");
+    assert!(owner.lost(third), "it is free");
     assert!(!owner.release(third));
 }
 
-/// A free mutex that was handed to a waiter is nobody else's for the claim time.
+/// A free mutex that was handed to a waiter is not another's for the claim time.
 pub fn hand_over_is_kept_for_its_waiter(subject: &Subject) {
     if !subject.ordered {
         return;
@@ -119,7 +118,7 @@ pub fn withdrawn_waiter_hands_on(subject: &Subject) {
     });
 }
 
-/// Rule "every claim carries its fence": a second acquisition under the owner's id adopts the lease,
+/// A second acquisition under the owner's id adopts the lease,
 /// so that what was sent under the first one touches nothing any more.
 pub fn adoption_raises_the_fence(subject: &Subject) {
     if subject.is_kept_by_a_session() {
@@ -145,14 +144,14 @@ pub fn owner_alone_records_a_run(subject: &Subject) {
     assert_eq!(other.last_run(), None);
     let first = owner.granted(OnRefusal::Enqueue).fence();
     assert_eq!(owner.last_run(), None);
-    assert!(!owner.record(first + 1), "a fence that nobody has");
+    assert!(!owner.record(first + 1), "a fence that was never granted");
     assert_eq!(owner.last_run(), None, "nothing was recorded");
     assert!(owner.record(first));
     assert!(owner.last_run().is_some());
     assert!(owner.release(first));
     assert!(!owner.record(first), "recorded after the release");
     let second = other.granted(OnRefusal::Enqueue).fence();
-    assert!(!owner.record(first), "recorded in somebody else's term");
+    assert!(!owner.record(first), "recorded in another's term");
     assert!(other.last_run().is_some(), "it outlives the leader");
     assert!(other.record(second));
     assert!(other.release(second));

@@ -1,4 +1,4 @@
-//! Facts about names, ids and leases: rules 10 and 11.
+//! Facts about names, ids and leases.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ pub fn bad_input_is_refused(subject: &Subject) {
     }
 }
 
-/// Rule 11: names that look like something to some backend are just names, and not each other.
+/// Names that look like something to some backend are just names, and not each other.
 pub fn every_name_is_itself(subject: &Subject) {
     let factory = subject.factory();
     let tail = name("x");

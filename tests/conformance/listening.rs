@@ -10,7 +10,6 @@ use testbed::wait_until;
 
 use super::{PATIENCE, Subject, name, started, wait_for_owner};
 
-/// Rule 8.
 pub fn slow_callback_delays_no_renewal(subject: &Subject) {
     let mutex = name("slow");
     let factory = subject.factory();
@@ -35,7 +34,6 @@ pub fn slow_callback_delays_no_renewal(subject: &Subject) {
     service.stop().unwrap();
 }
 
-/// Rule 8.
 pub fn panicking_callback_stops_no_other(subject: &Subject) {
     let mutex = name("panic");
     let released = Arc::new(AtomicUsize::new(0));
@@ -58,7 +56,7 @@ pub fn panicking_callback_stops_no_other(subject: &Subject) {
     }
 }
 
-/// Rule 7: `stop` returns after the callback, and nobody owns before that.
+/// `stop` returns after the callback, and no other owns before that.
 pub fn next_owner_waits_for_the_callback(subject: &Subject) {
     let mutex = name("wind-down");
     let factory = subject.factory();
@@ -92,7 +90,7 @@ pub fn next_owner_waits_for_the_callback(subject: &Subject) {
     assert!(began.lock().unwrap() >= over);
 }
 
-/// Rule 8: it does not wait for itself, and the service stops when the callback has returned.
+/// It does not wait for itself, and the service stops when the callback has returned.
 pub fn callback_can_stop_its_service(subject: &Subject) {
     let mutex = name("inside");
     let slot: Arc<Mutex<Option<Arc<MutexContendService>>>> = Arc::default();
@@ -203,7 +201,7 @@ pub fn own_type_contends(subject: &Subject) {
     );
 }
 
-/// Rule 7: bounded, whole pairs go, and the next event says how many.
+/// Bounded, whole pairs go, and the next event says how many.
 pub fn full_channel_drops_whole_pairs(subject: &Subject) {
     let mutex = name("missed");
     let factory = subject.factory();

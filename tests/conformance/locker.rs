@@ -57,7 +57,7 @@ pub fn lockers_lock_in_order(subject: &Subject) {
         return;
     }
     let mutex = name("order");
-    // By id: whoever stands in the queue already may try again meanwhile.
+    // By id: a locker that stands in the queue already may try again meanwhile.
     let queued = Arc::new(Mutex::new(HashSet::new()));
     let seen = Arc::clone(&queued);
     let factory = hooked::around(&subject.factory(), move |when, call, contender, _| {
@@ -144,9 +144,8 @@ pub fn timed_out_lock_leaves_no_trace(subject: &Subject) {
         error.to_string(),
         format!("{mutex}: held by \"ours\", and was not free within 1.5s")
     );
-    // On a machine that is busy the background withdraws it.
     let observer = subject.factory();
-    wait_until(PATIENCE, "nobody waits any more", || {
+    wait_until(PATIENCE, "the queue is empty", || {
         observer.participants(&mutex).unwrap().is_empty()
     });
     guard.unlock().unwrap();
@@ -171,7 +170,7 @@ pub fn guard_is_renewed(subject: &Subject) {
     guard.unlock().unwrap();
 }
 
-/// Rule 2, for a guard: the transition is left to stop in.
+/// The transition is left to stop in.
 pub fn unrenewed_guard_is_lost(subject: &Subject) {
     let mutex = name("lost");
     let (factory, broken) = Faulty::around(&subject.factory());
@@ -196,7 +195,7 @@ pub fn unrenewed_guard_is_lost(subject: &Subject) {
     );
     closed(&lost_too);
     closed(&guard.lost());
-    // Nobody ended the lease: the backend keeps it through the transition. This is the time to stop in.
+    // The lease was not ended: the backend keeps it through the transition. This is the time to stop in.
     let theirs_now = elsewhere(|| theirs.try_lock().map(drop));
     if began.elapsed() < left + factory.lease().transition() / 2 {
         assert_eq!(theirs_now.unwrap_err().kind(), ErrorKind::Held);
@@ -220,7 +219,7 @@ pub fn max_hold_ends_a_guard(subject: &Subject) {
     // It is stuck, and the world goes on.
     let next = elsewhere(|| theirs.try_lock_for(PATIENCE).unwrap());
     assert!(next.fence() > guard.fence());
-    // It never says that it was ours: it is somebody else's.
+    // It never says that it was ours: it is another's.
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
     assert!(next.is_valid());
     next.unlock().unwrap();
@@ -315,7 +314,7 @@ pub fn cancel_ends_wait(subject: &Subject) {
 
 fn theirs_waits(subject: &Subject, mutex: &str) -> bool {
     if !subject.ordered {
-        // Whoever polls leaves no trace that could be seen.
+        // A locker that polls leaves no trace that could be seen.
         thread::sleep(Duration::from_millis(300));
         return true;
     }
@@ -355,7 +354,6 @@ pub fn locker_and_service_take_turns(subject: &Subject) {
     assert!(leads.unwrap().fence() > Some(fence));
 }
 
-/// Rule 10, over services and lockers.
 pub fn fronts_share_ids(subject: &Subject) {
     let mutex = name("one-id");
     let factory = subject.factory();

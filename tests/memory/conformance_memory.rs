@@ -23,7 +23,7 @@ conformance!(Subject {
 });
 
 #[test]
-fn registries_of_different_names_are_different_places() {
+fn registries_of_different_names_are_apart() {
     let one = contend::connect("memory://one").unwrap();
     let two = contend::connect("memory://two").unwrap();
     let again = contend::connect("memory://one").unwrap();
@@ -36,7 +36,7 @@ fn registries_of_different_names_are_different_places() {
     assert!(a.is_owner() && b.is_owner() && !c.is_owner());
 }
 
-/// Rule 9: a registry that was dropped has lost its memory, but fences still grow.
+/// A registry that was dropped has lost its memory, but fences still grow.
 #[test]
 fn fences_grow_from_a_dropped_registry_to_the_next_of_its_name() {
     let mut last = None;
@@ -51,7 +51,7 @@ fn fences_grow_from_a_dropped_registry_to_the_next_of_its_name() {
 }
 
 #[test]
-fn urls_that_are_wrong_are_refused_with_what_is_right() {
+fn wrong_urls_are_refused_with_what_is_right() {
     for (url, kind, says) in [
         (
             "memory://?tll=2s",
@@ -82,10 +82,10 @@ fn urls_that_are_wrong_are_refused_with_what_is_right() {
 
 /// What a user's own test does: the lock is taken away, and the service says so and contends again.
 #[test]
-fn a_handle_takes_a_lock_away_and_the_owner_hears_of_it() {
+fn handle_revokes_and_the_owner_hears_of_it() {
     let factory = contend::memory::factory("handle-revoke", Lease::default());
     let handle = contend::memory::handle("handle-revoke");
-    assert!(!handle.revoke("m"), "nobody owns it");
+    assert!(!handle.revoke("m"), "it is free");
     let (owner, events) = crate::conformance::started(&factory, "m", "owner");
     let first = crate::conformance::next(&events, EventKind::Acquired).fence();
     let (waiter, waiting) = crate::conformance::started(&factory, "m", "waiter");
@@ -98,9 +98,8 @@ fn a_handle_takes_a_lock_away_and_the_owner_hears_of_it() {
     crate::conformance::wait_for_owner(&owner, "waiter");
 }
 
-/// Rules "an owner that cannot renew steps down" and "trouble is visible".
 #[test]
-fn an_unreachable_registry_fails_every_call_until_it_is_back() {
+fn unreachable_registry_fails_every_call() {
     let factory = contend::memory::factory("handle-away", lease());
     let handle = contend::memory::handle("handle-away");
     let (service, events) = crate::conformance::started(&factory, "m", "a");
@@ -121,7 +120,7 @@ fn an_unreachable_registry_fails_every_call_until_it_is_back() {
 
 /// As a server notices that a connection is gone: the place went with the unparker that tells whose it is.
 #[test]
-fn whoever_could_not_withdraw_leaves_the_queue_with_its_connection() {
+fn dropped_contender_leaves_the_queue() {
     let factory = contend::memory::factory("handle-withdraw", lease());
     let handle = contend::memory::handle("handle-withdraw");
     let _owner = factory.locker("m").build().unwrap().lock().unwrap();

@@ -1,4 +1,4 @@
-//! Bytes from outside that nobody should trust: what servers send, and what callers give.
+//! Bytes from outside, which must not be trusted: what servers send, and what callers give.
 //!
 //! The parsers of replies are reached where they stand in use: a real server behind a proxy that changes
 //! what it sends, and servers that send noise. Nothing may panic, hang beyond its bound, or grow without one.
@@ -19,7 +19,7 @@ use testbed::{MariaDbServer, Proxy, RedisServer, ZooKeeperServer, rss_kib, wait_
 
 const LIMIT: Duration = Duration::from_secs(150);
 
-/// A reply of a few bytes may say that gigabytes follow; nobody may set them aside.
+/// A reply of a few bytes may say that gigabytes follow; they must not be set aside.
 const MOST_GROWTH_KIB: usize = 200 * 1024;
 
 /// Counts panics of all threads while one of these lives. One at a time: the hook belongs to the process.
@@ -67,22 +67,14 @@ impl Drop for Panics {
 
 /// Uses everything that a factory gives for a while, whatever comes back.
 fn use_all(factory: &Factory, lasts: Duration) {
-    let services: Vec<_> = (0..2)
-        .map(|number| {
-            let (service, events) = factory
-                .contend("hostile")
-                .id(format!("service-{number}"))
-                .channel()
-                .unwrap();
-            service.start().unwrap();
-            (service, events)
-        })
-        .collect();
+    let services = ["one", "two"].map(|id| {
+        let (service, events) = factory.contend("hostile").id(id).channel().unwrap();
+        service.start().unwrap();
+        (service, events)
+    });
     let observer = factory.observe("hostile").build().unwrap();
     observer.start().unwrap();
-    let lockers: Vec<_> = (0..2)
-        .map(|_| factory.locker("hostile-lock").build().unwrap())
-        .collect();
+    let lockers = [(); 2].map(|()| factory.locker("hostile-lock").build().unwrap());
     let end = Instant::now() + lasts;
     thread::scope(|scope| {
         for locker in &lockers {
@@ -106,7 +98,7 @@ fn use_all(factory: &Factory, lasts: Duration) {
     });
 }
 
-/// A server that sends noise, of several kinds, to whoever comes.
+/// A server that sends noise, of several kinds, to every client.
 fn noise(seed: u64) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
@@ -121,7 +113,7 @@ fn noise(seed: u64) -> (SocketAddr, Arc<AtomicUsize>) {
                 let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
                 for _ in 0..20 {
                     let bytes: Vec<u8> = match random.random_range(0..7) {
-                        // RESP: lengths that nobody can keep, deep nesting, wrong types.
+                        // RESP: lengths that do not fit anywhere, deep nesting, wrong types.
                         0 => b"$2147483647\r\n".to_vec(),
                         1 => b"*1000000000\r\n".to_vec(),
                         2 => b"*1\r\n".repeat(5_000),
@@ -158,7 +150,7 @@ fn calm(panics: &Panics, before_kib: usize) {
 
 /// "Nothing in the library panics on what a server, a network or a caller can do."
 #[test]
-fn noise_instead_of_a_server_neither_panics_nor_allocates_without_bound() {
+fn noise_neither_panics_nor_allocates_without_bound() {
     within(LIMIT, || {
         let panics = Panics::watch();
         let before = rss_kib(std::process::id());
@@ -173,7 +165,7 @@ fn noise_instead_of_a_server_neither_panics_nor_allocates_without_bound() {
             use_all(&factory, Duration::from_secs(3));
             assert!(
                 served.load(Ordering::Relaxed) > 0,
-                "{scheme} talked to nobody"
+                "{scheme} talked to no server"
             );
             calm(&panics, before);
         }
@@ -225,8 +217,8 @@ fn garbled_redis_replies_do_no_harm() {
     within(LIMIT, || {
         let server = RedisServer::start();
         let proxy = Proxy::to(server.addr());
-        let url = format!("redis://{}?ttl=1s&transition=500ms", proxy.addr());
-        garbled(&proxy, &url);
+        let addr = proxy.addr();
+        garbled(&proxy, &format!("redis://{addr}?ttl=1s&transition=500ms"));
     });
 }
 
@@ -237,11 +229,11 @@ fn garbled_mysql_replies_do_no_harm() {
         let server = MariaDbServer::start();
         server.create_database("d");
         let proxy = Proxy::to(server.addr());
-        let url = format!(
-            "mysql://root@{}/d?ttl=1s&transition=500ms&create_table=true",
-            proxy.addr()
+        let options = "ttl=1s&transition=500ms&create_table=true";
+        garbled(
+            &proxy,
+            &format!("mysql://root@{}/d?{options}", proxy.addr()),
         );
-        garbled(&proxy, &url);
     });
 }
 
@@ -251,14 +243,13 @@ fn garbled_zookeeper_replies_do_no_harm() {
     within(LIMIT, || {
         let server = ZooKeeperServer::start();
         let proxy = Proxy::to(server.addr());
-        let url = format!("zk://{}?session_timeout=2s", proxy.addr());
-        garbled(&proxy, &url);
+        garbled(&proxy, &format!("zk://{}?session_timeout=2s", proxy.addr()));
     });
 }
 
-/// What stands in the keys of a Redis that somebody else writes to.
+/// What stands in the keys of a Redis that other programs write to.
 #[test]
-fn strange_values_in_redis_keys_are_errors_or_nothing() {
+fn strange_redis_values_are_errors_or_nothing() {
     within(LIMIT, || {
         let panics = Panics::watch();
         let before = rss_kib(std::process::id());
@@ -274,7 +265,7 @@ fn strange_values_in_redis_keys_are_errors_or_nothing() {
             "!",
             "@@",
         ];
-        for (number, value) in strange.iter().enumerate() {
+        for (number, value) in strange.into_iter().enumerate() {
             let mutex = format!("strange-{number}");
             for suffix in ["", ":token", ":fence", ":run"] {
                 let key = format!("simba:{{{mutex}}}{suffix}");
@@ -293,7 +284,7 @@ fn strange_values_in_redis_keys_are_errors_or_nothing() {
             for channel in ["", ":x", "!handed"] {
                 let channel = format!("simba:{{{mutex}}}{channel}");
                 for message in [
-                    *value,
+                    value,
                     "acquired@@",
                     "released@@!",
                     "@@@@@",
@@ -310,9 +301,9 @@ fn strange_values_in_redis_keys_are_errors_or_nothing() {
     });
 }
 
-/// What stands in a row that somebody else writes to.
+/// What stands in a row that other programs write to.
 #[test]
-fn strange_values_in_rows_are_errors_or_nothing() {
+fn strange_rows_are_errors_or_nothing() {
     within(LIMIT, || {
         let panics = Panics::watch();
         let before = rss_kib(std::process::id());
@@ -353,7 +344,7 @@ fn strange_values_in_rows_are_errors_or_nothing() {
             let mutex = format!("strange-{number}");
             server.sql(&format!(
                 "INSERT INTO d.simba_mutex (mutex, acquired_at, ttl_at, transition_at, owner_id, version) \
-                 VALUES ('{mutex}', 0, 0, UNIX_TIMESTAMP(NOW(3)) * 1000 + 200, 'somebody', 0); \
+                 VALUES ('{mutex}', 0, 0, UNIX_TIMESTAMP(NOW(3)) * 1000 + 200, 'other', 0); \
                  UPDATE d.simba_mutex SET {column} = {value} WHERE mutex = '{mutex}'"
             ));
             let _ = factory.owner(&mutex);
@@ -373,63 +364,11 @@ fn strange_values_in_rows_are_errors_or_nothing() {
 fn no_text_makes_a_parser_panic() {
     let panics = Panics::watch();
     let mut random = StdRng::seed_from_u64(0x7e47);
-    let pieces = [
-        "redis",
-        "rediss",
-        "mysql",
-        "zk",
-        "memory",
-        "redis+cluster",
-        "redis+sentinel",
-        "://",
-        ":",
-        "/",
-        "//",
-        "@",
-        "?",
-        "&",
-        "=",
-        ",",
-        "[",
-        "]",
-        "%",
-        "%4",
-        "%zz",
-        "%00",
-        "%ff",
-        "ttl",
-        "10s",
-        "1ms",
-        "99999999999999999999s",
-        "-1s",
-        "0",
-        "1h30m",
-        "transition",
-        "pool_size",
-        "tls",
-        "true",
-        "#",
-        "..",
-        "\0",
-        "é",
-        "\u{202e}",
-        "a",
-        "b:2181",
-        "user:pa%40ss",
-        "{",
-        "}",
-        "'",
-        ";",
-        "--",
-        "NaN",
-        "inf",
-        "1e9",
-        ".5s",
-        "02:30",
-        "24:00",
-        "+02:00",
-        "Europe",
-    ];
+    let pieces: Vec<&str> = "redis rediss mysql zk memory redis+cluster redis+sentinel :// : / // @ ? & = , [ ] % \
+        %4 %zz %00 %ff ttl 10s 1ms 99999999999999999999s -1s 0 1h30m transition pool_size tls true # .. \0 é \u{202e} \
+        a b:2181 user:pa%40ss { } ' ; -- NaN inf 1e9 .5s 02:30 24:00 +02:00 Europe"
+        .split_whitespace()
+        .collect();
     let mut accepted = 0;
     for _ in 0..20_000 {
         let mut text = String::new();

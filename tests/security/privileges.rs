@@ -95,7 +95,7 @@ fn mysql_needs_what_the_readme_says_and_no_more() {
         }
         let factory = contend::connect(&url).unwrap();
         let semaphores = factory.semaphores().unwrap();
-        // They are there: nobody needs the right to make them.
+        // They are there: the right to make them is not needed.
         semaphores.create_tables().unwrap();
         semaphores.create("few", 2).unwrap();
         let request = PermitRequest::new("r").permits("few", 2);

@@ -11,7 +11,7 @@ use testbed::{MariaDbServer, RedisServer, ZooKeeperServer, within};
 /// Different for each kind of value, so that a failure says which one leaked; as written and encoded.
 const SECRETS: [&str; 3] = ["open-sesame-4711", "s3cr%2Ft-k3y", "s3cr/t-k3y"];
 
-/// Every line that anybody logs in this process, at every level.
+/// Every line that is logged in this process, at every level.
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Listener;
@@ -81,7 +81,7 @@ fn look_at(url: &str, factory: &Factory) {
 
 /// "Credentials in a URL never reach a message, a log line or a `Debug` output."
 #[test]
-fn a_password_appears_nowhere() {
+fn password_appears_nowhere() {
     within(Duration::from_secs(150), || {
         let _ = log::set_logger(Box::leak(Box::new(Listener)));
         log::set_max_level(log::LevelFilter::Trace);
@@ -91,7 +91,7 @@ fn a_password_appears_nowhere() {
         let zookeeper = ZooKeeperServer::start();
         let (secret, encoded) = (SECRETS[0], SECRETS[1]);
         let urls = [
-            // Nobody there.
+            // No server there.
             format!("redis://user:{secret}@127.0.0.1:1?ttl=2s"),
             format!("redis+cluster://user:{encoded}@127.0.0.1:1?ttl=2s"),
             format!("mysql://user:{encoded}@127.0.0.1:1/d?ttl=2s"),
@@ -131,7 +131,7 @@ fn a_password_appears_nowhere() {
             }
         }
         let lines = Arc::new(LINES.lock().clone());
-        assert!(lines.len() > 20, "nobody logged anything: {lines:?}");
+        assert!(lines.len() > 20, "almost nothing was logged: {lines:?}");
         for line in lines.iter() {
             shows_no_secret("log", line);
         }

@@ -1,4 +1,4 @@
-//! TLS on every backend, with an authority of our own: who cannot prove who it is gets no connection.
+//! TLS on every backend, with an authority of our own: a peer that cannot prove what it is gets no connection.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ fn only_the_proven_get_in<S>(made: &Certificates, start: impl Fn(&str) -> (S, St
     };
     {
         let (_server, url) = start("server");
-        locks(&format!("{url}{trusted}"), PATIENCE).expect("everybody is proven");
+        locks(&format!("{url}{trusted}"), PATIENCE).expect("all are proven");
         refused(
             "an unknown authority",
             &format!("{url}{}{client}", parameters("stranger.pem")),
@@ -157,7 +157,7 @@ fn zookeeper_lets_only_the_proven_in() {
 
 /// Files that cannot work are refused before anything is asked of a server.
 #[test]
-fn certificates_that_cannot_be_used_are_refused_at_once() {
+fn unusable_certificates_are_refused_at_once() {
     let made = Certificates::make();
     for url in [
         "redis://127.0.0.1:1?tls=true",

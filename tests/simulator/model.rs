@@ -54,7 +54,7 @@ pub struct Model {
     lapsed: Option<Held>,
     last_fence: u64,
     queue: VecDeque<Id>,
-    /// Who may take the free mutex before everybody else, and until when.
+    /// Who may take the free mutex before all others, and until when.
     reserved: Option<(Id, u64)>,
     habits: Habits,
     plant: Plant,
@@ -98,12 +98,12 @@ impl Model {
         self.queue.contains(&id)
     }
 
-    /// Forgets a waiter that nobody listens for.
+    /// Forgets a waiter without a listener.
     pub fn forget_dead(&mut self, id: Id) {
         self.queue.retain(|waiter| *waiter != id);
     }
 
-    /// The first true time at which somebody else can have the mutex.
+    /// The first true time at which another can have the mutex.
     pub fn free_at(&self, held: &Held) -> True {
         let last = held.transition_at + u64::from(self.habits.keeps_last_ms);
         self.clock.reaches(last * MS)
@@ -223,7 +223,7 @@ impl Model {
     }
 
     /// Wakes the first in the queue, and keeps the free mutex for it where that is a habit. Where it
-    /// is not, the woken one has left the queue: it enters again if somebody was faster.
+    /// is not, the woken one has left the queue: it enters again if another was faster.
     fn hand_on(&mut self, now_ms: u64) {
         if let Some(&first) = self.queue.front() {
             self.wake = Some(first);

@@ -455,7 +455,7 @@ impl World {
             && self.monitor.granted_late
             && self.monitor.granted.0 == held.fence
         {
-            // Granted to a request that servers refuse, so late is it: nobody can clean up after it, and
+            // Granted to a request that servers refuse, so late is it: no process can give it back, and
             // it must end by itself within one lease of then.
             let (_, granted_at) = self.monitor.granted;
             let lease = self.plan.longest_total() * 102 / 100 + 2 * MS;

@@ -44,7 +44,7 @@ pub struct Habits {
     pub frozen_clock: bool,
     /// A lease still counts in its last millisecond.
     pub keeps_last_ms: bool,
-    /// A lease that ran out and that nobody took since can still be renewed (a row, not a key).
+    /// A lease that ran out and was not taken since can still be renewed (a row, not a key).
     pub revives: bool,
     /// How long a freed mutex is kept for the waiter that was woken; 0: not at all.
     pub claim_ms: u64,
@@ -153,7 +153,7 @@ impl Plan {
         totals.max().unwrap_or(0)
     }
 
-    /// How long after the calm has begun somebody must own at the latest, with `ids` contenders that
+    /// How long after the calm has begun some process must own at the latest, with `ids` contenders that
     /// ever stood in the queue. The parts: the longest lease that a dead contender may have left, the
     /// mutex offered in vain to every dead waiter, the longest pause after failures, one call that
     /// began before the calm and the way out of a contender that was stopping then.

@@ -1,24 +1,28 @@
 //! One process: its clock, its threads' way to the stage, and what it does with the library.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::ThreadId;
 use std::time::Duration;
 
 use contend::{
-    Cancel, ErrorKind, Event, EventKind, Factory, Guard, Job, Lease, Locker, LossReason, Moment,
-    MutexContendService, MutexRetrievalService, Probe, VirtualTime,
+    Cancel, Error, ErrorKind, Event, EventKind, Factory, Guard, Job, Lease, Locker, LossReason,
+    Moment, MutexContendService, MutexRetrievalService, Probe, VirtualTime,
 };
 
 use crate::backend::SimulatedBackend;
-use crate::clock::{Clock, MS, True, nanos};
+use crate::clock::{Clock, True, nanos};
 use crate::model::Id;
-use crate::rules::{BOUND, LATE};
+use crate::rules::{ALTERNATE, BOUND, LATE, OVERDUE, TWO, WIND_DOWN};
 use crate::stage::Stage;
 use crate::world::Order;
 
 /// How much faster the clock of a crashed process runs: what its threads still do is soon over.
 const GHOST: u64 = 1_000_000;
+
+/// What the scheduling of threads may add to a bound.
+const SLACK: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -257,7 +261,7 @@ impl Process {
                 "P{} stopped with {:?} announced",
                 self.number, notes.announced
             );
-            world.violate(crate::rules::ALTERNATE, what);
+            world.violate(ALTERNATE, what);
         }
         world.tally.stops += 1;
     }
@@ -265,26 +269,18 @@ impl Process {
     /// Takes its time, in the transition too.
     fn callback(&self, event: &Event) {
         let stage = self.stage();
+        let (acquired, fence) = (event.kind == EventKind::Acquired, event.fence());
         let takes = {
             let mut world = stage.lock();
-            world.note_callback(
-                self.number,
-                event.kind == EventKind::Acquired,
-                event.fence(),
-                true,
-            );
-            let longest = nanos(self.lease.total());
-            let longest =
-                world
-                    .dice
-                    .pick(&[1, 1, longest / 50, longest / 10, longest, longest * 2]);
+            world.note_callback(self.number, acquired, fence, true);
+            let total = nanos(self.lease.total());
+            let longest = [1, 1, total / 50, total / 10, total, total * 2];
+            let longest = world.dice.pick(&longest);
             world.dice.below(longest)
         };
         self.sleep(takes);
-        let acquired = event.kind == EventKind::Acquired;
-        stage
-            .lock()
-            .note_callback(self.number, acquired, event.fence(), false);
+        let mut world = stage.lock();
+        world.note_callback(self.number, acquired, fence, false);
     }
 
     fn lock(self: &Arc<Process>, factory: &Factory) {
@@ -321,88 +317,52 @@ impl Process {
         self.show(Front::None);
     }
 
+    /// How often it was paused so far: a bound on time holds while that stays the same.
+    fn pauses(&self) -> u64 {
+        self.stage().lock().notes[self.number].pauses
+    }
+
+    /// Reports a broken rule, unless the process was paused meanwhile or has crashed.
+    fn violate(&self, pauses: u64, rule: &'static str, what: impl fmt::Display) {
+        if self.pauses() == pauses && !self.is_crashed() {
+            let what = format!("P{}: {what}", self.number);
+            self.stage().lock().violate(rule, what);
+        }
+    }
+
     /// `first`: the thread whose waits are cancelled.
     fn lock_again_and_again(&self, locker: &Locker, first: bool, hands_on: bool) {
         let stage = self.stage();
         let ttl = nanos(self.lease.ttl());
+        let limit = self.lease.request_limit();
         while !self.is_over() {
             let cancel = Cancel::new();
-            let (kind, timeout, pauses) = {
+            let (kind, timeout) = {
                 let mut world = stage.lock();
                 if first {
                     world.notes[self.number].cancel = Some(cancel.clone());
                 }
                 let longest = world.dice.pick(&[ttl / 20, ttl, ttl * 4]);
-                (
-                    if first {
-                        world.dice.below(4)
-                    } else {
-                        world.dice.between(2, 3)
-                    },
-                    world.dice.below(longest),
-                    world.notes[self.number].pauses,
-                )
+                let kind = match first {
+                    true => world.dice.below(4),
+                    false => world.dice.between(2, 3),
+                };
+                (kind, Duration::from_nanos(world.dice.below(longest)))
             };
-            let timeout = Duration::from_nanos(timeout);
-            let begun = self.local();
+            let (pauses, begun) = (self.pauses(), self.local());
             let (locked, bound) = match kind {
                 0 | 1 => (locker.lock_until_cancelled(&cancel), None),
-                2 => (
-                    locker.try_lock_for(timeout),
-                    Some(timeout + self.lease.request_limit()),
-                ),
-                _ => (locker.try_lock(), Some(self.lease.request_limit())),
+                2 => (locker.try_lock_for(timeout), Some(timeout + limit)),
+                _ => (locker.try_lock(), Some(limit)),
             };
-            let calm = |this: &Process| {
-                stage.lock().notes[this.number].pauses == pauses && !this.is_crashed()
-            };
-            if let Some(bound) = bound
-                && self.local() > begun + bound + Duration::from_millis(10)
-                && calm(self)
-            {
-                let took = self.local() - begun;
-                stage.lock().violate(
-                    BOUND,
-                    format!(
-                        "P{}: lock {kind} bound {bound:?} took {took:?}",
-                        self.number
-                    ),
-                );
+            let took = self.local() - begun;
+            if bound.is_some_and(|bound| took > bound + SLACK) {
+                let what = format!("lock {kind} bound {bound:?} took {took:?}");
+                self.violate(pauses, BOUND, what);
             }
             match locked {
                 Ok(guard) => self.hold(guard, pauses, hands_on),
-                Err(error) => {
-                    let expected = matches!(
-                        error.kind(),
-                        ErrorKind::Held
-                            | ErrorKind::Cancelled
-                            | ErrorKind::Timeout
-                            | ErrorKind::Unreachable
-                            | ErrorKind::Panicked
-                    );
-                    if !expected {
-                        stage
-                            .lock()
-                            .violate(BOUND, format!("P{}: {error}", self.number));
-                    }
-                    if error.kind() == ErrorKind::Cancelled {
-                        let mut world = stage.lock();
-                        world.tally.cancelled += 1;
-                        if let Some(at) = world.notes[self.number].cancelled_at {
-                            let took = world.now - at;
-                            let bound = nanos(self.lease.request_limit()) * 103 / 100 + 10 * MS;
-                            if took > bound
-                                && world.notes[self.number].pauses == pauses
-                                && !self.is_crashed()
-                            {
-                                world.violate(
-                                    BOUND,
-                                    format!("P{}: cancelling took {took}", self.number),
-                                );
-                            }
-                        }
-                    }
-                }
+                Err(error) => self.judge(&error, pauses),
             }
             if first {
                 stage.lock().notes[self.number].cancelled_at = None;
@@ -414,67 +374,59 @@ impl Process {
         }
     }
 
+    /// Looks at why a lock was not had.
+    fn judge(&self, error: &Error, pauses: u64) {
+        use ErrorKind::{Cancelled, Held, Panicked, Timeout, Unreachable};
+        match error.kind() {
+            Held | Timeout | Unreachable | Panicked => {}
+            Cancelled => {
+                let stage = self.stage();
+                let (at, now) = {
+                    let mut world = stage.lock();
+                    world.tally.cancelled += 1;
+                    (world.notes[self.number].cancelled_at, world.now)
+                };
+                let took = at.map_or(0, |at| now - at);
+                if took > nanos(self.lease.request_limit()) * 103 / 100 + nanos(SLACK) {
+                    self.violate(pauses, BOUND, format!("cancelling took {took}"));
+                }
+            }
+            _ => self.violate(self.pauses(), BOUND, error),
+        }
+    }
+
     fn hold(&self, guard: Guard, pauses: u64, hands_on: bool) {
         let stage = self.stage();
+        let ttl = nanos(self.lease.ttl());
         let fence = guard.fence();
-        if !guard.is_valid()
-            && stage.lock().notes[self.number].pauses == pauses
-            && !self.is_crashed()
-        {
-            stage
-                .lock()
-                .violate(LATE, format!("P{}: lock() returned {guard:?}", self.number));
+        if !guard.is_valid() {
+            self.violate(pauses, LATE, format!("lock() returned {guard:?}"));
         }
         let lost = guard.lost();
         let guard = Arc::new(guard);
-        if let Front::Guards(guards) = &mut *self.front.lock().unwrap() {
+        self.join(&guard);
+        let until = {
             let mut world = stage.lock();
-            if guards.iter().any(|other| other.is_valid()) && !self.is_crashed() {
-                let what = format!("two threads of P{} have a guard", self.number);
-                world.violate(crate::rules::TWO, what);
-            }
-            for other in guards.iter() {
-                let winding = world.notes[self.number].winding_until(other.fence());
-                if winding.is_some_and(|until| self.local() < until) && !self.is_crashed() {
-                    let what = format!(
-                        "P{} has {fence} while another thread winds down {} until {winding:?}",
-                        self.number,
-                        other.fence()
-                    );
-                    world.violate(crate::rules::WIND_DOWN, what);
-                }
-            }
-            drop(world);
-            guards.push(Arc::clone(&guard));
-        }
-        let until = self.local()
-            + Duration::from_nanos({
-                let ttl = nanos(self.lease.ttl());
-                let mut world = stage.lock();
-                let longest = world.dice.pick(&[1, ttl / 4, ttl * 3]);
-                world.dice.below(longest)
-            });
+            let longest = world.dice.pick(&[1, ttl / 4, ttl * 3]);
+            world.dice.below(longest)
+        };
+        let until = self.local() + Duration::from_nanos(until);
         // Looks now and then, as one that works does.
-        let step = nanos(self.lease.ttl()) / 4;
         while self.local() < until && !self.is_over() && guard.is_valid() {
-            self.sleep(step.min(nanos(until - self.local())));
+            self.sleep((ttl / 4).min(nanos(until - self.local())));
         }
         if !guard.is_valid() {
             let quarter = nanos(self.lease.transition()) / 4;
-            self.sleep(quarter + nanos(self.lease.request_limit()) / 8 + 10 * MS);
-            let mut world = stage.lock();
-            world.tally.guards_lost += 1;
-            if world.notes[self.number].pauses == pauses
-                && !self.is_crashed()
-                && lost.try_recv().unwrap_err().is_empty()
-            {
-                world.violate(
-                    crate::rules::OVERDUE,
-                    format!("P{}: nobody said that {fence} is lost", self.number),
-                );
+            self.sleep(quarter + nanos(self.lease.request_limit()) / 8 + nanos(SLACK));
+            stage.lock().tally.guards_lost += 1;
+            if lost.try_recv().unwrap_err().is_empty() {
+                let what = format!("it was not told that {fence} is lost");
+                self.violate(pauses, OVERDUE, what);
             }
-            let stuck = world.faulty && world.dice.chance(300);
-            drop(world);
+            let stuck = {
+                let mut world = stage.lock();
+                world.faulty && world.dice.chance(300)
+            };
             if stuck {
                 self.sleep(2 * nanos(self.lease.total()));
             }
@@ -486,25 +438,41 @@ impl Process {
         if let Front::Guards(guards) = &mut *self.front.lock().unwrap() {
             guards.retain(|its| !Arc::ptr_eq(its, &guard));
         }
-        let guard = Arc::try_unwrap(guard).expect("nobody else has it");
-        let begun = self.local();
-        let pauses = stage.lock().notes[self.number].pauses;
+        let guard = Arc::try_unwrap(guard).expect("no other thread has it");
+        let (begun, pauses) = (self.local(), self.pauses());
         let ended = guard.unlock();
         let took = self.local() - begun;
-        let mut world = stage.lock();
-        if world.notes[self.number].pauses != pauses || self.is_crashed() {
-            return;
+        if took > self.lease.request_limit() + SLACK {
+            self.violate(pauses, BOUND, format!("unlocking took {took:?}"));
         }
-        if took > self.lease.request_limit() + Duration::from_millis(10) {
-            world.violate(BOUND, format!("P{}: unlocking took {took:?}", self.number));
+        if let Err(error) = ended {
+            use ErrorKind::{Lost, Panicked, Timeout};
+            if !matches!(error.kind(), Timeout | Lost | Panicked) {
+                self.violate(pauses, BOUND, format!("unlock: {error}"));
+            }
         }
-        if let Err(error) = ended
-            && !matches!(
-                error.kind(),
-                ErrorKind::Timeout | ErrorKind::Lost | ErrorKind::Panicked
-            )
-        {
-            world.violate(BOUND, format!("P{}: unlock: {error}", self.number));
+    }
+
+    /// Shows a guard to the monitor, beside those that other threads of the process have.
+    fn join(&self, guard: &Arc<Guard>) {
+        let mut broken = Vec::new();
+        if let Front::Guards(guards) = &mut *self.front.lock().unwrap() {
+            let stage = self.stage();
+            let world = stage.lock();
+            if guards.iter().any(|other| other.is_valid()) {
+                broken.push((TWO, "two threads have a guard".to_owned()));
+            }
+            for other in guards.iter() {
+                let until = world.notes[self.number].winding_until(other.fence());
+                if until.is_some_and(|until| self.local() < until) {
+                    let what = format!("{guard:?} while {other:?} winds down until {until:?}");
+                    broken.push((WIND_DOWN, what));
+                }
+            }
+            guards.push(Arc::clone(guard));
+        }
+        for (rule, what) in broken {
+            self.violate(self.pauses(), rule, what);
         }
     }
 
@@ -565,17 +533,12 @@ struct Ear(Arc<Process>);
 
 impl Probe for Ear {
     fn gained(&self, _mutex: &str, _id: &str, fence: u64) {
-        let belief = self.0.belief();
-        self.0
-            .stage()
-            .lock()
-            .note_gained(self.0.number, fence, belief);
+        let (stage, belief) = (self.0.stage(), self.0.belief());
+        stage.lock().note_gained(self.0.number, fence, belief);
     }
 
     fn lost(&self, _mutex: &str, _id: &str, fence: u64, _held: Duration, reason: LossReason) {
-        self.0
-            .stage()
-            .lock()
-            .note_lost(self.0.number, fence, reason);
+        let stage = self.0.stage();
+        stage.lock().note_lost(self.0.number, fence, reason);
     }
 }

@@ -35,8 +35,8 @@ pub const BUDGET: &str = "no call outlasts its budget or the deadline";
 pub const SPACING: &str = "renewals do not follow at once";
 /// A caller's timeout bounds its call, a cancelled wait ends, unlocking takes a second at most.
 pub const BOUND: &str = "waits end in time";
-/// After the faults somebody owns before long.
-pub const LIVE: &str = "somebody owns in the end";
+/// After the faults a process owns before long.
+pub const LIVE: &str = "a process owns in the end";
 /// The backend knows nothing of a process that ended without faults. A lease that was granted to a request
 /// after its sender had given it up is exempt until it has run out: servers refuse such a request, as far as
 /// they know its end, and the model, which does not, is the harder one.

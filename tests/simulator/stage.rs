@@ -1,4 +1,4 @@
-//! The threads of one schedule. Each is a real thread, but one runs at a time: whoever blocks plays the
+//! The threads of one schedule. Each is a real thread, but one runs at a time: one that blocks plays the
 //! world on until a thread can go on, and passes the baton to it. So a seed replays exactly.
 
 use std::cell::Cell;
@@ -105,7 +105,7 @@ impl Pool {
                     let mut world = stage.lock();
                     world.violate(SPIN, format!("a thread of P{number_of_process} panicked"));
                 }
-                // Whoever plays the world on wakes threads in its name.
+                // A thread that plays the world on wakes others in its name.
                 let operator = stage.lock().process(0);
                 enter_virtual_time(Some(operator));
                 stage.lock().rest(number);

@@ -34,7 +34,7 @@ pub struct World {
     pub tally: Tally,
     /// Faults still happen.
     pub faulty: bool,
-    /// Everybody has been told to stop for good.
+    /// All have been told to stop for good.
     pub finale: bool,
     pub owned_at: Option<True>,
     /// Something has happened since the rules were last held against it.
@@ -345,7 +345,7 @@ impl World {
     /// Plays one event, and says what is to be done about it.
     pub fn play(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
-        // Time alone makes nobody believe, and takes no lease away.
+        // Time alone makes no process believe, and takes no lease away.
         if self.monitor.violation.is_none() && std::mem::take(&mut self.changed) {
             self.check();
         }
@@ -377,8 +377,8 @@ impl World {
             self.end();
         }
         match due.event {
-            Event::Arrive(request) => self.arrive(request, &mut actions),
-            Event::Execute(request, reading) => self.execute(request, reading, &mut actions),
+            Event::Arrive(request) => self.arrive(request),
+            Event::Execute(request, reading) => self.execute(request, reading),
             Event::Reply(number, call, answer) => self.reply(number, call, answer),
             Event::Timer(number, ticket) => {
                 let slot = &mut self.slots[number];
@@ -575,7 +575,7 @@ impl World {
         }
     }
 
-    fn arrive(&mut self, request: Request, actions: &mut Vec<Action>) {
+    fn arrive(&mut self, request: Request) {
         if self.now < self.server_down_until {
             self.tally.lost_messages += 1;
             return;
@@ -587,11 +587,11 @@ impl World {
             let at = self.now + self.dice.below(wait);
             self.push(at, Event::Execute(request, reading));
         } else {
-            self.execute(request, reading, actions);
+            self.execute(request, reading);
         }
     }
 
-    fn execute(&mut self, request: Request, reading: u64, actions: &mut Vec<Action>) {
+    fn execute(&mut self, request: Request, reading: u64) {
         if self.now < self.server_down_until {
             return;
         }
@@ -610,17 +610,16 @@ impl World {
         let answer = self.model.execute(id, lease, ask, reading);
         let awaited = matches!(self.slots[seat].state, State::Calling(its) if its == call);
         if !queued && !awaited && !self.listeners.iter().any(|(_, its, _)| *its == id) {
-            // Overtaken by its own withdrawal: a waiter that nobody listens for is forgotten.
+            // Overtaken by its own withdrawal: a waiter without a listener is forgotten.
             self.model.forget_dead(id);
         }
         self.note_execution(id, ask, answer, before, end < self.now);
         self.trace(|w| format!("backend: {} asks {ask:?}: {answer:?}", w.ids[id]));
-        // The way back of a request whose thread has gone on to another process matters to nobody.
+        // The way back of a request whose thread has gone on to another process does not matter.
         let process = self.slots[seat].process;
         if let Some(at) = self.arrival(process) {
             self.push(at, Event::Reply(seat, call, answer));
         }
-        let _ = actions;
         self.pass_on_wake();
     }
 

@@ -163,7 +163,7 @@ fn template() -> MutexGuard<'static, Option<TempDir>> {
         ];
         args.extend(as_user());
         if is_mysql() {
-            // Without names of hosts nobody comes from "localhost".
+            // Without names of hosts no client comes from "localhost".
             let init = scratch.path().join("init.sql");
             fs::write(&init, "RENAME USER root@localhost TO root@'%';\n").expect("a scratch file");
             args.push("--initialize-insecure".to_owned());

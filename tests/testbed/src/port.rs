@@ -10,9 +10,9 @@ use rustix::net::{
 /// A free TCP port on 127.0.0.1, held until it is dropped.
 ///
 /// To ask the kernel for a port and give it back before the server binds it leaves a gap in which
-/// anybody can take it, and so does a server that is down until its restart. Worse, a client that
+/// any process can take it, and so does a server that is down until its restart. Worse, a client that
 /// keeps dialling a port in the kernel's own range can be given that very port as its source and
-/// talk to itself. So a socket stays bound to the port, without listening: nobody is given the port
+/// talk to itself. So a socket stays bound to the port, without listening: no process is given the port
 /// and who dials it is refused. It allows the address to be reused, but only *after* it was bound:
 /// so two of these never share a port, while a server (all of ours set `SO_REUSEADDR`) can listen.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// A port that nobody uses.
+    /// A port that is not in use.
     pub fn free() -> Self {
         let held = socket_with(
             AddressFamily::INET,

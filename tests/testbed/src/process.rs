@@ -17,7 +17,7 @@ use crate::sync::lock;
 use crate::wait::{holds_within, wait_until};
 
 /// The child asks for its death signal first and looks whether we are still there second: if we
-/// died in between nobody would send the signal, and then it must not start.
+/// died in between the signal would never come, and then it must not start.
 const GUARD: &str = r#"[ "$PPID" = "$0" ] && exec "$@""#;
 
 /// How long the kernel may take to act on a signal that cannot be refused.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use testbed::{MariaDbServer, RedisServer, ZooKeeperServer, cpu_load, within};
 
-/// Nobody needs a victim for longer, and one that was forgotten must not stay.
+/// No test needs a victim for longer, and one that was forgotten must not stay.
 const LIFE: Duration = Duration::from_secs(120);
 
 fn main() {

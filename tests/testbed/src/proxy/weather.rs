@@ -178,7 +178,7 @@ impl Weather {
         self.wake();
     }
 
-    /// The lock is taken so that nobody is between his look and his sleep.
+    /// The lock is taken so that no thread is between its look and its sleep.
     fn wake(&self) {
         drop(lock(&self.settings));
         self.changed.notify_all();
