@@ -474,17 +474,16 @@ impl Child {
 
     /// Waits for a line that begins with `word`, and returns the rest of it.
     fn line(&mut self, word: &str) -> String {
-        let watchdog = testbed::Watchdog::start(PATIENCE);
-        let rest = loop {
-            let mut line = String::new();
-            let read = self.output.read_line(&mut line).unwrap();
-            assert!(read > 0, "the child has ended before it said {word:?}");
-            if let Some(rest) = line.strip_prefix(word) {
-                break rest.trim().to_owned();
+        testbed::within(PATIENCE, || {
+            loop {
+                let mut line = String::new();
+                let read = self.output.read_line(&mut line).unwrap();
+                assert!(read > 0, "the child has ended before it said {word:?}");
+                if let Some(rest) = line.strip_prefix(word) {
+                    return rest.trim().to_owned();
+                }
             }
-        };
-        drop(watchdog);
-        rest
+        })
     }
 
     fn hear(&mut self, word: &str) -> f64 {
