@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::backend::{Backend, PoolUse, Wakeups};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::json::Json;
+use crate::json::{or_null, string};
 use crate::shared::{Contact, Link};
 
 /// The health of a factory's backend, as far as its services, lockers and `ping` have found out. Returned by
@@ -103,18 +103,20 @@ impl Health {
             }
         };
         let pool = self.pool.map(|PoolUse { open, idle, size }| {
-            let json = Json::new().with("open", open).with("idle", idle);
-            json.with("size", size)
+            format!(r#"{{"open":{open},"idle":{idle},"size":{size}}}"#)
         });
-        Json::new()
-            .with("realm", &*self.realm)
-            .with("contact", contact)
-            .with("error", error.as_deref())
-            .with("failing_ms", lasting)
-            .with("last_contact_ms", self.last_contact)
-            .with("wakeups", wakeups)
-            .with("polling_because", why)
-            .with("pool", pool)
-            .end()
+        let ms = |duration: Option<Duration>| or_null(duration.map(|it| it.as_millis()));
+        let fields = [
+            ("realm", string(&self.realm)),
+            ("contact", string(contact)),
+            ("error", or_null(error.map(|error| string(&error)))),
+            ("failing_ms", ms(lasting)),
+            ("last_contact_ms", ms(self.last_contact)),
+            ("wakeups", string(wakeups)),
+            ("polling_because", or_null(why.map(string))),
+            ("pool", or_null(pool)),
+        ];
+        let fields = fields.map(|(name, value)| format!("\"{name}\":{value}"));
+        format!("{{{}}}", fields.join(","))
     }
 }

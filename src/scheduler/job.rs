@@ -3,12 +3,13 @@
 //! release before it has returned, up to the end of the lease.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, TryRecvError};
 use parking_lot::{Condvar, Mutex};
 
 use super::schedule::{Clocks, Plan, Recorded, Schedule};
@@ -16,25 +17,22 @@ use super::scheduler::RunReport;
 use crate::backend::Backend;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::event::Event;
 use crate::ownership::Ownership;
-use crate::parker::SLICE;
-use crate::probe::{Probed, RunOutcomeKind};
+use crate::probe::Probed;
 use crate::service::MutexContendService;
 
 /// How long the record of a run is kept: longer than the longest period.
 const RECORD_KEPT: Duration = Duration::from_secs(400 * 24 * 3600);
+
+/// The longest single wait for a run: the wall clock may be set, the machine may be suspended, leadership may be lost.
+const SLICE: Duration = Duration::from_secs(1);
 
 /// How long after a failed call to the backend the next one is made.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The error that work returns, and what a panic in it is turned into.
 pub(super) type WorkError = Box<dyn StdError + Send + Sync>;
-
-/// Scheduled work and the hook that is told of its runs.
-pub(super) struct Work {
-    pub(super) work: Box<dyn FnMut(&Context) -> std::result::Result<(), WorkError> + Send>,
-    pub(super) on_outcome: Option<Box<dyn FnMut(&RunReport) + Send>>,
-}
 
 /// Informs a run of scheduled work about itself and the leadership that it runs in.
 ///
@@ -68,12 +66,6 @@ pub struct Context {
     mutex: Arc<str>,
     ownership: Ownership,
     cancelled: Receiver<()>,
-    run: Run,
-}
-
-/// Which run it is.
-#[derive(Clone, Copy, Debug)]
-struct Run {
     /// `None`: it was requested.
     due: Option<SystemTime>,
     late: Duration,
@@ -139,60 +131,33 @@ impl Context {
         Instant::now() + self.ownership.valid_for()
     }
 
+    /// Waits before the next call to the backend, or until cancelled.
+    fn pause(&self) {
+        let _ = self.cancelled.recv_timeout(RETRY_AFTER);
+    }
+
     /// Returns when this run was due by the wall clock; `None` if [`run_now`](super::Scheduler::run_now)
     /// requested it.
     #[must_use]
     pub fn due(&self) -> Option<SystemTime> {
-        self.run.due
+        self.due
     }
 
     /// Returns how late this run began: after a fail-over, a run that took too long or a pause.
     #[must_use]
     pub fn late(&self) -> Duration {
-        self.run.late
-    }
-
-    fn report(&self, result: std::thread::Result<std::result::Result<(), WorkError>>) -> RunReport {
-        let (kind, error) = match result {
-            Ok(Ok(())) => (RunOutcomeKind::Ok, None),
-            Ok(Err(error)) => (RunOutcomeKind::Failed, Some(error)),
-            Err(panic) => {
-                let text = panic.downcast_ref::<&str>().copied();
-                let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-                let text = text.unwrap_or("a panic without a message");
-                (RunOutcomeKind::Panicked, Some(text.into()))
-            }
-        };
-        let kind = match kind {
-            RunOutcomeKind::Panicked => kind,
-            _ if !self.is_leader() => RunOutcomeKind::Lost,
-            _ if self.is_cancelled() => RunOutcomeKind::Cancelled,
-            _ => kind,
-        };
-        RunReport {
-            mutex: Arc::clone(&self.mutex),
-            fence: self.fence(),
-            due: self.run.due,
-            late: self.run.late,
-            took: Duration::ZERO,
-            kind,
-            error,
-        }
+        self.late
     }
 }
 
-impl std::fmt::Debug for Context {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Context")
-            .field("mutex", &self.mutex)
-            .field("fence", &self.fence())
-            .field("run", &self.run)
-            .field("is_leader", &self.is_leader())
-            .field("is_cancelled", &self.is_cancelled())
-            .finish()
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mutex, fence) = (&self.mutex, self.fence());
+        write!(f, "Context({mutex:?}, fence {fence}, due {:?})", self.due)
     }
 }
 
+/// Scheduled work, and what its loop shares with the threads that call the scheduler.
 pub(super) struct ScheduledJob {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) mutex: Arc<str>,
@@ -201,48 +166,26 @@ pub(super) struct ScheduledJob {
     pub(super) probe: Probed,
     pub(super) work: Mutex<Work>,
     pub(super) control: Mutex<Control>,
-    /// A leadership has ended, or its work has.
-    pub(super) idle: Condvar,
-    /// The last run that this process made itself: known even if the backend has lost its record.
-    pub(super) own_last_run: Mutex<Option<Moment>>,
+    /// Something in `control` has changed.
+    pub(super) changed: Condvar,
     /// The last call that reads or writes a record has failed. It is logged when that changes.
     pub(super) failing: AtomicBool,
 }
 
-/// What the loop and the threads that call the scheduler share.
+pub(super) struct Work {
+    pub(super) run: Box<dyn FnMut(&Context) -> std::result::Result<(), WorkError> + Send>,
+    pub(super) on_outcome: Option<Box<dyn FnMut(&RunReport) + Send>>,
+}
+
 #[derive(Default)]
 pub(super) struct Control {
-    /// From the start to the stop. Kept here as well, so that the loop can stop it after its last run.
+    /// From the start to the stop, so that the loop can stop it after its last run.
     pub(super) service: Option<MutexContendService>,
     pub(super) stopping: bool,
-    leadership: Option<Leadership>,
-}
-
-/// The present leadership, for as long as its loop runs.
-struct Leadership {
-    ownership: Ownership,
-    /// Holds one request at most.
-    requests: Sender<()>,
-    working: bool,
+    /// The present leadership, for as long as its loop runs.
+    leadership: Option<Ownership>,
+    run_requested: bool,
     next_run: Option<SystemTime>,
-}
-
-/// The end of the loop, however it comes.
-struct Leading<'a>(&'a ScheduledJob);
-
-impl Drop for Leading<'_> {
-    fn drop(&mut self) {
-        let mut control = self.0.control.lock();
-        control.leadership = None;
-        let service = match control.stopping {
-            true => control.service.take(),
-            false => None,
-        };
-        drop(control);
-        self.0.idle.notify_all();
-        // From inside a callback: this only asks.
-        let _ = service.map(|service| service.stop());
-    }
 }
 
 impl ScheduledJob {
@@ -251,254 +194,181 @@ impl ScheduledJob {
         let mut control = self.control.lock();
         control.stopping = true;
         if let Some(leadership) = &control.leadership {
-            leadership.ownership.end();
+            leadership.end();
         }
+        self.changed.notify_all();
     }
 
-    /// Waits until no loop runs. `false`: work has not ended by `deadline`.
-    pub(super) fn wait_until_idle(&self, deadline: Moment) -> bool {
+    /// Waits until no loop runs. `false`: one still does after `limit`.
+    pub(super) fn wait_until_idle(&self, limit: Duration) -> bool {
+        let is_busy = |control: &mut Control| control.stopping && control.leadership.is_some();
         let mut control = self.control.lock();
-        while let Some(leadership) = control.leadership.as_ref().filter(|_| control.stopping) {
-            // Without work, the loop ends with its call to the backend.
-            let left = match leadership.working {
-                true => deadline.remaining(),
-                false => SLICE,
-            };
-            if left.is_zero() {
-                return false;
-            }
-            self.idle.wait_for(&mut control, left);
-        }
-        true
+        self.changed.wait_while_for(&mut control, is_busy, limit);
+        !is_busy(&mut control)
     }
 
     /// Requests a run. Returns `false` if this process does not lead.
     pub(super) fn request_run(&self) -> bool {
-        let control = self.control.lock();
+        let mut control = self.control.lock();
         let leadership = control.leadership.as_ref();
-        let leadership = leadership.filter(|it| !control.stopping && it.ownership.is_valid());
-        // Fails only if a request is pending.
-        leadership.map(|it| it.requests.try_send(())).is_some()
+        let leads = !control.stopping && leadership.is_some_and(Ownership::is_valid);
+        control.run_requested |= leads;
+        self.changed.notify_all();
+        leads
     }
 
     pub(super) fn next_run(&self) -> Option<SystemTime> {
-        self.control.lock().leadership.as_ref()?.next_run
+        self.control.lock().next_run
     }
 
     /// The Acquired callback: returns when the leadership ends, or at a stop.
-    pub(super) fn lead(&self, fence: u64) {
-        let (sender, requests) = bounded(1);
-        let ownership = {
-            let mut control = self.control.lock();
-            let service = control.service.as_ref().filter(|_| !control.stopping);
-            let Some(ownership) = service.and_then(|service| service.ownership(fence)) else {
-                return;
-            };
-            control.leadership = Some(Leadership {
-                ownership: ownership.clone(),
-                requests: sender,
-                working: false,
-                next_run: None,
-            });
-            ownership
+    pub(super) fn lead(&self, event: &Event) {
+        let Some(context) = self.begin(event) else {
+            return;
         };
-        let leading = Leading(self);
-        let lost = ownership.lost();
-        if let Some(age) = self.last_run(&ownership, &lost) {
+        if let Some(age) = self.age_of_last_run(&context) {
             let mut plan = Plan::new(&self.schedule, Clocks::read(), age, rand::random());
-            while let Some(run) = self.wait(&mut plan, &ownership, &lost, &requests) {
-                match self.run(run, &ownership, &lost) {
-                    Some((began, ended)) if run.due.is_some() => {
-                        plan.ran(began, ended, rand::random());
-                    }
+            while let Some(run) = self.wait(&mut plan, &context) {
+                match self.run(&run) {
+                    Some(times) if run.due.is_some() => plan.ran(times, rand::random()),
                     Some(_) => {}
                     // The leadership is over, or about to be.
-                    None => {
-                        let _ = lost.recv_timeout(RETRY_AFTER);
-                    }
+                    None => context.pause(),
                 }
             }
         }
-        drop(leading);
+        self.end();
+    }
+
+    fn begin(&self, event: &Event) -> Option<Context> {
+        let mut control = self.control.lock();
+        let service = control.service.as_ref().filter(|_| !control.stopping)?;
+        let ownership = service.ownership(event.fence()?)?;
+        control.run_requested = false;
+        control.leadership = Some(ownership.clone());
+        Some(Context {
+            mutex: Arc::clone(&self.mutex),
+            cancelled: ownership.lost(),
+            ownership,
+            due: None,
+            late: Duration::ZERO,
+        })
+    }
+
+    fn end(&self) {
+        let mut control = self.control.lock();
+        (control.leadership, control.next_run) = (None, None);
+        self.changed.notify_all();
+        if control.stopping
+            && let Some(service) = control.service.take()
+        {
+            drop(control);
+            // From inside a callback: this only asks.
+            let _ = service.stop();
+        }
     }
 
     /// Asks how long ago the last run was, until there is an answer. `None`: stopped, or not the leader.
-    fn last_run(&self, ownership: &Ownership, lost: &Receiver<()>) -> Option<Option<Duration>> {
-        if self.schedule.recorded() == Recorded::Never {
-            return Some(None);
-        }
-        let age = loop {
-            match self.ask(|by| self.backend.last_run(&self.mutex, by)) {
-                Ok(age) => break age,
-                Err(error) if error.is_transient() => {
-                    self.warn("cannot read when the last run was; asking again", &error);
-                }
-                Err(error) => {
-                    self.warn("cannot read when the last run was; none is assumed", &error);
-                    break None;
-                }
+    fn age_of_last_run(&self, context: &Context) -> Option<Option<Duration>> {
+        let what = "cannot read when the last run was";
+        while self.schedule.recorded() != Recorded::Never {
+            match self.ask(what, |by| self.backend.last_run(&context.mutex, by)) {
+                Err(error) if error.is_transient() => context.pause(),
+                // What is refused is not known: none is assumed.
+                age => return Some(age.ok().flatten()),
             }
-            let _ = lost.recv_timeout(RETRY_AFTER);
-            if !self.may_run(ownership) {
+            if context.is_cancelled() {
                 return None;
             }
-        };
-        let own = self.own_last_run.lock().map(|last| Moment::now() - last);
-        Some(own.into_iter().chain(age).min())
+        }
+        Some(None)
     }
 
     /// Waits for the next run. `None`: stopped, or not the leader.
-    fn wait(
-        &self,
-        plan: &mut Plan,
-        ownership: &Ownership,
-        lost: &Receiver<()>,
-        requests: &Receiver<()>,
-    ) -> Option<Run> {
-        while self.may_run(ownership) {
+    fn wait(&self, plan: &mut Plan, context: &Context) -> Option<Context> {
+        let mut control = self.control.lock();
+        while !context.is_cancelled() {
             let now = Clocks::read();
             let wait = plan.wait(now);
             let due = UNIX_EPOCH + plan.due(now);
-            if let Some(leadership) = &mut self.control.lock().leadership {
-                leadership.next_run = Some(due);
-            }
-            if requests.try_recv().is_ok() {
-                return Some(Run {
-                    due: None,
-                    late: Duration::ZERO,
-                });
+            control.next_run = Some(due);
+            let mut run = context.clone();
+            if std::mem::take(&mut control.run_requested) {
+                return Some(run);
             }
             if wait.is_zero() {
-                return Some(Run {
-                    due: Some(due),
-                    late: plan.late(now),
-                });
+                (run.due, run.late) = (Some(due), plan.late(now));
+                return Some(run);
             }
-            let mut ready = Select::new();
-            ready.recv(lost);
-            ready.recv(requests);
-            // In slices: the wall clock may be set, and a sleep does not count a suspension of the machine.
-            let _ = ready.ready_timeout(wait.min(SLICE));
+            self.changed.wait_for(&mut control, wait.min(SLICE));
         }
         None
     }
 
-    fn may_run(&self, ownership: &Ownership) -> bool {
-        ownership.is_valid() && !self.control.lock().stopping
-    }
-
-    /// Runs the work, and says when it began and ended. `None`: this process does not lead.
-    fn run(
-        &self,
-        run: Run,
-        ownership: &Ownership,
-        lost: &Receiver<()>,
-    ) -> Option<(Clocks, Clocks)> {
-        let recorded = match run.due {
-            Some(_) => self.schedule.recorded(),
-            None => Recorded::Never,
-        };
-        let first = recorded == Recorded::AtTheBeginning;
-        if first && !self.record(ownership) {
+    /// Makes a run, and says when it began and ended. `None`: this process does not lead.
+    fn run(&self, context: &Context) -> Option<(Clocks, Clocks)> {
+        let recorded = self.schedule.recorded();
+        let recorded = context.due.map_or(Recorded::Never, |_| recorded);
+        if recorded == Recorded::AtTheBeginning && !self.record(context) {
             return None;
         }
         // After the record: the next run keeps its distance even if the write is slow.
         let began = Clocks::read();
         // A slow write must not start a run in a later leadership.
-        if !ownership.is_valid() {
-            if first {
-                log::warn!(
-                    "{}: leadership was lost after a run was recorded and before it began: it is left out",
-                    self.mutex
-                );
-            }
+        if !context.is_leader() {
             return None;
         }
-        let context = Context {
-            mutex: Arc::clone(&self.mutex),
-            ownership: ownership.clone(),
-            cancelled: lost.clone(),
-            run,
-        };
-        self.set_working(true);
         let mut work = self.work.lock();
-        let result = catch_unwind(AssertUnwindSafe(|| (work.work)(&context)));
-        let mut report = context.report(result);
-        report.took = Moment::now() - began.local;
+        let result = catch_unwind(AssertUnwindSafe(|| (work.run)(context)));
+        let took = Clocks::read().boot - began.boot;
         if recorded == Recorded::AtTheEnd {
             // Also after a stop that gave up waiting: the release has waited for the work.
-            self.record(ownership);
+            self.record(context);
         }
         let ended = Clocks::read();
-        match recorded {
-            Recorded::Never => {}
-            Recorded::AtTheBeginning => *self.own_last_run.lock() = Some(began.local),
-            Recorded::AtTheEnd => *self.own_last_run.lock() = Some(ended.local),
+        let report = RunReport::new(context, took, result);
+        report.log();
+        self.probe.tell(|probe| {
+            probe.scheduled_run(&report.mutex, report.kind, report.late, took);
+        });
+        if let Some(on_outcome) = &mut work.on_outcome
+            && catch_unwind(AssertUnwindSafe(|| on_outcome(&report))).is_err()
+        {
+            log::error!("{}: on_outcome panicked; the schedule goes on", self.mutex);
         }
-        self.tell(&mut work, &report);
-        self.set_working(false);
         Some((began, ended))
-    }
-
-    fn set_working(&self, working: bool) {
-        if let Some(leadership) = &mut self.control.lock().leadership {
-            leadership.working = working;
-        }
-        self.idle.notify_all();
     }
 
     /// Records a run. Returns `false` if the backend says that this leadership is over; a failure is logged, and
     /// the work runs all the same.
-    fn record(&self, ownership: &Ownership) -> bool {
-        let fence = ownership.fence();
-        let record = |by| self.backend.record_run(&self.mutex, fence, RECORD_KEPT, by);
-        match self.ask(record) {
-            Ok(recorded) => recorded,
-            Err(error) => {
-                self.warn("cannot record a run; the work runs all the same", &error);
-                true
-            }
-        }
+    fn record(&self, context: &Context) -> bool {
+        let (mutex, fence) = (&context.mutex, context.fence());
+        let recorded = self.ask("cannot record a run; the work runs all the same", |by| {
+            self.backend.record_run(mutex, fence, RECORD_KEPT, by)
+        });
+        recorded.unwrap_or(true)
     }
 
-    /// Makes a call to the backend.
-    fn ask<T>(&self, call: impl FnOnce(Moment) -> Result<T>) -> Result<T> {
+    /// Makes a call to the backend. The first of several failures is logged.
+    fn ask<T>(&self, what: &str, call: impl FnOnce(Moment) -> Result<T>) -> Result<T> {
         let by = Moment::now() + self.request_limit;
         let answer = catch_unwind(AssertUnwindSafe(|| call(by)))
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Panicked, "the backend panicked")));
-        if answer.is_ok() && self.failing.swap(false, Ordering::Relaxed) {
-            log::info!("{}: runs are recorded again", self.mutex);
+        let was_failing = self.failing.swap(answer.is_err(), Ordering::Relaxed);
+        match &answer {
+            Err(error) if !was_failing => log::warn!("{}: {what}: {}", self.mutex, chain(error)),
+            Ok(_) if was_failing => log::info!("{}: runs are recorded again", self.mutex),
+            _ => {}
         }
         answer
-    }
-
-    fn warn(&self, what: &str, error: &Error) {
-        if !self.failing.swap(true, Ordering::Relaxed) {
-            log::warn!("{}: {what}: {}", self.mutex, chain(error));
-        }
-    }
-
-    fn tell(&self, work: &mut Work, report: &RunReport) {
-        report.log();
-        self.probe.tell(|probe| {
-            probe.scheduled_run(&report.mutex, report.kind, report.late, report.took);
-        });
-        if let Some(on_outcome) = &mut work.on_outcome
-            && catch_unwind(AssertUnwindSafe(|| on_outcome(report))).is_err()
-        {
-            let mutex = &report.mutex;
-            log::error!("{mutex}: on_outcome panicked; the schedule goes on");
-        }
     }
 }
 
 /// An error and its sources in one line.
 pub(super) fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
+    let causes = std::iter::successors(Some(error), |error| (*error).source());
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use jiff::civil::Time;
 use jiff::fmt::temporal::DateTimeParser;
@@ -30,6 +30,9 @@ const MAX_TOLERANCE: Duration = Duration::from_secs(1);
 /// The tolerance of a time of day. It covers clocks of two hosts that differ: a run recorded less than this
 /// before its time was the run of that time.
 const TOLERANCE_OF_DAY: Duration = Duration::from_secs(60);
+
+/// What the boot-time clock is counted from: earlier than any run on record.
+const BEFORE_BOOT: Duration = Duration::from_secs(100 * 366 * DAY);
 
 const DAY: u64 = 24 * 3600;
 
@@ -65,7 +68,7 @@ const DAY: u64 = 24 * 3600;
 /// - If recording a run fails, which is logged, or its leader dies in a run with a fixed delay, a new leader
 ///   does not know of that run, and may begin the next one too early.
 /// - If leadership is lost, or the process dies, after a run was recorded and before it began, that run is
-///   skipped: the next one begins a period later. If the process is still alive, that is logged.
+///   skipped: the next one begins a period later.
 /// - A new leader may begin a run early by the time that the answer to the record took: the record has the
 ///   server's time of the write, and the work begins after the answer.
 /// - [`Missed::Skip`] skips runs.
@@ -193,35 +196,19 @@ impl Schedule {
     /// Returns an error that says what is wrong with the schedule, if anything is.
     pub(super) fn check(&self) -> Result<()> {
         let period = self.period();
-        if period < SHORTEST {
-            return Err(Error::invalid(format!(
-                "a schedule with a period of {period:?} would never rest; at least {SHORTEST:?}"
-            )));
-        }
-        for (what, duration) in [
-            ("period", period),
-            ("initial_delay", self.initial_delay),
-            ("at_least", self.at_least),
-        ] {
-            if duration > LONGEST {
-                return Err(Error::invalid(format!(
-                    "{what} {duration:?} is too long; at most 366 days"
-                )));
-            }
-        }
-        if self.jitter >= period {
-            return Err(Error::invalid(format!(
-                "jitter {:?} must be less than the period of {period:?}",
-                self.jitter
-            )));
-        }
-        if self.missed == Missed::Skip && matches!(self.times, Times::WithDelay(_)) {
-            return Err(Error::invalid(
-                "a schedule with a fixed delay has no times that could be skipped; leave out \
-                 Missed::Skip",
-            ));
-        }
-        Ok(())
+        let wrong = if period < SHORTEST {
+            format!("a period of {period:?} would never rest; at least {SHORTEST:?} is needed")
+        } else if period.max(self.initial_delay).max(self.at_least) > LONGEST {
+            "period, initial_delay and at_least may be 366 days at most".to_owned()
+        } else if self.jitter >= period {
+            let jitter = self.jitter;
+            format!("a jitter of {jitter:?} must be less than the period of {period:?}")
+        } else if self.missed == Missed::Skip && matches!(self.times, Times::WithDelay(_)) {
+            "a fixed delay has no times that could be skipped; leave out Missed::Skip".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(format!("the schedule {self}: {wrong}")))
     }
 
     /// When a run is recorded.
@@ -249,8 +236,12 @@ impl Schedule {
         }
     }
 
-    fn random_delay(&self, dice: f64) -> Duration {
-        self.jitter.mul_f64(dice.clamp(0.0, 1.0))
+    /// The clock on which runs are due: a period on the boot-time clock, a time of day on the wall clock.
+    fn clock(&self, clocks: Clocks) -> Duration {
+        match self.times {
+            Times::Every(_) | Times::WithDelay(_) => clocks.boot,
+            Times::OfDay(_) => clocks.wall,
+        }
     }
 }
 
@@ -273,19 +264,20 @@ pub(super) enum Recorded {
     AtTheEnd,
 }
 
-/// What the clocks say: the boot-time clock, and the wall clock as time since the epoch.
+/// What the clocks say.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clocks {
-    pub(super) local: Moment,
+    /// The boot-time clock, counted from long before the boot: the last run may have been before it.
+    pub(super) boot: Duration,
+    /// The wall clock, as time since the epoch.
     pub(super) wall: Duration,
 }
 
 impl Clocks {
-    /// Reads both clocks.
     pub(super) fn read() -> Clocks {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+        let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Clocks {
-            local: Moment::now(),
+            boot: BEFORE_BOOT + Moment::now().since_origin(),
             wall: wall.unwrap_or_default(),
         }
     }
@@ -295,131 +287,95 @@ impl Clocks {
 #[derive(Debug)]
 pub(super) struct Plan {
     schedule: Schedule,
-    due: Due,
+    /// When the next run is due, on the schedule's clock.
+    due: Duration,
     /// By how much the next run is put off at random.
     delay: Duration,
-    /// When the last run is long enough ago.
-    apart_at: Moment,
-}
-
-/// When a run is due.
-#[derive(Clone, Copy, Debug)]
-enum Due {
-    Boot(Moment),
-    /// Time since the epoch: the wall clock may be set during the wait.
-    Wall(Duration),
+    /// When the last run is long enough ago, on the boot-time clock.
+    apart_at: Duration,
 }
 
 impl Plan {
     /// Begins a leadership, `age` after the last run that was recorded.
     pub(super) fn new(schedule: &Schedule, now: Clocks, age: Option<Duration>, dice: f64) -> Plan {
+        let boot = now.boot;
+        let now = schedule.clock(now);
         let due = match (&schedule.times, age) {
-            (Times::Every(_) | Times::WithDelay(_), None) => {
-                Due::Boot(now.local + schedule.initial_delay)
-            }
-            (Times::Every(period) | Times::WithDelay(period), Some(age)) => {
-                Due::Boot(schedule.first_after(*period, age, now.local))
-            }
-            (Times::OfDay(time), None) => Due::Wall(time.after(now.wall + schedule.initial_delay)),
             (Times::OfDay(time), Some(age)) => {
-                let last = now.wall.saturating_sub(age) + TOLERANCE_OF_DAY;
-                Due::Wall(time.after(last))
+                time.after(now.saturating_sub(age) + TOLERANCE_OF_DAY)
             }
+            (Times::OfDay(time), None) => time.after(now + schedule.initial_delay),
+            (_, Some(age)) => now.saturating_sub(age) + schedule.period(),
+            (_, None) => now + schedule.initial_delay,
         };
         let apart = age.map_or(Duration::ZERO, |age| schedule.at_least.saturating_sub(age));
         Plan {
             due,
-            delay: schedule.random_delay(dice),
-            apart_at: now.local + apart,
+            delay: schedule.jitter.mul_f64(dice),
+            apart_at: boot + apart,
             schedule: schedule.clone(),
         }
     }
 
     /// Returns how long to wait for the next run; zero if it is to begin now. Leaves runs out that were
     /// missed, if that is what the schedule asks for.
-    pub(super) fn wait(&mut self, now: Clocks) -> Duration {
+    pub(super) fn wait(&mut self, clocks: Clocks) -> Duration {
+        let now = self.schedule.clock(clocks);
         if self.schedule.missed == Missed::Skip {
             self.skip(now);
         }
-        let wait = match self.due {
-            Due::Boot(due) => due + self.delay - now.local,
-            Due::Wall(due) => (due + self.delay).saturating_sub(now.wall),
-        };
-        wait.max(self.apart_at - now.local)
+        let apart = self.apart_at.saturating_sub(clocks.boot);
+        (self.due + self.delay).saturating_sub(now).max(apart)
     }
 
     /// Goes on to the first run that is not missed.
-    fn skip(&mut self, now: Clocks) {
+    fn skip(&mut self, now: Duration) {
         let grace = self.schedule.tolerance() + self.schedule.jitter;
-        self.due = match (&self.schedule.times, self.due) {
-            (Times::OfDay(time), Due::Wall(due)) if due + grace < now.wall => {
-                Due::Wall(time.after(now.wall.saturating_sub(grace)))
+        let not_missed = now.saturating_sub(grace);
+        if self.due >= not_missed {
+            return;
+        }
+        self.due = match &self.schedule.times {
+            Times::OfDay(time) => time.after(not_missed),
+            Times::Every(period) | Times::WithDelay(period) => {
+                let missed = (not_missed - self.due)
+                    .as_nanos()
+                    .div_ceil(period.as_nanos());
+                let skipped = u64::try_from(missed * period.as_nanos()).unwrap_or(u64::MAX);
+                self.due + Duration::from_nanos(skipped)
             }
-            (Times::Every(period), Due::Boot(due)) if due + grace < now.local => {
-                Due::Boot(beat(now.local, now.local - due, *period, grace))
-            }
-            (_, due) => due,
         };
     }
 
     /// Returns how late the next run is, if it begins now.
-    pub(super) fn late(&self, now: Clocks) -> Duration {
-        match self.due {
-            Due::Boot(due) => now.local - (due + self.delay),
-            Due::Wall(due) => now.wall.saturating_sub(due + self.delay),
-        }
+    pub(super) fn late(&self, clocks: Clocks) -> Duration {
+        self.schedule
+            .clock(clocks)
+            .saturating_sub(self.due + self.delay)
     }
 
     /// Returns when the next run is due, as time since the epoch.
-    pub(super) fn due(&self, now: Clocks) -> Duration {
-        match self.due {
-            Due::Boot(due) => now.wall.saturating_sub(now.local - due) + (due - now.local),
-            Due::Wall(due) => due,
-        }
+    pub(super) fn due(&self, clocks: Clocks) -> Duration {
+        (clocks.wall + self.due).saturating_sub(self.schedule.clock(clocks))
     }
 
     /// Goes on to the run after the one that began and ended.
-    pub(super) fn ran(&mut self, begun: Clocks, ended: Clocks, dice: f64) {
-        let late = self.late(begun);
+    pub(super) fn ran(&mut self, (began, ended): (Clocks, Clocks), dice: f64) {
+        let late = self.late(began);
         let schedule = &self.schedule;
-        self.due = match (&schedule.times, self.due) {
-            (Times::Every(period), Due::Boot(due)) => {
-                let keeps_beat = schedule.missed == Missed::Skip || late <= schedule.tolerance();
-                Due::Boot(if keeps_beat { due } else { due + late } + *period)
+        let keeps_beat = schedule.missed == Missed::Skip || late <= schedule.tolerance();
+        let mut last = began.boot;
+        self.due = match &schedule.times {
+            Times::Every(period) if keeps_beat => self.due + *period,
+            Times::Every(period) => self.due + late + *period,
+            Times::WithDelay(period) => {
+                last = ended.boot;
+                last + *period
             }
-            (Times::OfDay(time), Due::Wall(due)) => Due::Wall(time.after(due.max(begun.wall))),
-            // A fixed delay; the clock of a due time fits its schedule.
-            _ => Due::Boot(ended.local + schedule.period()),
+            Times::OfDay(time) => time.after(self.due.max(began.wall)),
         };
-        self.delay = schedule.random_delay(dice);
-        let last = match schedule.times {
-            Times::WithDelay(_) => ended.local,
-            Times::Every(_) | Times::OfDay(_) => begun.local,
-        };
+        self.delay = schedule.jitter.mul_f64(dice);
         self.apart_at = last + schedule.at_least;
-    }
-}
-
-impl Schedule {
-    /// The first run of a leader at `now`, the last one having been recorded `age` ago. Does not count
-    /// back by the age: the machine may have been started after the last run.
-    fn first_after(&self, period: Duration, age: Duration, now: Moment) -> Moment {
-        match self.missed {
-            _ if age < period => now + (period - age),
-            Missed::Once => now - (age - period),
-            Missed::Skip => beat(now, age, period, self.tolerance() + self.jitter),
-        }
-    }
-}
-
-/// The first beat after one that was `past` ago, by whole periods, that is not missed at `now`.
-fn beat(now: Moment, past: Duration, period: Duration, grace: Duration) -> Moment {
-    let since_beat = past.as_nanos() % period.as_nanos().max(1);
-    let since_beat = Duration::from_nanos(u64::try_from(since_beat).unwrap_or(u64::MAX));
-    if since_beat <= grace {
-        now - since_beat
-    } else {
-        now + (period - since_beat)
     }
 }
 
@@ -438,15 +394,12 @@ pub enum Weekday {
 
 impl Weekday {
     /// All days, beginning with Monday.
-    pub const ALL: [Weekday; 7] = [
-        Weekday::Monday,
-        Weekday::Tuesday,
-        Weekday::Wednesday,
-        Weekday::Thursday,
-        Weekday::Friday,
-        Weekday::Saturday,
-        Weekday::Sunday,
-    ];
+    pub const ALL: [Weekday; 7] = {
+        use Weekday::*;
+        [
+            Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday,
+        ]
+    };
 }
 
 impl FromStr for Weekday {
@@ -454,16 +407,15 @@ impl FromStr for Weekday {
 
     /// Parses an English name, or its first three letters, in any case.
     fn from_str(text: &str) -> Result<Weekday> {
-        let days = Weekday::ALL.into_iter();
-        let mut days = days.filter(|day| {
+        let mut days = Weekday::ALL.into_iter();
+        let found = days.find(|day| {
             let name = format!("{day:?}");
-            text.eq_ignore_ascii_case(&name) || text.eq_ignore_ascii_case(&name[..3])
+            [&name, &name[..3]]
+                .iter()
+                .any(|it| text.eq_ignore_ascii_case(it))
         });
-        days.next().ok_or_else(|| {
-            Error::invalid(format!(
-                "{text:?} is not a day of the week; write one such as monday or mon"
-            ))
-        })
+        let help = "is not a day of the week; write one such as monday or mon";
+        found.ok_or_else(|| Error::invalid(format!("{text:?} {help}")))
     }
 }
 
@@ -486,30 +438,28 @@ impl TimeOfDay {
             return Err(Error::invalid("a weekly schedule needs a day of the week"));
         }
         let parsed = Time::strptime("%H:%M", time).or_else(|_| Time::strptime("%H:%M:%S", time));
+        let help = "is not a time of day; write hours and minutes, such as 02:30 or 14:00:30";
         Ok(TimeOfDay {
             days,
-            time: parsed.map_err(|error| {
-                Error::invalid(format!(
-                    "{time:?} is not a time of day; write hours and minutes, such as 02:30 or 14:00:30"
-                ))
-                .with_source(error)
-            })?,
+            time: parsed
+                .map_err(|error| Error::invalid(format!("{time:?} {help}")).with_source(error))?,
             zone: parse_zone(zone)?,
             zone_name: zone.to_owned(),
         })
     }
 
     fn period(&self) -> Duration {
-        let days = if self.days.len() > 1 { 1 } else { 7 };
-        Duration::from_secs(days * DAY)
+        Duration::from_secs(if self.days.len() == 1 { 7 * DAY } else { DAY })
     }
 
     /// The first such time after `wall`, both as time since the epoch. In a gap of the clocks it is later by the
     /// gap; where the clocks show it twice, it is the first.
     fn after(&self, wall: Duration) -> Duration {
-        let instant = SignedDuration::try_from(wall).map(Timestamp::from_duration);
-        let instant = instant.map_or(Timestamp::MAX, |instant| instant.unwrap_or(Timestamp::MAX));
-        let today = self.zone.to_datetime(instant).date();
+        let instant = SignedDuration::try_from(wall).and_then(Timestamp::from_duration);
+        let today = self
+            .zone
+            .to_datetime(instant.unwrap_or(Timestamp::MAX))
+            .date();
         // From yesterday, whose time a gap may move past midnight, to the same day next week and a day more.
         (-1..=8)
             .filter_map(|days| today.checked_add(days.days()).ok())
@@ -536,27 +486,21 @@ impl fmt::Display for TimeOfDay {
 }
 
 fn parse_zone(name: &str) -> Result<TimeZone> {
+    let is_offset = name.starts_with(['+', '-']);
     let zone = match name {
         "UTC" | "utc" | "Z" => return Ok(TimeZone::UTC),
+        _ if !is_offset && !cfg!(feature = "timezones") => {
+            let help = "needs the Cargo feature \"timezones\"; without it, write UTC or an offset such as +05:30";
+            let message = format!("the time zone {name:?} {help}");
+            return Err(Error::new(ErrorKind::FeatureDisabled, message));
+        }
         "local" => TimeZone::try_system(),
         _ => DateTimeParser::new().parse_time_zone(name),
     };
-    let has_names = cfg!(feature = "timezones");
-    match zone {
-        Ok(zone) if has_names || name.starts_with(['+', '-']) => Ok(zone),
-        Err(error) if has_names || name.starts_with(['+', '-']) => Err(Error::invalid(format!(
-            "unknown time zone {name:?}; write UTC, local, an offset such as +05:30 or a name such as \
-             Europe/Berlin"
-        ))
-        .with_source(error)),
-        _ => Err(Error::new(
-            ErrorKind::FeatureDisabled,
-            format!(
-                "the time zone {name:?} needs the Cargo feature \"timezones\"; without it, write UTC or an \
-                 offset such as +05:30"
-            ),
-        )),
-    }
+    let help = "write UTC, local, an offset such as +05:30 or a name such as Europe/Berlin";
+    zone.map_err(|error| {
+        Error::invalid(format!("unknown time zone {name:?}; {help}")).with_source(error)
+    })
 }
 
 #[cfg(test)]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
+use log::Level;
 use parking_lot::{Condvar, Mutex};
 
 use super::job::{Context, ScheduledJob, Work, WorkError, chain};
 use super::schedule::Schedule;
-use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
@@ -53,14 +53,8 @@ use crate::thread::Local;
 /// has seen.
 #[must_use = "a scheduler that is dropped stops"]
 pub struct Scheduler {
-    /// Known in a child process too.
-    schedule: Schedule,
-    inner: Local<LocalScheduler>,
-}
-
-struct LocalScheduler {
     service: MutexContendService,
-    job: Arc<ScheduledJob>,
+    job: Local<Arc<ScheduledJob>>,
     stop_within: Duration,
 }
 
@@ -71,7 +65,13 @@ impl Scheduler {
     /// `InvalidState` unless the status is `Initial`; `Unavailable` if the system cannot start another
     /// thread; `Forked` in a child process.
     pub fn start(&self) -> Result<()> {
-        self.inner.get()?.start()
+        let job = self.job.get()?;
+        // The first Acquired callback waits for this lock.
+        let mut control = job.control.lock();
+        self.service.start()?;
+        control.stopping = false;
+        control.service = Some(self.service.clone());
+        Ok(())
     }
 
     /// Begins no more runs, waits for the running one, gives up leadership and ends the threads. A run that
@@ -87,7 +87,23 @@ impl Scheduler {
     /// on the lease is no longer renewed. It is released when the work ends, unless it expires before. It
     /// is never released while the work is running.
     pub fn stop(&self) -> Result<()> {
-        self.inner.get()?.stop()
+        let job = self.job.get()?;
+        job.request_stop();
+        if self.service.is_inside_callback() {
+            return Ok(());
+        }
+        if job.wait_until_idle(self.stop_within) {
+            job.control.lock().service = None;
+            return self.service.stop();
+        }
+        // Renewals end here. The release waits for the work by itself.
+        self.service.request_stop();
+        let (mutex, waited) = (self.service.mutex(), self.stop_within);
+        let message = format!(
+            "{mutex}: the scheduled work still runs {waited:?} after the stop; leadership is not renewed any \
+             more, and ends with the work or with its lease"
+        );
+        Err(Error::new(ErrorKind::Timeout, message))
     }
 
     /// Requests a run as soon as possible, outside the schedule: the times of the other runs do not
@@ -111,32 +127,25 @@ impl Scheduler {
     /// ```
     #[must_use = "nothing runs where this process does not lead"]
     pub fn run_now(&self) -> bool {
-        self.inner
-            .here()
-            .is_some_and(|inner| inner.job.request_run())
+        self.job.here().is_some_and(|job| job.request_run())
     }
 
     /// Returns the mutex that the leader owns.
     #[must_use]
     pub fn mutex(&self) -> &str {
-        self.inner.here().map_or("", |inner| inner.service.mutex())
+        self.service.mutex()
     }
 
     /// Returns the id that this scheduler contends under.
     #[must_use]
     pub fn id(&self) -> &str {
-        self.inner.here().map_or("", |inner| inner.service.id())
-    }
-
-    /// Returns the schedule.
-    pub fn schedule(&self) -> &Schedule {
-        &self.schedule
+        self.service.id()
     }
 
     /// Returns when the next run is due; `None` unless this process leads.
     #[must_use]
     pub fn next_run(&self) -> Option<SystemTime> {
-        self.inner.here().and_then(|inner| inner.job.next_run())
+        self.job.here()?.next_run()
     }
 
     /// Returns `true` if this process leads at the moment of the call.
@@ -148,76 +157,35 @@ impl Scheduler {
     /// Returns the fence of the current leadership; `None` unless this process leads.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
-        self.inner.here().and_then(|inner| inner.service.fence())
+        self.service.fence()
     }
 
     /// Returns the status of the scheduler.
     #[must_use]
     pub fn status(&self) -> Status {
-        let inner = self.inner.here();
-        inner.map_or(Status::Initial, |inner| inner.service.status())
+        self.service.status()
     }
 
     /// Returns the last error of the backend; `None` once it answers again.
     #[must_use]
     pub fn last_error(&self) -> Option<Error> {
-        self.inner
-            .here()
-            .and_then(|inner| inner.service.last_error())
+        self.service.last_error()
     }
 }
 
-impl LocalScheduler {
-    fn start(&self) -> Result<()> {
-        // The first Acquired callback waits for this lock.
-        let mut control = self.job.control.lock();
-        self.service.start()?;
-        control.stopping = false;
-        control.service = Some(self.service.clone());
-        Ok(())
-    }
-
-    fn stop(&self) -> Result<()> {
-        self.job.request_stop();
-        if self.service.is_inside_callback() {
-            return Ok(());
-        }
-        if self.job.wait_until_idle(Moment::now() + self.stop_within) {
-            self.job.control.lock().service = None;
-            return self.service.stop();
-        }
-        // Renewals end here. The release waits for the work by itself.
-        self.service.request_stop();
-        Err(Error::new(
-            ErrorKind::Timeout,
-            format!(
-                "{}: the scheduled work still runs {:?} after it was told to stop; leadership is not \
-                 renewed any more, and is given up when the work ends or its lease does",
-                self.service.mutex(),
-                self.stop_within
-            ),
-        ))
-    }
-}
-
-impl Drop for LocalScheduler {
+impl Drop for Scheduler {
     fn drop(&mut self) {
-        if let Err(error) = self.stop() {
-            let mutex = self.service.mutex();
-            log::warn!("{mutex}: dropped without a clean stop: {error}");
+        match self.stop() {
+            Err(error) if error.kind() != ErrorKind::Forked => log::warn!("{error}"),
+            _ => {}
         }
     }
 }
 
 impl fmt::Debug for Scheduler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scheduler")
-            .field("mutex", &self.mutex())
-            .field("id", &self.id())
-            .field("schedule", &self.schedule)
-            .field("status", &self.status())
-            .field("fence", &self.fence())
-            .finish_non_exhaustive()
+        let (mutex, id, status) = (self.mutex(), self.id(), self.status());
+        write!(f, "Scheduler({mutex:?}, {id:?}, {status})")
     }
 }
 
@@ -289,37 +257,29 @@ impl SchedulerBuilder {
         schedule.check()?;
         let settings = &self.contend.settings;
         let factory = settings.factory.clone()?;
-        let lease = Lease::new(settings.ttl, settings.transition)?;
+        let request_limit = Lease::new(settings.ttl, settings.transition)?.request_limit();
         let job = Arc::new(ScheduledJob {
             backend: Arc::clone(&factory.backend),
             mutex: Arc::clone(&settings.mutex),
-            request_limit: lease.request_limit(),
-            schedule: schedule.clone(),
+            request_limit,
+            schedule,
             probe: factory.probe().clone(),
             work: Mutex::new(Work {
-                work: Box::new(move |context| work(context).into_result()),
+                run: Box::new(move |context| work(context).into_result()),
                 on_outcome: self.on_outcome,
             }),
             control: Mutex::default(),
-            idle: Condvar::new(),
-            own_last_run: Mutex::default(),
+            changed: Condvar::new(),
             failing: AtomicBool::new(false),
         });
         let leads = Arc::clone(&job);
-        let service = self.contend.on_acquired(move |event| {
-            if let Some(fence) = event.fence() {
-                leads.lead(fence);
-            }
-        });
-        let inner = LocalScheduler {
+        let service = self.contend.on_acquired(move |event| leads.lead(event));
+        Ok(Scheduler {
             // Not on the factory's executor: the callback lasts as long as the leadership.
             service: service.build_on_own_thread()?,
-            job,
-            stop_within: self.stop_within,
-        };
-        Ok(Scheduler {
-            schedule,
-            inner: Local::new(inner),
+            job: Local::new(job),
+            // The loop may be in a call to the backend.
+            stop_within: self.stop_within.max(request_limit),
         })
     }
 
@@ -340,10 +300,7 @@ impl SchedulerBuilder {
 
 impl fmt::Debug for SchedulerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SchedulerBuilder")
-            .field("contend", &self.contend)
-            .field("stop_within", &self.stop_within)
-            .finish_non_exhaustive()
+        write!(f, "SchedulerBuilder({:?})", self.contend)
     }
 }
 
@@ -391,31 +348,47 @@ pub struct RunReport {
 }
 
 impl RunReport {
-    pub(super) fn log(&self) {
-        let RunReport {
-            mutex,
-            fence,
+    pub(super) fn new(
+        context: &Context,
+        took: Duration,
+        result: std::thread::Result<std::result::Result<(), WorkError>>,
+    ) -> RunReport {
+        let kind = match &result {
+            Err(_) => RunOutcomeKind::Panicked,
+            Ok(_) if !context.is_leader() => RunOutcomeKind::Lost,
+            Ok(_) if context.is_cancelled() => RunOutcomeKind::Cancelled,
+            Ok(Err(_)) => RunOutcomeKind::Failed,
+            Ok(Ok(())) => RunOutcomeKind::Ok,
+        };
+        let result = result.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<&str>().copied();
+            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+            Err(text.unwrap_or("a panic without a message").into())
+        });
+        RunReport {
+            mutex: context.mutex().into(),
+            fence: context.fence(),
+            due: context.due(),
+            late: context.late(),
             took,
             kind,
-            ..
-        } = self;
+            error: result.err(),
+        }
+    }
+
+    pub(super) fn log(&self) {
+        let level = match self.kind {
+            RunOutcomeKind::Ok => Level::Debug,
+            RunOutcomeKind::Failed | RunOutcomeKind::Panicked => Level::Error,
+            RunOutcomeKind::Cancelled => Level::Info,
+            RunOutcomeKind::Lost => Level::Warn,
+        };
+        let (mutex, kind, took) = (&self.mutex, self.kind, self.took);
         let error = self.error.as_ref().map(|error| chain(&**error));
         let error = error.map_or_else(String::new, |error| format!(": {error}"));
-        match kind {
-            RunOutcomeKind::Ok => {
-                log::debug!("{mutex}: scheduled work with fence {fence} took {took:?}");
-            }
-            RunOutcomeKind::Failed => log::error!("{mutex}: scheduled work failed{error}"),
-            RunOutcomeKind::Panicked => {
-                log::error!("{mutex}: scheduled work panicked; the schedule goes on{error}");
-            }
-            RunOutcomeKind::Cancelled => {
-                log::info!("{mutex}: stopped while scheduled work ran, for {took:?}{error}");
-            }
-            RunOutcomeKind::Lost => log::warn!(
-                "{mutex}: leadership with fence {fence} was lost while scheduled work ran, for \
-                 {took:?}{error}"
-            ),
-        }
+        log::log!(
+            level,
+            "{mutex}: scheduled work: {kind} after {took:?}{error}"
+        );
     }
 }

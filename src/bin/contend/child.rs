@@ -1,21 +1,22 @@
 //! A command that must not outlive what it runs under: a lock, a leadership or permits.
 //!
-//! If that is lost, the command is ended: SIGTERM at once, SIGKILL before anybody else can have it. If this
-//! program is killed, the guardian ends the command. Only a program that is *paused* can do neither, and
-//! there only a checked fence keeps two commands apart.
+//! If that is lost, the command is ended: SIGTERM at once, SIGKILL before another contender can have it. If this
+//! program is killed, the guardian ends the command. Only a program that is *paused* can do neither, and there
+//! only a checked fence keeps two commands apart.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, after, never, select, tick};
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::console::{Console, now};
+use crate::console;
 use crate::exit::{Failure, by_signal};
 
 /// The first argument of the guardian's process.
@@ -25,12 +26,12 @@ pub const GUARDIAN: &str = "--guardian";
 const DONE: &str = "done";
 
 /// How often the command's right to run is checked.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What the command is to run under.
 pub struct Terms<'a> {
     /// Returns why the command may not run on, if it may not.
-    pub over: &'a dyn Fn() -> Option<&'static str>,
+    pub revoked: &'a dyn Fn() -> Option<&'static str>,
     /// How long after SIGTERM a command that may not run on is ended with SIGKILL.
     pub grace: Duration,
     /// Signals to pass on to the command.
@@ -43,28 +44,20 @@ pub enum End {
     Exited(u8),
     /// It was ended, because it might not run on.
     Ended {
-        /// Whether we were told to end meanwhile: the command took the signal, but is not what it was for.
-        told_to_stop: bool,
-        /// Its exit code nevertheless.
+        /// This program was told to end meanwhile.
+        interrupted: bool,
+        /// The command's exit code nevertheless.
         code: u8,
     },
 }
 
-/// The command, and the process that ends it should we die.
+/// The command, and the process that ends it should this one die.
 struct Running {
     child: Child,
-    target: Target,
     guardian: Guardian,
-}
-
-/// Whom signals go to.
-#[derive(Clone, Copy)]
-enum Target {
-    /// The command and what it started, in the group of the guardian, which does not mind but SIGKILL.
-    Group(Pid),
-    /// The command alone: it shares our terminal, and a group of its own could not read from it. What it has
-    /// started is not ended, as the help of `lock` says: our group may be that of a whole pipeline.
-    One(Pid),
+    /// The command shares this terminal: a process group of its own could not read from it. What it has started is
+    /// not ended, as the help of `lock` says: this group may be that of a whole pipeline.
+    shares_terminal: bool,
 }
 
 /// Runs a program and its arguments to their end under `terms`.
@@ -72,7 +65,6 @@ pub fn run(
     command: &[String],
     environment: &[(&str, String)],
     terms: &Terms<'_>,
-    console: &Console,
 ) -> Result<End, Failure> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(Failure::Usage("no command; write it after --".to_owned()));
@@ -86,104 +78,97 @@ pub fn run(
         program: program.to_owned(),
         error,
     })?;
-    Ok(running.see_through(terms, console))
+    Ok(running.wait(terms))
 }
 
 impl Running {
     fn start(command: &mut Command) -> io::Result<Running> {
         // First: a command that cannot be guarded is not started.
-        let mut guardian = Guardian::start()?;
+        let guardian = Guardian::start()?;
         let shares_terminal = io::stdin().is_terminal();
         if !shares_terminal {
-            // The guardian's group: it need not be told of a command that we have just started when we are
+            // The guardian's group: it need not be told of a command that was just started when this program is
             // killed.
             command.process_group(guardian.pid().as_raw_nonzero().get());
         }
-        let mut child = command.spawn()?;
-        let target = if shares_terminal {
-            Target::One(Pid::from_child(&child))
-        } else {
-            Target::Group(guardian.pid())
-        };
-        if let Target::One(pid) = target
-            && let Err(error) = guardian.write(&pid.to_string())
-        {
-            target.send(Signal::KILL);
-            let _ = child.wait();
-            return Err(error);
-        }
-        Ok(Running {
-            child,
-            target,
+        let mut running = Running {
+            child: command.spawn()?,
             guardian,
-        })
+            shares_terminal,
+        };
+        if shares_terminal {
+            let pid = Pid::from_child(&running.child).to_string();
+            if let Err(error) = running.guardian.write(&pid) {
+                running.send(Signal::KILL);
+                let _ = running.child.wait();
+                return Err(error);
+            }
+        }
+        Ok(running)
     }
 
     /// From the start of the command to its end.
-    fn see_through(mut self, terms: &Terms<'_>, console: &Console) -> End {
-        let look = tick(LOOK.min((terms.grace / 4).max(Duration::from_millis(1))));
+    fn wait(mut self, terms: &Terms<'_>) -> End {
+        let shortest = Duration::from_millis(1);
+        let look = tick((terms.grace / 4).clamp(shortest, CHECK_INTERVAL));
         let mut kill = never();
-        let mut lost = false;
-        let mut told_to_stop = false;
+        let mut revoked = None;
+        let mut interrupted = false;
         let status = loop {
             if let Ok(Some(status)) = self.child.try_wait() {
                 break status;
             }
-            if !lost && let Some(why) = (terms.over)() {
-                lost = true;
-                // First: nothing may come between the loss and the command's end.
-                self.target.send(Signal::TERM);
-                kill = after(terms.grace);
-                let event = now().with("event", "lost").with("message", why);
-                console.message(event, &format!("{why}; ending the command"));
+            if revoked.is_none() {
+                revoked = (terms.revoked)();
+                if let Some(why) = revoked {
+                    // First: nothing may come between the loss and the command's end.
+                    self.send(Signal::TERM);
+                    kill = after(terms.grace);
+                    // Not here: where standard error is not read, SIGKILL would wait for the write.
+                    let say = move || console::message(&format!("{why}; ending the command"));
+                    let _ = thread::Builder::new().spawn(say);
+                }
             }
             select! {
                 recv(terms.signals) -> signal => {
-                    told_to_stop |= matches!(signal, Ok(SIGTERM | SIGINT | SIGHUP));
+                    interrupted |= matches!(signal, Ok(SIGTERM | SIGINT));
                     match signal {
-                        Ok(SIGTERM) => self.target.send(Signal::TERM),
-                        // Ctrl-C has reached a command that shares our terminal already.
-                        Ok(SIGINT) if self.target.is_group() => self.target.send(Signal::INT),
-                        Ok(SIGHUP) => self.target.send(Signal::HUP),
+                        Ok(SIGTERM) => self.send(Signal::TERM),
+                        // Ctrl-C has reached a command that shares this terminal already.
+                        Ok(SIGINT) if !self.shares_terminal => self.send(Signal::INT),
                         // SIGCHLD: look.
                         _ => {}
                     }
                 }
                 recv(kill) -> _ => {
-                    self.target.send(Signal::KILL);
+                    self.send(Signal::KILL);
                     kill = never();
                 }
                 recv(look) -> _ => {}
             }
         };
-        let end = if lost || (terms.over)().is_some() {
+        let code = exit_code(status);
+        let end = if revoked.is_some() || (terms.revoked)().is_some() {
             // What the command started may not have ended with it.
-            self.target.send(Signal::KILL);
-            let code = exit_code(status);
-            End::Ended { told_to_stop, code }
+            self.send(Signal::KILL);
+            End::Ended { interrupted, code }
         } else {
-            End::Exited(exit_code(status))
+            End::Exited(code)
         };
-        self.guardian.dismiss();
+        let _ = self.guardian.write(DONE);
         end
     }
-}
 
-impl Target {
-    fn send(self, signal: Signal) {
-        // Who is gone already needs no signal.
-        let _ = match self {
-            Target::Group(pid) => kill_process_group(pid, signal),
-            Target::One(pid) => kill_process(pid, signal),
+    fn send(&self, signal: Signal) {
+        // Fails only if the process is gone.
+        let _ = match self.shares_terminal {
+            true => kill_process(Pid::from_child(&self.child), signal),
+            false => kill_process_group(self.guardian.pid(), signal),
         };
     }
-
-    fn is_group(self) -> bool {
-        matches!(self, Target::Group(_))
-    }
 }
 
-/// Our side of the guardian: a process whose standard input ends when we do.
+/// This side of the guardian: a process whose standard input ends when this program does.
 struct Guardian(Child);
 
 impl Guardian {
@@ -215,11 +200,6 @@ impl Guardian {
         Pid::from_child(&self.0)
     }
 
-    /// The command has ended.
-    fn dismiss(&mut self) {
-        let _ = self.write(DONE);
-    }
-
     fn write(&mut self, word: &str) -> io::Result<()> {
         match &mut self.0.stdin {
             Some(stdin) => writeln!(stdin, "{word}"),
@@ -235,25 +215,26 @@ impl Drop for Guardian {
     }
 }
 
-/// The guardian's own program: only from outside can the command of a program that was killed with
-/// SIGKILL be ended.
+/// The guardian's own program: only from outside can the command of a program that was killed with SIGKILL be ended.
 pub fn guardian() {
     // Signals to the group are for the command.
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         let _ = signal_hook::flag::register(signal, Arc::default());
     }
-    let _ = io::stdout()
-        .write_all(b"\n")
-        .and_then(|()| io::stdout().flush());
-    match io::stdin().lines().map_while(Result::ok).last() {
-        Some(word) if word == DONE => {}
-        Some(pid) => {
-            if let Some(pid) = pid.parse().ok().and_then(Pid::from_raw) {
-                Target::One(pid).send(Signal::KILL);
-            }
-        }
-        None => Target::Group(getpid()).send(Signal::KILL),
+    let mut out = io::stdout();
+    let _ = out.write_all(b"\n").and_then(|()| out.flush());
+    let words: Vec<String> = io::stdin().lines().map_while(Result::ok).collect();
+    if words.last().is_some_and(|word| word == DONE) {
+        return;
     }
+    // The command, where it is not in this group.
+    if let Some(pid) = words
+        .first()
+        .and_then(|pid| Pid::from_raw(pid.parse().ok()?))
+    {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    let _ = kill_process_group(getpid(), Signal::KILL);
 }
 
 fn exit_code(status: ExitStatus) -> u8 {

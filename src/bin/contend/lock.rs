@@ -4,26 +4,22 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use contend::{Cancel, ErrorKind, Factory, Guard, Locker};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use contend::{Cancel, Error, ErrorKind, Factory, Guard, Locker};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
-use crate::console::Console;
+use crate::console::{self, Console};
 use crate::exit::{self, Failure, LOST};
-use crate::options::{Connection, Mutexes, Patience, duration, no_mutex};
+use crate::options::{Connection, Contender, ContenderOptions, Patience, duration};
 use crate::signals;
-use crate::wait_notice::Waiting;
-
-/// How long `--no-wait` gives the server to take the first connection.
-const CONNECT: Duration = Duration::from_secs(5);
 
 /// Runs a command under a lock, like flock, but across machines.
 ///
 /// The environment variable CONTEND_FENCE tells the command the fence of its lock, and CONTEND_MUTEX the mutex;
 /// with several mutexes, both list all of them, in the order in which the mutexes are given, separated by
 /// commas. If the lock is lost while the command runs, the command is ended: SIGTERM at the end of the ttl,
-/// SIGKILL before the transition ends. It is also ended if contend is killed. While contend waits, it says on
-/// standard error who holds the lock, or that the server is unreachable.
+/// SIGKILL before the transition ends. It is also ended if contend is killed. If contend has to wait, it says on
+/// standard error for what.
 ///
 /// Processes that the command has started are ended with it, unless they have left its process group, as
 /// daemons do. If standard input is a terminal, only the command itself is ended, and processes that it has
@@ -36,33 +32,17 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Several mutexes are locked in sorted order, so that two commands that name the same ones in a different
 /// order cannot deadlock.
 #[derive(Args)]
-#[command(after_long_help = "\
-Exits with the command's code, with 128 + n if signal n ended it, with 75 if the lock could not be acquired
-in time, and with 76 if it was lost; `contend --help` lists all exit codes.
-
-Examples:
-  contend lock backup -- ./backup.sh
-  contend lock backup --no-wait -- ./backup.sh
-  contend lock db files --timeout 30s -- sh -c './migrate.sh $CONTEND_FENCE'")]
+#[command(after_long_help = include_str!("help/lock.txt"))]
 pub struct Lock {
-    #[command(flatten)]
-    mutexes: Mutexes,
+    /// The names of the mutexes.
+    #[arg(required = true, value_name = "MUTEX")]
+    mutexes: Vec<String>,
 
     #[command(flatten)]
     patience: Patience,
 
-    /// This contender's id [default: generated].
-    #[arg(long)]
-    id: Option<String>,
-
-    /// How long the lock is held without a renewal [default: that of the URL, or 10s].
-    #[arg(long, value_parser = duration, value_name = "DURATION")]
-    ttl: Option<Duration>,
-
-    /// How much longer nobody else can lock, so that the command has time to end [default: that of the URL,
-    /// or 6s].
-    #[arg(long, value_parser = duration, value_name = "DURATION")]
-    transition: Option<Duration>,
+    #[command(flatten)]
+    contender: ContenderOptions,
 
     /// Stops renewing the lock after this long [default: when the command ends].
     #[arg(long, value_parser = duration, value_name = "DURATION")]
@@ -74,108 +54,83 @@ pub struct Lock {
 }
 
 impl Lock {
-    pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
+    pub fn run(&self, connection: &Connection, _: Console) -> Result<u8, Failure> {
         let factory = connection.factory()?;
-        // From here on, signals end the wait or the command, and not us.
-        let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT, SIGHUP], console);
-        let cancel = Cancel::new();
-        let cancelling = signals::cancel_on(&signals, &cancel);
-        let guards = self.lock_all(&factory, &cancel, console);
-        let guards = match (guards, cancelling.end()) {
-            (guards, None) => guards?,
-            // The wait has left no trace; guards that came just then are released here.
-            (_, Some(signal)) => return Ok(exit::by_signal(signal)),
-        };
-        let terms = Terms {
-            over: &|| (!guards.values().all(Guard::is_valid)).then_some("the lock was lost"),
-            // At most a quarter of the transition may have passed when the loss is seen.
-            grace: self.transition(&factory) / 2,
-            signals: &signals,
-        };
-        let mutexes = self.mutexes.all();
-        let fences: Vec<String> = mutexes
-            .iter()
-            .filter_map(|mutex| Some(guards.get(mutex)?.fence().to_string()))
-            .collect();
+        let contender = self.contender.on(&factory);
+        // From here on, signals end the wait or the command, and not this program.
+        let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
+        let (guards, signal) = signals::cancelling(&signals, |cancel| {
+            self.lock_all(&factory, &contender, cancel)
+        });
+        // The wait has left no trace; guards that came just then are released here.
+        if let Some(signal) = signal {
+            return Ok(exit::by_signal(signal));
+        }
+        let guards = guards?;
+        let fence = |mutex: &String| Some(guards.get(&**mutex)?.fence().to_string());
+        let fences: Vec<String> = self.mutexes.iter().filter_map(fence).collect();
         let environment = [
             ("CONTEND_FENCE", fences.join(",")),
-            ("CONTEND_MUTEX", mutexes.join(",")),
+            ("CONTEND_MUTEX", self.mutexes.join(",")),
         ];
-        let End::Exited(mut code) = child::run(&self.command, &environment, &terms, console)?
-        else {
+        let terms = Terms {
+            revoked: &|| (!guards.values().all(Guard::is_valid)).then_some("the lock was lost"),
+            grace: contender.grace(),
+            signals: &signals,
+        };
+        let End::Exited(mut code) = child::run(&self.command, &environment, &terms)? else {
             return Ok(LOST);
         };
         for (mutex, guard) in guards.into_iter().rev() {
             match guard.unlock() {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::Lost => code = LOST,
+                // It was held when the command had ended.
                 Err(error) => {
-                    // It was ours when the command had ended.
-                    console.log(&format!("{mutex}: released without an answer: {error}"));
+                    console::message(&format!("{mutex}: released without an answer: {error}"));
                 }
             }
         }
         Ok(code)
     }
 
-    /// All of them, or an error: then those that were had already are free again.
+    /// All of them, or an error: then those that were locked already are free again.
     fn lock_all(
         &self,
         factory: &Factory,
+        contender: &Contender,
         cancel: &Cancel,
-        console: &Console,
-    ) -> Result<BTreeMap<&str, Guard>, Failure> {
+    ) -> Result<BTreeMap<&str, Guard>, Error> {
         let mut lockers = BTreeMap::new();
-        for mutex in self.mutexes.all() {
-            let locker = self.locker(factory, cancel, mutex)?;
-            if lockers.insert(mutex, locker).is_some() {
-                let message = format!("the mutex {mutex:?} is given twice");
-                return Err(Failure::Usage(message));
-            }
-        }
-        if lockers.is_empty() {
-            return Err(no_mutex());
-        }
-        if self.patience.no_wait {
-            // So that the one attempt has a connection, and its time is for the question alone.
-            factory.ping(CONNECT)?;
+        for mutex in &self.mutexes {
+            let locker = factory.locker(mutex).cancel(cancel).id(&contender.id);
+            let locker = locker.ttl(contender.ttl).transition(contender.transition);
+            let locker = match self.max_hold {
+                Some(max_hold) => locker.max_hold(max_hold),
+                None => locker,
+            };
+            lockers.insert(&**mutex, locker.build()?);
         }
         let began = Instant::now();
         let mut guards = BTreeMap::new();
         // As it was given: it stands in the message.
-        let timeout = self.patience.timeout;
-        let mut left = timeout;
-        for (mutex, locker) in lockers {
-            let _waiting = Waiting::start(factory, &locker, console);
-            let guard = match left {
-                _ if self.patience.no_wait => locker.try_lock()?,
-                Some(left) => locker.try_lock_for(left)?,
-                None => locker.lock()?,
-            };
-            guards.insert(mutex, guard);
-            left = timeout.map(|all| all.saturating_sub(began.elapsed()));
+        let mut left = self.patience.timeout;
+        for (mutex, locker) in &lockers {
+            guards.insert(*mutex, self.lock(locker, left)?);
+            let timeout = self.patience.timeout;
+            left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
         }
         Ok(guards)
     }
 
-    fn locker(&self, factory: &Factory, cancel: &Cancel, mutex: &str) -> Result<Locker, Failure> {
-        let mut builder = factory
-            .locker(mutex)
-            .cancel(cancel)
-            .transition(self.transition(factory));
-        if let Some(id) = &self.id {
-            builder = builder.id(id);
+    /// Tries first, to say for what it waits.
+    fn lock(&self, locker: &Locker, timeout: Option<Duration>) -> Result<Guard, Error> {
+        match (locker.try_lock(), timeout) {
+            (Err(error), timeout) if error.is_transient() && !self.patience.no_wait => {
+                console::message(&format!("waiting: {error}"));
+                timeout.map_or_else(|| locker.lock(), |timeout| locker.try_lock_for(timeout))
+            }
+            (locked, _) => locked,
         }
-        if let Some(ttl) = self.ttl {
-            builder = builder.ttl(ttl);
-        }
-        if let Some(max_hold) = self.max_hold {
-            builder = builder.max_hold(max_hold);
-        }
-        Ok(builder.build()?)
-    }
-
-    fn transition(&self, factory: &Factory) -> Duration {
-        self.transition.unwrap_or(factory.lease().transition())
     }
 }

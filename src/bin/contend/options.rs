@@ -1,14 +1,17 @@
-//! Options that several commands have: the server, the mutexes, how long to wait.
+//! Options that several commands have: the server, the contender, how long to wait.
 
 use std::time::Duration;
 
 use clap::Args;
-use contend::{Error, Factory};
+use contend::{ContenderIdGenerator, Error, Factory};
 
 use crate::exit::Failure;
 
 /// What the help calls the options that every command has.
 pub const GLOBAL: &str = "Global options";
+
+/// How long a command that runs until it is stopped waits for the server's first answer.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
 /// Where the mutexes are.
 #[derive(Args)]
@@ -27,88 +30,68 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The URL given.
-    pub fn url(&self) -> Result<&str, Failure> {
-        self.given().ok_or_else(|| {
-            Failure::Usage("no server: give --url URL, or set CONTEND_URL".to_owned())
-        })
-    }
-
-    /// The URL given, or that of an embedded backend, to look at without a server. Not with a command: in its own
-    /// memory every process would lead, and each would run it.
-    pub fn url_or_memory(&self, command: &[String]) -> Result<&str, Failure> {
-        match command {
-            [] => Ok(self.given().unwrap_or("memory://")),
-            [..] => self.url(),
-        }
-    }
-
-    /// An empty variable is one that is not set.
-    fn given(&self) -> Option<&str> {
-        self.url.as_deref().filter(|url| !url.is_empty())
-    }
-
     pub fn factory(&self) -> Result<Factory, Failure> {
-        Ok(contend::connect(self.url()?)?)
-    }
-}
-
-/// The mutexes of a command: plain names, `--mutex NAME`, or both.
-#[derive(Args)]
-pub struct Mutexes {
-    /// The names of the mutexes.
-    #[arg(value_name = "MUTEX")]
-    plain: Vec<String>,
-
-    /// The same as MUTEX; may be given several times.
-    #[arg(long = "mutex", value_name = "MUTEX")]
-    named: Vec<String>,
-}
-
-impl Mutexes {
-    /// All names as they were given, the plain ones first.
-    pub fn all(&self) -> Vec<&str> {
-        let names = self.plain.iter().chain(&self.named);
-        names.map(String::as_str).collect()
-    }
-}
-
-/// The mutex of a command that takes one: a plain name or `--mutex NAME`.
-#[derive(Args)]
-pub struct OneMutex {
-    /// The name of the mutex.
-    #[arg(value_name = "MUTEX")]
-    plain: Option<String>,
-
-    /// The same as MUTEX.
-    #[arg(long = "mutex", value_name = "MUTEX")]
-    named: Vec<String>,
-
-    /// Names too many, or a command without `--` before it: we say so in our own words.
-    #[arg(hide = true, requires = "plain")]
-    excess: Vec<String>,
-}
-
-impl OneMutex {
-    /// The name given, or the default of what can run a command and is given none.
-    pub fn name(&self, default: Option<&str>) -> Result<String, Failure> {
-        let names = self.plain.iter().chain(&self.named).chain(&self.excess);
-        match (&names.collect::<Vec<_>>()[..], default) {
-            (&[name], _) => Ok(name.clone()),
-            ([], Some(name)) => Ok(name.to_owned()),
-            ([], None) => Err(no_mutex()),
-            ([..], None) => Err(Failure::Usage(
-                "only one mutex can be given here".to_owned(),
+        // An empty variable is one that is not set.
+        match self.url.as_deref() {
+            None | Some("") => Err(Failure::Usage(
+                "no server: give --url URL, or set CONTEND_URL".to_owned(),
             )),
-            ([..], Some(_)) => Err(Failure::Usage(
-                "only one mutex can be given here; put -- before a command".to_owned(),
-            )),
+            Some(url) => Ok(contend::connect(url)?),
+        }
+    }
+
+    /// Connects and asks the server once. What it refuses for good ends the program, where a service would only log
+    /// it; what may pass is left to the service.
+    pub fn checked_factory(&self) -> Result<Factory, Failure> {
+        let factory = self.factory()?;
+        match factory.ping(FIRST_ANSWER) {
+            Err(error) if !error.is_transient() => Err(error.into()),
+            _ => Ok(factory),
         }
     }
 }
 
-pub fn no_mutex() -> Failure {
-    Failure::Usage("no mutex: give its name".to_owned())
+/// As what a command contends.
+#[derive(Args)]
+pub struct ContenderOptions {
+    /// This contender's id [default: generated].
+    #[arg(long)]
+    id: Option<String>,
+
+    /// How long a mutex is owned without a renewal [default: that of the URL, or 10s].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    ttl: Option<Duration>,
+
+    /// How much longer no other contender can own it, so that the command has time to end [default: that of the
+    /// URL, or 6s].
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    transition: Option<Duration>,
+}
+
+/// The options, and defaults for those that were not given.
+pub struct Contender {
+    pub id: String,
+    pub ttl: Duration,
+    pub transition: Duration,
+}
+
+impl ContenderOptions {
+    pub fn on(&self, factory: &Factory) -> Contender {
+        let (id, lease) = (self.id.clone(), factory.lease());
+        Contender {
+            id: id.unwrap_or_else(|| ContenderIdGenerator::Host.generate()),
+            ttl: self.ttl.unwrap_or(lease.ttl()),
+            transition: self.transition.unwrap_or(lease.transition()),
+        }
+    }
+}
+
+impl Contender {
+    /// How long a command has between SIGTERM and SIGKILL. A quarter of the transition may have passed when the loss
+    /// is seen.
+    pub fn grace(&self) -> Duration {
+        self.transition / 2
+    }
 }
 
 /// How long a command waits for what it runs under.

@@ -4,23 +4,13 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::console::{Console, now};
-use crate::exit::{Failure, code, with_error};
-use crate::json::Json;
+use crate::console::{Console, now_ms};
+use crate::exit::{Failure, code};
 use crate::options::{Connection, duration};
 
 /// Checks that the server answers.
 #[derive(Args)]
-#[command(after_long_help = "\
-With --json, the line is {\"at_ms\", \"realm\", \"reachable\", \"took_us\", \"error\"}, and \"kind\" and
-\"code\" of the error, if there is one; \"reachable\" is true if there is none.
-Exits with 0 if the server answered, 69 if it cannot be reached, 77 if it denied access, 78 if it answers as
-another kind of server. On MySQL it also checks the table of mutexes: 78 if it is missing or not visible to this
-user, 77 if this user may not read it. A missing right to write shows only with the first lock.
-
-Examples:
-  contend ping
-  contend ping --timeout 1s || exit 1")]
+#[command(after_long_help = include_str!("help/ping.txt"))]
 pub struct Ping {
     /// How long to wait for the server's answer.
     #[arg(long, value_parser = duration, default_value = "5s", value_name = "DURATION")]
@@ -28,32 +18,27 @@ pub struct Ping {
 }
 
 impl Ping {
-    pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
+    pub fn run(&self, connection: &Connection, console: Console) -> Result<u8, Failure> {
         let factory = connection.factory()?;
-        let realm = factory.realm();
         let began = Instant::now();
-        let outcome = factory.ping(self.timeout);
-        match outcome {
-            Ok(()) => {
-                let took = began.elapsed();
-                let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-                let json = || answer(realm, true).with("took_us", us);
-                console.either(
-                    || json().with("error", None::<u64>),
-                    || format!("{realm}: answered in {:.2} ms", took.as_secs_f64() * 1e3),
-                )?;
-                Ok(0)
-            }
-            Err(error) if console.is_json() => {
-                let line = answer(realm, false).with("took_us", None::<u64>);
-                console.line(&with_error(line, &error).end())?;
-                Ok(code(error.kind()))
-            }
-            Err(error) => Err(error.into()),
+        let error = factory.ping(self.timeout).err();
+        let took = began.elapsed();
+        if let Some(error) = error.as_ref().filter(|_| !console.is_json()) {
+            return Err(error.clone().into());
         }
+        let code = error.as_ref().map(|error| code(error.kind()));
+        console.record(&[
+            ("at_ms", now_ms().into()),
+            ("realm", factory.realm().into()),
+            ("reachable", error.is_none().into()),
+            (
+                "took_us",
+                error.is_none().then_some(took.as_micros() as u64).into(),
+            ),
+            ("error", error.as_ref().map(ToString::to_string).into()),
+            ("kind", error.map(|error| error.kind().to_string()).into()),
+            ("code", code.into()),
+        ])?;
+        Ok(code.unwrap_or(0))
     }
-}
-
-fn answer(realm: &str, reachable: bool) -> Json {
-    now().with("realm", realm).with("reachable", reachable)
 }

@@ -3,9 +3,9 @@
 use clap::Args;
 use contend::{Error, ErrorKind};
 
-use crate::console::{Console, now};
+use crate::console::{Console, now_ms};
 use crate::exit::Failure;
-use crate::options::{Connection, OneMutex};
+use crate::options::Connection;
 
 /// Takes a mutex away from its owner.
 ///
@@ -14,16 +14,10 @@ use crate::options::{Connection, OneMutex};
 /// only a checked fence keeps them apart. --fence makes sure that no later owner is hit: without it, contend
 /// only shows who owns the mutex.
 #[derive(Args)]
-#[command(after_long_help = "\
-Exits with 66 if nobody owns the mutex or its owner has another fence, and with 64 if no fence is given; in
-either case nothing is changed.
-
-Examples:
-  contend revoke backup
-  contend revoke backup --fence 1731812345678901")]
+#[command(after_long_help = include_str!("help/revoke.txt"))]
 pub struct Revoke {
-    #[command(flatten)]
-    mutex: OneMutex,
+    /// The name of the mutex.
+    mutex: String,
 
     /// The fence of the ownership to end, as `contend status` shows it.
     #[arg(long, value_name = "FENCE")]
@@ -31,13 +25,13 @@ pub struct Revoke {
 }
 
 impl Revoke {
-    pub fn run(&self, connection: &Connection, console: &Console) -> Result<u8, Failure> {
+    pub fn run(&self, connection: &Connection, console: Console) -> Result<u8, Failure> {
         let factory = connection.factory()?;
-        let mutex = &*self.mutex.name(None)?;
+        let mutex = &*self.mutex;
         let Some(fence) = self.fence else {
             let owner = factory.owner(mutex)?;
             if !owner.has_owner() {
-                return Err(nobody(format!("{mutex}: nobody owns it")));
+                return Err(not_found(format!("{mutex}: it has no owner")));
             }
             let (id, fence) = (owner.owner_id(), owner.fence());
             return Err(Failure::Usage(format!(
@@ -45,23 +39,20 @@ impl Revoke {
             )));
         };
         if !factory.revoke(mutex, fence)? {
-            return Err(nobody(format!(
-                "{mutex}: nobody owns it with fence {fence}"
+            return Err(not_found(format!(
+                "{mutex}: no owner has the fence {fence}"
             )));
         }
-        console.either(
-            || {
-                now()
-                    .with("mutex", mutex)
-                    .with("event", "revoked")
-                    .with("fence", fence)
-            },
-            || format!("{mutex}: revoked, fence {fence}"),
-        )?;
+        console.record(&[
+            ("at_ms", now_ms().into()),
+            ("mutex", mutex.into()),
+            ("event", "revoked".into()),
+            ("fence", fence.into()),
+        ])?;
         Ok(0)
     }
 }
 
-fn nobody(message: String) -> Failure {
+fn not_found(message: String) -> Failure {
     Error::new(ErrorKind::NotFound, message).into()
 }

@@ -15,7 +15,7 @@ const fn secs(secs: u64) -> Duration {
 
 fn at(ms: u64) -> Clocks {
     Clocks {
-        local: Moment::from_origin(Duration::from_millis(ms)),
+        boot: BEFORE_BOOT + Duration::from_millis(ms),
         wall: Duration::from_millis(ms),
     }
 }
@@ -65,19 +65,19 @@ fn a_new_leader_goes_on_where_the_last_one_was() {
 fn a_rate_keeps_its_beat_and_a_late_run_moves_it() {
     let mut plan = plan(&Schedule::every(secs(1)), 1_000, None);
     assert_eq!(plan.wait(at(1_000)), ms(0));
-    plan.ran(at(1_000), at(1_300), 0.0);
+    plan.ran((at(1_000), at(1_300)), 0.0);
     assert_eq!(plan.wait(at(1_300)), ms(700));
     // A tenth late: the beat stays.
-    plan.ran(at(2_100), at(2_100), 0.0);
+    plan.ran((at(2_100), at(2_100)), 0.0);
     assert_eq!(plan.wait(at(2_100)), ms(900));
     // Overrun: the next one begins at once, and the following ones keep their distance from it.
-    plan.ran(at(3_000), at(4_400), 0.0);
+    plan.ran((at(3_000), at(4_400)), 0.0);
     assert_eq!(plan.wait(at(4_400)), ms(0));
     assert_eq!(plan.late(at(4_400)), ms(400));
-    plan.ran(at(4_400), at(4_500), 0.0);
+    plan.ran((at(4_400), at(4_500)), 0.0);
     assert_eq!(plan.wait(at(4_500)), ms(900));
     // One run for forty that were missed.
-    plan.ran(at(45_400), at(45_500), 0.0);
+    plan.ran((at(45_400), at(45_500)), 0.0);
     assert_eq!(plan.wait(at(45_500)), ms(900));
 }
 
@@ -92,20 +92,20 @@ fn skipped_runs_are_left_out_and_the_beat_stays() {
     // Just in time counts.
     let mut late = plan(&schedule, 5_000, Some(ms(200_900)));
     assert_eq!(late.wait(at(5_000)), ms(0));
-    late.ran(at(5_000), at(6_000), 0.0);
+    late.ran((at(5_000), at(6_000)), 0.0);
     assert_eq!(late.wait(at(6_000)), ms(98_100));
     // Suspended while it waits.
     assert_eq!(late.wait(at(259_100)), ms(45_000));
     assert_eq!(late.late(at(304_100)), ms(0));
     // A run that takes too long.
-    late.ran(at(304_100), at(520_000), 0.0);
+    late.ran((at(304_100), at(520_000)), 0.0);
     assert_eq!(late.wait(at(520_000)), ms(84_100));
 }
 
 #[test]
 fn a_delay_rests_after_the_end() {
     let mut plan = plan(&Schedule::with_delay(secs(1)), 1_000, None);
-    plan.ran(at(1_000), at(5_030), 0.0);
+    plan.ran((at(1_000), at(5_030)), 0.0);
     assert_eq!(plan.wait(at(5_030)), secs(1));
 }
 
@@ -118,7 +118,7 @@ fn runs_are_at_least_so_far_apart() {
     let mut tonight = Plan::new(&nightly, at(2 * 3_600_000), Some(secs(6 * 3600)), 0.0);
     assert_eq!(tonight.wait(at(2 * 3_600_000)), secs(6 * 3600));
     let clocks = Clocks {
-        local: Moment::from_origin(two + secs(6 * 3600)),
+        boot: BEFORE_BOOT + two + secs(6 * 3600),
         wall: two + secs(6 * 3600),
     };
     assert_eq!(tonight.wait(clocks), ms(0));
@@ -127,7 +127,7 @@ fn runs_are_at_least_so_far_apart() {
         1_000,
         None,
     );
-    delay.ran(at(1_000), at(2_000), 0.0);
+    delay.ran((at(1_000), at(2_000)), 0.0);
     assert_eq!(delay.wait(at(2_000)), secs(5));
 }
 
@@ -137,9 +137,9 @@ fn jitter_puts_each_run_off_and_does_not_add_up() {
     let mut plan = Plan::new(&schedule, at(0), None, 0.5);
     assert_eq!(plan.wait(at(0)), secs(2));
     assert_eq!(plan.late(at(2_000)), ms(0));
-    plan.ran(at(2_000), at(2_500), 0.25);
+    plan.ran((at(2_000), at(2_500)), 0.25);
     assert_eq!(plan.wait(at(2_500)), ms(8_500));
-    plan.ran(at(11_000), at(11_500), 0.0);
+    plan.ran((at(11_000), at(11_500)), 0.0);
     assert_eq!(plan.wait(at(11_500)), ms(8_500));
 }
 
@@ -238,7 +238,7 @@ fn times_of_day_are_those_of_the_zone() {
 #[test]
 fn a_time_of_day_that_a_leader_missed_is_made_up_for_once_or_skipped() {
     let clocks = |hours: f64| Clocks {
-        local: Moment::from_origin(Duration::from_secs_f64(hours * 3600.0)),
+        boot: BEFORE_BOOT + Duration::from_secs_f64(hours * 3600.0),
         wall: Duration::from_secs_f64(MARCH as f64 + hours * 3600.0),
     };
     let hours = |hours: f64| Duration::from_secs_f64(hours * 3600.0);
@@ -248,12 +248,12 @@ fn a_time_of_day_that_a_leader_missed_is_made_up_for_once_or_skipped() {
     assert_eq!(late.wait(clocks(9.0)), ms(0));
     assert_eq!(late.late(clocks(9.0)), hours(6.5));
     assert_eq!(late.due(clocks(9.0)), clocks(2.5).wall);
-    late.ran(clocks(9.0), clocks(9.5), 0.0);
+    late.ran((clocks(9.0), clocks(9.5)), 0.0);
     assert_eq!(late.wait(clocks(9.5)), hours(17.0));
     // For a week: one run, not seven.
     let mut late = Plan::new(&nightly, clocks(170.0), Some(hours(200.0)), 0.0);
     assert_eq!(late.wait(clocks(170.0)), ms(0));
-    late.ran(clocks(170.0), clocks(170.0), 0.0);
+    late.ran((clocks(170.0), clocks(170.0)), 0.0);
     assert_eq!(late.wait(clocks(170.0)), hours(0.5));
     let skips = nightly.clone().missed(Missed::Skip);
     let mut skipped = Plan::new(&skips, clocks(9.0), Some(hours(30.5)), 0.0);
@@ -270,7 +270,7 @@ fn a_time_of_day_that_a_leader_missed_is_made_up_for_once_or_skipped() {
 #[test]
 fn missed_monday_is_made_up_for() {
     let clocks = |hours: u64| Clocks {
-        local: Moment::from_origin(secs(hours * 3600)),
+        boot: BEFORE_BOOT + secs(hours * 3600),
         wall: secs(MARCH + hours * 3600),
     };
     let days = [Weekday::Monday, Weekday::Thursday];
@@ -279,14 +279,14 @@ fn missed_monday_is_made_up_for() {
     let mut late = Plan::new(&weekly, clocks(30), Some(secs(100 * 3600)), 0.0);
     assert_eq!(late.wait(clocks(30)), ms(0));
     assert_eq!(late.late(clocks(30)), secs(4 * 3600));
-    late.ran(clocks(30), clocks(30), 0.0);
+    late.ran((clocks(30), clocks(30)), 0.0);
     assert_eq!(late.wait(clocks(30)), secs(68 * 3600));
 }
 
 #[test]
 fn wall_clocks_that_differ_or_are_set_back_run_no_time_of_day_twice() {
     let clocks = |seconds: u64| Clocks {
-        local: Moment::from_origin(secs(seconds)),
+        boot: BEFORE_BOOT + secs(seconds),
         wall: secs(MARCH + seconds),
     };
     let nightly = Schedule::daily_at("02:30", "UTC").unwrap();
@@ -297,7 +297,7 @@ fn wall_clocks_that_differ_or_are_set_back_run_no_time_of_day_twice() {
     // Our own clock is set back by an hour after the run.
     let mut same = Plan::new(&nightly, clocks(0), None, 0.0);
     assert_eq!(same.wait(clocks(due)), ms(0));
-    same.ran(clocks(due), clocks(due + 1), 0.0);
+    same.ran((clocks(due), clocks(due + 1)), 0.0);
     assert_eq!(same.wait(clocks(due - 3600)), secs(DAY + 3600));
     // Set forward while it waits: it is due.
     assert_eq!(same.wait(clocks(due + DAY)), ms(0));
@@ -311,7 +311,7 @@ fn runs(time: &str, zone: &str, start: &str, days: u64) -> Vec<String> {
     let start = u64::try_from(start.as_second()).unwrap();
     let schedule = Schedule::daily_at(time, zone).unwrap();
     let clocks = |seconds: u64| Clocks {
-        local: Moment::from_origin(secs(seconds)),
+        boot: BEFORE_BOOT + secs(seconds),
         wall: secs(start + seconds),
     };
     let mut now = 0;
@@ -328,7 +328,7 @@ fn runs(time: &str, zone: &str, start: &str, days: u64) -> Vec<String> {
             let instant =
                 jiff::Timestamp::from_second(i64::try_from(start + now).unwrap()).unwrap();
             began.push(zone_of_test.to_datetime(instant).to_string());
-            plan.ran(clocks(now), clocks(now + 1), 0.0);
+            plan.ran((clocks(now), clocks(now + 1)), 0.0);
             // Another leader takes over at once, now and then.
             if now % 2 == 0 {
                 plan = Plan::new(&schedule, clocks(now + 60), Some(secs(60)), 0.0);
@@ -413,7 +413,7 @@ fn history(schedule: &Schedule, dice: &mut StdRng) {
         let up = now - dice.random_range(ms(0)..secs(30 * DAY));
         let skew = dice.random_range(0..40_000);
         let clocks = |true_time: Duration| Clocks {
-            local: Moment::from_origin(true_time - up),
+            boot: BEFORE_BOOT + (true_time - up),
             wall: true_time + ms(skew) - ms(20_000),
         };
         let leaves_at = now + period.mul_f64(dice.random_range(0.0..6.0));
@@ -477,7 +477,7 @@ fn history(schedule: &Schedule, dice: &mut StdRng) {
             if dies {
                 break;
             }
-            plan.ran(clocks(began), clocks(now), dice.random());
+            plan.ran((clocks(began), clocks(now)), dice.random());
             (paused, pauses) = (Duration::ZERO, 0);
         }
         // The fail-over.
@@ -526,7 +526,7 @@ fn any_history_of_leaders_runs_a_time_of_day_at_most_once() {
         for _ in 0..30 {
             let skew = ms(dice.random_range(0..50_000));
             let clocks = |true_time: Duration| Clocks {
-                local: Moment::from_origin(true_time - secs(MARCH)),
+                boot: BEFORE_BOOT + (true_time - secs(MARCH)),
                 wall: true_time + skew - ms(25_000),
             };
             let age = record.map(|record| now - record);
@@ -549,7 +549,7 @@ fn any_history_of_leaders_runs_a_time_of_day_at_most_once() {
                 assert_eq!(*runs, 1, "seed {seed}: day {due}");
                 let began = now;
                 now += ms(dice.random_range(0..3_600_000));
-                plan.ran(clocks(began), clocks(now), 0.0);
+                plan.ran((clocks(began), clocks(now)), 0.0);
             }
             // Rolled over at once, mostly; sometimes nobody leads for days.
             now += match dice.random_range(0..4) {
