@@ -63,21 +63,14 @@ struct Running {
 /// Runs a program and its arguments to their end under `terms`.
 pub fn run(
     command: &[String],
-    environment: &[(&str, String)],
+    environment: [(&str, String); 2],
     terms: &Terms<'_>,
 ) -> Result<End, Failure> {
     let Some((program, arguments)) = command.split_first() else {
-        return Err(Failure::Usage("no command; write it after --".to_owned()));
+        return Err(Failure::usage("no command; write it after --"));
     };
-    let mut command = Command::new(program);
-    command.args(arguments);
-    for (name, value) in environment {
-        command.env(name, value);
-    }
-    let running = Running::start(&mut command).map_err(|error| Failure::Command {
-        program: program.to_owned(),
-        error,
-    })?;
+    let running = Running::start(Command::new(program).args(arguments).envs(environment));
+    let running = running.map_err(|error| Failure::command(program, &error))?;
     Ok(running.wait(terms))
 }
 
@@ -240,7 +233,6 @@ pub fn guardian() {
 fn exit_code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
-        (None, Some(signal)) => by_signal(signal),
-        (None, None) => 1,
+        (None, signal) => signal.map_or(1, by_signal),
     }
 }

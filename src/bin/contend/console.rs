@@ -1,12 +1,11 @@
 //! What people and programs read: records on standard output, messages and the library's log on standard error.
 
 use std::io::{self, Write};
-use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use log::{LevelFilter, Log, Metadata, Record};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::exit::Failure;
 
@@ -37,18 +36,9 @@ impl Console {
         self.json
     }
 
-    /// Writes a record: an object with `--json`, and `name=value` otherwise, without what is null.
-    pub fn record(self, fields: &[(&str, Value)]) -> Result<(), Failure> {
-        if self.json {
-            return self.line(&object(fields));
-        }
-        let fields = fields.iter().filter(|(_, value)| !value.is_null());
-        let words = fields.map(|(name, value)| match (*name, value) {
-            ("at_ms", at) => date(at.as_u64().unwrap_or_default()),
-            (name, Value::String(text)) => format!("{name}={text}"),
-            (name, value) => format!("{name}={value}"),
-        });
-        self.line(&words.collect::<Vec<String>>().join("  "))
+    /// Writes a record: the object with `--json`, and the text otherwise.
+    pub fn record(self, json: &Value, text: impl FnOnce() -> String) -> Result<(), Failure> {
+        self.line(&if self.json { json.to_string() } else { text() })
     }
 
     /// Writes text, and flushes it: the reader of a pipe sees it at once.
@@ -59,21 +49,24 @@ impl Console {
         }
         let mut out = io::stdout().lock();
         let written = out.write_all(format!("{text}\n").as_bytes());
-        written.and_then(|()| out.flush()).map_err(Failure::Output)
+        let written = written.and_then(|()| out.flush());
+        written.map_err(|error| Failure::output(&error))
     }
 
     /// Says why the program ends.
-    pub fn failure(self, failure: &Failure) {
-        let (error, code) = (failure.to_string(), failure.code());
-        if self.json {
-            let (error, kind) = (error.into(), failure.kind().into());
-            write_error(&object(&[
-                ("error", error),
-                ("kind", kind),
-                ("code", code.into()),
-            ]));
-        } else if !failure.is_silent() {
-            message(&error);
+    pub fn failure(self, failure: Failure) {
+        let Failure {
+            code,
+            kind,
+            message,
+        } = failure;
+        match self.json {
+            _ if message.is_empty() => {}
+            true => {
+                let json = json!({"error": message, "kind": kind, "code": code});
+                write_error(&json.to_string());
+            }
+            false => self::message(&message),
         }
     }
 }
@@ -89,16 +82,19 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    pub fn tell(&self, event: &str, details: &[(&str, Value)]) {
-        let (mutex, id) = (self.mutex.as_str().into(), self.id.as_str().into());
-        let mut fields = vec![
-            ("at_ms", now_ms().into()),
-            ("mutex", mutex),
-            ("contender", id),
-        ];
-        fields.push(("event", event.into()));
-        fields.extend_from_slice(details);
-        if let Err(failure) = self.console.record(&fields) {
+    pub fn tell(&self, event: &str, mut json: Value) {
+        let (mutex, id, at) = (&self.mutex, &self.id, now_ms());
+        let mut text = format!("{} {mutex}: {id} {event}", date(at));
+        for (name, value) in json.as_object().into_iter().flatten() {
+            if !value.is_null() {
+                text += &format!(", {name} {value}");
+            }
+        }
+        json["at_ms"] = at.into();
+        json["mutex"] = mutex.as_str().into();
+        json["contender"] = id.as_str().into();
+        json["event"] = event.into();
+        if let Err(failure) = self.console.record(&json, || text) {
             // Full is fine: the first failure counts.
             let _ = self.unread.try_send(failure);
         }
@@ -113,15 +109,6 @@ pub fn message(text: &str) {
 /// In one piece: a command may write to the same stream. A reader that has gone away is no reason to stop.
 fn write_error(line: &str) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
-}
-
-/// In the order given, which `serde_json` does not keep.
-fn object(fields: &[(&str, Value)]) -> String {
-    let fields = fields.iter();
-    let fields: Vec<String> = fields
-        .map(|(name, value)| format!("\"{name}\":{value}"))
-        .collect();
-    format!("{{{}}}", fields.join(","))
 }
 
 struct Logger;
@@ -148,8 +135,12 @@ impl Log for Logger {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            let level = record.level().as_str().to_lowercase();
-            message(&format!("{} {level} {}", date(now_ms()), record.args()));
+            message(&format!(
+                "{} {} {}",
+                date(now_ms()),
+                record.level(),
+                record.args()
+            ));
         }
     }
 
@@ -166,13 +157,4 @@ pub fn date(epoch_ms: u64) -> String {
     let ms = i64::try_from(epoch_ms).unwrap_or(i64::MAX);
     let timestamp = Timestamp::from_millisecond(ms).unwrap_or(Timestamp::MAX);
     timestamp.strftime("%F %T UTC").to_string()
-}
-
-/// A duration such as `4s 200ms` or `3m 20s`.
-pub fn span(duration: Duration) -> String {
-    let shown = match duration.as_secs() {
-        0..10 => Duration::from_millis(100 * (duration.as_millis() / 100) as u64),
-        seconds => Duration::from_secs(seconds),
-    };
-    format!("{:#}", SignedDuration::try_from(shown).unwrap_or_default())
 }

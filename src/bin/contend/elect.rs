@@ -3,7 +3,7 @@
 use clap::Args;
 use contend::{Event, EventKind, MutexContendService};
 use crossbeam_channel::{Receiver, bounded, select, unbounded};
-use serde_json::Value;
+use serde_json::json;
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
@@ -68,11 +68,11 @@ impl Elect {
             .on_released(callback.clone())
             .on_owner_changed(callback)
             .build()?;
-        reporter.tell("started", &NOTHING);
+        reporter.tell("started", json!({"owner": null, "fence": null}));
         service.start()?;
         let code = self.lead(&service, &contender, &acquired, &signals, &no_reader);
         service.stop()?;
-        reporter.tell("stopped", &NOTHING);
+        reporter.tell("stopped", json!({"owner": null, "fence": null}));
         code
     }
 
@@ -110,7 +110,7 @@ impl Elect {
                 ("CONTEND_FENCE", fence.to_string()),
                 ("CONTEND_MUTEX", self.mutex.clone()),
             ];
-            match child::run(&self.command, &environment, &terms)? {
+            match child::run(&self.command, environment, &terms)? {
                 End::Exited(code) => return Ok(code),
                 // The command took the signal too, but it was meant for contend.
                 End::Ended { interrupted, .. } if interrupted => return Ok(0),
@@ -120,9 +120,6 @@ impl Elect {
     }
 }
 
-/// What is told of an event that has neither owner nor fence.
-const NOTHING: [(&str, Value); 2] = [("owner", Value::Null), ("fence", Value::Null)];
-
 fn tell(reporter: &Reporter, event: &Event) {
     let owner = Some(event.state.after().owner_id()).filter(|owner| !owner.is_empty());
     let what = match event.kind {
@@ -131,8 +128,5 @@ fn tell(reporter: &Reporter, event: &Event) {
         EventKind::OwnerChanged if owner.is_some() => "owner",
         _ => return,
     };
-    reporter.tell(
-        what,
-        &[("owner", owner.into()), ("fence", event.fence().into())],
-    );
+    reporter.tell(what, json!({"owner": owner, "fence": event.fence()}));
 }

@@ -1,6 +1,6 @@
 //! Exit codes, those of `sysexits.h`, and the failures that they stand for.
 
-use std::{fmt, io};
+use std::io;
 
 use contend::{Error, ErrorKind};
 
@@ -34,58 +34,55 @@ const NOT_FOUND: u8 = 127;
 const SIGNAL: u8 = 128;
 
 /// Why the program did not do what it was asked to.
-pub enum Failure {
-    /// The library says why.
-    Library(Error),
-    /// The words on the command line contradict each other.
-    Usage(String),
-    /// The command could not be started.
-    Command { program: String, error: io::Error },
-    /// Standard output cannot be written to: its reader has gone away, or a disk is full.
-    Output(io::Error),
+pub struct Failure {
+    pub code: u8,
+    pub kind: String,
+    /// Empty where the program ends as if SIGPIPE had ended it.
+    pub message: String,
 }
 
 impl Failure {
-    pub fn code(&self) -> u8 {
-        match self {
-            Failure::Library(error) => code(error.kind()),
-            Failure::Usage(_) => USAGE,
-            Failure::Command { error, .. } if error.kind() == io::ErrorKind::NotFound => NOT_FOUND,
-            Failure::Command { .. } => NOT_EXECUTABLE,
-            Failure::Output(_) if self.is_silent() => SIGNAL + 13,
-            Failure::Output(_) => OUTPUT,
+    /// The words on the command line contradict each other.
+    pub fn usage(message: impl Into<String>) -> Failure {
+        Failure {
+            code: USAGE,
+            kind: "usage".to_owned(),
+            message: message.into(),
         }
     }
 
-    pub fn kind(&self) -> String {
-        match self {
-            Failure::Library(error) => error.kind().to_string(),
-            Failure::Usage(_) => "usage".to_owned(),
-            Failure::Command { .. } => "command".to_owned(),
-            Failure::Output(_) => "output".to_owned(),
+    /// The command could not be started.
+    pub fn command(program: &str, error: &io::Error) -> Failure {
+        let not_found = error.kind() == io::ErrorKind::NotFound;
+        Failure {
+            code: if not_found { NOT_FOUND } else { NOT_EXECUTABLE },
+            kind: "command".to_owned(),
+            message: format!("cannot run {program:?}: {error}"),
         }
     }
 
-    /// Whether to end as if SIGPIPE had ended the program.
-    pub fn is_silent(&self) -> bool {
-        matches!(self, Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Library(error) => error.fmt(f),
-            Failure::Usage(message) => message.fmt(f),
-            Failure::Command { program, error } => write!(f, "cannot run {program:?}: {error}"),
-            Failure::Output(error) => write!(f, "cannot write the output: {error}"),
+    /// Standard output cannot be written to: its reader has gone away, or a disk is full.
+    pub fn output(error: &io::Error) -> Failure {
+        let (code, message) = match error.kind() {
+            io::ErrorKind::BrokenPipe => (SIGNAL + 13, String::new()),
+            _ => (OUTPUT, format!("cannot write the output: {error}")),
+        };
+        let kind = "output".to_owned();
+        Failure {
+            code,
+            kind,
+            message,
         }
     }
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure::Library(error)
+        Failure {
+            code: code(error.kind()),
+            kind: error.kind().to_string(),
+            message: error.to_string(),
+        }
     }
 }
 

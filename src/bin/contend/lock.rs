@@ -78,7 +78,7 @@ impl Lock {
             grace: contender.grace(),
             signals: &signals,
         };
-        let End::Exited(mut code) = child::run(&self.command, &environment, &terms)? else {
+        let End::Exited(mut code) = child::run(&self.command, environment, &terms)? else {
             return Ok(LOST);
         };
         for (mutex, guard) in guards.into_iter().rev() {

@@ -96,7 +96,8 @@ fn main() -> ExitCode {
         Command::Ping(ping) => ping.run(connection, console),
     };
     ExitCode::from(outcome.unwrap_or_else(|failure| {
-        console.failure(&failure);
-        failure.code()
+        let code = failure.code;
+        console.failure(failure);
+        code
     }))
 }

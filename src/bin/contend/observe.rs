@@ -2,9 +2,10 @@
 
 use clap::Args;
 use crossbeam_channel::select;
+use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::console::{Console, now_ms};
+use crate::console::{Console, date, now_ms};
 use crate::exit::Failure;
 use crate::options::Connection;
 use crate::signals;
@@ -33,12 +34,17 @@ impl Observe {
             };
             let Ok(event) = event else { break };
             let owner = Some(event.state.after().owner_id()).filter(|owner| !owner.is_empty());
-            console.record(&[
-                ("at_ms", now_ms().into()),
-                ("mutex", self.mutex.as_str().into()),
-                ("owner", owner.into()),
-                ("fence", event.fence().into()),
-            ])?;
+            let (mutex, fence, at) = (&self.mutex, event.fence(), now_ms());
+            let json = json!({"at_ms": at, "mutex": mutex, "owner": owner, "fence": fence});
+            console.record(&json, || {
+                let owner = owner.zip(fence);
+                let owner = owner.map(|(owner, fence)| format!("{owner}, fence {fence}"));
+                format!(
+                    "{} {mutex}: {}",
+                    date(at),
+                    owner.as_deref().unwrap_or("free")
+                )
+            })?;
         }
         observer.stop()?;
         Ok(0)

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
-use contend::{ContenderIdGenerator, Error, Factory};
+pub use contend::parse_duration as duration;
+use contend::{ContenderIdGenerator, Factory};
 
 use crate::exit::Failure;
 
@@ -33,8 +34,8 @@ impl Connection {
     pub fn factory(&self) -> Result<Factory, Failure> {
         // An empty variable is one that is not set.
         match self.url.as_deref() {
-            None | Some("") => Err(Failure::Usage(
-                "no server: give --url URL, or set CONTEND_URL".to_owned(),
+            None | Some("") => Err(Failure::usage(
+                "no server: give --url URL, or set CONTEND_URL",
             )),
             Some(url) => Ok(contend::connect(url)?),
         }
@@ -104,9 +105,4 @@ pub struct Patience {
     /// Does not wait: exits with 75 if it would have to wait.
     #[arg(long, conflicts_with = "timeout")]
     pub no_wait: bool,
-}
-
-/// A duration, such as `10s`, for the command line.
-pub fn duration(text: &str) -> Result<Duration, Error> {
-    contend::parse_duration(text)
 }

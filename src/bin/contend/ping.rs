@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use contend::Error;
+use serde_json::json;
 
 use crate::console::{Console, now_ms};
 use crate::exit::{Failure, code};
@@ -26,19 +28,16 @@ impl Ping {
         if let Some(error) = error.as_ref().filter(|_| !console.is_json()) {
             return Err(error.clone().into());
         }
-        let code = error.as_ref().map(|error| code(error.kind()));
-        console.record(&[
-            ("at_ms", now_ms().into()),
-            ("realm", factory.realm().into()),
-            ("reachable", error.is_none().into()),
-            (
-                "took_us",
-                error.is_none().then_some(took.as_micros() as u64).into(),
-            ),
-            ("error", error.as_ref().map(ToString::to_string).into()),
-            ("kind", error.map(|error| error.kind().to_string()).into()),
-            ("code", code.into()),
-        ])?;
+        let (realm, kind) = (factory.realm(), error.as_ref().map(Error::kind));
+        let code = kind.map(code);
+        let json = json!({
+            "at_ms": now_ms(), "realm": realm, "reachable": error.is_none(),
+            "took_us": error.is_none().then_some(took.as_micros() as u64),
+            "error": error.map(|error| error.to_string()),
+            "kind": kind.map(|kind| kind.to_string()), "code": code,
+        });
+        let ms = took.as_secs_f64() * 1e3;
+        console.record(&json, || format!("{realm}: answered in {ms:.2} ms"))?;
         Ok(code.unwrap_or(0))
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use contend::{Context, Missed, Weekday};
 use crossbeam_channel::{bounded, never, select};
-use serde_json::Value;
+use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
@@ -107,7 +107,7 @@ impl Schedule {
             stop_within: self.stop_within,
             grace: contender.grace(),
         };
-        reporter.tell("started", &NOTHING);
+        reporter.tell("started", json!({"fence": null, "code": null}));
         let scheduler = factory
             .scheduler(&reporter.mutex)
             .id(&contender.id)
@@ -121,7 +121,7 @@ impl Schedule {
             recv(no_reader) -> failure => failure.ok(),
         };
         scheduler.stop()?;
-        reporter.tell("stopped", &NOTHING);
+        reporter.tell("stopped", json!({"fence": null, "code": null}));
         unread.map_or(Ok(0), Err)
     }
 
@@ -146,9 +146,6 @@ impl Schedule {
     }
 }
 
-/// What is told of an event that has neither fence nor code.
-const NOTHING: [(&str, Value); 2] = [("fence", Value::Null), ("code", Value::Null)];
-
 /// What runs on the leader.
 struct Job {
     reporter: Reporter,
@@ -162,7 +159,7 @@ impl Job {
     fn run(&self, context: &Context) {
         let fence = context.fence();
         self.reporter
-            .tell("run", &[("fence", fence.into()), ("code", Value::Null)]);
+            .tell("run", json!({"fence": fence, "code": null}));
         if self.command.is_empty() {
             return;
         }
@@ -181,17 +178,17 @@ impl Job {
             ("CONTEND_FENCE", fence.to_string()),
             ("CONTEND_MUTEX", self.reporter.mutex.clone()),
         ];
-        let code = match child::run(&self.command, &environment, &terms) {
+        let code = match child::run(&self.command, environment, &terms) {
             Ok(End::Exited(code)) => code,
             // Told to stop, which took nothing from the command.
             Ok(End::Ended { code, .. }) if context.is_leader() => code,
             Ok(End::Ended { .. }) => LOST,
             Err(failure) => {
-                console::message(&failure.to_string());
-                failure.code()
+                console::message(&failure.message);
+                failure.code
             }
         };
         self.reporter
-            .tell("ended", &[("fence", fence.into()), ("code", code.into())]);
+            .tell("ended", json!({"fence": fence, "code": code}));
     }
 }

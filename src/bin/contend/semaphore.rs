@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use contend::semaphore::{
-    Acquisition, Holder, Permit, PermitGuard, PermitRequest, Release, Semaphores, Usage, Wait,
+    Acquisition, Holder, PermitGuard, PermitRequest, Release, Semaphores, Usage, Wait,
 };
 use contend::{Cancel, Error, ErrorKind};
-use serde_json::json;
+use serde_json::{Value, json};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
@@ -108,12 +108,15 @@ fn share(text: &str) -> Result<(String, u32), String> {
 }
 
 impl Wanted {
-    fn add_to(&self, mut request: PermitRequest) -> PermitRequest {
+    fn add_to(&self, mut request: PermitRequest, ttl: Option<Duration>) -> PermitRequest {
         for (name, count) in &self.permits {
             request = request.permits(name.as_str(), *count);
         }
-        match &self.owner {
-            Some(owner) => request.owner(owner.as_str()),
+        if let Some(owner) = &self.owner {
+            request = request.owner(owner.as_str());
+        }
+        match ttl {
+            Some(ttl) => request.ttl(ttl),
             None => request,
         }
     }
@@ -127,28 +130,21 @@ impl Semaphore {
             Semaphore::SetCapacity { name, capacity } => {
                 let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
                 let before = semaphores.set_capacity(name, *capacity, user.as_deref())?;
-                console.record(&[
-                    ("semaphore", name.as_str().into()),
-                    ("before", before.into()),
-                    ("capacity", (*capacity).into()),
-                ])?;
+                let json = json!({"semaphore": name, "before": before, "capacity": capacity});
+                console.record(&json, || format!("{name}: capacity {before} -> {capacity}"))?;
                 Ok(0)
             }
-            Semaphore::Usage { name } => {
-                let usages = match name {
-                    Some(name) => vec![semaphores.usage(name)?],
-                    None => semaphores.list()?,
-                };
-                usages
-                    .iter()
-                    .try_for_each(|usage| show_usage(console, usage))?;
+            Semaphore::Usage { name: Some(name) } => show_usage(console, &semaphores.usage(name)?),
+            Semaphore::Usage { name: None } => {
+                for usage in semaphores.list()? {
+                    show_usage(console, &usage)?;
+                }
                 Ok(0)
             }
             Semaphore::Holders { name } => {
-                let holders = semaphores.holders(name)?;
-                holders
-                    .iter()
-                    .try_for_each(|holder| show_holder(console, holder))?;
+                for holder in semaphores.holders(name)? {
+                    show_holder(console, &holder)?;
+                }
                 Ok(0)
             }
             Semaphore::Acquire {
@@ -157,11 +153,7 @@ impl Semaphore {
                 ttl,
                 timeout,
             } => {
-                let request = wanted.add_to(PermitRequest::new(external_id.as_str()));
-                let request = match ttl {
-                    Some(ttl) => request.ttl(*ttl),
-                    None => request,
-                };
+                let request = wanted.add_to(PermitRequest::new(external_id.as_str()), *ttl);
                 show_acquisition(console, semaphores.acquire_for(&request, *timeout)?)
             }
             Semaphore::Release { external_id } => match semaphores.release(external_id)? {
@@ -176,7 +168,7 @@ impl Semaphore {
                 patience,
                 command,
             } => {
-                let request = wanted.add_to(PermitRequest::generated()).ttl(*ttl);
+                let request = wanted.add_to(PermitRequest::generated(), Some(*ttl));
                 run(&semaphores, &request, *ttl, patience, command)
             }
         }
@@ -199,19 +191,19 @@ fn create(
         );
         return Err(Error::new(ErrorKind::Conflict, message).into());
     }
-    show_usage(console, &usage)?;
-    Ok(0)
+    show_usage(console, &usage)
 }
 
 fn sweep(semaphores: &Semaphores, console: Console) -> Result<u8, Failure> {
     let mut swept = semaphores.sweep_expired()?;
     swept.extend(semaphores.sweep_stale(STALE)?);
     for one in &swept {
-        console.record(&[
-            ("result", "swept".into()),
-            ("external_id", (*one.external_id).into()),
-            ("reason", format!("{:?}", one.reason).to_lowercase().into()),
-        ])?;
+        let (id, reason) = (
+            &*one.external_id,
+            format!("{:?}", one.reason).to_lowercase(),
+        );
+        let json = json!({"result": "swept", "external_id": id, "reason": reason});
+        console.record(&json, || format!("{id}: swept, {reason}"))?;
     }
     Ok(0)
 }
@@ -247,7 +239,7 @@ fn run(
         grace: ttl / 8,
         signals: &signals,
     };
-    let End::Exited(code) = child::run(command, &environment, &terms)? else {
+    let End::Exited(code) = child::run(command, environment, &terms)? else {
         return Ok(LOST);
     };
     match guard.release() {
@@ -279,58 +271,61 @@ fn acquire(
 }
 
 fn show_acquisition(console: Console, acquisition: Acquisition) -> Result<u8, Failure> {
-    match acquisition {
-        Acquisition::Acquired(permits) => show_permits(console, "acquired", &permits),
-        Acquisition::AlreadyAcquired { permits, .. } => {
-            show_permits(console, "already_acquired", &permits)
-        }
+    let (result, permits) = match acquisition {
+        Acquisition::Acquired(permits) => ("acquired", permits),
+        Acquisition::AlreadyAcquired { permits, .. } => ("already_acquired", permits),
         Acquisition::Exhausted(short) => {
-            console.record(&[
-                ("result", "exhausted".into()),
-                ("semaphore", (*short.semaphore).into()),
-                ("capacity", short.capacity.into()),
-                ("held", short.held.into()),
-                ("wanted", short.wanted.into()),
-            ])?;
-            Ok(HELD)
+            let (name, capacity, held) = (&*short.semaphore, short.capacity, short.held);
+            let json = json!({
+                "result": "exhausted", "semaphore": name,
+                "capacity": capacity, "held": held, "wanted": short.wanted,
+            });
+            console.record(&json, || short.to_string())?;
+            return Ok(HELD);
         }
-        _ => show_result(console, "already_released", ALREADY_RELEASED),
-    }
-}
-
-fn show_permits(console: Console, result: &str, permits: &[Permit]) -> Result<u8, Failure> {
+        _ => return show_result(console, "already_released", ALREADY_RELEASED),
+    };
     let permits = permits.iter().map(|permit| {
-        let (count, fence) = (permit.count, permit.fence);
-        json!({"semaphore": *permit.semaphore, "count": count, "fence": fence})
+        json!({"semaphore": *permit.semaphore, "count": permit.count, "fence": permit.fence})
     });
-    console.record(&[("result", result.into()), ("permits", permits.collect())])?;
+    let permits: Value = permits.collect();
+    let json = json!({"result": result, "permits": permits});
+    console.record(&json, || format!("{result}: {permits}"))?;
     Ok(0)
 }
 
 fn show_result(console: Console, result: &str, code: u8) -> Result<u8, Failure> {
-    console.record(&[("result", result.into())])?;
+    console.record(&json!({"result": result}), || result.to_owned())?;
     Ok(code)
 }
 
-fn show_usage(console: Console, usage: &Usage) -> Result<(), Failure> {
-    console.record(&[
-        ("semaphore", (*usage.semaphore).into()),
-        ("capacity", usage.capacity.into()),
-        ("held", usage.held.into()),
-        ("expired", usage.expired.into()),
-        ("free", usage.free.into()),
-        ("requests", usage.requests.into()),
-    ])
+fn show_usage(console: Console, usage: &Usage) -> Result<u8, Failure> {
+    let (name, capacity, held) = (&*usage.semaphore, usage.capacity, usage.held);
+    let (expired, free, requests) = (usage.expired, usage.free, usage.requests);
+    let json = json!({
+        "semaphore": name, "capacity": capacity, "held": held,
+        "expired": expired, "free": free, "requests": requests,
+    });
+    console.record(&json, || {
+        format!("{name}: {held} of {capacity} held ({expired} expired), {free} free, requests: {requests}")
+    })?;
+    Ok(0)
 }
 
-fn show_holder(console: Console, holder: &Holder) -> Result<(), Failure> {
+fn show_holder(console: Console, holder: &Holder) -> Result<u8, Failure> {
+    let (id, count, fence) = (&*holder.external_id, holder.count, holder.fence);
+    let (owner, held, left) = (holder.owner.as_deref(), holder.held_for, holder.expires_in);
     let ms = |duration: Duration| duration.as_millis() as u64;
-    console.record(&[
-        ("external_id", (*holder.external_id).into()),
-        ("owner", holder.owner.as_deref().into()),
-        ("count", holder.count.into()),
-        ("fence", holder.fence.into()),
-        ("held_ms", ms(holder.held_for).into()),
-        ("expires_in_ms", holder.expires_in.map(ms).into()),
-    ])
+    let json = json!({
+        "external_id": id, "owner": owner, "count": count, "fence": fence,
+        "held_ms": ms(held), "expires_in_ms": left.map(ms),
+    });
+    console.record(&json, || {
+        let left = left.map_or("without a ttl".to_owned(), |left| {
+            format!("{left:.1?} left")
+        });
+        let owner = owner.unwrap_or("-");
+        format!("{id}: {count}, fence {fence}, owner {owner}, held for {held:.1?}, {left}")
+    })?;
+    Ok(0)
 }

@@ -7,28 +7,15 @@ use crossbeam_channel::{Receiver, bounded, never, select, unbounded};
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
 
-use crate::console;
-
 /// Returns these signals as they come. From here on they do not end this program.
 pub fn receive(signals: &[i32]) -> Receiver<i32> {
     let (sender, receiver) = unbounded();
-    match Signals::new(signals) {
-        Ok(mut signals) => {
-            thread::spawn(move || {
-                for signal in signals.forever() {
-                    if sender.send(signal).is_err() {
-                        break;
-                    }
-                }
-            });
-            receiver
-        }
-        Err(error) => {
-            // Without them the lease still runs out by itself.
-            console::message(&format!("signals are not handled: {error}"));
-            never()
-        }
-    }
+    let Ok(mut signals) = Signals::new(signals) else {
+        // They end this program, and the lease runs out by itself.
+        return never();
+    };
+    thread::spawn(move || signals.forever().try_for_each(|signal| sender.send(signal)));
+    receiver
 }
 
 /// Waits for something, until a signal cancels it. Returns the signal, if there was one.

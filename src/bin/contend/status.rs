@@ -1,12 +1,11 @@
 //! `contend status`: who owns what, since when, and who waits.
 
-use std::time::Duration;
-
 use clap::Args;
 use contend::{Error, Factory, MutexOwner, Participant};
-use serde_json::json;
+use jiff::SignedDuration;
+use serde_json::{Value, json};
 
-use crate::console::{Console, now_ms, span};
+use crate::console::{Console, now_ms};
 use crate::exit::Failure;
 use crate::options::Connection;
 
@@ -39,7 +38,9 @@ impl Status {
         let rows = names.into_iter().map(|mutex| Row::read(&factory, mutex));
         let rows = rows.collect::<Result<Vec<Row>, Error>>()?;
         if console.is_json() {
-            rows.iter().try_for_each(|row| row.show(console))?;
+            for row in &rows {
+                console.line(&row.json().to_string())?;
+            }
         } else if rows.is_empty() {
             console.line("no mutex has an owner or a waiter")?;
         } else {
@@ -58,27 +59,19 @@ impl Row {
         })
     }
 
-    fn show(&self, console: Console) -> Result<(), Failure> {
+    fn json(&self) -> Value {
         let owner = Some(&self.owner).filter(|owner| owner.has_owner());
         let left = |end: u64| end.saturating_sub(self.owner.backend_now());
         let waiting = self.waiting.iter();
         let waiting = waiting.map(|one| json!({"id": *one.id, "since_ms": one.since}));
-        console.record(&[
-            ("at_ms", now_ms().into()),
-            ("mutex", self.mutex.as_str().into()),
-            ("owner", owner.map(MutexOwner::owner_id).into()),
-            ("fence", owner.map(MutexOwner::fence).into()),
-            ("since_ms", owner.map(MutexOwner::acquired_at).into()),
-            (
-                "ttl_left_ms",
-                owner.map(|owner| left(owner.ttl_at())).into(),
-            ),
-            (
-                "transition_left_ms",
-                owner.map(|owner| left(owner.transition_at())).into(),
-            ),
-            ("waiting", waiting.collect()),
-        ])
+        json!({
+            "at_ms": now_ms(), "mutex": self.mutex,
+            "owner": owner.map(MutexOwner::owner_id), "fence": owner.map(MutexOwner::fence),
+            "since_ms": owner.map(MutexOwner::acquired_at),
+            "ttl_left_ms": owner.map(|owner| left(owner.ttl_at())),
+            "transition_left_ms": owner.map(|owner| left(owner.transition_at())),
+            "waiting": waiting.collect::<Value>(),
+        })
     }
 
     fn cells(&self) -> [String; 6] {
@@ -93,7 +86,7 @@ impl Row {
             return [mutex, "(free)".to_owned(), fence, held, left, waiting];
         }
         let now = owner.backend_now();
-        let shown = |ms: u64| span(Duration::from_millis(ms));
+        let shown = |ms: u64| format!("{:#}", SignedDuration::from_millis(ms as i64));
         let held = shown(now.saturating_sub(owner.acquired_at()));
         // Not the end of the ttl: Redis does not know how long it is.
         let left = shown(owner.transition_at().saturating_sub(now));
