@@ -1,112 +1,51 @@
 //! `contend elect`: processes whose output is compared line by line.
 
-use crate::CONTEND;
-
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
-use std::process::Command;
-use std::thread;
-use std::time::Duration;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use testbed::{Output, Process, RedisServer, TempDir, within};
 
-use crate::program::{Program, run};
+use crate::CONTEND;
+use crate::backends::HANG;
+use crate::program::{PATIENCE, Program, field, run};
 
-const HANG: Duration = Duration::from_secs(120);
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn elect(server: &RedisServer, id: &str, options: &[&str]) -> Process {
-    let mut command = Command::new(CONTEND);
-    command
-        .args([
-            "elect",
-            "--url",
-            &server.url(),
-            "--mutex",
-            "m",
-            "--id",
-            id,
-            "--json",
-        ])
-        .args(options);
-    Process::spawn(&command, &Output::Pipe).unwrap()
-}
-
-/// The text or number behind `"name":` in a line of `--json`.
-fn field<'a>(line: &'a str, name: &str) -> &'a str {
-    let (_, rest) = line.split_once(&format!("\"{name}\":")).expect(name);
-    rest.split([',', '}']).next().unwrap().trim_matches('"')
-}
-
-/// Ends well, having printed this.
-fn output(process: &Process) -> Vec<String> {
-    let mut text = String::new();
-    let mut stdout = process.take_stdout().unwrap();
-    stdout.read_to_string(&mut text).unwrap();
-    let status = process.wait(PATIENCE).expect("it ends");
-    assert_eq!(status.code(), Some(0), "{text}");
-    text.lines().map(str::to_owned).collect()
-}
-
+/// By the times that are printed, no process leads before the last leader has released.
 #[test]
-fn by_the_times_that_are_printed_nobody_leads_before_the_last_leader_was_released() {
+fn printed_leaderships_do_not_overlap() {
     within(HANG, || {
         let server = RedisServer::start();
-        let processes =
-            ["a", "b", "c"].map(|id| elect(&server, id, &["--lead", "20ms", "--for", "4s"]));
-        // All are read at once: a full pipe would hold its contender up.
-        let outputs = processes.map(|process| thread::spawn(move || output(&process)));
-        // By fence: a leadership may be shorter than the millisecond in which it begins and ends.
-        let mut terms: BTreeMap<u64, Vec<(String, String, u64)>> = BTreeMap::new();
-        for line in outputs.into_iter().flat_map(|lines| lines.join().unwrap()) {
-            let (who, event) = (field(&line, "contender"), field(&line, "event"));
-            if let "acquired" | "released" = event {
-                let fence = field(&line, "fence").parse().unwrap();
-                let at = field(&line, "at_ms").parse().unwrap();
-                let term = terms.entry(fence).or_default();
-                term.push((who.to_owned(), event.to_owned(), at));
-            }
-        }
-        let mut free_since = 0;
-        for (fence, term) in &terms {
-            let [(first, began, since), (second, ended, until)] = &term[..] else {
-                panic!("fence {fence}: {term:?}");
+        let start = |id| Program::start(&server.url(), &["elect", "m", "--id", id, "--json"]);
+        let mut ids = ["a", "b", "c"].into_iter().cycle();
+        let mut leader = start(ids.next().unwrap());
+        let mut times = Vec::new();
+        let mut fences = Vec::new();
+        let mut acquired = leader.says("\"acquired\"");
+        for _ in 0..4 {
+            let mut next = start(ids.next().unwrap());
+            next.says("\"started\"");
+            times.push(field(&acquired, "at_ms").parse::<u64>().unwrap());
+            fences.push(field(&acquired, "fence").parse::<u64>().unwrap());
+            let (code, lines) = leader.terminate();
+            assert_eq!(code, 0, "{lines:#?}");
+            let [.., released, stopped] = &lines[..] else {
+                panic!("{lines:#?}")
             };
-            assert_eq!((began.as_str(), ended.as_str()), ("acquired", "released"));
-            assert_eq!(first, second, "fence {fence}: {term:?}");
-            assert!(*since >= free_since, "fence {fence}: {terms:?}");
-            free_since = *until;
+            assert_eq!(field(released, "event"), "released");
+            assert_eq!(field(stopped, "event"), "stopped");
+            assert_eq!(field(released, "fence"), field(&acquired, "fence"));
+            times.push(field(released, "at_ms").parse().unwrap());
+            acquired = next.says("\"acquired\"");
+            leader = next;
         }
-        for id in ["a", "b", "c"] {
-            assert!(terms.values().any(|term| term[0].0 == id), "{terms:?}");
-        }
-    });
-}
-
-#[test]
-fn a_leader_told_to_end_releases_first() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        // A lease that would outlast the patience of this test.
-        let forever = ["--ttl", "600s", "--transition", "1s"];
-        let first = elect(&server, "first", &forever);
-        let stdout = BufReader::new(first.take_stdout().unwrap());
-        let mut events = stdout.lines().map(|line| line.unwrap());
-        assert!(events.any(|line| field(&line, "event") == "acquired"));
-        assert_eq!(first.terminate(PATIENCE).code(), Some(0));
-        let second = elect(&server, "second", &["--ttl", "600s", "--for", "1s"]);
-        let events: Vec<String> = output(&second)
-            .iter()
-            .map(|line| field(line, "event").to_owned())
-            .collect();
-        assert_eq!(events, ["started", "acquired", "released", "stopped"]);
+        assert!(times.is_sorted(), "{times:?}");
+        assert!(fences.is_sorted_by(|a, b| a < b), "{fences:?}");
     });
 }
 
 /// The command takes the signal too, but it was meant for contend: the command is not started again.
 #[test]
-fn a_signal_while_the_command_is_being_ended_ends_the_election() {
+fn signal_while_command_is_ended_ends_election() {
     within(HANG, || {
         let server = RedisServer::start();
         let folder = TempDir::new();
@@ -133,7 +72,7 @@ fn a_signal_while_the_command_is_being_ended_ends_the_election() {
 }
 
 #[test]
-fn what_was_started_with_nohup_survives_the_end_of_its_terminal() {
+fn nohup_survives_its_terminal() {
     within(HANG, || {
         let server = RedisServer::start();
         let url = server.url();
@@ -161,29 +100,21 @@ fn what_was_started_with_nohup_survives_the_end_of_its_terminal() {
     });
 }
 
+/// A leader whose lines are not read any more steps down, in order.
 #[test]
-fn the_summary_is_a_table_however_long_the_ids_are() {
+fn unread_election_ends() {
     within(HANG, || {
-        let id = "a-contender-of-a-long-name";
-        let elect = ["elect", "--contenders", "12", "--for", "300ms", "--id", id];
-        for args in [&elect[..], &elect[..5]] {
-            let (code, out, err) = run("memory://", args);
-            assert_eq!(code, 0, "{err}");
-            let table: Vec<&str> = out
-                .lines()
-                .skip_while(|line| !line.starts_with("contender "))
-                .take_while(|line| !line.is_empty())
-                .collect();
-            assert_eq!(table.len(), 13, "{out}");
-            // Numbers and their heads end at the same place.
-            let ends = |line: &str| {
-                let cut = line.strip_suffix(" s").unwrap_or(line);
-                let turns = cut.rsplit_once(' ').unwrap().0.trim_end().len();
-                (turns, line.len())
-            };
-            for line in &table {
-                assert_eq!(ends(line), ends(table[0]), "{out}");
-            }
-        }
+        let server = RedisServer::start();
+        let url = server.url();
+        let mut shell = Command::new("sh")
+            .args(["-c", &format!("{CONTEND} elect unread | head -n 1")])
+            .env("CONTEND_URL", &url)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        // The shell waits for both sides of the pipe.
+        assert!(shell.wait().unwrap().success());
+        let (_, out, _) = run(&url, &["status", "unread", "--json"]);
+        assert_eq!(field(&out, "owner"), "null", "{out}");
     });
 }

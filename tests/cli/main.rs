@@ -3,8 +3,6 @@
 // What the library must not do, a test may: there a panic is the verdict.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
-#[path = "../../src/bin/contend/advice.rs"]
-mod advice;
 mod backends;
 mod elect;
 mod lock;

@@ -25,7 +25,7 @@ pub fn contend(url: &str, args: &[&str]) -> Command {
 /// Runs it to its end: exit code, standard output and standard error.
 pub fn run(url: &str, args: &[&str]) -> (i32, String, String) {
     let mut command = contend(url, args);
-    // Whatever does not end by itself fails here, and does not hang.
+    // A program that does not end by itself fails here, and does not hang.
     let output = within(PATIENCE, || command.stdin(Stdio::null()).output());
     let output: Output = output.expect("contend runs");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("it writes text");
@@ -50,8 +50,30 @@ pub struct Program {
 
 impl Program {
     pub fn start(url: &str, args: &[&str]) -> Program {
+        let (mut child, sender, lines) = Program::spawn(url, args);
+        read(child.stdout.take().expect("a pipe"), sender.clone());
+        read(child.stderr.take().expect("a pipe"), sender);
+        Program {
+            child,
+            lines,
+            seen: Vec::new(),
+        }
+    }
+
+    /// Starts it with streams whose readers have gone away.
+    pub fn start_unread(url: &str, args: &[&str]) -> Program {
+        let (mut child, _, lines) = Program::spawn(url, args);
+        drop((child.stdout.take(), child.stderr.take()));
+        Program {
+            child,
+            lines,
+            seen: Vec::new(),
+        }
+    }
+
+    fn spawn(url: &str, args: &[&str]) -> (Child, Sender<String>, Receiver<String>) {
         // It does not outlive the test that started it, however that ends.
-        let mut child = Command::new("setpriv")
+        let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--", CONTEND])
             .args(args)
             .env("CONTEND_URL", url)
@@ -61,13 +83,7 @@ impl Program {
             .spawn()
             .expect("contend starts");
         let (sender, lines) = unbounded();
-        read(child.stdout.take().expect("a pipe"), sender.clone());
-        read(child.stderr.take().expect("a pipe"), sender);
-        Program {
-            child,
-            lines,
-            seen: Vec::new(),
-        }
+        (child, sender, lines)
     }
 
     /// The next line, of either stream, that contains `text`.
