@@ -367,8 +367,6 @@ impl ScheduledJob {
 /// An error and its sources in one line.
 pub(super) fn chain(error: &(dyn StdError + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
-    causes
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
+    let causes: Vec<String> = causes.map(ToString::to_string).collect();
+    causes.join(": ")
 }

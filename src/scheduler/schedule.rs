@@ -251,7 +251,21 @@ impl fmt::Display for Schedule {
         match &self.times {
             Times::Every(period) => write!(f, "every {period:?}"),
             Times::WithDelay(period) => write!(f, "{period:?} after each run"),
-            Times::OfDay(time) => time.fmt(f),
+            Times::OfDay(TimeOfDay {
+                days,
+                time,
+                zone_name,
+                ..
+            }) => {
+                let days: Vec<String> = days.iter().map(|day| format!("{day:?}")).collect();
+                let is_daily = days.len() == Weekday::ALL.len();
+                let days = if is_daily {
+                    "daily".to_owned()
+                } else {
+                    days.join(", ")
+                };
+                write!(f, "{days} at {time} {zone_name}")
+            }
         }
     }
 }
@@ -298,14 +312,11 @@ pub(super) struct Plan {
 impl Plan {
     /// Begins a leadership, `age` after the last run that was recorded.
     pub(super) fn new(schedule: &Schedule, now: Clocks, age: Option<Duration>, dice: f64) -> Plan {
-        let boot = now.boot;
-        let now = schedule.clock(now);
-        let due = match (&schedule.times, age) {
-            (Times::OfDay(time), Some(age)) => {
-                time.after(now.saturating_sub(age) + TOLERANCE_OF_DAY)
-            }
+        let (boot, now) = (now.boot, schedule.clock(now));
+        let due = match (&schedule.times, age.map(|age| now.saturating_sub(age))) {
+            (Times::OfDay(time), Some(last)) => time.after(last + TOLERANCE_OF_DAY),
             (Times::OfDay(time), None) => time.after(now + schedule.initial_delay),
-            (_, Some(age)) => now.saturating_sub(age) + schedule.period(),
+            (_, Some(last)) => last + schedule.period(),
             (_, None) => now + schedule.initial_delay,
         };
         let apart = age.map_or(Duration::ZERO, |age| schedule.at_least.saturating_sub(age));
@@ -320,38 +331,27 @@ impl Plan {
     /// Returns how long to wait for the next run; zero if it is to begin now. Leaves runs out that were
     /// missed, if that is what the schedule asks for.
     pub(super) fn wait(&mut self, clocks: Clocks) -> Duration {
-        let now = self.schedule.clock(clocks);
-        if self.schedule.missed == Missed::Skip {
-            self.skip(now);
+        let schedule = &self.schedule;
+        let now = schedule.clock(clocks);
+        let not_missed = now.saturating_sub(schedule.tolerance() + schedule.jitter);
+        if schedule.missed == Missed::Skip && self.due < not_missed {
+            self.due = match &schedule.times {
+                Times::OfDay(time) => time.after(not_missed),
+                Times::Every(period) | Times::WithDelay(period) => {
+                    let behind = (not_missed - self.due).as_nanos();
+                    let skipped = behind.next_multiple_of(period.as_nanos());
+                    self.due + Duration::from_nanos(u64::try_from(skipped).unwrap_or(u64::MAX))
+                }
+            };
         }
         let apart = self.apart_at.saturating_sub(clocks.boot);
         (self.due + self.delay).saturating_sub(now).max(apart)
     }
 
-    /// Goes on to the first run that is not missed.
-    fn skip(&mut self, now: Duration) {
-        let grace = self.schedule.tolerance() + self.schedule.jitter;
-        let not_missed = now.saturating_sub(grace);
-        if self.due >= not_missed {
-            return;
-        }
-        self.due = match &self.schedule.times {
-            Times::OfDay(time) => time.after(not_missed),
-            Times::Every(period) | Times::WithDelay(period) => {
-                let missed = (not_missed - self.due)
-                    .as_nanos()
-                    .div_ceil(period.as_nanos());
-                let skipped = u64::try_from(missed * period.as_nanos()).unwrap_or(u64::MAX);
-                self.due + Duration::from_nanos(skipped)
-            }
-        };
-    }
-
     /// Returns how late the next run is, if it begins now.
     pub(super) fn late(&self, clocks: Clocks) -> Duration {
-        self.schedule
-            .clock(clocks)
-            .saturating_sub(self.due + self.delay)
+        let now = self.schedule.clock(clocks);
+        now.saturating_sub(self.due + self.delay)
     }
 
     /// Returns when the next run is due, as time since the epoch.
@@ -410,9 +410,7 @@ impl FromStr for Weekday {
         let mut days = Weekday::ALL.into_iter();
         let found = days.find(|day| {
             let name = format!("{day:?}");
-            [&name, &name[..3]]
-                .iter()
-                .any(|it| text.eq_ignore_ascii_case(it))
+            name.eq_ignore_ascii_case(text) || name[..3].eq_ignore_ascii_case(text)
         });
         let help = "is not a day of the week; write one such as monday or mon";
         found.ok_or_else(|| Error::invalid(format!("{text:?} {help}")))
@@ -456,10 +454,8 @@ impl TimeOfDay {
     /// gap; where the clocks show it twice, it is the first.
     fn after(&self, wall: Duration) -> Duration {
         let instant = SignedDuration::try_from(wall).and_then(Timestamp::from_duration);
-        let today = self
-            .zone
-            .to_datetime(instant.unwrap_or(Timestamp::MAX))
-            .date();
+        let instant = instant.unwrap_or(Timestamp::MAX);
+        let today = self.zone.to_datetime(instant).date();
         // From yesterday, whose time a gap may move past midnight, to the same day next week and a day more.
         (-1..=8)
             .filter_map(|days| today.checked_add(days.days()).ok())
@@ -471,17 +467,6 @@ impl TimeOfDay {
             .filter_map(|instant| Duration::try_from(instant.as_duration()).ok())
             .find(|instant| *instant > wall)
             .unwrap_or(Duration::MAX / 4)
-    }
-}
-
-impl fmt::Display for TimeOfDay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let days: Vec<String> = self.days.iter().map(|day| format!("{day:?}")).collect();
-        let days = match days.len() {
-            7 => "daily".to_owned(),
-            _ => days.join(", "),
-        };
-        write!(f, "{days} at {} {}", self.time, self.zone_name)
     }
 }
 

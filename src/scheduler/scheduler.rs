@@ -384,8 +384,11 @@ impl RunReport {
             RunOutcomeKind::Lost => Level::Warn,
         };
         let (mutex, kind, took) = (&self.mutex, self.kind, self.took);
-        let error = self.error.as_ref().map(|error| chain(&**error));
-        let error = error.map_or_else(String::new, |error| format!(": {error}"));
+        let error = self
+            .error
+            .as_ref()
+            .map(|error| format!(": {}", chain(&**error)));
+        let error = error.unwrap_or_default();
         log::log!(
             level,
             "{mutex}: scheduled work: {kind} after {took:?}{error}"

@@ -35,7 +35,7 @@ pub fn scheduled_work_runs_on_one_leader_and_fails_over(subject: &Subject) {
     let mut last = 0;
     let mut left: Vec<_> = schedulers.iter().collect();
     while !left.is_empty() {
-        wait_until(PATIENCE, "somebody works", || {
+        wait_until(PATIENCE, "one of them works", || {
             left.iter().any(|(_, runs, _)| !runs.is_empty())
         });
         let leader = left
@@ -161,7 +161,7 @@ pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
     let began = Instant::now();
     assert!(!cancelled.recv_timeout(PATIENCE).unwrap());
     assert!(!scheduler.is_leader());
-    // Told in time: the backend keeps the lease through the transition, and nobody else leads yet.
+    // Told in time: the backend keeps the lease through the transition, and no other scheduler leads yet.
     println!(
         "{mutex}: cancelled {:?} after the last renewal could be made",
         began.elapsed()
@@ -171,7 +171,7 @@ pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
     assert_eq!(
         runs.load(Ordering::SeqCst),
         before,
-        "nobody leads, nothing runs"
+        "nothing runs without a leader"
     );
 
     broken.store(false, Ordering::SeqCst);

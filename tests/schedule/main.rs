@@ -13,8 +13,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use contend::{Schedule, Weekday};
 use zookeeper::{Acl, CreateMode, Permission, ZooKeeper};
 
 use testbed::{MariaDbServer, Output, Process, RedisServer, ZooKeeperServer, wait_until, within};
@@ -278,6 +279,30 @@ fn restarted_server() {
     at_once([&redis, &mysql, &zookeeper]);
 }
 
+/// Thursday's record must still be there on Monday: else a Monday that was missed is not made up for.
+#[test]
+fn record_outlives_the_longest_gap() {
+    let server = RedisServer::start();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let soon = now.as_secs() + 3;
+    let (day, second) = (soon / 86_400, soon % 86_400);
+    let time = [second / 3600, second / 60 % 60, second % 60].map(|part| format!("{part:02}"));
+    // 1970-01-01 was a Thursday.
+    let weekday = |day: u64| Weekday::ALL[usize::try_from((day + 3) % 7).unwrap()];
+    let days = [weekday(day), weekday(day + 3)];
+    let weekly = Schedule::weekly_at(days, &time.join(":"), "UTC").unwrap();
+    let factory = contend::connect(&server.url()).unwrap();
+    let (sender, runs) = crossbeam_channel::unbounded();
+    let scheduler = factory.scheduler("weekly");
+    let scheduler = scheduler.start(weekly, move |_| sender.send(())).unwrap();
+    runs.recv_timeout(PATIENCE).unwrap();
+    let left = server.cli(&["PTTL", "simba:{weekly}:run"]);
+    scheduler.stop().unwrap();
+    let left = Duration::from_millis(left.trim().parse().unwrap());
+    println!("redis: the record of a run is kept for {left:?}");
+    assert!(left > Duration::from_secs(366 * 24 * 3600), "{left:?}");
+}
+
 /// Whether a warning says that the record of runs cannot be read or written. Both are denied where one key has it.
 fn is_about_records(line: &str) -> bool {
     line.contains("cannot record a run") || line.contains("cannot read when the last run was")
@@ -327,7 +352,7 @@ fn record_run_fails() {
         let url = with_lease(&format!("mysql://half:pw@{address}"));
         runs_all_the_same_if_no_run_can_be_recorded(&Fleet::new(&url, "unrecorded", PERIOD));
     };
-    // The node that carries the last run is somebody else's: contenders come and go, its data stays.
+    // The node that carries the last run is another user's: contenders come and go, its data stays.
     let zookeeper = || {
         let server = ZooKeeperServer::start();
         let fleet = Fleet::new(&with_lease(&server.url()), "unrecorded", PERIOD);

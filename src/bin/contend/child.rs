@@ -32,23 +32,20 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 pub struct Terms<'a> {
     /// Returns why the command may not run on, if it may not.
     pub revoked: &'a dyn Fn() -> Option<&'static str>,
-    /// How long after SIGTERM a command that may not run on is ended with SIGKILL.
+    /// How long after SIGTERM a command that may not run on is ended with SIGKILL: half of the time in which no other
+    /// contender can own. A quarter may have passed when the loss is seen.
     pub grace: Duration,
     /// Signals to pass on to the command.
     pub signals: &'a Receiver<i32>,
 }
 
 /// How a command came to its end.
-pub enum End {
-    /// By itself, with this exit code.
-    Exited(u8),
+pub struct End {
+    pub code: u8,
     /// It was ended, because it might not run on.
-    Ended {
-        /// This program was told to end meanwhile.
-        interrupted: bool,
-        /// The command's exit code nevertheless.
-        code: u8,
-    },
+    pub revoked: bool,
+    /// This program was told to end meanwhile.
+    pub interrupted: bool,
 }
 
 /// The command, and the process that ends it should this one die.
@@ -140,16 +137,17 @@ impl Running {
                 recv(look) -> _ => {}
             }
         };
-        let code = exit_code(status);
-        let end = if revoked.is_some() || (terms.revoked)().is_some() {
+        let revoked = revoked.is_some() || (terms.revoked)().is_some();
+        if revoked {
             // What the command started may not have ended with it.
             self.send(Signal::KILL);
-            End::Ended { interrupted, code }
-        } else {
-            End::Exited(code)
-        };
+        }
         let _ = self.guardian.write(DONE);
-        end
+        End {
+            code: exit_code(status),
+            revoked,
+            interrupted,
+        }
     }
 
     fn send(&self, signal: Signal) {

@@ -2,40 +2,22 @@
 
 use std::io::{self, Write};
 
-use crossbeam_channel::Sender;
+use contend::Error;
+use crossbeam_channel::{Receiver, Sender, bounded};
 use jiff::Timestamp;
 use log::{LevelFilter, Log, Metadata, Record};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Console {
-    json: bool,
+    pub json: bool,
     /// Standard output belongs to a command that runs beside this program.
-    has_command: bool,
+    pub has_command: bool,
 }
 
 impl Console {
-    pub fn new(json: bool) -> Console {
-        Console {
-            json,
-            has_command: false,
-        }
-    }
-
-    /// The console of a program that runs this command, if there is one: records go to standard error.
-    pub fn beside(self, command: &[String]) -> Console {
-        Console {
-            has_command: !command.is_empty(),
-            ..self
-        }
-    }
-
-    pub fn is_json(self) -> bool {
-        self.json
-    }
-
     /// Writes a record: the object with `--json`, and the text otherwise.
     pub fn record(self, json: &Value, text: impl FnOnce() -> String) -> Result<(), Failure> {
         self.line(&if self.json { json.to_string() } else { text() })
@@ -54,19 +36,19 @@ impl Console {
     }
 
     /// Says why the program ends.
-    pub fn failure(self, failure: Failure) {
-        let Failure {
+    pub fn failure(
+        self,
+        Failure {
             code,
             kind,
             message,
-        } = failure;
+        }: &Failure,
+    ) {
+        let json = json!({"error": message, "kind": kind, "code": code});
         match self.json {
             _ if message.is_empty() => {}
-            true => {
-                let json = json!({"error": message, "kind": kind, "code": code});
-                write_error(&json.to_string());
-            }
-            false => self::message(&message),
+            true => write_error(&json.to_string()),
+            false => self::message(message),
         }
     }
 }
@@ -74,14 +56,35 @@ impl Console {
 /// Tells what becomes of one contender.
 #[derive(Clone)]
 pub struct Reporter {
-    pub console: Console,
-    pub mutex: String,
-    pub id: String,
-    /// Hears that what is told cannot be written: then there is nothing to contend for.
-    pub unread: Sender<Failure>,
+    console: Console,
+    mutex: String,
+    id: String,
+    unread: Sender<Failure>,
 }
 
 impl Reporter {
+    /// Returns what hears, too, that its records cannot be written: then there is nothing to contend for. Beside a
+    /// command, to which standard output belongs, they go to standard error.
+    pub fn new(
+        console: Console,
+        mutex: &str,
+        id: &str,
+        command: &[String],
+    ) -> (Reporter, Receiver<Failure>) {
+        let (unread, no_reader) = bounded(1);
+        let has_command = !command.is_empty();
+        let reporter = Reporter {
+            console: Console {
+                has_command,
+                ..console
+            },
+            mutex: mutex.to_owned(),
+            id: id.to_owned(),
+            unread,
+        };
+        (reporter, no_reader)
+    }
+
     pub fn tell(&self, event: &str, mut json: Value) {
         let (mutex, id, at) = (&self.mutex, &self.id, now_ms());
         let mut text = format!("{} {mutex}: {id} {event}", date(at));
@@ -111,20 +114,26 @@ fn write_error(line: &str) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
+/// Says for what the program waits. From here on, it shows warnings too.
+pub fn waiting(error: &Error) {
+    message(&format!("waiting: {error}"));
+    log::set_max_level(log::max_level().max(LevelFilter::Warn));
+}
+
 struct Logger;
 
-/// Shows the library's log: warnings, or more.
-pub fn show_log(verbose: u8) {
+/// Shows the library's log: errors, warnings of what runs for long, or more.
+pub fn show_log(verbose: u8, runs_for_long: bool) {
     let level = match verbose {
+        0 if !runs_for_long => LevelFilter::Error,
         0 => LevelFilter::Warn,
         1 => LevelFilter::Info,
         2 => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     };
     // Fails only where there is a logger already, and there is none.
-    if log::set_logger(&Logger).is_ok() {
-        log::set_max_level(level);
-    }
+    let _ = log::set_logger(&Logger);
+    log::set_max_level(level);
 }
 
 impl Log for Logger {
@@ -135,12 +144,8 @@ impl Log for Logger {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            message(&format!(
-                "{} {} {}",
-                date(now_ms()),
-                record.level(),
-                record.args()
-            ));
+            let (at, level, text) = (date(now_ms()), record.level(), record.args());
+            message(&format!("{at} {level} {text}"));
         }
     }
 

@@ -2,11 +2,11 @@
 
 use clap::Args;
 use contend::{Event, EventKind, MutexContendService};
-use crossbeam_channel::{Receiver, bounded, select, unbounded};
+use crossbeam_channel::{Receiver, select, unbounded};
 use serde_json::json;
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
-use crate::child::{self, End, Terms};
+use crate::child::{self, Terms};
 use crate::console::{Console, Reporter};
 use crate::exit::Failure;
 use crate::options::{Connection, Contender, ContenderOptions};
@@ -41,13 +41,8 @@ impl Elect {
         let factory = connection.checked_factory()?;
         let contender = self.contender.on(&factory);
         let (sender, acquired) = unbounded();
-        let (unread, no_reader) = bounded(1);
-        let reporter = Reporter {
-            console: console.beside(&self.command),
-            mutex: self.mutex.clone(),
-            id: contender.id.clone(),
-            unread,
-        };
+        let (reporter, no_reader) =
+            Reporter::new(console, &self.mutex, &contender.id, &self.command);
         // Callbacks and not a channel, so that what is printed is true at the time that is printed: the callback for
         // Released has run before the release is sent.
         let callback = {
@@ -94,27 +89,23 @@ impl Elect {
                 },
                 recv(no_reader) -> failure => return failure.map_or(Ok(0), Err),
             };
-            let Some(fence) = fence.filter(|_| !self.command.is_empty()) else {
+            let leads = |fence: &u64| service.fence() == Some(*fence);
+            let Some(fence) = fence.filter(|it| leads(it) && !self.command.is_empty()) else {
                 continue;
             };
-            let leads = || service.fence() == Some(fence);
-            if !leads() {
-                continue;
-            }
             let terms = Terms {
-                revoked: &|| (!leads()).then_some("no longer the leader"),
-                grace: contender.grace(),
+                revoked: &|| (!leads(&fence)).then_some("no longer the leader"),
+                grace: contender.transition / 2,
                 signals,
             };
             let environment = [
                 ("CONTEND_FENCE", fence.to_string()),
                 ("CONTEND_MUTEX", self.mutex.clone()),
             ];
-            match child::run(&self.command, environment, &terms)? {
-                End::Exited(code) => return Ok(code),
-                // The command took the signal too, but it was meant for contend.
-                End::Ended { interrupted, .. } if interrupted => return Ok(0),
-                End::Ended { .. } => {}
+            let end = child::run(&self.command, environment, &terms)?;
+            // The command took the signal too, but it was meant for contend.
+            if end.interrupted || !end.revoked {
+                return Ok(if end.revoked { 0 } else { end.code });
             }
         }
     }

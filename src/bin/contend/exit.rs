@@ -42,47 +42,42 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The words on the command line contradict each other.
-    pub fn usage(message: impl Into<String>) -> Failure {
+    fn new(code: u8, kind: impl ToString, message: impl Into<String>) -> Failure {
         Failure {
-            code: USAGE,
-            kind: "usage".to_owned(),
+            code,
+            kind: kind.to_string(),
             message: message.into(),
         }
+    }
+
+    /// The words on the command line contradict each other.
+    pub fn usage(message: &str) -> Failure {
+        Failure::new(USAGE, "usage", message)
     }
 
     /// The command could not be started.
     pub fn command(program: &str, error: &io::Error) -> Failure {
         let not_found = error.kind() == io::ErrorKind::NotFound;
-        Failure {
-            code: if not_found { NOT_FOUND } else { NOT_EXECUTABLE },
-            kind: "command".to_owned(),
-            message: format!("cannot run {program:?}: {error}"),
-        }
+        let code = if not_found { NOT_FOUND } else { NOT_EXECUTABLE };
+        Failure::new(code, "command", format!("cannot run {program:?}: {error}"))
     }
 
     /// Standard output cannot be written to: its reader has gone away, or a disk is full.
     pub fn output(error: &io::Error) -> Failure {
-        let (code, message) = match error.kind() {
-            io::ErrorKind::BrokenPipe => (SIGNAL + 13, String::new()),
-            _ => (OUTPUT, format!("cannot write the output: {error}")),
-        };
-        let kind = "output".to_owned();
-        Failure {
-            code,
-            kind,
-            message,
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Failure::new(SIGNAL + 13, "output", "");
         }
+        Failure::new(
+            OUTPUT,
+            "output",
+            format!("cannot write the output: {error}"),
+        )
     }
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure {
-            code: code(error.kind()),
-            kind: error.kind().to_string(),
-            message: error.to_string(),
-        }
+        Failure::new(code(error.kind()), error.kind(), error.to_string())
     }
 }
 

@@ -7,7 +7,7 @@ use clap::Args;
 use contend::{Cancel, Error, ErrorKind, Factory, Guard, Locker};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
-use crate::child::{self, End, Terms};
+use crate::child::{self, Terms};
 use crate::console::{self, Console};
 use crate::exit::{self, Failure, LOST};
 use crate::options::{Connection, Contender, ContenderOptions, Patience, duration};
@@ -75,12 +75,11 @@ impl Lock {
         ];
         let terms = Terms {
             revoked: &|| (!guards.values().all(Guard::is_valid)).then_some("the lock was lost"),
-            grace: contender.grace(),
+            grace: contender.transition / 2,
             signals: &signals,
         };
-        let End::Exited(mut code) = child::run(&self.command, environment, &terms)? else {
-            return Ok(LOST);
-        };
+        let end = child::run(&self.command, environment, &terms)?;
+        let mut code = if end.revoked { LOST } else { end.code };
         for (mutex, guard) in guards.into_iter().rev() {
             match guard.unlock() {
                 Ok(()) => {}
@@ -127,7 +126,7 @@ impl Lock {
     fn lock(&self, locker: &Locker, timeout: Option<Duration>) -> Result<Guard, Error> {
         match (locker.try_lock(), timeout) {
             (Err(error), timeout) if error.is_transient() && !self.patience.no_wait => {
-                console::message(&format!("waiting: {error}"));
+                console::waiting(&error);
                 timeout.map_or_else(|| locker.lock(), |timeout| locker.try_lock_for(timeout))
             }
             (locked, _) => locked,

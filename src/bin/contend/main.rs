@@ -82,8 +82,16 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
         }
     };
-    let console = Console::new(line.json);
-    console::show_log(line.verbose);
+    let console = Console {
+        json: line.json,
+        has_command: false,
+    };
+    let command = &line.command;
+    let runs_for_long = matches!(
+        command,
+        Command::Elect(_) | Command::Schedule(_) | Command::Observe(_)
+    );
+    console::show_log(line.verbose, runs_for_long);
     let connection = &line.connection;
     let outcome = match line.command {
         Command::Lock(lock) => lock.run(connection, console),
@@ -96,8 +104,7 @@ fn main() -> ExitCode {
         Command::Ping(ping) => ping.run(connection, console),
     };
     ExitCode::from(outcome.unwrap_or_else(|failure| {
-        let code = failure.code;
-        console.failure(failure);
-        code
+        console.failure(&failure);
+        failure.code
     }))
 }

@@ -87,14 +87,6 @@ impl ContenderOptions {
     }
 }
 
-impl Contender {
-    /// How long a command has between SIGTERM and SIGKILL. A quarter of the transition may have passed when the loss
-    /// is seen.
-    pub fn grace(&self) -> Duration {
-        self.transition / 2
-    }
-}
-
 /// How long a command waits for what it runs under.
 #[derive(Args)]
 pub struct Patience {

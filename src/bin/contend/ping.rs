@@ -25,7 +25,7 @@ impl Ping {
         let began = Instant::now();
         let error = factory.ping(self.timeout).err();
         let took = began.elapsed();
-        if let Some(error) = error.as_ref().filter(|_| !console.is_json()) {
+        if let Some(error) = error.as_ref().filter(|_| !console.json) {
             return Err(error.clone().into());
         }
         let (realm, kind) = (factory.realm(), error.as_ref().map(Error::kind));

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use contend::{Context, Missed, Weekday};
-use crossbeam_channel::{bounded, never, select};
+use crossbeam_channel::{never, select};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::child::{self, End, Terms};
+use crate::child::{self, Terms};
 use crate::console::{self, Console, Reporter};
 use crate::exit::{Failure, LOST};
 use crate::options::{Connection, ContenderOptions, duration};
@@ -45,13 +45,14 @@ pub struct Schedule {
     )]
     zone: String,
 
-    /// Runs only on these days of the week, such as mon,thu [default: every day].
+    /// Runs only on these days of the week [default: every day].
     #[arg(
         long,
         requires = "daily_at",
-        // What conflicts with the required one would count in its place.
         conflicts_with_all = ["every", "delay"],
         value_delimiter = ',',
+        default_value = "mon,tue,wed,thu,fri,sat,sun",
+        hide_default_value = true,
         value_name = "DAY,.."
     )]
     days: Vec<Weekday>,
@@ -94,22 +95,18 @@ impl Schedule {
         let signals = signals::receive(&[SIGTERM, SIGINT]);
         let factory = connection.checked_factory()?;
         let contender = self.contender.on(&factory);
-        let (unread, no_reader) = bounded(1);
-        let reporter = Reporter {
-            console: console.beside(&self.command),
-            mutex: self.mutex,
-            id: contender.id.clone(),
-            unread,
-        };
+        let (reporter, no_reader) =
+            Reporter::new(console, &self.mutex, &contender.id, &self.command);
         let job = Job {
             reporter: reporter.clone(),
+            mutex: self.mutex.clone(),
             command: self.command,
             stop_within: self.stop_within,
-            grace: contender.grace(),
+            grace: contender.transition / 2,
         };
         reporter.tell("started", json!({"fence": null, "code": null}));
         let scheduler = factory
-            .scheduler(&reporter.mutex)
+            .scheduler(self.mutex)
             .id(&contender.id)
             .ttl(contender.ttl)
             .transition(contender.transition)
@@ -131,12 +128,8 @@ impl Schedule {
             (Some(every), ..) => contend::Schedule::every(every),
             (_, Some(delay), _) => contend::Schedule::with_delay(delay),
             (.., time) => {
-                let days = match &self.days[..] {
-                    [] => &Weekday::ALL,
-                    days => days,
-                };
-                let time = time.as_deref().unwrap_or_default();
-                contend::Schedule::weekly_at(days.iter().copied(), time, &self.zone)?
+                let (days, time) = (self.days.iter().copied(), time.as_deref());
+                contend::Schedule::weekly_at(days, time.unwrap_or_default(), &self.zone)?
             }
         };
         Ok(match self.skip_missed {
@@ -149,6 +142,7 @@ impl Schedule {
 /// What runs on the leader.
 struct Job {
     reporter: Reporter,
+    mutex: String,
     command: Vec<String>,
     stop_within: Duration,
     grace: Duration,
@@ -176,13 +170,11 @@ impl Job {
         };
         let environment = [
             ("CONTEND_FENCE", fence.to_string()),
-            ("CONTEND_MUTEX", self.reporter.mutex.clone()),
+            ("CONTEND_MUTEX", self.mutex.clone()),
         ];
         let code = match child::run(&self.command, environment, &terms) {
-            Ok(End::Exited(code)) => code,
-            // Told to stop, which took nothing from the command.
-            Ok(End::Ended { code, .. }) if context.is_leader() => code,
-            Ok(End::Ended { .. }) => LOST,
+            Ok(end) if end.revoked && !context.is_leader() => LOST,
+            Ok(end) => end.code,
             Err(failure) => {
                 console::message(&failure.message);
                 failure.code

@@ -239,10 +239,9 @@ fn run(
         grace: ttl / 8,
         signals: &signals,
     };
-    let End::Exited(code) = child::run(command, environment, &terms)? else {
-        return Ok(LOST);
-    };
+    let End { code, revoked, .. } = child::run(command, environment, &terms)?;
     match guard.release() {
+        _ if revoked => Ok(LOST),
         Ok(()) => Ok(code),
         Err(error) if error.kind() == ErrorKind::Lost => Ok(LOST),
         // They were held when the command had ended.
@@ -262,7 +261,7 @@ fn acquire(
 ) -> Result<PermitGuard, Error> {
     match semaphores.guard(request, Wait::at_most(Duration::ZERO).cancel(cancel)) {
         Err(error) if error.is_transient() && !patience.no_wait => {
-            console::message(&format!("waiting: {error}"));
+            console::waiting(&error);
             let wait = patience.timeout.map_or_else(Wait::forever, Wait::at_most);
             semaphores.guard(request, wait.cancel(cancel))
         }

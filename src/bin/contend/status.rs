@@ -1,7 +1,7 @@
 //! `contend status`: who owns what, since when, and who waits.
 
 use clap::Args;
-use contend::{Error, Factory, MutexOwner, Participant};
+use contend::{MutexOwner, Participant};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
@@ -31,13 +31,19 @@ struct Row {
 impl Status {
     pub fn run(&self, connection: &Connection, console: Console) -> Result<u8, Failure> {
         let factory = connection.factory()?;
-        let names = match self.mutexes.is_empty() {
-            true => factory.list()?.iter().map(ToString::to_string).collect(),
-            false => self.mutexes.clone(),
+        let names = match &self.mutexes[..] {
+            [] => factory.list()?.iter().map(ToString::to_string).collect(),
+            names => names.to_vec(),
         };
-        let rows = names.into_iter().map(|mutex| Row::read(&factory, mutex));
-        let rows = rows.collect::<Result<Vec<Row>, Error>>()?;
-        if console.is_json() {
+        let mut rows = Vec::new();
+        for mutex in names {
+            rows.push(Row {
+                owner: factory.owner(&mutex)?,
+                waiting: factory.participants(&mutex)?,
+                mutex,
+            });
+        }
+        if console.json {
             for row in &rows {
                 console.line(&row.json().to_string())?;
             }
@@ -51,14 +57,6 @@ impl Status {
 }
 
 impl Row {
-    fn read(factory: &Factory, mutex: String) -> Result<Row, Error> {
-        Ok(Row {
-            owner: factory.owner(&mutex)?,
-            waiting: factory.participants(&mutex)?,
-            mutex,
-        })
-    }
-
     fn json(&self) -> Value {
         let owner = Some(&self.owner).filter(|owner| owner.has_owner());
         let left = |end: u64| end.saturating_sub(self.owner.backend_now());

@@ -26,7 +26,7 @@ fn plan(schedule: &Schedule, now_ms: u64, age: Option<Duration>) -> Plan {
 }
 
 #[test]
-fn a_leader_without_a_record_begins_after_the_initial_delay() {
+fn unrecorded_schedule_begins_after_initial_delay() {
     for schedule in [Schedule::every(secs(10)), Schedule::with_delay(secs(10))] {
         let mut first = plan(&schedule.initial_delay(secs(3)), 50_000, None);
         assert_eq!(first.wait(at(50_000)), secs(3));
@@ -37,9 +37,9 @@ fn a_leader_without_a_record_begins_after_the_initial_delay() {
     }
 }
 
-/// DESIGN section 6: period less age. The age may be more than the machine has been up.
+/// Period less age. The age may be more than the machine has been up.
 #[test]
-fn a_new_leader_goes_on_where_the_last_one_was() {
+fn new_leader_goes_on() {
     for schedule in [Schedule::every(secs(10)), Schedule::with_delay(secs(10))] {
         let schedule = schedule.initial_delay(secs(3));
         assert_eq!(
@@ -62,7 +62,7 @@ fn a_new_leader_goes_on_where_the_last_one_was() {
 }
 
 #[test]
-fn a_rate_keeps_its_beat_and_a_late_run_moves_it() {
+fn late_run_moves_the_beat() {
     let mut plan = plan(&Schedule::every(secs(1)), 1_000, None);
     assert_eq!(plan.wait(at(1_000)), ms(0));
     plan.ran((at(1_000), at(1_300)), 0.0);
@@ -82,7 +82,7 @@ fn a_rate_keeps_its_beat_and_a_late_run_moves_it() {
 }
 
 #[test]
-fn skipped_runs_are_left_out_and_the_beat_stays() {
+fn skipped_runs_keep_the_beat() {
     let schedule = Schedule::every(secs(100)).missed(Missed::Skip);
     // A new leader, 2.3 periods after the last run.
     assert_eq!(
@@ -103,7 +103,7 @@ fn skipped_runs_are_left_out_and_the_beat_stays() {
 }
 
 #[test]
-fn a_delay_rests_after_the_end() {
+fn delay_counts_from_the_end() {
     let mut plan = plan(&Schedule::with_delay(secs(1)), 1_000, None);
     plan.ran((at(1_000), at(5_030)), 0.0);
     assert_eq!(plan.wait(at(5_030)), secs(1));
@@ -113,7 +113,7 @@ fn a_delay_rests_after_the_end() {
 fn runs_are_at_least_so_far_apart() {
     let nightly = Schedule::daily_at("02:30", "UTC").unwrap();
     let nightly = nightly.at_least(secs(12 * 3600));
-    // Somebody ran it at 20:00.
+    // It ran at 20:00.
     let two = secs(2 * 3600);
     let mut tonight = Plan::new(&nightly, at(2 * 3_600_000), Some(secs(6 * 3600)), 0.0);
     assert_eq!(tonight.wait(at(2 * 3_600_000)), secs(6 * 3600));
@@ -132,7 +132,7 @@ fn runs_are_at_least_so_far_apart() {
 }
 
 #[test]
-fn jitter_puts_each_run_off_and_does_not_add_up() {
+fn jitter_does_not_add_up() {
     let schedule = Schedule::every(secs(10)).jitter(secs(4));
     let mut plan = Plan::new(&schedule, at(0), None, 0.5);
     assert_eq!(plan.wait(at(0)), secs(2));
@@ -158,7 +158,7 @@ fn short_periods_are_not_recorded() {
 }
 
 #[test]
-fn mistakes_are_refused_with_what_is_right() {
+fn mistakes_are_refused() {
     for (schedule, says) in [
         (Schedule::every(ms(0)), "never rest"),
         (Schedule::with_delay(ms(0)), "never rest"),
@@ -236,14 +236,14 @@ fn times_of_day_are_those_of_the_zone() {
 }
 
 #[test]
-fn a_time_of_day_that_a_leader_missed_is_made_up_for_once_or_skipped() {
+fn missed_time_of_day_is_made_up_or_skipped() {
     let clocks = |hours: f64| Clocks {
         boot: BEFORE_BOOT + Duration::from_secs_f64(hours * 3600.0),
         wall: Duration::from_secs_f64(MARCH as f64 + hours * 3600.0),
     };
     let hours = |hours: f64| Duration::from_secs_f64(hours * 3600.0);
     let nightly = Schedule::daily_at("02:30", "UTC").unwrap();
-    // The last run was yesterday's; nobody led until nine.
+    // The last run was yesterday's; no process led until nine.
     let mut late = Plan::new(&nightly, clocks(9.0), Some(hours(30.5)), 0.0);
     assert_eq!(late.wait(clocks(9.0)), ms(0));
     assert_eq!(late.late(clocks(9.0)), hours(6.5));
@@ -284,7 +284,7 @@ fn missed_monday_is_made_up_for() {
 }
 
 #[test]
-fn wall_clocks_that_differ_or_are_set_back_run_no_time_of_day_twice() {
+fn differing_clocks_run_nothing_twice() {
     let clocks = |seconds: u64| Clocks {
         boot: BEFORE_BOOT + secs(seconds),
         wall: secs(MARCH + seconds),
@@ -339,7 +339,7 @@ fn runs(time: &str, zone: &str, start: &str, days: u64) -> Vec<String> {
 
 #[cfg(feature = "timezones")]
 #[test]
-fn clocks_set_forward_delay_the_run_by_as_much() {
+fn gap_delays_the_run() {
     assert_eq!(
         runs("02:30", "Europe/Berlin", "2026-03-27T12:00:00Z", 4),
         [
@@ -363,7 +363,7 @@ fn clocks_set_forward_delay_the_run_by_as_much() {
 
 #[cfg(feature = "timezones")]
 #[test]
-fn clocks_set_back_over_a_time_run_it_once() {
+fn fold_runs_once() {
     assert_eq!(
         runs("02:30", "Europe/Berlin", "2026-10-23T12:00:00Z", 4),
         [
@@ -487,7 +487,7 @@ fn history(schedule: &Schedule, dice: &mut StdRng) {
 
 /// Never two runs closer than promised, never a gap longer than the period and the fail-over.
 #[test]
-fn any_history_of_leaders_keeps_its_promises() {
+fn any_history_keeps_its_promises() {
     for seed in 0..100_000 {
         let mut dice = StdRng::seed_from_u64(seed);
         let period = ms(dice.random_range(1_000..100_000_000));
@@ -510,9 +510,9 @@ fn any_history_of_leaders_keeps_its_promises() {
     }
 }
 
-/// A time of day is run once a day whatever happens, and not at all only if nobody led or it was skipped.
+/// A time of day is run once a day whatever happens, and not at all only without a leader or if it was skipped.
 #[test]
-fn any_history_of_leaders_runs_a_time_of_day_at_most_once() {
+fn any_history_runs_a_time_of_day_once() {
     for seed in 0..3_000 {
         let mut dice = StdRng::seed_from_u64(seed);
         let schedule = Schedule::daily_at("02:30", "UTC").unwrap();
@@ -551,7 +551,7 @@ fn any_history_of_leaders_runs_a_time_of_day_at_most_once() {
                 now += ms(dice.random_range(0..3_600_000));
                 plan.ran((clocks(began), clocks(now)), 0.0);
             }
-            // Rolled over at once, mostly; sometimes nobody leads for days.
+            // Rolled over at once, mostly; sometimes there is no leader for days.
             now += match dice.random_range(0..4) {
                 0 => ms(dice.random_range(0..50 * 3_600_000)),
                 _ => ms(dice.random_range(0..2_000)),
