@@ -204,7 +204,7 @@ impl fmt::Debug for Scheduler {
 ///     .ttl(Duration::from_secs(5))
 ///     .transition(Duration::from_secs(20)) // what running work may need to stop
 ///     .stop_within(Duration::from_secs(60))
-///     .on_outcome(|report| println!("{} after {:?}", report.kind, report.took))
+///     .on_outcome(|report| println!("{:?} after {:?}", report.kind, report.took))
 ///     .build(Schedule::with_delay(Duration::from_secs(300)), |context| {
 ///         println!("cleaning up with fence {}", context.fence());
 ///     })?;
@@ -391,7 +391,7 @@ impl RunReport {
         let error = error.unwrap_or_default();
         log::log!(
             level,
-            "{mutex}: scheduled work: {kind} after {took:?}{error}"
+            "{mutex}: scheduled work: {kind:?} after {took:?}{error}"
         );
     }
 }
