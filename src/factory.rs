@@ -70,8 +70,9 @@ impl Core {
         sent: Moment,
         error: Option<&Error>,
     ) -> bool {
-        self.link.lock().note(sent, error);
-        match (shared.note(sent, error), error) {
+        let now = Moment::now();
+        self.link.lock().note(sent, now, error);
+        match (shared.note(sent, now, error), error) {
             (true, Some(error)) => log::warn!("{who}: {error}; trying again"),
             (true, None) => log::info!("{who}: the backend answers again"),
             (false, _) => return false,
@@ -307,7 +308,8 @@ impl Factory {
         let core = self.core()?;
         let sent = Moment::now();
         let outcome = core.backend.ping(sent + timeout);
-        core.link.lock().note(sent, outcome.as_ref().err());
+        let error = outcome.as_ref().err();
+        core.link.lock().note(sent, Moment::now(), error);
         outcome
     }
 

@@ -105,6 +105,7 @@ impl Runner {
 
     /// Ends belief; the lease is still to be released.
     pub(crate) fn step_down(&mut self, reason: LossReason) -> Option<Change> {
+        self.machine.belief()?;
         self.decide(|machine, now| machine.step_down(now, reason))
     }
 
@@ -168,15 +169,15 @@ impl Runner {
         &mut self,
         decide: impl FnOnce(&mut Contention, Moment) -> Option<Change>,
     ) -> Option<Change> {
-        let (change, before) = {
+        let (change, now, before) = {
             let mut belief = self.shared.belief();
-            let before = *belief;
-            let change = decide(&mut self.machine, Moment::now());
+            let (before, now) = (*belief, Moment::now());
+            let change = decide(&mut self.machine, now);
             *belief = self.machine.belief();
-            (change, before)
+            (change, now, before)
         };
         if let Some(change) = &change {
-            self.account(change, before.map(|(until, _)| until));
+            self.account(change, now, before.map(|(until, _)| until));
         }
         change
     }
@@ -299,7 +300,7 @@ impl Runner {
     }
 
     /// Logs a change of ownership and tells the probe. `until`: the end of the belief that it ended.
-    fn account(&mut self, change: &Change, until: Option<Moment>) {
+    fn account(&mut self, change: &Change, now: Moment, until: Option<Moment>) {
         let Contender {
             mutex, id, purpose, ..
         } = &self.contender;
@@ -311,7 +312,7 @@ impl Runner {
         match change {
             Change::Acquired(state) => {
                 let fence = state.after().fence();
-                self.gained_at = Moment::now();
+                self.gained_at = now;
                 log::log!(level, "{mutex}: {id} acquired, fence {fence}");
                 probe.tell(|probe| probe.gained(mutex, id, fence));
                 if let Some(woken_at) = self.woken_at.take() {
@@ -322,7 +323,7 @@ impl Runner {
             Change::Released(state, reason) => {
                 let fence = state.before().fence();
                 // A process that was stopped notices late that its belief has ended.
-                let held = Moment::now().min(until.unwrap_or(Moment::FAR)) - self.gained_at;
+                let held = now.min(until.unwrap_or(Moment::FAR)) - self.gained_at;
                 if *reason == LossReason::Released {
                     log::log!(
                         level,

@@ -21,11 +21,11 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Notes how a call that was sent at `sent` ended. Returns `true` if trouble began or ended with it.
-    pub(crate) fn note(&mut self, sent: Moment, error: Option<&Error>) -> bool {
+    /// Notes how a call that was sent at `sent` ended `now`. Returns `true` if trouble began or ended with it.
+    pub(crate) fn note(&mut self, sent: Moment, now: Moment, error: Option<&Error>) -> bool {
         match error {
             None => {
-                self.last_answer = Some(Moment::now());
+                self.last_answer = Some(now);
                 self.failing.take().is_some()
             }
             Some(error) => {
@@ -134,8 +134,8 @@ impl Shared {
         parts.state = MutexState::new(before, owner.clone());
     }
 
-    pub(crate) fn note(&self, sent: Moment, error: Option<&Error>) -> bool {
-        self.parts.lock().link.note(sent, error)
+    pub(crate) fn note(&self, sent: Moment, now: Moment, error: Option<&Error>) -> bool {
+        self.parts.lock().link.note(sent, now, error)
     }
 
     pub(crate) fn contact(&self) -> Contact {

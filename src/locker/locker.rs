@@ -399,7 +399,7 @@ impl Inner {
         if let Some(task) = tenure.task() {
             self.factory.timer.remove(task);
         }
-        if !is_valid() && self.shared.last_error().is_some() {
+        if self.shared.last_error().is_some() && !is_valid() {
             // The backend does not answer, and its holder has nothing to gain from waiting for it.
             return Err(lost(mutex));
         }

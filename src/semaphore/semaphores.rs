@@ -471,7 +471,7 @@ impl SharedSemaphores {
         let sent = Moment::now();
         let outcome = call(&*self.store, sent + limit);
         let failed = outcome.as_ref().err().filter(|error| !is_answer(error));
-        self.core.link.lock().note(sent, failed);
+        self.core.link.lock().note(sent, Moment::now(), failed);
         outcome
     }
 
