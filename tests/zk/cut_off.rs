@@ -10,7 +10,9 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::support::{HANG, PATIENCE, Rivals, assert_within, factory, name, number, session, soon};
+use crate::support::{
+    HANG, PATIENCE, Rivals, Verbs, assert_within, factory, name, number, session, soon,
+};
 use contend::zk::Mode;
 use contend::{Factory, Moment};
 use rand::rngs::StdRng;

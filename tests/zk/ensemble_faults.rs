@@ -5,7 +5,9 @@
 use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::support::{HANG, PATIENCE, Rivals, assert_within, factory, session, soon, wait_for};
+use crate::support::{
+    HANG, PATIENCE, Rivals, Verbs, assert_within, factory, session, soon, wait_for,
+};
 use contend::zk::SessionState;
 use contend::{Factory, Moment};
 use testbed::{ZooKeeperEnsemble, wait_until, within};

@@ -15,6 +15,7 @@ mod ensemble;
 mod ensemble_faults;
 mod faults;
 mod leftovers;
+mod load;
 mod locker;
 mod one_server;
 mod outage;

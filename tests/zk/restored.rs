@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::support::{HANG, PATIENCE, factory, name, session, soon, wait_for};
+use crate::support::{HANG, PATIENCE, Verbs, factory, name, session, soon, wait_for};
 use contend::zk::{Mode, SessionState};
 use contend::{Factory, Moment, MutexContendService};
 use testbed::{ZooKeeperServer, wait_until, within};

@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use contend::backend::{Attempt, Contender, Grant, OnRefusal, Purpose, RawContender};
-use contend::{ErrorKind, Factory, Lease, Moment, MutexContendService, Parker, zk};
+use contend::zk::{Mode, Outcome, Reply, Request, SessionState, Stat};
+use contend::{Error, ErrorKind, Factory, Lease, Moment, MutexContendService, Parker, zk};
 use testbed::wait_until;
 
 /// How long a condition may take to come true on a machine that has other things to do.
@@ -71,21 +72,99 @@ pub fn factory(address: impl ToString, timeout: Duration) -> Factory {
 
 pub fn session(address: impl ToString, timeout: Duration) -> zk::Session {
     let session = builder(address, timeout).session().unwrap();
-    wait_for(&session, zk::SessionState::Connected);
+    wait_for(&session, SessionState::Connected);
     session
 }
 
 /// # Panics
 /// When the session is not in this state in time, or has come to an end that is another one.
 #[track_caller]
-pub fn wait_for(session: &zk::Session, state: zk::SessionState) {
+pub fn wait_for(session: &zk::Session, state: SessionState) {
     let mut seen = session.state();
-    let final_states = [zk::SessionState::Expired, zk::SessionState::Closed];
+    let final_states = [SessionState::Expired, SessionState::Closed];
     wait_until(PATIENCE, &format!("the session is {state:?}"), || {
         seen = session.state();
         seen == state || final_states.contains(&seen)
     });
     assert_eq!(seen, state);
+}
+
+/// Who may do what with a node.
+pub type Permissions = &'static [(i32, &'static str, &'static str)];
+pub const OPEN: Permissions = &[(31, "world", "anyone")];
+pub const CREATOR: Permissions = &[(31, "auth", "")];
+
+/// The requests of the tests, without a chroot.
+pub trait Verbs {
+    fn outcome(&self, request: Request, by: Moment) -> Result<Outcome, Error>;
+
+    fn done(&self, request: Request, by: Moment) -> Result<Reply, Error> {
+        let what = format!("{request:?}");
+        self.outcome(request, by)?.map_err(|code| code.error(&what))
+    }
+
+    fn create(
+        &self,
+        path: &str,
+        data: &[u8],
+        mode: Mode,
+        by: Moment,
+    ) -> Result<(String, Stat), Error> {
+        self.create_for(OPEN, path, data, mode, by)
+    }
+
+    fn create_for(
+        &self,
+        who: Permissions,
+        path: &str,
+        data: &[u8],
+        mode: Mode,
+        by: Moment,
+    ) -> Result<(String, Stat), Error> {
+        match self.done(Request::create(path, data, mode, who), by)? {
+            Reply::Created(path, stat) => Ok((path, stat)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn delete(&self, path: &str, by: Moment) -> Result<(), Error> {
+        self.done(Request::Delete(path.into()), by).map(drop)
+    }
+
+    fn exists(&self, path: &str, by: Moment) -> Result<Option<Stat>, Error> {
+        match self.outcome(Request::Exists(path.into()), by)? {
+            Ok(Reply::Stat(stat)) => Ok(Some(stat)),
+            Ok(other) => panic!("{other:?}"),
+            Err(code) => match code.error(path) {
+                error if error.kind() == ErrorKind::NotFound => Ok(None),
+                error => Err(error),
+            },
+        }
+    }
+
+    fn get_data(&self, path: &str, by: Moment) -> Result<(Vec<u8>, Stat), Error> {
+        match self.done(Request::Data(path.into()), by)? {
+            Reply::Data(data, stat) => Ok((data, stat)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn get_children(&self, path: &str, by: Moment) -> Result<Vec<String>, Error> {
+        match self.done(Request::Children(path.into()), by)? {
+            Reply::Children(names) => Ok(names),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn sync(&self, by: Moment) -> Result<(), Error> {
+        self.done(Request::Sync, by).map(drop)
+    }
+}
+
+impl Verbs for zk::Session {
+    fn outcome(&self, request: Request, by: Moment) -> Result<Outcome, Error> {
+        self.ask(request, by)
+    }
 }
 
 /// The names of the contenders' nodes. Asked for again where the connection fails: no answer is not an

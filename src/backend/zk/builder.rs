@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Zk;
+use super::connection;
 use super::message::Acl;
 use super::session::{Session, Sessions};
 use crate::error::{Error, Result};
@@ -161,7 +162,11 @@ impl Builder {
     /// # Errors
     /// As [`Builder::build`].
     pub fn session(self) -> Result<Session> {
-        Session::open(&Arc::new(self.config()?), Probed::default())
+        Session::open(
+            &Arc::new(self.config()?),
+            Probed::default(),
+            connection::run,
+        )
     }
 
     /// `zk://user:password@h1:2181,h2:2181/chroot?ttl=10s&transition=6s&tls=true`.
@@ -233,25 +238,28 @@ impl Builder {
                  {shortest:?} to 24 hours",
             )));
         }
-        if self.connect_timeout.is_zero() {
-            return Err(Error::invalid("connect_timeout must not be zero"));
-        }
-        if let Some((user, _)) = &self.digest
-            && (user.is_empty() || user.contains(':'))
-        {
-            return Err(Error::invalid(
+        let bad_user = |(user, _): &(String, String)| user.is_empty() || user.contains(':');
+        for (is_bad, what) in [
+            (
+                self.connect_timeout.is_zero(),
+                "connect_timeout must not be zero",
+            ),
+            (
+                self.digest.as_ref().is_some_and(bad_user),
                 "a digest user is not empty and contains no colon",
-            ));
-        }
-        let acl = match (self.acl, &self.digest) {
-            (Some(Acl::CreatorAll), None) => {
-                return Err(Error::invalid(
-                    "acl creator_all needs a user and a password: without them there is no creator",
-                ));
+            ),
+            (
+                self.acl == Some(Acl::CreatorAll) && self.digest.is_none(),
+                "acl creator_all needs a user and a password: without them there is no creator",
+            ),
+        ] {
+            if is_bad {
+                return Err(Error::invalid(what));
             }
-            (Some(acl), _) => acl,
-            (None, Some(_)) => Acl::CreatorAll,
-            (None, None) => Acl::Open,
+        }
+        let default_acl = match self.digest {
+            Some(_) => Acl::CreatorAll,
+            None => Acl::Open,
         };
         let address = |(host, port): &(String, u16)| {
             if host.contains(':') {
@@ -271,8 +279,8 @@ impl Builder {
             digest: self
                 .digest
                 .as_ref()
-                .map(|(user, password)| format!("{user}:{password}").into_bytes()),
-            acl,
+                .map(|(user, it)| format!("{user}:{it}")),
+            acl: self.acl.unwrap_or(default_acl),
             tls: self.tls_config()?,
         })
     }
@@ -372,13 +380,7 @@ impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("chroot", &self.chroot)
-            .field("ttl", &self.ttl)
-            .field("transition", &self.transition)
             .field("session_timeout", &self.session_timeout)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("authenticated", &self.digest.is_some())
-            .field("acl", &self.acl)
-            .field("tls", &self.tls.on)
             .finish_non_exhaustive()
     }
 }
@@ -394,7 +396,7 @@ pub(super) struct Config {
     pub(super) session_timeout: Duration,
     pub(super) connect_timeout: Duration,
     /// `user:password`.
-    pub(super) digest: Option<Vec<u8>>,
+    pub(super) digest: Option<String>,
     pub(super) acl: Acl,
     #[cfg(feature = "tls")]
     tls: Option<Arc<rustls::ClientConfig>>,
@@ -439,7 +441,7 @@ mod tests {
         assert_eq!(config.chroot, "/app/x");
         assert_eq!(config.timeout_ms(), 6000);
         assert_eq!(config.connect_timeout, Duration::from_millis(200));
-        assert_eq!(config.digest.as_deref(), Some(&b"me:s3c@ret"[..]));
+        assert_eq!(config.digest.as_deref(), Some("me:s3c@ret"));
         assert_eq!(config.acl, Acl::Open);
         assert_eq!(config.lease.transition(), Duration::from_secs(1));
         assert_eq!(config.lease.total(), Duration::from_secs(6));

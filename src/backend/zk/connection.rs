@@ -2,23 +2,22 @@
 //! what is due. What the bytes mean is in `protocol.rs`.
 
 use std::io::{self, ErrorKind as IoErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
+use parking_lot::MutexGuard;
 use rand::RngExt;
 use rand::seq::SliceRandom;
 
 use super::builder::Config;
-use super::session::Shared;
+use super::protocol::SessionState;
+use super::session::{Shared, State};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::parker::SLICE;
 
-/// How long a write may wait for room in the socket's buffer. What does not fit is kept and sent by the
-/// session's thread.
-const WRITE_TIMEOUT: Duration = Duration::from_millis(10);
-
-/// How often the thread looks for room in the buffer then.
-const WRITE_RETRY: Duration = Duration::from_millis(5);
+/// How long a write may wait for room in the socket's buffer. The connection counts as broken then.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How much is read at once.
 const CHUNK: usize = 64 << 10;
@@ -35,52 +34,16 @@ const LASTING: Duration = Duration::from_secs(1);
 pub(super) struct Writer {
     stream: TcpStream,
     cipher: Cipher,
-    /// What the socket had no room for.
-    unsent: Vec<u8>,
 }
 
 impl Writer {
-    fn new(stream: TcpStream, cipher: Cipher) -> Writer {
-        Writer {
-            stream,
-            cipher,
-            unsent: Vec::new(),
-        }
-    }
-
-    /// Sends, or keeps what there is no room for.
     pub(super) fn send(&mut self, bytes: Vec<u8>) -> io::Result<()> {
-        let blocked = !self.unsent.is_empty();
-        self.cipher.seal(bytes, &mut self.unsent)?;
-        if blocked { Ok(()) } else { self.flush() }
-    }
-
-    /// Sends what was kept.
-    pub(super) fn flush(&mut self) -> io::Result<()> {
-        let mut done = 0;
-        let result = loop {
-            let rest = self.unsent.get(done..).unwrap_or_default();
-            if rest.is_empty() {
-                break Ok(());
-            }
-            match self.stream.write(rest) {
-                Ok(0) => break Err(IoErrorKind::WriteZero.into()),
-                Ok(count) => done += count,
-                Err(error) if error.kind() == IoErrorKind::Interrupted => {}
-                Err(error) if is_timeout(&error) => break Ok(()),
-                Err(error) => break Err(error),
-            }
-        };
-        self.unsent.drain(..done);
-        result
-    }
-
-    pub(super) fn is_blocked(&self) -> bool {
-        !self.unsent.is_empty()
+        let wire = self.cipher.seal(bytes)?;
+        self.stream.write_all(&wire)
     }
 
     /// Takes what the socket brought and returns what the server said.
-    pub(super) fn open(&mut self, bytes: Vec<u8>) -> io::Result<Vec<u8>> {
+    fn open(&mut self, bytes: Vec<u8>) -> io::Result<Vec<u8>> {
         let plain = self.cipher.open(bytes)?;
         // A cipher may have something to say of its own.
         self.send(Vec::new())?;
@@ -88,8 +51,7 @@ impl Writer {
     }
 
     /// Ends the connection: the thread, which reads from the same socket, notices.
-    pub(super) fn close(&mut self) {
-        let _ = self.flush();
+    pub(super) fn close(self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
@@ -122,20 +84,19 @@ impl Cipher {
         Ok(Cipher::Plain)
     }
 
-    /// Appends `plain`, sealed, to `wire`.
-    fn seal(&mut self, plain: Vec<u8>, wire: &mut Vec<u8>) -> io::Result<()> {
+    fn seal(&mut self, plain: Vec<u8>) -> io::Result<Vec<u8>> {
         match self {
-            Cipher::Plain if wire.is_empty() => *wire = plain,
-            Cipher::Plain => wire.extend_from_slice(&plain),
+            Cipher::Plain => Ok(plain),
             #[cfg(feature = "tls")]
             Cipher::Tls(connection) => {
+                let mut wire = Vec::new();
                 connection.writer().write_all(&plain)?;
                 while connection.wants_write() {
-                    connection.write_tls(wire)?;
+                    connection.write_tls(&mut wire)?;
                 }
+                Ok(wire)
             }
         }
-        Ok(())
     }
 
     fn open(&mut self, wire: Vec<u8>) -> io::Result<Vec<u8>> {
@@ -169,50 +130,37 @@ impl Cipher {
     }
 }
 
-/// The addresses of all hosts, in random order. Looked up anew after each has been tried; while that
-/// fails, those found before are tried again: the servers may be well although nobody can tell their names.
-struct Route {
-    hosts: Vec<(String, u16)>,
-    look_up: fn(&[(String, u16)]) -> Result<Vec<(String, SocketAddr)>>,
-    addresses: Vec<(String, SocketAddr)>,
-    next: usize,
-}
-
-impl Route {
-    fn new(hosts: &[(String, u16)]) -> Route {
-        Route {
-            hosts: hosts.to_vec(),
-            look_up,
-            addresses: Vec::new(),
-            next: 0,
+/// Serves the session until it is over.
+pub(super) fn run(shared: &Shared) {
+    let config = &shared.config;
+    let longest_pause =
+        (config.session_timeout / 6).clamp(Duration::from_millis(50), Duration::from_secs(1));
+    let mut pause = FIRST_PAUSE;
+    let mut addresses = Vec::new();
+    loop {
+        match look_up(&config.hosts) {
+            Ok(found) => addresses = found,
+            Err(error) if addresses.is_empty() => shared.in_trouble(error),
+            // The servers may be well although their names cannot be looked up.
+            Err(error) => log::debug!("{error}; trying the addresses found before"),
         }
-    }
-
-    /// The address to be tried next: after a loss the one that failed comes last.
-    fn next(&mut self) -> Result<(String, SocketAddr)> {
-        if self.next >= self.addresses.len() {
-            let last = self.addresses.last().cloned();
-            match (self.look_up)(&self.hosts) {
-                Ok(found) => self.addresses = found,
-                Err(error) if self.addresses.is_empty() => return Err(error),
-                Err(error) => log::debug!("{error}; trying the addresses found before"),
+        let attempt = |host: &str, address, is_last| converse(shared, host, address, is_last);
+        while try_each(&mut addresses, attempt) {
+            if shared.is_over() {
+                return;
             }
-            self.addresses.shuffle(&mut rand::rng());
-            if self.addresses.first() == last.as_ref() {
-                self.addresses.rotate_left(1);
-            }
-            self.next = 0;
+            pause = FIRST_PAUSE;
         }
-        let address = self.addresses.get(self.next).cloned();
-        self.next += 1;
-        address.ok_or_else(|| Error::new(ErrorKind::Unreachable, "no host has an address"))
+        // Half of it by chance, so that the clients of a server that comes back do not come at once.
+        shared.pause(pause.mul_f64(rand::rng().random_range(0.5..1.0)));
+        pause = (pause * 2).min(longest_pause);
     }
 }
 
 /// Every address of every host. Fails if there is none.
 fn look_up(hosts: &[(String, u16)]) -> Result<Vec<(String, SocketAddr)>> {
     let mut found: Vec<(String, SocketAddr)> = Vec::new();
-    let mut failure = None;
+    let mut failure = Error::new(ErrorKind::Unreachable, "no host has an address");
     for (host, port) in hosts {
         match (host.as_str(), *port).to_socket_addrs() {
             Ok(addresses) => {
@@ -223,172 +171,234 @@ fn look_up(hosts: &[(String, u16)]) -> Result<Vec<(String, SocketAddr)>> {
                 }
             }
             Err(error) => {
-                failure = Some(
-                    Error::new(
-                        ErrorKind::Unreachable,
-                        format!("{host}:{port}: cannot find its address: {error}"),
-                    )
-                    .with_source(error),
-                );
+                let what = format!("{host}:{port}: cannot find its address: {error}");
+                failure = Error::new(ErrorKind::Unreachable, what).with_source(error);
             }
         }
     }
-    match failure {
-        Some(failure) if found.is_empty() => Err(failure),
-        _ => Ok(found),
+    if found.is_empty() {
+        return Err(failure);
     }
+    Ok(found)
 }
 
-pub(super) fn run(shared: &Shared) {
-    let config = shared.config();
-    let mut route = Route::new(&config.hosts);
-    let longest_pause =
-        (config.session_timeout / 6).clamp(Duration::from_millis(50), Duration::from_secs(1));
-    let mut pause = FIRST_PAUSE;
-    let mut failures = 0;
-    while !shared.is_closing() {
-        let began = Moment::now();
-        let epoch = shared.epoch();
-        let attempt = route
-            .next()
-            .and_then(|(host, address)| converse(shared, &host, address, route.addresses.len()));
-        let Err(error) = attempt else {
-            break;
-        };
-        shared.lost(&error);
-        if shared.is_closing() {
-            break;
-        }
-        let was_connected = shared.epoch() != epoch;
-        if was_connected {
-            log::warn!("{}: connection lost: {error}", config.realm);
-            if Moment::now() - began >= LASTING {
-                pause = FIRST_PAUSE;
-                failures = 0;
-                continue;
-            }
-        }
-        failures += 1;
-        if failures < route.addresses.len() {
-            continue;
-        }
-        failures = 0;
-        // A server that was there may be there again after the pause: callers wait for it, unless it
-        // has said what a retry cannot fix.
-        if !was_connected || !error.is_transient() {
-            shared.in_trouble(error);
-        }
-        // Half of it by chance, so that the clients of a server that comes back do not come at once.
-        shared.pause(pause.mul_f64(rand::rng().random_range(0.5..1.0)));
-        pause = (pause * 2).min(longest_pause);
+/// Tries the addresses in random order, the one tried last at the end, until an attempt returns `true`. `attempt` is
+/// told whether the address is the last one. Returns `false` if no attempt returned `true`.
+fn try_each(
+    addresses: &mut [(String, SocketAddr)],
+    mut attempt: impl FnMut(&str, SocketAddr, bool) -> bool,
+) -> bool {
+    let last = addresses.last().cloned();
+    addresses.shuffle(&mut rand::rng());
+    if addresses.first() == last.as_ref() && !addresses.is_empty() {
+        addresses.rotate_left(1);
     }
-    shared.thread_ends();
+    let mut left = addresses.len();
+    let lasting = addresses.iter().position(|(host, address)| {
+        left -= 1;
+        attempt(host, *address, left == 0)
+    });
+    if let Some(index) = lasting {
+        addresses.rotate_left(index + 1);
+    }
+    lasting.is_some()
 }
 
-/// Connects to one server and stays with it. `Ok` when the session is over, an error when another
-/// server must be found.
-fn converse(shared: &Shared, host: &str, address: SocketAddr, addresses: usize) -> Result<()> {
-    let place = if host.parse::<std::net::IpAddr>().is_ok() {
+/// Connects to one server and stays with it. Returns `true` if that lasted, or the session is over.
+fn converse(shared: &Shared, host: &str, address: SocketAddr, is_last: bool) -> bool {
+    let (began, epoch) = (Moment::now(), shared.epoch());
+    let Err(error) = connect(shared, host, address) else {
+        return true;
+    };
+    shared.lost(&error);
+    if shared.is_over() {
+        return true;
+    }
+    let served = shared.epoch() != epoch;
+    if served {
+        log::warn!("{}: connection lost: {error}", shared.config.realm);
+        if Moment::now() - began >= LASTING {
+            return true;
+        }
+    }
+    // A server that was there may be there again after the pause: callers wait for it, unless it
+    // has said what a retry cannot fix.
+    if is_last && (!served || !error.is_transient()) {
+        shared.in_trouble(error);
+    }
+    false
+}
+
+/// `Ok` when the session is over, an error when another server must be found.
+fn connect(shared: &Shared, host: &str, address: SocketAddr) -> Result<()> {
+    let place = if host.parse::<IpAddr>().is_ok() {
         address.to_string()
     } else {
         format!("{host} ({address})")
     };
     let failed = |what: &str, error: io::Error| {
-        let kind = if is_timeout(&error) {
-            ErrorKind::Timeout
-        } else {
-            ErrorKind::Unreachable
-        };
-        Error::new(kind, format!("{place}: {what}: {error}")).with_source(error)
+        let what = format!("{place}: {what}: {error}");
+        Error::new(ErrorKind::Unreachable, what).with_source(error)
     };
+    let unusable = |error| failed("cannot set up the connection", error);
     let began = Moment::now();
-    let patience = shared.patience(began);
-    let cipher = Cipher::new(shared.config(), host)?;
-    let limit = patience.min(shared.config().connect_timeout);
+    let patience = shared.state.lock().protocol.patience(began);
+    let cipher = Cipher::new(&shared.config, host)?;
+    let limit = patience.min(shared.config.connect_timeout);
     let mut stream = TcpStream::connect_timeout(&address, limit)
         .map_err(|error| failed("cannot connect", error))?;
     let writer = stream
         .set_nodelay(true)
         .and_then(|()| stream.set_write_timeout(Some(WRITE_TIMEOUT)))
         .and_then(|()| stream.try_clone())
-        .map_err(|error| failed("cannot set up the connection", error))?;
-    // What connecting took is not given once more.
-    let left = patience.saturating_sub(Moment::now() - began);
-    shared
-        .begin(Writer::new(writer, cipher), left, addresses)
-        .map_err(|error| failed("cannot write", error))?;
+        .map(|stream| Writer { stream, cipher })
+        .map_err(unusable)?;
+    if !shared.begin(writer, began + patience) {
+        return Ok(());
+    }
     let mut chunk = vec![0; CHUNK];
     loop {
         let now = Moment::now();
-        let wake = match shared.tick(now) {
-            Ok(Some(wake)) => wake,
-            Ok(None) => return Ok(()),
-            Err(error) => return Err(error.context(&place)),
+        let ticked = shared.tick(now).map_err(|error| error.context(&place))?;
+        let Some(wake_at) = ticked else {
+            return Ok(());
         };
-        let wait = if wake.blocked {
-            WRITE_RETRY.min(wake.at - now)
-        } else {
-            wake.at - now
-        };
-        let wait = wait.clamp(Duration::from_millis(1), Duration::from_secs(3600));
-        stream
-            .set_read_timeout(Some(wait))
-            .map_err(|error| failed("cannot set up the connection", error))?;
+        let wait = (wake_at - now).clamp(Duration::from_millis(1), SLICE);
+        stream.set_read_timeout(Some(wait)).map_err(unusable)?;
         match stream.read(&mut chunk) {
-            Ok(0) => {
-                let entering = shared.is_entering();
-                if shared.closed_by_server() {
-                    return Ok(());
-                }
-                return Err(closed(&place, entering));
-            }
-            Ok(count) => {
+            Ok(count @ 1..) => {
                 let bytes = chunk.get(..count).unwrap_or_default().to_vec();
-                shared
-                    .received(bytes)
-                    .map_err(|error| error.context(&place))?;
+                let received = shared.received(bytes);
+                received.map_err(|error| error.context(&place))?;
             }
             // `Interrupted`: our process was paused and goes on.
             Err(error) if is_timeout(&error) || error.kind() == IoErrorKind::Interrupted => {}
-            Err(error) => {
-                let entering = shared.is_entering();
-                if shared.closed_by_server() {
-                    return Ok(());
-                }
-                if entering && error.kind() == IoErrorKind::ConnectionReset {
-                    return Err(closed(&place, entering).with_source(error));
-                }
+            Err(error) if error.kind() != IoErrorKind::ConnectionReset => {
                 return Err(failed("connection lost", error));
+            }
+            // Servers of other kinds do that before they let us in, and one of ours without a quorum: it may pass.
+            Ok(0) | Err(_) => {
+                let hint = if shared.closed_by_server() {
+                    " without an answer; it does not serve now, or is not a ZooKeeper server"
+                } else {
+                    ""
+                };
+                let what = format!("{place}: the server closed the connection{hint}");
+                return Err(Error::new(ErrorKind::Unreachable, what));
             }
         }
     }
 }
 
-/// `entering`: before it let us in. As servers of other kinds do, and one of ours without a quorum: it may pass.
-fn closed(place: &str, entering: bool) -> Error {
-    let hint = if entering {
-        " without an answer; it does not serve now, or is not a ZooKeeper server"
-    } else {
-        ""
-    };
-    Error::new(
-        ErrorKind::Unreachable,
-        format!("{place}: the server closed the connection{hint}"),
-    )
-}
-
-/// When the thread has something to do besides reading.
-pub(super) struct Wake {
-    pub(super) at: Moment,
-    /// The socket's buffer is full.
-    pub(super) blocked: bool,
-}
-
 fn is_timeout(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        IoErrorKind::WouldBlock | IoErrorKind::TimedOut
-    )
+    let kind = error.kind();
+    matches!(kind, IoErrorKind::WouldBlock | IoErrorKind::TimedOut)
+}
+
+/// What the thread does to the state.
+impl Shared {
+    fn is_over(&self) -> bool {
+        let state = self.state.lock();
+        state.closing || state.protocol.is_over()
+    }
+
+    fn epoch(&self) -> u64 {
+        self.state.lock().protocol.epoch
+    }
+
+    /// A connection was opened, which has to serve by then. Returns `false` if the session is over.
+    fn begin(&self, writer: Writer, by: Moment) -> bool {
+        let mut state = self.state.lock();
+        if state.closing {
+            return false;
+        }
+        let now = Moment::now();
+        state.protocol.begin(now, by - now);
+        state.writer = Some(writer);
+        state.settle();
+        true
+    }
+
+    /// Does what is due. Returns when there is more to do; `None` if the session is over.
+    fn tick(&self, now: Moment) -> Result<Option<Moment>> {
+        let mut state = self.state.lock();
+        if state.protocol.is_over() {
+            return Ok(None);
+        }
+        state.protocol.tick(now)?;
+        state.settle();
+        if state.writer.is_none() {
+            let what = "cannot write to the server";
+            return Err(Error::new(ErrorKind::Unreachable, what));
+        }
+        Ok(Some(state.protocol.wake_at()))
+    }
+
+    fn received(&self, bytes: Vec<u8>) -> Result<()> {
+        let mut state = self.state.lock();
+        let Some(writer) = &mut state.writer else {
+            return Ok(());
+        };
+        let plain = writer.open(bytes).map_err(|error| {
+            Error::new(ErrorKind::Unreachable, format!("TLS: {error}")).with_source(error)
+        })?;
+        let before = state.protocol.state();
+        let result = state.protocol.received(&plain, Moment::now());
+        state.settle();
+        if before != SessionState::Connected && state.protocol.is_serving() {
+            self.connected(state, before);
+        }
+        result
+    }
+
+    fn connected(&self, mut state: MutexGuard<'_, State>, before: SessionState) {
+        state.trouble = None;
+        state.wake();
+        drop(state);
+        self.changed.notify_all();
+        if before == SessionState::Suspended {
+            log::info!("{}: connected", self.config.realm);
+        }
+        self.probe.tell(|probe| probe.connected());
+    }
+
+    /// Returns `true` if the server has not answered the handshake.
+    fn closed_by_server(&self) -> bool {
+        let mut state = self.state.lock();
+        let entering = state.protocol.is_entering();
+        state.protocol.closed_by_server(Moment::now());
+        entering
+    }
+
+    /// The connection is lost, or could not be opened.
+    fn lost(&self, error: &Error) {
+        let mut state = self.state.lock();
+        state.disconnect(error);
+        let is_over = state.closing || state.protocol.is_over();
+        drop(state);
+        if !is_over {
+            self.probe.tell(|probe| probe.disconnected(error));
+        }
+    }
+
+    /// Every address was tried in vain.
+    fn in_trouble(&self, error: Error) {
+        let mut state = self.state.lock();
+        if state.trouble.is_none() {
+            log::warn!("{}: no server can be used: {error}", self.config.realm);
+        }
+        state.trouble = Some(error);
+        self.changed.notify_all();
+    }
+
+    fn pause(&self, pause: Duration) {
+        let until = Moment::now() + pause;
+        let mut state = self.state.lock();
+        while !state.closing && !until.remaining().is_zero() {
+            self.changed
+                .wait_for(&mut state, until.remaining().min(SLICE));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -396,73 +406,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_address_of_every_host_is_tried_in_turn() {
-        let hosts = [
-            ("127.0.0.1".to_owned(), 1),
-            ("127.0.0.2".to_owned(), 1),
-            ("::1".to_owned(), 1),
-        ];
-        let mut route = Route::new(&hosts);
+    fn every_address_is_tried_and_the_last_one_comes_last() {
+        let address = |last| SocketAddr::from(([10, 0, 0, last], 1));
+        let mut addresses: Vec<_> = (1..4)
+            .map(|last| ("name".to_owned(), address(last)))
+            .collect();
+        let mut last = None;
         for _ in 0..20 {
-            let mut seen: Vec<String> = (0..3)
-                .map(|_| route.next().unwrap().1.to_string())
-                .collect();
+            let mut seen = Vec::new();
+            let lasted = try_each(&mut addresses, |_, address, is_last| {
+                seen.push(address);
+                assert_eq!(is_last, seen.len() == 3);
+                false
+            });
+            assert!(!lasted);
+            assert_ne!(seen.first(), last.as_ref());
+            last = seen.last().copied();
             seen.sort();
-            assert_eq!(seen, ["127.0.0.1:1", "127.0.0.2:1", "[::1]:1"]);
+            assert_eq!(seen, (1..4).map(address).collect::<Vec<_>>());
+            // One lasts, is lost, and comes last.
+            assert!(try_each(&mut addresses, |_, address, _| {
+                last = Some(address);
+                address.ip() == seen[1].ip()
+            }));
         }
-        // One name with three addresses.
-        let mut route = Route::new(&[("name".to_owned(), 1)]);
-        route.look_up = |hosts| {
-            let (host, port) = &hosts[0];
-            let address = |last| SocketAddr::from(([10, 0, 0, last], *port));
-            Ok((1..4).map(|last| (host.clone(), address(last))).collect())
-        };
-        for _ in 0..20 {
-            let mut seen: Vec<String> = (0..3)
-                .map(|_| route.next().unwrap().1.to_string())
-                .collect();
-            seen.sort();
-            assert_eq!(seen, ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]);
-        }
-        let mut nowhere = Route::new(&[("no such host".to_owned(), 1)]);
-        let error = nowhere.next().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unreachable);
-        assert!(error.to_string().contains("no such host:1"), "{error}");
+        assert!(!try_each(&mut [], |_, _, _| true));
     }
 
-    /// A DNS outage says nothing about the servers, which may all be well.
     #[test]
-    fn what_was_found_before_is_tried_again_while_names_cannot_be_looked_up() {
-        let mut route = Route::new(&[("name".to_owned(), 1)]);
-        route.look_up = |hosts| {
-            let address = |last| SocketAddr::from(([10, 0, 0, last], 1));
-            let found = (1..4).map(|last| (hosts[0].0.clone(), address(last)));
-            Ok(found.collect())
-        };
-        let round = |route: &mut Route| {
-            let mut seen: Vec<String> = (0..3)
-                .map(|_| route.next().unwrap().1.to_string())
-                .collect();
-            let last = seen.last().cloned();
-            seen.sort();
-            (seen, last)
-        };
-        let (found, mut last) = round(&mut route);
-        route.look_up = |_| Err(Error::new(ErrorKind::Unreachable, "no name server answers"));
-        for _ in 0..20 {
-            let first = route.next().unwrap().1.to_string();
-            assert_ne!(Some(first), last, "the one that failed last comes last");
-            route.next -= 1;
-            let (seen, this) = round(&mut route);
-            assert_eq!(seen, found);
-            last = this;
-        }
+    fn host_without_an_address_is_named() {
+        let hosts = [("127.0.0.1".to_owned(), 1), ("::1".to_owned(), 1)];
+        assert_eq!(look_up(&hosts).unwrap().len(), 2);
+        let error = look_up(&[("no such host".to_owned(), 1)]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        assert!(error.to_string().contains("no such host:1"), "{error}");
     }
 
     /// What rustls does not take after the end of its stream, it does not take in the next round either.
     #[cfg(feature = "tls")]
     #[test]
-    fn bytes_after_the_end_of_a_tls_stream_are_a_lost_connection() {
+    fn bytes_after_the_end_of_a_tls_stream_lose_the_connection() {
         use rustls::pki_types::pem::PemObject;
         use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -479,8 +462,7 @@ mod tests {
                 .unwrap();
             let mut server = rustls::ServerConnection::new(config.into()).unwrap();
             for _ in 0..4 {
-                let mut wire = Vec::new();
-                cipher.seal(Vec::new(), &mut wire).unwrap();
+                let wire = cipher.seal(Vec::new()).unwrap();
                 let mut rest = wire.as_slice();
                 while !rest.is_empty() {
                     server.read_tls(&mut rest).unwrap();

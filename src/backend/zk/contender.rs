@@ -5,17 +5,20 @@
 //! over when it hears that the first is gone, without asking anything: nodes before ours can only
 //! disappear.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::node::{Entry, Look, Standing, Term};
-use super::path::Line;
-use super::session::{Known, Leader, Session, Sessions, unexpected};
+use super::message::{Code, Mode, Reply, Request, Stat};
+use super::path::{Line, Member, ROOT, ancestry, node_path};
+use super::protocol::Ask;
+use super::session::{Leader, Session, Sessions, unexpected};
+use super::watches::Watch;
 use crate::backend::{
     Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 
@@ -27,7 +30,124 @@ pub(super) struct ZkContender {
     contender: Contender,
     mutex_path: Arc<str>,
     wake: Arc<Unparker>,
-    entry: Entry,
+    node: Option<Node>,
+    /// This contender found the mutex free: it need not look before it writes.
+    likely_free: bool,
+}
+
+/// A contender's node.
+struct Node {
+    /// The session it lives and dies with.
+    session: Arc<Session>,
+    member: Member,
+    path: String,
+    stat: Stat,
+    /// The watch on the node itself: an operator may delete it.
+    own: Option<Arc<Watch>>,
+    /// The node before ours, if there was one.
+    before: Option<Before>,
+    leader: Option<Leader>,
+    term: Option<Term>,
+}
+
+/// The node before ours, as it was seen over the connection with the number `epoch`.
+struct Before {
+    path: String,
+    watch: Arc<Watch>,
+    /// It led: when it is gone, we lead.
+    leads: bool,
+    epoch: u64,
+}
+
+/// An ownership. Its node is not used for another one, which would have the same fence.
+#[derive(Clone, Copy)]
+struct Term {
+    acquired_at: Option<i64>,
+    /// The latest end of belief that was given out.
+    until: Moment,
+}
+
+impl Node {
+    fn new(session: &Arc<Session>, path: String, stat: Stat) -> Result<Node> {
+        let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+        Ok(Node {
+            session: Arc::clone(session),
+            member: Member::read(name).ok_or_else(unexpected)?,
+            path,
+            stat,
+            own: None,
+            before: None,
+            leader: None,
+            term: None,
+        })
+    }
+
+    fn is_gone(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| own.is_gone()) || self.session.protocol().is_over()
+    }
+
+    fn is_watched(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| own.is_set())
+    }
+
+    fn holds(&self, fence: u64) -> bool {
+        self.term.is_some() && u64::try_from(self.stat.czxid) == Ok(fence)
+    }
+
+    /// Whether this node leads by what was told: the leader before it is gone, and it is not. Only over the same
+    /// connection: after another one events come one by one, and the line must be read.
+    fn takes_over(&self) -> bool {
+        self.before.as_ref().is_some_and(|before| {
+            before.leads
+                && before.watch.is_gone()
+                && self.is_watched()
+                && self.session.protocol().serves(before.epoch)
+        })
+    }
+
+    /// Whether nothing happened to this node and the one before it, by what was told.
+    fn is_waiting(&self) -> bool {
+        self.before.as_ref().is_some_and(|before| {
+            before.watch.is_set()
+                && self.is_watched()
+                && self.session.protocol().serves(before.epoch)
+        })
+    }
+
+    /// One small question in the place of the whole line: are the node before this one and the leader still there?
+    fn still_waits(&self, by: Moment) -> Result<bool> {
+        let Some(before) = &self.before else {
+            return Ok(false);
+        };
+        let leader = self.leader.as_ref().map(|leader| &leader.path);
+        let paths = [
+            Some(&before.path),
+            leader.filter(|path| **path != before.path),
+        ];
+        let asks = paths.iter().copied().flatten();
+        let asks = asks.map(|path| Request::Exists(path.clone()).into());
+        for outcome in self.session.call_all(asks.collect(), by)? {
+            match outcome {
+                Ok(_) => {}
+                Err(Code::NO_NODE) => return Ok(false),
+                Err(code) => return Err(code.error(&before.path)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Watches the node itself, unless that is done. Returns `false` if it is gone.
+    fn watch_own(&mut self, wake: &Arc<Unparker>, by: Moment) -> Result<bool> {
+        if self.is_watched() {
+            return Ok(true);
+        }
+        let own = Watch::new(wake);
+        let read = Ask::watch(Request::Data(self.path.clone()), &own);
+        let outcome = self.session.one(read, by)?;
+        // Where the server refuses, the next renewal asks again.
+        self.own = Some(own);
+        Ok(outcome != Err(Code::NO_NODE))
+    }
 }
 
 impl ZkContender {
@@ -38,15 +158,12 @@ impl ZkContender {
         wake: &Unparker,
     ) -> ZkContender {
         ZkContender {
-            entry: Entry::new(
-                Arc::clone(&sessions),
-                Arc::clone(&contender.id),
-                Arc::clone(&mutex_path),
-            ),
             sessions,
             contender: contender.clone(),
             mutex_path,
             wake: Arc::new(wake.clone()),
+            node: None,
+            likely_free: false,
         }
     }
 
@@ -56,68 +173,60 @@ impl ZkContender {
         on_refusal: OnRefusal,
         by: Moment,
     ) -> Result<Attempt> {
-        if let Some(rest) = self.winding_down() {
-            return Ok(Attempt::Refused(Refusal {
-                owner: MutexOwner::NONE,
-                retry_in: rest,
-                asked: false,
-            }));
+        self.forget_the_past(session);
+        let leaves = on_refusal == OnRefusal::Leave;
+        // Looks before it writes, so that a try that fails makes no node. Not where the mutex was free the last time:
+        // then a look would only double the cost of a lock without rivals.
+        if leaves
+            && self.node.is_none()
+            && !self.likely_free
+            && let Some(leader) = session.leader(&self.mutex_path, by)?
+        {
+            return Ok(self.refused(session, Some(&leader)));
         }
-        self.entry.forget_the_past(session);
         for _ in 0..ROUNDS {
-            let line = match self.entry.standing() {
-                Standing::Out => {
-                    if on_refusal == OnRefusal::Leave
-                        && let Some(leader) = self.held_by(session, by)?
-                    {
-                        return Ok(self.refused(session, Some(leader)));
-                    }
-                    self.entry.enter(session, by)?;
-                    continue;
+            // Taken before anything is read: one that is too old only makes us more careful.
+            let epoch = session.protocol().epoch;
+            let line = match &self.node {
+                Some(node) if node.takes_over() => None,
+                Some(node) if !leaves && node.is_waiting() && node.still_waits(by)? => {
+                    let leader = node.leader.clone();
+                    return Ok(self.refused(session, leader.as_ref()));
                 }
-                Standing::Entering(_) => self.entry.resolve(by)?,
-                Standing::Unsure { .. } => self.entry.search(&self.wake, by)?,
-                Standing::In(node) if node.takes_over() => return self.grant(session, None),
-                Standing::In(node) if node.must_read_line() => None,
-                Standing::In(_) => {
-                    let refresh = self.contender.lease.total() / 2;
-                    let purpose = self.contender.purpose;
-                    let Some(node) = self.entry.node_mut() else {
-                        continue;
+                Some(_) => Some(session.line(&self.mutex_path, by)?),
+                None => {
+                    let (node, line) = self.enter(session, by)?;
+                    self.node = Some(node);
+                    Some(line)
+                }
+            };
+            let Some(node) = &self.node else { continue };
+            let place = line.map(|line| (line.position(&node.member), line));
+            match place {
+                None | Some((Some(0), _)) => {
+                    if let Some(grant) = self.grant(session, by)? {
+                        return Ok(Attempt::Granted(grant));
+                    }
+                }
+                // Deleted by an operator.
+                Some((None, _)) => self.discard(),
+                Some((_, line)) if leaves => {
+                    let leader = match line.first() {
+                        Some(first) => {
+                            let path = self.path(first);
+                            Leader::read(&path, session.one(Request::Data(path.clone()), by)?)?
+                        }
+                        None => None,
                     };
-                    match node.look(&self.mutex_path, purpose, refresh, by)? {
-                        Look::Waits(leader) if on_refusal == OnRefusal::Enqueue => {
-                            return Ok(self.refused(session, leader));
-                        }
-                        Look::Waits(_) => None,
-                        Look::ReadLine => None,
-                        Look::Deleted => {
-                            self.entry.forget_node();
-                            continue;
-                        }
+                    self.delete(by)?;
+                    return Ok(self.refused(session, leader.as_ref()));
+                }
+                Some((Some(position), line)) => {
+                    if self.stand_behind(&line, position, epoch, by)? {
+                        let leader = self.node.as_ref().and_then(|node| node.leader.clone());
+                        return Ok(self.refused(session, leader.as_ref()));
                     }
                 }
-            };
-            let Some(node) = self.entry.node() else {
-                continue;
-            };
-            if node.takes_over() {
-                return self.grant(session, None);
-            }
-            let epoch = session.look(|protocol| protocol.epoch());
-            let line = match line {
-                Some(line) => line,
-                None => match session.line(&self.mutex_path, by)? {
-                    Some(line) => line,
-                    None => {
-                        // Not even the mutex is there.
-                        self.entry.forget_node();
-                        continue;
-                    }
-                },
-            };
-            if let Some(attempt) = self.placed(session, &line, epoch, on_refusal, by)? {
-                return Ok(attempt);
             }
         }
         Err(Error::new(
@@ -126,280 +235,273 @@ impl ZkContender {
         ))
     }
 
-    /// Acts on where our node stands. `None`: there is more to ask.
-    fn placed(
+    /// Lets go of a node with which we have owned: the session deletes it when its lease ends, and the next node stands
+    /// behind it until then. Also of one that is gone.
+    fn forget_the_past(&mut self, session: &Arc<Session>) {
+        let Some(node) = &self.node else { return };
+        if !Arc::ptr_eq(&node.session, session) || node.is_gone() {
+            self.discard();
+        } else if node.term.is_some() {
+            self.node = None;
+        }
+    }
+
+    /// Makes our node and reads the line, in one round trip.
+    fn enter(&self, session: &Arc<Session>, by: Moment) -> Result<(Node, Arc<Line>)> {
+        let acl = self.sessions.config.acl.permissions();
+        let path = node_path(&self.mutex_path, &session.protocol().protection);
+        let id = self.contender.id.as_bytes();
+        let create = Request::create(&path, id, Mode::EphemeralSequential, acl);
+        let mut parents = Vec::new();
+        loop {
+            let sent = Moment::now();
+            let line = Request::Line(self.mutex_path.to_string());
+            let asks = parents.iter().chain([&create, &line]);
+            let asks = asks.map(|request| request.clone().into()).collect();
+            let mut answers = session.call_all(asks, by)?.into_iter();
+            let mut refused = None;
+            for (parent, outcome) in parents.iter().zip(answers.by_ref()) {
+                match outcome {
+                    Ok(_) | Err(Code::NODE_EXISTS | Code::NO_NODE) => {}
+                    Err(code) => refused = refused.or(Some(code.error(parent.path()))),
+                }
+            }
+            match (answers.next(), answers.next()) {
+                (Some(Ok(Reply::Created(path, stat))), Some(line)) => {
+                    session.learn_clock(stat.ctime, sent);
+                    return match line {
+                        Ok(Reply::Line(line)) => Ok((Node::new(session, path, stat)?, line)),
+                        other => {
+                            session.discard(&path);
+                            Err(other.map_or_else(|code| code.error(&path), |_| unexpected()))
+                        }
+                    };
+                }
+                // A refused parent is an error only if the node then finds none to be under: a user that may not
+                // create in the root is told so even where the node below it exists.
+                (Some(Err(Code::NO_NODE)), _) => match refused {
+                    Some(error) => return Err(error),
+                    None => parents = self.parents(),
+                },
+                (Some(Err(code)), _) => return Err(code.error(&self.mutex_path)),
+                _ => return Err(unexpected()),
+            }
+        }
+    }
+
+    /// Curator's containers; the nodes above them, of the chroot, are not the mutexes' own.
+    fn parents(&self) -> Vec<Request> {
+        let acl = self.sessions.config.acl;
+        let root = self.sessions.config.chroot.len() + ROOT.len();
+        let parent = |path: &str| {
+            let (mode, acl) = match path.len().cmp(&root) {
+                Ordering::Less => (Mode::Persistent, acl.permissions_above()),
+                Ordering::Equal => (Mode::Container, acl.permissions_above()),
+                Ordering::Greater => (Mode::Container, acl.permissions()),
+            };
+            Request::create(path, b"", mode, acl)
+        };
+        ancestry(&self.mutex_path).map(parent).collect()
+    }
+
+    /// Watches the node before ours and our own, and reads who leads. Returns `false` if one of the two is gone.
+    fn stand_behind(
         &mut self,
-        session: &Arc<Session>,
         line: &Line,
+        position: usize,
         epoch: u64,
-        on_refusal: OnRefusal,
         by: Moment,
-    ) -> Result<Option<Attempt>> {
-        let Some(node) = self.entry.node_mut() else {
+    ) -> Result<bool> {
+        let before = position.checked_sub(1).and_then(|at| line.get(at));
+        let (Some(before), Some(first)) = (before, line.first()) else {
+            return Ok(false);
+        };
+        let (before, first) = (self.path(before), self.path(first));
+        let Some(node) = &mut self.node else {
+            return Ok(false);
+        };
+        let (watch, own) = (Watch::new(&self.wake), Watch::new(&self.wake));
+        let asks = [
+            Ask::watch(Request::Data(before.clone()), &watch),
+            Ask::watch(Request::Data(node.path.clone()), &own),
+            Request::Data(first.clone()).into(),
+        ];
+        let [to_before, to_own, to_first] = node.session.call(asks, by)?;
+        for (outcome, path) in [(to_before, &before), (to_own, &node.path)] {
+            match outcome {
+                Ok(_) => {}
+                Err(Code::NO_NODE) => return Ok(false),
+                Err(code) => return Err(code.error(path)),
+            }
+        }
+        node.leader = Leader::read(&first, to_first)?;
+        node.own = Some(own);
+        node.before = Some(Before {
+            leads: before == first,
+            path: before,
+            watch,
+            epoch,
+        });
+        Ok(true)
+    }
+
+    /// We lead. `None`: our node is gone.
+    fn grant(&mut self, session: &Session, by: Moment) -> Result<Option<Grant>> {
+        let Some(node) = &mut self.node else {
             return Ok(None);
         };
-        match node.position(line) {
-            // Deleted by somebody else.
-            None => {
-                self.entry.forget_node();
-                Ok(None)
-            }
-            Some(0) => {
-                let at_once = node.came_first().then_some(node.stat().ctime);
-                self.grant(session, at_once).map(Some)
-            }
-            Some(_) if on_refusal == OnRefusal::Leave => self.leave(session, line, by).map(Some),
-            Some(position) => {
-                node.stand_behind(line, position, epoch, &self.mutex_path, &self.wake, by)?;
-                Ok(None)
-            }
-        }
-    }
-
-    /// Who leads, for one that takes the mutex only if nobody does: it looks before it writes, so that a
-    /// try that fails makes no node. Not where the mutex was free when this session looked last: then a
-    /// look would only double the cost of a lock that nobody else wants.
-    fn held_by(&self, session: &Arc<Session>, by: Moment) -> Result<Option<Leader>> {
-        if matches!(session.known(&self.mutex_path), Some(Known::Free)) {
+        let lease = self.contender.lease;
+        // A service is told at once when an operator deletes its node; for the length of a lock that would cost too much.
+        let there = self.contender.purpose == Purpose::Lock || node.watch_own(&self.wake, by)?;
+        let until = belief(session, lease)?;
+        if !there || !hold(node, until + lease.transition()) {
+            self.discard();
             return Ok(None);
         }
-        let line = session.line(&self.mutex_path, by)?.unwrap_or_default();
-        if line.first().is_none() {
-            session.learn(&self.mutex_path, Known::Free);
-        }
-        self.first_of(session, &line, by)
+        let at_once = node.before.is_none().then_some(node.stat.ctime);
+        let owner = ours(node, &self.contender, at_once, until);
+        node.term = Some(Term {
+            // Fixed from now on, so that every renewal names the same moment.
+            acquired_at: i64::try_from(owner.acquired_at()).ok(),
+            until,
+        });
+        self.likely_free = true;
+        let until = Some(until);
+        Ok(Some(Grant { owner, until }))
     }
 
-    /// Who leads by `line`: as the session knows it, or read now. `None`: nobody, or gone by now, or not
-    /// for us to read.
-    fn first_of(&self, session: &Session, line: &Line, by: Moment) -> Result<Option<Leader>> {
-        let Some(first) = line.first() else {
-            return Ok(None);
-        };
-        let known = session.known_leader(&self.mutex_path);
-        if let Some(known) = known.filter(|known| known.name == first.name) {
-            return Ok(Some(known));
-        }
-        let leader = match session.node(&self.mutex_path, &first.name, by) {
-            Err(error) if error.kind() == ErrorKind::Denied => None,
-            other => other?,
-        };
-        if let Some(leader) = &leader {
-            session.learn(&self.mutex_path, Known::Led(leader.clone()));
-        }
-        Ok(leader)
+    fn path(&self, member: &Member) -> String {
+        format!("{}/{}", self.mutex_path, member.name)
     }
 
-    /// What is left of the transition after we stepped down. Until it is over our old node stays: the
-    /// next in line leads when it goes, and our owner's work may still be winding down.
-    fn winding_down(&self) -> Option<Duration> {
-        let node = self.entry.node()?;
-        let term = node.term()?;
-        let rest = (term.until + self.contender.lease.transition()).remaining();
-        (!node.is_session_over() && !node.is_deleted() && !rest.is_zero()).then_some(rest)
-    }
-
-    /// We lead. `acquired_at`: since when, where it was at once; otherwise since now.
-    fn grant(&mut self, session: &Session, acquired_at: Option<i64>) -> Result<Attempt> {
-        let until = self.belief(session)?;
-        let (lease, purpose) = (self.contender.lease, self.contender.purpose);
-        let Some(node) = self.entry.node_mut() else {
-            return Err(unexpected());
-        };
-        node.leads();
-        if purpose == Purpose::Lead {
-            // Not waited for: it costs the owner nothing, and fires if the node is gone already.
-            node.watch_own(&self.wake)?;
-        }
-        session.act(|protocol| protocol.begin_lease(node.path(), until + lease.transition()));
-        session.learn(
-            &self.mutex_path,
-            Known::Led(node.leader(&self.contender.id)),
-        );
-        let czxid = node.stat().czxid;
-        let owner = self.ours(session, acquired_at, czxid, until);
-        if let Some(node) = self.entry.node_mut() {
-            node.set_term(Term {
-                // Fixed from now on, so that every renewal names the same moment.
-                acquired_at: i64::try_from(owner.acquired_at()).ok(),
-                until,
-            });
-        }
-        Ok(Attempt::Granted(Grant {
-            owner,
-            until: Some(until),
-        }))
-    }
-
-    /// Until when we may believe: the session certainly lives, and the transition is left. A sixth of the
-    /// session timeout at least, whatever transition is asked for: heartbeats cannot tell everything.
-    fn belief(&self, session: &Session) -> Result<Moment> {
-        let now = Moment::now();
-        self.end_of_belief(session)
-            .map(|until| until.min(now + self.contender.lease.belief()))
-            .filter(|until| *until > now)
-            .ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Timeout,
-                    "no heartbeat has been acknowledged for so long that the session may be over",
-                )
-            })
-    }
-
-    fn end_of_belief(&self, session: &Session) -> Option<Moment> {
-        let (alive_until, timeout) =
-            session.look(|protocol| (protocol.alive_until(), protocol.timeout()));
-        let transition = self.contender.lease.transition().max(timeout / 6);
-        alive_until.map(|alive| alive - transition)
-    }
-
-    fn ours(
-        &self,
-        session: &Session,
-        acquired_at: Option<i64>,
-        czxid: i64,
-        until: Moment,
-    ) -> MutexOwner {
-        // Renewals come at a third of what is left of the belief. By two thirds one has failed: then
-        // the ttl is over, and an owner that is no longer sure can be told from one that is.
-        let left = until.remaining();
-        let ttl = left * 2 / 3;
-        let total = left + self.contender.lease.transition();
-        session.owner(&self.contender.id, acquired_at, czxid, (ttl, total))
-    }
-
-    /// Not first, and not willing to wait: leaves no trace.
-    fn leave(&mut self, session: &Arc<Session>, line: &Line, by: Moment) -> Result<Attempt> {
-        let Some(node) = self.entry.take_node(|_| true) else {
-            return Err(unexpected());
-        };
-        // The session learns it, so that the next one looks before it writes.
-        let leader = match self.first_of(session, line, by) {
-            Ok(leader) => leader,
-            Err(error) => {
-                node.abandon();
-                return Err(error);
-            }
-        };
-        node.delete(by)?;
-        Ok(self.refused(session, leader))
-    }
-
-    fn refused(&self, session: &Session, leader: Option<Leader>) -> Attempt {
+    fn refused(&mut self, session: &Session, leader: Option<&Leader>) -> Attempt {
+        self.likely_free = false;
         let lease = self.contender.lease;
         Attempt::Refused(Refusal {
-            owner: session.owner_of(leader.as_ref(), lease),
+            owner: session.owner_of(leader, lease),
             retry_in: lease.total(),
             asked: true,
         })
     }
 
-    /// A caller that is told "unknown" is woken when there is something new to say.
-    fn or_wake_later<T>(&self, session: &Session, result: Result<T>) -> Result<T> {
-        if result.is_err() {
-            session.wake_on_news(&self.wake);
+    /// Leaves the deletion of our node to the session.
+    fn discard(&mut self) {
+        if let Some(Node { session, path, .. }) = self.node.take() {
+            session.discard(&path);
         }
-        result
     }
+
+    /// Deletes our node and waits for it; where that fails, the session does it when it can. `false`: it was gone.
+    fn delete(&mut self, by: Moment) -> Result<bool> {
+        // Its watches go first: what we do ourselves wakes no thread.
+        let Some(Node { session, path, .. }) = self.node.take() else {
+            return Ok(false);
+        };
+        if session.protocol().is_over() {
+            return Ok(false);
+        }
+        let asked = session.one(Request::Delete(path.clone()), by);
+        match asked.inspect_err(|_| session.discard(&path))? {
+            Ok(_) => Ok(true),
+            Err(Code::NO_NODE) => Ok(false),
+            Err(code) => Err(code.error(&path)),
+        }
+    }
+}
+
+/// Keeps an owned node until then. `false`: it is not held any more.
+fn hold(node: &Node, until: Moment) -> bool {
+    let mut protocol = node.session.protocol();
+    protocol.hold(&node.path, until, Moment::now())
+}
+
+/// Until when an owner may believe: the session certainly lives, and the transition is left. A sixth of the
+/// session timeout at least, whatever transition is asked for: heartbeats cannot tell everything.
+fn belief(session: &Session, lease: Lease) -> Result<Moment> {
+    let now = Moment::now();
+    let transition = lease.transition().max(session.timeout() / 6);
+    session
+        .alive_until()
+        .map(|alive| (alive - transition).min(now + lease.belief()))
+        .filter(|until| *until > now)
+        .ok_or_else(|| {
+            Error::new(
+                ErrorKind::Timeout,
+                "no heartbeat has been acknowledged for so long that the session may be over",
+            )
+        })
+}
+
+/// The snapshot of our own ownership.
+fn ours(node: &Node, contender: &Contender, acquired_at: Option<i64>, until: Moment) -> MutexOwner {
+    // Renewals come at a third of what is left of the belief. By two thirds one has failed: then
+    // the ttl is over, and an owner that is no longer sure can be told from one that is.
+    let left = until.remaining();
+    let left = (left * 2 / 3, left + contender.lease.transition());
+    let fence = node.stat.czxid;
+    node.session.owner(&contender.id, acquired_at, fence, left)
 }
 
 impl RawContender for ZkContender {
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         let session = self.sessions.session()?;
-        let result = self.try_acquire(&session, on_refusal, by);
-        if result.is_err() && on_refusal == OnRefusal::Leave {
-            // Its caller may never come back, and a node has no lease of its own.
-            self.entry.abandon();
-        }
-        self.or_wake_later(&session, result)
+        let attempt = self.try_acquire(&session, on_refusal, by);
+        attempt.inspect_err(|_| {
+            if on_refusal == OnRefusal::Leave {
+                // Its caller may never come back, and a node has no lease of its own.
+                self.discard();
+            }
+            session.wake_when_serving(&self.wake);
+        })
     }
 
-    fn renew(&mut self, fence: u64, _by: Moment) -> Result<Renewal> {
+    fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
         let lost = Ok(Renewal::Lost(MutexOwner::NONE));
-        let transition = self.contender.lease.transition();
-        let now = Moment::now();
-        let Some((node, term)) = self
-            .entry
-            .node_mut()
-            .filter(|node| node.holds(fence))
-            .and_then(|node| node.term().map(|term| (node, term)))
-        else {
+        let lease = self.contender.lease;
+        let node = self.node.as_mut();
+        let held = node.filter(|node| node.holds(fence) && !node.is_gone());
+        let Some((node, term)) = held.and_then(|node| node.term.map(|term| (node, term))) else {
             return lost;
         };
-        if term.until + transition <= now {
-            // The node may still be there, but the lease has run out: the next attempt replaces it.
+        let session = Arc::clone(&node.session);
+        let until = session
+            .connected(Moment::now())
+            .map(drop)
+            // For a short purpose that turned out long, and where another client wrote to our node.
+            .and_then(|()| node.watch_own(&self.wake, by))
+            .and_then(|there| there.then(|| belief(&session, lease)).transpose())
+            .inspect_err(|_| session.wake_when_serving(&self.wake))?;
+        let Some(until) = until.filter(|until| hold(node, *until + lease.transition())) else {
             return lost;
-        }
-        if node.is_session_over() || node.is_deleted() {
-            self.entry.forget_node();
-            return lost;
-        }
-        let session = Arc::clone(node.session());
-        // For a short purpose that turned out long, and where somebody wrote to our node.
-        let watched = node.watch_own(&self.wake);
-        let path = node.path().to_owned();
-        let czxid = node.stat().czxid;
-        self.or_wake_later(&session, watched)?;
-        if self
-            .end_of_belief(&session)
-            .is_some_and(|end| end < term.until)
-        {
-            // It never moves back but where a server keeps the session for less than it was opened with.
-            return lost;
-        }
-        let until = self.belief(&session);
-        let until = self.or_wake_later(&session, until)?;
-        if until <= term.until && session.look(|protocol| protocol.is_in_doubt(now)) {
-            let error = Error::new(
-                ErrorKind::Unreachable,
-                format!(
-                    "{}: no server acknowledges the session's heartbeat",
-                    self.sessions.config.realm
-                ),
-            );
-            return self.or_wake_later(&session, Err(error));
-        }
-        if !session.act(|protocol| protocol.renew_lease(&path, until + transition)) {
-            return lost;
-        }
-        if let Some(node) = self.entry.node_mut() {
-            node.set_term(Term {
-                until: term.until.max(until),
-                ..term
-            });
-        }
+        };
+        node.term = Some(Term {
+            until: term.until.max(until),
+            ..term
+        });
         Ok(Renewal::Renewed(Grant {
-            owner: self.ours(&session, term.acquired_at, czxid, until),
+            owner: ours(node, &self.contender, term.acquired_at, until),
             until: Some(until),
         }))
     }
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
-        let Some(node) = self.entry.take_node(|node| node.holds(fence)) else {
+        if !self.node.as_ref().is_some_and(|node| node.holds(fence)) {
             return Ok(false);
-        };
-        let session = Arc::clone(node.session());
-        let released = node.delete(by)?;
-        session.learn(&self.mutex_path, Known::Free);
-        Ok(released)
+        }
+        self.delete(by)
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
-        self.entry.abandon_creation();
-        if self.winding_down().is_some() {
-            // Not released: the owner's work has not ended. The node goes when the lease is over, or
-            // with the contender, which lives until the last callback has returned.
-            return Ok(());
+        if self.node.as_ref().is_some_and(|node| node.term.is_some()) {
+            // Not released: the owner's work has not ended. The session deletes the node when its lease ends.
+            self.node = None;
         }
-        match self.entry.take_node(|_| true) {
-            Some(node) => node.delete(by).map(drop),
-            None => Ok(()),
-        }
+        self.delete(by).map(drop)
     }
 }
 
 impl Drop for ZkContender {
     fn drop(&mut self) {
-        self.entry.abandon();
+        self.discard();
     }
 }

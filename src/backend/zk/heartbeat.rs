@@ -55,15 +55,10 @@ pub(super) struct Heartbeat {
     proven: Option<Moment>,
     /// A quorum surely followed the leader that counts the session's timeout at this moment or later.
     committed: Option<Moment>,
-    /// Not later than this, whatever is proven: a server has said that it keeps the session shorter.
-    cut: Moment,
     /// Acknowledged beats that do not count yet: when sent, when acknowledged.
     acknowledged: VecDeque<(Moment, Moment)>,
     /// Beats without an answer: when sent, and what they ask for.
     unanswered: VecDeque<(Moment, Beat)>,
-    /// The send time of the oldest beat that was not acknowledged: a server that takes longer than T/4 could
-    /// not keep an owner, however steadily it answers.
-    waiting_since: Option<Moment>,
     due: Moment,
     /// How many beats are sent before the next commit.
     before_commit: u32,
@@ -76,10 +71,8 @@ impl Heartbeat {
             timeout,
             proven: None,
             committed: None,
-            cut: Moment::FAR,
             acknowledged: VecDeque::new(),
             unanswered: VecDeque::new(),
-            waiting_since: None,
             due: Moment::FAR,
             before_commit: 0,
         }
@@ -99,20 +92,13 @@ impl Heartbeat {
             self.committed = Some(sent);
         }
         self.before_commit = if opened { COMMIT_EVERY - 1 } else { 0 };
-        self.cut = Moment::FAR;
         self.due = now;
-    }
-
-    /// A server that took the session up at `sent` or later keeps it for `timeout` only.
-    pub(super) fn shortened(&mut self, sent: Moment, timeout: Duration) {
-        self.cut = self.cut.min(sent + timeout);
     }
 
     /// Beats over a lost connection prove nothing about the next one.
     pub(super) fn disconnected(&mut self) {
         self.acknowledged.clear();
         self.unanswered.clear();
-        self.waiting_since = None;
         self.due = Moment::FAR;
     }
 
@@ -129,18 +115,15 @@ impl Heartbeat {
         };
         self.before_commit = (self.before_commit + COMMIT_EVERY - 1) % COMMIT_EVERY;
         self.unanswered.push_back((now, beat));
-        self.waiting_since.get_or_insert(now);
         self.due = now + self.timeout / 24;
         beat
     }
 
-    /// The oldest beat without an answer was acknowledged. Returns `true` if the session is alive for longer now.
-    pub(super) fn acknowledged(&mut self, now: Moment) -> bool {
+    /// The oldest beat without an answer was acknowledged.
+    pub(super) fn acknowledged(&mut self, now: Moment) {
         let Some((sent, beat)) = self.unanswered.pop_front() else {
-            return false;
+            return;
         };
-        self.waiting_since = self.unanswered.front().map(|(sent, _)| *sent);
-        let before = self.alive_until();
         if beat == Beat::Commit {
             self.committed = self.committed.max(Some(sent));
         }
@@ -151,13 +134,11 @@ impl Heartbeat {
             self.acknowledged.pop_front();
         }
         self.acknowledged.push_back((sent, now));
-        self.alive_until() > before
     }
 
-    /// The oldest beat without an answer was answered with an error: it proves nothing, and the server
-    /// counts as silent.
-    pub(super) fn failed(&mut self) {
-        self.unanswered.pop_front();
+    /// How many beats have no answer yet.
+    pub(super) fn unanswered(&self) -> usize {
+        self.unanswered.len()
     }
 
     /// Up to when the leader cannot have expired the session, as far as beats can tell (see above),
@@ -165,24 +146,15 @@ impl Heartbeat {
     pub(super) fn alive_until(&self) -> Option<Moment> {
         let margin = self.timeout / 100 + Duration::from_millis(5);
         let proven = self.proven?.min(self.committed?);
-        Some((proven + self.timeout).min(self.cut) - margin)
+        Some(proven + self.timeout - margin)
     }
 
-    /// When a server that has acknowledged no beat must be left for another one.
+    /// When a server that has acknowledged no beat must be left for another one. One that takes longer than T/4 could
+    /// not keep an owner, however steadily it answers.
     pub(super) fn silent_at(&self) -> Moment {
-        self.waiting_since
-            .map_or(Moment::FAR, |since| since + self.patience())
-    }
-
-    /// How long a server may be silent.
-    pub(super) fn patience(&self) -> Duration {
-        self.timeout / 4
-    }
-
-    /// Whether beats are out for longer than they should take: the connection is in doubt.
-    pub(super) fn is_late(&self, now: Moment) -> bool {
-        self.waiting_since
-            .is_some_and(|since| since + self.timeout / 8 <= now)
+        self.unanswered
+            .front()
+            .map_or(Moment::FAR, |(sent, _)| *sent + self.timeout / 4)
     }
 }
 
@@ -214,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beat_counts_only_once_a_later_one_left_time_for_the_report_between() {
+    fn beat_counts_once_a_later_one_left_time_for_the_report() {
         let mut heartbeat = connected();
         assert_eq!(heartbeat.alive_until(), alive(2_400));
         assert_eq!(heartbeat.due(), at(10));
@@ -232,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn beats_that_nobody_acknowledges_in_between_are_still_sent_and_count_later() {
+    fn beats_acknowledged_late_and_together_count_later() {
         let mut heartbeat = connected();
         for sent in [10, 110, 210, 310, 410] {
             heartbeat.sent(at(sent));
@@ -250,23 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_no_acknowledgement_and_the_server_counts_as_silent() {
-        let mut heartbeat = connected();
-        beat(&mut heartbeat, 10, 20);
-        for sent in (110..1_000).step_by(100) {
-            heartbeat.sent(at(sent));
-            heartbeat.failed();
-        }
-        assert_eq!(heartbeat.alive_until(), alive(2_400));
-        assert_eq!(heartbeat.silent_at(), at(110) + T / 4);
-    }
-
-    #[test]
-    fn silence_is_noticed_then_acted_on_and_a_new_connection_starts_afresh() {
+    fn silence_is_noticed_and_a_new_connection_starts_afresh() {
         let mut heartbeat = connected();
         beat(&mut heartbeat, 10, 20);
         heartbeat.sent(at(110));
-        assert!(!heartbeat.is_late(at(409)) && heartbeat.is_late(at(410)));
         heartbeat.sent(at(210));
         assert_eq!(heartbeat.silent_at(), at(710));
         heartbeat.disconnected();
@@ -280,39 +239,27 @@ mod tests {
         assert_eq!(heartbeat.alive_until(), alive(3_500));
     }
 
-    /// Rule "belief ends on the local clock": a leader without a quorum takes sessions over and answers every `sync`.
+    /// A leader without a quorum takes sessions over and answers every `sync`.
     #[test]
-    fn what_no_quorum_has_written_down_proves_nothing() {
+    fn nothing_counts_without_a_commit() {
         let mut heartbeat = connected();
-        let mut beats = Vec::new();
-        for sent in (10..2_400).step_by(100) {
-            beats.push(heartbeat.sent(at(sent)));
-            match beats.last() {
-                Some(Beat::Sync) => _ = heartbeat.acknowledged(at(sent + 5)),
-                _ => heartbeat.failed(),
+        for four in 0..3 {
+            for number in 0..4 {
+                let sent = 10 + 400 * four + 100 * number;
+                let beat = heartbeat.sent(at(sent));
+                assert_eq!(beat == Beat::Commit, number == 3);
+                heartbeat.acknowledged(at(sent + 5));
             }
         }
-        let fourth = |beats: &[Beat]| beats.iter().all(|beat| *beat == Beat::Sync);
-        assert!(
-            beats
-                .chunks(4)
-                .all(|four| four[3] == Beat::Commit && fourth(&four[..3]))
-        );
-        assert_eq!(heartbeat.alive_until(), alive(2_400));
-        heartbeat.connected(at(2_300), T, false, at(2_310));
-        assert_eq!(heartbeat.alive_until(), alive(2_400));
-        assert_eq!(heartbeat.sent(at(2_310)), Beat::Commit);
-        assert!(heartbeat.acknowledged(at(2_320)));
-        assert_eq!(heartbeat.alive_until(), alive(4_700));
-        assert_eq!(heartbeat.sent(at(2_410)), Beat::Sync);
-    }
-
-    #[test]
-    fn a_server_that_keeps_the_session_shorter_cuts_belief() {
-        let mut heartbeat = connected();
-        heartbeat.shortened(at(100), Duration::from_millis(900));
-        assert_eq!(heartbeat.alive_until(), alive(1_000));
-        heartbeat.connected(at(200), T, true, at(210));
-        assert_eq!(heartbeat.alive_until(), alive(2_600));
+        // The last commit was sent at 1,110 and is not what limits belief. No further one is answered.
+        assert_eq!(heartbeat.alive_until(), alive(2_810));
+        for sent in (1_300..4_000).step_by(700) {
+            heartbeat.connected(at(sent), T, false, at(sent + 10));
+            assert_eq!(heartbeat.sent(at(sent + 10)), Beat::Commit);
+        }
+        assert_eq!(heartbeat.alive_until(), alive(1_110 + 2_400));
+        heartbeat.acknowledged(at(3_420));
+        assert_eq!(heartbeat.alive_until(), alive(3_400 + 2_400));
+        assert_eq!(heartbeat.sent(at(3_510)), Beat::Sync);
     }
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::path::Line;
+use super::watches::Kind;
 use super::wire::{Decoder, Encoder, Malformed};
 use crate::error::{Error, ErrorKind};
 
 /// Reserved transaction ids.
 pub(super) const XID_EVENT: i32 = -1;
-pub(super) const XID_PING: i32 = -2;
 pub(super) const XID_AUTH: i32 = -4;
 pub(super) const XID_SET_WATCHES: i32 = -8;
 
@@ -32,45 +32,40 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Acl {
-    /// Everybody may do anything.
+    /// Every client may do anything.
     Open,
     /// Only clients that have authenticated as the same user may do anything.
     CreatorAll,
 }
 
-/// The permissions that a node is created with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Permissions {
-    Of(Acl),
-    /// Everybody may read and create below; the rest is for the user that created the node. What
-    /// `/simba` and the nodes above it get, so that they do not belong to the first user alone.
-    Shared,
-}
+/// What the scheme `.1` and the id `.2` may do, as bits.
+type Permission = (i32, &'static str, &'static str);
 
 const READ: i32 = 1;
 const CREATE: i32 = 4;
 const ALL: i32 = 31;
 
-impl Permissions {
-    /// Of a node above the mutexes, where the mutexes have this ACL.
-    pub(super) fn above(acl: Acl) -> Permissions {
-        match acl {
-            Acl::Open => Permissions::Of(Acl::Open),
-            Acl::CreatorAll => Permissions::Shared,
+const CREATOR: Permission = (ALL, "auth", "");
+
+impl Acl {
+    pub(super) fn permissions(self) -> &'static [Permission] {
+        match self {
+            Acl::Open => &[(ALL, "world", "anyone")],
+            Acl::CreatorAll => &[CREATOR],
         }
     }
 
-    fn entries(self) -> &'static [(i32, &'static str, &'static str)] {
+    /// The permissions of `/simba` and the nodes above it: they do not belong to the first user alone.
+    pub(super) fn permissions_above(self) -> &'static [Permission] {
         match self {
-            Permissions::Of(Acl::Open) => &[(ALL, "world", "anyone")],
-            Permissions::Of(Acl::CreatorAll) => &[(ALL, "auth", "")],
-            Permissions::Shared => &[(READ | CREATE, "world", "anyone"), (ALL, "auth", "")],
+            Acl::Open => self.permissions(),
+            Acl::CreatorAll => &[(READ | CREATE, "world", "anyone"), CREATOR],
         }
     }
 }
 
 /// What the server keeps about a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stat {
     /// The transaction that created the node: grows over all nodes of an ensemble.
@@ -81,58 +76,94 @@ pub struct Stat {
     pub mtime: i64,
     /// The session with which the node ends; zero for nodes that stay.
     pub ephemeral_owner: i64,
-    /// How many children it has.
-    pub children: i32,
 }
 
+/// A request to a server. Paths are full ones, with the chroot.
 #[derive(Clone, Debug)]
-pub(super) enum Request {
+#[non_exhaustive]
+pub enum Request {
+    /// Creates a node.
     Create {
+        /// Where. The server appends a number if `mode` is sequential.
         path: String,
+        /// The node's data.
         data: Vec<u8>,
+        /// What it is.
         mode: Mode,
-        permissions: Permissions,
+        /// Who may do what with it.
+        permissions: &'static [Permission],
     },
+    /// Deletes a node.
     Delete(String),
+    /// Reads what the server keeps about a node.
     Exists(String),
+    /// Reads the data of a node.
     Data(String),
+    /// Reads the names of a node's children.
     Children(String),
-    /// Writes `data` to the node at `path`, if the node at `check` exists.
-    CheckedWrite {
+    /// Reads the children of a mutex, as the line of its contenders.
+    Line(String),
+    /// Writes data to a node if the node at `check` exists. Even without a write it is answered only after a quorum
+    /// has written it down.
+    Multi {
+        /// The node that must exist.
         check: String,
-        path: String,
-        data: Vec<u8>,
+        /// The node to be written to, and what.
+        write: Option<(String, Vec<u8>)>,
     },
+    /// Lets the server drop all of the session's watches on a node.
+    Unwatch(String),
+    /// Lets the server catch up with the leader.
     Sync,
-    /// Changes nothing, but is answered only after a quorum has written it down.
-    Commit,
+    /// Ends the session.
     Close,
 }
 
 /// The server's answer to a request: what was asked for, or why not.
-pub(super) type Outcome = Result<Reply, Code>;
+pub type Outcome = Result<Reply, Code>;
 
+/// What was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reply {
+#[non_exhaustive]
+pub enum Reply {
+    /// A node was created with this path.
     Created(String, Stat),
+    /// The node exists.
     Stat(Stat),
+    /// The node's data.
     Data(Vec<u8>, Stat),
+    /// The names of the children.
     Children(Vec<String>),
-    /// The contenders among the children, read once for all that asked.
+    /// Shared by all callers that asked for it together.
     Line(Arc<Line>),
-    Nothing,
+    /// It was done.
+    Done,
 }
 
 impl Request {
+    /// Returns a request to create a node.
+    #[must_use]
+    pub fn create(path: &str, data: &[u8], mode: Mode, acl: &'static [Permission]) -> Request {
+        Request::Create {
+            path: path.to_owned(),
+            data: data.to_vec(),
+            mode,
+            permissions: acl,
+        }
+    }
+
     /// The node that it is about.
     pub(super) fn path(&self) -> &str {
         match self {
-            Request::Create { path, .. } | Request::CheckedWrite { path, .. } => path,
-            Request::Delete(path)
+            Request::Create { path, .. }
+            | Request::Multi { check: path, .. }
+            | Request::Delete(path)
             | Request::Exists(path)
             | Request::Data(path)
-            | Request::Children(path) => path,
-            Request::Sync | Request::Commit | Request::Close => "/",
+            | Request::Children(path)
+            | Request::Line(path)
+            | Request::Unwatch(path) => path,
+            Request::Sync | Request::Close => "/",
         }
     }
 
@@ -143,64 +174,73 @@ impl Request {
             out.text(path);
             out.bool(watch);
         };
-        out.begin();
-        out.int(xid);
-        match self {
-            Request::Create {
-                path,
-                data,
-                mode,
-                permissions,
-            } => {
-                // create2 and createContainer bring the node's stat back, and with it the fence:
-                // plain create would cost one more read.
-                let (op, flags) = match mode {
-                    Mode::Persistent => (15, 0),
-                    Mode::Container => (19, 4),
-                    Mode::EphemeralSequential => (15, 3),
-                };
-                out.int(op);
-                out.text(path);
-                out.buffer(data);
-                let entries = permissions.entries();
-                out.count(entries.len());
-                for (bits, scheme, id) in entries {
-                    out.int(*bits);
-                    out.text(scheme);
-                    out.text(id);
+        let write = |out: &mut Encoder, op: i32, path: &str| {
+            out.int(op);
+            out.bool(false);
+            out.int(-1);
+            out.text(path);
+        };
+        out.frame(|out| {
+            out.int(xid);
+            match self {
+                Request::Create {
+                    path,
+                    data,
+                    mode,
+                    permissions,
+                } => {
+                    // create2 and createContainer bring the node's stat back, and with it the fence:
+                    // plain create would cost one more read.
+                    let (op, flags) = match mode {
+                        Mode::Persistent => (15, 0),
+                        Mode::Container => (19, 4),
+                        Mode::EphemeralSequential => (15, 3),
+                    };
+                    out.int(op);
+                    out.text(path);
+                    out.buffer(data);
+                    out.count(permissions.len());
+                    for (bits, scheme, id) in *permissions {
+                        out.int(*bits);
+                        out.text(scheme);
+                        out.text(id);
+                    }
+                    out.int(flags);
                 }
-                out.int(flags);
+                Request::Delete(path) => {
+                    out.int(2);
+                    out.text(path);
+                    out.int(-1);
+                }
+                Request::Exists(path) => read(out, 3, path),
+                Request::Data(path) => read(out, 4, path),
+                Request::Children(path) | Request::Line(path) => read(out, 8, path),
+                Request::Multi { check, write: data } => {
+                    out.int(MULTI);
+                    write(out, CHECK, check);
+                    out.int(-1);
+                    if let Some((path, data)) = data {
+                        write(out, SET_DATA, path);
+                        out.buffer(data);
+                        out.int(-1);
+                    }
+                    // The end of the operations.
+                    out.int(-1);
+                    out.bool(true);
+                    out.int(-1);
+                }
+                Request::Unwatch(path) => {
+                    out.int(18);
+                    out.text(path);
+                    out.int(3);
+                }
+                Request::Sync => {
+                    out.int(9);
+                    out.text("/");
+                }
+                Request::Close => out.int(-11),
             }
-            Request::Delete(path) => {
-                out.int(2);
-                out.text(path);
-                out.int(-1);
-            }
-            Request::Exists(path) => read(out, 3, path),
-            Request::Data(path) => read(out, 4, path),
-            Request::Children(path) => read(out, 8, path),
-            Request::CheckedWrite { check, path, data } => {
-                out.int(MULTI);
-                operation(out, CHECK, check);
-                out.int(-1);
-                operation(out, SET_DATA, path);
-                out.buffer(data);
-                out.int(-1);
-                end_of_operations(out);
-            }
-            Request::Sync => {
-                out.int(9);
-                out.text("/");
-            }
-            Request::Commit => {
-                out.int(MULTI);
-                operation(out, CHECK, "/");
-                out.int(-1);
-                end_of_operations(out);
-            }
-            Request::Close => out.int(-11),
-        }
-        out.end();
+        });
     }
 
     /// Decodes the body of the reply to this request.
@@ -210,81 +250,46 @@ impl Request {
             Request::Exists(_) => Reply::Stat(stat(&mut body)?),
             Request::Data(_) => Reply::Data(body.buffer()?.to_vec(), stat(&mut body)?),
             Request::Children(_) => Reply::Children(body.texts()?),
-            Request::CheckedWrite { .. } | Request::Commit => return operations(&mut body),
-            Request::Delete(_) | Request::Sync | Request::Close => Reply::Nothing,
+            Request::Line(_) => Reply::Line(Arc::new(Line::new(body.texts()?))),
+            Request::Multi { .. } => return operations(&mut body),
+            _ => Reply::Done,
         }))
     }
-}
-
-/// Begins one of the operations of a `multi`.
-fn operation(out: &mut Encoder, op: i32, path: &str) {
-    out.int(op);
-    out.bool(false);
-    out.int(-1);
-    out.text(path);
-}
-
-fn end_of_operations(out: &mut Encoder) {
-    out.int(-1);
-    out.bool(true);
-    out.int(-1);
 }
 
 /// The results of the operations of a `multi`. Where one failed, none was done: the one at fault has
 /// its own code, the others have `OK` or `RUNTIME_INCONSISTENCY`.
 fn operations(body: &mut Decoder<'_>) -> Result<Outcome, Malformed> {
-    let mut failed = false;
-    let mut fault = None;
+    let mut outcome = Ok(Reply::Done);
     loop {
-        let op = body.int()?;
-        let done = body.bool()?;
-        let _code = body.int()?;
-        match op {
-            _ if done => break,
-            CHECK => {}
-            SET_DATA => {
-                stat(body)?;
-            }
-            -1 => {
-                failed = true;
-                let code = Code(body.int()?);
-                if code != Code::OK && code != Code::RUNTIME_INCONSISTENCY {
-                    fault.get_or_insert(code);
-                }
-            }
-            _ => return Err(Malformed("a result of an operation that was not asked for")),
+        let (op, done, _code) = (body.int()?, body.bool()?, body.int()?);
+        if done || op != -1 {
+            return Ok(outcome);
+        }
+        match Code(body.int()?) {
+            Code::OK | Code::RUNTIME_INCONSISTENCY => outcome = Err(Code::RUNTIME_INCONSISTENCY),
+            code => return Ok(Err(code)),
         }
     }
-    Ok(match fault {
-        Some(code) => Err(code),
-        None if failed => Err(Code::RUNTIME_INCONSISTENCY),
-        None => Ok(Reply::Nothing),
-    })
 }
 
 fn stat(body: &mut Decoder<'_>) -> Result<Stat, Malformed> {
     let czxid = body.long()?;
     let _mzxid = body.long()?;
-    let ctime = body.long()?;
-    let mtime = body.long()?;
-    for _version in 0..3 {
-        body.int()?;
-    }
+    let (ctime, mtime) = (body.long()?, body.long()?);
+    let _versions = [body.int()?, body.int()?, body.int()?];
     let ephemeral_owner = body.long()?;
-    let _data_length = body.int()?;
-    let children = body.int()?;
+    let _data_length_and_children = [body.int()?, body.int()?];
     let _pzxid = body.long()?;
     Ok(Stat {
         czxid,
         ctime,
         mtime,
         ephemeral_owner,
-        children,
     })
 }
 
 /// The head of every frame but the handshake's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) xid: i32,
     pub(super) zxid: i64,
@@ -293,47 +298,40 @@ pub(super) struct Head {
 
 impl Head {
     pub(super) fn decode(frame: &mut Decoder<'_>) -> Result<Head, Malformed> {
-        Ok(Head {
-            xid: frame.int()?,
-            zxid: frame.long()?,
-            code: Code(frame.int()?),
-        })
+        let (xid, zxid, code) = (frame.int()?, frame.long()?, Code(frame.int()?));
+        Ok(Head { xid, zxid, code })
     }
 }
 
 /// Something happened to a watched node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct Event {
-    pub(super) change: Change,
     pub(super) path: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    Created,
-    Deleted,
-    Data,
-    Children,
-    /// About the session, or unknown to us: the connection itself tells what matters.
-    Other,
+    /// The watches that it fires. None, if it is about the session, or unknown to us.
+    pub(super) fires: &'static [Kind],
+    pub(super) deleted: bool,
 }
 
 impl Event {
     pub(super) fn decode(mut body: Decoder<'_>) -> Result<Event, Malformed> {
-        let change = match body.int()? {
-            1 => Change::Created,
-            2 => Change::Deleted,
-            3 => Change::Data,
-            4 => Change::Children,
-            _ => Change::Other,
-        };
+        let change = body.int()?;
         let _state = body.int()?;
-        let path = body.text()?;
-        Ok(Event { change, path })
+        Ok(Event {
+            path: body.text()?,
+            fires: match change {
+                1 => &[Kind::Exists],
+                2 => &[Kind::Data, Kind::Exists, Kind::Children],
+                3 => &[Kind::Data],
+                4 => &[Kind::Children],
+                _ => &[],
+            },
+            deleted: change == 2,
+        })
     }
 }
 
-/// The first frame of a connection: opens a session (`id` zero) or resumes one.
+/// The first frame of a connection: opens a session (`id` zero) or resumes one. Not on a server that has lost its
+/// quorum: it could not keep a lock.
 pub(super) fn encode_hello(
     out: &mut Encoder,
     last_zxid: i64,
@@ -341,15 +339,14 @@ pub(super) fn encode_hello(
     id: i64,
     password: &[u8],
 ) {
-    out.begin();
-    out.int(0);
-    out.long(last_zxid);
-    out.int(timeout_ms);
-    out.long(id);
-    out.buffer(password);
-    // Not on a server that has lost its quorum: it could not keep a lock.
-    out.bool(false);
-    out.end();
+    out.frame(|out| {
+        out.int(0);
+        out.long(last_zxid);
+        out.int(timeout_ms);
+        out.long(id);
+        out.buffer(password);
+        out.bool(false);
+    });
 }
 
 /// The server's answer to the first frame.
@@ -358,108 +355,90 @@ pub(super) struct Welcome {
     pub(super) timeout_ms: i32,
     pub(super) id: i64,
     pub(super) password: Vec<u8>,
-    pub(super) read_only: bool,
 }
 
 impl Welcome {
     pub(super) fn decode(frame: &[u8]) -> Result<Welcome, Malformed> {
         let mut body = Decoder::new(frame);
         let _version = body.int()?;
-        let timeout_ms = body.int()?;
-        let id = body.long()?;
-        let password = body.buffer()?;
-        if password.len() > 64 {
-            return Err(Malformed("session password too long"));
-        }
         Ok(Welcome {
-            timeout_ms,
-            id,
-            password: password.to_vec(),
-            // Servers before 3.4 do not send it.
-            read_only: !body.is_empty() && body.bool()?,
+            timeout_ms: body.int()?,
+            id: body.long()?,
+            password: body.buffer()?.to_vec(),
         })
     }
 }
 
-pub(super) fn encode_auth(out: &mut Encoder, scheme: &str, auth: &[u8]) {
-    out.begin();
-    out.int(XID_AUTH);
-    out.int(100);
-    out.int(0);
-    out.text(scheme);
-    out.buffer(auth);
-    out.end();
+/// Authenticates the connection with `user:password`.
+pub(super) fn encode_digest(out: &mut Encoder, digest: &str) {
+    out.frame(|out| {
+        out.int(XID_AUTH);
+        out.int(100);
+        out.int(0);
+        out.text("digest");
+        out.text(digest);
+    });
 }
 
 /// Asks a server that has not heard of our watches to keep them from now on, and to tell at once what
 /// happened to their nodes since `last_zxid`.
-pub(super) fn encode_set_watches(
-    out: &mut Encoder,
-    last_zxid: i64,
-    data: &[&str],
-    exists: &[&str],
-    children: &[&str],
-) {
-    out.begin();
-    out.int(XID_SET_WATCHES);
-    out.int(101);
-    out.long(last_zxid);
-    for paths in [data, exists, children] {
-        out.texts(paths.iter().copied());
-    }
-    out.end();
+pub(super) fn encode_set_watches(out: &mut Encoder, last_zxid: i64, watches: &[(Kind, &str)]) {
+    out.frame(|out| {
+        out.int(XID_SET_WATCHES);
+        out.int(101);
+        out.long(last_zxid);
+        for kind in [Kind::Data, Kind::Exists, Kind::Children] {
+            let paths = watches.iter().filter(|(of, _)| *of == kind);
+            out.count(paths.clone().count());
+            paths.for_each(|(_, path)| out.text(path));
+        }
+    });
 }
 
 /// What the server says about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Code(pub(super) i32);
+pub struct Code(pub(super) i32);
 
 impl Code {
     pub(super) const OK: Code = Code(0);
     pub(super) const RUNTIME_INCONSISTENCY: Code = Code(-2);
     pub(super) const THROTTLED: Code = Code(-127);
-    /// Not the server's: its reply was too large to be taken.
-    pub(super) const OVERSIZED: Code = Code(i32::MIN);
     pub(super) const NO_NODE: Code = Code(-101);
     pub(super) const NO_AUTH: Code = Code(-102);
     pub(super) const NODE_EXISTS: Code = Code(-110);
     pub(super) const SESSION_EXPIRED: Code = Code(-112);
     pub(super) const SESSION_MOVED: Code = Code(-118);
 
-    pub(super) fn error(self, path: &str) -> Error {
+    /// Returns the error that this is for a request about the node at `path`.
+    #[must_use]
+    pub fn error(self, path: &str) -> Error {
+        use ErrorKind::{Conflict, Denied, Misconfigured, NotFound, Unavailable, Unreachable};
         let (kind, what) = match self.0 {
-            -101 => (ErrorKind::NotFound, "there is no such node"),
-            -110 => (ErrorKind::Conflict, "the node exists already"),
-            -111 => (ErrorKind::Conflict, "the node has children"),
+            -101 => (NotFound, "there is no such node"),
+            -110 => (Conflict, "the node exists already"),
+            -111 => (Conflict, "the node has children"),
             -102 => (
-                ErrorKind::Denied,
+                Denied,
                 "the node's ACL denies access; authenticate as the user that created it, or change the ACL",
             ),
             -114 => (
-                ErrorKind::Misconfigured,
+                Misconfigured,
                 "the server does not take our ACL; `creator_all` needs a user and a password",
             ),
-            -115 | -124 => (ErrorKind::Denied, "the server refuses our authentication"),
-            i32::MIN => (
-                ErrorKind::Unavailable,
-                "the reply is larger than 64 MiB; too many contenders stand here",
-            ),
+            -115 | -124 => (Denied, "the server refuses our authentication"),
             -127 => (
-                ErrorKind::Unavailable,
+                Unavailable,
                 "the server is overloaded and has thrown the request out",
             ),
             -6 => (
-                ErrorKind::Misconfigured,
+                Misconfigured,
                 "the server does not know the request; ZooKeeper 3.5 or later is needed",
             ),
             -112 | -118 => (
-                ErrorKind::Unreachable,
+                Unreachable,
                 "the server does not serve our session any more",
             ),
-            _ => (
-                ErrorKind::Unavailable,
-                "the server cannot serve the request now",
-            ),
+            _ => (Unavailable, "the server cannot serve the request now"),
         };
         Error::new(kind, format!("{path}: {what} (ZooKeeper error {})", self.0))
     }

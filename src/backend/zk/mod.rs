@@ -36,7 +36,6 @@ mod connection;
 mod contender;
 mod heartbeat;
 mod message;
-mod node;
 mod observer;
 mod path;
 mod protocol;
@@ -50,19 +49,22 @@ use std::time::Duration;
 pub use self::builder::Builder;
 pub use self::message::Acl;
 #[cfg(feature = "unstable")]
-pub use self::message::{Mode, Stat};
-#[cfg(feature = "unstable")]
-pub use self::protocol::SessionState;
-#[cfg(feature = "unstable")]
-pub use self::session::Session;
+pub use self::{
+    message::{Code, Mode, Outcome, Reply, Request, Stat},
+    protocol::SessionState,
+    session::Session,
+};
 
 use self::builder::check_fit;
 use self::contender::ZkContender;
-use self::message::{Code, Reply, Request};
 use self::observer::ZkObserver;
 use self::path::{Member, ROOT, mutex_path};
-use self::protocol::Ask;
-use self::session::{Sessions, unexpected};
+use self::session::{Leader, Sessions, unexpected};
+#[cfg(not(feature = "unstable"))]
+use self::{
+    message::{Code, Reply, Request},
+    session::Session,
+};
 use super::{Backend, Condition, Contender, Participant, RawContender, RawObserver};
 use crate::clock::Moment;
 use crate::error::Result;
@@ -81,6 +83,16 @@ struct Zk {
     sessions: Arc<Sessions>,
 }
 
+impl Zk {
+    fn path(&self, mutex: &str) -> Result<Arc<str>> {
+        mutex_path(&self.sessions.config.chroot, mutex)
+    }
+
+    fn at(&self, mutex: &str) -> Result<(Arc<Session>, Arc<str>)> {
+        Ok((self.sessions.session()?, self.path(mutex)?))
+    }
+}
+
 impl Backend for Zk {
     fn realm(&self) -> &str {
         &self.sessions.config.realm
@@ -89,44 +101,39 @@ impl Backend for Zk {
     fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
         check_fit(contender.lease, self.sessions.config.session_timeout)
             .map_err(|error| error.context(&contender.mutex))?;
-        let path = mutex_path(&self.sessions.config.chroot, &contender.mutex)?;
+        let path = self.path(&contender.mutex)?;
         let sessions = Arc::clone(&self.sessions);
         Ok(Box::new(ZkContender::new(sessions, contender, path, wake)))
     }
 
     fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
-        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let path = self.path(mutex)?;
         let sessions = Arc::clone(&self.sessions);
         Ok(Box::new(ZkObserver::new(sessions, path, wake)))
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
-        self.sessions.session()?.sync(by)
+        let outcome = self.sessions.session()?.one(Request::Sync, by)?;
+        outcome.map(drop).map_err(|code| code.error("/"))
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        let session = self.sessions.session()?;
-        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let (session, path) = self.at(mutex)?;
         let leader = session.leader(&path, by)?;
+        if let Some(Leader { path, id: None, .. }) = &leader {
+            return Err(Code::NO_AUTH.error(path));
+        }
         Ok(session.owner_of(leader.as_ref(), self.sessions.config.lease))
     }
 
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
-        let session = self.sessions.session()?;
-        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
-        let line = session.line(&path, by)?.unwrap_or_default();
+        let (session, path) = self.at(mutex)?;
+        let line = session.line(&path, by)?;
         let waiting = line.members().get(1..).unwrap_or_default();
-        let asks: Vec<Ask> = waiting
-            .iter()
-            .map(|member| Request::Data(format!("{path}/{}", member.name)).into())
-            .collect();
-        if asks.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut answers = session.call(asks, by)?;
+        let data = |member: &Member| Request::Data(format!("{path}/{}", member.name)).into();
         let mut found = Vec::new();
-        for _ in waiting {
-            match answers.next()? {
+        for outcome in session.call_all(waiting.iter().map(data).collect(), by)? {
+            match outcome {
                 Ok(Reply::Data(id, stat)) => found.push(Participant::new(
                     String::from_utf8_lossy(&id).as_ref(),
                     u64::try_from(stat.ctime).ok(),
@@ -147,11 +154,11 @@ impl Backend for Zk {
         // Names nest: one round trip per level.
         let mut level = vec![root.clone()];
         while !level.is_empty() {
-            let children = |path: &String| Ask::from(Request::Children(path.clone()));
-            let mut answers = session.call(level.iter().map(children).collect(), by)?;
+            let children = |path: &String| Request::Children(path.clone()).into();
+            let answers = session.call_all(level.iter().map(children).collect(), by)?;
             let mut below = Vec::new();
-            for path in &level {
-                let names = match answers.next()? {
+            for (path, outcome) in level.iter().zip(answers) {
+                let names = match outcome {
                     Ok(Reply::Children(names)) => names,
                     Ok(_) => return Err(unexpected()),
                     Err(Code::NO_NODE) => continue,
@@ -175,8 +182,7 @@ impl Backend for Zk {
     }
 
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
-        let session = self.sessions.session()?;
-        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let (session, path) = self.at(mutex)?;
         let Some(path) = session.leader_with(&path, fence, by)? else {
             return Ok(false);
         };
@@ -188,13 +194,12 @@ impl Backend for Zk {
     }
 
     fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
-        let session = self.sessions.session()?;
-        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let (session, path) = self.at(mutex)?;
         match session.one(Request::Data(path.to_string()), by)? {
             Ok(Reply::Data(data, _)) if data.is_empty() => Ok(None),
             Ok(Reply::Data(_, stat)) => {
                 let written = u64::try_from(stat.mtime).unwrap_or(0);
-                let age = session.leader_ms().saturating_sub(written);
+                let age = session.servers_ms().saturating_sub(written);
                 Ok(Some(Duration::from_millis(age)))
             }
             Ok(_) => Err(unexpected()),
@@ -210,16 +215,14 @@ impl Backend for Zk {
         _keep: Duration,
         by: Moment,
     ) -> Result<bool> {
-        let session = self.sessions.session()?;
-        let path = mutex_path(&self.sessions.config.chroot, mutex)?;
+        let (session, path) = self.at(mutex)?;
         let Some(check) = session.leader_with(&path, fence, by)? else {
             return Ok(false);
         };
         // The server notes the time of the write by itself.
-        let write = Request::CheckedWrite {
+        let write = Request::Multi {
             check,
-            path: path.to_string(),
-            data: b"run".to_vec(),
+            write: Some((path.to_string(), b"run".to_vec())),
         };
         match session.one(write, by)? {
             Ok(_) => Ok(true),

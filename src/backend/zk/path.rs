@@ -56,7 +56,7 @@ pub(super) fn ancestry(path: &str) -> impl Iterator<Item = &str> {
         .chain([path])
 }
 
-/// What begins the name of a node of ours and of nobody else: by it a node is found again whose
+/// A prefix for the names of one session's nodes, as Curator has one per node: by it nodes are found again whose
 /// creation was not answered.
 pub(super) fn protection() -> String {
     let mut hex = format!("{:032x}", rand::rng().random::<u128>());
@@ -99,7 +99,7 @@ impl Member {
 /// the sequence, so beside a Curator peer the order is wrong for as long as nodes from before and from
 /// after the wrap stand together, which takes 2^31 attempts on one mutex.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Line {
+pub struct Line {
     members: Vec<Member>,
     /// What distances are counted from.
     reference: i32,
@@ -131,13 +131,6 @@ impl Line {
         self.members
             .binary_search_by(|other| order(self.reference, other, member))
             .ok()
-    }
-
-    /// The node whose name begins with `protection`.
-    pub(super) fn find(&self, protection: &str) -> Option<&Member> {
-        self.members
-            .iter()
-            .find(|member| member.name.starts_with(protection))
     }
 }
 

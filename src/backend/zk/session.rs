@@ -1,7 +1,7 @@
 //! `Session`: a synchronous client of one ZooKeeper session, as its callers see it; and `Sessions`: one, and
 //! the next when that is over.
 //!
-//! Callers write their requests themselves and wait for the answer, each up to its own deadline; one
+//! Callers write their requests themselves and wait for the answers, each up to its own deadline; one
 //! thread reads, beats and reconnects (`connection.rs`). The session survives every loss of a
 //! connection: it is resumed with its id and password, on whichever server answers, with its watches
 //! and its authentication. Only a server can say that it has expired; then it is over for good. A panic
@@ -9,49 +9,35 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 
 use super::builder::Config;
-use super::connection::{self, Wake, Writer};
-use super::message::{Code, Mode, Outcome, Permissions, Reply, Request, Stat};
+use super::connection::{self, Writer};
+use super::message::{Code, Outcome, Reply, Request, Stat};
 use super::path::Line;
-use super::protocol::{Answer, Ask, Protocol, SessionState};
+use super::protocol::{Ask, Caller, Protocol, SessionState};
 use crate::backend::Wakeups;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
-use crate::parker::Unparker;
+use crate::parker::{SLICE, Unparker};
 use crate::probe::Probed;
 use crate::thread::{self, Thread};
 
 /// How long a session that ends waits for the server's goodbye, and then for its thread.
 const GOODBYE: Duration = Duration::from_millis(500);
 
-/// How many mutexes a session remembers something about.
-const KNOWN: usize = 1024;
-
 /// A session with a ZooKeeper ensemble: the client on which the mutexes are built.
 ///
-/// Paths are relative to the chroot. Every call takes the moment by which it must be over; an error of
-/// the kind `Timeout` or `Unreachable` leaves the outcome unknown. Dropping the session closes it.
-///
-/// ```no_run
-/// use contend::{Moment, zk};
-/// use std::time::Duration;
-///
-/// let session = zk::Builder::new("127.0.0.1:2181").session()?;
-/// let by = Moment::now() + Duration::from_secs(3);
-/// session.create("/demo", b"hello", zk::Mode::Persistent, by)?;
-/// assert_eq!(session.get_data("/demo", by)?.0, b"hello");
-/// # Ok::<(), contend::Error>(())
-/// ```
+/// Every call takes the moment by which it must be over; an error of the kind `Timeout` or `Unreachable` leaves the
+/// outcome unknown. Dropping the session closes it.
 pub struct Session {
     shared: Arc<Shared>,
     thread: Mutex<Thread>,
@@ -69,7 +55,7 @@ impl Sessions {
     pub(super) fn open(config: Config) -> Result<Sessions> {
         let config = Arc::new(config);
         let probe = Probed::default();
-        let session = Session::open(&config, probe.clone())?;
+        let session = Session::open(&config, probe.clone(), connection::run)?;
         Ok(Sessions {
             config,
             probe,
@@ -77,11 +63,12 @@ impl Sessions {
         })
     }
 
-    /// The session; a new one if a server, or a panic in its thread, has ended the last.
+    /// The session; a new one if the last has expired.
     pub(super) fn session(&self) -> Result<Arc<Session>> {
         let mut current = self.current.lock();
         if current.state() == SessionState::Expired {
-            let session = Arc::new(Session::open(&self.config, self.probe.clone())?);
+            let probe = self.probe.clone();
+            let session = Arc::new(Session::open(&self.config, probe, connection::run)?);
             let expired = mem::replace(&mut *current, Arc::clone(&session));
             // Closing joins a thread: not while every contender waits for this lock.
             drop(current);
@@ -97,7 +84,7 @@ impl Sessions {
         let state = session.shared.state.lock();
         match &state.trouble {
             Some(trouble) => Wakeups::Polling(trouble.to_string().into()),
-            None if state.protocol.epoch() > 0 => Wakeups::Working,
+            None if state.protocol.epoch > 0 => Wakeups::Working,
             None => Wakeups::Untried,
         }
     }
@@ -105,164 +92,139 @@ impl Sessions {
 
 /// What the session's thread and its callers share.
 pub(super) struct Shared {
-    config: Arc<Config>,
-    state: Mutex<State>,
-    /// The phase has changed, or the trouble, or somebody wants to end.
-    changed: Condvar,
-    probe: Probed,
+    pub(super) config: Arc<Config>,
+    pub(super) state: Mutex<State>,
+    /// The session's state has changed, or the trouble, or the owner ends the session.
+    pub(super) changed: Condvar,
+    pub(super) probe: Probed,
 }
 
-struct State {
-    protocol: Protocol,
-    writer: Option<Writer>,
-    calls: HashMap<u64, Arc<Call>>,
-    next_call: u64,
-    /// Why nobody is connected, once every address has been tried in vain.
-    trouble: Option<Error>,
-    /// The owner wants to end: nothing may be started any more.
-    closing: bool,
-    /// Woken when there is something new to say to those who were told "unknown".
-    waiting_for_news: HashMap<usize, Weak<Unparker>>,
-    /// An epoch time of the leader's clock that we were told, and when we asked.
-    leader_clock: Option<(u64, Moment)>,
-    known: HashMap<Arc<str>, Known>,
+pub(super) struct State {
+    pub(super) protocol: Protocol<Ticket>,
+    pub(super) writer: Option<Writer>,
+    /// Why no server serves the session, once every address has been tried in vain.
+    pub(super) trouble: Option<Error>,
+    /// The owner ends the session: nothing may be started any more.
+    pub(super) closing: bool,
+    /// Unparked when the session serves again, or is over.
+    told_unknown: HashMap<usize, Weak<Unparker>>,
+    /// An epoch time of the leader's clock that a reply told, and when it was asked for.
+    servers_clock: Option<(u64, Moment)>,
 }
 
-/// What a session last saw of a mutex, for all its contenders.
-#[derive(Clone, Debug)]
-pub(super) enum Known {
-    /// Nobody stood there, or only a contender of ours.
-    Free,
-    /// This node led.
-    Led(Leader),
-}
+impl State {
+    /// Hands out what the protocol has to say, to the server and to the callers.
+    pub(super) fn settle(&mut self) {
+        let bytes = self.protocol.take_output();
+        if let Some(writer) = &mut self.writer
+            && let Err(error) = writer.send(bytes)
+        {
+            // The thread notices by its own read.
+            let what = format!("cannot write to the server: {error}");
+            return self.disconnect(&Error::new(ErrorKind::Unreachable, what));
+        }
+        self.deliver(None);
+    }
 
-/// A node that leads.
-#[derive(Clone, Debug)]
-pub(super) struct Leader {
-    pub(super) name: String,
-    pub(super) id: Arc<str>,
-    pub(super) stat: Stat,
-    /// When it was last seen to be there.
-    pub(super) seen: Moment,
-}
+    /// Closes the socket, too: the thread may be in a read that nothing else would end.
+    pub(super) fn disconnect(&mut self, why: &Error) {
+        if let Some(writer) = self.writer.take() {
+            writer.close();
+        }
+        self.protocol.disconnected();
+        self.deliver(Some(why));
+    }
 
-impl Leader {
-    /// `data`: of the node, which is the contender's id.
-    pub(super) fn new(name: &str, data: &[u8], stat: Stat) -> Leader {
-        Leader {
-            name: name.to_owned(),
-            id: String::from_utf8_lossy(data).as_ref().into(),
-            stat,
-            seen: Moment::now(),
+    pub(super) fn end(&mut self, how: SessionState) {
+        self.protocol.end(how);
+        let why = self.protocol.over_error();
+        self.disconnect(&why);
+        self.wake();
+    }
+
+    /// Wakes those that were told "unknown": there is more to say now.
+    pub(super) fn wake(&mut self) {
+        for wake in mem::take(&mut self.told_unknown).into_values() {
+            if let Some(wake) = wake.upgrade() {
+                wake.unpark();
+            }
+        }
+    }
+
+    fn deliver(&mut self, why: Option<&Error>) {
+        while let Some((Ticket { call, index }, answer)) = self.protocol.next_answer() {
+            call.answer(index, answer, why);
         }
     }
 }
 
-/// What was asked in one go.
-#[derive(Debug)]
-pub(super) struct Call {
-    number: u64,
-    /// The connection over which it was asked.
-    pub(super) epoch: u64,
-    /// When it was asked.
-    pub(super) sent: Moment,
+/// Requests that were asked in one go.
+struct Call {
+    given_up: AtomicBool,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
 
-#[derive(Debug)]
 struct Progress {
-    answers: Vec<Option<Answer>>,
+    answers: Vec<Option<Outcome>>,
     missing: usize,
     failure: Option<Error>,
 }
 
+/// One request of a call.
+pub(super) struct Ticket {
+    call: Arc<Call>,
+    index: usize,
+}
+
+impl Caller for Ticket {
+    fn waits(&self) -> bool {
+        !self.call.given_up.load(Ordering::Relaxed)
+    }
+}
+
 impl Call {
-    fn new(number: u64, count: usize, epoch: u64, sent: Moment) -> Call {
-        Call {
-            number,
-            epoch,
-            sent,
+    fn new(count: usize) -> Arc<Call> {
+        Arc::new(Call {
+            given_up: AtomicBool::new(false),
             progress: Mutex::new(Progress {
                 answers: vec![None; count],
                 missing: count,
                 failure: None,
             }),
             changed: Condvar::new(),
-        }
+        })
     }
 
-    /// Returns `true` if it was the last answer.
-    fn answer(&self, index: usize, answer: Answer, why: Option<&Error>) -> bool {
+    fn answer(&self, index: usize, answer: Option<Outcome>, why: Option<&Error>) {
         let mut progress = self.progress.lock();
-        if matches!(answer, Answer::Lost { .. }) && progress.failure.is_none() {
-            progress.failure = why.cloned();
+        if answer.is_none() && progress.failure.is_none() {
+            let lost = || Error::new(ErrorKind::Unreachable, "the connection was lost");
+            progress.failure = Some(why.cloned().unwrap_or_else(lost));
         }
-        if let Some(place @ None) = progress.answers.get_mut(index) {
-            *place = Some(answer);
-            progress.missing -= 1;
+        if let Some(place) = progress.answers.get_mut(index) {
+            *place = answer;
         }
+        progress.missing = progress.missing.saturating_sub(1);
         if progress.missing == 0 {
             self.changed.notify_all();
         }
-        progress.missing == 0
     }
 
-    /// What is known of the answer with this index.
-    pub(super) fn answer_to(&self, index: usize) -> Option<Answer> {
-        self.progress.lock().answers.get(index).cloned().flatten()
-    }
-
-    pub(super) fn is_due(&self) -> bool {
-        self.progress.lock().missing > 0
-    }
-
-    /// All answers, in the order of the requests; `Ok(None)` if they are not there in time.
-    fn wait(&self, by: Moment) -> Result<Option<Vec<Outcome>>> {
+    /// All answers, in the order of the requests. `None`: they are not there in time.
+    fn wait(&self, by: Moment) -> Option<Result<Vec<Outcome>>> {
         let mut progress = self.progress.lock();
         while progress.missing > 0 {
             let left = by.remaining();
             if left.is_zero() {
-                return Ok(None);
+                return None;
             }
-            self.changed
-                .wait_for(&mut progress, left.min(Duration::from_secs(3600)));
+            self.changed.wait_for(&mut progress, left.min(SLICE));
         }
-        let mut replies = Vec::with_capacity(progress.answers.len());
-        let (mut lost, mut handed) = (false, false);
-        for answer in progress.answers.iter().flatten() {
-            match answer {
-                Answer::Replied(outcome) => {
-                    handed = true;
-                    replies.push(outcome.clone());
-                }
-                Answer::Lost { handed: this } => {
-                    lost = true;
-                    handed |= this;
-                }
-            }
-        }
-        if !lost {
-            return Ok(Some(replies));
-        }
-        let failure = progress
-            .failure
-            .clone()
-            .unwrap_or_else(|| Error::new(ErrorKind::Unreachable, "the connection was lost"));
-        Err(if handed { failure } else { failure.not_sent() })
-    }
-}
-
-/// The answers to a call.
-pub(super) struct Answers {
-    list: std::vec::IntoIter<Outcome>,
-}
-
-impl Answers {
-    /// The next one. There are as many as requests.
-    pub(super) fn next(&mut self) -> Result<Outcome> {
-        self.list.next().ok_or_else(unexpected)
+        Some(match &progress.failure {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(progress.answers.iter().flatten().cloned().collect()),
+        })
     }
 }
 
@@ -271,13 +233,37 @@ pub(super) fn unexpected() -> Error {
     Error::new(ErrorKind::Protocol, "an answer of the wrong kind")
 }
 
-impl Session {
-    pub(super) fn open(config: &Arc<Config>, probe: Probed) -> Result<Session> {
-        Session::open_with(config, probe, connection::run)
+/// A node that leads.
+#[derive(Clone, Debug)]
+pub(super) struct Leader {
+    pub(super) path: String,
+    /// `None`: its ACL does not let us read it.
+    pub(super) id: Option<Arc<str>>,
+    pub(super) stat: Stat,
+}
+
+impl Leader {
+    /// `outcome`: of reading the node's data. `None`: it is gone.
+    pub(super) fn read(path: &str, outcome: Outcome) -> Result<Option<Leader>> {
+        let (id, stat) = match outcome {
+            Ok(Reply::Data(id, stat)) => (Some(String::from_utf8_lossy(&id).as_ref().into()), stat),
+            Ok(_) => return Err(unexpected()),
+            Err(Code::NO_NODE) => return Ok(None),
+            Err(Code::NO_AUTH) => (None, Stat::default()),
+            Err(code) => return Err(code.error(path)),
+        };
+        let path = path.to_owned();
+        Ok(Some(Leader { path, id, stat }))
     }
 
-    /// `run`: what the thread does.
-    fn open_with(
+    pub(super) fn has_fence(&self, fence: u64) -> bool {
+        u64::try_from(self.stat.czxid) == Ok(fence)
+    }
+}
+
+impl Session {
+    /// `run`: what the thread does, but for tests [`connection::run`].
+    pub(super) fn open(
         config: &Arc<Config>,
         probe: Probed,
         run: impl FnOnce(&Shared) + Send + 'static,
@@ -286,13 +272,10 @@ impl Session {
             state: Mutex::new(State {
                 protocol: Protocol::new(Arc::clone(config)),
                 writer: None,
-                calls: HashMap::new(),
-                next_call: 0,
                 trouble: None,
                 closing: false,
-                waiting_for_news: HashMap::new(),
-                leader_clock: None,
-                known: HashMap::new(),
+                told_unknown: HashMap::new(),
+                servers_clock: None,
             }),
             changed: Condvar::new(),
             probe,
@@ -301,9 +284,18 @@ impl Session {
         let thread = thread::start("contend-zk", {
             let shared = Arc::clone(&shared);
             move || {
-                if catch_unwind(AssertUnwindSafe(|| run(&shared))).is_err() {
-                    shared.panicked();
-                }
+                let end = match catch_unwind(AssertUnwindSafe(|| run(&shared))) {
+                    Ok(()) => SessionState::Closed,
+                    // There is no goodbye: the nodes stay until the server ends the session, so that owners have the
+                    // time to wind down in.
+                    Err(_) => {
+                        let realm = &shared.config.realm;
+                        log::error!("{realm}: the thread of the session panicked; opening another");
+                        SessionState::Expired
+                    }
+                };
+                shared.state.lock().end(end);
+                shared.changed.notify_all();
             }
         })?;
         Ok(Session {
@@ -315,19 +307,19 @@ impl Session {
     /// Returns how the session stands.
     #[must_use]
     pub fn state(&self) -> SessionState {
-        self.look(Protocol::phase)
+        self.protocol().state()
     }
 
     /// Returns the session's number at the server; zero before a server has answered.
     #[must_use]
     pub fn id(&self) -> i64 {
-        self.look(Protocol::id)
+        self.protocol().id
     }
 
     /// Returns the session timeout: the negotiated one, once there is one.
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        self.look(Protocol::timeout)
+        self.protocol().timeout()
     }
 
     /// Returns the moment up to which the ensemble keeps the session, by the heartbeats that it
@@ -335,85 +327,15 @@ impl Session {
     /// session is over.
     #[must_use]
     pub fn alive_until(&self) -> Option<Moment> {
-        self.look(Protocol::alive_until)
+        self.protocol().alive_until()
     }
 
-    /// Creates a node and returns its path, which ends in a number if `mode` is sequential.
-    ///
-    /// # Errors
-    /// `Conflict` if it exists, `NotFound` if its parent does not, and what the network can do.
-    pub fn create(
-        &self,
-        path: &str,
-        data: &[u8],
-        mode: Mode,
-        by: Moment,
-    ) -> Result<(String, Stat)> {
-        let request = Request::Create {
-            path: self.full(path),
-            data: data.to_vec(),
-            mode,
-            permissions: Permissions::Of(self.shared.config.acl),
-        };
-        match self.done(request, by)? {
-            Reply::Created(full, stat) => {
-                let path = full.strip_prefix(self.shared.config.chroot.as_str());
-                Ok((path.unwrap_or(&full).to_owned(), stat))
-            }
-            _ => Err(unexpected()),
-        }
-    }
-
-    /// Deletes a node.
-    ///
-    /// # Errors
-    /// `NotFound` if it is not there, `Conflict` if it has children, and what the network can do.
-    pub fn delete(&self, path: &str, by: Moment) -> Result<()> {
-        self.done(Request::Delete(self.full(path)), by).map(drop)
-    }
-
-    /// Returns what the server keeps about a node; `None` if it is not there.
+    /// Asks the server one thing: what it answered, or its code.
     ///
     /// # Errors
     /// What the network can do.
-    pub fn exists(&self, path: &str, by: Moment) -> Result<Option<Stat>> {
-        let request = Request::Exists(self.full(path));
-        match self.one(request, by)? {
-            Ok(Reply::Stat(stat)) => Ok(Some(stat)),
-            Ok(_) => Err(unexpected()),
-            Err(Code::NO_NODE) => Ok(None),
-            Err(code) => Err(code.error(path)),
-        }
-    }
-
-    /// Returns the data of a node.
-    ///
-    /// # Errors
-    /// `NotFound` if it is not there, and what the network can do.
-    pub fn get_data(&self, path: &str, by: Moment) -> Result<(Vec<u8>, Stat)> {
-        match self.done(Request::Data(self.full(path)), by)? {
-            Reply::Data(data, stat) => Ok((data, stat)),
-            _ => Err(unexpected()),
-        }
-    }
-
-    /// Returns the names of a node's children, in no particular order.
-    ///
-    /// # Errors
-    /// `NotFound` if it is not there, and what the network can do.
-    pub fn get_children(&self, path: &str, by: Moment) -> Result<Vec<String>> {
-        match self.done(Request::Children(self.full(path)), by)? {
-            Reply::Children(names) => Ok(names),
-            _ => Err(unexpected()),
-        }
-    }
-
-    /// Lets the server that we talk to catch up with the leader: what is read after it is not older.
-    ///
-    /// # Errors
-    /// What the network can do.
-    pub fn sync(&self, by: Moment) -> Result<()> {
-        self.done(Request::Sync, by).map(drop)
+    pub fn ask(&self, request: Request, by: Moment) -> Result<Outcome> {
+        self.one(request, by)
     }
 
     /// Ends the session, and with it its nodes. Waits for the server's answer, but not long for a dead
@@ -422,71 +344,66 @@ impl Session {
         let deadline = Moment::now() + GOODBYE;
         let mut state = self.shared.state.lock();
         state.closing = true;
-        let number = state.next_number();
-        let call = Arc::new(Call::new(number, 1, state.protocol.epoch(), Moment::now()));
-        if state.protocol.close(number) {
-            state.calls.insert(number, Arc::clone(&call));
+        let call = Call::new(1);
+        let ticket = Ticket {
+            call: Arc::clone(&call),
+            index: 0,
+        };
+        if state.protocol.close(ticket) {
             state.settle();
             drop(state);
             let _ = call.wait(deadline);
             state = self.shared.state.lock();
         }
-        self.shared.changed.notify_all();
-        // A server that is letting us in would keep the session: the thread says goodbye to it.
-        while state.protocol.is_entering() && !deadline.remaining().is_zero() {
-            self.shared
-                .changed
-                .wait_for(&mut state, deadline.remaining());
-        }
         state.end(SessionState::Closed);
-        self.shared.changed.notify_all();
         drop(state);
+        self.shared.changed.notify_all();
         // A thread that still waits for a server to accept a connection ends when that does.
         self.thread.lock().join(deadline);
     }
 
-    /// The path from the true root.
-    fn full(&self, path: &str) -> String {
-        format!("{}{path}", self.shared.config.chroot)
-    }
-
     /// Asks in one go and waits for all the answers: one round trip. The server works on the requests in
-    /// this order, so a later one sees what an earlier one did.
-    pub(super) fn call(&self, asks: Vec<Ask>, by: Moment) -> Result<Answers> {
-        let call = self.ask(asks, by)?;
-        self.finish(&call, by)
+    /// this order, so a later one sees what an earlier one did. A call that fails leaves no contender's node behind.
+    pub(super) fn call_all(&self, asks: Vec<Ask>, by: Moment) -> Result<Vec<Outcome>> {
+        let call = Call::new(asks.len());
+        let mut state = self.connected(by).map_err(Error::not_sent)?;
+        for (index, ask) in asks.into_iter().enumerate() {
+            let call = Arc::clone(&call);
+            state.protocol.ask(ask, Ticket { call, index });
+        }
+        state.settle();
+        drop(state);
+        let outcome = call.wait(by);
+        let late = || Err(self.error(ErrorKind::Timeout, "the server did not answer in time"));
+        outcome.unwrap_or_else(late).inspect_err(|_| {
+            let mut state = self.shared.state.lock();
+            call.given_up.store(true, Ordering::Relaxed);
+            for answer in call.progress.lock().answers.iter().flatten() {
+                if let Ok(Reply::Created(path, _)) = answer {
+                    state.protocol.discard(path);
+                }
+            }
+            state.settle();
+        })
     }
 
-    /// Asks in one go, once a server is there.
-    pub(super) fn ask(&self, asks: Vec<Ask>, by: Moment) -> Result<Arc<Call>> {
-        let mut state = self.shared.connected(by).map_err(Error::not_sent)?;
-        let number = state.next_number();
-        let epoch = state.protocol.epoch();
-        let call = Arc::new(Call::new(number, asks.len(), epoch, Moment::now()));
-        state.calls.insert(number, Arc::clone(&call));
-        state.protocol.ask(number, asks);
-        state.settle();
-        Ok(call)
+    /// As [`call_all`](Session::call_all), for a known number of requests.
+    pub(super) fn call<const N: usize>(&self, asks: [Ask; N], by: Moment) -> Result<[Outcome; N]> {
+        let answers = self.call_all(asks.into(), by)?;
+        answers.try_into().map_err(|_| unexpected())
     }
 
     /// Asks one thing and waits for the answer.
     pub(super) fn one(&self, ask: impl Into<Ask>, by: Moment) -> Result<Outcome> {
-        self.call(vec![ask.into()], by)?.next()
+        self.call([ask.into()], by).map(|[outcome]| outcome)
     }
 
-    /// As [`one`](Session::one), for what must not be refused.
-    fn done(&self, request: Request, by: Moment) -> Result<Reply> {
-        let path = request.path().to_owned();
-        let outcome = self.one(request, by)?;
-        outcome.map_err(|code| code.error(&path))
-    }
-
-    /// Reads the contenders for a mutex. `None`: not even the mutex is there.
-    pub(super) fn line(&self, mutex_path: &str, by: Moment) -> Result<Option<Arc<Line>>> {
-        match self.one(Ask::line(mutex_path), by)? {
-            Ok(Reply::Line(line)) => Ok(Some(line)),
+    /// Reads the contenders for a mutex. The line is empty if not even the mutex is there.
+    pub(super) fn line(&self, mutex_path: &str, by: Moment) -> Result<Arc<Line>> {
+        match self.one(Request::Line(mutex_path.to_owned()), by)? {
+            Ok(Reply::Line(line)) => Ok(line),
             Ok(_) => Err(unexpected()),
-            Err(Code::NO_NODE) => Ok(None),
+            Err(Code::NO_NODE) => Ok(Arc::default()),
             Err(code) => Err(code.error(mutex_path)),
         }
     }
@@ -494,13 +411,15 @@ impl Session {
     /// Reads who leads now.
     pub(super) fn leader(&self, mutex_path: &str, by: Moment) -> Result<Option<Leader>> {
         loop {
-            let line = self.line(mutex_path, by)?.unwrap_or_default();
+            let line = self.line(mutex_path, by)?;
             let Some(first) = line.first() else {
                 return Ok(None);
             };
+            let path = format!("{mutex_path}/{}", first.name);
             // Gone between the two reads otherwise. Each round asks the server, which ends with `by`.
-            if let Some(leader) = self.node(mutex_path, &first.name, by)? {
-                return Ok(Some(leader));
+            let leader = Leader::read(&path, self.one(Request::Data(path.clone()), by)?)?;
+            if leader.is_some() {
+                return Ok(leader);
             }
         }
     }
@@ -513,119 +432,64 @@ impl Session {
         by: Moment,
     ) -> Result<Option<String>> {
         let leader = self.leader(mutex_path, by)?;
-        Ok(leader
-            .filter(|leader| u64::try_from(leader.stat.czxid) == Ok(fence))
-            .map(|leader| format!("{mutex_path}/{}", leader.name)))
+        let leader = leader.filter(|leader| leader.has_fence(fence));
+        Ok(leader.map(|leader| leader.path))
     }
 
-    /// Reads the node with this name. `None`: it is gone.
-    pub(super) fn node(&self, mutex_path: &str, name: &str, by: Moment) -> Result<Option<Leader>> {
-        let path = format!("{mutex_path}/{name}");
-        match self.one(Request::Data(path.clone()), by)? {
-            Ok(Reply::Data(id, stat)) => Ok(Some(Leader::new(name, &id, stat))),
-            Ok(_) => Err(unexpected()),
-            Err(Code::NO_NODE) => Ok(None),
-            Err(code) => Err(code.error(&path)),
-        }
+    /// The protocol, for what needs no answer.
+    pub(super) fn protocol(&self) -> MappedMutexGuard<'_, Protocol<Ticket>> {
+        MutexGuard::map(self.shared.state.lock(), |state| &mut state.protocol)
     }
 
-    /// Waits for all the answers to a call. After a `Timeout` they are still due, and may be waited for
-    /// again.
-    pub(super) fn finish(&self, call: &Call, by: Moment) -> Result<Answers> {
-        match call.wait(by)? {
-            Some(list) => Ok(Answers {
-                list: list.into_iter(),
-            }),
-            None => Err(self.shared.timeout("the server did not answer in time")),
-        }
-    }
-
-    /// Nobody wants the node any more that the request with this index of `call` asked for as `path`.
-    pub(super) fn cancel_creation(&self, call: &Call, index: usize, path: &str) {
+    /// Deletes a node of this session, as soon as a server is there.
+    pub(super) fn discard(&self, path: &str) {
         let mut state = self.shared.state.lock();
-        match call.answer_to(index) {
-            None => state.protocol.cancel(call.number),
-            Some(Answer::Replied(Ok(Reply::Created(path, _)))) => state.protocol.abandon(path),
-            Some(Answer::Lost { handed: true }) => state.protocol.abandon_creation(path),
-            Some(_) => {}
-        }
+        state.protocol.discard(path);
         state.settle();
     }
 
-    /// Changes something in the protocol without waiting, and sends what follows from it.
-    pub(super) fn act<T>(&self, act: impl FnOnce(&mut Protocol) -> T) -> T {
-        let mut state = self.shared.state.lock();
-        let result = act(&mut state.protocol);
-        state.settle();
-        result
-    }
-
-    /// Unparks `wake` when there is something new to say to a caller that was told "unknown".
-    pub(super) fn wake_on_news(&self, wake: &Arc<Unparker>) {
+    /// Unparks `wake` when the session serves again, or is over: for a caller that was told "unknown".
+    pub(super) fn wake_when_serving(&self, wake: &Arc<Unparker>) {
         let weak = Arc::downgrade(wake);
         let key = weak.as_ptr() as usize;
-        self.shared.state.lock().waiting_for_news.insert(key, weak);
-    }
-
-    /// Looks at the protocol, at several things at once.
-    pub(super) fn look<T>(&self, look: impl FnOnce(&Protocol) -> T) -> T {
-        look(&self.shared.state.lock().protocol)
-    }
-
-    /// What the session last saw of a mutex.
-    pub(super) fn known(&self, mutex_path: &str) -> Option<Known> {
-        self.shared.state.lock().known.get(mutex_path).cloned()
-    }
-
-    /// The leader that the session last saw, if it saw one.
-    pub(super) fn known_leader(&self, mutex_path: &str) -> Option<Leader> {
-        match self.known(mutex_path) {
-            Some(Known::Led(leader)) => Some(leader),
-            _ => None,
-        }
-    }
-
-    /// Remembers what was seen of a mutex.
-    pub(super) fn learn(&self, mutex_path: &Arc<str>, known: Known) {
-        let mut state = self.shared.state.lock();
-        if state.known.len() >= KNOWN && !state.known.contains_key(mutex_path) {
-            state.known.clear();
-        }
-        state.known.insert(Arc::clone(mutex_path), known);
+        self.shared.state.lock().told_unknown.insert(key, weak);
     }
 
     /// The leader told its time: `ms` in a reply to what was sent at `sent`.
     pub(super) fn learn_clock(&self, ms: i64, sent: Moment) {
         if let Ok(ms) = u64::try_from(ms) {
-            self.shared.state.lock().leader_clock = Some((ms, sent));
+            self.shared.state.lock().servers_clock = Some((ms, sent));
         }
     }
 
-    /// The time by the leader's clock, in epoch milliseconds. A session that has created nothing was not told,
-    /// and takes its own.
-    pub(super) fn leader_ms(&self) -> u64 {
-        let clock = self.shared.state.lock().leader_clock;
-        let (told, since) = clock.map_or_else(
-            || {
-                (
-                    0,
-                    SystemTime::now()
-                        .duration_since(UNIX_EPOCH)
-                        .unwrap_or_default(),
-                )
-            },
-            |(told, sent)| (told, Moment::now() - sent),
-        );
-        told.saturating_add(ms(since))
+    /// The time by the leader's clock, in epoch milliseconds. A session that has created nothing was not told, and takes
+    /// its own.
+    pub(super) fn servers_ms(&self) -> u64 {
+        let clock = self.shared.state.lock().servers_clock;
+        let local = || {
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+        };
+        clock.map_or_else(
+            || ms(local()),
+            |(told, sent)| told.saturating_add(ms(Moment::now() - sent)),
+        )
     }
 
-    /// A leader of another contender, for display: how long it goes on nobody knows.
+    /// A leader of another contender, for display: how long it goes on is not known.
     pub(super) fn owner_of(&self, leader: Option<&Leader>, lease: Lease) -> MutexOwner {
-        leader.map_or(MutexOwner::NONE, |leader| {
-            let left = (lease.ttl(), lease.total());
-            let Stat { ctime, czxid, .. } = leader.stat;
-            self.owner(&leader.id, Some(ctime), czxid, left)
-        })
+        match leader {
+            Some(Leader {
+                id: Some(id), stat, ..
+            }) => self.owner(
+                id,
+                Some(stat.ctime),
+                stat.czxid,
+                (lease.ttl(), lease.total()),
+            ),
+            _ => MutexOwner::NONE,
+        }
     }
 
     /// A snapshot for display. `ttl` and `total` are what is left, as far as one can know.
@@ -636,9 +500,8 @@ impl Session {
         fence: i64,
         (ttl, total): (Duration, Duration),
     ) -> MutexOwner {
-        let now = Moment::now();
         // A node's creation time is the leader's clock, too.
-        let now_ms = self.leader_ms();
+        let (now, now_ms) = (Moment::now(), self.servers_ms());
         let acquired_at = acquired_at.and_then(|at| u64::try_from(at).ok());
         MutexOwner::new(
             Arc::clone(id),
@@ -649,269 +512,43 @@ impl Session {
         )
         .observed_at(now_ms, now)
     }
-}
 
-fn ms(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-impl State {
-    fn next_number(&mut self) -> u64 {
-        self.next_call += 1;
-        self.next_call
-    }
-
-    /// Hands out what the protocol has to say, to the server and to the callers.
-    fn settle(&mut self) {
-        if self.protocol.has_output() {
-            let bytes = self.protocol.take_output();
-            if let Some(writer) = &mut self.writer
-                && let Err(error) = writer.send(bytes)
-            {
-                self.broken(&error);
-            }
-        }
-        self.deliver(None);
-    }
-
-    /// The thread notices by its own read that the connection is gone.
-    fn broken(&mut self, error: &io::Error) {
-        let error = Error::new(
-            ErrorKind::Unreachable,
-            format!("cannot write to the server: {error}"),
-        );
-        self.disconnect(&error);
-    }
-
-    fn disconnect(&mut self, why: &Error) {
-        if let Some(mut writer) = self.writer.take() {
-            if self.protocol.has_output() {
-                let _ = writer.send(self.protocol.take_output());
-            }
-            writer.close();
-        }
-        self.protocol.disconnected();
-        self.deliver(Some(why));
-    }
-
-    /// Closes the socket, too: the thread may be in a read that nothing else would end.
-    fn end(&mut self, phase: SessionState) {
-        self.protocol.end(phase);
-        if let Some(mut writer) = self.writer.take() {
-            writer.close();
-        }
-        let why = self.protocol.over_error();
-        self.deliver(Some(&why));
-    }
-
-    fn deliver(&mut self, why: Option<&Error>) {
-        let over = self.protocol.phase().is_over();
-        let over = over.then(|| self.protocol.over_error());
-        while let Some(answered) = self.protocol.next_answer() {
-            if let Some(call) = self.calls.get(&answered.call)
-                && call.answer(answered.index, answered.answer, over.as_ref().or(why))
-            {
-                self.calls.remove(&answered.call);
-            }
-        }
-        if self.protocol.take_news() {
-            let waiting = mem::take(&mut self.waiting_for_news);
-            for wake in waiting.into_values().filter_map(|it| it.upgrade()) {
-                wake.unpark();
-            }
-        }
-    }
-}
-
-/// For the session's thread.
-impl Shared {
-    pub(super) fn config(&self) -> &Config {
-        &self.config
-    }
-
-    pub(super) fn is_closing(&self) -> bool {
-        let state = self.state.lock();
-        state.closing || state.protocol.phase().is_over()
-    }
-
-    pub(super) fn epoch(&self) -> u64 {
-        self.state.lock().protocol.epoch()
-    }
-
-    pub(super) fn is_entering(&self) -> bool {
-        self.state.lock().protocol.is_entering()
-    }
-
-    pub(super) fn patience(&self, now: Moment) -> Duration {
-        self.state.lock().protocol.patience(now)
-    }
-
-    /// A connection was opened.
-    pub(super) fn begin(
-        &self,
-        writer: Writer,
-        patience: Duration,
-        addresses: usize,
-    ) -> io::Result<()> {
-        let mut state = self.state.lock();
-        if state.closing {
-            // Nobody is to be let in any more: `tick` ends the thread.
-            return Ok(());
-        }
-        state.protocol.begin(Moment::now(), patience, addresses);
-        let hello = state.protocol.take_output();
-        let writer = state.writer.insert(writer);
-        writer.send(hello)
-    }
-
-    /// Does what is due; `None` if the session is over.
-    pub(super) fn tick(&self, now: Moment) -> Result<Option<Wake>> {
-        let mut state = self.state.lock();
-        if state.protocol.phase().is_over() || (state.closing && state.writer.is_none()) {
-            return Ok(None);
-        }
-        state.protocol.tick(now)?;
-        if let Some(writer) = &mut state.writer
-            && let Err(error) = writer.flush()
-        {
-            state.broken(&error);
-        }
-        state.settle();
-        let Some(writer) = &state.writer else {
-            return Err(Error::new(ErrorKind::Unreachable, "the connection broke"));
-        };
-        Ok(Some(Wake {
-            blocked: writer.is_blocked(),
-            at: state.protocol.wake_at(),
-        }))
-    }
-
-    /// The server sent something.
-    pub(super) fn received(&self, bytes: Vec<u8>) -> Result<()> {
-        let mut state = self.state.lock();
-        let Some(writer) = &mut state.writer else {
-            return Ok(());
-        };
-        let plain = writer.open(bytes).map_err(|error| {
-            Error::new(ErrorKind::Unreachable, format!("TLS: {error}")).with_source(error)
-        })?;
-        let before = state.protocol.phase();
-        let result = state.protocol.received(&plain, Moment::now());
-        state.settle();
-        let after = state.protocol.phase();
-        if after.is_over()
-            && let Some(mut writer) = state.writer.take()
-        {
-            writer.close();
-        }
-        if before != after {
-            if after == SessionState::Connected {
-                state.trouble = None;
-            }
-            self.changed.notify_all();
-            drop(state);
-            if after == SessionState::Connected {
-                // The end of what "connection lost" began is said as loudly.
-                let level = match before {
-                    SessionState::Suspended => log::Level::Info,
-                    _ => log::Level::Debug,
-                };
-                log::log!(level, "{}: connected", self.config.realm);
-                self.probe.tell(|probe| probe.connected());
-            }
-        }
-        result
-    }
-
-    /// The server ended the connection. Returns `true` if that is what it was asked to do.
-    pub(super) fn closed_by_server(&self) -> bool {
-        let mut state = self.state.lock();
-        state.protocol.refused();
-        state.closing || state.protocol.phase().is_over()
-    }
-
-    /// The connection is lost, or could not be opened.
-    pub(super) fn lost(&self, error: &Error) {
-        let mut state = self.state.lock();
-        state.disconnect(error);
-        self.changed.notify_all();
-        let silent = state.closing;
-        drop(state);
-        if !silent {
-            self.probe.tell(|probe| probe.disconnected(error));
-        }
-    }
-
-    /// Every address was tried in vain.
-    pub(super) fn in_trouble(&self, error: Error) {
-        let mut state = self.state.lock();
-        if state.trouble.is_none() && !state.closing {
-            log::warn!("{}: no server can be used: {error}", self.config.realm);
-        }
-        state.trouble = Some(error);
-        self.changed.notify_all();
-    }
-
-    pub(super) fn pause(&self, pause: Duration) {
-        let until = Moment::now() + pause;
-        let mut state = self.state.lock();
-        while !state.closing && !until.remaining().is_zero() {
-            self.changed.wait_for(&mut state, until.remaining());
-        }
-    }
-
-    /// The thread panicked: nobody reads, beats or reconnects any more. Owners step down, and the next call
-    /// opens another session. There is no goodbye: the nodes stay until the server ends the session, so that
-    /// owners have the time to wind down in.
-    fn panicked(&self) {
-        log::error!(
-            "{}: the thread of the session panicked; the session is given up for a new one",
-            self.config.realm
-        );
-        let mut state = self.state.lock();
-        state.end(SessionState::Expired);
-        self.changed.notify_all();
-    }
-
-    pub(super) fn thread_ends(&self) {
-        let mut state = self.state.lock();
-        state.end(SessionState::Closed);
-        self.changed.notify_all();
-    }
-
-    /// The state, once a server is there. Fails at once where every server has been tried in vain: who
-    /// tries again later is woken when there is one.
-    fn connected(&self, by: Moment) -> Result<parking_lot::MutexGuard<'_, State>> {
-        let mut state = self.state.lock();
+    /// The state, once a server is there. Fails at once where every server has been tried in vain: a caller
+    /// that tries again later is woken when there is one.
+    pub(super) fn connected(&self, by: Moment) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.shared.state.lock();
         loop {
-            if state.protocol.phase().is_over() || state.closing {
+            if state.protocol.is_over() || state.closing {
                 return Err(state.protocol.over_error());
             }
-            // Before the time is looked at: it says more than that the time is over. There is none while
-            // connected.
+            if state.protocol.is_serving() {
+                return Ok(state);
+            }
+            // Before the time is looked at: it says more than that the time is over.
             if let Some(trouble) = &state.trouble {
                 return Err(trouble.clone());
             }
             let left = by.remaining();
             if left.is_zero() {
                 // A server of another kind that waits for its client to say more is known by nothing else.
-                return Err(self.timeout(if state.protocol.is_entering() {
+                let what = if state.protocol.is_entering() {
                     "no answer to the handshake in time; the server hangs, or is not a ZooKeeper server"
                 } else {
                     "no server was there in time"
-                }));
+                };
+                return Err(self.error(ErrorKind::Timeout, what));
             }
-            if state.protocol.is_connected() {
-                return Ok(state);
-            }
-            self.changed
-                .wait_for(&mut state, left.min(Duration::from_secs(3600)));
+            self.shared.changed.wait_for(&mut state, left.min(SLICE));
         }
     }
 
-    fn timeout(&self, what: &str) -> Error {
-        Error::new(ErrorKind::Timeout, format!("{}: {what}", self.config.realm))
+    fn error(&self, kind: ErrorKind, what: &str) -> Error {
+        Error::new(kind, format!("{}: {what}", self.shared.config.realm))
     }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Drop for Session {
@@ -922,9 +559,7 @@ impl Drop for Session {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session")
-            .field("realm", &self.shared.config.realm)
-            .finish_non_exhaustive()
+        write!(f, "a session with {}", self.shared.config.realm)
     }
 }
 
@@ -933,18 +568,18 @@ mod tests {
     use super::super::builder::Builder;
     use super::*;
 
-    /// Owners must step down and callers be told: nobody else would ever answer them.
+    /// Owners must step down and callers be told: no other thread would ever answer them.
     #[test]
-    fn a_panic_in_the_thread_of_a_session_ends_it_and_the_next_call_opens_another() {
+    fn panic_in_the_thread_ends_the_session() {
         let config = Arc::new(Builder::new("127.0.0.1:1").config().unwrap());
-        let none = || Probed::default();
-        let broken = Session::open_with(&config, none(), |shared| {
+        let none = Probed::default;
+        let broken = Session::open(&config, none(), |shared| {
             let _state = shared.state.lock();
             panic!("on request");
         });
         let broken = Arc::new(broken.unwrap());
         let by = Moment::now() + Duration::from_secs(40);
-        let error = broken.sync(by).unwrap_err();
+        let error = broken.ask(Request::Sync, by).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
         assert_eq!(broken.state(), SessionState::Expired);
         let sessions = Sessions {

@@ -1,69 +1,46 @@
-//! Who is woken for which node: watches, and the table of them that outlives a connection.
+//! Which waiter is woken for which node: watches, and the table of them that outlives a connection.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::message::{Change, Event};
+use super::message::Event;
 use crate::parker::Unparker;
 
 /// A watch on one node. Fires once: when something happened to the node, or the session ended.
-/// Dropped, it is forgotten, and what happens to the node wakes nobody.
+/// A dropped watch is forgotten: what happens to the node wakes no thread.
 #[derive(Debug)]
 pub(super) struct Watch {
     state: AtomicU8,
     wakes: Arc<Unparker>,
 }
 
-/// Asked for; the server has not answered yet.
-const DUE: u8 = 0;
+/// The server has not said that it keeps the watch.
+const ASKED: u8 = 0;
 /// The server keeps it.
-const CONFIRMED: u8 = 1;
+const SET: u8 = 1;
 /// Something happened to the node, or the session ended. Proves nothing about the node.
 const CHANGED: u8 = 2;
 /// The node is gone, by a server's word.
 const GONE: u8 = 3;
-/// The server refused to keep it.
-const REFUSED: u8 = 4;
 
 impl Watch {
     pub(super) fn new(wakes: &Arc<Unparker>) -> Arc<Watch> {
         Arc::new(Watch {
-            state: AtomicU8::new(DUE),
+            state: AtomicU8::new(ASKED),
             wakes: Arc::clone(wakes),
         })
     }
 
-    pub(super) fn is_confirmed(&self) -> bool {
-        self.state.load(Ordering::Acquire) == CONFIRMED
-    }
-
-    pub(super) fn is_due(&self) -> bool {
-        self.state.load(Ordering::Acquire) == DUE
+    pub(super) fn is_set(&self) -> bool {
+        self.state.load(Ordering::Acquire) == SET
     }
 
     pub(super) fn is_gone(&self) -> bool {
         self.state.load(Ordering::Acquire) == GONE
     }
 
-    pub(super) fn is_refused(&self) -> bool {
-        self.state.load(Ordering::Acquire) == REFUSED
-    }
-
-    /// The server keeps the watch, unless it has fired by now.
-    pub(super) fn confirm(&self) {
-        let _ = self
-            .state
-            .compare_exchange(DUE, CONFIRMED, Ordering::AcqRel, Ordering::Acquire);
-    }
-
-    /// The server does not keep the watch. Its holder is woken, and asks again.
-    pub(super) fn refuse(&self) {
-        self.state.store(REFUSED, Ordering::Release);
-        self.wakes.unpark();
-    }
-
-    pub(super) fn fire(&self, gone: bool) {
+    fn fire(&self, gone: bool) {
         let state = if gone { GONE } else { CHANGED };
         self.state.store(state, Ordering::Release);
         self.wakes.unpark();
@@ -86,39 +63,38 @@ pub(super) enum Kind {
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     table: HashMap<(Kind, String), Vec<Weak<Watch>>>,
+    /// The table is searched for forgotten watches when it has grown to this.
+    prune_at: usize,
 }
 
 impl Watches {
+    /// The server keeps the watch: called while its reply is read, as the next frame may be the event.
     pub(super) fn add(&mut self, kind: Kind, path: String, watch: &Weak<Watch>) {
+        if let Some(watch) = watch.upgrade() {
+            watch.state.store(SET, Ordering::Release);
+        }
         let holders = self.table.entry((kind, path)).or_default();
         if holders.len() == holders.capacity() {
-            // Dropped holders did not say so. Looked for only before the list would grow, so that adding
-            // to a long one does not read all of it.
-            holders.retain(|known| known.strong_count() > 0);
+            // Only before the list would grow, so that adding to a long one does not read all of it.
+            holders.retain(is_held);
         }
         holders.push(Weak::clone(watch));
     }
 
     pub(super) fn fire(&mut self, event: Event) {
-        let kinds: &[Kind] = match event.change {
-            Change::Created => &[Kind::Exists],
-            Change::Deleted => &[Kind::Data, Kind::Exists, Kind::Children],
-            Change::Data => &[Kind::Data],
-            Change::Children => &[Kind::Children],
-            Change::Other => &[],
-        };
         let mut key = (Kind::Data, event.path);
-        for kind in kinds {
+        for kind in event.fires {
             key.0 = *kind;
-            let holders = self.table.remove(&key).unwrap_or_default();
-            fire_all(holders, event.change == Change::Deleted);
+            for watch in self.table.remove(&key).iter().flatten() {
+                fire(watch, event.deleted);
+            }
         }
     }
 
     /// The session is over, and with it every watch.
     pub(super) fn end(&mut self) {
-        for (_, holders) in self.table.drain() {
-            fire_all(holders, false);
+        for watch in self.table.drain().flat_map(|(_, holders)| holders) {
+            fire(&watch, false);
         }
     }
 
@@ -129,17 +105,39 @@ impl Watches {
         }
     }
 
-    /// The watched paths of every kind, for a server that has not heard of them. Lists that nobody
-    /// waits for any more are dropped.
+    /// The watched paths of every kind, for a server that has not heard of them.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (Kind, &str)> {
-        self.table
-            .retain(|_, holders| holders.iter().any(|known| known.strong_count() > 0));
+        self.table.retain(|_, holders| holders.iter().any(is_held));
         self.table.keys().map(|(kind, path)| (*kind, path.as_str()))
+    }
+
+    /// Forgets watches without a holder, if the table has doubled since the last time. Returns the nodes on which no
+    /// holder has a watch any more: the server keeps those watches until it is told.
+    pub(super) fn prune(&mut self) -> HashSet<String> {
+        let mut unwatched = HashSet::new();
+        if self.table.len() < self.prune_at.max(128) {
+            return unwatched;
+        }
+        for ((_, path), _) in self
+            .table
+            .extract_if(|_, holders| !holders.iter().any(is_held))
+        {
+            unwatched.insert(path);
+        }
+        for (_, path) in self.table.keys() {
+            unwatched.remove(path);
+        }
+        self.prune_at = 2 * self.table.len();
+        unwatched
     }
 }
 
-fn fire_all(holders: Vec<Weak<Watch>>, gone: bool) {
-    for watch in holders.iter().filter_map(Weak::upgrade) {
+fn is_held(watch: &Weak<Watch>) -> bool {
+    watch.strong_count() > 0
+}
+
+fn fire(watch: &Weak<Watch>, gone: bool) {
+    if let Some(watch) = watch.upgrade() {
         watch.fire(gone);
     }
 }
@@ -150,27 +148,28 @@ mod tests {
     use crate::clock::Moment;
     use crate::parker::{Parker, Unparked};
 
+    fn add(watches: &mut Watches, kind: Kind, path: &str, watch: &Arc<Watch>) {
+        watches.add(kind, path.into(), &Arc::downgrade(watch));
+    }
+
     #[test]
-    fn an_event_fires_every_watch_of_the_node_once_and_none_of_the_forgotten() {
+    fn event_fires_every_watch_of_the_node_once() {
         let parker = Parker::new();
         let wake = Arc::new(parker.unparker());
         let mut watches = Watches::default();
-        let held = [(); 3].map(|()| Watch::new(&wake));
-        for watch in &held {
-            watches.add(Kind::Data, "/a".into(), &Arc::downgrade(watch));
+        let [one, two, forgotten] = [(); 3].map(|()| Watch::new(&wake));
+        for watch in [&one, &two, &forgotten] {
+            add(&mut watches, Kind::Data, "/a", watch);
         }
-        let [one, two, forgotten] = held;
-        one.confirm();
-        assert!(one.is_confirmed() && two.is_due());
+        assert!(one.is_set() && two.is_set());
         drop(forgotten);
         let deleted = Event {
-            change: Change::Deleted,
             path: "/a".into(),
+            fires: &[Kind::Data, Kind::Exists, Kind::Children],
+            deleted: true,
         };
         watches.fire(deleted.clone());
         assert!(one.is_gone() && two.is_gone());
-        two.confirm();
-        assert!(two.is_gone(), "a reply after the event changes nothing");
         assert_eq!(parker.park(Moment::now()), Unparked::Wake);
         watches.fire(deleted);
         assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
@@ -182,10 +181,19 @@ mod tests {
         let wake = Arc::new(Parker::new().unparker());
         let mut watches = Watches::default();
         for _ in 0..1000 {
-            let watch = Watch::new(&wake);
-            watches.add(Kind::Data, "/a".into(), &Arc::downgrade(&watch));
+            add(&mut watches, Kind::Data, "/a", &Watch::new(&wake));
         }
         assert!(watches.table.values().all(|list| list.len() <= 8));
-        assert_eq!(watches.all().count(), 0);
+        let held = Watch::new(&wake);
+        add(&mut watches, Kind::Data, "/b", &held);
+        add(&mut watches, Kind::Exists, "/b", &Watch::new(&wake));
+        for number in 0..200 {
+            let path = format!("/{number}");
+            add(&mut watches, Kind::Exists, &path, &Watch::new(&wake));
+        }
+        let unwatched = watches.prune();
+        assert_eq!(unwatched.len(), 201, "all but /b");
+        assert!(!unwatched.contains("/b"));
+        assert_eq!(watches.table.len(), 1);
     }
 }
