@@ -1,8 +1,8 @@
 //! Local time, on the boot-time clock only.
 //!
 //! Every local deadline in this crate is a [`Moment`]. The boot-time clock goes on while the machine
-//! is suspended, so a lease that ran out during a sleep is known to have run out; and it does not
-//! care when somebody steps the wall clock. Nothing else in the crate may read a clock.
+//! is suspended, so a lease that ran out during a sleep is known to have run out. A step of the wall
+//! clock does not change it. No other module may read a clock.
 
 use std::fmt;
 use std::ops::{Add, Sub};

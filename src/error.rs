@@ -10,6 +10,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why a call failed: a stable [`ErrorKind`], a message that says what to do, and the cause.
 ///
 /// No message, `Debug` output or cause ever contains a credential.
+///
+/// ```
+/// use contend::ErrorKind;
+///
+/// let error = contend::connect("memory://?tll=5s").unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::InvalidInput);
+/// assert!(!error.is_transient()); // a retry cannot help
+/// println!("{error}"); // names the parameter, and the valid ones
+/// ```
 #[derive(Clone)]
 pub struct Error {
     kind: ErrorKind,
@@ -120,7 +129,7 @@ impl Error {
         self.kind
     }
 
-    /// Returns `true` if the same call may succeed later without anybody changing anything.
+    /// Returns `true` if the same call may succeed later without any change of program, server or settings.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(

@@ -23,7 +23,7 @@ pub struct Event {
     pub state: MutexState,
     /// What went wrong, for [`EventKind::Failed`].
     pub error: Option<Error>,
-    /// How many events before this one were dropped because nobody read them: complete pairs of
+    /// How many events before this one were dropped because the receiver did not read: complete pairs of
     /// Acquired and Released, and changes that a later one made obsolete.
     pub missed: u64,
 }
@@ -83,8 +83,8 @@ impl fmt::Display for EventKind {
 ///
 /// [`Receiver`]: https://docs.rs/crossbeam-channel/0.5/crossbeam_channel/struct.Receiver.html
 ///
-/// When the last clone of it is dropped, nobody can act on the ownership any more: the service logs that
-/// and steps down for good, unless it was built to [lead without a
+/// When its last clone is dropped, the program can no longer act on the ownership. The service logs that and steps
+/// down for good, unless it was built to [lead without a
 /// listener](crate::ContendBuilder::lead_without_listener). An observer logs it and ends.
 ///
 /// ```
@@ -97,7 +97,7 @@ impl fmt::Display for EventKind {
 /// service.start()?;
 /// select! {
 ///     recv(events) -> event => assert_eq!(event.unwrap().kind, EventKind::Acquired),
-///     default(Duration::from_secs(10)) => panic!("nobody leads"),
+///     default(Duration::from_secs(10)) => panic!("no owner after 10 s"),
 /// }
 /// # Ok::<(), contend::Error>(())
 /// ```

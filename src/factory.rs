@@ -26,6 +26,14 @@ use crate::timer::Timer;
 
 /// Creates services, lockers, schedulers and semaphores on one backend, with a common lease. Cheap to
 /// clone; shared by any number of services and lockers, which keep working when it is dropped.
+///
+/// ```
+/// let factory = contend::connect("memory://factory-doc?ttl=5s&transition=1s")?;
+/// let locker = factory.locker("invoices").build()?; // each front has a builder
+/// let service = factory.contend("nightly-report").build()?;
+/// assert_eq!(factory.lease().ttl(), std::time::Duration::from_secs(5));
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Factory {
     core: Local<Arc<Core>>,
@@ -189,6 +197,17 @@ impl Factory {
     }
 
     /// Returns a builder for a service that contends for `mutex`.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://factory-contend-doc")?;
+    /// let service = factory
+    ///     .contend("nightly-report")
+    ///     .on_acquired(|event| println!("leading with fence {:?}", event.fence()))
+    ///     .on_released(|_| println!("no longer leading"))
+    ///     .build()?;
+    /// service.start()?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn contend(&self, mutex: impl AsRef<str>) -> ContendBuilder {
         ContendBuilder::new(self.core(), mutex.as_ref().into())
     }
@@ -200,6 +219,15 @@ impl Factory {
     }
 
     /// Returns a builder for a service that follows who owns `mutex`, without contending.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://factory-observe-doc")?;
+    /// let (observer, owners) = factory.observe("nightly-report").channel()?;
+    /// observer.start()?;
+    /// let event = owners.recv().unwrap(); // the first look is always reported
+    /// assert!(!event.state.after().has_owner());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn observe(&self, mutex: impl AsRef<str>) -> ObserveBuilder {
         ObserveBuilder::new(self.core(), mutex.as_ref().into())
     }
@@ -242,7 +270,7 @@ impl Factory {
     }
 
     /// Returns the counting semaphores on this backend, which admit at most N at once, over one or more
-    /// resources. All handles of a factory share one waiting order.
+    /// resources. All handles of a factory share one waiting order. They run on MySQL, Redis and memory.
     ///
     /// ```
     /// use contend::semaphore::PermitRequest;
@@ -258,7 +286,7 @@ impl Factory {
     /// ```
     ///
     /// # Errors
-    /// `Unsupported` on Redis and ZooKeeper; `Forked`.
+    /// `Unsupported` on ZooKeeper; `Forked` in a child process.
     pub fn semaphores(&self) -> Result<Semaphores> {
         let core = self.core()?;
         let mut known = core.semaphores.lock();
@@ -331,6 +359,14 @@ impl Factory {
 
     /// Reads who owns `mutex`: the owner, its fence, since when, and until when the lease lasts.
     ///
+    /// ```
+    /// let factory = contend::connect("memory://factory-owner-doc")?;
+    /// let guard = factory.locker("invoices").id("a").build()?.lock()?;
+    /// let owner = factory.owner("invoices")?;
+    /// assert_eq!((owner.owner_id(), owner.fence()), ("a", guard.fence()));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` for a name that is not allowed; any error of the backend.
     pub fn owner(&self, mutex: impl AsRef<str>) -> Result<MutexOwner> {
@@ -356,6 +392,14 @@ impl Factory {
 
     /// Frees `mutex` at once if its owner has this `fence`, for operators who must remove an owner.
     /// Returns `false` if there is no such ownership.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://factory-revoke-doc")?;
+    /// let guard = factory.locker("invoices").build()?.lock()?;
+    /// assert!(factory.revoke("invoices", guard.fence())?);
+    /// assert!(guard.unlock().is_err()); // lost
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// The owner learns of it and steps down: a service at once on Redis, ZooKeeper and in memory, otherwise at its
     /// next renewal, after a third of its ttl. Until it does, two contenders may believe that they own, and only a
@@ -422,9 +466,9 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
-    /// Rule "dropping is stopping". A real `fork` needs `unsafe`; what a child sees is another pid.
+    /// A real `fork` needs `unsafe`; what a child sees is another pid.
     #[test]
-    fn a_child_process_is_refused_and_waits_for_nobody() {
+    fn child_process_is_refused() {
         let mut factory = crate::memory::factory("fork", Lease::default());
         factory.seen_from_a_child();
         for error in [

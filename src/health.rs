@@ -26,7 +26,7 @@ use crate::shared::{Contact, Link};
 pub struct Health {
     /// The location of the mutexes, without credentials.
     pub realm: Arc<str>,
-    /// Whether the last call to the backend was answered, whoever made it.
+    /// Whether the last call to the backend was answered, from any part of the factory.
     pub contact: Contact,
     /// How long ago the backend answered last; `None` if it never did.
     pub last_contact: Option<Duration>,

@@ -1,4 +1,4 @@
-//! How long an owner may believe, and how long nobody else may own.
+//! How long an owner may believe, and how long after that no other contender may own.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 
 /// The two durations of every ownership.
 ///
-/// `ttl` is how long an owner may believe it owns without a renewal. `transition` is the time after
-/// it in which nobody else can acquire: the owner uses it to wind down its work. The backend keeps the
+/// `ttl` is how long an owner may believe that it owns without a renewal. `transition` is the time after
+/// it in which no other contender can acquire: the owner winds down its work. The backend keeps the
 /// mutex for the sum of both.
 ///
 /// ```
@@ -69,7 +69,7 @@ impl Lease {
         self.ttl
     }
 
-    /// Returns how long after the ttl nobody else can acquire.
+    /// Returns how long after the ttl no other contender can acquire.
     #[must_use]
     pub fn transition(self) -> Duration {
         self.transition
@@ -154,7 +154,7 @@ mod tests {
         assert!(Lease::new(ms(20), ms(100)).is_ok());
     }
 
-    /// It advised fractions of a millisecond, which it refuses.
+    /// The ttl that the message names is accepted, whatever the transition.
     #[test]
     fn advised_ttl_is_allowed() {
         for transition in 0..10 {

@@ -1,10 +1,23 @@
-//! Distributed mutexes with ownership events, leader election, schedules, locks and semaphores, on the MySQL,
-//! Redis or ZooKeeper that you already run, for programs without an async runtime.
+//! Distributed locks, leader election, leader-only schedules and counting semaphores, on the MySQL, Redis or
+//! ZooKeeper that you already run. Plain synchronous Rust: threads and channels, no async runtime.
+//!
+//! ```
+//! let factory = contend::connect("memory://")?; // or redis://..., mysql://..., zk://...
+//! let locker = factory.locker("invoice-4711").build()?;
+//!
+//! let guard = locker.lock()?; // one process in the world is past this line
+//! println!("locked, fence {}", guard.fence());
+//! drop(guard);
+//! # Ok::<(), contend::Error>(())
+//! ```
+//!
+//! A lock is for a section of code. To lead for as long as the process lives, and to hear when that begins and ends,
+//! use a service:
 //!
 //! ```
 //! use contend::EventKind;
 //!
-//! let factory = contend::connect("memory://")?; // or redis://..., mysql://..., zk://...
+//! let factory = contend::connect("memory://")?;
 //! let (service, events) = factory.contend("nightly-report").channel()?;
 //! service.start()?; // acquires, renews and sends events from its own thread
 //!
@@ -20,8 +33,8 @@
 //!
 //! | I want | use |
 //! |---|---|
-//! | one process at a time to lead, and to know when that begins and ends | [`Factory::contend`] |
 //! | one process at a time in a section of code | [`Factory::locker`], or [`Factory::lock_all`] for several mutexes |
+//! | one process at a time to lead, and to know when that begins and ends | [`Factory::contend`] |
 //! | a job that runs every minute, or nightly, on one of my machines | [`Factory::scheduler`] |
 //! | at most N at once, possibly over several resources | [`Factory::semaphores`] |
 //! | to know who leads, without contending | [`Factory::observe`], [`Factory::owner`] |
@@ -36,27 +49,28 @@
 //! |---|---|---|
 //! | always enabled | `memory://NAME` | [`memory`]: inside one process; tests, development, a first run |
 //! | `redis` | `redis://`, `redis+cluster://`, `redis+sentinel://`, with `tls` also `rediss://` | Redis 6.2+, Valkey |
-//! | `mysql` | `mysql://` | MySQL 8.0+, MariaDB 10.6+; one table, and semaphores |
-//! | `zk` | `zk://a:2181,b:2181/chroot` | ZooKeeper 3.5+, in the layout of Curator's leader latch |
+//! | `mysql` | `mysql://` | MySQL 8.0+, MariaDB 10.6+ |
+//! | `zk` | `zk://a:2181,b:2181/chroot` | ZooKeeper 3.5+, in the layout of Curator's leader latch; no semaphores |
 //!
 //! `tls` adds TLS to all of them, `timezones` time zones to schedules, `metrics` a bridge to the `metrics`
 //! facade, `cli` the `contend` command. Anything behind `unstable` may change in any release.
 //!
 //! # What is promised
-//! An owner acts as owner until its ttl ends, counted on its own boot-time clock from before the request was
-//! sent; nobody else can own before ttl and transition have passed on the backend. So `is_owner()` is never true
-//! in two processes at once, as long as local clocks drift apart by less than 1%, the backend keeps what it
-//! acknowledged, and its clock does not jump. Where these assumptions may fail (a Redis that restarts empty,
-//! asynchronous failover, a restored backup, an operator who deletes the row), pass the
-//! [`fence`](MutexContendService::fence) to the resource that you protect, and let it reject any write whose
-//! fence is lower than the highest it has seen.
+//! `is_owner()` is never true in two processes at once. An owner acts as owner until its ttl ends, counted on its own
+//! boot-time clock from before the request was sent. The backend grants the mutex to no other contender before ttl and
+//! transition have passed.
+//!
+//! This assumes that local clocks drift apart by less than 1%, that the backend keeps what it acknowledged, and that its
+//! clock does not jump. A Redis that restarts empty, a failover, a restored backup or an operator's delete may break
+//! these assumptions. So pass the [`fence`](Guard::fence) to the resource that you protect, and let it reject any write
+//! whose fence is lower than the highest it has seen.
 //!
 //! # Further reading
-//! - [How it works](design): the model, the rules, and each backend's protocol.
-//! - [What we promise](promises): every guarantee, what it assumes, what breaks it, and the tests that
-//!   demonstrate it.
+//! - [How it works](design): the words, the layers, and how each promise is kept.
+//! - [What we promise](promises): every guarantee, what it assumes, what breaks it, and the tests that hold it.
 //! - [Operations](operations): symptoms and causes, choosing ttl, connections, privileges, sharing a mutex with
 //!   Simba or Curator.
+//! - The page of each backend's module has its options and its protocol.
 
 // docs.rs shows which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -24,7 +24,7 @@ use crate::clock::Moment;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct MutexOwner {
-    /// `None` where nobody owns, so that `NONE` can be a constant.
+    /// `None` without an owner, so that `NONE` can be a constant.
     id: Option<Arc<str>>,
     acquired_at: u64,
     ttl_at: u64,
@@ -81,7 +81,7 @@ impl MutexOwner {
         self
     }
 
-    /// Returns the owner's contender id; empty if nobody owns.
+    /// Returns the owner's contender id; empty without an owner.
     #[must_use]
     pub fn owner_id(&self) -> &str {
         self.id.as_deref().unwrap_or("")
@@ -99,7 +99,7 @@ impl MutexOwner {
         self.ttl_at
     }
 
-    /// Returns the time until which nobody else can acquire.
+    /// Returns the time until which no other contender can acquire.
     #[must_use]
     pub fn transition_at(&self) -> u64 {
         self.transition_at

@@ -1,4 +1,4 @@
-//! `Probe`: hears what happens inside a factory (grants, renewals, losses, connections), for metrics.
+//! `Probe`: is told what happens inside a factory (grants, renewals, losses, connections), for metrics.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -11,6 +11,24 @@ use crate::error::Error;
 /// Every method does nothing by default, so an implementation defines only the methods that it needs.
 /// Methods are called from worker threads and from callers' threads, between requests: they must return
 /// at once. A panic in one is caught and logged.
+///
+/// ```
+/// use contend::{LossReason, Probe};
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// struct Losses;
+///
+/// impl Probe for Losses {
+///     fn lost(&self, mutex: &str, _id: &str, _fence: u64, held: Duration, why: LossReason) {
+///         println!("{mutex}: held for {held:?}, {why}");
+///     }
+/// }
+///
+/// let factory = contend::connect("memory://probe-doc")?.with_probe(Arc::new(Losses));
+/// factory.locker("reports").build()?.lock()?.unlock()?;
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[allow(unused_variables)]
 pub trait Probe: Send + Sync {
     /// Called when an attempt to acquire `mutex` has ended, which took `took`.

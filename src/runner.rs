@@ -40,7 +40,7 @@ pub(crate) struct Runner {
     unparker: Unparker,
     machine: Contention,
     shared: Arc<Shared>,
-    /// Our id was found to own with a fence that is not ours: look before an attempt adopts that.
+    /// This id was found to own under another fence: look before an attempt adopts that.
     doubled: bool,
     /// An attempt was refused since the queue was left: queueing at once saves a call.
     met_others: bool,
@@ -89,7 +89,7 @@ impl Runner {
         }
     }
 
-    /// The backend woke us.
+    /// The backend woke this contender.
     pub(crate) fn woken(&mut self) {
         if self.machine.belief().is_none() {
             self.woken_at = Some(Moment::now());
@@ -218,7 +218,7 @@ impl Runner {
         self.call_for(|raw| raw.acquire(on_refusal, by), is_answer)
     }
 
-    /// Looks before it adopts, if another process was met that uses our id: a refusal while that one owns.
+    /// Looks before it adopts, if another process was met that uses this id: a refusal while that one owns.
     fn double(&mut self, by: Moment) -> Result<Option<Refusal>> {
         if !self.doubled {
             return Ok(None);

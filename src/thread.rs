@@ -1,8 +1,8 @@
 //! Threads: one way to start and to join one, and what a `fork` does to them.
 //!
 //! A `fork` copies memory but neither threads nor the right to use a connection. What was made by the
-//! parent must be refused in the child, and must not be dropped there: dropping would wait for threads
-//! that do not exist, for locks that nobody will let go of, or say goodbye on the parent's connections.
+//! parent must be refused in the child, and must not be dropped there. A drop would wait for threads
+//! that do not exist and for locks that stay locked, or close the parent's connections.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -234,7 +234,7 @@ mod tests {
         assert!(panics.join(Moment::now() + Duration::from_secs(60)));
     }
 
-    /// Rule "dropping is stopping": a real `fork` needs `unsafe`; what a child sees is another pid.
+    /// A real `fork` needs `unsafe`; what a child sees is another pid.
     #[test]
     fn a_child_neither_uses_nor_drops_what_is_its_parents() {
         let shared = Arc::new(());

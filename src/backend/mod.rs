@@ -232,7 +232,7 @@ pub struct Condition {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wakeups {
-    /// Nobody has waited yet, so it is not known whether wake-ups work.
+    /// No contender has waited yet, so it is not known whether wake-ups work.
     #[default]
     Untried,
     /// A release wakes the next contender.
@@ -295,8 +295,8 @@ pub trait RawContender: Send {
     /// With [`OnRefusal::Enqueue`] it subscribes first, so that no wake-up falls between the attempt and the wait.
     /// A contender that cannot subscribe still tries, and names a short `retry_in`.
     ///
-    /// Nobody wants the mutex any more after `by`: a server that can tell refuses a request that reaches
-    /// it later, because whoever cleans up after a lost reply does not wait for it.
+    /// After `by` the caller does not want the mutex any more. A server that can tell the time refuses a request that
+    /// reaches it later, so a late request leaves no lease.
     ///
     /// # Errors
     /// Any; the outcome counts as unknown, unless the error [`is_not_sent`](Error::is_not_sent).
@@ -339,19 +339,19 @@ pub enum OnRefusal {
     Enqueue,
 }
 
-/// What became of an attempt to acquire.
+/// The outcome of an attempt to acquire.
 #[derive(Clone, Debug)]
 pub enum Attempt {
-    /// We own it.
+    /// This contender owns it.
     Granted(Grant),
-    /// Somebody else does, or comes first.
+    /// Another contender owns it, or comes first.
     Refused(Refusal),
 }
 
 /// An ownership, fresh from the backend. The fence is the owner's.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// The snapshot with our id.
+    /// The snapshot, with the contender's id.
     pub owner: MutexOwner,
     /// `None`: the lease counts from the moment the call began. `Some`: the backend knows until when it
     /// may be believed, because something else keeps it alive (a ZooKeeper session) or because the
@@ -359,10 +359,10 @@ pub struct Grant {
     pub until: Option<Moment>,
 }
 
-/// Why we do not own.
+/// Why a contender does not own.
 #[derive(Clone, Debug)]
 pub struct Refusal {
-    /// Who owns, as far as the backend told; `NONE` while the mutex is reserved for somebody.
+    /// Who owns, as far as the backend told; `NONE` while the mutex is kept for a waiter.
     pub owner: MutexOwner,
     /// When to try again if not woken before: the end of the lease or hand-over seen, or the
     /// interval at which this backend must be polled. Never far beyond the lease.
@@ -371,16 +371,16 @@ pub struct Refusal {
     pub asked: bool,
 }
 
-/// What became of a renewal.
+/// The outcome of a renewal.
 #[derive(Clone, Debug)]
 pub enum Renewal {
-    /// We own it still, with the same fence.
+    /// The contender owns it still, with the same fence.
     Renewed(Grant),
-    /// We do not: who does, as far as the backend told.
+    /// It does not: who does, as far as the backend told.
     Lost(MutexOwner),
 }
 
-/// An observer's place at one mutex.
+/// A backend's side of an observer of one mutex.
 pub trait RawObserver: Send {
     /// Subscribes to changes of the owner, then reads who owns the mutex now. Leaves no trace.
     ///

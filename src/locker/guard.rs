@@ -30,11 +30,11 @@ use crate::thread::Local;
 ///     if !guard.is_valid() {
 ///         break; // the rest of the transition is left to stop in
 ///     }
-///     // write the page; whoever stores it rejects a fence lower than the highest seen
+///     // write the page; the store rejects a fence lower than the highest it has seen
 ///     let _ = (page, guard.fence());
 /// }
 /// assert!(guard.valid_for() > Duration::from_secs(5));
-/// guard.unlock()?; // ours to the end
+/// guard.unlock()?; // an error here would say that it was lost
 /// # Ok::<(), contend::Error>(())
 /// ```
 #[must_use = "an unused guard unlocks at once; bind it to a name: `let _guard = ..`"]
@@ -99,8 +99,24 @@ impl Guard {
     /// or as soon as the backend reports that it is not held any more. Its `recv` then returns an error;
     /// no message is ever sent. It is also closed when the guard is dropped.
     ///
-    /// The transition is the time to stop: nobody else can lock before it has ended. All receivers are closed; they
-    /// can be used in crossbeam's `select!`.
+    /// The transition is the time to stop: no other contender can lock before it has ended. All receivers are closed;
+    /// they can be used in crossbeam's `select!`.
+    ///
+    /// ```
+    /// use contend::crossbeam_channel::{select, tick};
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://lost-doc")?;
+    /// let guard = factory.locker("reports").build()?.lock()?;
+    /// let (lost, pages) = (guard.lost(), tick(Duration::from_millis(1)));
+    /// for page in 0..3 {
+    ///     select! {
+    ///         recv(lost) -> _ => break, // stop the work
+    ///         recv(pages) -> _ => println!("page {page}"),
+    ///     }
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
         self.locked()
@@ -174,6 +190,15 @@ impl fmt::Debug for Guard {
 }
 
 /// Several held locks, acquired all or none; dropping it releases all of them.
+///
+/// ```
+/// let factory = contend::connect("memory://guard-all-doc")?;
+/// let both = factory.lock_all(["account-7", "account-3"]).lock()?;
+/// assert!(both.is_valid());
+/// println!("{:?}", both.fences()); // sorted by name
+/// both.unlock()?;
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[must_use = "an unused guard unlocks at once; bind it to a name: `let _guard = ..`"]
 #[derive(Debug)]
 pub struct GuardAll {
@@ -259,10 +284,9 @@ mod tests {
 
     use crate::lease::Lease;
 
-    /// Rule "dropping is stopping": the lock is the parent's still, and the parent's threads may hold
-    /// the locks in the way.
+    /// The lock still belongs to the parent, whose threads may hold the locks in the way.
     #[test]
-    fn a_guard_that_ends_in_a_child_process_releases_nothing() {
+    fn guard_in_a_child_process_releases_nothing() {
         let factory = crate::memory::factory("guard-fork", Lease::default());
         let locker = factory.locker("m").build().unwrap();
         let mut guard = locker.lock().unwrap();

@@ -95,6 +95,13 @@ impl Locker {
     /// If the backend cannot be reached, the call keeps trying, which is logged. To bound the wait, use
     /// [`try_lock_for`](Locker::try_lock_for) or a [`Cancel`].
     ///
+    /// ```
+    /// let factory = contend::connect("memory://lock-doc")?;
+    /// let guard = factory.locker("reports").build()?.lock()?;
+    /// println!("alone, with fence {}", guard.fence());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Reentrant` if this thread already holds it; `Cancelled`; errors that a retry cannot fix, such as
     /// `Denied` or `Misconfigured`; `Forked` in a child process.
@@ -103,6 +110,23 @@ impl Locker {
     }
 
     /// Waits for the lock until `cancel` is cancelled, or [the locker's own](LockerBuilder::cancel).
+    ///
+    /// ```
+    /// use contend::{Cancel, ErrorKind};
+    /// use std::thread;
+    ///
+    /// let factory = contend::connect("memory://lock-until-cancelled-doc")?;
+    /// let held = factory.locker("reports").build()?.lock()?;
+    /// let (waiting, cancel) = (factory.locker("reports").build()?, Cancel::new());
+    /// let waits = thread::spawn({
+    ///     let cancel = cancel.clone();
+    ///     move || waiting.lock_until_cancelled(&cancel).map(drop)
+    /// });
+    /// cancel.cancel();
+    /// assert_eq!(waits.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    /// # drop(held);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`lock`](Locker::lock).
@@ -161,7 +185,7 @@ impl Locker {
         self.lock_by(Wait::Until(Moment::now() + timeout, timeout), None)
     }
 
-    /// Runs `work` under the lock and passes it the guard. If `work` panics, the lock is released.
+    /// Runs `work` under the lock and passes it the guard. A panic in `work` releases the lock.
     ///
     /// ```
     /// let factory = contend::connect("memory://with-lock-doc")?;
@@ -313,7 +337,7 @@ impl Inner {
         tenure
     }
 
-    /// Drives the runner until it owns, and returns the fence.
+    /// Drives the runner until this contender owns, and returns the fence.
     fn acquire(
         &self,
         runner: &mut Runner,
@@ -501,16 +525,30 @@ impl LockerBuilder {
         }
     }
 
-    /// Sets how long a guard is renewed. After that its lease runs out, and it is [lost](Guard::lost) at
-    /// the end of the ttl, so that a stuck holder does not block others forever. Defaults to as long as
-    /// the guard lives.
+    /// Sets how long a guard is renewed. After that its lease runs out, and the guard is [lost](Guard::lost) at
+    /// the end of the ttl. A stuck holder then blocks others for a limited time. Defaults to as long as the guard
+    /// lives.
     pub fn max_hold(mut self, max_hold: Duration) -> LockerBuilder {
         self.max_hold = Some(max_hold);
         self
     }
 
-    /// Lets threads that share the locker pass the lease on without asking the backend, for as long as `limit`
-    /// after the grant: so long others wait. The guards share its fence. Defaults to never.
+    /// Lets threads that share the locker pass the lease on without asking the backend, until `limit` after the
+    /// grant. Other processes wait for that long. The guards share the fence of the lease. Defaults to never.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://local-handoff-doc")?;
+    /// let limit = Duration::from_millis(50);
+    /// let locker = factory.locker("counters").local_handoff(limit).build()?;
+    /// std::thread::scope(|scope| {
+    ///     for _ in 0..4 {
+    ///         scope.spawn(|| locker.with_lock(|guard| println!("fence {}", guard.fence())));
+    ///     }
+    /// });
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn local_handoff(mut self, limit: Duration) -> LockerBuilder {
         self.local_handoff = Some(limit);
         self
@@ -575,6 +613,18 @@ impl fmt::Debug for Locker {
 ///
 /// Names are sorted and each is locked once, so that two callers that name the same mutexes in a
 /// different order cannot deadlock. One timeout applies to all of them.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let factory = contend::connect("memory://lock-all-builder-doc")?;
+/// let guard = factory
+///     .lock_all(["account-7", "account-3"])
+///     .ttl(Duration::from_secs(5))
+///     .try_lock_for(Duration::from_secs(1))?;
+/// assert!(guard.is_valid() && guard.fence("account-3").is_some());
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use]
 pub struct LockAllBuilder {
@@ -606,7 +656,7 @@ impl LockAllBuilder {
         self
     }
 
-    /// Sets how long after the ttl nobody else can lock. Defaults to the transition of the factory, which
+    /// Sets how long after the ttl no other contender can lock. Defaults to the transition of the factory, which
     /// defaults to 6 s.
     pub fn transition(mut self, transition: Duration) -> LockAllBuilder {
         self.transition = Some(transition);

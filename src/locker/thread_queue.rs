@@ -1,5 +1,5 @@
 //! `ThreadQueue`: threads that share a locker pass here one at a time, in the order in which they came.
-//! What waits here costs the backend nothing.
+//! A thread that waits here costs the backend nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(crate) struct ThreadQueue {
 struct Turns {
     /// A thread has passed and not left.
     taken: bool,
-    /// The longest wait first; each with its locker.
+    /// The threads that wait, the longest wait first; each with its locker.
     waiting: VecDeque<(Unparker, usize)>,
     /// The lease that comes with the turn that was just given.
     handed: Option<Arc<Tenure>>,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_gives_up_or_is_cancelled_is_passed_over() {
+    fn waiter_that_gives_up_is_passed_over() {
         let queue = Arc::new(ThreadQueue::default());
         queue.enter(0, soon(), &[]).unwrap().0.keep();
         assert!(queue.enter(0, Moment::now(), &[]).is_none());

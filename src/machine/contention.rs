@@ -166,7 +166,7 @@ impl Contention {
         }
     }
 
-    /// The backend woke us: a contender tries, an owner checks.
+    /// The backend woke this contender: a waiter tries, an owner checks.
     pub fn woken(&mut self, now: Moment) {
         match &mut self.belief {
             Some(belief) => belief.renew_at = belief.renew_at.min(now.max(belief.not_before)),
@@ -189,7 +189,7 @@ impl Contention {
             Ok(Attempt::Granted(grant)) => self.granted(sent, now, grant),
             Ok(Attempt::Refused(refusal)) => {
                 if refusal.asked {
-                    // Nothing of ours is left, or it would have been adopted.
+                    // The backend keeps nothing for this contender, or it would have been adopted.
                     self.residue.fence = None;
                     self.residue.unsure = false;
                 }
@@ -272,7 +272,7 @@ impl Contention {
         }
     }
 
-    /// Ends belief. The lease is still there, to be released or adopted.
+    /// Ends belief. The lease stays, to be released or adopted.
     pub fn step_down(&mut self, now: Moment, reason: LossReason) -> Option<Change> {
         self.belief.take()?;
         self.failures = 0;

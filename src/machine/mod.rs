@@ -1,4 +1,4 @@
-//! What to do next, decided without I/O, clock or dice: time, outcomes and random numbers come in as
+//! Decides what a contender does next, without I/O, clock or dice. Time, outcomes and random numbers come in as
 //! arguments, one step comes out.
 
 pub mod contention;

@@ -11,6 +11,15 @@ use crate::lease::Lease;
 /// An owner renews early, so that several retries fit before its ttl ends. A contender tries when the
 /// lease it saw has ended, plus a small jitter. It has neither a clock nor randomness: `roll` is a random
 /// number from 0 up to but not including 1.
+///
+/// ```
+/// use contend::{ContendPeriod, Lease};
+/// use std::time::Duration;
+///
+/// let period = ContendPeriod::new(Lease::default()).renew_after(Duration::from_secs(2))?;
+/// assert!(period.renew_after(Duration::from_secs(10)).is_err()); // the ttl would have ended
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ContendPeriod {
     lease: Lease,

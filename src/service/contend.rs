@@ -146,7 +146,7 @@ impl MutexContendService {
     /// let (a, events) = factory.contend("demo").id("a").channel()?;
     /// a.start()?;
     /// let first = events.recv().unwrap().fence();
-    /// a.resign()?; // nobody else waits, so it leads again, with a higher fence
+    /// a.resign()?; // no other contender waits, so it leads again, with a higher fence
     /// events.recv().unwrap();
     /// assert!(events.recv().unwrap().fence() > first);
     /// # Ok::<(), contend::Error>(())
@@ -156,8 +156,8 @@ impl MutexContendService {
     ///
     /// # Errors
     /// `InvalidState` unless it is started; `Timeout` if a callback hangs. An error of the backend if the release
-    /// was not answered: the service no longer owns the mutex, but perhaps nobody else can own it before the lease
-    /// ends.
+    /// was not answered: the service no longer owns the mutex, and the next owner may have to wait for the lease to
+    /// end.
     pub fn resign(&self) -> Result<()> {
         self.resign_for(Duration::ZERO)
     }
@@ -305,6 +305,20 @@ impl fmt::Debug for MutexContendService {
 }
 
 /// Builds a [`MutexContendService`]. `build` and `channel` validate all options and do no I/O.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let factory = contend::connect("memory://contend-builder-doc")?;
+/// let (service, events) = factory
+///     .contend("nightly-report")
+///     .id("host-7")
+///     .ttl(Duration::from_secs(30))
+///     .transition(Duration::from_secs(20))
+///     .channel()?;
+/// assert_eq!(service.id(), "host-7");
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use]
 pub struct ContendBuilder {
@@ -336,7 +350,7 @@ impl ContendBuilder {
     }
 
     /// Sets whether the service keeps leading after the receiver of its events was dropped. Defaults to
-    /// `false`: the service then steps down for good, because nobody acts on its events.
+    /// `false`: the service then steps down for good, because the program cannot act on its events.
     pub fn lead_without_listener(mut self, lead: bool) -> ContendBuilder {
         self.lead_without_listener = lead;
         self
@@ -348,8 +362,8 @@ impl ContendBuilder {
         self
     }
 
-    /// Calls `callback` when this contender stops being the owner. Nobody else becomes the owner before
-    /// it returns, as long as the lease lasts.
+    /// Calls `callback` when this contender stops being the owner. As long as the lease lasts, no other contender
+    /// becomes the owner before it returns.
     pub fn on_released(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
         self.delivery.on(EventKind::Released, callback);
         self

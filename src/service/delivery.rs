@@ -1,8 +1,8 @@
-//! The way of events to their listeners: a bounded queue that never blocks the worker, and a thread or
-//! an executor that takes them to callbacks.
+//! Brings events to their listeners: a bounded queue that never blocks the worker, and a thread or an executor that
+//! calls the callbacks.
 //!
-//! A slow or panicking callback never delays a renewal, and a receiver that does not read costs whole
-//! pairs, never half of one.
+//! A slow or panicking callback never delays a renewal. A receiver that does not read misses whole pairs of Acquired
+//! and Released, never half of one.
 
 use std::cell::Cell;
 use std::fmt;
@@ -42,7 +42,7 @@ pub(crate) type Target = Arc<dyn Fn(&Event) + Send + Sync>;
 /// A closure, and the kind of event that it wants.
 type Callback = (EventKind, Mutex<Box<dyn FnMut(&Event) + Send>>);
 
-/// How a service under construction will be listened to: what the builders have in common.
+/// How a service under construction delivers its events: what the builders have in common.
 pub(crate) struct DeliverySettings {
     pub(crate) capacity: usize,
     pub(crate) failures: bool,
@@ -164,7 +164,7 @@ pub(crate) struct Delivery {
 }
 
 impl Recipient {
-    /// Whether nobody can receive any more: a receiver that was dropped does not come back.
+    /// Whether the receiver was dropped, which is for good.
     pub(crate) fn is_abandoned(&self) -> bool {
         matches!(self, Recipient::Channel(_, listener) if listener.strong_count() == 0)
     }
@@ -217,7 +217,7 @@ impl Delivery {
         }
     }
 
-    /// Whether nobody can receive any more.
+    /// Whether the receiver was dropped.
     pub(crate) fn is_abandoned(&self) -> bool {
         let listener = self.listener.as_ref();
         listener.is_some_and(|listener| listener.strong_count() == 0)
@@ -331,7 +331,7 @@ impl EventQueue {
 
     fn send(&mut self, mut event: Event) {
         event.missed = std::mem::take(&mut self.missed);
-        // Fails only where the receiver is gone: then nobody wants to know.
+        // Fails only if the receiver was dropped: then the event has no reader.
         let _ = self.sender.try_send(event);
         self.sent += 1;
     }
@@ -342,7 +342,7 @@ impl EventQueue {
         }
     }
 
-    /// Two changes of somebody else's ownership that nobody read become one.
+    /// Makes one change of owner out of two that were not read.
     fn merge(&mut self, mut event: Event) {
         if let Some(earlier) = self.held_back.take() {
             let before = earlier.state.before().clone();

@@ -110,7 +110,7 @@ struct Run {
     worker: Option<ThreadId>,
 }
 
-/// Says `Initial` when the worker is over, even if it panicked.
+/// Sets `Initial` when the worker is over, even if it panicked.
 struct Over(Arc<Stage>);
 
 impl Drop for Over {

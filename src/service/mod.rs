@@ -13,7 +13,7 @@ pub use delivery::{Executor, Job};
 pub use lifecycle::Status;
 pub use observe::{MutexRetrievalService, ObserveBuilder};
 
-/// Review core 8: a service that is dropped at the semicolon does nothing, and the compiler warns of it.
+/// A service that is dropped at the semicolon does nothing, and the compiler warns of it.
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]

@@ -132,6 +132,17 @@ impl fmt::Debug for MutexRetrievalService {
 }
 
 /// Builds a [`MutexRetrievalService`]. `build` and `channel` validate all options and do no I/O.
+///
+/// ```
+/// let factory = contend::connect("memory://observe-builder-doc")?;
+/// let observer = factory
+///     .observe("nightly-report")
+///     .on_owner_changed(|event| println!("owned by {:?}", event.state.after().owner_id()))
+///     .on_failure(|event| println!("{:?}", event.error))
+///     .build()?;
+/// observer.start()?;
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use]
 pub struct ObserveBuilder {

@@ -68,8 +68,8 @@ impl Settings {
             purpose,
         };
         let live = LiveId::new(&factory.registry, &contender.mutex, &contender.id)?;
-        // What this backend cannot keep is refused now, not at the first attempt. Not before the id is
-        // ours: dropping a contender withdraws it, and that must not be the one that lives.
+        // What this backend cannot keep is refused now, not at the first attempt. The id is taken first: dropping
+        // this contender withdraws its id, which must not be that of a live one.
         factory
             .backend
             .contender(&contender, &Parker::new().unparker())?;
@@ -109,8 +109,8 @@ macro_rules! contender_setters {
             self
         }
 
-        /// Sets how long after the ttl nobody else can own: the time to wind down work. Defaults to that
-        /// of the factory, which defaults to 6 s.
+        /// Sets how long after the ttl no other contender can own: the time to wind down work. Defaults to
+        /// that of the factory, which defaults to 6 s.
         pub fn transition(mut self, transition: std::time::Duration) -> Self {
             self.$($settings).+.transition = transition;
             self

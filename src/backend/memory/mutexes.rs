@@ -36,7 +36,7 @@ pub(super) struct Table {
     mutexes: HashMap<Arc<str>, Entry>,
     /// Every call fails, for tests.
     unreachable: bool,
-    /// At how many names those whose lease or record has run out are looked for.
+    /// From how many names on unused ones are looked for.
     sweep_at: usize,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Entry {
     last_run: Option<Run>,
 }
 
-/// Whose the mutex is.
+/// Who has the mutex.
 #[derive(Debug, Default)]
 enum Holder {
     #[default]
@@ -279,7 +279,7 @@ impl Table {
 }
 
 impl Entry {
-    /// Lets leases, hand-overs and records that ran out go, and hands a free mutex to the next in the
+    /// Ends leases, hand-overs and records that ran out, and hands a free mutex to the next in the
     /// queue.
     fn expire(&mut self, now: Now) {
         match &self.holder {
@@ -345,7 +345,7 @@ impl Entry {
         };
     }
 
-    /// Those who wait, in order. Whom the mutex was handed to is the first until it claims it.
+    /// The waiters, in order. The one that the mutex was handed to is the first until it claims it.
     fn waiters(&self) -> impl Iterator<Item = &Waiter> {
         let handed = match &self.holder {
             Holder::HandedTo { waiter, .. } => Some(waiter),
@@ -364,7 +364,7 @@ impl Entry {
         }
     }
 
-    /// Takes a waiter out of the queue, and what was handed to it out of its hands.
+    /// Takes a waiter out of the queue, and takes back what was handed to it.
     fn forget(&mut self, id: &Arc<str>, now: Now) {
         self.queue.retain(|waiter| waiter.id != *id);
         if let Holder::HandedTo { waiter, .. } = &self.holder

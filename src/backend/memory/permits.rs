@@ -451,7 +451,7 @@ mod tests {
 
     use super::*;
 
-    /// Rule "belief ends on the local boot-time clock, counted from before the request was sent".
+    /// Belief ends on the local clock, counted from before the request was sent.
     #[test]
     fn belief_is_counted_from_before_the_lock() {
         let registry = Arc::new(Registry::default());
