@@ -1,4 +1,4 @@
--- Takes the mutex if it is free and nobody comes before us, or adopts what stands in our name: a
+-- Takes the mutex if it is free and no contender comes before us, or adopts what stands in our name: a
 -- hand-over, or the rest of an attempt whose reply was lost. Refused, it joins the queue if asked to.
 --
 -- KEYS   1 {prefix}:{mutex}            the owner's id; expires with the lease       (Simba)
@@ -60,7 +60,7 @@ end
 
 if not owner or owner == id then
   local fence = now
-  -- What is no number, or none that Lua holds exactly, was written by nobody who fences: it must not stay.
+  -- What is no number, or none that Lua holds exactly, is no fence: it must not stay.
   local last, own = tonumber(seen[3] or 0), tonumber(term or 0)
   if last and last >= fence and last < 9007199254740991 then
     fence = last + 1
@@ -91,7 +91,7 @@ if place ~= '' then
     place = string.format('%s.%06d', time[1], math.max(time[2], 1))
   end
   call('ZADD', queue, 'NX', place, id)
-  -- Whoever lives looks again when this lease ends; a queue of the dead goes away.
+  -- A live waiter looks again when this lease ends; a queue of the dead goes away.
   call('PEXPIRE', queue, math.max(left, total) + 60000)
 end
 return { 0, now, owner, term or '', left, place }

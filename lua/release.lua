@@ -1,4 +1,4 @@
--- Ends the lease of the owner that names its fence, and hands the mutex to whoever is next.
+-- Ends the lease of the owner that names its fence, and hands the mutex to the next waiter.
 --
 -- KEYS   1 mutex   2 token   3 queue; or 1 and 2 alone, in a slot that is on its way: frees it
 -- ARGV   1 id   2 claim time in ms   3 '1' if PUBLISH counts every receiver (no cluster)
@@ -6,8 +6,8 @@
 --        5 fence, '' for an owner that has none
 -- Result 1 done, 0 there is no such ownership (any more): nothing was done
 --
--- Invariant: afterwards the mutex is handed over to somebody who was told, or it is free and everybody
--- was told. Never both: that would make everybody try in vain.
+-- Invariant: afterwards the mutex is handed over to one waiter, which was told, or it is free and all were told.
+-- Never both: then all would try in vain.
 local call = redis.call
 local mutex, token, queue = KEYS[1], KEYS[2], KEYS[3]
 local id, fence = ARGV[1], ARGV[5]

@@ -39,6 +39,7 @@ const PARAMETERS: &[&str] = &[
     "sentinel_user",
     "sentinel_password",
     "simba",
+    "replicas",
 ];
 
 /// Builds a factory on Redis. Its `Debug` output shows no password.
@@ -61,6 +62,7 @@ pub struct Builder {
     pool_size: u32,
     connect_timeout: Duration,
     simba: bool,
+    replicas: u32,
 }
 
 /// Where the server, or the servers, are.
@@ -118,6 +120,7 @@ impl Builder {
             pool_size: 8,
             connect_timeout: Duration::from_secs(2),
             simba: false,
+            replicas: 0,
         }
     }
 
@@ -211,6 +214,15 @@ impl Builder {
         self
     }
 
+    /// Sets how many replicas must have a grant before it counts. After each grant the server is asked with `WAIT`, in
+    /// the time of the same request; with fewer acknowledgements the grant is released, counts as a refusal, and a
+    /// warning is logged. This narrows the window in which a failover loses a grant; it does not close it, as another
+    /// replica may be promoted. Defaults to 0, which asks nothing.
+    pub fn replicas(mut self, replicas: u32) -> Builder {
+        self.replicas = replicas;
+        self
+    }
+
     /// Builds the factory. Validates all settings and returns without blocking. Connects in the background,
     /// so the server need not be reachable yet.
     ///
@@ -222,7 +234,6 @@ impl Builder {
         let at = self.checked()?;
         let tls = self.tls.certificates()?;
         let realm = self.realm(&at);
-        let probe = Probed::default();
         let settings = ServerSettings {
             connector: Arc::new(Connector {
                 login: self
@@ -235,10 +246,10 @@ impl Builder {
             }),
             pool_size: self.pool_size,
             prefix: self.prefix.clone(),
-            probe: probe.clone(),
+            probe: Probed::default(),
         };
         let one = |target| -> Result<Deployment> {
-            let server = Server::new(&settings, target, Box::new(|| {}))?;
+            let server = Server::new(&settings, target, &Arc::default())?;
             Ok(Deployment::One(Arc::new(server)))
         };
         let deployment = match at {
@@ -254,17 +265,19 @@ impl Builder {
                 },
                 first: AtomicUsize::new(0),
             }))?,
-            At::Cluster(seeds) => Deployment::Cluster(Cluster::new(settings.clone(), seeds)?),
+            At::Cluster(seeds) => {
+                Deployment::Cluster(Box::new(Cluster::new(settings.clone(), seeds)?))
+            }
         };
         let common = Arc::new(Common {
             realm,
             deployment,
             settings,
             scripts: Scripts::new(),
-            probe,
             lease,
             claim: ms(CLAIM_TIME).to_string(),
             simba: self.simba,
+            replicas: self.replicas,
         });
         let factory = Factory::new(Arc::new(Redis { common }), lease);
         Ok(factory.with_initial_delay(self.initial_delay))
@@ -354,6 +367,7 @@ impl fmt::Debug for Builder {
             .field("pool_size", &self.pool_size)
             .field("connect_timeout", &self.connect_timeout)
             .field("simba", &self.simba)
+            .field("replicas", &self.replicas)
             .finish_non_exhaustive()
     }
 }
@@ -411,6 +425,7 @@ pub(crate) fn connect(url: &Url) -> Result<Factory> {
     url.set("sentinel_user", &mut builder.sentinel_user)?;
     url.set("sentinel_password", &mut builder.sentinel_password)?;
     url.set("simba", &mut builder.simba)?;
+    url.set("replicas", &mut builder.replicas)?;
     url.set("initial_delay", &mut builder.initial_delay)?;
     url.set("prefix", &mut builder.prefix)?;
     url.set("pool_size", &mut builder.pool_size)?;

@@ -4,27 +4,28 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ::redis::io::tcp::TcpSettings;
 use ::redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
-    RedisConnectionInfo, RedisError, RedisResult, Value,
+    Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
+    RedisConnectionInfo, RedisError, RedisResult, Value, cmd,
 };
-use parking_lot::Mutex;
 
-use super::error::read_opening;
-use super::script::command;
+use super::error::{read_opening, unavailable};
 use super::sentinel::Sentinels;
-use super::server::unavailable;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Connect, Pooled};
 use crate::tls::Certificates;
 
-/// The longest pause between two attempts to connect to a server that refuses us: nothing changes by itself
-/// there, and it may write each attempt down. So soon is a password that was put right noticed.
+/// The longest pause between two attempts to connect to a server that refuses the log-in: nothing changes by itself
+/// there, and it may log each attempt.
 pub(super) const REFUSED: Duration = Duration::from_secs(5);
+
+/// The longest pause between two attempts to connect to a server that cannot be reached.
+const UNREACHABLE: Duration = Duration::from_millis(250);
 
 /// No call waits longer, whatever it was allowed.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -240,8 +241,8 @@ impl fmt::Display for Target {
 pub(super) struct Opener {
     pub(super) connector: Arc<Connector>,
     pub(super) target: Arc<Target>,
-    /// The server whose memory policy was looked at: after a failover it is another one.
-    pub(super) looked: Mutex<Option<Address>>,
+    /// A warning that the server may evict locks was logged.
+    pub(super) warned: AtomicBool,
 }
 
 impl Connect for Opener {
@@ -249,45 +250,28 @@ impl Connect for Opener {
 
     fn connect(&self) -> Result<Connection> {
         let (address, driver) = self.target.open(&self.connector, ProtocolVersion::RESP2)?;
+        let opened_at = Moment::now();
         let mut connection = Connection {
             driver,
-            address: address.clone(),
+            address,
             timeout: self.connector.timeout,
-            opened_at: Moment::now(),
-            heard_at: Moment::now(),
-            owes: false,
+            last_reply_at: opened_at,
+            reply_pending: false,
             broken: false,
         };
-        let mut ask = |words: &[&[u8]]| {
-            // Each has its time: a round trip may take most of it.
-            let sent = Moment::now();
-            let by = sent + self.connector.timeout;
-            let asked = connection.send(&command(words), sent, by);
-            let answer = asked.and_then(|()| connection.receive(by));
-            // Not the time that it was given, before the end of which it is given up.
-            answer.map_err(|error| (error, Moment::now() - sent))
-        };
-        // So that a server without room, still loading, or of another kind is known now. Where an ACL
-        // denies the question, that was an answer, too.
-        match ask(&[b"PING"]) {
+        // A server without room, or of another kind, shows itself at the first command.
+        let info = connection.ask(
+            cmd("INFO").arg("memory"),
+            opened_at + self.connector.timeout,
+        );
+        match info {
+            Ok(Value::BulkString(info)) => self.warn_of_eviction(&info, &connection.address),
             Ok(_) => {}
-            Err((error, _)) if error.to_string().contains("NOPERM") => {}
-            Err((error, waited)) => return Err(read_opening(&error, &address, waited)),
-        }
-        if self.looked.lock().as_ref() != Some(&address) {
-            let answer = ask(&[b"INFO", b"memory"]);
-            if let Err((error, waited)) = &answer
-                && error.is_io_error()
-            {
-                return Err(read_opening(error, &address, *waited));
-            }
-            // Of two that have asked at once, one warns.
-            let known = self.looked.lock().replace(address.clone());
-            // Where an ACL denies it, we cannot know.
-            if let Ok(Value::BulkString(info)) = answer
-                && known.as_ref() != Some(&address)
-            {
-                warn_of_eviction(&info, &address);
+            // Where an ACL denies the question, that is an answer, too.
+            Err(error) if error.to_string().contains("NOPERM") => {}
+            Err(error) => {
+                let waited = Moment::now() - opened_at;
+                return Err(read_opening(&error, &connection.address, waited));
             }
         }
         Ok(connection)
@@ -297,7 +281,7 @@ impl Connect for Opener {
         if is_refusal(error) {
             REFUSED
         } else {
-            Duration::from_millis(250)
+            UNREACHABLE
         }
     }
 
@@ -306,71 +290,66 @@ impl Connect for Opener {
     }
 }
 
-impl Pooled for Connection {
-    fn is_broken(&self) -> bool {
-        self.broken || self.owes
-    }
-
-    fn last_reply_at(&self) -> Moment {
-        self.heard_at
+impl Opener {
+    /// Warns once of a server that may throw a lease away while it runs.
+    fn warn_of_eviction(&self, info: &[u8], address: &Address) {
+        let info = String::from_utf8_lossy(info);
+        let policy = (info.lines()).find_map(|line| line.strip_prefix("maxmemory_policy:"));
+        if let Some(policy) = policy
+            && policy != "noeviction"
+            && !self.warned.swap(true, Ordering::Relaxed)
+        {
+            log::warn!(
+                "redis at {address} may evict locks: its maxmemory-policy is {policy}, and should be noeviction"
+            );
+        }
     }
 }
 
-/// Returns `true` if it takes somebody to put it right: a password, a right, an address.
+/// Returns `true` if an operator must put it right: a password, a right, an address.
 pub(super) fn is_refusal(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Denied | ErrorKind::Misconfigured)
-}
-
-/// Warns of a server that may throw a lease away while it runs.
-fn warn_of_eviction(info: &[u8], address: &Address) {
-    let info = String::from_utf8_lossy(info);
-    let policy = info
-        .lines()
-        .find_map(|line| line.strip_prefix("maxmemory_policy:"))
-        .unwrap_or("noeviction");
-    if policy != "noeviction" {
-        log::warn!(
-            "redis at {address} may evict locks: its maxmemory-policy is {policy}, and should be noeviction"
-        );
-    }
 }
 
 /// A connection for commands.
 pub(super) struct Connection {
     driver: ::redis::Connection,
-    address: Address,
+    pub(super) address: Address,
     /// What the timeout for reading is set to.
     timeout: Duration,
-    opened_at: Moment,
     /// When the last reply was read, or it was opened.
-    heard_at: Moment,
-    /// Whether a reply has not been read: it would be taken for that of the next request.
-    owes: bool,
+    last_reply_at: Moment,
+    /// A reply was not read: it would be taken for that of the next request.
+    reply_pending: bool,
     broken: bool,
 }
 
+impl Pooled for Connection {
+    fn is_broken(&self) -> bool {
+        self.broken || self.reply_pending
+    }
+
+    fn last_reply_at(&self) -> Moment {
+        self.last_reply_at
+    }
+}
+
 impl Connection {
-    pub(super) fn address(&self) -> &Address {
-        &self.address
-    }
-
-    /// Returns `true` if it was opened after `moment`: it did not idle, where a server closes it.
-    pub(super) fn is_opened_since(&self, moment: Moment) -> bool {
-        self.opened_at >= moment
-    }
-
     /// Keeps the connection from being used again.
     pub(super) fn poison(&mut self) {
         self.broken = true;
     }
 
-    /// Sends one packed command at `now`, if that is before `by`. On a connection that owes no reply it does
-    /// not wait: all that was sent before has arrived, so there is room for a command in the socket.
-    pub(super) fn send(&mut self, command: &[u8], now: Moment, by: Moment) -> RedisResult<()> {
-        if by - now < LEAST {
-            return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-        }
-        self.owes = true;
+    /// Sends a command and reads its reply before `by`.
+    pub(super) fn ask(&mut self, command: &Cmd, by: Moment) -> RedisResult<Value> {
+        self.send(&command.get_packed_command())?;
+        self.receive(by)
+    }
+
+    /// Sends one packed command. Does not wait on a connection without a pending reply: all that was sent before has
+    /// arrived, so there is room for a command in the socket.
+    pub(super) fn send(&mut self, command: &[u8]) -> RedisResult<()> {
+        self.reply_pending = true;
         self.driver.send_packed_command(command)
     }
 
@@ -379,6 +358,9 @@ impl Connection {
     /// After any other error the connection is off by one reply, or worse, and is not used again.
     pub(super) fn receive(&mut self, by: Moment) -> RedisResult<Value> {
         let left = by.remaining().min(LONGEST);
+        if left < LEAST {
+            return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+        }
         // Never beyond `by`, although the kernel's timers end up to an eighth late, and for a slow server not
         // far below it: a call after one with the same budget sets nothing. (An uncontended cycle sets it
         // twice, as unlock has less time than lock; but the request is on its way by now, so that takes none
@@ -398,26 +380,8 @@ impl Connection {
         {
             return reply;
         }
-        self.owes = false;
-        self.heard_at = Moment::now();
+        self.reply_pending = false;
+        self.last_reply_at = Moment::now();
         reply
     }
-}
-
-/// The error of a call for which no time was left: it was not sent.
-pub(super) fn no_time(server: &Address) -> Error {
-    Error::new(
-        ErrorKind::Timeout,
-        format!("redis at {server}: no time was left to ask"),
-    )
-    .not_sent()
-}
-
-/// The error of a wait for something of ours that took too long.
-pub(super) fn late(what: &str, server: &dyn fmt::Display) -> Error {
-    Error::new(
-        ErrorKind::Timeout,
-        format!("redis at {server}: no answer within the time for {what}"),
-    )
-    .not_sent()
 }

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use super::Common;
 use super::keys::Keys;
-use super::script::{Call, Reply, integer, ms};
-use super::subscription::{Role, Subscription};
+use super::script::{Command, Reply, integer, ms};
+use super::server::Answer;
+use super::subscriber::{Channel, Role, Subscription};
 use crate::backend::{
     Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::Lane;
 
@@ -21,22 +23,15 @@ pub(super) const TICK: Duration = Duration::from_millis(1);
 pub(super) struct RedisContender {
     common: Arc<Common>,
     contender: Contender,
-    keys: Keys,
-    /// Packed once; see [`Call`].
-    acquire_once: Call,
-    acquire_or_queue: Call,
-    renew: Call,
-    release: Release,
-    withdraw: Call,
+    /// Without the place in the queue.
+    acquire: Command,
+    /// Without the fence.
+    renew: Command,
+    release: Command,
+    withdraw: Command,
     subscription: Subscription,
-    /// Where we stood in the queue, to stand there again if we were taken out of it; `0` for nowhere.
+    /// The place in the queue, to stand there again after having been taken out; `0` for none.
     place: Vec<u8>,
-    /// Whether the server may have us in the queue.
-    queued: bool,
-    /// An early acquire was sent, and what became of it is not known: we may own.
-    unsettled: bool,
-    /// No wake-up comes: the subscription failed.
-    deaf: bool,
 }
 
 impl RedisContender {
@@ -46,112 +41,134 @@ impl RedisContender {
         wake: &Unparker,
     ) -> RedisContender {
         let keys = Keys::of(&common.settings.prefix, &contender.mutex);
-        let scripts = &common.scripts;
-        let id = &*contender.id;
-        let total = ms(contender.lease.total()).to_string();
+        let (scripts, slot, id) = (&common.scripts, keys.slot, &*contender.id);
+        let total = ms(contender.lease.total());
         let keep = common.keep(contender.lease);
-        let (claim, counts_all) = (common.claim.as_str(), common.counts_all());
+        let (claim, counts_all) = (&*common.claim, common.counts_all());
         let (mutex, token, queue) = (&*keys.mutex, &*keys.token, &*keys.queue);
-        let acquire = Call::with_deadline(
-            &scripts.acquire,
-            &[mutex, token, &keys.fence, queue],
-            &[id, &total, claim, &keep, counts_all],
-            1,
-        );
-        let mut acquire_once = acquire.clone();
-        acquire_once.set(&[b""]);
-        let renew = Call::new(
-            &scripts.renew,
-            &[mutex, token, &keys.fence],
-            &[id, &total, &keep],
-            1,
-        );
+        let mut acquire =
+            Command::script(&scripts.acquire, slot, &[mutex, token, &keys.fence, queue])
+                .arg(id)
+                .arg(total)
+                .arg(&[claim, &keep, counts_all])
+                .not_after();
+        acquire.replicas = common.replicas;
+        let channels = vec![
+            (keys.turn(id), Channel::Turn),
+            (keys.changes(), Channel::Changes),
+            (keys.handed(), Channel::Handed),
+        ];
         RedisContender {
-            acquire_once,
-            acquire_or_queue: acquire,
-            renew,
-            release: Release::new(common, &keys, id),
-            withdraw: Call::with_deadline(
-                &scripts.withdraw,
-                &[mutex, token, queue],
-                &[id, claim, counts_all],
-                0,
-            ),
-            subscription: Subscription::of_contender(&keys, id, wake),
+            acquire,
+            renew: Command::script(&scripts.renew, slot, &[mutex, token, &keys.fence])
+                .arg(id)
+                .arg(total)
+                .arg(keep),
+            release: release_request(common, &keys, id),
+            withdraw: Command::script(&scripts.withdraw, slot, &[mutex, token, queue])
+                .arg(&[id, claim, counts_all]),
+            subscription: Subscription::new(id, wake, Role::Waiting, channels, slot),
             place: b"0".to_vec(),
-            queued: false,
-            unsettled: false,
-            deaf: false,
             common: Arc::clone(common),
             contender: contender.clone(),
-            keys,
         }
     }
 
-    /// Asks to become the owner. With the reply: until when to believe it, where that does not count from
-    /// this call.
-    fn ask(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<(Reply, Option<Moment>)> {
-        if let Some(early) = self.subscription.take_early() {
-            self.unsettled = true;
-            let until = early.until;
-            let reply = early.finish(by);
-            if let Some(value) = self.common.deployment.settle(reply)? {
-                let reply = Reply::read(value)?;
-                if reply.outcome >= 0 {
-                    return Ok((reply, Some(until)));
+    /// Reads what the early acquire came to, if one was sent. `None`: the server did nothing.
+    fn early(&mut self, by: Moment) -> Result<Option<(Answer, Moment)>> {
+        let Some(early) = self.subscription.take_early() else {
+            return Ok(None);
+        };
+        match early.pending.finish(by) {
+            Ok(answer) => Ok(Some((answer, early.until))),
+            Err(failure) => {
+                self.common.deployment.note(&failure);
+                if failure.did_nothing() {
+                    Ok(None)
+                } else {
+                    Err(failure.into_error())
                 }
             }
         }
-        let mut was_queued = self.queued;
-        let call = match on_refusal {
-            OnRefusal::Leave => &mut self.acquire_once,
-            OnRefusal::Enqueue => {
-                self.deaf = self.subscription.ensure(&self.common, by).is_err();
-                self.queued = true;
-                self.acquire_or_queue.set(&[&self.place])
-            }
+    }
+
+    /// Makes one attempt, as often as the script meets more dead waiters than it looks at in one go.
+    fn ask(&mut self, request: &Command, by: Moment) -> Result<(Reply, Option<u32>)> {
+        let mut doubtful = false;
+        // Of several requests, the first may have been granted.
+        let doubt = |error: Error, doubtful| match doubtful {
+            true => error.perhaps_sent(),
+            false => error,
         };
-        let (mut told, mut doubt) = (false, false);
         loop {
-            let deployment = &self.common.deployment;
-            let called = deployment.call_or(self.keys.slot, call, None, Lane::Other, by);
-            // Of two requests, the first may have been granted.
-            let called = called.map_err(|error| match doubt {
-                true => error.perhaps_sent(),
-                false => error,
-            });
-            if called.as_ref().is_err_and(Error::is_not_sent) {
-                // Nothing was sent: there is no place to withdraw from, and no clean-up to wait for.
-                self.queued = was_queued;
+            let answer = self.common.deployment.ask(Lane::Other, by, request);
+            let answer = answer.map_err(|error| doubt(error, doubtful))?;
+            doubtful |= answer.doubt.is_some();
+            let reply = Reply::read(answer.value)?;
+            if reply.outcome < 0 {
+                // The request was late, or the server's clock was set. The next one knows the clock.
+                let message = "redis: the request came too late";
+                let error = Error::new(ErrorKind::Timeout, message).not_sent();
+                return Err(doubt(error, doubtful));
             }
-            let (value, again) = called?;
-            was_queued = self.queued;
-            doubt |= again.is_some();
-            let reply = Reply::read(value)?;
-            match reply.outcome {
-                // The server's clock was set: the reply told, and the next request knows.
-                -1 if !told => told = true,
-                // It has looked at as many dead waiters as it does in one go: there may be more.
-                0 if reply.left()? == Some(Duration::ZERO)
-                    && !reply.owner(self.contender.lease)?.is_in_transition_at(0)
-                    && by.remaining() > TICK => {}
-                _ => return Ok((reply, None)),
+            if !reply.is_unfinished() || by.remaining() <= TICK {
+                return Ok((reply, answer.replicas));
             }
         }
     }
 
-    fn refused(&mut self, on_refusal: OnRefusal, reply: &mut Reply) -> Result<Attempt> {
+    fn granted(
+        &mut self,
+        fence: u64,
+        reply: &Reply,
+        until: Option<Moment>,
+        replicas: Option<u32>,
+        by: Moment,
+    ) -> Result<Attempt> {
+        self.place = b"0".to_vec();
+        if let Some(replicas) = replicas
+            && replicas < self.common.replicas
+        {
+            return self.give_back(fence, replicas, by);
+        }
+        self.subscription.set_role(Role::Owning);
+        let owner = reply.granted(&self.contender.id, fence, self.contender.lease);
+        Ok(Attempt::Granted(Grant { owner, until }))
+    }
+
+    /// Releases a grant that too few replicas have: a failover could lose it.
+    fn give_back(&mut self, fence: u64, replicas: u32, by: Moment) -> Result<Attempt> {
+        log::warn!(
+            "{}: {}: refused: {replicas} of {} replicas have the grant in time; see Builder::replicas",
+            self.contender.mutex,
+            self.contender.id,
+            self.common.replicas,
+        );
+        release(&self.common, &self.release, Some(fence), by)?;
+        Ok(Attempt::Refused(Refusal {
+            owner: MutexOwner::NONE,
+            retry_in: self.contender.lease.request_limit(),
+            asked: true,
+        }))
+    }
+
+    fn refused(
+        &mut self,
+        on_refusal: OnRefusal,
+        mut reply: Reply,
+        is_deaf: bool,
+    ) -> Result<Attempt> {
+        let lease = self.contender.lease;
         if on_refusal == OnRefusal::Enqueue {
             let place = reply.place()?;
             if !place.is_empty() {
                 self.place = place;
             }
-            self.acquire_or_queue.set(&[&self.place]);
-            (self.subscription).prepare(&self.acquire_or_queue, self.contender.lease);
+            let next = self.acquire.clone().arg(&self.place[..]);
+            self.subscription.prepare(next, lease);
         }
-        let lease = self.contender.lease;
         let mut retry_in = reply.left()?.unwrap_or(lease.total()) + TICK;
-        if self.deaf {
+        if is_deaf {
             retry_in = retry_in.min(lease.request_limit());
         }
         Ok(Attempt::Refused(Refusal {
@@ -160,51 +177,44 @@ impl RedisContender {
             asked: true,
         }))
     }
-
-    /// Whoever leaves just when its turn has come may own without knowing it.
-    fn give_up_turn(&mut self, by: Moment) -> Result<()> {
-        self.unsettled |= self.subscription.is_sent();
-        if !self.unsettled {
-            return Ok(());
-        }
-        // Without an answer in half the time, it is asked once more: what there is of it is adopted.
-        let attempt = self.acquire(OnRefusal::Leave, by - by.remaining() / 2);
-        let attempt = attempt.or_else(|_| self.acquire(OnRefusal::Leave, by));
-        if let Attempt::Granted(grant) = attempt? {
-            self.unsettled = true;
-            self.release(grant.owner.fence(), by)?;
-            self.unsettled = false;
-        }
-        Ok(())
-    }
 }
 
 impl RawContender for RedisContender {
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         // From here on, and not from the refusal on: a message may come in between.
         self.subscription.set_role(Role::Waiting);
-        let (mut reply, until) = self.ask(on_refusal, by)?;
-        self.unsettled = false;
-        match u64::try_from(reply.outcome) {
-            Ok(0) => self.refused(on_refusal, &mut reply),
-            Ok(fence) => {
-                self.subscription.set_role(Role::Owning);
-                self.place.clear();
-                self.place.push(b'0');
-                self.queued = false;
-                Ok(Attempt::Granted(Grant {
-                    owner: reply.granted(&self.contender.id, fence, self.contender.lease),
-                    until,
-                }))
+        let (mut early, mut is_deaf) = (None, false);
+        if let Some((answer, until)) = self.early(by)? {
+            let reply = Reply::read(answer.value)?;
+            // Else it came too late, and nothing was done.
+            if reply.outcome >= 0 {
+                early = Some((reply, answer.replicas, Some(until)));
             }
-            Err(_) => Err(too_late()),
+        }
+        let (reply, replicas, until) = match early {
+            Some(early) => early,
+            None => {
+                let place: &[u8] = match on_refusal {
+                    OnRefusal::Leave => b"",
+                    OnRefusal::Enqueue => &self.place,
+                };
+                let request = self.acquire.clone().arg(place);
+                if on_refusal == OnRefusal::Enqueue {
+                    is_deaf = self.subscription.ensure(&self.common, by).is_err();
+                }
+                let (reply, replicas) = self.ask(&request, by)?;
+                (reply, replicas, None)
+            }
+        };
+        match u64::try_from(reply.outcome) {
+            Ok(fence) if fence > 0 => self.granted(fence, &reply, until, replicas, by),
+            _ => self.refused(on_refusal, reply, is_deaf),
         }
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
-        self.renew.set_fence(fence);
-        let deployment = &self.common.deployment;
-        let value = deployment.call(self.keys.slot, &mut self.renew, Lane::Owner, by)?;
+        let request = self.renew.clone().arg(fence);
+        let value = (self.common.deployment).call(Lane::Owner, by, &request)?;
         let reply = Reply::read(value)?;
         if reply.outcome != 1 {
             self.subscription.set_role(Role::Waiting);
@@ -221,87 +231,52 @@ impl RawContender for RedisContender {
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
         self.subscription.set_role(Role::Idle);
-        self.release.run(&self.common, Some(fence), by)
+        release(&self.common, &self.release, Some(fence), by)
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
-        let settled = self.give_up_turn(by);
+        // The turn may just have come: what was acquired is released. If that fails, its lease runs out.
+        if let Ok(Some((answer, _))) = self.early(by - by.remaining() / 2)
+            && let Ok(reply) = Reply::read(answer.value)
+            && let Ok(fence @ 1..) = u64::try_from(reply.outcome)
+        {
+            let _ = release(&self.common, &self.release, Some(fence), by);
+        }
         self.subscription.set_role(Role::Idle);
         self.subscription.close();
         self.place = b"0".to_vec();
-        if !self.queued {
-            return settled;
-        }
-        let deployment = &self.common.deployment;
-        let call = self.withdraw.set(&[]);
-        let mut withdraw = || -> Result<bool> {
-            let value = deployment.call(self.keys.slot, call, Lane::Other, by)?;
-            Ok(Reply::read(value)?.outcome == 1)
-        };
-        // Too late: the server's clock was set, the reply told, and the next request knows.
-        if !withdraw()? && !withdraw()? {
-            return Err(too_late());
-        }
-        self.queued = false;
-        settled
+        let withdrawn = (self.common.deployment).call(Lane::Other, by, &self.withdraw);
+        withdrawn.map(drop)
     }
 }
 
-fn too_late() -> Error {
-    Error::new(ErrorKind::Timeout, "redis: the request came too late")
+/// The release of one owner's ownership, without the fence.
+pub(super) fn release_request(common: &Common, keys: &Keys, id: &str) -> Command {
+    let names = [&*keys.mutex, &*keys.token, &*keys.queue];
+    let simba = if common.simba { "1" } else { "0" };
+    Command::script(&common.scripts.release, keys.slot, &names)
+        .arg(&[id, &common.claim, common.counts_all(), simba])
+        .optional_queue()
 }
 
-/// The release of one owner's ownership.
-pub(super) struct Release {
-    slot: u16,
-    hand_over: Call,
-    /// Names only keys that exist: for a slot of a cluster that is on its way, where a queue that does not
-    /// exist would keep the mutex from being released. Everybody is told instead of the next one.
-    free: Call,
-}
-
-impl Release {
-    pub(super) fn new(common: &Common, keys: &Keys, id: &str) -> Release {
-        let simba = if common.simba { "1" } else { "0" };
-        let first = [id, &common.claim, common.counts_all(), simba];
-        let call = |keys: &[&str]| Call::new(&common.scripts.release, keys, &first, 1);
-        Release {
-            slot: keys.slot,
-            hand_over: call(&[&keys.mutex, &keys.token, &keys.queue]),
-            free: call(&[&keys.mutex, &keys.token]),
-        }
-    }
-
-    /// Ends the ownership with this fence; `None` for an owner that has none.
-    pub(super) fn run(&mut self, common: &Common, fence: Option<u64>, by: Moment) -> Result<bool> {
-        let set = |call: &mut Call| {
-            match fence {
-                Some(fence) => call.set_fence(fence),
-                None => call.set(&[b""]),
-            };
-        };
-        let Release {
-            slot,
-            hand_over,
-            free,
-        } = self;
-        set(hand_over);
-        let free = common.is_cluster().then(|| {
-            set(free);
-            free
-        });
-        let deployment = &common.deployment;
-        let (value, doubt) = deployment.call_or(*slot, hand_over, free, Lane::Owner, by)?;
-        let released = integer(Some(&value))? == 1;
-        match doubt {
-            Some(cause) if !released => Err(Error::new(
-                ErrorKind::Unreachable,
-                format!(
-                    "{cause} while the mutex was released; whether it was released then, or had been lost before, \
-                     is not known"
-                ),
-            )),
-            _ => Ok(released),
-        }
+/// Ends the ownership with this fence; `None` for an owner that has none.
+pub(super) fn release(
+    common: &Common,
+    request: &Command,
+    fence: Option<u64>,
+    by: Moment,
+) -> Result<bool> {
+    let fence = fence.map_or_else(String::new, |fence| fence.to_string());
+    let answer = (common.deployment).ask(Lane::Owner, by, &request.clone().arg(fence))?;
+    let released = integer(Some(&answer.value))? == 1;
+    match answer.doubt {
+        Some(cause) if !released => Err(Error::new(
+            ErrorKind::Unreachable,
+            format!(
+                "{cause} while the mutex was released; whether it was released then, or had been lost before, \
+                 is not known"
+            ),
+        )),
+        _ => Ok(released),
     }
 }

@@ -9,12 +9,97 @@ use ::redis::{ErrorKind as Kind, RedisError, ServerErrorKind};
 use super::connection::Address;
 use crate::error::{Error, ErrorKind};
 
-const RIGHTS: &str = "; the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, HELLO, PING, TIME, \
+const CREDENTIALS: &str = "check user and password";
+const RIGHTS: &str = "the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, HELLO, PING, TIME, \
      MGET, GET, SET, PSETEX, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (and to list and \
-     inspect mutexes SCAN and ZRANGE, in a cluster CLUSTER SLOTS, with Sentinel ROLE), and the keys and channels under the prefix";
+     inspect mutexes SCAN and ZRANGE, in a cluster CLUSTER SLOTS, with Sentinel ROLE, with replicas WAIT), and the \
+     keys and channels under the prefix";
+const TLS_FILES: &str = "check tls, tls_ca, tls_cert and tls_key";
+const TLS_PORT: &str = "does this port speak TLS?";
+const DATABASE: &str = "there is no such database, or the user may not SELECT it";
 
-/// Why a call failed, as far as the caller acts on it.
-pub(super) enum CallError {
+/// What a text of the server or the driver means, and what to do. The first line that matches counts.
+const MEANINGS: &[(&str, ErrorKind, &str)] = {
+    use ErrorKind::{Denied, Misconfigured, Unavailable, Unreachable};
+    &[
+        // The driver's, of a connection that cannot be opened.
+        ("certificate", Misconfigured, TLS_FILES),
+        ("Certificate", Misconfigured, TLS_FILES),
+        ("fatal alert", Misconfigured, TLS_FILES),
+        // A server that restarts closes a connection in its handshake, too.
+        ("handshake", Unreachable, TLS_PORT),
+        ("corrupt message", Unreachable, TLS_PORT),
+        (
+            "answer is not Redis's",
+            Misconfigured,
+            "is this a Redis server?",
+        ),
+        ("refused the log-in", Denied, CREDENTIALS),
+        // The server's. Redis 6.2 wraps what a script's command says into a sentence of its own.
+        (
+            "READONLY",
+            Unavailable,
+            "this server is a read-only replica: connect to the master",
+        ),
+        ("WRONGPASS", Denied, CREDENTIALS),
+        ("NOAUTH", Denied, CREDENTIALS),
+        ("invalid password", Denied, CREDENTIALS),
+        ("without any password", Denied, CREDENTIALS),
+        // The first command of a connection without a password is too long for a stranger.
+        ("unauthenticated", Denied, CREDENTIALS),
+        ("NOPERM", Denied, RIGHTS),
+        ("ACL failure", Denied, RIGHTS),
+        ("user executing the script can't", Denied, RIGHTS),
+        ("can't run this command", Denied, RIGHTS),
+        (
+            "max number of clients",
+            Unavailable,
+            "raise maxclients on the server, or lower pool_size",
+        ),
+        (
+            "OOM",
+            Unavailable,
+            "raise maxmemory on the server, or free some",
+        ),
+        (
+            "NOREPLICAS",
+            Unavailable,
+            "fewer replicas are connected than min-replicas-to-write asks for",
+        ),
+        ("BUSY ", Unavailable, "a script blocks the server"),
+        ("LOADING", Unavailable, "try again when it is done"),
+        (
+            "MASTERDOWN",
+            Unavailable,
+            "this server is a replica without its master: connect to the master",
+        ),
+        (
+            "MISCONF",
+            Unavailable,
+            "the server cannot write to its disk",
+        ),
+        ("refused to switch database", Misconfigured, DATABASE),
+        ("DB index is out of range", Misconfigured, DATABASE),
+        (
+            "cluster support disabled",
+            Misconfigured,
+            "this server is not part of a cluster: use redis:// instead of redis+cluster://",
+        ),
+        (
+            "WRONGTYPE",
+            Misconfigured,
+            "something else uses this key: set another prefix",
+        ),
+        (
+            "unknown command",
+            Misconfigured,
+            "is this a Redis server, 6.2 or newer, with all commands enabled?",
+        ),
+    ]
+};
+
+/// Why a request failed, as far as the caller acts on it.
+pub(super) enum Failure {
     /// The slot lives elsewhere, and nothing was done here.
     Moved(Option<Address>),
     /// The slot is on its way there: ask there, this once.
@@ -25,51 +110,58 @@ pub(super) enum CallError {
     Closed(Error),
     /// The server has become a replica. Nothing was done.
     ReadOnly(Error),
-    /// The node cannot speak for its cluster. Nothing was done.
-    ClusterDown(Error),
+    /// The node does not serve its slots now; another one may. Nothing was done.
+    NotServing(Error),
     /// Anything else.
     Other(Error),
 }
 
-pub(super) type CallResult<T> = std::result::Result<T, CallError>;
-
-impl CallError {
+impl Failure {
     /// Reads an error of the request that was sent to `server` `waited` ago.
-    pub(super) fn new(error: RedisError, server: &Address, waited: Duration) -> CallError {
-        let text = said(&error);
+    pub(super) fn new(error: &RedisError, server: &Address, waited: Duration) -> Failure {
+        let meaning = read(error, server, waited);
         match error.kind() {
-            Kind::Server(ServerErrorKind::Moved) => {
-                return CallError::Moved(redirected(&error, server));
-            }
+            Kind::Server(ServerErrorKind::Moved) => Failure::Moved(redirected(error, server)),
             Kind::Server(ServerErrorKind::Ask) => {
-                if let Some(address) = redirected(&error, server) {
-                    return CallError::Ask(address);
-                }
+                redirected(error, server).map_or(Failure::Other(meaning), Failure::Ask)
             }
-            _ => {}
+            Kind::Server(ServerErrorKind::TryAgain) => Failure::TryAgain(meaning),
+            Kind::Server(ServerErrorKind::ReadOnly) => Failure::ReadOnly(meaning),
+            Kind::Server(
+                ServerErrorKind::ClusterDown
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::BusyLoading,
+            ) => Failure::NotServing(meaning),
+            _ if error.is_io_error() && !is_timeout(error) => Failure::Closed(meaning),
+            _ if said(error).contains("READONLY") => Failure::ReadOnly(meaning),
+            _ => Failure::Other(meaning),
         }
-        let closed = error.is_io_error() && !is_timeout(&error);
-        let kind = error.kind();
-        let error = read(&error, server, waited);
-        match kind {
-            _ if closed => CallError::Closed(error),
-            Kind::Server(ServerErrorKind::TryAgain) => CallError::TryAgain(error),
-            Kind::Server(ServerErrorKind::ClusterDown) => CallError::ClusterDown(error),
-            // Redis 6.2 wraps what a script's command says into a sentence of its own: hence the words.
-            Kind::Server(ServerErrorKind::ReadOnly) => CallError::ReadOnly(error),
-            _ if text.contains("READONLY") => CallError::ReadOnly(error),
-            _ => CallError::Other(error),
+    }
+
+    /// Returns `true` if another node may serve the slot by now.
+    pub(super) fn suggests_new_map(&self) -> bool {
+        match self {
+            Failure::Closed(_) | Failure::ReadOnly(_) | Failure::NotServing(_) => true,
+            Failure::Other(error) => {
+                matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Timeout)
+            }
+            _ => false,
         }
+    }
+
+    /// Returns `true` if the server said that it did nothing, so that the same request may be sent elsewhere.
+    pub(super) fn did_nothing(&self) -> bool {
+        !matches!(self, Failure::Closed(_) | Failure::Other(_))
     }
 
     pub(super) fn into_error(self) -> Error {
         match self {
-            CallError::TryAgain(error)
-            | CallError::Closed(error)
-            | CallError::ReadOnly(error)
-            | CallError::ClusterDown(error)
-            | CallError::Other(error) => error,
-            CallError::Moved(_) | CallError::Ask(_) => Error::new(
+            Failure::TryAgain(error)
+            | Failure::Closed(error)
+            | Failure::ReadOnly(error)
+            | Failure::NotServing(error)
+            | Failure::Other(error) => error,
+            Failure::Moved(_) | Failure::Ask(_) => Error::new(
                 ErrorKind::Misconfigured,
                 "redis: the mutex lives on another node; this server is part of a cluster: use \
                  redis+cluster://",
@@ -80,28 +172,36 @@ impl CallError {
 
 /// Where a redirection points. A node that does not know its own name leaves the host out.
 fn redirected(error: &RedisError, asked: &Address) -> Option<Address> {
-    let (host, port) = error.redirect_node().and_then(|(address, _)| {
-        let (host, port) = address.rsplit_once(':')?;
-        Some((host, port.parse().ok()?))
-    })?;
-    Some(asked.neighbour(host, port))
+    let (address, _) = error.redirect_node()?;
+    let (host, port) = address.rsplit_once(':')?;
+    Some(asked.neighbour(host, port.parse().ok()?))
 }
 
 /// Reads an error of `server`; `waited` is how long an answer was waited for.
 pub(super) fn read(error: &RedisError, server: &Address, waited: Duration) -> Error {
     if is_timeout(error) {
-        return Error::new(
-            ErrorKind::Timeout,
-            format!(
-                "redis at {server}: no answer within {} ms",
-                waited.as_millis()
-            ),
-        );
+        let waited = waited.as_millis();
+        let message = format!("redis at {server}: no answer within {waited} ms");
+        return Error::new(ErrorKind::Timeout, message);
     }
     let text = said(error);
-    let (kind, advice) = judge(error, &text);
+    let known = (MEANINGS.iter()).find(|(needle, ..)| text.contains(needle));
+    let (kind, advice) = match (known, error.kind()) {
+        (Some((_, kind, advice)), _) => (*kind, *advice),
+        (None, Kind::Io) => (ErrorKind::Unreachable, ""),
+        (None, Kind::RESP3NotSupported) => (
+            ErrorKind::Misconfigured,
+            "Redis 6.2 or newer (or Valkey) is needed",
+        ),
+        (None, Kind::InvalidClientConfig) => (ErrorKind::InvalidInput, ""),
+        (None, Kind::Server(ServerErrorKind::TryAgain | ServerErrorKind::ClusterDown)) => {
+            (ErrorKind::Unavailable, "")
+        }
+        (None, _) => (ErrorKind::Protocol, ""),
+    };
+    let link = if advice.is_empty() { "" } else { "; " };
     // Neither the driver nor the server repeats a password in an error.
-    Error::new(kind, format!("redis at {server}: {text}{advice}"))
+    Error::new(kind, format!("redis at {server}: {text}{link}{advice}"))
 }
 
 /// Reads an error of `server` to which a connection is being opened.
@@ -121,12 +221,10 @@ pub(super) fn read_opening(error: &RedisError, server: &Address, waited: Duratio
         return error;
     }
     // As servers of other kinds do. One that restarts does so, too: it may pass.
-    Error::new(
-        ErrorKind::Unreachable,
-        format!(
-            "redis at {server}: closed the connection without an answer; is this a Redis server?"
-        ),
-    )
+    let message = format!(
+        "redis at {server}: closed the connection without an answer; is this a Redis server?"
+    );
+    Error::new(ErrorKind::Unreachable, message)
 }
 
 /// Returns `true` for a timeout, or for the interruption that a paused and resumed process sees in its stead.
@@ -152,98 +250,9 @@ fn said(error: &RedisError) -> String {
     };
     // What follows names a place inside a script, or repeats the arguments, where any word may stand.
     let text = text.split(" script: ").next().unwrap_or_default();
-    let text = text
-        .split(", with args beginning")
-        .next()
-        .unwrap_or_default();
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-fn judge(error: &RedisError, text: &str) -> (ErrorKind, &'static str) {
-    let says = |word: &str| text.contains(word);
-    match error.kind() {
-        Kind::Io if says("certificate") || says("Certificate") || says("fatal alert") => (
-            ErrorKind::Misconfigured,
-            "; check tls, tls_ca, tls_cert and tls_key",
-        ),
-        // A server that restarts closes a connection in its handshake, too.
-        Kind::Io if says("handshake") || says("corrupt message") => {
-            (ErrorKind::Unreachable, "; does this port speak TLS?")
-        }
-        Kind::Io => (ErrorKind::Unreachable, ""),
-        kind if kind == Kind::Server(ServerErrorKind::ReadOnly) || says("READONLY") => (
-            ErrorKind::Unavailable,
-            "; this server is a read-only replica: connect to the master",
-        ),
-        Kind::Parse => (ErrorKind::Misconfigured, "; is this a Redis server?"),
-        // The last one: the first command of a connection without a password is too long for a stranger.
-        _ if says("WRONGPASS")
-            || says("NOAUTH")
-            || says("invalid password")
-            || says("without any password")
-            || says("unauthenticated") =>
-        {
-            (ErrorKind::Denied, "; check user and password")
-        }
-        Kind::AuthenticationFailed => (ErrorKind::Denied, "; check user and password"),
-        _ if says("NOPERM")
-            || says("ACL failure")
-            || says("user executing the script can't")
-            || says("can't run this command") =>
-        {
-            (ErrorKind::Denied, RIGHTS)
-        }
-        _ if says("max number of clients") => (
-            ErrorKind::Unavailable,
-            "; raise maxclients on the server, or lower pool_size",
-        ),
-        _ if says("OOM") => (
-            ErrorKind::Unavailable,
-            "; raise maxmemory on the server, or free some",
-        ),
-        _ if says("NOREPLICAS") => (
-            ErrorKind::Unavailable,
-            "; fewer replicas are connected than min-replicas-to-write asks for",
-        ),
-        _ if says("BUSY ") => (ErrorKind::Unavailable, "; a script blocks the server"),
-        _ if says("LOADING") => (ErrorKind::Unavailable, "; try again when it is done"),
-        _ if says("MASTERDOWN") => (
-            ErrorKind::Unavailable,
-            "; this server is a replica without its master: connect to the master",
-        ),
-        _ if says("MISCONF") => (
-            ErrorKind::Unavailable,
-            "; the server cannot write to its disk",
-        ),
-        Kind::Server(
-            ServerErrorKind::TryAgain
-            | ServerErrorKind::ClusterDown
-            | ServerErrorKind::Moved
-            | ServerErrorKind::Ask,
-        ) => (ErrorKind::Unavailable, ""),
-        Kind::RESP3NotSupported => (
-            ErrorKind::Misconfigured,
-            "; Redis 6.2 or newer (or Valkey) is needed",
-        ),
-        _ if says("refused to switch database") || says("DB index is out of range") => (
-            ErrorKind::Misconfigured,
-            "; there is no such database, or the user may not SELECT it",
-        ),
-        _ if says("cluster support disabled") => (
-            ErrorKind::Misconfigured,
-            "; this server is not part of a cluster: use redis:// instead of redis+cluster://",
-        ),
-        _ if says("WRONGTYPE") => (
-            ErrorKind::Misconfigured,
-            "; something else uses this key: set another prefix",
-        ),
-        _ if says("unknown command") => (
-            ErrorKind::Misconfigured,
-            "; is this a Redis server, 6.2 or newer, with all commands enabled?",
-        ),
-        Kind::InvalidClientConfig => (ErrorKind::InvalidInput, ""),
-        _ => (ErrorKind::Protocol, ""),
-    }
+    let text = text.split(", with args beginning").next();
+    let words: Vec<_> = text.unwrap_or_default().split_whitespace().collect();
+    words.join(" ")
 }
 
 /// The error of a reply that none of our scripts gives.
@@ -252,4 +261,9 @@ pub(super) fn not_understood() -> Error {
         ErrorKind::Protocol,
         "redis: a reply that no script of this library gives; does something else use these keys?",
     )
+}
+
+/// An error of which nothing was sent, and that may pass.
+pub(super) fn unavailable(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unavailable, message).not_sent()
 }

@@ -24,7 +24,7 @@
 //! # URL parameters
 //! `ttl`, `transition`, `initial_delay`, `prefix`, `pool_size`, `connect_timeout`, `tls` (`true`, or write
 //! `rediss://`), `tls_ca`, `tls_cert`, `tls_key` (PEM files), `socket` (the path of a unix socket),
-//! `sentinel_user`, `sentinel_password`, `simba` (see [`Builder::simba`]).
+//! `sentinel_user`, `sentinel_password`, `simba` (see [`Builder::simba`]), `replicas` (see [`Builder::replicas`]).
 //!
 //! # Rights
 //! An ACL user needs the keys and channels under the prefix and these commands:
@@ -35,20 +35,21 @@
 //!     +zpopmin
 //! ```
 //!
-//! and `+select` for a database other than 0, `+cluster|slots` and `+cluster|info` for a cluster, `+role` with
-//! Sentinel, `+info` for the warning about a `maxmemory-policy` that may evict locks, `+scan` and `+zrange` to
+//! and `+select` for a database other than 0, `+cluster|slots` for a cluster, `+role` with Sentinel, `+wait` with
+//! `replicas`, `+info` for the warning about a `maxmemory-policy` that may evict locks, `+scan` and `+zrange` to
 //! list mutexes and their waiters.
 //!
 //! # What it assumes
 //! The server must keep what it acknowledged. One that is flushed, restarts empty, evicts (set
 //! `maxmemory-policy noeviction`) or fails over to a replica that missed the last write (Sentinel, cluster) may
 //! let a second owner in, and then only a checked fence keeps the two apart. `min-replicas-to-write 1` and a
-//! small `min-replicas-max-lag` make an isolated master stop granting. Fences are the server's time in
+//! small `min-replicas-max-lag` make an isolated master stop granting; [`Builder::replicas`] narrows the window of a
+//! failover. Fences are the server's time in
 //! microseconds unless the last one was higher: they keep growing after a loss of data, as long as the server's
 //! clock does.
 //!
 //! # Resources
-//! A factory has three threads and at most nine connections (for each master of a cluster), however many
+//! A factory has two threads and at most nine connections (for each master of a cluster), however many
 //! services it serves. A mutex that was used leaves one key of about 100 bytes for an hour.
 
 mod builder;
@@ -63,24 +64,23 @@ mod script;
 mod sentinel;
 mod server;
 mod subscriber;
-mod subscription;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::Value;
+use ::redis::from_redis_value;
 
 pub use self::builder::Builder;
 pub(super) use self::builder::connect;
-use self::contender::{RedisContender, Release};
-use self::error::{CallError, not_understood};
+use self::contender::{RedisContender, release, release_request};
+use self::error::not_understood;
 use self::keys::Keys;
-use self::observer::{Look, RedisObserver};
+use self::observer::{RedisObserver, owner, owner_request};
 use self::permits::RedisPermits;
-use self::script::{Call, Scripts, integer, ms};
-use self::server::{Deployment, Server, ServerSettings};
+use self::script::{Command, Scripts, integer, ms};
+use self::server::{Deployment, ServerSettings};
 use super::{
     Backend, Condition, Contender, Participant, PermitStore, PoolUse, RawContender, RawObserver,
     Wakeups,
@@ -91,7 +91,7 @@ use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::Lane;
-use crate::probe::{Probe, Probed};
+use crate::probe::Probe;
 
 /// How long the last fence is remembered after the lease. After that the server's time in microseconds is
 /// the floor, which lies above every earlier fence unless the clock was set back by more.
@@ -107,13 +107,14 @@ struct Common {
     deployment: Deployment,
     settings: ServerSettings,
     scripts: Scripts,
-    probe: Probed,
     /// What is assumed of an owner that does not tell its lease.
     lease: Lease,
     /// The claim time in milliseconds.
     claim: String,
     /// Simba contenders of 3.2 or later share the mutexes.
     simba: bool,
+    /// How many replicas must have a grant.
+    replicas: u32,
 }
 
 impl Common {
@@ -135,22 +136,8 @@ impl Common {
         }
     }
 
-    fn server(&self, slot: u16, by: Moment) -> Result<Arc<Server>> {
-        self.deployment.server(slot, by)
-    }
-
-    /// Sends a plain command about one mutex.
-    fn command(&self, slot: u16, words: &[&[u8]], by: Moment) -> Result<Value> {
-        let server = self.server(slot, by)?;
-        match server.command(words, by) {
-            Err(CallError::Moved(_) | CallError::Ask(_)) if self.is_cluster() => {
-                if let Deployment::Cluster(cluster) = &self.deployment {
-                    cluster.suspect(None);
-                }
-                Err(server::unavailable("redis cluster: the slot has moved"))
-            }
-            reply => reply.map_err(CallError::into_error),
-        }
+    fn keys(&self, mutex: &str) -> Keys {
+        Keys::of(&self.settings.prefix, mutex)
     }
 }
 
@@ -165,56 +152,45 @@ impl Backend for Redis {
     }
 
     fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
-        let look = Look::new(&self.common, mutex);
-        Ok(Box::new(RedisObserver::new(look, mutex, wake)))
+        Ok(Box::new(RedisObserver::new(&self.common, mutex, wake)))
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
-        for server in self.common.deployment.servers(by)? {
-            // What every lock needs, and so no further right.
-            let reply = server.command(&[b"EVAL", b"return 1", b"0"], by);
-            reply.map_err(CallError::into_error)?;
+        // What every lock needs, and so no further right.
+        let question = Command::command(0, &[b"EVAL", b"return 1", b"0"]);
+        for server in self.common.deployment.masters(by)? {
+            server.command(&question, by)?;
         }
         Ok(())
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        let (owner, _) = Look::new(&self.common, mutex).run(by)?;
+        let request = owner_request(&self.common, &self.common.keys(mutex));
+        let (owner, _) = owner(&self.common, &request, by)?;
         Ok(owner)
     }
 
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
-        let keys = Keys::of(&self.common.settings.prefix, mutex);
-        let question: [&[u8]; 5] = [b"ZRANGE", keys.queue.as_bytes(), b"0", b"-1", b"WITHSCORES"];
-        let Value::Array(fields) = self.common.command(keys.slot, &question, by)? else {
-            return Err(not_understood());
+        let keys = self.common.keys(mutex);
+        let words: [&[u8]; 5] = [b"ZRANGE", keys.queue.as_bytes(), b"0", b"-1", b"WITHSCORES"];
+        let question = Command::command(keys.slot, &words);
+        let value = (self.common.deployment).call(Lane::Other, by, &question)?;
+        let waiters: Vec<(Vec<u8>, f64)> = from_redis_value(value).map_err(|_| not_understood())?;
+        let participant = |(id, since): &(Vec<u8>, f64)| {
+            // Seconds since 1970 as Simba counts: far below what a float holds.
+            Participant::new(String::from_utf8_lossy(id), Some((since * 1000.0) as u64))
         };
-        let text = |value: &Value| match value {
-            Value::BulkString(text) => Ok(String::from_utf8_lossy(text).into_owned()),
-            _ => Err(not_understood()),
-        };
-        fields
-            .chunks_exact(2)
-            .map(|pair| match pair {
-                [id, since] => {
-                    let since = text(since)?.parse::<f64>().ok();
-                    // Seconds since 1970 as Simba counts: far below what a float holds.
-                    let since = since.map(|seconds| (seconds * 1000.0) as u64);
-                    Ok(Participant::new(text(id)?, since))
-                }
-                _ => Err(not_understood()),
-            })
-            .collect()
+        Ok(waiters.iter().map(participant).collect())
     }
 
     fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
         let prefix = &self.common.settings.prefix;
         let pattern = format!("{}:{{*}}*", escape(prefix));
         let mut found = BTreeSet::new();
-        for server in self.common.deployment.servers(by)? {
+        for server in self.common.deployment.masters(by)? {
             let mut cursor = b"0".to_vec();
             loop {
-                let question: [&[u8]; 6] = [
+                let words: [&[u8]; 6] = [
                     b"SCAN",
                     &cursor,
                     b"MATCH",
@@ -222,11 +198,9 @@ impl Backend for Redis {
                     b"COUNT",
                     b"1000",
                 ];
-                let reply = server
-                    .command(&question, by)
-                    .map_err(CallError::into_error)?;
+                let reply = server.command(&Command::command(0, &words), by)?;
                 let (next, keys): (Vec<u8>, Vec<Vec<u8>>) =
-                    ::redis::from_redis_value(reply).map_err(|_| not_understood())?;
+                    from_redis_value(reply).map_err(|_| not_understood())?;
                 for key in &keys {
                     let key = String::from_utf8_lossy(key);
                     if let Some(mutex) = Keys::mutex_of(prefix, &key) {
@@ -244,27 +218,33 @@ impl Backend for Redis {
 
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
         let common = &self.common;
-        let keys = Keys::of(&common.settings.prefix, mutex);
         let owner = self.owner(mutex, by)?;
         if !owner.has_owner() || owner.fence() != fence {
             return Ok(false);
         }
         // An owner of Simba before 4 has no fence.
         let fence = Some(fence).filter(|fence| *fence != 0);
-        Release::new(common, &keys, owner.owner_id()).run(common, fence, by)
+        let request = release_request(common, &common.keys(mutex), owner.owner_id());
+        release(common, &request, fence, by)
     }
 
     fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
-        let keys = Keys::of(&self.common.settings.prefix, mutex);
-        let age = self.run_script(&keys, &[&keys.run], &[], by)?;
-        Ok(u64::try_from(age).ok().map(Duration::from_millis))
+        let keys = self.common.keys(mutex);
+        let request = Command::script(&self.common.scripts.run, keys.slot, &[&keys.run]);
+        let age = (self.common.deployment).call(Lane::Owner, by, &request)?;
+        Ok(u64::try_from(integer(Some(&age))?)
+            .ok()
+            .map(Duration::from_millis))
     }
 
     fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
-        let keys = Keys::of(&self.common.settings.prefix, mutex);
-        let arguments = [&*fence.to_string(), &*ms(keep).to_string()];
-        let recorded = self.run_script(&keys, &[&keys.run, &keys.token], &arguments, by)?;
-        Ok(recorded == 1)
+        let keys = self.common.keys(mutex);
+        let names = [&*keys.run, &*keys.token];
+        let request = Command::script(&self.common.scripts.run, keys.slot, &names)
+            .arg(fence)
+            .arg(ms(keep));
+        let recorded = (self.common.deployment).call(Lane::Owner, by, &request)?;
+        Ok(integer(Some(&recorded))? == 1)
     }
 
     fn permits(&self) -> Result<Arc<dyn PermitStore>> {
@@ -272,14 +252,9 @@ impl Backend for Redis {
     }
 
     fn condition(&self) -> Condition {
-        let servers = self
-            .common
-            .deployment
-            .servers(Moment::now())
-            .unwrap_or_default();
         let mut condition = Condition::default();
         let mut pool = PoolUse::default();
-        for server in &servers {
+        for server in self.common.deployment.known() {
             let usage = server.usage();
             pool.open += usage.open;
             pool.idle += usage.idle;
@@ -295,27 +270,7 @@ impl Backend for Redis {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        self.common.probe.set(probe);
-    }
-}
-
-impl Redis {
-    /// Runs `record_run.lua`.
-    fn run_script(
-        &self,
-        keys: &Keys,
-        names: &[&str],
-        arguments: &[&str],
-        by: Moment,
-    ) -> Result<i64> {
-        let mut call = Call::new(&self.common.scripts.run, names, arguments, 0);
-        let deployment = &self.common.deployment;
-        integer(Some(&deployment.call(
-            keys.slot,
-            &mut call,
-            Lane::Owner,
-            by,
-        )?))
+        self.common.settings.probe.set(probe);
     }
 }
 

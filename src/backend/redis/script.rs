@@ -1,9 +1,9 @@
-//! The scripts, a call of one as the bytes that go over the wire, and what comes back.
+//! The scripts, a request as it goes over the wire, and what comes back.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::Value;
+use ::redis::{Arg, Cmd, ToRedisArgs, Value, cmd};
 
 use super::error::not_understood;
 use crate::clock::Moment;
@@ -25,7 +25,7 @@ impl Script {
     }
 }
 
-/// All scripts, hashed once per factory.
+/// The scripts for mutexes, hashed once per factory.
 #[derive(Debug)]
 pub(super) struct Scripts {
     pub(super) acquire: Arc<Script>,
@@ -53,139 +53,106 @@ impl Scripts {
     }
 }
 
-/// A script with the keys of one mutex and its first arguments, packed once; what changes from call
-/// to call comes last and is appended. So a call costs no formatting but that of its fence.
+/// A script with its keys and arguments, or a plain command, for the server that has a slot. May be sent twice.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
-    script: Arc<Script>,
-    /// How many arguments the whole command has.
-    count: usize,
-    /// The packed command; everything after `fixed` belongs to the present call.
-    bytes: Vec<u8>,
-    fixed: usize,
-    /// Where the deadline goes; `None` for a script that takes none.
-    deadline_at: Option<usize>,
-    /// Where the part begins that `EVALSHA` and `EVAL` have in common.
-    tail: usize,
+pub(super) struct Command {
+    command: Cmd,
+    pub(super) slot: u16,
+    script: Option<Arc<Script>>,
+    not_after: bool,
+    optional_queue: bool,
+    /// How many replicas must have a grant.
+    pub(super) replicas: u32,
 }
 
-impl Call {
-    /// Packs a call that takes `last` more arguments.
-    pub(super) fn new(script: &Arc<Script>, keys: &[&str], first: &[&str], last: usize) -> Call {
-        let count = 3 + keys.len() + first.len() + last;
-        let mut bytes = format!("*{count}\r\n").into_bytes();
-        push(&mut bytes, b"EVALSHA");
-        push(&mut bytes, script.sha.as_bytes());
-        let tail = bytes.len();
-        push(&mut bytes, keys.len().to_string().as_bytes());
-        for text in keys.iter().chain(first) {
-            push(&mut bytes, text.as_bytes());
-        }
-        Call {
-            script: Arc::clone(script),
-            count,
-            fixed: bytes.len(),
-            deadline_at: None,
-            bytes,
-            tail,
+impl Command {
+    /// A script with its keys, which all lie in `slot`.
+    pub(super) fn script(script: &Arc<Script>, slot: u16, keys: &[&str]) -> Command {
+        let mut request = Command::command(slot, &[b"EVALSHA", script.sha.as_bytes()]);
+        request.script = Some(Arc::clone(script));
+        request.arg(keys.len()).arg(keys)
+    }
+
+    /// A plain command.
+    pub(super) fn command(slot: u16, words: &[&[u8]]) -> Command {
+        let mut command = Cmd::new();
+        command.arg(words);
+        Command {
+            command,
+            slot,
+            script: None,
+            not_after: false,
+            optional_queue: false,
+            replicas: 0,
         }
     }
 
-    /// Packs a call whose very last argument is a deadline, after `last` other ones.
-    pub(super) fn with_deadline(
-        script: &Arc<Script>,
-        keys: &[&str],
-        first: &[&str],
-        last: usize,
-    ) -> Call {
-        let mut call = Call::new(script, keys, first, last + 1);
-        call.deadline_at = Some(call.fixed);
-        call
-    }
-
-    /// Sets the last arguments, without the deadline.
-    pub(super) fn set(&mut self, last: &[&[u8]]) -> &mut Call {
-        self.bytes.truncate(self.fixed);
-        for argument in last {
-            push(&mut self.bytes, argument);
-        }
-        if let Some(at) = &mut self.deadline_at {
-            *at = self.bytes.len();
-        }
+    /// Appends one argument, or several.
+    pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Command {
+        self.command.arg(argument);
         self
     }
 
-    /// Sets a fence as the last argument.
-    pub(super) fn set_fence(&mut self, fence: u64) -> &mut Call {
-        let (digits, from) = digits(fence);
-        self.set(&[digits.get(from..).unwrap_or_default()])
+    /// Has the time appended up to which the reply is waited for, in ms of the server's clock; 0 while that clock is
+    /// not known.
+    pub(super) fn not_after(mut self) -> Command {
+        self.not_after = true;
+        self
     }
 
-    /// Sets the deadline, in milliseconds of the server's time; 0 for none.
-    pub(super) fn set_deadline(&mut self, deadline_ms: u64) {
-        if let Some(at) = self.deadline_at {
-            self.bytes.truncate(at);
-            let (digits, from) = digits(deadline_ms);
-            push(&mut self.bytes, digits.get(from..).unwrap_or_default());
+    /// Marks the third of three keys: it may be left out.
+    pub(super) fn optional_queue(mut self) -> Command {
+        self.optional_queue = true;
+        self
+    }
+
+    /// The same request without the queue, if that is optional. Where a slot is on its way, a script may name only
+    /// keys that exist.
+    pub(super) fn without_queue(&self) -> Option<Command> {
+        let words: Vec<&[u8]> = self.words().collect();
+        let [name, sha, _, mutex, token, _, arguments @ ..] = words.as_slice() else {
+            return None;
+        };
+        let shorter = Command::command(self.slot, &[*name, *sha, b"2", *mutex, *token]);
+        self.optional_queue.then(|| Command {
+            script: self.script.clone(),
+            ..shorter.arg(arguments)
+        })
+    }
+
+    /// The bytes to send.
+    pub(super) fn packed(&self, not_after: u64) -> Vec<u8> {
+        if self.not_after {
+            let mut command = self.command.clone();
+            command.arg(not_after).get_packed_command()
+        } else {
+            self.command.get_packed_command()
         }
     }
 
-    pub(super) fn has_deadline(&self) -> bool {
-        self.deadline_at.is_some()
-    }
-
-    /// The command by the script's hash.
-    pub(super) fn by_hash(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// The command with the script's text, for a server that does not know it yet. It remembers it
-    /// from then on: one round trip, and no right to `SCRIPT LOAD` needed.
-    pub(super) fn by_text(&self) -> Vec<u8> {
-        let mut bytes = format!("*{}\r\n", self.count).into_bytes();
-        push(&mut bytes, b"EVAL");
-        push(&mut bytes, self.script.text.as_bytes());
-        bytes.extend_from_slice(self.bytes.get(self.tail..).unwrap_or_default());
-        bytes
-    }
-}
-
-/// Packs a whole command.
-pub(super) fn command(arguments: &[&[u8]]) -> Vec<u8> {
-    let mut bytes = format!("*{}\r\n", arguments.len()).into_bytes();
-    for argument in arguments {
-        push(&mut bytes, argument);
-    }
-    bytes
-}
-
-fn push(bytes: &mut Vec<u8>, argument: &[u8]) {
-    let (digits, from) = digits(argument.len() as u64);
-    bytes.push(b'$');
-    bytes.extend_from_slice(digits.get(from..).unwrap_or_default());
-    bytes.extend_from_slice(b"\r\n");
-    bytes.extend_from_slice(argument);
-    bytes.extend_from_slice(b"\r\n");
-}
-
-/// Writes a number without the formatter, which takes longer than all the rest of packing. Returns where it
-/// begins.
-fn digits(mut number: u64) -> ([u8; 20], usize) {
-    // 20 digits hold every number.
-    let mut digits = [b'0'; 20];
-    let mut from = 20;
-    for digit in digits.iter_mut().rev() {
-        *digit += (number % 10) as u8;
-        number /= 10;
-        from -= 1;
-        if number == 0 {
-            break;
+    /// The same request with the script's text, for a server that does not know it yet. The server remembers it from
+    /// then on: one round trip, and no right to `SCRIPT LOAD` needed.
+    pub(super) fn with_text(&self) -> Option<Command> {
+        let mut command = cmd("EVAL");
+        command.arg(&self.script.as_ref()?.text);
+        for word in self.words().skip(2) {
+            command.arg(word);
         }
+        Some(Command {
+            command,
+            ..self.clone()
+        })
     }
-    (digits, from)
+
+    fn words(&self) -> impl Iterator<Item = &[u8]> {
+        self.command.args_iter().map(|word| match word {
+            Arg::Simple(word) => word,
+            _ => b"",
+        })
+    }
 }
 
-/// `{outcome, now, ...}`, as `acquire.lua`, `renew.lua` and `withdraw.lua` return it.
+/// `{outcome, now, ...}`, as `acquire.lua` and `renew.lua` return it.
 pub(super) struct Reply {
     fields: Vec<Value>,
     /// The fence, 1, 0 or -1: see the script.
@@ -217,7 +184,7 @@ impl Reply {
         Reply::read(Value::Array(fields))
     }
 
-    /// The owner that we became, or are still.
+    /// The owner that this contender became, or is still.
     pub(super) fn granted(&self, id: &Arc<str>, fence: u64, lease: Lease) -> MutexOwner {
         MutexOwner::new(
             Arc::clone(id),
@@ -249,24 +216,25 @@ impl Reply {
         let left = self.left()?.unwrap_or(lease.total());
         let transition_at = self.now + ms(left);
         let acquired_at = acquired_at(fence, self.now).unwrap_or_else(|| {
-            transition_at
-                .saturating_sub(ms(lease.total()))
-                .min(self.now)
+            let at = transition_at.saturating_sub(ms(lease.total()));
+            at.min(self.now)
         });
-        Ok(MutexOwner::new(
-            id,
-            acquired_at,
-            transition_at.saturating_sub(ms(lease.transition())),
-            transition_at,
-            fence,
-        )
-        .observed_at(self.now, self.received))
+        let ttl_at = transition_at.saturating_sub(ms(lease.transition()));
+        let owner = MutexOwner::new(id, acquired_at, ttl_at, transition_at, fence);
+        Ok(owner.observed_at(self.now, self.received))
     }
 
     /// How long the lease or hand-over lasts; `None` if it has no end (an operator's doing).
     pub(super) fn left(&self) -> Result<Option<Duration>> {
         let left = integer(self.fields.get(4))?;
         Ok(u64::try_from(left).ok().map(Duration::from_millis))
+    }
+
+    /// Returns `true` if the script met as many dead waiters as it looks at in one go: there may be more.
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.outcome == 0
+            && matches!(self.fields.get(2), Some(Value::BulkString(id)) if id.is_empty())
+            && matches!(self.fields.get(4), Some(Value::Int(0)))
     }
 
     /// The place in the queue.
@@ -284,17 +252,6 @@ fn acquired_at(fence: u64, now: u64) -> Option<u64> {
     const IN_2001: u64 = 1_000_000_000_000;
     let at = fence / 1000;
     (at > IN_2001).then_some(at.min(now))
-}
-
-/// The server's time in a reply, in milliseconds, if it begins as those of acquire, renew and withdraw do.
-pub(super) fn server_ms(value: &Value) -> Option<i64> {
-    let Value::Array(fields) = value else {
-        return None;
-    };
-    match fields.get(1) {
-        Some(Value::Int(micros)) => Some(micros / 1000),
-        _ => None,
-    }
 }
 
 pub(super) fn integer(value: Option<&Value>) -> Result<i64> {
@@ -320,36 +277,33 @@ pub(super) fn ms(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_call_is_packed_as_the_driver_packs_it() {
-        let script = Arc::new(Script {
-            text: "return 1".into(),
-            sha: "0123".into(),
-        });
-        let mut call = Call::new(&script, &["p:{m}", "p:{m}:token"], &["id"], 1);
-        for last in ["7", "1234567890"] {
-            let driver = |name: &str, code: &str| {
-                ::redis::cmd(name)
-                    .arg(code)
-                    .arg(2)
-                    .arg(&["p:{m}", "p:{m}:token", "id", last])
-                    .get_packed_command()
-            };
-            let call = &*call.set(&[last.as_bytes()]);
-            assert_eq!(call.by_hash(), driver("EVALSHA", "0123"));
-            assert_eq!(call.by_text(), driver("EVAL", "return 1"));
-        }
-        let mut call = Call::with_deadline(&script, &["k"], &["id"], 1);
-        for deadline in [1_234_567_890_123, u64::MAX, 0] {
-            call.set(&[b"x"]).set_deadline(deadline);
-            let text = deadline.to_string();
-            let end = format!("$1\r\nx\r\n${}\r\n{text}\r\n", text.len());
-            assert!(call.by_hash().ends_with(end.as_bytes()));
-        }
+    fn packed(words: &[&str]) -> Vec<u8> {
+        let mut command = Cmd::new();
+        command.arg(words);
+        command.get_packed_command()
     }
 
     #[test]
-    fn the_hand_over_is_in_the_scripts_that_name_it() {
+    fn request_is_sent_by_hash_by_text_and_without_queue() {
+        let script = Script::new("return 1".into());
+        let request = Command::script(&script, 7, &["m", "t", "q"])
+            .arg("id")
+            .arg(5);
+        let sha = &*script.sha;
+        let by_hash = packed(&["EVALSHA", sha, "3", "m", "t", "q", "id", "5"]);
+        assert_eq!(request.packed(9), by_hash);
+        let by_text = packed(&["EVAL", "return 1", "3", "m", "t", "q", "id", "5"]);
+        assert_eq!(request.with_text().unwrap().packed(9), by_text);
+        assert!(request.without_queue().is_none());
+        let request = request.optional_queue().not_after();
+        let shorter = packed(&["EVALSHA", sha, "2", "m", "t", "id", "5"]);
+        assert_eq!(request.without_queue().unwrap().packed(9), shorter);
+        let late = packed(&["EVALSHA", sha, "3", "m", "t", "q", "id", "5", "9"]);
+        assert_eq!(request.packed(9), late);
+    }
+
+    #[test]
+    fn hand_over_is_in_the_scripts_that_name_it() {
         let scripts = Scripts::new();
         for script in [&scripts.acquire, &scripts.release, &scripts.withdraw] {
             assert!(script.text.contains("local function hand_over"));

@@ -7,11 +7,10 @@
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ::redis::{ConnectionLike, ProtocolVersion, RedisError, Value};
+use ::redis::{ConnectionLike, ProtocolVersion, RedisError, Value, cmd};
 
 use super::connection::{Address, Connector};
-use super::error::read_opening;
-use super::script::command;
+use super::error::{not_understood, read_opening};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The sentinels that watch one master.
@@ -66,21 +65,20 @@ impl Sentinels {
 
     fn ask(&self, sentinel: &Address) -> Result<Address> {
         let mut connection = self.connector.open(sentinel, ProtocolVersion::RESP2)?;
-        let question: [&[u8]; 3] = [
-            b"SENTINEL",
-            b"GET-MASTER-ADDR-BY-NAME",
-            self.name.as_bytes(),
-        ];
         let answer = connection
-            .req_packed_command(&command(&question))
+            .req_command(
+                cmd("SENTINEL")
+                    .arg("GET-MASTER-ADDR-BY-NAME")
+                    .arg(&self.name),
+            )
             .and_then(Value::extract_error)
             .map_err(|error| self.error(&error, sentinel))?;
         let fields: Vec<String> = ::redis::from_redis_value(answer).unwrap_or_default();
         match fields.as_slice() {
-            [host, port] => match port.parse() {
-                Ok(port) => Ok(sentinel.neighbour(host, port)),
-                Err(_) => Err(super::error::not_understood()),
-            },
+            [host, port] => {
+                let port = port.parse().map_err(|_| not_understood())?;
+                Ok(sentinel.neighbour(host, port))
+            }
             _ => Err(Error::new(
                 ErrorKind::Misconfigured,
                 format!(
@@ -109,7 +107,7 @@ fn open(
 ) -> Result<::redis::Connection> {
     let mut connection = connector.open(master, protocol)?;
     let role = connection
-        .req_packed_command(&command(&[b"ROLE"]))
+        .req_command(&cmd("ROLE"))
         .and_then(Value::extract_error)
         .map_err(|error| read_opening(&error, master, connector.timeout))?;
     let role = match role {

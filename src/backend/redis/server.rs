@@ -1,19 +1,18 @@
-//! One server, with its connections for commands and the one for messages; and how a call finds the server
-//! that has the mutex: there is one, or a cluster of them.
+//! One server: its connections for commands and the one for messages. And the one loop for a request: it finds the
+//! server that has the slot, follows it while it moves, and repeats what an idle connection lost.
 
+use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
-use ::redis::{RedisError, RedisResult, Value};
-use parking_lot::Mutex;
+use ::redis::{RedisError, RedisResult, Value, cmd};
 
 use super::cluster::Cluster;
-use super::connection::{Connection, Connector, LEAST, Opener, Target, no_time};
-use super::error::{CallError, CallResult};
-use super::script::{Call, command, server_ms};
-use super::subscriber::Subscriber;
-use super::subscription::{Channel, Recipient};
+use super::connection::{Connection, Connector, LEAST, Opener, Target};
+use super::error::{Failure, unavailable};
+use super::script::{Command, integer};
+use super::subscriber::{Channel, Recipient, Subscriber};
 use crate::backend::{PoolUse, Wakeups};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -36,6 +35,9 @@ const FAREWELL: Duration = Duration::from_millis(400);
 /// The pause before a slot of a cluster that is on its way is asked again.
 const TRY_AGAIN: Duration = Duration::from_millis(10);
 
+/// How many redirections and repetitions one call follows.
+const ROUNDS: u32 = 16;
+
 /// What all servers of a factory have in common.
 #[derive(Clone, Debug)]
 pub(super) struct ServerSettings {
@@ -49,23 +51,40 @@ pub(super) struct ServerSettings {
 #[derive(Debug)]
 pub(super) struct Server {
     target: Arc<Target>,
-    // Ended in this order: the reader is woken through the pool.
     subscriber: Subscriber,
     pool: Pool<Opener>,
-    /// The command that wakes the thread that reads messages: it has something to send.
-    wake_reader: Vec<u8>,
-    /// The server's clock less ours, in milliseconds; `i64::MIN` until a reply told.
+    /// Wakes the thread that reads messages: it has something to send.
+    wake_reader: Command,
+    /// The server's clock less the local one, in milliseconds; `i64::MIN` until a reply told.
     skew: AtomicI64,
 }
 
+/// What a server replied.
+pub(super) struct Answer {
+    pub(super) value: Value,
+    /// How many replicas have the grant, if the request asks for some and was granted.
+    pub(super) replicas: Option<u32>,
+    /// The error of an earlier try of unknown outcome, if there was one.
+    pub(super) doubt: Option<Error>,
+}
+
+/// A request that was sent, and its reply not read yet. One that is dropped takes its connection along.
+pub(super) struct Pending {
+    server: Arc<Server>,
+    connection: Checkout<Opener>,
+    request: Command,
+    pub(super) sent: Moment,
+}
+
 impl Server {
+    /// `map_stale` is set when another server may have taken the place of this one.
     pub(super) fn new(
         settings: &ServerSettings,
         target: Target,
-        on_error: Box<dyn Fn() + Send + Sync>,
+        map_stale: &Arc<AtomicBool>,
     ) -> Result<Server> {
         let target = Arc::new(target);
-        // No brace in it, so it is nobody else's; random, so it is no other factory's.
+        // Without a brace, so no mutex has it; random, so no other factory has it.
         let control = format!(
             "{}:!control:{:032x}",
             settings.prefix,
@@ -74,7 +93,7 @@ impl Server {
         let opener = Opener {
             connector: Arc::clone(&settings.connector),
             target: Arc::clone(&target),
-            looked: Mutex::default(),
+            warned: AtomicBool::new(false),
         };
         let pool = Pool::new(
             opener,
@@ -86,118 +105,131 @@ impl Server {
             },
         )?;
         Ok(Server {
-            wake_reader: command(&[b"PUBLISH", control.as_bytes(), b""]),
-            subscriber: Subscriber::new(&settings.connector, &target, &control, on_error),
+            wake_reader: Command::command(0, &[b"PUBLISH", control.as_bytes(), b""]),
+            subscriber: Subscriber::new(&settings.connector, &target, &control, map_stale),
             target,
             pool,
             skew: AtomicI64::new(i64::MIN),
         })
     }
 
-    /// Runs a script; the reply is waited for until `by`, and the server is told so. Where an idle
-    /// connection turns out to be closed, it is sent once more on another: acquire is idempotent, and
-    /// renew and release name their fence. `doubt` says then how the first try ended.
-    pub(super) fn call(
+    /// Sends a request once and reads the reply before `by`. `asking`: its slot is on its way here.
+    fn send(
         &self,
-        call: &mut Call,
+        request: &Command,
         lane: Lane,
         asking: bool,
         by: Moment,
-        doubt: &mut Option<Error>,
-    ) -> CallResult<Value> {
-        self.set_deadline(call, by);
-        self.retried(lane, by, doubt, |connection, sent| {
-            let asked = |connection: &mut Connection| {
-                if asking {
-                    connection.send(&command(&[b"ASKING"]), sent, by)?;
-                    connection.receive(by)?;
-                }
-                Ok::<(), RedisError>(())
-            };
-            asked(connection)?;
-            connection.send(call.by_hash(), sent, by)?;
-            match connection.receive(by) {
-                Err(error) if is_unknown_script(&error) => {
-                    asked(connection)?;
-                    connection.send(&call.by_text(), Moment::now(), by)?;
-                    connection.receive(by)
-                }
-                reply => reply,
+    ) -> Result<Answer, Failure> {
+        let mut connection = self.pool.checkout(lane, by).map_err(Failure::Other)?;
+        let sent = Moment::now();
+        if by - sent < LEAST {
+            let message = format!("redis at {}: no time was left to ask", self.target);
+            let error = Error::new(ErrorKind::Timeout, message);
+            return Err(Failure::Other(error.not_sent()));
+        }
+        let exchange = |connection: &mut Connection| {
+            if asking {
+                connection.ask(&cmd("ASKING"), by)?;
             }
-            .inspect(|value| self.learn(value, sent))
+            connection.send(&request.packed(self.server_ms(by)))?;
+            self.read(connection, request, asking, sent, by)
+        };
+        exchange(&mut connection).map_err(|error| self.failed(&mut connection, &error, sent))
+    }
+
+    /// Sends a plain command, once more if the first connection turns out to be closed.
+    pub(super) fn command(&self, request: &Command, by: Moment) -> Result<Value> {
+        let answer = match self.send(request, Lane::Other, false, by) {
+            Err(Failure::Closed(_)) => self.send(request, Lane::Other, false, by),
+            answer => answer,
+        };
+        answer
+            .map(|answer| answer.value)
+            .map_err(Failure::into_error)
+    }
+
+    /// Sends a request on an idle connection, or not at all. Never waits. The server does nothing after `not_after`.
+    pub(super) fn begin(self: Arc<Self>, request: Command, not_after: Moment) -> Option<Pending> {
+        let sent = Moment::now();
+        let mut connection = self.pool.try_checkout(Lane::Other)?;
+        if let Err(error) = connection.send(&request.packed(self.server_ms(not_after))) {
+            self.failed(&mut connection, &error, sent);
+            return None;
+        }
+        Some(Pending {
+            server: self,
+            connection,
+            request,
+            sent,
         })
     }
 
-    /// Sends a plain command that may be sent twice.
-    pub(super) fn command(&self, words: &[&[u8]], by: Moment) -> CallResult<Value> {
-        self.packed(&command(words), by)
-    }
-
-    fn packed(&self, packed: &[u8], by: Moment) -> CallResult<Value> {
-        let request = |connection: &mut Connection, sent| {
-            connection.send(packed, sent, by)?;
-            connection.receive(by)
-        };
-        self.retried(Lane::Other, by, &mut None, request)
-    }
-
-    fn retried(
+    /// Reads the reply to what was sent at `sent`.
+    fn read(
         &self,
-        lane: Lane,
+        connection: &mut Connection,
+        request: &Command,
+        asking: bool,
+        sent: Moment,
         by: Moment,
-        doubt: &mut Option<Error>,
-        mut request: impl FnMut(&mut Connection, Moment) -> RedisResult<Value>,
-    ) -> CallResult<Value> {
-        let mut retried = false;
-        loop {
-            let asked_at = Moment::now();
-            let mut connection = self.pool.checkout(lane, by).map_err(CallError::Other)?;
-            let fresh = connection.is_opened_since(asked_at);
-            let sent = Moment::now();
-            if by - sent < LEAST {
-                // Said here, because what the connection says of it is read as an answer that did not come.
-                return Err(CallError::Other(no_time(connection.address())));
+    ) -> RedisResult<Answer> {
+        let mut reply = connection.receive(by);
+        if reply.as_ref().is_err_and(is_unknown_script)
+            && let Some(request) = request.with_text()
+        {
+            if asking {
+                connection.ask(&cmd("ASKING"), by)?;
             }
-            match request(&mut connection, sent) {
-                Ok(value) => return Ok(value),
-                Err(error) => match self.failed(&mut connection, error, sent) {
-                    CallError::Closed(error) if !fresh && !retried => {
-                        retried = true;
-                        doubt.get_or_insert(error);
-                    }
-                    failure => return Err(failure),
-                },
-            }
+            connection.send(&request.packed(self.server_ms(by)))?;
+            reply = connection.receive(by);
         }
+        let value = reply?;
+        self.learn(&value, sent);
+        let mut replicas = None;
+        if request.replicas > 0 && is_grant(&value) {
+            // The server counts the writes of this connection.
+            let left = by.remaining();
+            let wait = (left - left / 4).as_millis().max(1) as u64;
+            let count = connection.ask(cmd("WAIT").arg(request.replicas).arg(wait), by)?;
+            replicas = integer(Some(&count))
+                .ok()
+                .and_then(|it| u32::try_from(it).ok());
+        }
+        Ok(Answer {
+            value,
+            replicas,
+            doubt: None,
+        })
     }
 
     /// Reads an error, and does what it means for the connections.
-    fn failed(&self, connection: &mut Connection, error: RedisError, sent: Moment) -> CallError {
+    fn failed(&self, connection: &mut Connection, error: &RedisError, sent: Moment) -> Failure {
         let waited = Moment::now() - sent;
-        let failure = CallError::new(error, connection.address(), waited);
+        let failure = Failure::new(error, &connection.address, waited);
         match &failure {
-            CallError::Closed(error) => {
+            Failure::Closed(error) => {
                 connection.poison();
                 self.pool.lost(error);
                 // The idle ones were closed with it more often than not.
                 self.pool.discard_idle(sent);
             }
-            CallError::ReadOnly(error) => {
+            Failure::ReadOnly(error) => {
                 connection.poison();
                 self.pool.lost(error);
                 self.pool.discard_idle(Moment::now());
                 self.subscriber.reconnect();
             }
-            CallError::Other(error) => match error.kind() {
+            Failure::Other(error) => match error.kind() {
                 ErrorKind::Timeout => {
                     self.pool.lost(error);
-                    if matches!(*self.target, Target::Master(_)) && waited >= SILENT {
-                        // Else each of them would cost a call. The next one asks the sentinels.
+                    if self.is_watched() && waited >= SILENT {
+                        // The next connection asks the sentinels.
                         self.pool.discard_idle(sent);
                         self.subscriber.reconnect();
                     }
                 }
-                // The next one logs in anew, or is another server's.
+                // The next connection logs in anew, or is another server's.
                 ErrorKind::Denied | ErrorKind::Misconfigured | ErrorKind::Protocol => {
                     connection.poison();
                 }
@@ -208,45 +240,6 @@ impl Server {
         failure
     }
 
-    /// An idle connection for who does not wait for one.
-    pub(super) fn spare(&self) -> Option<Checkout<Opener>> {
-        self.pool.try_checkout(Lane::Other)
-    }
-
-    /// Sends a call and leaves the reply for [`Server::finish_early`].
-    pub(super) fn send_early(
-        &self,
-        connection: &mut Connection,
-        call: &mut Call,
-        deadline: Moment,
-        by: Moment,
-    ) -> CallResult<()> {
-        self.set_deadline(call, deadline);
-        let sent = Moment::now();
-        connection
-            .send(call.by_hash(), sent, by)
-            .map_err(|error| self.failed(connection, error, sent))
-    }
-
-    /// Reads the reply to a call that was sent at `sent`.
-    pub(super) fn finish_early(
-        &self,
-        connection: &mut Connection,
-        call: &Call,
-        sent: Moment,
-        by: Moment,
-    ) -> CallResult<Value> {
-        let reply = match connection.receive(by) {
-            Err(error) if is_unknown_script(&error) => connection
-                .send(&call.by_text(), Moment::now(), by)
-                .and_then(|()| connection.receive(by)),
-            reply => reply,
-        };
-        let reply = reply.map_err(|error| self.failed(connection, error, sent))?;
-        self.learn(&reply, sent);
-        Ok(reply)
-    }
-
     /// Subscribes, and returns once the server has acknowledged it.
     pub(super) fn subscribe(
         &self,
@@ -255,20 +248,14 @@ impl Server {
         by: Moment,
     ) -> Result<()> {
         if self.subscriber.add(channels, recipient)? {
-            self.packed(&self.wake_reader, by).map_err(|error| {
-                self.subscriber.not_woken();
-                error.into_error()
-            })?;
+            let woken = self.command(&self.wake_reader, by);
+            woken.inspect_err(|_| self.subscriber.not_woken())?;
         }
-        self.subscriber.acknowledged(channels, recipient, by)
+        self.subscriber.wait(channels, by)
     }
 
     pub(super) fn unsubscribe(&self, channels: &[(Vec<u8>, Channel)], recipient: &Arc<Recipient>) {
         self.subscriber.remove(channels, recipient);
-    }
-
-    pub(super) fn wake_all(&self) {
-        self.subscriber.wake_all();
     }
 
     pub(super) fn usage(&self) -> PoolUse {
@@ -279,36 +266,58 @@ impl Server {
         self.subscriber.condition()
     }
 
-    fn set_deadline(&self, call: &mut Call, deadline: Moment) {
-        if call.has_deadline() {
-            let skew = self.skew.load(Ordering::Relaxed);
-            call.set_deadline(if skew == i64::MIN {
-                0
-            } else {
-                u64::try_from(local_ms(deadline).saturating_add(skew)).unwrap_or(0)
-            });
+    /// Returns `true` if sentinels say which server this is.
+    fn is_watched(&self) -> bool {
+        matches!(*self.target, Target::Master(_))
+    }
+
+    /// Returns the server's clock at `at`, in milliseconds; 0 while it is not known.
+    fn server_ms(&self, at: Moment) -> u64 {
+        match self.skew.load(Ordering::Relaxed) {
+            i64::MIN => 0,
+            skew => u64::try_from(local_ms(at).saturating_add(skew)).unwrap_or(0),
         }
     }
 
-    /// Learns the server's clock. Counted from before the request, so that deadlines err to the later side.
+    /// Learns the server's clock from a reply that has its time, in µs, in the second place. Counted from before the
+    /// request, so that deadlines err to the later side.
     fn learn(&self, reply: &Value, sent: Moment) {
-        if let Some(now) = server_ms(reply) {
-            let skew = now.saturating_sub(local_ms(sent));
+        if let Value::Array(fields) = reply
+            && let Some(Value::Int(micros)) = fields.get(1)
+        {
+            let skew = (micros / 1000).saturating_sub(local_ms(sent));
             self.skew.store(skew, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells the reader to end.
+    fn close(&self) {
+        if self.subscriber.close() {
+            // Without it, the reader ends at its next heartbeat. The reply is of no interest.
+            if let Some(mut connection) = self.pool.try_checkout(Lane::Owner) {
+                let _ = connection.send(&self.wake_reader.packed(0));
+            }
         }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let deadline = Moment::now() + FAREWELL;
-        if self.subscriber.close() {
-            // Without it, the reader ends at its next heartbeat. The reply is of no interest.
-            if let Some(mut connection) = self.pool.try_checkout(Lane::Owner) {
-                let _ = connection.send(&self.wake_reader, Moment::now(), deadline);
-            }
-            self.subscriber.join(deadline);
-        }
+        self.close();
+    }
+}
+
+impl Pending {
+    /// Reads the reply before `by`.
+    pub(super) fn finish(mut self, by: Moment) -> Result<Answer, Failure> {
+        let Pending {
+            server,
+            connection,
+            request,
+            sent,
+        } = &mut self;
+        let answer = server.read(connection, request, false, *sent, by);
+        answer.map_err(|error| server.failed(connection, &error, *sent))
     }
 }
 
@@ -318,10 +327,97 @@ pub(super) enum Deployment {
     /// On one server, perhaps one that sentinels name.
     One(Arc<Server>),
     /// On the masters of a cluster.
-    Cluster(Cluster),
+    Cluster(Box<Cluster>),
 }
 
 impl Deployment {
+    /// Runs a script, or a plain command, on the server that has its slot. The reply is waited for until `by`.
+    ///
+    /// # Errors
+    /// Any; the outcome is unknown, unless the error [`is_not_sent`](Error::is_not_sent).
+    pub(super) fn call(&self, lane: Lane, by: Moment, request: &Command) -> Result<Value> {
+        self.ask(lane, by, request).map(|answer| answer.value)
+    }
+
+    /// As [`Deployment::call`], with all that is known of the answer.
+    pub(super) fn ask(&self, lane: Lane, by: Moment, request: &Command) -> Result<Answer> {
+        let mut server = self.server(request.slot, by)?;
+        let mut request = Cow::Borrowed(request);
+        let (mut asking, mut repeated, mut rounds) = (false, false, 0);
+        let mut doubt: Option<Error> = None;
+        let outcome = loop {
+            let failure = match server.send(&request, lane, asking, by) {
+                Ok(answer) => break Ok(answer),
+                Err(failure) => failure,
+            };
+            asking = false;
+            rounds += 1;
+            let next = match (failure, self) {
+                // An idle connection was closed. Acquire is idempotent, renew and release name their fence.
+                (Failure::Closed(error), _) if !repeated => {
+                    repeated = true;
+                    doubt = Some(error);
+                    Ok(server)
+                }
+                // The sentinels may know a new master by now.
+                (Failure::ReadOnly(_), _) if !repeated && server.is_watched() => {
+                    repeated = true;
+                    Ok(server)
+                }
+                (Failure::Moved(Some(to)), Deployment::Cluster(cluster)) => {
+                    cluster.set_master(request.slot, to)
+                }
+                (Failure::Moved(None), Deployment::Cluster(cluster)) => {
+                    cluster.mark_stale();
+                    cluster.server(request.slot, by)
+                }
+                (Failure::Ask(to), Deployment::Cluster(cluster)) => {
+                    asking = true;
+                    cluster.at(to)
+                }
+                (Failure::TryAgain(error), Deployment::Cluster(cluster)) => {
+                    rounds = 0;
+                    if let Some(shorter) = request.without_queue() {
+                        request = Cow::Owned(shorter);
+                    } else if by.remaining() >= TRY_AGAIN * 2 {
+                        std::thread::sleep(TRY_AGAIN);
+                    } else {
+                        break Err(error);
+                    }
+                    cluster.server(request.slot, by)
+                }
+                (failure, _) => {
+                    self.note(&failure);
+                    break Err(failure.into_error());
+                }
+            };
+            match next {
+                Ok(next) if rounds < ROUNDS => server = next,
+                Ok(_) => {
+                    break Err(unavailable(
+                        "redis cluster: the nodes do not agree on which of them has the mutex",
+                    ));
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        match outcome {
+            Ok(answer) => Ok(Answer { doubt, ..answer }),
+            // The last try was not sent; the one before it was.
+            Err(error) if doubt.is_some() => Err(error.perhaps_sent()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// In a cluster, another node may have taken over: the next call looks.
+    pub(super) fn note(&self, failure: &Failure) {
+        if let Deployment::Cluster(cluster) = self
+            && failure.suggests_new_map()
+        {
+            cluster.mark_stale();
+        }
+    }
+
     /// The server that has the slot.
     pub(super) fn server(&self, slot: u16, by: Moment) -> Result<Arc<Server>> {
         match self {
@@ -330,98 +426,41 @@ impl Deployment {
         }
     }
 
-    /// All servers that are known.
-    pub(super) fn servers(&self, by: Moment) -> Result<Vec<Arc<Server>>> {
+    /// The servers that have mutexes.
+    pub(super) fn masters(&self, by: Moment) -> Result<Vec<Arc<Server>>> {
         match self {
             Deployment::One(server) => Ok(vec![Arc::clone(server)]),
-            Deployment::Cluster(cluster) => cluster.servers(by),
+            Deployment::Cluster(cluster) => cluster.masters(by),
         }
     }
 
-    /// Runs a script where the slot is. While the slot is on its way and its keys are on both sides, it
-    /// is tried again until `by`.
-    pub(super) fn call(&self, slot: u16, call: &mut Call, lane: Lane, by: Moment) -> Result<Value> {
-        let called = self.call_or(slot, call, None, lane, by);
-        called.map(|(value, _)| value)
-    }
-
-    /// As [`Deployment::call`], but where the keys are on both sides, it goes on with `instead`. The second
-    /// result is the error of an earlier try of unknown outcome, if there was one.
-    pub(super) fn call_or<'a>(
-        &self,
-        slot: u16,
-        mut call: &'a mut Call,
-        mut instead: Option<&'a mut Call>,
-        lane: Lane,
-        by: Moment,
-    ) -> Result<(Value, Option<Error>)> {
-        let mut doubt = None;
-        loop {
-            let failure = match self.call_once(slot, call, lane, by, &mut doubt) {
-                Ok(value) => return Ok((value, doubt)),
-                Err(failure) => failure,
-            };
-            let on_its_way = matches!(failure, CallError::TryAgain(_));
-            if on_its_way && let Some(instead) = instead.take() {
-                call = instead;
-            } else if on_its_way && by.remaining() >= TRY_AGAIN * 2 {
-                std::thread::sleep(TRY_AGAIN);
-            } else if doubt.is_some() {
-                // The last try was not sent; the one before it was.
-                return Err(failure.into_error().perhaps_sent());
-            } else {
-                return Err(failure.into_error());
-            }
-        }
-    }
-
-    fn call_once(
-        &self,
-        slot: u16,
-        call: &mut Call,
-        lane: Lane,
-        by: Moment,
-        doubt: &mut Option<Error>,
-    ) -> CallResult<Value> {
+    /// The servers that were met so far.
+    pub(super) fn known(&self) -> Vec<Arc<Server>> {
         match self {
-            Deployment::One(server) => match server.call(call, lane, false, by, doubt) {
-                // The sentinels may know a new master by now, and nothing was done on the old one.
-                Err(CallError::ReadOnly(_)) if matches!(*server.target, Target::Master(_)) => {
-                    server.call(call, lane, false, by, doubt)
-                }
-                reply => reply,
-            },
-            Deployment::Cluster(cluster) => cluster.call(slot, call, lane, by, doubt),
-        }
-    }
-
-    /// Reads what became of an early acquire. `None`: nothing was done there.
-    pub(super) fn settle(&self, reply: CallResult<Value>) -> Result<Option<Value>> {
-        match reply {
-            Ok(value) => Ok(Some(value)),
-            Err(
-                CallError::Moved(_)
-                | CallError::Ask(_)
-                | CallError::TryAgain(_)
-                | CallError::ReadOnly(_)
-                | CallError::ClusterDown(_),
-            ) => Ok(None),
-            Err(failure) => {
-                if let Deployment::Cluster(cluster) = self {
-                    cluster.suspect(None);
-                }
-                Err(failure.into_error())
-            }
+            Deployment::One(server) => vec![Arc::clone(server)],
+            Deployment::Cluster(cluster) => cluster.known(),
         }
     }
 }
 
-pub(super) fn unavailable(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Unavailable, message).not_sent()
+impl Drop for Deployment {
+    fn drop(&mut self) {
+        let servers = self.known();
+        servers.iter().for_each(|server| server.close());
+        let deadline = Moment::now() + FAREWELL;
+        for server in servers {
+            server.subscriber.join(deadline);
+        }
+    }
 }
 
 fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ::redis::ErrorKind::Server(::redis::ServerErrorKind::NoScript)
+}
+
+/// Reads the reply to an acquire.
+fn is_grant(value: &Value) -> bool {
+    matches!(value, Value::Array(fields) if matches!(fields.first(), Some(Value::Int(fence)) if *fence > 0))
 }
 
 fn local_ms(at: Moment) -> i64 {

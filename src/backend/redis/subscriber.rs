@@ -1,36 +1,311 @@
-//! The one connection to a server on which messages arrive, and the thread that reads it.
+//! Messages: the one connection to a server on which they arrive, the thread that reads it, and what each contender or
+//! observer makes of them.
 //!
-//! The driver lets nobody send on a connection while another thread reads from it. So what there is
-//! to subscribe is queued here, and the reader is woken by a message on a channel of its own.
+//! The driver lets no thread send on a connection while another one reads from it. So channels to subscribe are queued
+//! here, and the reader is woken by a message on a channel of its own.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ::redis::{ProtocolVersion, PushKind, RedisResult, Value};
+use ::redis::{ProtocolVersion, PushKind, RedisResult, Value, cmd};
 use parking_lot::{Condvar, Mutex};
 
-use super::connection::{Connector, REFUSED, Target, is_refusal, late};
-use super::error::{is_timeout, read};
-use super::script::command;
-use super::subscription::{Channel, Recipient};
+use super::Common;
+use super::connection::{Connector, REFUSED, Target, is_refusal};
+use super::error::{is_timeout, read, unavailable};
+use super::script::Command;
+use super::server::{Pending, Server};
+use crate::backend::permit_store::OnTurn;
 use crate::backend::{CLAIM_TIME, Wakeups};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lease::Lease;
+use crate::parker::{Parker, Unparker};
 use crate::thread::{self, Thread};
 
-/// Pauses between failed attempts to connect; up to [`REFUSED`] where the server refuses us.
+/// Pauses between failed attempts to connect; up to [`REFUSED`] where the server refuses the log-in.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// After this much silence the connection is asked for a sign of life; see [`Reader::patience`].
+/// After this much silence the server is asked for a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// How long ours leave a free mutex to Simba contenders that do not queue.
+/// How long waiters leave a free mutex to Simba contenders that do not queue.
 const YIELD: Duration = Duration::from_millis(20);
 
 /// A look at a hand-over that was not claimed comes this much after its end, so that it finds it ended.
 const TOO_EARLY: Duration = Duration::from_millis(5);
+
+/// How long the server may take to come to an early acquire. A waiter waits for its reply longer than that.
+const EARLY_LIMIT: Duration = Duration::from_millis(350);
+
+/// How many channels one command names.
+const BATCH: usize = 500;
+
+/// What a channel carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Channel {
+    /// `released@@ID`: the turn of the contender whose channel this is.
+    Turn,
+    /// `acquired@@ID` and `released@@ID`, to all.
+    Changes,
+    /// `CLAIM@@ID`: the mutex was handed to ID, which has CLAIM ms to acquire it.
+    Handed,
+    /// `FREE@@NAME`: this process comes first in the line of a semaphore.
+    Permits,
+}
+
+/// What a recipient listens for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Role {
+    /// Nothing: it has released, and does not contend yet.
+    Idle,
+    /// Its turn, or a free mutex.
+    Waiting,
+    /// Any sign that it does not own any more.
+    Owning,
+    /// Every change.
+    Observing,
+}
+
+/// What happened, as far as a recipient is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Message<'a> {
+    /// The turn of this recipient has come.
+    Turn,
+    /// This id has acquired.
+    Acquired(&'a [u8]),
+    /// This id has released, and no waiter in particular was told.
+    Released(&'a [u8]),
+    /// The mutex is free, for those first that do not queue.
+    Yielded,
+    /// The mutex was handed to a waiter.
+    Handed,
+    /// This process comes first in the line of this semaphore, which has so many free permits.
+    Permits(&'a str, u64),
+    /// Messages may have been missed.
+    Interrupted,
+}
+
+impl Message<'_> {
+    fn read(channel: Channel, said: &[u8]) -> Option<Message<'_>> {
+        match channel {
+            Channel::Turn => Some(Message::Turn),
+            Channel::Handed => Some(Message::Handed),
+            Channel::Changes if said == b"released@@!" => Some(Message::Yielded),
+            Channel::Changes => {
+                let acquired = said.strip_prefix(b"acquired@@").map(Message::Acquired);
+                acquired.or_else(|| said.strip_prefix(b"released@@").map(Message::Released))
+            }
+            Channel::Permits => {
+                let (free, semaphore) = std::str::from_utf8(said).ok()?.split_once("@@")?;
+                Some(Message::Permits(semaphore, free.parse().unwrap_or(0)))
+            }
+        }
+    }
+}
+
+/// Returns `true` if a recipient with this role and id should look again.
+fn concerns(role: Role, id: &[u8], message: Message<'_>) -> bool {
+    match (role, message) {
+        (Role::Idle, _) => false,
+        (_, Message::Turn | Message::Interrupted) => true,
+        (Role::Waiting, Message::Released(by)) => by != id,
+        (Role::Waiting, _) => false,
+        (Role::Owning, Message::Acquired(by)) => by != id,
+        // An owner that hears of its own release was revoked.
+        (Role::Owning | Role::Observing, _) => true,
+    }
+}
+
+/// One contender or observer, or the semaphores of a factory, as the subscriber sees it.
+pub(super) struct Recipient {
+    /// The contender's id; empty for an observer.
+    id: Vec<u8>,
+    unparker: Unparker,
+    /// A [`Role`].
+    role: AtomicU8,
+    early: Mutex<Early>,
+    on_turn: Option<OnTurn>,
+}
+
+/// An early acquire, between the message that a waiter's turn has come and the waiter's own attempt. The thread that
+/// reads messages sends it, so the waiter only has to read the reply when it is up.
+///
+/// Locked while it is sent: a waiter that wakes up by itself in that moment must find it, or it would own without
+/// knowing.
+#[derive(Default)]
+enum Early {
+    #[default]
+    None,
+    Prepared(Prepared),
+    Sent(Box<EarlyAcquire>),
+}
+
+/// All that the next attempt of a waiter takes.
+struct Prepared {
+    server: Weak<Server>,
+    request: Command,
+    lease: Lease,
+}
+
+/// An attempt that was sent.
+pub(super) struct EarlyAcquire {
+    pub(super) pending: Pending,
+    /// The end of belief, should it be granted: counted from before it was sent.
+    pub(super) until: Moment,
+}
+
+impl Recipient {
+    fn role(&self) -> Role {
+        match self.role.load(Ordering::Relaxed) {
+            role if role == Role::Waiting as u8 => Role::Waiting,
+            role if role == Role::Owning as u8 => Role::Owning,
+            role if role == Role::Observing as u8 => Role::Observing,
+            _ => Role::Idle,
+        }
+    }
+
+    fn hear(&self, message: Message<'_>) {
+        if !concerns(self.role(), &self.id, message) {
+            return;
+        }
+        if let (Message::Permits(semaphore, free), Some(on_turn)) = (message, &self.on_turn) {
+            on_turn(semaphore, free);
+        }
+        if message == Message::Turn {
+            let mut early = self.early.lock();
+            *early = match std::mem::take(&mut *early) {
+                Early::Prepared(prepared) => prepared.send().map_or(Early::None, Early::Sent),
+                other => other,
+            };
+        }
+        self.unparker.unpark();
+    }
+}
+
+impl Prepared {
+    /// Sends the attempt. Never waits: `None` if there is no connection to spare, or it is broken.
+    fn send(self) -> Option<Box<EarlyAcquire>> {
+        let now = Moment::now();
+        let limit = EARLY_LIMIT.min(self.lease.request_limit() * 2 / 3);
+        let pending = self.server.upgrade()?.begin(self.request, now + limit)?;
+        let until = pending.sent + self.lease.belief();
+        Some(Box::new(EarlyAcquire { pending, until }))
+    }
+}
+
+/// A contender's or observer's subscription.
+pub(super) struct Subscription {
+    recipient: Arc<Recipient>,
+    channels: Vec<(Vec<u8>, Channel)>,
+    slot: u16,
+    /// Where it is subscribed.
+    server: Option<Arc<Server>>,
+}
+
+impl Subscription {
+    /// A subscription that [`Subscription::ensure`] begins. `id` is empty for an observer.
+    pub(super) fn new(
+        id: &str,
+        unparker: &Unparker,
+        role: Role,
+        channels: Vec<(Vec<u8>, Channel)>,
+        slot: u16,
+    ) -> Subscription {
+        Subscription {
+            recipient: Arc::new(Recipient {
+                id: id.as_bytes().to_vec(),
+                unparker: unparker.clone(),
+                role: AtomicU8::new(role as u8),
+                early: Mutex::default(),
+                on_turn: None,
+            }),
+            channels,
+            slot,
+            server: None,
+        }
+    }
+
+    /// A subscription to the turns of this process in the lines of the semaphores.
+    pub(super) fn of_permits(channel: &str, slot: u16, on_turn: OnTurn) -> Subscription {
+        let channels = vec![(channel.as_bytes().to_vec(), Channel::Permits)];
+        Subscription {
+            recipient: Arc::new(Recipient {
+                id: Vec::new(),
+                unparker: Parker::new().unparker(),
+                role: AtomicU8::new(Role::Observing as u8),
+                early: Mutex::default(),
+                on_turn: Some(on_turn),
+            }),
+            channels,
+            slot,
+            server: None,
+        }
+    }
+
+    /// Subscribes on the server that has the slot now, which in a cluster may change. Takes at most half of the
+    /// time: the rest is for the request that follows.
+    pub(super) fn ensure(&mut self, common: &Common, by: Moment) -> Result<()> {
+        if self.server.is_some() && !common.is_cluster() {
+            return Ok(());
+        }
+        let half = by - by.remaining() / 2;
+        let server = common.deployment.server(self.slot, half)?;
+        if (self.server.as_ref()).is_some_and(|present| Arc::ptr_eq(present, &server)) {
+            return Ok(());
+        }
+        if let Err(error) = server.subscribe(&self.channels, &self.recipient, half) {
+            server.unsubscribe(&self.channels, &self.recipient);
+            return Err(error);
+        }
+        if let Some(before) = self.server.replace(server) {
+            before.unsubscribe(&self.channels, &self.recipient);
+        }
+        Ok(())
+    }
+
+    /// Says what is listened for from now on.
+    pub(super) fn set_role(&self, role: Role) {
+        self.recipient.role.store(role as u8, Ordering::Relaxed);
+    }
+
+    /// Has the next attempt sent as soon as the turn comes.
+    pub(super) fn prepare(&self, request: Command, lease: Lease) {
+        if let Some(server) = &self.server {
+            *self.recipient.early.lock() = Early::Prepared(Prepared {
+                server: Arc::downgrade(server),
+                request,
+                lease,
+            });
+        }
+    }
+
+    /// Takes what was sent in the meantime; from now on nothing is.
+    pub(super) fn take_early(&self) -> Option<Box<EarlyAcquire>> {
+        match std::mem::take(&mut *self.recipient.early.lock()) {
+            Early::Sent(sent) => Some(sent),
+            Early::None | Early::Prepared(_) => None,
+        }
+    }
+
+    /// Ends the subscription. The server hears of it soon.
+    pub(super) fn close(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.unsubscribe(&self.channels, &self.recipient);
+        }
+        drop(self.take_early());
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
 
 pub(super) struct Subscriber {
     reader: Arc<Reader>,
@@ -40,43 +315,51 @@ pub(super) struct Subscriber {
 
 /// What the thread that reads messages shares with those that subscribe.
 struct Reader {
-    routes: Mutex<Routes>,
-    /// The end has come.
-    closing: Condvar,
+    state: Mutex<State>,
+    /// Channels were acknowledged, the connection ended, or the end has come.
+    changed: Condvar,
     connector: Arc<Connector>,
     target: Arc<Target>,
-    /// The channel that wakes the reader.
+    /// The channel that wakes the reader. It lies under the same prefix, so a missing right shows at once.
     control: Vec<u8>,
-    /// Called when a connection has failed: in a cluster, the server may have been replaced.
-    on_error: Box<dyn Fn() + Send + Sync>,
+    /// In a cluster: another server may have taken the place of this one.
+    map_stale: Arc<AtomicBool>,
 }
 
-#[derive(Default)]
-struct Routes {
-    by_channel: HashMap<Vec<u8>, Route>,
-    /// Channels to subscribe and to unsubscribe, not sent yet. Only while there is a connection: a new one
-    /// begins with all channels that there are, and nobody else would empty these.
-    fresh: Vec<Vec<u8>>,
-    stale: Vec<Vec<u8>>,
-    /// Whether the reader is about to look at those by itself.
+struct State {
+    routes: HashMap<Vec<u8>, Route>,
+    /// Channels to subscribe, or to unsubscribe if they have no recipient. Only while there is a connection: a new one
+    /// begins with all routes.
+    unsent: Vec<Vec<u8>>,
+    connection: Connection,
+    /// The reader is about to look at `unsent`.
     woken: bool,
-    /// Whether the reader has a connection.
-    live: bool,
     /// The connection is to be replaced: the server is a replica now.
     outdated: bool,
-    /// Why there is no connection; not where one has just ended and the next was not tried.
-    error: Option<Error>,
     closed: bool,
 }
 
-/// To whom the messages of one channel go.
+/// The connection on which messages arrive.
+enum Connection {
+    Untried,
+    Live,
+    /// It worked, and the next one is being opened.
+    Lost(Error),
+    /// It could not be opened.
+    Failed(Error),
+}
+
+/// Where the messages of one channel go. Stays until the server has acknowledged the end of the subscription.
 struct Route {
     channel: Channel,
     recipients: Vec<Arc<Recipient>>,
-    /// On the present connection.
-    acknowledged: bool,
-    /// On an earlier one: messages may have been missed since.
+    /// Requests about this channel that the server has not acknowledged. Without a connection one: the next
+    /// connection begins with it.
+    unacknowledged: u32,
+    /// It was acknowledged on an earlier connection: messages may have been missed since.
     interrupted: bool,
+    /// When one waiter looks again although no message came.
+    look_at: Option<Moment>,
 }
 
 impl Subscriber {
@@ -84,16 +367,23 @@ impl Subscriber {
         connector: &Arc<Connector>,
         target: &Arc<Target>,
         control: &str,
-        on_error: Box<dyn Fn() + Send + Sync>,
+        map_stale: &Arc<AtomicBool>,
     ) -> Subscriber {
         Subscriber {
             reader: Arc::new(Reader {
-                routes: Mutex::default(),
-                closing: Condvar::new(),
+                state: Mutex::new(State {
+                    routes: HashMap::new(),
+                    unsent: Vec::new(),
+                    connection: Connection::Untried,
+                    woken: false,
+                    outdated: false,
+                    closed: false,
+                }),
+                changed: Condvar::new(),
                 connector: Arc::clone(connector),
                 target: Arc::clone(target),
                 control: control.as_bytes().to_vec(),
-                on_error,
+                map_stale: Arc::clone(map_stale),
             }),
             thread: Mutex::new(None),
         }
@@ -113,56 +403,51 @@ impl Subscriber {
             })?);
         }
         drop(thread);
-        let mut routes = self.reader.routes.lock();
+        let mut state = self.reader.state.lock();
         for (name, channel) in channels {
-            if let Some(route) = routes.by_channel.get_mut(name) {
-                route.recipients.push(Arc::clone(recipient));
-                continue;
-            }
-            let route = Route {
+            let route = state.routes.entry(name.clone()).or_insert_with(|| Route {
                 channel: *channel,
-                recipients: vec![Arc::clone(recipient)],
-                acknowledged: false,
+                recipients: Vec::new(),
+                unacknowledged: 0,
                 interrupted: false,
-            };
-            routes.by_channel.insert(name.clone(), route);
-            if routes.live {
-                routes.fresh.push(name.clone());
+                look_at: None,
+            });
+            route.recipients.push(Arc::clone(recipient));
+            if route.recipients.len() == 1 {
+                state.queue(name);
             }
         }
-        let wake = !routes.fresh.is_empty() && routes.live && !routes.woken;
-        routes.woken |= wake;
+        let wake = !state.unsent.is_empty() && !state.woken;
+        state.woken |= wake;
         Ok(wake)
     }
 
     /// The reader could not be woken.
     pub(super) fn not_woken(&self) {
-        self.reader.routes.lock().woken = false;
+        self.reader.state.lock().woken = false;
     }
 
-    /// Waits until the server has acknowledged all channels: from then on nothing is missed.
-    pub(super) fn acknowledged(
-        &self,
-        channels: &[(Vec<u8>, Channel)],
-        recipient: &Recipient,
-        by: Moment,
-    ) -> Result<()> {
-        let mut routes = self.reader.routes.lock();
+    /// Waits until the server has acknowledged all channels: from then on no message is missed.
+    pub(super) fn wait(&self, channels: &[(Vec<u8>, Channel)], by: Moment) -> Result<()> {
+        let mut state = self.reader.state.lock();
         loop {
+            let is_live = matches!(state.connection, Connection::Live);
             let is_acknowledged = |(name, _): &(Vec<u8>, Channel)| {
-                (routes.by_channel.get(name)).is_some_and(|route| route.acknowledged)
+                (state.routes.get(name)).is_some_and(|route| route.unacknowledged == 0)
             };
-            if channels.iter().all(is_acknowledged) {
+            if is_live && channels.iter().all(is_acknowledged) {
                 return Ok(());
             }
-            if let (false, Some(error)) = (routes.live, &routes.error) {
+            if let Connection::Failed(error) = &state.connection {
                 return Err(error.clone());
             }
             let left = by.remaining();
             if left.is_zero() {
-                return Err(late("subscribing", &self.reader.target));
+                let server = &self.reader.target;
+                let message = format!("redis at {server}: no answer while subscribing");
+                return Err(Error::new(ErrorKind::Timeout, message).not_sent());
             }
-            recipient.acknowledged.wait_for(&mut routes, left);
+            self.reader.changed.wait_for(&mut state, left);
         }
     }
 
@@ -170,51 +455,43 @@ impl Subscriber {
     /// a contender that leaves on purpose stands in no queue, and a hand-off has better things to do at that
     /// moment.
     pub(super) fn remove(&self, channels: &[(Vec<u8>, Channel)], recipient: &Arc<Recipient>) {
-        let mut routes = self.reader.routes.lock();
+        let mut state = self.reader.state.lock();
         for (name, _) in channels {
-            let Some(route) = routes.by_channel.get_mut(name) else {
+            let Some(route) = state.routes.get_mut(name) else {
                 continue;
             };
             // Only once: a recipient that moves between servers may come back to this one.
             let at = (route.recipients.iter()).position(|known| Arc::ptr_eq(known, recipient));
             if let Some(at) = at {
                 route.recipients.swap_remove(at);
-            }
-            if route.recipients.is_empty() {
-                routes.by_channel.remove(name);
-                if routes.live {
-                    routes.stale.push(name.clone());
+                if route.recipients.is_empty() {
+                    state.queue(name);
                 }
             }
         }
     }
 
-    /// Has everybody look again.
-    pub(super) fn wake_all(&self) {
-        let routes = self.reader.routes.lock();
-        routes.by_channel.values().for_each(Route::interrupted);
-    }
-
     /// Has the reader open another connection, soon: the server is not what it was.
     pub(super) fn reconnect(&self) {
-        self.reader.routes.lock().outdated = true;
+        self.reader.state.lock().outdated = true;
     }
 
     /// Returns how wake-ups work: not tried, working, or why not.
     pub(super) fn condition(&self) -> Wakeups {
-        let routes = self.reader.routes.lock();
-        match &routes.error {
-            _ if routes.live => Wakeups::Working,
-            Some(error) => Wakeups::Polling(error.to_string().into()),
-            None => Wakeups::Untried,
+        match &self.reader.state.lock().connection {
+            Connection::Untried => Wakeups::Untried,
+            Connection::Live => Wakeups::Working,
+            Connection::Lost(error) | Connection::Failed(error) => {
+                Wakeups::Polling(error.to_string().into())
+            }
         }
     }
 
     /// Tells the reader to end. It does so at the next message, or within a heartbeat.
     /// Returns whether there is one to be waited for.
     pub(super) fn close(&self) -> bool {
-        self.reader.routes.lock().closed = true;
-        self.reader.closing.notify_all();
+        self.reader.state.lock().closed = true;
+        self.reader.changed.notify_all();
         let thread = self.thread.lock();
         thread.as_ref().is_some_and(|thread| !thread.is_over())
     }
@@ -227,78 +504,122 @@ impl Subscriber {
     }
 }
 
-impl Route {
-    fn interrupted(&self) {
-        for recipient in &self.recipients {
-            recipient.interrupted();
+impl State {
+    /// Has the server told whether the channel has recipients.
+    fn queue(&mut self, name: &[u8]) {
+        let is_live = matches!(self.connection, Connection::Live);
+        let Some(route) = self.routes.get_mut(name) else {
+            return;
+        };
+        if is_live {
+            route.unacknowledged += 1;
+            self.unsent.push(name.to_vec());
+        } else if route.recipients.is_empty() {
+            self.routes.remove(name);
+        } else {
+            route.unacknowledged = 1;
+        }
+    }
+
+    /// The server acknowledged a request about the channel.
+    fn acknowledge(&mut self, name: &[u8]) {
+        let Some(route) = self.routes.get_mut(name) else {
+            return;
+        };
+        route.unacknowledged = route.unacknowledged.saturating_sub(1);
+        if route.unacknowledged > 0 {
+            return;
+        }
+        if route.recipients.is_empty() {
+            self.routes.remove(name);
+        } else if std::mem::take(&mut route.interrupted) {
+            route.tell(Message::Interrupted);
+        }
+    }
+
+    /// A connection begins, with all routes.
+    fn begin(&mut self) {
+        self.connection = Connection::Live;
+        self.outdated = false;
+        self.unsent = self.routes.keys().cloned().collect();
+    }
+
+    /// The connection has ended. Waiters hear of it now, and once more when the next one is subscribed.
+    fn end(&mut self, outcome: Connection) {
+        self.connection = outcome;
+        self.unsent.clear();
+        self.routes.retain(|_, route| !route.recipients.is_empty());
+        for route in self.routes.values_mut() {
+            if route.unacknowledged == 0 {
+                route.tell(Message::Interrupted);
+                route.interrupted = true;
+            }
+            route.unacknowledged = 1;
+            route.look_at = None;
         }
     }
 }
 
+impl Route {
+    fn tell(&self, message: Message<'_>) {
+        self.recipients.iter().for_each(|it| it.hear(message));
+    }
+}
+
 impl Reader {
-    /// Whatever happens to one connection, there is a next one: nobody starts this thread again.
+    /// Replaces each connection that ends by a next one.
     fn read_for_ever(&self) {
         let mut pause = BACKOFF.0;
         loop {
-            let mut heard = false;
-            let ended = catch_unwind(AssertUnwindSafe(|| self.read(&mut heard)));
-            let ended = ended.unwrap_or_else(|_| {
-                // As after a connection that never worked: what panics each time is not tried without a pause.
-                heard = false;
-                Err(Error::new(
-                    ErrorKind::Panicked,
-                    format!("redis at {}: reading messages panicked", self.target),
-                ))
+            let mut worked = false;
+            let ended = catch_unwind(AssertUnwindSafe(|| self.read(&mut worked)));
+            let error = ended.unwrap_or_else(|_| {
+                // What panics each time is not tried without a pause.
+                worked = false;
+                let message = format!("redis at {}: reading messages panicked", self.target);
+                Error::new(ErrorKind::Panicked, message)
             });
-            let mut routes = self.routes.lock();
-            routes.live = false;
-            for route in routes.by_channel.values_mut() {
-                if std::mem::take(&mut route.acknowledged) {
-                    // Now, so that waiters learn of an outage; and once more when the next connection is subscribed.
-                    route.interrupted();
-                    route.interrupted = true;
-                }
-            }
-            if routes.closed {
-                return;
-            }
-            let mut longest = BACKOFF.1;
-            if let Err(error) = ended {
-                if is_refusal(&error) {
-                    longest = REFUSED;
-                }
-                log::debug!("redis subscriber: {error}");
-                // A connection that worked is replaced at once, and whoever waits for an acknowledgement
-                // waits for the next one.
-                if !heard || !error.is_transient() {
-                    routes.error = Some(error);
-                    for recipient in routes.by_channel.values().flat_map(|it| &it.recipients) {
-                        recipient.acknowledged.notify_one();
-                    }
-                }
-            }
-            pause = if heard {
+            log::debug!("redis subscriber: {error}");
+            let mut state = self.state.lock();
+            let longest = if is_refusal(&error) {
+                REFUSED
+            } else {
+                BACKOFF.1
+            };
+            state.end(if worked && error.is_transient() {
+                Connection::Lost(error)
+            } else {
+                Connection::Failed(error)
+            });
+            self.changed.notify_all();
+            self.map_stale.store(true, Ordering::Relaxed);
+            pause = if worked {
                 BACKOFF.0
             } else {
                 (pause * 2).min(longest)
             };
             let until = Moment::now() + pause;
-            while !routes.closed && !until.remaining().is_zero() {
-                self.closing.wait_for(&mut routes, until.remaining());
+            while !state.closed && !until.remaining().is_zero() {
+                self.changed.wait_for(&mut state, until.remaining());
             }
-            if routes.closed {
+            if state.closed {
                 return;
             }
-            drop(routes);
-            (self.on_error)();
         }
     }
 
-    /// Opens a connection and reads until its end, or that of the factory. `heard`: the server acknowledged.
-    fn read(&self, heard: &mut bool) -> Result<()> {
-        let (address, connection) = (self.target).open(&self.connector, ProtocolVersion::RESP3)?;
-        let ended = PushConnection::new(self, connection).run(heard);
-        ended.map_err(|error| read(&error, &address, self.patience()))
+    /// Opens a connection and reads until its end, or that of the factory. `worked`: the server acknowledged.
+    fn read(&self, worked: &mut bool) -> Error {
+        let opened = (self.target).open(&self.connector, ProtocolVersion::RESP3);
+        let (address, connection) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return error,
+        };
+        self.state.lock().begin();
+        match PushConnection::new(self, connection).run(worked) {
+            Ok(()) => unavailable(format!("redis at {address}: is not the master any more")),
+            Err(error) => read(&error, &address, self.patience()),
+        }
     }
 
     /// How long a sign of life is waited for. As long as any other answer: a round trip may take longer than
@@ -312,15 +633,11 @@ impl Reader {
 struct PushConnection<'a> {
     reader: &'a Reader,
     driver: ::redis::Connection,
-    alarms: Alarms,
     heard_at: Moment,
+    /// When a sign of life was asked for last.
     asked_at: Moment,
-    /// What was subscribed since the control channel was subscribed before, for each time that this was
-    /// done and not acknowledged yet. Acknowledgements come in order: what has none by then was refused.
-    asked: VecDeque<Vec<Vec<u8>>>,
-    /// How often each channel was unsubscribed without an acknowledgement yet. Until then one of its
-    /// subscription is that of the last time.
-    leaving: HashMap<Vec<u8>, u32>,
+    /// No route has an earlier `look_at`.
+    next_look: Option<Moment>,
     /// What the socket's timeout is set to.
     timeout: Duration,
 }
@@ -331,27 +648,18 @@ impl PushConnection<'_> {
         PushConnection {
             reader,
             driver,
-            alarms: Alarms::default(),
             heard_at: now,
             asked_at: now,
-            asked: VecDeque::new(),
-            leaving: HashMap::new(),
+            next_look: None,
             timeout: Duration::ZERO,
         }
     }
 
-    /// Reads until the end of the connection or of the factory; `heard` as in [`Reader::read`].
-    fn run(&mut self, heard: &mut bool) -> RedisResult<()> {
-        {
-            let mut routes = self.reader.routes.lock();
-            routes.live = true;
-            routes.outdated = false;
-            routes.stale.clear();
-            routes.fresh = routes.by_channel.keys().cloned().collect();
-        }
-        self.ask(Vec::new())?;
-        while self.send_news()? {
-            let wait = self.ring_alarms().max(Duration::from_millis(1));
+    /// Reads until the connection is to end; `worked` as in [`Reader::read`].
+    fn run(&mut self, worked: &mut bool) -> RedisResult<()> {
+        self.ask_for_life()?;
+        while self.send_unsent()? {
+            let wait = self.wake_one_of_each().max(Duration::from_millis(1));
             // A system call, and with every message the wait begins anew: to wake a little early is
             // cheaper than to set the clock each time.
             if self.timeout > wait || self.timeout < wait / 2 {
@@ -361,14 +669,12 @@ impl PushConnection<'_> {
             match self.driver.recv_response() {
                 Ok(Value::Push { kind, data }) => {
                     self.heard_at = Moment::now();
-                    *heard |= kind == PushKind::Subscribe;
-                    if !self.take(&kind, &data) {
-                        return Ok(());
-                    }
+                    *worked |= kind == PushKind::Subscribe;
+                    self.take(&kind, &data);
                 }
                 Ok(Value::ServerError(error)) => return Err(error.into()),
                 Ok(_) => {}
-                Err(error) if is_timeout(&error) => self.listen_for_life()?,
+                Err(error) if is_timeout(&error) => self.check_heartbeat()?,
                 Err(error) => return Err(error),
             }
         }
@@ -376,212 +682,139 @@ impl PushConnection<'_> {
     }
 
     /// Sends what was queued. `false`: this connection is to end.
-    fn send_news(&mut self) -> RedisResult<bool> {
-        let (fresh, stale) = {
-            let mut routes = self.reader.routes.lock();
-            if routes.closed || routes.outdated {
+    fn send_unsent(&mut self) -> RedisResult<bool> {
+        let (mut subscribe, mut unsubscribe) = (Vec::new(), Vec::new());
+        {
+            let mut state = self.reader.state.lock();
+            if state.closed || state.outdated {
                 return Ok(false);
             }
-            routes.woken = false;
-            if routes.fresh.is_empty() && routes.stale.is_empty() {
-                return Ok(true);
+            state.woken = false;
+            for name in std::mem::take(&mut state.unsent) {
+                let route = state.routes.get(&name);
+                if route.is_some_and(|route| !route.recipients.is_empty()) {
+                    subscribe.push(name);
+                } else {
+                    unsubscribe.push(name);
+                }
             }
-            let mut fresh = std::mem::take(&mut routes.fresh);
-            let stale = std::mem::take(&mut routes.stale);
-            // Who came and went, or went and came, before we looked.
-            fresh.retain(|channel| routes.by_channel.contains_key(channel));
-            (fresh, stale)
-        };
-        self.send(b"UNSUBSCRIBE", &stale)?;
-        for channel in stale {
-            *self.leaving.entry(channel).or_default() += 1;
         }
-        if !fresh.is_empty() {
-            self.send(b"SUBSCRIBE", &fresh)?;
-            self.ask(fresh)?;
+        for (verb, channels) in [("UNSUBSCRIBE", &unsubscribe), ("SUBSCRIBE", &subscribe)] {
+            for some in channels.chunks(BATCH) {
+                let command = cmd(verb).arg(some).get_packed_command();
+                self.driver.send_packed_command(&command)?;
+            }
+        }
+        if !subscribe.is_empty() {
+            // Its acknowledgement is the end of the batch.
+            self.ask_for_life()?;
         }
         Ok(true)
     }
 
-    fn send(&mut self, verb: &[u8], channels: &[Vec<u8>]) -> RedisResult<()> {
-        for some in channels.chunks(500) {
-            let mut arguments = vec![verb];
-            arguments.extend(some.iter().map(Vec::as_slice));
-            self.driver.send_packed_command(&command(&arguments))?;
-        }
-        Ok(())
-    }
-
     /// Wakes one waiter of each mutex whose time has come, and says for how long there is nothing to do.
-    fn ring_alarms(&mut self) -> Duration {
+    fn wake_one_of_each(&mut self) -> Duration {
         let now = Moment::now();
-        while let Some(mutex) = self.alarms.due(now) {
-            let routes = self.reader.routes.lock();
-            let Some(route) = routes.by_channel.get(&mutex) else {
-                continue;
-            };
-            let mut waiting = route.recipients.iter().filter(|it| it.is_waiting());
-            let parked = waiting.clone().find(|it| it.is_parked());
-            if let Some(recipient) = parked.or_else(|| waiting.next()) {
-                recipient.wake();
+        if self.next_look.is_some_and(|at| at <= now) {
+            let mut state = self.reader.state.lock();
+            let mut next = None;
+            for route in state.routes.values_mut() {
+                if route.look_at.is_some_and(|at| at <= now) {
+                    route.look_at = None;
+                    let mut recipients = route.recipients.iter();
+                    if let Some(waiter) = recipients.find(|it| it.role() == Role::Waiting) {
+                        waiter.unparker.unpark();
+                    }
+                }
+                next = earlier(next, route.look_at);
             }
+            self.next_look = next;
         }
-        let beat = if self.is_asked() {
+        let beat = if self.heartbeat_pending() {
             // Not in one go: with every heartbeat it is looked what there is to send.
             (self.asked_at + self.reader.patience()).min(now + HEARTBEAT)
         } else {
             self.heard_at + HEARTBEAT
         };
-        self.alarms.next().map_or(beat, |at| at.min(beat)) - now
+        self.next_look.map_or(beat, |at| at.min(beat)) - now
     }
 
     /// After a silence: asks for a sign of life, or gives up if one was asked for in vain.
-    fn listen_for_life(&mut self) -> RedisResult<()> {
+    fn check_heartbeat(&mut self) -> RedisResult<()> {
         let now = Moment::now();
-        if self.is_asked() {
+        if self.heartbeat_pending() {
             if now - self.asked_at >= self.reader.patience() {
                 return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
             }
         } else if now - self.heard_at >= HEARTBEAT {
-            self.ask(Vec::new())?;
+            self.ask_for_life()?;
         }
         Ok(())
     }
 
     /// Returns `true` if a sign of life was asked for and nothing was heard since.
-    fn is_asked(&self) -> bool {
+    fn heartbeat_pending(&self) -> bool {
         self.asked_at > self.heard_at
     }
 
-    /// Subscribes (again) to the control channel, after `fresh`. Not PING: its reply is no push, and the
-    /// driver swallows replies, refusals too, of which it thinks that nobody waits for them any more.
-    fn ask(&mut self, fresh: Vec<Vec<u8>>) -> RedisResult<()> {
+    /// Subscribes (again) to the control channel. Not PING: its reply is no push, and after a timeout the driver
+    /// swallows a reply that is none.
+    fn ask_for_life(&mut self) -> RedisResult<()> {
         self.asked_at = Moment::now();
-        self.asked.push_back(fresh);
-        self.driver
-            .send_packed_command(&command(&[b"SUBSCRIBE", &self.reader.control]))
+        let control = &self.reader.control[..];
+        let command = cmd("SUBSCRIBE").arg(control).get_packed_command();
+        self.driver.send_packed_command(&command)
     }
 
-    /// Takes what has arrived. `false`: a subscription was refused, and a new connection is told why.
-    fn take(&mut self, kind: &PushKind, data: &[Value]) -> bool {
+    /// Takes what has arrived.
+    fn take(&mut self, kind: &PushKind, data: &[Value]) {
         let Some(Value::BulkString(name)) = data.first() else {
-            return true;
+            return;
         };
-        let mut routes = self.reader.routes.lock();
+        let mut state = self.reader.state.lock();
         match (kind, data.get(1)) {
             (PushKind::Subscribe, _) if *name == self.reader.control => {
-                routes.error = None;
-                let asked = self.asked.pop_front().unwrap_or_default();
-                let refused = |name: &Vec<u8>| {
-                    let route = routes.by_channel.get(name);
-                    !self.leaving.contains_key(name) && route.is_some_and(|it| !it.acknowledged)
-                };
-                return !asked.iter().any(refused);
+                // Once for a batch: a thousand that start together must not wake each other.
+                self.reader.changed.notify_all();
             }
-            (PushKind::Subscribe, _) if !self.leaving.contains_key(name) => {
-                let Some(route) = routes.by_channel.get_mut(name) else {
-                    return true;
-                };
-                route.acknowledged = true;
-                if std::mem::take(&mut route.interrupted) {
-                    route.interrupted();
-                }
-                // Each on its own: a thousand that start together must not wake each other.
-                for recipient in &route.recipients {
-                    recipient.acknowledged.notify_one();
-                }
-            }
-            (PushKind::Unsubscribe, _) => {
-                if let Some(times) = self.leaving.get_mut(name) {
-                    *times -= 1;
-                    if *times == 0 {
-                        self.leaving.remove(name);
-                    }
-                }
-            }
+            (PushKind::Subscribe | PushKind::Unsubscribe, _) => state.acknowledge(name),
             (PushKind::Message, Some(Value::BulkString(said))) => {
-                let Some(route) = routes.by_channel.get(name) else {
-                    return true;
+                let Some(route) = state.routes.get(name) else {
+                    return;
                 };
-                let channel = route.channel;
-                if let (Channel::Turn, [recipient]) = (channel, route.recipients.as_slice()) {
-                    let recipient = Arc::clone(recipient);
-                    drop(routes);
-                    recipient.turn();
-                } else {
-                    let recipients = route.recipients.clone();
-                    drop(routes);
-                    self.deliver(channel, name, said, &recipients);
-                }
+                let Some(message) = Message::read(route.channel, said) else {
+                    return;
+                };
+                let recipients = route.recipients.clone();
+                self.plan_look(&mut state, name, message);
+                drop(state);
+                recipients.iter().for_each(|it| it.hear(message));
             }
             _ => {}
         }
-        true
     }
 
-    fn deliver(&mut self, channel: Channel, name: &[u8], said: &[u8], to: &[Arc<Recipient>]) {
-        match channel {
-            Channel::Turn => to.iter().for_each(|it| it.turn()),
-            Channel::Changes => {
-                if let Some(id) = said.strip_prefix(b"acquired@@") {
-                    self.alarms.cancel(name);
-                    to.iter().for_each(|it| it.acquired_by(id));
-                } else if said == b"released@@!" {
-                    // First those that do not queue; then one of ours sees to it that it goes on.
-                    self.alarms.set(name, Moment::now() + YIELD);
-                    for recipient in to.iter().filter(|it| !it.is_waiting()) {
-                        recipient.released_by(b"!");
-                    }
-                } else if let Some(id) = said.strip_prefix(b"released@@") {
-                    self.alarms.cancel(name);
-                    to.iter().for_each(|it| it.released_by(id));
-                }
-            }
-            Channel::Handed => {
-                // The claim time in the message is for readers of other languages: it is a constant.
-                if let Some(mutex) = name.strip_suffix(b"!handed") {
-                    (self.alarms).set(mutex, Moment::now() + CLAIM_TIME + TOO_EARLY);
-                }
-                to.iter().for_each(|it| it.handed());
-            }
-            Channel::Permits => to.iter().for_each(|it| it.permits(said)),
+    /// Notes when one waiter of the mutex looks again: a hand-over may not be claimed, a free mutex not taken.
+    fn plan_look(&mut self, state: &mut State, name: &[u8], message: Message<'_>) {
+        let (mutex, after) = match message {
+            Message::Acquired(_) | Message::Released(_) => (name, None),
+            Message::Yielded => (name, Some(YIELD)),
+            // The claim time in the message is for readers of other languages: it is a constant.
+            Message::Handed => (
+                name.strip_suffix(b"!handed").unwrap_or(name),
+                Some(CLAIM_TIME + TOO_EARLY),
+            ),
+            _ => return,
+        };
+        if let Some(route) = state.routes.get_mut(mutex) {
+            route.look_at = after.map(|after| self.heard_at + after);
+            self.next_look = earlier(self.next_look, route.look_at);
         }
     }
 }
 
-/// When one waiter of a mutex looks again although no message came.
-#[derive(Default)]
-struct Alarms {
-    at: HashMap<Vec<u8>, Moment>,
-    in_order: BTreeSet<(Moment, Vec<u8>)>,
-}
-
-impl Alarms {
-    fn set(&mut self, mutex: &[u8], at: Moment) {
-        self.cancel(mutex);
-        self.at.insert(mutex.to_vec(), at);
-        self.in_order.insert((at, mutex.to_vec()));
-    }
-
-    fn cancel(&mut self, mutex: &[u8]) {
-        if let Some(at) = self.at.remove(mutex) {
-            self.in_order.remove(&(at, mutex.to_vec()));
-        }
-    }
-
-    fn next(&self) -> Option<Moment> {
-        self.in_order.first().map(|(at, _)| *at)
-    }
-
-    /// Takes out one that is due.
-    fn due(&mut self, now: Moment) -> Option<Vec<u8>> {
-        if self.next()? > now {
-            return None;
-        }
-        let (_, mutex) = self.in_order.pop_first()?;
-        self.at.remove(&mutex);
-        Some(mutex)
-    }
+fn earlier(one: Option<Moment>, other: Option<Moment>) -> Option<Moment> {
+    one.into_iter().chain(other).min()
 }
 
 impl std::fmt::Debug for Subscriber {
@@ -595,9 +828,7 @@ mod tests {
     use std::net::{SocketAddr, TcpListener};
 
     use super::super::connection::Address;
-    use super::super::subscription::Role;
     use super::*;
-    use crate::parker::Parker;
 
     fn subscriber(server: SocketAddr) -> Subscriber {
         let connector = Arc::new(Connector {
@@ -607,12 +838,13 @@ mod tests {
             timeout: Duration::from_millis(100),
         });
         let target = Target::At(Address::Tcp(server.ip().to_string(), server.port()));
-        Subscriber::new(&connector, &Arc::new(target), "control", Box::new(|| {}))
+        Subscriber::new(&connector, &Arc::new(target), "control", &Arc::default())
     }
 
     fn recipient() -> Arc<Recipient> {
-        let parker = Parker::new();
-        Arc::new(Recipient::new(b"a", &parker.unparker(), Role::Waiting))
+        let unparker = Parker::new().unparker();
+        let subscription = Subscription::new("a", &unparker, Role::Waiting, Vec::new(), 0);
+        Arc::clone(&subscription.recipient)
     }
 
     fn wait_until(condition: impl Fn() -> bool) {
@@ -623,9 +855,9 @@ mod tests {
         }
     }
 
-    /// Nobody would ever take it out again: who tries on and on while the server is away would fill the memory.
+    /// A contender that tries on and on while the server is away would fill the memory.
     #[test]
-    fn nothing_is_queued_while_there_is_no_connection() {
+    fn channels_are_forgotten_while_there_is_no_connection() {
         let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = nobody.local_addr().unwrap();
         drop(nobody);
@@ -637,8 +869,8 @@ mod tests {
             subscriber.remove(&channels, &recipient);
         }
         let queued = {
-            let routes = subscriber.reader.routes.lock();
-            (routes.fresh.len(), routes.stale.len())
+            let state = subscriber.reader.state.lock();
+            (state.unsent.len(), state.routes.len())
         };
         assert_eq!(queued, (0, 0));
         subscriber.close();
@@ -647,7 +879,7 @@ mod tests {
 
     /// A factory that is gone asks for no connection any more.
     #[test]
-    fn a_reader_that_is_closed_in_a_pause_does_not_connect_again() {
+    fn reader_closed_in_a_pause_does_not_connect_again() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let subscriber = subscriber(listener.local_addr().unwrap());
@@ -662,34 +894,34 @@ mod tests {
             attempts.get() >= 5
         });
         let reader = &subscriber.reader;
-        reader.routes.lock().error = None;
+        reader.state.lock().connection = Connection::Untried;
         wait_until(|| {
             accepted();
             // Under the lock: an attempt has just failed, and it pauses until it is told.
-            let mut routes = reader.routes.lock();
-            routes.closed = routes.error.is_some();
-            routes.closed
+            let mut state = reader.state.lock();
+            state.closed = matches!(state.connection, Connection::Failed(_));
+            state.closed
         });
         accepted();
-        reader.closing.notify_all();
+        reader.changed.notify_all();
         subscriber.join(Moment::now() + Duration::from_secs(30));
         assert_eq!(accepted(), 0);
     }
 
     #[test]
-    fn an_alarm_rings_once_and_the_last_one_counts() {
-        let at = |ms| Moment::from_origin(Duration::from_millis(ms));
-        let mut alarms = Alarms::default();
-        alarms.set(b"a", at(10));
-        alarms.set(b"b", at(20));
-        alarms.set(b"a", at(30));
-        alarms.set(b"c", at(40));
-        alarms.cancel(b"c");
-        assert_eq!(alarms.next(), Some(at(20)));
-        assert_eq!(alarms.due(at(19)), None);
-        assert_eq!(alarms.due(at(50)), Some(b"b".to_vec()));
-        assert_eq!(alarms.due(at(50)), Some(b"a".to_vec()));
-        assert_eq!(alarms.due(at(50)), None);
-        assert!(alarms.at.is_empty());
+    fn recipient_hears_what_concerns_its_role() {
+        let released = Message::read(Channel::Changes, b"released@@a").unwrap();
+        assert!(concerns(Role::Owning, b"a", released), "revoked");
+        assert!(!concerns(Role::Waiting, b"a", released));
+        assert!(concerns(Role::Waiting, b"b", released));
+        let acquired = Message::read(Channel::Changes, b"acquired@@a").unwrap();
+        assert!(!concerns(Role::Owning, b"a", acquired));
+        assert!(concerns(Role::Owning, b"b", acquired));
+        assert!(!concerns(Role::Waiting, b"b", acquired));
+        assert!(concerns(Role::Observing, b"", acquired));
+        let yielded = Message::read(Channel::Changes, b"released@@!").unwrap();
+        assert!(!concerns(Role::Waiting, b"b", yielded));
+        assert!(concerns(Role::Observing, b"", yielded));
+        assert!(!concerns(Role::Idle, b"a", Message::Turn));
     }
 }

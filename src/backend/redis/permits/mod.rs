@@ -25,8 +25,8 @@ use parking_lot::Mutex;
 use self::reply::{Fields, Record, some};
 use super::Common;
 use super::keys::Keys;
-use super::script::{Call, Script, ms};
-use super::subscription::Subscription;
+use super::script::{Command, Script, ms};
+use super::subscriber::Subscription;
 use crate::backend::permit_store::{
     CapacityChange, Discrepancy, Exhausted, Grant, GrantId, Holder, OnTurn, Outcome, Permit,
     PermitStore, Purge, Reason, Released, Renewed, Request, RequestStatus, ServerLines, Standing,
@@ -111,8 +111,8 @@ impl RedisPermits {
         by: Moment,
     ) -> Result<Fields> {
         let keys: Vec<&str> = self.keys.iter().take(keys).map(String::as_str).collect();
-        let mut call = Call::new(script, &keys, arguments, 0);
-        Fields::of((self.common.deployment).call(self.slot, &mut call, lane, by)?)
+        let command = Command::script(script, self.slot, &keys).arg(arguments);
+        Fields::of((self.common.deployment).call(lane, by, &command)?)
     }
 
     /// Runs a script whose reply begins with a code and the server's time. Returns the code.
@@ -184,13 +184,13 @@ impl RedisPermits {
             flag(place.is_some_and(|it| it.others)),
         ]);
         let keys: Vec<&str> = self.keys.iter().take(KEYS).map(String::as_str).collect();
-        let mut call = Call::with_deadline(&self.scripts.acquire, &keys, &arguments, 0);
-        call.set(&[]);
+        let command = Command::script(&self.scripts.acquire, self.slot, &keys);
+        let command = command.arg(&arguments).not_after();
         let mut late = false;
         loop {
             let sent = Moment::now();
             let deployment = &self.common.deployment;
-            let mut reply = Fields::of(deployment.call(self.slot, &mut call, Lane::Other, by)?)?;
+            let mut reply = Fields::of(deployment.call(Lane::Other, by, &command)?)?;
             let (code, _now): (i64, i64) = (reply.number()?, reply.number()?);
             let outcome = match code {
                 1 => Some(Outcome::Granted(granted(request, sent, &mut reply)?)),
