@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use contend::backend::{Attempt, Contender, OnRefusal, Purpose};
+use contend::ErrorKind;
+use contend::backend::OnRefusal;
 use contend::redis::Builder;
-use contend::{ErrorKind, Lease, Moment};
 use testbed::{RedisServer, within};
 
 use crate::driven::{Driven, soon};
@@ -83,72 +83,22 @@ fn set_back(bytes: &mut [u8]) {
 /// The server compares its time with the deadline that a request names, reckoned from what it said last.
 /// After its clock was set, every request looks too late: once, and then both know.
 #[test]
-fn a_server_whose_clock_was_set_is_asked_once_more() {
+fn stepped_server_clock_costs_one_attempt() {
     within(Duration::from_secs(120), || {
         let server = RedisServer::start();
         let clock = SlowClock::before(server.addr());
         let factory = Builder::new(clock.address.to_string()).build().unwrap();
-        let place = Contender {
-            mutex: "m".into(),
-            id: "a".into(),
-            lease: Lease::default(),
-            purpose: Purpose::Lock,
-        };
-        let mut contender = factory
-            .backend()
-            .unwrap()
-            .contender(&place, &contend::Parker::new().unparker())
-            .unwrap();
-        let soon = || Moment::now() + Duration::from_secs(20);
-        let mut last = 0;
-        for (slow, calls) in [(true, 1), (true, 2), (false, 2), (false, 1), (true, 1)] {
-            clock.slow.store(slow, Ordering::SeqCst);
-            server.cli(&["CONFIG", "RESETSTAT"]);
-            let attempt = contender.acquire(OnRefusal::Enqueue, soon());
-            let stats = server.cli(&["INFO", "commandstats"]);
-            let made = stats
-                .lines()
-                .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="))
-                .and_then(|rest| rest.split(',').next()?.parse().ok());
-            assert_eq!(made, Some(calls), "{stats}");
-            match attempt {
-                Ok(Attempt::Granted(grant)) => {
-                    let fence = grant.owner.fence();
-                    assert!(fence > last, "{fence} after {last}");
-                    last = fence;
-                    assert!(contender.release(fence, soon()).unwrap());
-                }
-                // Told the same wrong time twice, it gives up for now.
-                Err(error) => assert!(slow && calls == 2, "{error:?}"),
-                Ok(Attempt::Refused(refusal)) => panic!("{refusal:?}"),
-            }
-        }
-    });
-}
-
-/// As an acquire: what the server refused as too late was not done, and who left would stay in the queue.
-#[test]
-fn a_withdrawal_after_the_clock_was_set_leaves_the_queue() {
-    within(Duration::from_secs(120), || {
-        let server = RedisServer::start();
-        let clock = SlowClock::before(server.addr());
-        let factory = Builder::new(clock.address.to_string()).build().unwrap();
-        let mut waiter = Driven::at(&factory, "m", "waiter");
-        let direct = Builder::new(server.addr().to_string()).build().unwrap();
-        Driven::at(&direct, "m", "owner").own();
-        waiter.queue();
-        let queue = || server.cli(&["ZRANGE", "simba:{m}:contender", "0", "-1"]);
-        assert_eq!(queue().trim(), "waiter");
-        // From now on an hour ahead of what it said.
-        clock.slow.store(false, Ordering::SeqCst);
-        waiter.raw.withdraw(soon()).unwrap();
-        assert_eq!(queue().trim(), "");
-        // It is not claimed to be done where it is refused again: told the same wrong time twice, it gives up.
-        waiter.queue();
+        let mut contender = Driven::at(&factory, "m", "a");
         clock.slow.store(true, Ordering::SeqCst);
-        let _ = waiter.attempt(OnRefusal::Enqueue);
-        let error = waiter.raw.withdraw(soon()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Timeout, "{error:?}");
-        assert_eq!(queue().trim(), "waiter");
+        let fence = contender.own();
+        contender.release(fence);
+        clock.slow.store(false, Ordering::SeqCst);
+        let error = contender
+            .raw
+            .acquire(OnRefusal::Enqueue, soon())
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.is_not_sent(), "nothing was done: {error:?}");
+        assert!(contender.own() > fence);
     });
 }

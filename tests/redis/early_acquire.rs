@@ -148,38 +148,6 @@ fn a_lost_reply_to_it_is_a_failed_attempt_and_the_next_one_adopts() {
 }
 
 #[test]
-fn a_lost_reply_to_it_keeps_nobody_from_withdrawing() {
-    within(HANG, || {
-        let mut pair = Pair::new();
-        pair.proxy.lose_reply_to(b"EVALSHA");
-        pair.hand_over();
-        pair.wait_for("waiter");
-        pair.waiter.withdraw(soon()).unwrap();
-        assert_eq!(pair.in_the_mutex(), "");
-        granted(pair.owner.acquire(OnRefusal::Leave, soon()));
-    });
-}
-
-/// The withdrawal is tried again, and what it could not give back the first time was lost for a lease.
-#[test]
-fn a_withdrawal_that_failed_gives_back_the_next_time_what_was_acquired() {
-    within(HANG, || {
-        let mut pair = Pair::new();
-        pair.hand_over();
-        pair.wait_for("waiter");
-        pair.proxy.refuse();
-        pair.proxy.cut();
-        assert!(pair.waiter.withdraw(soon()).is_err());
-        pair.proxy.pass();
-        wait_until(PATIENCE, "it has withdrawn", || {
-            pair.waiter.withdraw(soon()).is_ok()
-        });
-        assert_eq!(pair.in_the_mutex(), "");
-        granted(pair.owner.acquire(OnRefusal::Leave, soon()));
-    });
-}
-
-#[test]
 fn a_server_that_forgot_the_script_gets_it_again() {
     within(HANG, || {
         let mut pair = Pair::new();
@@ -188,21 +156,6 @@ fn a_server_that_forgot_the_script_gets_it_again() {
         let grant = granted(pair.waiter.acquire(OnRefusal::Enqueue, soon()));
         assert!(grant.owner.fence() > pair.fence);
         assert_eq!(pair.in_the_mutex(), "waiter");
-    });
-}
-
-/// One whose thread does something else is told, and nothing is done in its name: it might not come.
-#[test]
-fn nothing_is_acquired_for_a_waiter_that_does_not_sleep() {
-    within(HANG, || {
-        let mut pair = Pair::new();
-        assert!(pair.owner.release(pair.fence, soon()).unwrap());
-        wait_until(PATIENCE, "it is told", || {
-            pair.parker.park(Moment::now()) == Unparked::Wake
-        });
-        assert_eq!(pair.in_the_mutex(), "");
-        let grant = granted(pair.waiter.acquire(OnRefusal::Enqueue, soon()));
-        assert!(grant.until.is_none());
     });
 }
 

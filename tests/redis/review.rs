@@ -142,7 +142,9 @@ fn a_hand_over_further_ahead_than_the_claim_time_is_void() {
 fn a_call_on_a_connection_that_was_closed_meanwhile_is_made_on_another() {
     within(HANG, || {
         let server = RedisServer::start_with(&["--timeout", "1"]);
-        let factory = Builder::new(server.addr().to_string()).build().unwrap();
+        // One connection: no other one is being opened when all are killed.
+        let factory = Builder::new(server.addr().to_string()).pool_size(1);
+        let factory = factory.build().unwrap();
         let mut a = Driven::at(&factory, "m", "a");
         let mut fence = a.own();
         let killed = || server.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);

@@ -8,7 +8,7 @@ use crate::driven::subscribe;
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender};
 use contend::redis::Builder;
 use contend::{Error, ErrorKind, Factory, Lease, Moment, Parker, connect};
-use testbed::{Proxy, RedisSentinel, RedisServer, wait_until, within};
+use testbed::{Proxy, RedisServer, wait_until, within};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const HANG: Duration = Duration::from_secs(120);
@@ -72,7 +72,7 @@ fn what_cannot_work_is_refused_with_what_is_allowed() {
         error("redis://h?tll=1s").to_string(),
         "unknown parameter \"tll\" in a redis:// URL; known are: \
          ttl, transition, initial_delay, prefix, pool_size, connect_timeout, tls, tls_ca, tls_cert, tls_key, \
-         socket, sentinel_user, sentinel_password, simba"
+         socket, sentinel_user, sentinel_password, simba, replicas"
     );
     for (url, says) in [
         ("redis://", "names a host"),
@@ -283,24 +283,6 @@ fn a_server_that_evicts_is_warned_about_although_its_first_answer_was_lost() {
         wait_until(PATIENCE, "it is served", || use_it(&factory).is_ok());
         assert_eq!(proxy.lost_replies(), 1);
         assert_eq!(warnings(proxy.addr()).len(), 1);
-    });
-}
-
-#[test]
-fn the_next_master_is_warned_about_if_it_evicts() {
-    capture_log();
-    within(HANG, || {
-        let sentinel = RedisSentinel::start_with(&["--maxmemory-policy", "allkeys-lru"]);
-        let factory = connect(&sentinel.url()).unwrap();
-        wait_until(PATIENCE, "it is served", || use_it(&factory).is_ok());
-        let first = sentinel.master();
-        assert_eq!(warnings(sentinel.server(first).addr()).len(), 1);
-        sentinel.fail_over();
-        let next = sentinel.server(sentinel.master());
-        wait_until(PATIENCE, "the new master is warned about", || {
-            use_it(&factory).is_ok() && !warnings(next.addr()).is_empty()
-        });
-        assert_eq!(warnings(next.addr()).len(), 1);
     });
 }
 

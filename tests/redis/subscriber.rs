@@ -100,29 +100,6 @@ fn a_short_wait_on_a_slow_network_replaces_no_connection() {
     });
 }
 
-/// A user whose right to a channel is taken away while the connection lives is told so, not "took too long".
-#[test]
-fn a_subscription_that_is_refused_on_a_live_connection_says_why() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let acl = |channels: &[&str]| {
-            let mut words = vec!["ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all"];
-            words.extend(channels);
-            server.cli(&words);
-        };
-        acl(&["resetchannels", "&simba:*"]);
-        let url = format!("redis://app:pw@{}", server.addr());
-        let factory = contend::connect(&url).unwrap();
-        let mut first = Driven::at(&factory, "first", "a");
-        first.attempt(OnRefusal::Enqueue);
-        // The driver swallows a refusal on a connection on which it has waited in vain before.
-        thread::sleep(ms(1_200));
-        acl(&["resetchannels", "&simba:!*", "&simba:{first}*"]);
-        let error = subscribe(&factory, "second", soon()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
-    });
-}
-
 /// A panic of the caller's own closure, in the thread that reads messages, would end every wake-up for good;
 /// and releases would count our waiters as dead.
 #[test]

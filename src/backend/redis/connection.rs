@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use ::redis::io::tcp::TcpSettings;
 use ::redis::{
-    Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
-    RedisConnectionInfo, RedisError, RedisResult, Value, cmd,
+    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind as Kind, IntoConnectionInfo,
+    ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, ServerErrorKind, Value, cmd,
 };
 
 use super::error::{read_opening, unavailable};
@@ -268,7 +268,7 @@ impl Connect for Opener {
             Ok(Value::BulkString(info)) => self.warn_of_eviction(&info, &connection.address),
             Ok(_) => {}
             // Where an ACL denies the question, that is an answer, too.
-            Err(error) if error.to_string().contains("NOPERM") => {}
+            Err(error) if error.kind() == Kind::Server(ServerErrorKind::NoPerm) => {}
             Err(error) => {
                 let waited = Moment::now() - opened_at;
                 return Err(read_opening(&error, &connection.address, waited));
@@ -376,7 +376,7 @@ impl Connection {
             reply => reply,
         };
         if let Err(error) = &reply
-            && (error.is_io_error() || error.kind() == ::redis::ErrorKind::Parse)
+            && (error.is_io_error() || error.kind() == Kind::Parse)
         {
             return reply;
         }
