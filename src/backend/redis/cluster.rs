@@ -166,7 +166,7 @@ impl Cluster {
         nodes.shuffle(&mut rand::rng());
         let named = (self.seeds.iter()).filter(|seed| !nodes.contains(seed));
         nodes.extend(named.cloned().collect::<Vec<_>>());
-        let question = Command::command(0, &[b"CLUSTER", b"SLOTS"]);
+        let question = Command::plain(0, &[b"CLUSTER", b"SLOTS"]);
         let (mut best, mut failure) = (Vec::new(), None);
         for address in nodes {
             // What one node may take leaves time for another.

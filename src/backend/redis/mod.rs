@@ -157,7 +157,7 @@ impl Backend for Redis {
 
     fn ping(&self, by: Moment) -> Result<()> {
         // What every lock needs, and so no further right.
-        let question = Command::command(0, &[b"EVAL", b"return 1", b"0"]);
+        let question = Command::plain(0, &[b"EVAL", b"return 1", b"0"]);
         for server in self.common.deployment.masters(by)? {
             server.command(&question, by)?;
         }
@@ -173,7 +173,7 @@ impl Backend for Redis {
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
         let keys = self.common.keys(mutex);
         let words: [&[u8]; 5] = [b"ZRANGE", keys.queue.as_bytes(), b"0", b"-1", b"WITHSCORES"];
-        let question = Command::command(keys.slot, &words);
+        let question = Command::plain(keys.slot, &words);
         let value = (self.common.deployment).call(Lane::Other, by, &question)?;
         let waiters: Vec<(Vec<u8>, f64)> = from_redis_value(value).map_err(|_| not_understood())?;
         let participant = |(id, since): &(Vec<u8>, f64)| {
@@ -198,7 +198,7 @@ impl Backend for Redis {
                     b"COUNT",
                     b"1000",
                 ];
-                let reply = server.command(&Command::command(0, &words), by)?;
+                let reply = server.command(&Command::plain(0, &words), by)?;
                 let (next, keys): (Vec<u8>, Vec<Vec<u8>>) =
                     from_redis_value(reply).map_err(|_| not_understood())?;
                 for key in &keys {

@@ -68,13 +68,13 @@ pub(super) struct Command {
 impl Command {
     /// A script with its keys, which all lie in `slot`.
     pub(super) fn script(script: &Arc<Script>, slot: u16, keys: &[&str]) -> Command {
-        let mut request = Command::command(slot, &[b"EVALSHA", script.sha.as_bytes()]);
+        let mut request = Command::plain(slot, &[b"EVALSHA", script.sha.as_bytes()]);
         request.script = Some(Arc::clone(script));
         request.arg(keys.len()).arg(keys)
     }
 
     /// A plain command.
-    pub(super) fn command(slot: u16, words: &[&[u8]]) -> Command {
+    pub(super) fn plain(slot: u16, words: &[&[u8]]) -> Command {
         let mut command = Cmd::new();
         command.arg(words);
         Command {
@@ -113,7 +113,7 @@ impl Command {
         let [name, sha, _, mutex, token, _, arguments @ ..] = words.as_slice() else {
             return None;
         };
-        let shorter = Command::command(self.slot, &[*name, *sha, b"2", *mutex, *token]);
+        let shorter = Command::plain(self.slot, &[*name, *sha, b"2", *mutex, *token]);
         self.optional_queue.then(|| Command {
             script: self.script.clone(),
             ..shorter.arg(arguments)

@@ -105,7 +105,7 @@ impl Server {
             },
         )?;
         Ok(Server {
-            wake_reader: Command::command(0, &[b"PUBLISH", control.as_bytes(), b""]),
+            wake_reader: Command::plain(0, &[b"PUBLISH", control.as_bytes(), b""]),
             subscriber: Subscriber::new(&settings.connector, &target, &control, map_stale),
             target,
             pool,
