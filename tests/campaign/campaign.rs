@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::checker::{self, Promise, Rule, Verdict};
-use crate::contender::{LED, LOCKED, PERIOD, SECOND, SEMAPHORES};
+use crate::contender::{LED, LOCKED, PERIOD, PERMIT_TTL, SECOND, SEMAPHORES};
 use crate::fleet::Fleet;
 use crate::ground::{Fault, Ground};
 use crate::history::{self, ALL, Journal, Kind, Record, now};
@@ -120,6 +120,7 @@ fn promise(ground: Ground) -> Promise {
         period: PERIOD,
         runs_by_wall_clock: matches!(ground, Ground::Zk | Ground::ZkEnsemble),
         capacities: capacities.into(),
+        permit_ttl: PERMIT_TTL,
     }
 }
 

@@ -25,8 +25,9 @@ pub struct Promise {
     pub period: Duration,
     /// Whether a step of a client's wall clock may bring runs closer (ZooKeeper tells no time).
     pub runs_by_wall_clock: bool,
-    /// The capacity of each semaphore.
+    /// The capacity of each semaphore, and how long permits last without a renewal.
     pub capacities: HashMap<String, u64>,
+    pub permit_ttl: Duration,
 }
 
 /// What must hold.
@@ -441,19 +442,34 @@ impl<'a> History<'a> {
         for (semaphore, mut changes) in changes {
             // What ends at a moment ends before what begins at it.
             changes.sort_unstable();
-            let (mut sum, mut most, mut when) = (0, 0, 0);
-            for (at, change) in changes {
+            let capacity = self.promise.capacities.get(semaphore).copied().unwrap_or(0);
+            let (mut sum, mut most) = (0, (0, 0));
+            for (index, (at, change)) in changes.iter().enumerate() {
                 sum += change;
-                if sum > most {
-                    (most, when) = (sum, at);
+                let held = u64::try_from(sum).unwrap_or(0);
+                let until = changes.get(index + 1).map_or(*at, |next| next.0);
+                if held > capacity.max(most.0) && until > *at {
+                    if self.excuses_excess(*at, until) {
+                        self.verdict.excused += 1;
+                    } else {
+                        most = (held, *at);
+                    }
                 }
             }
-            let capacity = self.promise.capacities.get(semaphore).copied().unwrap_or(0);
-            if u64::try_from(most).unwrap_or(0) > capacity {
-                let what = format!("{semaphore}: {most} of {capacity} believed at {when}");
+            if most.0 > 0 {
+                let what = format!("{semaphore}: {} of {capacity} at {}", most.0, most.1);
                 self.violate(Rule::CapacityHolds, what);
             }
         }
+    }
+
+    /// Whether the server may have forgotten permits that were believed in all that time.
+    fn excuses_excess(&self, from: Nanos, until: Nanos) -> bool {
+        self.faults.iter().any(|fault| {
+            let end = fault.until + nanos(self.promise.permit_ttl);
+            let forgets = fault.kind == Kind::FenceOnlyFault && fault.what == ALL;
+            forgets && fault.from <= from && until <= end
+        })
     }
 }
 
@@ -497,6 +513,7 @@ mod tests {
             period: Duration::from_millis(10),
             runs_by_wall_clock: false,
             capacities: HashMap::from([("s".to_owned(), 2)]),
+            permit_ttl: Duration::from_millis(100),
         }
     }
 
@@ -803,6 +820,18 @@ mod tests {
             permits("c/p", 3, 1, 20, 30),
         ];
         assert_eq!(broken(&over), [CapacityHolds]);
+        // A server that forgot, at 20 and not after; and one mutex that was revoked.
+        for (fault, rules) in [
+            (fence_only(19, 20), &[][..]),
+            (fence_only(21, 22), &[CapacityHolds]),
+            (
+                fault_on("m", Kind::FenceOnlyFault, 19, 20),
+                &[CapacityHolds],
+            ),
+            (fault(19, 20), &[CapacityHolds]),
+        ] {
+            assert_eq!(broken(&[&over[..], &[fault]].concat()), rules);
+        }
         let back = Record::new(Kind::GavePermitsBack, "a/p", "s").fence(1);
         over.push(back.at(20 * MS));
         assert_eq!(broken(&over), []);

@@ -88,12 +88,7 @@ impl Stage {
     pub fn start(ground: Ground, processes: usize) -> Stage {
         let servers = Servers::start(ground, processes);
         let (operator, targets) = servers.direct();
-        if let Ok(semaphores) = operator.semaphores() {
-            semaphores.create_tables().expect("the tables can be made");
-            for (name, capacity) in SEMAPHORES {
-                semaphores.create(name, capacity).expect("a new semaphore");
-            }
-        }
+        make_semaphores(&operator);
         let proxies = || targets.iter().map(|addr| Proxy::to(*addr)).collect();
         Stage {
             ground,
@@ -252,7 +247,10 @@ impl Stage {
                 let mutex = [LED, LOCKED, SECOND][random.random_range(0..3)];
                 return self.revoke(mutex).then_some(mutex);
             }
-            Fault::Wipe => self.on_redis(&["FLUSHALL"]),
+            Fault::Wipe => {
+                self.on_redis(&["FLUSHALL"]);
+                make_semaphores(&self.operator);
+            }
         }
         Some(ALL)
     }
@@ -268,10 +266,13 @@ impl Stage {
             request.permits(*name, *capacity)
         });
         let within = PERMIT_TTL + PERMIT_TTL / 4 + Duration::from_secs(4);
-        let taken = semaphores.guard(&all, within);
-        taken
-            .map(drop)
-            .map_err(|error| format!("permits leaked: {error}"))
+        let taken = semaphores.guard(&all, within).map(drop);
+        if let Ok(found) = semaphores.check()
+            && !found.is_empty()
+        {
+            return Err(format!("{found:?}"));
+        }
+        taken.map_err(|error| format!("permits leaked: {error}"))
     }
 
     /// Undoes everything, and waits until the servers serve.
@@ -487,6 +488,16 @@ impl Stage {
         // First the two. A replica refuses, and learns it from its master.
         for node in [to, from].into_iter().chain(0..cluster.nodes().len()) {
             set(node, "NODE", &to_id);
+        }
+    }
+}
+
+/// Where the backend has semaphores.
+fn make_semaphores(operator: &Factory) {
+    if let Ok(semaphores) = operator.semaphores() {
+        semaphores.create_tables().expect("the tables can be made");
+        for (name, capacity) in SEMAPHORES {
+            semaphores.create(name, capacity).expect("a new semaphore");
         }
     }
 }
