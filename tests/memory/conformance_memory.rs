@@ -1,13 +1,14 @@
 //! The memory backend: the conformance suite, and what only it promises.
 
 use std::sync::LazyLock;
+use std::time::Instant;
 
-use crate::conformance::{Subject, lease};
+use crate::conformance::{PATIENCE, Subject, lease, ms, next, started, wait_for_owner};
 use contend::backend::{Contender, OnRefusal, Purpose};
+use contend::semaphore::PermitRequest;
 use contend::{ErrorKind, EventKind, Factory, Lease, Moment, Parker};
 
-/// Keeps the registry while no test has a factory, as a server outlives its clients: a test that made one factory
-/// after the other passed only beside others.
+/// Keeps the registry while no test has a factory, as a server outlives its clients.
 static SERVER: LazyLock<Factory> = LazyLock::new(factory);
 
 fn factory() -> Factory {
@@ -27,23 +28,23 @@ fn registries_of_different_names_are_apart() {
     let one = contend::connect("memory://one").unwrap();
     let two = contend::connect("memory://two").unwrap();
     let again = contend::connect("memory://one").unwrap();
-    let (a, in_one) = crate::conformance::started(&one, "m", "a");
-    let (b, in_two) = crate::conformance::started(&two, "m", "a");
-    crate::conformance::next(&in_one, EventKind::Acquired);
-    crate::conformance::next(&in_two, EventKind::Acquired);
-    let (c, _events) = crate::conformance::started(&again, "m", "c");
-    crate::conformance::wait_for_owner(&c, "a");
+    let (a, in_one) = started(&one, "m", "a");
+    let (b, in_two) = started(&two, "m", "a");
+    next(&in_one, EventKind::Acquired);
+    next(&in_two, EventKind::Acquired);
+    let (c, _events) = started(&again, "m", "c");
+    wait_for_owner(&c, "a");
     assert!(a.is_owner() && b.is_owner() && !c.is_owner());
 }
 
 /// A registry that was dropped has lost its memory, but fences still grow.
 #[test]
-fn fences_grow_from_a_dropped_registry_to_the_next_of_its_name() {
+fn fences_grow_over_a_dropped_registry() {
     let mut last = None;
     for _ in 0..3 {
         let factory = contend::connect("memory://forgetful").unwrap();
-        let (service, events) = crate::conformance::started(&factory, "m", "a");
-        let fence = crate::conformance::next(&events, EventKind::Acquired).fence();
+        let (service, events) = started(&factory, "m", "a");
+        let fence = next(&events, EventKind::Acquired).fence();
         assert!(fence > last, "{fence:?} after {last:?}");
         last = fence;
         drop((service, factory));
@@ -52,28 +53,16 @@ fn fences_grow_from_a_dropped_registry_to_the_next_of_its_name() {
 
 #[test]
 fn wrong_urls_are_refused_with_what_is_right() {
-    for (url, kind, says) in [
-        (
-            "memory://?tll=2s",
-            ErrorKind::InvalidInput,
-            "known are: ttl, transition",
-        ),
-        (
-            "memory://?ttl=2",
-            ErrorKind::InvalidInput,
-            "a number and a unit",
-        ),
-        ("memory://?ttl=0s", ErrorKind::InvalidInput, "at least 26ms"),
-        (
-            "memory://user:pw@x",
-            ErrorKind::InvalidInput,
-            "memory://NAME",
-        ),
-        ("etcd://x", ErrorKind::InvalidInput, "redis://"),
-        ("nonsense", ErrorKind::InvalidInput, "scheme://"),
+    for (url, says) in [
+        ("memory://?tll=2s", "known are: ttl, transition"),
+        ("memory://?ttl=2", "a number and a unit"),
+        ("memory://?ttl=0s", "at least 26ms"),
+        ("memory://user:pw@x", "memory://NAME"),
+        ("etcd://x", "redis://"),
+        ("nonsense", "scheme://"),
     ] {
         let error = contend::connect(url).unwrap_err();
-        assert_eq!(error.kind(), kind, "{url}");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
         assert!(error.to_string().contains(says), "{url}: {error}");
     }
     let factory = contend::connect("memory://?ttl=3s&transition=1s").unwrap();
@@ -86,36 +75,54 @@ fn handle_revokes_and_the_owner_hears_of_it() {
     let factory = contend::memory::factory("handle-revoke", Lease::default());
     let handle = contend::memory::handle("handle-revoke");
     assert!(!handle.revoke("m"), "it is free");
-    let (owner, events) = crate::conformance::started(&factory, "m", "owner");
-    let first = crate::conformance::next(&events, EventKind::Acquired).fence();
-    let (waiter, waiting) = crate::conformance::started(&factory, "m", "waiter");
-    crate::conformance::wait_for_owner(&waiter, "owner");
+    let (owner, events) = started(&factory, "m", "owner");
+    let first = next(&events, EventKind::Acquired).fence();
+    let (waiter, waiting) = started(&factory, "m", "waiter");
+    wait_for_owner(&waiter, "owner");
     assert!(handle.revoke("m"));
     // Long before a renewal is due: it is woken.
-    crate::conformance::next(&events, EventKind::Released);
-    let second = crate::conformance::next(&waiting, EventKind::Acquired).fence();
+    next(&events, EventKind::Released);
+    let second = next(&waiting, EventKind::Acquired).fence();
     assert!(second > first);
-    crate::conformance::wait_for_owner(&owner, "waiter");
+    wait_for_owner(&owner, "waiter");
 }
 
 #[test]
 fn unreachable_registry_fails_every_call() {
     let factory = contend::memory::factory("handle-away", lease());
     let handle = contend::memory::handle("handle-away");
-    let (service, events) = crate::conformance::started(&factory, "m", "a");
-    let first = crate::conformance::next(&events, EventKind::Acquired).fence();
+    let (service, events) = started(&factory, "m", "a");
+    let first = next(&events, EventKind::Acquired).fence();
     handle.set_unreachable(true);
     assert!(!handle.revoke("m"));
     let error = factory.locker("other").build().unwrap();
     let error = error.try_lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable);
-    crate::conformance::next(&events, EventKind::Released);
+    next(&events, EventKind::Released);
     assert_eq!(service.last_error().unwrap().kind(), ErrorKind::Unreachable);
     handle.set_unreachable(false);
-    let second = crate::conformance::next(&events, EventKind::Acquired).fence();
+    let second = next(&events, EventKind::Acquired).fence();
     assert!(second > first);
     assert!(service.last_error().is_none());
     drop(factory.locker("other").build().unwrap().try_lock().unwrap());
+}
+
+/// Those of a holder that is dead, as far as the backend can tell, come back after its ttl and a quarter of it.
+#[test]
+fn permits_are_counted_and_come_back() {
+    let factory = contend::connect("memory://permits").unwrap();
+    let semaphores = factory.semaphores().unwrap();
+    semaphores.create("s", 2).unwrap();
+    let one = |id: &str| PermitRequest::new(id).permits("s", 1).ttl(ms(2_000));
+    let held = semaphores.guard(&one("held"), ms(0)).unwrap();
+    // Without a guard, no thread renews it.
+    let began = Instant::now();
+    semaphores.acquire(&one("dead")).unwrap();
+    let full = semaphores.guard(&one("next"), ms(0)).map(drop);
+    assert_eq!(full.unwrap_err().kind(), ErrorKind::Exhausted);
+    let next = semaphores.guard(&one("next"), PATIENCE).unwrap();
+    assert!(began.elapsed() >= ms(2_490), "{:?}", began.elapsed());
+    assert!(held.is_valid() && next.is_valid());
 }
 
 /// As a server notices that a connection is gone: the place went with the unparker that tells whose it is.
