@@ -135,6 +135,7 @@ fn soon() -> Moment {
 /// The token of one that does not wait, and that of the bare waiter.
 const NO_TOKEN: &str = "0";
 const TOKEN: &str = "123456789012345678";
+const PROCESS: &str = "123456789012";
 
 /// The statements as they are sent, on a plain connection.
 struct Bare {
@@ -170,7 +171,7 @@ impl Bare {
     fn acquire(&mut self, token: &str) -> Option<u64> {
         let params = params! {
             "mutex" => &self.mutex, "id" => &self.id, "ttl" => 10_000, "total" => 16_000,
-            "token" => token, "more" => false, "not_after" => u64::MAX >> 1,
+            "token" => token, "not_after" => u64::MAX >> 1,
         };
         update(&mut self.conn, &self.acquire, params)
     }
@@ -220,16 +221,22 @@ struct BareHandOff {
 impl BareHandOff {
     fn new(mutex: &str) -> BareHandOff {
         let mut blocker = plain(&SERVER);
-        hold(&mut blocker, &format!("contend:wait:{TOKEN}"));
+        hold(&mut blocker, &format!("contend:wait:{PROCESS}"));
         let mut waiting = plain(&SERVER);
-        hold(&mut waiting, &format!("contend:{TOKEN}"));
+        hold(&mut waiting, &format!("contend:{PROCESS}"));
         let mut next = Bare::at(mutex, "b");
         let hex: String = mutex.bytes().map(|byte| format!("{byte:02x}")).collect();
         let wait = statement(include_str!("../sql/mutex-wait.sql"))
+            .replace(
+                "{quiet}",
+                "(mutex = {mutex} AND LOCATE(':{token}', waiters) > 0 AND NOT (transition_at < {now} \
+                 AND (SUBSTRING(waiters, 2, 18) IN ('{token}') OR transition_at + 500 < {now})))",
+            )
+            .replace("{process}", PROCESS)
             .replace("{token}", TOKEN)
-            .replace("{mutexes}", &format!("_utf8mb4 x'{hex}'"))
+            .replace("{mutex}", &format!("_utf8mb4 x'{hex}'"))
             .replace("{count}", "1")
-            .replace("{seconds}", "2");
+            .replace("{now}", "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)");
         BareHandOff {
             owner: Bare::at(mutex, "a"),
             _blocker: blocker,
@@ -257,7 +264,7 @@ impl BareHandOff {
         let began = Instant::now();
         let token = self.owner.release(fence);
         let kill = statement(include_str!("../sql/mutex-wake.sql"));
-        let kill = kill.replace("{token}", &token.to_string());
+        let kill = kill.replace("{process}", &(token / 1_000_000).to_string());
         let _spared = self.owner.conn.query_drop(kill);
         self.waiter.done() - began
     }
@@ -270,10 +277,8 @@ fn hold(conn: &mut Conn, name: &str) {
 
 /// A file of `sql/` for the table that `sql/init-mutex.sql` makes.
 fn statement(sql: &str) -> String {
-    const QUIET: &str = "(LOCATE(':{token}', waiters) > 0 \
-        AND NOT (transition_at < {now} \
-            AND (SUBSTRING(waiters, 2, 18) = '{token}' OR transition_at + {claim} < {now})) \
-        AND NOT (owner_id LIKE '~%' AND transition_at > {clock} + {claim}))";
+    const TAKEABLE: &str = "(owner_id = :id OR owner_id = CONCAT('~', :token) OR (transition_at < {now} \
+        AND (waiters = '' OR SUBSTRING(waiters, 2, 18) = :token OR transition_at + {claim} < {now})))";
     let lines: Vec<&str> = sql
         .lines()
         .filter(|line| !line.trim_start().starts_with("--"))
@@ -281,14 +286,15 @@ fn statement(sql: &str) -> String {
     lines
         .join("\n")
         .trim()
-        .replace("{quiet}", QUIET)
+        .replace("{takeable}", TAKEABLE)
+        .replace("{first}", "")
+        .replace("{changed}", "IF(version < 2147483647, version + 1, 1)")
         .replace(
             "{whose}",
             "owner_id = :id AND fencing_token = :fence AND transition_at >= {clock}",
         )
         .replace("{table}", "`simba_mutex`")
         .replace("{claim}", "500")
-        .replace("{room}", "3971")
         .replace(
             "{micros}",
             "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)",

@@ -1,8 +1,9 @@
--- Reads the mutexes that a process waits for, and whether each is quiet: nothing that its head should try.
+-- Reads the rows of the mutexes that a process waits for.
 --
--- In:     {mutexes}, a list of names as literals; {token}, 18 digits. Sent as text: the list varies.
--- Out:    a row for each that is there, as sql/mutex-look.sql, but without the list. What is missing, or not quiet, is worth a look: free, handed over
---         to this process, or our token is gone from it.
-SELECT mutex, {quiet}, owner_id, acquired_at, ttl_at, transition_at, fencing_token, '', 0, 0, {clock}
+-- In:     {mutexes}, a list of names as literals. Sent as text: the list varies.
+-- Out:    a row for each that is there: name, list of tokens, fence, whether the lease or hand-over is
+--         over, and whether the claim time after it has passed too.
+-- Keeps:  everything; a consistent read.
+SELECT mutex, waiters, fencing_token, transition_at < {now}, transition_at + {claim} < {now}
 FROM {table}
 WHERE mutex IN ({mutexes})

@@ -1,18 +1,21 @@
--- Ends an ownership, and hands the mutex over to the first process that waits.
+-- Ends an ownership or a hand-over, and hands the mutex over to the first contender that waits.
 --
--- In:     :mutex, and whose ownership: {whose}, by :id and :fence, by :id alone (Simba's repository), or
---         by :fence alone (an operator).
--- Out:    1 row matched: released, and the token that it was handed to, or 0, is the OK packet's last
---         insert id. 0 rows: there was no such ownership.
--- Keeps:  whatever lease is not the one named, our own later one included. The row is '~FIRST' until the
---         clock + claim time, and FIRST is out of the list; or free, exactly if nobody waits.
+-- In:     :mutex, and {whose} it is: an owner's by :id and :fence, by :id alone (Simba's repository), by
+--         :fence alone (an operator), or handed over to :token (passing it on). {first}: nothing, or takes
+--         all tokens of a dead process out of the list.
+-- Out:    1 row matched: ended, and the token that it was handed to, or 0, is the OK packet's last
+--         insert id. 0 rows: it was not so.
+-- Keeps:  any lease that is not the one named, our own later one included. The row is '~FIRST' until the
+--         clock + claim time, and FIRST is out of the list; or free, exactly if no contender waits. SET
+--         works from left to right.
 UPDATE {table}
-SET acquired_at   = 0,
+SET {first}
+    acquired_at   = 0,
     ttl_at        = 0,
     transition_at = IF(LAST_INSERT_ID(IF(waiters = '', 0, CAST(SUBSTRING(waiters, 2, 18) AS UNSIGNED))) = 0,
                        0, {clock} + {claim}),
     owner_id      = IF(waiters = '', '', CONCAT('~', SUBSTRING(waiters, 2, 18))),
     waiters       = SUBSTRING(waiters, 20),
-    version       = IF(version < 2147483647, version + 1, 1)
+    version       = {changed}
 WHERE mutex = :mutex
   AND {whose}

@@ -9,7 +9,7 @@
 UPDATE {table}
 SET ttl_at        = LAST_INSERT_ID(LEAST(GREATEST(ttl_at, {now} + :ttl), {clock} + :ttl)),
     transition_at = LEAST(GREATEST(transition_at, {now} + :total), {clock} + :total),
-    version       = IF(version < 2147483647, version + 1, 1)
+    version       = {changed}
 WHERE mutex = :mutex
   AND owner_id = :id
   AND fencing_token = :fence

@@ -139,7 +139,8 @@ impl Runner {
             self.machine.residue().fence = None;
         }
         if self.machine.residue().queued {
-            self.call(|raw| raw.withdraw(by))?;
+            // It may ask nothing.
+            self.call_for(|raw| raw.withdraw(by), |()| false)?;
             self.machine.residue().queued = false;
             self.met_others = false;
         }

@@ -63,7 +63,7 @@ fn mistakes_on_mysql() {
             other_code: 69,
             is_this: "is not a MySQL server",
             wrong_password: format!("mysql://reader:wrong@{rest}"),
-            denied: "\"reader\"",
+            denied: "'reader'",
             unprivileged: format!("mysql://reader:pw@{rest}"),
             lacks: "denied",
         });

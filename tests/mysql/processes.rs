@@ -17,7 +17,7 @@ use testbed::{MariaDbServer, Output, Process, Proxy, cpu_time, wait_until, withi
 const CHILD: &str = "CONTEND_MYSQL_CHILD";
 
 /// The size of a test, from the environment.
-fn size(variable: &str, default: u64) -> u64 {
+pub fn size(variable: &str, default: u64) -> u64 {
     let size = std::env::var(variable);
     size.ok()
         .and_then(|text| text.parse().ok())
@@ -85,6 +85,8 @@ fn take_turns(url: &str, lockers: usize, seconds: u64) {
                             return count;
                         }
                         count += 1;
+                        // Long enough for the next locker of a process to queue up.
+                        thread::sleep(Duration::from_millis(1));
                         drop(guard);
                     }
                 })

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connection::{ConnectionOptions, Connector};
+use super::connection::Connector;
 use super::permits::{DEFAULT_PREFIX, PermitSettings};
 use super::repository::Repository;
-use super::server::{Address, Credentials, Server};
+use super::server::{Address, DEFAULT_PORT, Server};
 use super::table::{DEFAULT_NAME, Table};
 use super::{Database, Mysql};
 use crate::error::{Error, Result};
@@ -17,30 +17,12 @@ use crate::pool;
 use crate::tls::tls_setters;
 use crate::url::Url;
 
-/// The longest read timeout that is chosen by itself, however long the lease: who unlocks does not wait
-/// for longer than this for a server that is near and hangs.
-const MAX_READ_TIMEOUT: Duration = Duration::from_millis(750);
-
-/// How long a log-in may take; not bound to the lease, because the pool's threads log in.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-
 /// The shortest and the longest poll interval.
 const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(60));
 
-/// The URL parameters beside those of the server.
-pub(crate) const PARAMETERS: [&str; 11] = [
-    "ttl",
-    "transition",
-    "initial_delay",
-    "table",
-    "create_table",
-    "table_prefix",
-    "pool_size",
-    "connect_timeout",
-    "read_timeout",
-    "wakeups",
-    "poll_interval",
-];
+/// The URL parameters.
+const PARAMETERS: &str = "ttl transition initial_delay table create_table table_prefix pool_size connect_timeout \
+    wakeups poll_interval tls tls_ca tls_cert tls_key socket";
 
 /// Builds a factory on a MySQL (8.0 or later) or MariaDB (10.6 or later) server.
 ///
@@ -70,7 +52,6 @@ pub struct Builder {
     create_table: bool,
     pool_size: u32,
     connect_timeout: Duration,
-    read_timeout: Option<Duration>,
     wakeups: bool,
     poll_interval: Duration,
     table_prefix: String,
@@ -79,17 +60,19 @@ pub struct Builder {
 impl Builder {
     /// Creates a builder for the database `database` on the server `host`.
     pub fn new(host: &str, database: &str) -> Builder {
-        Builder::on(Server::new(host, database))
+        Builder::on(Server::new(
+            Address::Tcp(host.to_owned(), DEFAULT_PORT),
+            database,
+        ))
     }
 
     pub(super) fn from_url(url: &Url) -> Result<Builder> {
-        let known: Vec<&str> = PARAMETERS.into_iter().chain(Server::PARAMETERS).collect();
+        let known: Vec<&str> = PARAMETERS.split_whitespace().collect();
         url.expect_parameters(&known)?;
         let mut builder = Builder::on(Server::from_url(url)?);
         url.set("ttl", &mut builder.ttl)?;
         url.set("transition", &mut builder.transition)?;
         url.set("connect_timeout", &mut builder.connect_timeout)?;
-        url.set("read_timeout", &mut builder.read_timeout)?;
         url.set("initial_delay", &mut builder.initial_delay)?;
         url.set("table", &mut builder.table)?;
         url.set("create_table", &mut builder.create_table)?;
@@ -109,8 +92,8 @@ impl Builder {
             table: DEFAULT_NAME.to_owned(),
             create_table: false,
             pool_size: 8,
-            connect_timeout: CONNECT_TIMEOUT,
-            read_timeout: None,
+            // Not bound to the lease: the pool's thread logs in.
+            connect_timeout: Duration::from_secs(3),
             wakeups: true,
             poll_interval: Duration::from_secs(1),
             table_prefix: DEFAULT_PREFIX.to_owned(),
@@ -133,23 +116,24 @@ impl Builder {
 
     /// Sets the user to log in as. Defaults to none.
     pub fn user(mut self, user: impl Into<String>) -> Builder {
-        self.server.set_user(user.into());
+        self.server.user = Some(user.into());
         self
     }
 
     /// Sets the user's password. Defaults to none.
     pub fn password(mut self, password: impl Into<String>) -> Builder {
-        self.server.set_password(password.into());
+        self.server.password = Some(password.into());
         self
     }
 
     /// Sets a function that returns user and password, for passwords that rotate. It is called by threads
-    /// of the factory whenever a connection is opened. Defaults to the fixed user and password.
+    /// of the factory whenever a connection is opened, in the place of the fixed user and password. Defaults
+    /// to none.
     pub fn credentials(
         mut self,
         ask: impl Fn() -> (String, String) + Send + Sync + 'static,
     ) -> Builder {
-        self.server.credentials = Credentials::Asked(Arc::new(ask));
+        self.server.credentials = Some(Arc::new(ask));
         self
     }
 
@@ -161,7 +145,7 @@ impl Builder {
         self
     }
 
-    /// Sets how long after the ttl nobody else can own: the time to wind down work. Defaults to 6 s.
+    /// Sets how long after the ttl no other contender can own: the time to wind down work. Defaults to 6 s.
     pub fn transition(mut self, transition: Duration) -> Builder {
         self.transition = transition;
         self
@@ -195,7 +179,7 @@ impl Builder {
 
     /// Sets the maximum number of connections for requests, whatever the number of contenders: each is in
     /// use for the duration of one request. A quarter of them, at least one, is reserved for owners, so
-    /// that nobody loses a mutex because others wait. Two more connections are used while contenders
+    /// that no owner loses a mutex because others wait. Two more connections are used while contenders
     /// wait. Defaults to 8.
     pub fn pool_size(mut self, size: u32) -> Builder {
         self.pool_size = size;
@@ -209,26 +193,14 @@ impl Builder {
         self
     }
 
-    /// Sets the longest wait for an answer; the server does not let a statement wait longer for a lock
-    /// either (whole seconds, at least one). At most a fifth of the ttl, so that no call uses up the
-    /// lease. Defaults to a sixth of the ttl, at most 750 ms. Contenders with a shorter ttl than the
-    /// factory's wait for no longer than a quarter of theirs (on Unix; elsewhere they are refused). A
-    /// connection whose round trip, measured when it is opened, is longer than half of this waits for two
-    /// round trips, at most a fifth of the ttl (on Unix).
-    pub fn read_timeout(mut self, timeout: Duration) -> Builder {
-        self.read_timeout = Some(timeout);
-        self
-    }
-
     /// Sets whether waiting contenders are woken; otherwise they poll. Defaults to `true`.
     pub fn wakeups(mut self, wakeups: bool) -> Builder {
         self.wakeups = wakeups;
         self
     }
 
-    /// Sets how often observers, and contenders that cannot be woken, poll. Also sets after how long a
-    /// contender looks if a wake-up was lost, rounded up to whole seconds and at most 2. From 20 ms to 60
-    /// s. Defaults to 1 s.
+    /// Sets how often observers, and contenders that cannot be woken, poll. From 20 ms to 60 s. Defaults to
+    /// 1 s.
     pub fn poll_interval(mut self, interval: Duration) -> Builder {
         self.poll_interval = interval;
         self
@@ -246,7 +218,11 @@ impl Builder {
             poll_interval: self.poll_interval,
         };
         permits.check()?;
-        let backend = Mysql::new(realm, self.database(lease)?, permits);
+        let backend = Mysql {
+            realm,
+            database: Arc::new(self.database(lease)?),
+            permits,
+        };
         Ok(Factory::new(Arc::new(backend), lease).with_initial_delay(delay))
     }
 
@@ -256,7 +232,8 @@ impl Builder {
     /// As [`build`](Builder::build).
     pub fn repository(self) -> Result<Repository> {
         let lease = self.lease()?;
-        Ok(Repository::new(Arc::new(self.database(lease)?), lease))
+        let database = Arc::new(self.database(lease)?);
+        Ok(Repository { database, lease })
     }
 
     fn lease(&self) -> Result<Lease> {
@@ -265,73 +242,29 @@ impl Builder {
 
     fn database(self, lease: Lease) -> Result<Database> {
         self.server.check()?;
-        let (shortest, longest) = POLL_INTERVALS;
-        if !(shortest..=longest).contains(&self.poll_interval) {
-            return Err(Error::invalid(format!(
-                "a poll interval of {:?} is not possible; it must be from {shortest:?} to {longest:?}",
-                self.poll_interval
-            )));
+        let (interval, (shortest, longest)) = (self.poll_interval, POLL_INTERVALS);
+        if !(shortest..=longest).contains(&interval) {
+            let limits = format!("it must be from {shortest:?} to {longest:?}");
+            let message = format!("a poll interval of {interval:?} is not possible; {limits}");
+            return Err(Error::invalid(message));
         }
         pool::check_size(self.pool_size)?;
-        let read_timeout = self
-            .read_timeout
-            .unwrap_or_else(|| default_read_timeout(lease));
-        check_read_timeout(read_timeout, lease)?;
         if self.connect_timeout.is_zero() {
             return Err(Error::invalid("connect_timeout must not be zero"));
         }
-        let table = Arc::new(Table::new(&self.table, self.create_table)?);
         let connector = Connector {
+            table: Arc::new(Table::new(&self.table, self.create_table)?),
             server: self.server,
-            options: ConnectionOptions {
-                connect_timeout: self.connect_timeout,
-                read_timeout,
-                longest: longest_read_timeout(lease),
-                lock_wait: read_timeout,
-                init: String::new(),
-            },
+            connect_timeout: self.connect_timeout,
+            request_limit: lease.request_limit(),
             clock: Arc::default(),
-            table: Arc::clone(&table),
         };
-        Database::new(
-            connector,
-            table,
-            self.pool_size,
-            self.poll_interval,
-            self.wakeups,
-        )
+        Database::new(connector, self.pool_size, self.poll_interval, self.wakeups)
     }
-}
-
-/// Leaves the rest of a call's budget, a quarter of the ttl, to wait for a connection in; and several
-/// renewals fit in a lease.
-pub(super) fn default_read_timeout(lease: Lease) -> Duration {
-    (lease.ttl() / 6).min(MAX_READ_TIMEOUT)
-}
-
-/// A call is at most a quarter of the ttl long, and an answer must be able to come within it.
-fn longest_read_timeout(lease: Lease) -> Duration {
-    lease.ttl() / 5
-}
-
-pub(super) fn check_read_timeout(read_timeout: Duration, lease: Lease) -> Result<()> {
-    if !read_timeout.is_zero() && read_timeout <= longest_read_timeout(lease) {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "a read timeout of {read_timeout:?} does not go with a ttl of {:?}; it must be above zero and at \
-         most a fifth of the ttl",
-        lease.ttl()
-    )))
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder")
-            .field("server", &self.server)
-            .field("table", &self.table)
-            .field("ttl", &self.ttl)
-            .field("transition", &self.transition)
-            .finish_non_exhaustive()
+        write!(f, "Builder({}, table {})", self.server, self.table)
     }
 }

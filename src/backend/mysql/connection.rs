@@ -1,14 +1,13 @@
 //! One connection: set up so that every server behaves alike, and given up at the first doubt; and what
 //! the pool opens connections with.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mysql::prelude::Queryable;
-use mysql::{Binary, Conn, Params, QueryResult, Statement, Value};
-use parking_lot::Mutex;
+use mysql::{Binary, Conn, Params, QueryResult, Statement};
 
 use super::error::RequestError;
 use super::server::Server;
@@ -17,29 +16,27 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool;
 
+/// How long the server lets a statement wait for a row or table lock.
+pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(1);
+
+/// How long a statement that waits for wake-ups takes at most: it may wait for a table lock first.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// A time limit for statements would end waits. A half-open connection must let go of its named lock.
+const WAITING_SESSION: &str = "SET /*M!100100 max_statement_time = 0, */ /*!80000 max_execution_time = 0, */ \
+    wait_timeout = 10";
+
 /// The longest pause between two attempts to connect to a server that lets handshakes time out.
 const MAX_KNOCK: Duration = Duration::from_secs(15);
 
-/// How connections are opened.
-#[derive(Clone, Debug)]
-pub(crate) struct ConnectionOptions {
-    /// The longest wait for the TCP connection, and for each answer until the connection is ready.
-    pub(crate) connect_timeout: Duration,
-    /// The longest wait for an answer from then on, of a server that is near.
-    pub(crate) read_timeout: Duration,
-    /// The longest wait for an answer of a server that is far away.
-    pub(crate) longest: Duration,
-    /// How long the server lets a statement wait for a row or table lock; whole seconds, at least one.
-    pub(crate) lock_wait: Duration,
-    /// One more statement to set the session up with, or nothing.
-    pub(crate) init: String,
-}
-
-/// Opens the connections of a pool.
-#[derive(Clone, Debug)]
+/// Opens the connections of a factory.
+#[derive(Clone)]
 pub(crate) struct Connector {
     pub(crate) server: Server,
-    pub(crate) options: ConnectionOptions,
+    /// The longest wait for the TCP connection, and for each answer until the connection is ready.
+    pub(crate) connect_timeout: Duration,
+    /// The longest wait for an answer from then on.
+    pub(crate) request_limit: Duration,
     /// Learns the server's time from every connection.
     pub(crate) clock: Arc<ServerClock>,
     /// The table that pooled connections are for.
@@ -50,25 +47,61 @@ pub(crate) struct Connector {
 pub(crate) type MysqlPool = pool::Pool<Connector>;
 
 impl Connector {
-    /// Opens a connection, ready for the statements on `table`.
-    pub(super) fn open(
+    /// Opens a connection that holds a named lock and waits.
+    pub(super) fn open_for_waiting(&self) -> Result<Connection> {
+        self.open(self.request_limit + LONGEST_WAIT, |connection| {
+            connection.run(Moment::FAR, |conn| conn.query_drop(WAITING_SESSION))
+        })
+    }
+
+    /// Opens a connection and prepares it for its use, with the time limits of a log-in.
+    fn open(
         &self,
-        options: &ConnectionOptions,
-        table: Option<&Table>,
+        patience: Duration,
+        prepare: impl FnOnce(&mut Connection) -> Result<(), RequestError>,
     ) -> Result<Connection> {
-        Connection::open(&self.server, options, &self.clock, table).map_err(|error| {
-            let closed = error.is_closed();
+        let opened = self.log_in().and_then(|mut connection| {
+            prepare(&mut connection)?;
+            connection.patience = patience;
+            Ok(connection)
+        });
+        opened.map_err(|error| {
             let error = error.into_error();
             let hint = match error.kind() {
                 ErrorKind::Timeout => "; it hangs, or is not a MySQL server",
-                _ if closed => "; it is starting or stopping, or is not a MySQL server",
                 _ => "",
             };
-            Error::new(
-                error.kind(),
-                format!("cannot connect to {}: {error}{hint}", self.server),
-            )
-            .not_sent()
+            let message = format!("cannot connect to {}: {error}{hint}", self.server);
+            Error::new(error.kind(), message).not_sent()
+        })
+    }
+
+    fn log_in(&self) -> Result<Connection, RequestError> {
+        // Log-in runs on a pool thread, so it has its own timeout. Elsewhere than on Unix the driver shows no socket,
+        // and how long an answer is waited for is fixed when a connection is opened.
+        let limit = match cfg!(unix) {
+            true => self.connect_timeout,
+            false => self.request_limit,
+        };
+        let log_in = self.server.log_in().map_err(RequestError::poison)?;
+        caught(limit, || {
+            let mut conn = self.server.open(log_in, self.connect_timeout, limit)?;
+            conn.query_drop(SESSION)?;
+            let sent = Moment::now();
+            let millis: Option<u64> =
+                conn.query_first("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)")?;
+            let last_reply_at = Moment::now();
+            self.clock.learn(millis.unwrap_or(0), sent);
+            Ok(Connection {
+                conn,
+                patience: limit,
+                round_trip: last_reply_at - sent,
+                socket_timeout: limit,
+                poisoned: false,
+                sent,
+                last_reply_at,
+                prepared: Vec::new(),
+            })
         })
     }
 }
@@ -76,8 +109,15 @@ impl Connector {
 impl pool::Connect for Connector {
     type Connection = Connection;
 
+    /// Prepares what cycles need: a call that had to prepare it first might not fit in its time.
     fn connect(&self) -> Result<Connection> {
-        self.open(&self.options, Some(&self.table))
+        self.open(self.request_limit, |connection| {
+            match self.table.prepare(connection) {
+                Err(error) if connection.poisoned => Err(RequestError::poison(error)),
+                // The first real request reports it.
+                _ => Ok(()),
+            }
+        })
     }
 
     /// A server counts the handshakes that were begun and given up, and locks the host out (1129) at
@@ -94,16 +134,6 @@ impl pool::Connect for Connector {
     }
 }
 
-impl pool::Pooled for Connection {
-    fn is_broken(&self) -> bool {
-        self.is_poisoned()
-    }
-
-    fn last_reply_at(&self) -> Moment {
-        self.heard_at
-    }
-}
-
 /// A connection to a server whose session is in UTC, strict and in autocommit mode.
 pub(crate) struct Connection {
     conn: Conn,
@@ -117,81 +147,30 @@ pub(crate) struct Connection {
     /// When the last request was sent.
     sent: Moment,
     /// When the last answer came.
-    heard_at: Moment,
+    last_reply_at: Moment,
     /// What was prepared on it, by its text: the driver would read the text anew for every request.
     prepared: Vec<(String, Statement)>,
 }
 
 impl Connection {
-    fn open(
-        server: &Server,
-        options: &ConnectionOptions,
-        clock: &ServerClock,
-        table: Option<&Table>,
-    ) -> Result<Connection, RequestError> {
-        // Nobody's lease waits for a log-in: on a busy machine it may take far longer than an answer may.
-        let limit = if cfg!(unix) {
-            options.connect_timeout
-        } else {
-            options.read_timeout
-        };
-        let log_in = server.log_in().map_err(RequestError::poison)?;
-        let mut connection = caught(limit, || {
-            let mut conn = server.open(log_in, options.connect_timeout, limit)?;
-            conn.query_drop(session(options))?;
-            if !options.init.is_empty() {
-                conn.query_drop(&options.init)?;
-            }
-            let sent = Moment::now();
-            let millis: Option<Value> =
-                conn.query_first("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)")?;
-            if let Some(Ok(millis)) = millis.map(mysql::from_value_opt::<u64>) {
-                clock.learn(millis, sent);
-            }
-            let heard_at = Moment::now();
-            Ok(Connection {
-                conn,
-                patience: limit,
-                round_trip: heard_at - sent,
-                socket_timeout: limit,
-                poisoned: false,
-                sent,
-                heard_at,
-                prepared: Vec::new(),
-            })
-        })?;
-        // Before anybody waits for it: a call that had to prepare first might not fit in its time. What
-        // fails here fails again where somebody hears of it.
-        if let Some(table) = table
-            && let Err(error) = table.prepare(&mut connection)
-            && connection.poisoned
-        {
-            return Err(RequestError::poison(error));
-        }
-        connection.patience = patience(options, connection.round_trip);
-        connection.set_socket_timeout(connection.patience)?;
-        Ok(connection)
-    }
-
     fn set_socket_timeout(&mut self, timeout: Duration) -> Result<(), RequestError> {
         if timeout == self.socket_timeout {
             return Ok(());
         }
         #[cfg(unix)]
-        caught(timeout, || {
+        {
             let socket = socket2::SockRef::from(&self.conn);
-            socket.set_read_timeout(Some(timeout))?;
-            Ok(socket.set_write_timeout(Some(timeout))?)
-        })?;
+            let set = socket.set_read_timeout(Some(timeout));
+            let set = set.and_then(|()| socket.set_write_timeout(Some(timeout)));
+            set.map_err(|error| RequestError::new(error.into(), timeout))?;
+        }
         self.socket_timeout = timeout;
         Ok(())
     }
 
     /// Makes one request: `work` sends one statement and reads its answer, for which it waits until `by`
-    /// and never longer than its patience. (Where a round trip takes most of the time left, up to an eighth of
-    /// that longer: belief does not wait for it.) Nothing is sent where hardly any time is left. Whatever
-    /// leaves the outcome unknown leaves the connection unusable: a late answer would be taken for that of
-    /// the next request.
+    /// and never longer than its patience. What leaves the outcome unknown leaves the connection unusable: a late
+    /// answer would be taken for that of the next request.
     pub(crate) fn run<T>(
         &mut self,
         by: Moment,
@@ -208,20 +187,17 @@ impl Connection {
         work: impl FnOnce(&mut Conn) -> mysql::Result<T>,
     ) -> Result<T, RequestError> {
         if self.poisoned {
-            return Err(RequestError::given_up());
+            return Err(RequestError::closed());
         }
         let left = by.remaining();
-        if left < least(patience) {
-            return Err(RequestError::too_late());
+        if left < SHORTEST {
+            return Err(RequestError::no_time_left());
         }
         // The kernel's timers end up to an eighth late. But an answer from far away must not be given up just before
         // it comes: that would cost the connection, and with it several round trips.
         let answer = (self.round_trip + self.round_trip / 4).min(left);
         let limit = (left - left / 8).max(answer).min(patience);
-        if let Err(error) = self.set_socket_timeout(limit) {
-            self.poisoned = true;
-            return Err(error);
-        }
+        self.set_socket_timeout(limit)?;
         let conn = &mut self.conn;
         self.sent = Moment::now();
         let outcome = caught(limit, || work(conn));
@@ -231,7 +207,7 @@ impl Connection {
             Err(error) => self.poisoned |= error.is_poison(),
         }
         if !self.poisoned {
-            self.heard_at = now;
+            self.last_reply_at = now;
         }
         outcome
     }
@@ -288,55 +264,31 @@ impl Connection {
     }
 }
 
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection")
-            .field("id", &self.conn.connection_id())
-            .field("poisoned", &self.poisoned)
-            .finish_non_exhaustive()
+impl pool::Pooled for Connection {
+    fn is_broken(&self) -> bool {
+        self.poisoned
+    }
+
+    fn last_reply_at(&self) -> Moment {
+        self.last_reply_at
     }
 }
 
-/// The least time in which a request is made at all. Elsewhere than on Unix the driver shows no socket, and
-/// how long an answer is waited for is fixed when a connection is opened.
-pub(super) fn least(patience: Duration) -> Duration {
-    if cfg!(unix) {
-        patience.min(Duration::from_millis(10))
-    } else {
-        patience
-    }
-}
-
-/// How long an answer is waited for. A server that is far away gets more: where no answer came in time, every
-/// attempt would break its connection, and leave a lease in the row that keeps the mutex from everybody.
-/// Elsewhere than on Unix that is fixed before the round trip is known.
-fn patience(options: &ConnectionOptions, round_trip: Duration) -> Duration {
-    let far = if cfg!(unix) {
-        (round_trip * 2).min(options.longest)
-    } else {
-        Duration::ZERO
-    };
-    options.read_timeout.max(far)
-}
+/// A socket cannot wait for less.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// The session, in one statement.
 ///
 /// utf8mb4, because a server may disregard what the handshake says. UTC, because
 /// `UNIX_TIMESTAMP(NOW())` is an hour wrong in the autumn fold of a local time zone. Strict, because a
 /// server that is not cuts an id to the column's width and never finds it again. REPEATABLE READ, because
-/// under `binlog_format=STATEMENT` the other one refuses every write. The server would close an idle
-/// connection after `wait_timeout`; the pool does that sooner.
-fn session(options: &ConnectionOptions) -> String {
-    let lock_wait = options.lock_wait.as_secs().max(1);
-    format!(
-        "SET NAMES utf8mb4, time_zone = '+00:00', \
-         sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, \
-         /*M!100100 tx_isolation = 'REPEATABLE-READ', */ \
-         /*!80000 transaction_isolation = 'REPEATABLE-READ', */ \
-         innodb_lock_wait_timeout = {lock_wait}, lock_wait_timeout = {lock_wait}, \
-         wait_timeout = 86400"
-    )
-}
+/// under `binlog_format=STATEMENT` the other one refuses every write. The lock waits are [`LOCK_WAIT`]. The server
+/// would close an idle connection after `wait_timeout`; the pool does that sooner.
+const SESSION: &str = "SET NAMES utf8mb4, time_zone = '+00:00', \
+    sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, \
+    /*M!100100 tx_isolation = 'REPEATABLE-READ', */ \
+    /*!80000 transaction_isolation = 'REPEATABLE-READ', */ \
+    innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, wait_timeout = 86400";
 
 /// The driver indexes into packets that a broken server may have sent empty: a panic there is an
 /// answer that we do not understand, and nothing more.
@@ -354,25 +306,26 @@ fn caught<T>(
 ///
 /// For what is shown of an owner that just won and read nothing back, and for the "not after" of an
 /// acquire. Expiry is decided by the server's own clock, and belief counts locally from the send.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct ServerClock {
-    last: Mutex<Option<(u64, Moment)>>,
+    /// What it showed when the local clock began, in epoch milliseconds; zero before the first connection.
+    at_origin: AtomicU64,
 }
 
 impl ServerClock {
     /// The server's clock showed `millis`, in epoch milliseconds, after `sent`.
     pub(crate) fn learn(&self, millis: u64, sent: Moment) {
-        *self.last.lock() = Some((millis, sent));
+        let at_origin = millis.saturating_sub(since_origin(sent));
+        self.at_origin.store(at_origin, Ordering::Relaxed);
     }
 
-    /// Returns the server's epoch milliseconds at `local`, never too early while nobody sets a clock;
-    /// zero before the first connection.
+    /// Returns the server's epoch milliseconds at `local`, unless a clock was set.
     pub(crate) fn millis_at(&self, local: Moment) -> u64 {
-        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        match *self.last.lock() {
-            Some((at, sent)) if local >= sent => at.saturating_add(millis(local - sent)),
-            Some((at, sent)) => at.saturating_sub(millis(sent - local)),
-            None => 0,
-        }
+        let at_origin = self.at_origin.load(Ordering::Relaxed);
+        at_origin.saturating_add(since_origin(local))
     }
+}
+
+fn since_origin(local: Moment) -> u64 {
+    u64::try_from(local.since_origin().as_millis()).unwrap_or(u64::MAX)
 }

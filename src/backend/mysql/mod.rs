@@ -23,13 +23,12 @@
 //! to release. A refused attempt takes one more, to learn who owns the mutex.
 //!
 //! # Waiting
-//! The queue is kept in the row: `waiters` lists the waiting processes, each by a token and each once. A
-//! release hands the mutex over to the first of them, for the claim time of 500 ms, and wakes it with
-//! `KILL QUERY`. Contenders of one process for one mutex wait in a local queue, of which only the head
-//! talks to the server. Two connections per factory wait for any number of mutexes. If nobody can be
-//! woken (a Galera cluster, multi-primary replication, a proxy that shares connections, a server that
-//! refuses `GET_LOCK` or `KILL`, `wakeups=off`), contenders poll; this is logged once, and
-//! `Factory::health` reports why.
+//! The queue is kept in the row: `waiters` lists the waiting contenders by their tokens. A release hands the
+//! mutex over to the first of them, for the claim time of 500 ms, and wakes its process with `KILL QUERY`.
+//! Lockers of one process and mutex pass one at a time, so only one of them stands in the row. Two connections
+//! per factory wait for any number of mutexes. Where no contender can be woken (a Galera cluster,
+//! multi-primary replication, a proxy that shares connections, a server that refuses `GET_LOCK`,
+//! `wakeups=off`), contenders poll; this is logged, and `Factory::health` reports why.
 //!
 //! # Order
 //! First come, first served within a process; processes take turns. Without wake-ups there is no order
@@ -38,7 +37,7 @@
 //! # What it does not protect against
 //! Asynchronous replication can lose an acknowledged row with its primary, and then two contenders may
 //! believe that they own: check the fence where it matters. All processes that share a mutex should use
-//! one MySQL account: those of another account cannot be woken, and poll.
+//! one MySQL account: those of another account cannot be woken, and look once a second.
 
 pub(crate) mod builder;
 pub(crate) mod connection;
@@ -46,28 +45,27 @@ mod contender;
 pub(crate) mod error;
 mod observer;
 mod permits;
-mod queue;
 mod repository;
 mod rows;
 pub(crate) mod server;
 pub(crate) mod table;
-mod waiter;
+mod token;
+mod waiting;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::builder::check_read_timeout;
 use self::connection::{Connector, MysqlPool};
 use self::contender::MysqlContender;
 use self::observer::MysqlObserver;
 use self::permits::{MysqlPermits, PermitSettings};
 use self::rows::{Call, Rows, Whose};
-use self::waiter::Waiter;
+use self::waiting::Waiting;
 use super::{Backend, Condition, Contender, Participant, PermitStore, RawContender, RawObserver};
 use crate::clock::Moment;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::factory::Factory;
-use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::{Lane, PoolSettings};
@@ -85,9 +83,6 @@ pub(super) fn connect(url: &Url) -> Result<Factory> {
     Builder::from_url(url)?.build()
 }
 
-/// How often to look whether a table has been made.
-const MAKING: Duration = Duration::from_millis(50);
-
 /// The mutexes of one table.
 #[derive(Debug)]
 pub(crate) struct Mysql {
@@ -97,77 +92,75 @@ pub(crate) struct Mysql {
 }
 
 /// What the contenders of one factory share.
-#[derive(Debug)]
 struct Database {
-    waiter: Arc<Waiter>,
     rows: Arc<Rows>,
+    waiting: Arc<Waiting>,
+    poll_interval: Duration,
     probe: Probed,
 }
 
 impl Database {
     fn new(
         connector: Connector,
-        table: Arc<table::Table>,
         pool_size: u32,
         poll_interval: Duration,
         wakeups: bool,
     ) -> Result<Database> {
         let probe = Probed::default();
+        let settings = PoolSettings {
+            name: "contend-mysql",
+            size: pool_size,
+            idle_timeout: IDLE,
+            probe: probe.clone(),
+        };
         let rows = Arc::new(Rows {
-            clock: Arc::clone(&connector.clock),
-            pool: MysqlPool::new(
-                connector,
-                PoolSettings {
-                    name: "contend-mysql",
-                    size: pool_size,
-                    idle_timeout: IDLE,
-                    probe: probe.clone(),
-                },
-            )?,
-            table,
+            table: Arc::clone(&connector.table),
+            pool: MysqlPool::new(connector, settings)?,
         });
-        let waiter = Waiter::new(Arc::clone(&rows), poll_interval, wakeups);
         Ok(Database {
-            waiter: Arc::new(waiter),
+            waiting: Arc::new(Waiting::new(Arc::clone(&rows), wakeups)),
             rows,
+            poll_interval,
             probe,
         })
     }
 
-    /// Refuses a lease whose calls could outlast it. On Unix every request has a limit of its own;
-    /// elsewhere how long an answer is waited for is fixed when a connection is opened.
-    fn check_lease(&self, lease: Lease) -> Result<()> {
-        if cfg!(unix) {
-            return Ok(());
-        }
-        check_read_timeout(self.rows.patience(), lease)
-    }
-
-    /// An operator's question.
+    /// A request that loses nothing if it waits.
     fn call<T>(&self, by: Moment, work: impl FnOnce(&mut Call<'_>) -> Result<T>) -> Result<T> {
         self.rows.call(Lane::Other, by, work)
+    }
+
+    /// Ends an ownership and wakes the next contender. Returns `false` if there was none.
+    fn release(&self, mutex: &str, whose: Whose<'_>, by: Moment) -> Result<bool> {
+        self.rows.call(Lane::Owner, by, |call| {
+            let next = call.release(mutex, whose)?;
+            if let Some(next) = next {
+                self.waiting.wake(call, mutex, next);
+            }
+            Ok(next.is_some())
+        })
+    }
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Database({})", self.rows.pool.connector().server)
     }
 }
 
 impl Drop for Database {
     fn drop(&mut self) {
-        self.waiter.stop();
-    }
-}
-
-impl Mysql {
-    fn new(realm: String, database: Database, permits: PermitSettings) -> Mysql {
-        Mysql {
-            realm,
-            database: Arc::new(database),
-            permits,
-        }
+        self.waiting.stop();
     }
 }
 
 impl Backend for Mysql {
     fn realm(&self) -> &str {
         &self.realm
+    }
+
+    fn one_per_process(&self) -> bool {
+        true
     }
 
     /// The permits use the connections of the mutexes.
@@ -177,32 +170,20 @@ impl Backend for Mysql {
     }
 
     fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
-        Ok(Box::new(MysqlContender::new(
-            &self.database,
-            contender,
-            wake,
-        )?))
+        let contender = MysqlContender::new(&self.database, contender, wake);
+        Ok(Box::new(contender))
     }
 
     /// No observer is woken: its view says when to look again.
     fn observer(&self, mutex: &Arc<str>, _wake: &Unparker) -> Result<Box<dyn RawObserver>> {
-        Ok(Box::new(MysqlObserver::new(&self.database, mutex)))
+        Ok(Box::new(MysqlObserver {
+            database: Arc::clone(&self.database),
+            mutex: Arc::clone(mutex),
+        }))
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
-        loop {
-            match self.database.call(by, |call| call.ping()) {
-                // A table may be made more slowly than an answer may come.
-                Err(error)
-                    if error.kind() == ErrorKind::Timeout
-                        && self.database.rows.table.is_to_be_made()
-                        && Moment::now() < by =>
-                {
-                    std::thread::sleep(MAKING);
-                }
-                outcome => return outcome,
-            }
-        }
+        self.database.call(by, |call| call.ping())
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
@@ -210,13 +191,13 @@ impl Backend for Mysql {
         Ok(row.map_or(MutexOwner::NONE, |row| row.owner()))
     }
 
-    /// The tokens of the processes that wait; first the one that the mutex is handed over to.
+    /// The tokens of the contenders that wait; first the one that the mutex is handed over to.
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
         let Some(row) = self.database.call(by, |call| call.look(mutex))? else {
             return Ok(Vec::new());
         };
-        let handed = row.handed_to().filter(|_| !row.is_over());
-        let tokens = handed.into_iter().chain(row.tokens());
+        let handed = row.handed_to.iter().filter(|_| !row.left.is_zero());
+        let tokens = handed.map(String::as_str).chain(row.tokens());
         Ok(tokens.map(|token| Participant::new(token, None)).collect())
     }
 
@@ -226,13 +207,7 @@ impl Backend for Mysql {
 
     /// The owner learns of it with its next renewal: owning needs no connection that could be woken.
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
-        self.database.call(by, |call| {
-            let Some(token) = call.release(mutex, Whose::Fence(fence))? else {
-                return Ok(false);
-            };
-            self.database.waiter.hand_on(call, mutex, token);
-            Ok(true)
-        })
+        self.database.release(mutex, Whose::Fence(fence), by)
     }
 
     fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
@@ -254,7 +229,7 @@ impl Backend for Mysql {
 
     fn condition(&self) -> Condition {
         Condition {
-            wakeups: self.database.waiter.queues.wakeups(),
+            wakeups: self.database.waiting.wakeups(),
             pool: Some(self.database.rows.pool.usage()),
         }
     }

@@ -11,33 +11,20 @@ use crate::owner::MutexOwner;
 use crate::pool::Lane;
 
 pub(super) struct MysqlObserver {
-    database: Arc<Database>,
-    mutex: Arc<str>,
-}
-
-impl MysqlObserver {
-    pub(super) fn new(database: &Arc<Database>, mutex: &Arc<str>) -> MysqlObserver {
-        MysqlObserver {
-            database: Arc::clone(database),
-            mutex: Arc::clone(mutex),
-        }
-    }
+    pub(super) database: Arc<Database>,
+    pub(super) mutex: Arc<str>,
 }
 
 impl RawObserver for MysqlObserver {
     fn observe(&mut self, by: Moment) -> Result<View> {
         let rows = &self.database.rows;
         let row = rows.call(Lane::Other, by, |call| call.look(&self.mutex))?;
-        let look_in = self.database.waiter.poll_interval;
-        Ok(match row {
-            Some(row) if !row.is_over() => View {
-                owner: row.owner(),
-                look_in: look_in.min(row.left() + Duration::from_millis(1)),
-            },
-            _ => View {
-                owner: MutexOwner::NONE,
-                look_in,
-            },
+        let left = row.as_ref().map(|row| row.left);
+        let left = left.filter(|left| !left.is_zero());
+        let poll = self.database.poll_interval;
+        Ok(View {
+            owner: row.map_or(MutexOwner::NONE, |row| row.owner()),
+            look_in: left.map_or(poll, |left| poll.min(left + Duration::from_millis(1))),
         })
     }
 }

@@ -1,10 +1,11 @@
 //! `Repository`: the operations of Simba's repository on one mutex's row, public, for callers that wait, renew
-//! and retry by themselves. Nothing in the crate uses it.
+//! and retry by themselves.
 
 use std::sync::Arc;
 
 use super::Database;
-use super::rows::{Call, NO_TOKEN, Row, Whose};
+use super::rows::{Call, Whose};
+use super::token::Token;
 use crate::backend::{Contender, Purpose};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -18,8 +19,8 @@ use crate::pool::Lane;
 /// [`Builder::repository`](super::Builder::repository).
 #[derive(Clone, Debug)]
 pub struct Repository {
-    database: Arc<Database>,
-    lease: Lease,
+    pub(super) database: Arc<Database>,
+    pub(super) lease: Lease,
 }
 
 /// A row of the mutex table: the owner that it names, if any, and its version.
@@ -38,10 +39,6 @@ pub struct MutexRow {
 }
 
 impl Repository {
-    pub(super) fn new(database: Arc<Database>, lease: Lease) -> Repository {
-        Repository { database, lease }
-    }
-
     /// Creates the table if it is missing: applies `sql/init-mutex.sql`.
     ///
     /// # Errors
@@ -56,13 +53,11 @@ impl Repository {
     /// `Conflict` if it already exists.
     pub fn init_mutex(&self, mutex: &str) -> Result<()> {
         name::check_mutex(mutex)?;
-        if self.call(|call| call.insert(mutex))? {
-            return Ok(());
+        if !self.call(|call| call.insert(mutex))? {
+            let message = format!("the mutex {mutex:?} has its row already");
+            return Err(Error::new(ErrorKind::Conflict, message));
         }
-        Err(Error::new(
-            ErrorKind::Conflict,
-            format!("the mutex {mutex:?} has its row already"),
-        ))
+        Ok(())
     }
 
     /// Creates the row of a mutex. Returns `false` on any error.
@@ -77,8 +72,7 @@ impl Repository {
     /// `NotFound` if there is no row.
     pub fn get_owner(&self, mutex: &str) -> Result<MutexRow> {
         name::check_mutex(mutex)?;
-        self.call(|call| read(call, mutex))?
-            .ok_or_else(|| no_row(mutex))
+        self.call(|call| read(call, mutex))
     }
 
     /// Acquires the mutex for `id`, again if `id` already owns it. Returns `false` if another contender
@@ -105,14 +99,8 @@ impl Repository {
             purpose: Purpose::Lock,
         };
         self.call(|call| {
-            // The server's clock may have been set since it was last read: the look reads it anew.
-            let granted = call.acquire(&contender, NO_TOKEN, false, call.by)?;
-            let row = call.look(mutex)?.ok_or_else(|| no_row(mutex))?;
-            if granted.is_some() || !row.is_for(id, NO_TOKEN) {
-                return Ok(MutexRow::new(mutex, &row));
-            }
-            call.acquire(&contender, NO_TOKEN, false, call.by)?;
-            read(call, mutex)?.ok_or_else(|| no_row(mutex))
+            call.acquire(&contender, Token::NONE)?;
+            read(call, mutex)
         })
     }
 
@@ -123,14 +111,7 @@ impl Repository {
     pub fn release(&self, mutex: &str, id: &str) -> Result<bool> {
         name::check_mutex(mutex)?;
         name::check_id(id)?;
-        self.call(|call| {
-            let Some(token) = call.release(mutex, Whose::Id(id))? else {
-                return Ok(false);
-            };
-            let waiter = &self.database.waiter;
-            waiter.hand_on(call, &mutex.into(), token);
-            Ok(true)
-        })
+        self.database.release(mutex, Whose::Id(id), self.by())
     }
 
     /// Reads the row of a mutex, and creates it first if necessary. Two concurrent calls both succeed.
@@ -140,39 +121,30 @@ impl Repository {
     pub fn ensure_owner(&self, mutex: &str) -> Result<MutexRow> {
         name::check_mutex(mutex)?;
         self.call(|call| {
-            if let Some(row) = read(call, mutex)? {
-                return Ok(row);
-            }
             call.insert(mutex)?;
-            read(call, mutex)?.ok_or_else(|| no_row(mutex))
+            read(call, mutex)
         })
     }
 
     fn call<T>(&self, work: impl FnOnce(&mut Call<'_>) -> Result<T>) -> Result<T> {
-        let by = Moment::now() + self.lease.request_limit();
-        self.database.rows.call(Lane::Owner, by, work)
+        self.database.rows.call(Lane::Owner, self.by(), work)
+    }
+
+    fn by(&self) -> Moment {
+        Moment::now() + self.lease.request_limit()
     }
 }
 
-fn read(call: &mut Call<'_>, mutex: &str) -> Result<Option<MutexRow>> {
-    let row = call.look(mutex)?;
-    Ok(row.map(|row| MutexRow::new(mutex, &row)))
-}
-
-impl MutexRow {
-    fn new(mutex: &str, row: &Row) -> MutexRow {
-        MutexRow {
-            mutex: mutex.to_owned(),
-            owner: row.last_owner(),
-            version: row.version,
-            current_db_at: row.now,
-        }
-    }
-}
-
-fn no_row(mutex: &str) -> Error {
-    Error::new(
-        ErrorKind::NotFound,
-        format!("there is no row for the mutex {mutex:?}; init_mutex or ensure_owner makes it"),
-    )
+fn read(call: &mut Call<'_>, mutex: &str) -> Result<MutexRow> {
+    let row = call.look(mutex)?.ok_or_else(|| {
+        let advice = "init_mutex or ensure_owner makes it";
+        let message = format!("there is no row for the mutex {mutex:?}; {advice}");
+        Error::new(ErrorKind::NotFound, message)
+    })?;
+    Ok(MutexRow {
+        mutex: mutex.to_owned(),
+        owner: row.last_owner,
+        version: row.version,
+        current_db_at: row.now,
+    })
 }

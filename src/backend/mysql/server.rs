@@ -14,27 +14,26 @@ use crate::tls::Tls;
 use crate::url::Url;
 
 /// The server's port unless another one is given.
-const DEFAULT_PORT: u16 = 3306;
+pub(super) const DEFAULT_PORT: u16 = 3306;
 
-/// Far above any statement of ours; given, it saves a round trip per connection.
+/// Above the longest statement, which waits for [many mutexes](super::waiting); given, it saves a round trip per
+/// connection.
 const MAX_PACKET: usize = 4 << 20;
 
-/// Far above the number of statements that one connection sees.
+/// Above the number of statements that one connection sees.
 const STATEMENT_CACHE: usize = 64;
 
-/// A peer that is gone is noticed after 2 s without traffic and 3 probes, one a second.
-const KEEPALIVE_IDLE_MS: u32 = 2_000;
-const KEEPALIVE_INTERVAL_S: u32 = 1;
-const KEEPALIVE_PROBES: u32 = 3;
-
-/// The same for a peer that does not acknowledge what it was sent.
-const USER_TIMEOUT_MS: u32 = 5_000;
+/// Asked for user and password whenever a connection is opened.
+pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
 
 /// A MySQL or MariaDB server and the database on it. Its `Debug` shows no credential.
 #[derive(Clone)]
 pub(crate) struct Server {
     pub(crate) address: Address,
-    pub(crate) credentials: Credentials,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    /// Asked in the place of both.
+    pub(crate) credentials: Option<AskCredentials>,
     pub(crate) database: String,
     pub(crate) tls: Tls,
 }
@@ -48,23 +47,7 @@ pub(crate) enum Address {
     Socket(String),
 }
 
-/// A user and a password.
-pub(super) type LogIn = (Option<String>, Option<String>);
-
-/// Who logs in.
-#[derive(Clone)]
-pub(crate) enum Credentials {
-    /// The same user and password for every connection.
-    Fixed(Option<String>, Option<String>),
-    /// Asked for every connection that is opened: user and password.
-    Asked(Arc<dyn Fn() -> (String, String) + Send + Sync>),
-}
-
 impl Server {
-    /// The parameters that [`Server::from_url`] reads, for the list of known ones.
-    pub(crate) const PARAMETERS: [&'static str; 5] =
-        ["tls", "tls_ca", "tls_cert", "tls_key", "socket"];
-
     pub(crate) fn from_url(url: &Url) -> Result<Server> {
         let mut addresses = url.addresses(DEFAULT_PORT)?.into_iter();
         let address = match (addresses.next(), addresses.next(), url.text("socket")) {
@@ -77,49 +60,33 @@ impl Server {
                 ));
             }
         };
-        let server = Server {
-            address,
-            credentials: Credentials::Fixed(url.user.clone(), url.password.clone()),
-            database: url.path.clone(),
+        Ok(Server {
+            user: url.user.clone(),
+            password: url.password.clone(),
             tls: Tls::from_url(url)?,
-        };
-        server.check()?;
-        Ok(server)
+            ..Server::new(address, &url.path)
+        })
     }
 
-    /// A server at the default port, without TLS.
-    pub(crate) fn new(host: &str, database: &str) -> Server {
+    /// A server without TLS and credentials.
+    pub(crate) fn new(address: Address, database: &str) -> Server {
         Server {
-            address: Address::Tcp(host.to_owned(), DEFAULT_PORT),
-            credentials: Credentials::Fixed(None, None),
+            address,
+            user: None,
+            password: None,
+            credentials: None,
             database: database.to_owned(),
             tls: Tls::default(),
         }
     }
 
-    pub(super) fn set_user(&mut self, name: String) {
-        let password = match &mut self.credentials {
-            Credentials::Fixed(_, password) => password.take(),
-            Credentials::Asked(_) => None,
-        };
-        self.credentials = Credentials::Fixed(Some(name), password);
-    }
-
-    pub(super) fn set_password(&mut self, secret: String) {
-        let user = match &mut self.credentials {
-            Credentials::Fixed(user, _) => user.take(),
-            Credentials::Asked(_) => None,
-        };
-        self.credentials = Credentials::Fixed(user, Some(secret));
-    }
-
     /// Refuses what could not work, before a connection is tried.
     pub(crate) fn check(&self) -> Result<()> {
-        if matches!(&self.address, Address::Tcp(name, _) | Address::Socket(name) if name.is_empty())
-        {
+        let (Address::Tcp(name, _) | Address::Socket(name)) = &self.address;
+        if name.is_empty() {
             return Err(Error::invalid("the MySQL server has no host name"));
         }
-        // A slash would be a table or nothing at all; a backtick or NUL is in nobody's database name.
+        // With a slash it would be a table or nothing at all.
         if self.database.is_empty() || self.database.contains(['/', '`', '\0']) {
             return Err(Error::invalid(format!(
                 "{:?} is not a database name; a URL is mysql://user:password@host:port/database",
@@ -139,24 +106,24 @@ impl Server {
     /// Returns the user and the password to log in with.
     ///
     /// # Errors
-    /// `Unavailable` where the callback that is asked for them panicked: it may be better the next time.
-    pub(super) fn log_in(&self) -> Result<LogIn> {
-        match &self.credentials {
-            Credentials::Fixed(user, password) => Ok((user.clone(), password.clone())),
-            Credentials::Asked(ask) => match catch_unwind(AssertUnwindSafe(|| ask())) {
-                Ok((user, password)) => Ok((Some(user), Some(password))),
-                Err(_) => Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "the credentials callback panicked",
-                )),
-            },
+    /// `Unavailable` where the callback panicked: it may be better the next time.
+    pub(super) fn log_in(&self) -> Result<(Option<String>, Option<String>)> {
+        let Some(ask) = &self.credentials else {
+            return Ok((self.user.clone(), self.password.clone()));
+        };
+        match catch_unwind(AssertUnwindSafe(|| ask())) {
+            Ok((user, password)) => Ok((Some(user), Some(password))),
+            Err(_) => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the credentials callback panicked",
+            )),
         }
     }
 
     /// Opens a connection and does nothing else with it.
     pub(super) fn open(
         &self,
-        (user, password): LogIn,
+        (user, password): (Option<String>, Option<String>),
         connect: Duration,
         read: Duration,
     ) -> mysql::Result<Conn> {
@@ -176,21 +143,11 @@ impl Server {
             .ssl_opts(self.ssl_opts());
         let options = match &self.address {
             Address::Socket(path) => options.socket(Some(path.clone())),
-            Address::Tcp(host, port) => {
-                let options = options
-                    .ip_or_hostname(Some(bracketed(host)))
-                    .tcp_port(*port)
-                    .tcp_connect_timeout(Some(connect))
-                    .tcp_nodelay(true)
-                    .tcp_keepalive_time_ms(Some(KEEPALIVE_IDLE_MS));
-                #[cfg(any(target_os = "linux", target_os = "macos"))]
-                let options = options
-                    .tcp_keepalive_probe_interval_secs(Some(KEEPALIVE_INTERVAL_S))
-                    .tcp_keepalive_probe_count(Some(KEEPALIVE_PROBES));
-                #[cfg(target_os = "linux")]
-                let options = options.tcp_user_timeout_ms(Some(USER_TIMEOUT_MS));
-                options
-            }
+            Address::Tcp(host, port) => options
+                .ip_or_hostname(Some(bracketed(host)))
+                .tcp_port(*port)
+                .tcp_connect_timeout(Some(connect))
+                .tcp_nodelay(true),
         };
         Conn::new(options)
     }
@@ -201,23 +158,20 @@ impl Server {
         }
         let options = SslOpts::default().with_root_cert_path(self.tls.ca.clone());
         #[cfg(feature = "tls")]
-        let options = options.with_client_identity(
-            self.tls
-                .cert
-                .clone()
-                .zip(self.tls.key.clone())
-                .map(|(cert, key)| mysql::ClientIdentity::new(cert, key)),
-        );
+        let options = {
+            let own = self.tls.cert.clone().zip(self.tls.key.clone());
+            options
+                .with_client_identity(own.map(|(cert, key)| mysql::ClientIdentity::new(cert, key)))
+        };
         Some(options)
     }
 }
 
 /// Both the driver and a URL write a v6 address in brackets.
 fn bracketed(host: &str) -> String {
-    if host.contains(':') {
-        format!("[{host}]")
-    } else {
-        host.to_owned()
+    match host.contains(':') {
+        true => format!("[{host}]"),
+        false => host.to_owned(),
     }
 }
 

@@ -33,7 +33,7 @@ use self::sql::{
     quote_all, quote_option, rows,
 };
 use self::transaction::{Answers, Freed, Transaction};
-use super::connection::Connection;
+use super::connection::{Connection, LOCK_WAIT};
 use super::error::RequestError;
 use super::rows::Rows;
 use crate::backend::permit_store::{
@@ -89,8 +89,8 @@ impl MysqlPermits {
             poll_interval: settings.poll_interval,
             statements: Statements::new(prefix)?,
             combiner: Combiner::default(),
-            read_timeout: rows.patience(),
-            patience: rows.patience().max(lock_wait(rows) + BEYOND_LOCK_WAIT),
+            read_timeout: rows.request_limit(),
+            patience: rows.request_limit().max(LOCK_WAIT + BEYOND_LOCK_WAIT),
             rows: Arc::clone(rows),
         })
     }
@@ -609,12 +609,6 @@ impl PermitStore for MysqlPermits {
 
 fn names(permits: &[(Arc<str>, u32)]) -> Vec<Arc<str>> {
     permits.iter().map(|(name, _)| Arc::clone(name)).collect()
-}
-
-/// How long the server lets a statement wait for a row: whole seconds, as the session sets it.
-fn lock_wait(rows: &Rows) -> Duration {
-    let seconds = rows.pool.connector().options.lock_wait.as_secs();
-    Duration::from_secs(seconds.max(1))
 }
 
 fn mixed_up() -> Error {
