@@ -2,7 +2,6 @@
 -- in the line of the semaphore that it was found short of. It takes nothing of a semaphore while another process has waited
 -- there for longer. It keeps its place when it moves to another line, so the one that came first is never held up by others.
 --
--- KEYS   1 to 5
 -- ARGV   1 external id   2 token   3 owner or ''   4 ttl in ms or 0   5 '1': take over   6 '1': keep the record after its
 --        release, '0': the id is not used again   7.. name, count, sorted by name; then process, '' if it does not wait; the
 --        name of the line in which this request stands, or ''; '1' if other requests of the process stand there; not after:

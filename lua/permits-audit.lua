@@ -1,6 +1,5 @@
 -- Compares the counts with the records, and corrects them if asked to. Reads everything that is held at once.
 --
--- KEYS   1 to 5
 -- ARGV   1 '1': correct
 -- Result { 1, now, name, permits counted, permits held; ... } where counts and records differ
 -- Invariant: after a correction u:NAME and r:NAME are the sums over the records in `held`.

@@ -1,6 +1,5 @@
 -- Leaves the line of a semaphore, and tells the next process if something is free.
 --
--- KEYS   1 to 5
 -- ARGV   1 name   2 process
 -- Result { 1, now }
 -- Invariant: the other processes keep their places.

@@ -1,6 +1,5 @@
 -- Reads. Requests and history come page by page: repeat with the cursor until it is '0'.
 --
--- KEYS   1 to 5, for the history 1 to 6
 -- ARGV   1 'status'    2 external id
 --        1 'held'      2 name or '' for all   3 cursor
 --        1 'usage'     2 name or '' for all

@@ -1,4 +1,4 @@
--- Semaphores: what all scripts of permits share. It is put in front of each of them.
+-- Semaphores: what all scripts of permits share. It is put in front of each of them. All take the same keys.
 --
 -- KEYS   1 P:counts    hash    c:NAME capacity; u:NAME permits held; r:NAME requests that hold some; fence: the last one;
 --                              w:LENGTH:NAME:PROCESS place of a waiting process, and the µs until which it counts as alive
@@ -14,8 +14,9 @@
 -- A record is a JSON array: token, fence, ttl in ms or 0, ms of the first grant, 1 if it is kept after its release, owner or
 -- '', then names and counts. Token and fence are text: numbers in JSON have 14 digits here. (Arguments of redis.call have 17.)
 --
--- Invariant: u:NAME is the sum over the records in `held`. An id is in `held` or in `released`, never in both. Each key but
--- the stream has a member '', which is no request, so that it exists wherever its slot is being moved to.
+-- Invariant: u:NAME is the sum over the records in `held`. An id is in `held` or in `released`, never in both. All
+-- keys exist from the first semaphore on, by a member '' that is no request: a slot that is being moved answers for keys
+-- that exist.
 local call = redis.call
 local COUNTS, REQUESTS, HELD, RELEASED, QUEUE, HISTORY = unpack(KEYS)
 local TOKEN, FENCE, TTL, CREATED, KEPT, OWNER, PERMITS = 1, 2, 3, 4, 5, 6, 7

@@ -1,6 +1,5 @@
 -- Deletes requests that were released long ago, or old changes of capacities.
 --
--- KEYS   1 to 5, for the history 1 to 6
 -- ARGV   1 'requests' or 'history'   2 how old they are at least, in ms   3 at most so many
 -- Result { how many, now }
 -- Invariant: what is held stays.

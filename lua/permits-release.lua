@@ -1,6 +1,5 @@
 -- Gives back what one grant holds, or whatever is held under an id.
 --
--- KEYS   1 to 5
 -- ARGV   1 external id   2 token, or '' for any grant
 -- Result { 1, now, name, count, ... } released; { 0, now } not held, or by another grant; { -1, now } no such request
 -- Invariant: a released request is held no more. Its record stays if the id is a caller's, and tells that it is used up.

@@ -1,6 +1,5 @@
 -- Lets the ttl of grants begin anew.
 --
--- KEYS   1 to 5
 -- ARGV   external id, token or '' for any grant; ...
 -- Result { 1, now, for each: 1 renewed, 0 not held or by another grant, -1 no such request }
 -- Invariant: no grant ends earlier than before, and none that was taken back is held again.

@@ -1,6 +1,5 @@
 -- Makes or deletes a semaphore, or sets its capacity and records the change.
 --
--- KEYS   1 to 5, to set 1 to 6
 -- ARGV   1 'create', 'set' or 'delete'   2 name   3 capacity   4 who changes it, or ''
 -- Result create: { 1, now }, or { 0, now } if it is there; it is not changed
 --        set:    { 1, now, capacity before }, or { -1, now }
@@ -12,6 +11,9 @@ if ARGV[1] == 'create' then
   call('ZADD', HELD, 'NX', '+inf', '')
   call('ZADD', RELEASED, 'NX', '+inf', '')
   call('ZADD', QUEUE, 'NX', 0, '')
+  if call('EXISTS', HISTORY) == 0 then
+    call('XADD', HISTORY, 'MAXLEN', 0, '*', 'name', '') -- leaves an empty stream
+  end
   return { call('HSETNX', COUNTS, 'c:' .. name, ARGV[3]), now }
 end
 local seen = count(name)

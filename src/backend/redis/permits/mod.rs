@@ -22,9 +22,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use self::reply::{Fields, Record, some};
+use self::reply::{Fields, Record};
 use super::Common;
-use super::keys::Keys;
 use super::script::{Command, Script, ms};
 use super::subscriber::Subscription;
 use crate::backend::permit_store::{
@@ -39,40 +38,37 @@ use crate::pool::Lane;
 /// How often a waiting request tries without being told to: more often than its process would lose its place.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The keys that most scripts take; the history comes last.
-const KEYS: usize = 5;
-const KEYS_WITH_HISTORY: usize = 6;
-
 /// The semaphores of one prefix.
 pub(super) struct RedisPermits {
     common: Arc<Common>,
     scripts: Scripts,
-    keys: [String; KEYS_WITH_HISTORY],
-    slot: u16,
     /// This factory, in the lines of the semaphores.
     process: String,
-    /// To the channel on which it hears that its turn has come, once a request waits.
+    /// To the channel on which it hears that its turn has come.
     subscription: Mutex<Option<Subscription>>,
 }
 
-#[derive(Debug)]
+/// The scripts with their keys; a call appends its arguments.
 struct Scripts {
-    acquire: Arc<Script>,
-    leave: Arc<Script>,
-    release: Arc<Script>,
-    renew: Arc<Script>,
-    semaphore: Arc<Script>,
-    look: Arc<Script>,
-    sweep: Arc<Script>,
-    purge: Arc<Script>,
-    audit: Arc<Script>,
+    acquire: Command,
+    leave: Command,
+    release: Command,
+    renew: Command,
+    semaphore: Command,
+    look: Command,
+    sweep: Command,
+    purge: Command,
+    audit: Command,
 }
 
 impl Scripts {
-    fn new() -> Scripts {
+    fn new(prefix: &str, slot: u16) -> Scripts {
+        let keys = ["counts", "requests", "held", "released", "queue", "history"];
+        let keys = keys.map(|name| format!("{}:{name}", tagged(prefix)));
+        let keys = keys.each_ref().map(String::as_str);
         let script = |text: &str| {
             let prelude = include_str!("../../../../lua/permits-prelude.lua");
-            Script::new(format!("{prelude}{text}"))
+            Command::script(&Script::new(format!("{prelude}{text}")), slot, &keys)
         };
         Scripts {
             acquire: script(include_str!("../../../../lua/permits-acquire.lua")),
@@ -88,110 +84,81 @@ impl Scripts {
     }
 }
 
+/// What the keys and channels of a prefix begin with.
+fn tagged(prefix: &str) -> String {
+    format!("{prefix}:permits:{{{prefix}}}")
+}
+
+fn flag(set: bool) -> &'static str {
+    if set { "1" } else { "0" }
+}
+
 impl RedisPermits {
     pub(super) fn new(common: &Arc<Common>) -> RedisPermits {
         let prefix = &common.settings.prefix;
-        let key = |name| format!("{prefix}:permits:{{{prefix}}}:{name}");
         RedisPermits {
-            scripts: Scripts::new(),
-            keys: ["counts", "requests", "held", "released", "queue", "history"].map(key),
-            slot: Keys::of(prefix, prefix).slot,
+            scripts: Scripts::new(prefix, common.keys(prefix).slot),
             process: format!("{:032x}", rand::random::<u128>()),
             subscription: Mutex::new(None),
             common: Arc::clone(common),
         }
     }
 
-    fn run(
-        &self,
-        script: &Arc<Script>,
-        keys: usize,
-        arguments: &[&str],
-        lane: Lane,
-        by: Moment,
-    ) -> Result<Fields> {
-        let keys: Vec<&str> = self.keys.iter().take(keys).map(String::as_str).collect();
-        let command = Command::script(script, self.slot, &keys).arg(arguments);
-        Fields::of((self.common.deployment).call(lane, by, &command)?)
+    /// Runs a script whose reply begins with a code, which is returned.
+    fn ask(&self, lane: Lane, by: Moment, command: Command) -> Result<(i64, Fields)> {
+        let value = self.common.deployment.call(lane, by, &command)?;
+        let mut fields = Fields::of(value)?;
+        Ok((fields.code()?, fields))
     }
 
-    /// Runs a script whose reply begins with a code and the server's time. Returns the code.
-    fn ask(
-        &self,
-        script: &Arc<Script>,
-        keys: usize,
-        arguments: &[&str],
-        by: Moment,
-    ) -> Result<(i64, Fields)> {
-        let mut fields = self.run(script, keys, arguments, Lane::Other, by)?;
-        let (code, _now): (i64, i64) = (fields.number()?, fields.number()?);
-        Ok((code, fields))
-    }
-
-    /// Reads all pages of `what`. Returns the server's time of the first one.
+    /// Runs a script page by page; its last argument is the cursor. Returns the server's time of the first page;
+    /// `None` if the script knows no such semaphore.
     fn pages(
         &self,
-        what: &str,
-        name: &str,
         by: Moment,
+        command: &Command,
         mut each: impl FnMut(&mut Fields) -> Result<()>,
-    ) -> Result<StoreTime> {
-        let keys = if what == "history" {
-            KEYS_WITH_HISTORY
-        } else {
-            KEYS
-        };
+    ) -> Result<Option<StoreTime>> {
         let (mut cursor, mut began): (Arc<str>, _) = (Arc::from("0"), None);
         loop {
-            let arguments = [what, name, &cursor];
-            let mut page = self.run(&self.scripts.look, keys, &arguments, Lane::Other, by)?;
+            let command = command.clone().arg(&*cursor);
+            let value = self.common.deployment.call(Lane::Other, by, &command)?;
+            let mut page = Fields::of(value)?;
             cursor = page.text()?;
-            if cursor.is_empty() {
-                return Err(no_such_semaphore(name));
-            }
             let now = page.number()?;
             let began = *began.get_or_insert(now);
             while !page.is_empty() {
                 each(&mut page)?;
             }
-            if &*cursor == "0" {
-                return Ok(began);
+            match &*cursor {
+                "" => return Ok(None),
+                "0" => return Ok(Some(began)),
+                _ => {}
             }
         }
     }
 
     /// Makes one attempt; `place` for a request that waits.
     fn attempt(&self, request: &Request, place: Option<&Standing>, by: Moment) -> Result<Outcome> {
-        let flag = |set| if set { "1" } else { "0" };
-        let token = request.token.to_string();
-        let ttl = request.ttl.map_or(0, ms).to_string();
-        let counts = request.permits.iter().map(|(_, count)| count.to_string());
-        let counts: Vec<String> = counts.collect();
-        let mut arguments = vec![
-            &*request.external_id,
-            &*token,
-            request.owner.as_deref().unwrap_or_default(),
-            &*ttl,
-            flag(request.take_over),
-            flag(!request.generated),
-        ];
-        for ((name, _), count) in request.permits.iter().zip(&counts) {
-            arguments.extend([&**name, &**count]);
+        let mut command = (self.scripts.acquire.clone())
+            .arg(&*request.external_id)
+            .arg(request.token)
+            .arg(request.owner.as_deref().unwrap_or_default())
+            .arg(request.ttl.map_or(0, ms))
+            .arg(flag(request.take_over))
+            .arg(flag(!request.generated));
+        for (name, count) in &request.permits {
+            command = command.arg(&**name).arg(*count);
         }
-        arguments.extend([
-            place.map_or("", |_| &*self.process),
-            place.and_then(|it| it.line.as_deref()).unwrap_or_default(),
-            flag(place.is_some_and(|it| it.others)),
-        ]);
-        let keys: Vec<&str> = self.keys.iter().take(KEYS).map(String::as_str).collect();
-        let command = Command::script(&self.scripts.acquire, self.slot, &keys);
-        let command = command.arg(&arguments).not_after();
+        let command = command
+            .arg(place.map_or("", |_| &*self.process))
+            .arg(place.and_then(|it| it.line.as_deref()).unwrap_or_default())
+            .arg(flag(place.is_some_and(|it| it.others)))
+            .not_after();
         let mut late = false;
         loop {
             let sent = Moment::now();
-            let deployment = &self.common.deployment;
-            let mut reply = Fields::of(deployment.call(Lane::Other, by, &command)?)?;
-            let (code, _now): (i64, i64) = (reply.number()?, reply.number()?);
+            let (code, mut reply) = self.ask(Lane::Other, by, command.clone())?;
             let outcome = match code {
                 1 => Some(Outcome::Granted(granted(request, sent, &mut reply)?)),
                 0 => Some(Outcome::Exhausted(Exhausted {
@@ -248,8 +215,11 @@ fn granted(request: &Request, sent: Moment, reply: &mut Fields) -> Result<Grant>
     })
 }
 
-fn token_of(grant: &GrantId) -> String {
-    grant.token.map(|it| it.to_string()).unwrap_or_default()
+/// Appends what names a grant.
+fn named(command: Command, grant: &GrantId) -> Command {
+    let token = grant.token.map(|token| token.to_string());
+    let command = command.arg(&*grant.external_id);
+    command.arg(token.unwrap_or_default())
 }
 
 impl PermitStore for RedisPermits {
@@ -266,9 +236,8 @@ impl PermitStore for RedisPermits {
     }
 
     fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool> {
-        let capacity = capacity.to_string();
-        let arguments = ["create", name, &capacity];
-        let (code, _) = self.ask(&self.scripts.semaphore, KEYS, &arguments, by)?;
+        let command = self.scripts.semaphore.clone().arg("create").arg(name);
+        let (code, _) = self.ask(Lane::Other, by, command.arg(capacity))?;
         Ok(code == 1)
     }
 
@@ -279,23 +248,22 @@ impl PermitStore for RedisPermits {
         changed_by: Option<&str>,
         by: Moment,
     ) -> Result<u32> {
-        let capacity = capacity.to_string();
-        let arguments = ["set", name, &capacity, changed_by.unwrap_or_default()];
-        let script = &self.scripts.semaphore;
-        let (code, mut reply) = self.ask(script, KEYS_WITH_HISTORY, &arguments, by)?;
-        match code {
-            1 => reply.number(),
+        let command = self.scripts.semaphore.clone().arg("set").arg(name);
+        let command = command.arg(capacity).arg(changed_by.unwrap_or_default());
+        match self.ask(Lane::Other, by, command)? {
+            (1, mut reply) => reply.number(),
             _ => Err(no_such_semaphore(name)),
         }
     }
 
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>> {
+        let command = self.scripts.look.clone().arg("history").arg(name);
         let mut history = Vec::new();
-        self.pages("history", name, by, |page| {
+        self.pages(by, &command, |page| {
             history.push(CapacityChange {
                 semaphore: Arc::from(name),
                 changed_at: page.number()?,
-                changed_by: some(page.text()?),
+                changed_by: page.some_text()?,
                 from: page.number()?,
                 to: page.number()?,
             });
@@ -305,8 +273,8 @@ impl PermitStore for RedisPermits {
     }
 
     fn delete(&self, name: &str, by: Moment) -> Result<bool> {
-        let script = &self.scripts.semaphore;
-        match self.ask(script, KEYS, &["delete", name], by)? {
+        let command = self.scripts.semaphore.clone().arg("delete").arg(name);
+        match self.ask(Lane::Other, by, command)? {
             (0, mut reply) => {
                 let (capacity, held) = (reply.number()?, reply.number()?);
                 Err(semaphore_in_use(name, held, capacity))
@@ -316,8 +284,9 @@ impl PermitStore for RedisPermits {
     }
 
     fn usage(&self, name: Option<&str>, by: Moment) -> Result<Vec<Usage>> {
-        let arguments = ["usage", name.unwrap_or_default()];
-        let (_, mut reply) = self.ask(&self.scripts.look, KEYS, &arguments, by)?;
+        let command = self.scripts.look.clone().arg("usage");
+        let command = command.arg(name.unwrap_or_default());
+        let (_, mut reply) = self.ask(Lane::Other, by, command)?;
         let mut found = Vec::new();
         while !reply.is_empty() {
             let semaphore = reply.text()?;
@@ -336,18 +305,21 @@ impl PermitStore for RedisPermits {
     }
 
     fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>> {
+        let command = self.scripts.look.clone().arg("held").arg(name);
         // A request may be on two pages.
         let mut holders = BTreeMap::new();
-        self.pages("held", name, by, |page| {
+        let known = self.pages(by, &command, |page| {
             let holder = page.record()?.holder(name);
             holders.extend(holder.map(|it| (it.fence, it)));
             Ok(())
         })?;
+        known.ok_or_else(|| no_such_semaphore(name))?;
         Ok(holders.into_values().collect())
     }
 
     fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>> {
-        match self.ask(&self.scripts.look, KEYS, &["status", external_id], by)? {
+        let command = self.scripts.look.clone().arg("status").arg(external_id);
+        match self.ask(Lane::Other, by, command)? {
             (0, _) => Ok(None),
             (_, reply) => Ok(Some(Record::read(reply)?.status)),
         }
@@ -358,14 +330,8 @@ impl PermitStore for RedisPermits {
     }
 
     fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Renewed>> {
-        let tokens: Vec<String> = grants.iter().map(token_of).collect();
-        let named = grants.iter().zip(&tokens);
-        let arguments: Vec<&str> = named
-            .flat_map(|(grant, token)| [&*grant.external_id, &**token])
-            .collect();
-        // These keys exist while something is held, so a slot that is being moved answers.
-        let mut reply = self.run(&self.scripts.renew, KEYS, &arguments, Lane::Owner, by)?;
-        let (_code, _now): (i64, i64) = (reply.number()?, reply.number()?);
+        let command = grants.iter().fold(self.scripts.renew.clone(), named);
+        let (_, mut reply) = self.ask(Lane::Owner, by, command)?;
         let mut renewed = Vec::with_capacity(grants.len());
         while !reply.is_empty() {
             renewed.push(match reply.number::<i64>()? {
@@ -378,15 +344,16 @@ impl PermitStore for RedisPermits {
     }
 
     fn release(&self, grant: &GrantId, by: Moment) -> Result<Released> {
-        let token = token_of(grant);
-        let arguments = [&*grant.external_id, &*token];
-        let mut reply = self.run(&self.scripts.release, KEYS, &arguments, Lane::Owner, by)?;
-        let (code, _now): (i64, i64) = (reply.number()?, reply.number()?);
-        Ok(match code {
-            1 => Released::Permits(reply.permits(|name, count| (name, count))?),
-            0 => Released::AlreadyReleased,
-            _ => Released::Unknown,
-        })
+        let command = named(self.scripts.release.clone(), grant);
+        let answer = self.common.deployment.ask(Lane::Owner, by, &command)?;
+        let mut reply = Fields::of(answer.value)?;
+        match (reply.code()?, answer.doubt) {
+            (1, _) => Ok(Released::Permits(reply.counts()?)),
+            // The first of two requests may have released them.
+            (_, Some(error)) => Err(error),
+            (0, None) => Ok(Released::AlreadyReleased),
+            _ => Ok(Released::Unknown),
+        }
     }
 
     fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>> {
@@ -398,49 +365,41 @@ impl PermitStore for RedisPermits {
             }
             Sweep::Owner(owner, before) => ("owner", *before, &**owner, Reason::OwnerDead),
         };
-        let since = since.to_string();
-        let mut cursor: Arc<str> = Arc::from("0");
+        let command = self.scripts.sweep.clone().arg(what).arg(since).arg(owner);
         let mut swept = Vec::new();
-        loop {
-            let arguments = [&*cursor, what, &since, owner];
-            let page = self.run(&self.scripts.sweep, KEYS, &arguments, Lane::Other, by);
-            let mut page = match page {
-                Err(_) if !swept.is_empty() => return Ok(swept),
-                page => page?,
-            };
-            cursor = page.text()?;
-            let _now: i64 = page.number()?;
-            while !page.is_empty() {
-                swept.push(page.record()?.swept(reason));
-            }
-            if &*cursor == "0" {
-                return Ok(swept);
-            }
+        let all = self.pages(by, &command, |page| {
+            swept.push(page.record()?.swept(reason));
+            Ok(())
+        });
+        match all {
+            Err(error) if swept.is_empty() => Err(error),
+            _ => Ok(swept),
         }
     }
 
     fn owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
+        let command = self.scripts.look.clone().arg("held").arg("");
         let mut owners = BTreeSet::new();
-        let began = self.pages("held", "", by, |page| {
+        let began = self.pages(by, &command, |page| {
             owners.extend(page.record()?.status.owner);
             Ok(())
         })?;
-        Ok((owners.into_iter().collect(), began))
+        Ok((owners.into_iter().collect(), began.unwrap_or(0)))
     }
 
     fn purge(&self, what: Purge, age: Duration, batch: usize, by: Moment) -> Result<u64> {
-        let (what, keys) = match what {
-            Purge::Requests => ("requests", KEYS),
-            Purge::History => ("history", KEYS_WITH_HISTORY),
+        let what = match what {
+            Purge::Requests => "requests",
+            Purge::History => "history",
         };
-        let arguments = [what, &ms(age).to_string(), &batch.to_string()];
-        let (purged, _) = self.ask(&self.scripts.purge, keys, &arguments, by)?;
+        let command = self.scripts.purge.clone().arg(what).arg(ms(age));
+        let (purged, _) = self.ask(Lane::Other, by, command.arg(batch))?;
         Ok(u64::try_from(purged).unwrap_or(0))
     }
 
     fn audit(&self, repair: bool, by: Moment) -> Result<Vec<Discrepancy>> {
-        let repair = if repair { "1" } else { "0" };
-        let (_, mut reply) = self.ask(&self.scripts.audit, KEYS, &[repair], by)?;
+        let command = self.scripts.audit.clone().arg(flag(repair));
+        let (_, mut reply) = self.ask(Lane::Other, by, command)?;
         let mut found = Vec::new();
         while !reply.is_empty() {
             found.push(Discrepancy {
@@ -460,8 +419,9 @@ impl PermitStore for RedisPermits {
 impl ServerLines for RedisPermits {
     fn on_turn(&self, turn: OnTurn) {
         let prefix = &self.common.settings.prefix;
-        let channel = format!("{prefix}:permits:{{{prefix}}}:turn:{}", self.process);
-        let subscription = Subscription::of_permits(&channel, self.slot, turn);
+        let channel = format!("{}:turn:{}", tagged(prefix), self.process);
+        let slot = self.common.keys(prefix).slot;
+        let subscription = Subscription::of_permits(&channel, slot, turn);
         *self.subscription.lock() = Some(subscription);
     }
 
@@ -476,9 +436,9 @@ impl ServerLines for RedisPermits {
     }
 
     fn leave(&self, semaphore: &str, by: Moment) -> Result<()> {
-        let arguments = [semaphore, &*self.process];
-        self.ask(&self.scripts.leave, KEYS, &arguments, by)
-            .map(drop)
+        let command = self.scripts.leave.clone().arg(semaphore);
+        self.ask(Lane::Other, by, command.arg(&*self.process))?;
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@ use ::redis::Value;
 
 use crate::backend::permit_store::{Holder, Permit, Reason, RequestStatus, Swept};
 use crate::backend::redis::error::not_understood;
+use crate::backend::redis::script::integer;
 use crate::error::Result;
 
 /// The fields of a reply, read one after the other.
@@ -31,17 +32,14 @@ impl Fields {
         }
     }
 
+    /// Reads a text; an empty one stands for none.
+    pub(super) fn some_text(&mut self) -> Result<Option<Arc<str>>> {
+        Ok(Some(self.text()?).filter(|text| !text.is_empty()))
+    }
+
     /// Reads a number, which may be written as text.
     pub(super) fn number<T: TryFrom<i64>>(&mut self) -> Result<T> {
-        let number = match self.0.next() {
-            Some(Value::Int(number)) => Some(number),
-            Some(Value::BulkString(text)) => std::str::from_utf8(&text)
-                .ok()
-                .and_then(|it| it.parse().ok()),
-            _ => None,
-        };
-        let number = number.and_then(|number| T::try_from(number).ok());
-        number.ok_or_else(not_understood)
+        T::try_from(integer(self.0.next().as_ref())?).map_err(|_| not_understood())
     }
 
     /// Reads milliseconds; `None` for -1.
@@ -50,19 +48,26 @@ impl Fields {
         Ok(u64::try_from(ms).ok().map(Duration::from_millis))
     }
 
+    /// Reads the code that a reply begins with, and passes over the server's time.
+    pub(super) fn code(&mut self) -> Result<i64> {
+        let code = self.number();
+        self.0.next();
+        code
+    }
+
     /// Reads names and counts up to the end.
-    pub(super) fn permits<T>(&mut self, each: impl Fn(Arc<str>, u32) -> T) -> Result<Vec<T>> {
-        let mut permits = Vec::new();
+    pub(super) fn counts(&mut self) -> Result<Vec<(Arc<str>, u32)>> {
+        let mut counts = Vec::new();
         while !self.is_empty() {
-            permits.push(each(self.text()?, self.number()?));
+            counts.push((self.text()?, self.number()?));
         }
-        Ok(permits)
+        Ok(counts)
     }
 
     /// Reads a record inside of this reply.
     pub(super) fn record(&mut self) -> Result<Record> {
         let mut record = Fields::of(self.0.next().unwrap_or(Value::Nil))?;
-        let (_code, _now): (i64, i64) = (record.number()?, record.number()?);
+        record.code()?;
         Record::read(record)
     }
 }
@@ -81,18 +86,19 @@ impl Record {
         let held = fields.number::<i64>()? == 1;
         let _token = fields.text()?;
         let fence = fields.number()?;
-        let owner = some(fields.text()?);
+        let owner = fields.some_text()?;
         let ttl = fields.ms()?.filter(|ttl| !ttl.is_zero());
         let expires_in = fields.ms()?;
         let held_for = fields.ms()?.unwrap_or_default();
-        let permits = fields.permits(|semaphore, count| Permit {
+        let permits = fields.counts()?.into_iter();
+        let permits = permits.map(|(semaphore, count)| Permit {
             semaphore,
             count,
             fence,
-        })?;
+        });
         let status = RequestStatus {
             held,
-            permits,
+            permits: permits.collect(),
             owner,
             ttl,
             expires_in,
@@ -125,9 +131,4 @@ impl Record {
             reason,
         }
     }
-}
-
-/// An empty text stands for none.
-pub(super) fn some(text: Arc<str>) -> Option<Arc<str>> {
-    Some(text).filter(|text| !text.is_empty())
 }
