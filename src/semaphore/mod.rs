@@ -2,8 +2,8 @@
 //!
 //! A semaphore is a named capacity. A [`PermitRequest`] takes permits from one or more of them, all or
 //! none. A [`PermitGuard`] holds permits, renews them in the background, and gives them back when it is
-//! dropped. Semaphores are stored in tables of a MySQL or MariaDB server, or in the memory of one process
-//! for tests and development.
+//! dropped. Semaphores are stored in tables of a MySQL or MariaDB server, on Redis, or in the memory of one
+//! process for tests and development.
 //!
 //! ```
 //! use contend::semaphore::PermitRequest;
@@ -37,7 +37,8 @@
 //! # Waiting
 //! Requests of one factory are served in the order in which they came, each as soon as its own
 //! semaphores allow it; a request that waits for one semaphore does not block requests for another.
-//! Between processes there is no order: the first request of each process polls, after 50 ms and then less often, at
+//! On Redis, processes take turns, and a release tells the next one. Elsewhere there is no order between processes: the
+//! first request of each process polls, after 50 ms and then less often, at
 //! least every 250 ms.
 //!
 //! # Lost replies

@@ -103,7 +103,7 @@ impl Semaphores {
         Ok(self.shared.get()?.store.realm())
     }
 
-    /// Creates the tables if they are missing. Does nothing on memory.
+    /// Creates the tables if they are missing. Does nothing on memory and Redis.
     ///
     /// # Errors
     /// `Misconfigured` if tables of the same names exist that are not contend's or are of another

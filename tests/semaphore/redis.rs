@@ -438,7 +438,13 @@ fn lost_reply_is_found_by_a_retry() {
     });
 }
 
-/// The commands that a Redis server ran from scripts.
+/// How many places processes have in the lines of the semaphores.
+fn lines(server: &RedisServer) -> u64 {
+    let members = server.cli(&["ZCARD", "simba:permits:{simba}:queue"]);
+    members.trim().parse::<u64>().unwrap() - 1
+}
+
+/// How many scripts the server ran.
 fn scripts_run(server: &RedisServer) -> u64 {
     let stats = server.cli(&["INFO", "commandstats"]);
     let line = stats
@@ -473,9 +479,7 @@ fn processes_take_turns() {
                 }
             }
             // Both stand in line.
-            wait_until(PATIENCE, "both processes wait", || {
-                server.cli(&["ZCARD", "simba:permits:{simba}:queue"]).trim() == "3"
-            });
+            wait_until(PATIENCE, "both processes wait", || lines(&server) == 2);
             let (before, began) = (scripts_run(&server), Instant::now());
             drop(held);
             let first: Vec<usize> = (0..40).map(|_| grants.recv().unwrap()).collect();
@@ -489,7 +493,7 @@ fn processes_take_turns() {
         // Without messages each would wait for a poll, 100 ms on average.
         assert!(took < ms(2_500), "{took:?}");
         wait_until(PATIENCE, "nothing is left of the lines", || {
-            server.cli(&["ZCARD", "simba:permits:{simba}:queue"]).trim() == "1"
+            lines(&server) == 0
         });
     });
 }
@@ -528,10 +532,7 @@ fn giving_up_leaves_the_line() {
         acquired(here.acquire(&want("held", "a", 1)).unwrap());
         let late = here.acquire_for(&want("late", "a", 1), ms(300)).unwrap();
         assert!(matches!(late, Acquisition::Exhausted(_)), "{late:?}");
-        assert_eq!(
-            server.cli(&["ZCARD", "simba:permits:{simba}:queue"]).trim(),
-            "1"
-        );
+        assert_eq!(lines(&server), 0);
         let elsewhere = connect(&server.url());
         here.release("held").unwrap();
         acquired(
@@ -561,5 +562,46 @@ fn generated_request_leaves_nothing() {
         let id = guard.external_id();
         guard.release().unwrap();
         assert_eq!(here.status(&id).unwrap(), None);
+    });
+}
+
+/// What `contend::redis` lists is enough, for waiting processes too.
+#[test]
+fn listed_rights_suffice() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let mut user = vec!["ACL", "SETUSER", "app", "on", ">pw", "resetchannels"];
+        let rights = "~simba:* &simba:* +eval +evalsha +publish +subscribe +unsubscribe +hello +ping +time +mget +get +set \
+             +psetex +del +exists +pttl +pexpire +zadd +zrem +zpopmin +hget +hmget +hset +hsetnx +hdel +hkeys +zscore \
+             +zcard +zrange +zrangebyscore +zrangebylex +zscan +persist +xadd +xrange +xdel";
+        user.extend(rights.split_whitespace());
+        assert_eq!(server.cli(&user).trim(), "OK");
+        let url = format!("redis://app:pw@{}/0", server.addr());
+        let (here, elsewhere) = (connect(&url), connect(&url));
+        here.create("a", 1).unwrap();
+        here.set_capacity("a", 2, Some("ops")).unwrap();
+        here.set_capacity("a", 1, None).unwrap();
+        let held = here.guard(&want("held", "a", 1), ms(0)).unwrap();
+        here.renew("held").unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| elsewhere.guard(&want("next", "a", 1), PATIENCE).unwrap());
+            wait_until(PATIENCE, "it waits", || lines(&server) == 1);
+            drop(held);
+            drop(waiting.join().unwrap());
+        });
+        let late = here.acquire_for(&want("late", "a", 1), ms(10)).unwrap();
+        drop(late);
+        here.release("late").unwrap();
+        here.sweep_expired().unwrap();
+        here.sweep_stale(Duration::from_secs(3600)).unwrap();
+        here.repair().unwrap();
+        assert_eq!(here.history("a").unwrap().len(), 2);
+        assert_eq!(here.delete_history(Duration::ZERO, 10).unwrap(), 2);
+        assert_eq!(here.delete_requests(Duration::ZERO, 10).unwrap(), 3);
+        assert_eq!(
+            (here.holders("a").unwrap(), here.list().unwrap().len()),
+            (vec![], 1)
+        );
+        assert!(here.delete("a").unwrap());
     });
 }

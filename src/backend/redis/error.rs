@@ -11,7 +11,8 @@ use crate::error::{Error, ErrorKind};
 
 const CREDENTIALS: &str = "check user and password";
 const RIGHTS: &str = "the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, HELLO, PING, TIME, \
-     MGET, GET, SET, PSETEX, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (and to list and \
+     MGET, GET, SET, PSETEX, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (for semaphores HGET, HMGET, HSET, \
+     HSETNX, HDEL, HKEYS, ZSCORE, ZCARD, ZRANGE, ZRANGEBYSCORE, ZRANGEBYLEX, ZSCAN, PERSIST, XADD, XRANGE and XDEL; to list and \
      inspect mutexes SCAN and ZRANGE, in a cluster CLUSTER SLOTS, with Sentinel ROLE, with replicas WAIT), and the \
      keys and channels under the prefix";
 const TLS_FILES: &str = "check tls, tls_ca, tls_cert and tls_key";

@@ -1,4 +1,4 @@
-//! Mutexes on Redis 6.2 or newer, or Valkey: one server, a master watched by sentinels, or a cluster.
+//! Mutexes and semaphores on Redis 6.2 or newer, or Valkey: one server, a master watched by sentinels, or a cluster.
 //!
 //! The keys, channels and messages are those of Simba, so that contenders of both libraries take turns on one
 //! mutex. Acquire, renew and release are one script and one round trip each (`lua/`). A release writes the
@@ -37,7 +37,12 @@
 //!
 //! and `+select` for a database other than 0, `+cluster|slots` for a cluster, `+role` with Sentinel, `+wait` with
 //! `replicas`, `+info` for the warning about a `maxmemory-policy` that may evict locks, `+scan` and `+zrange` to
-//! list mutexes and their waiters.
+//! list mutexes and their waiters. Semaphores need these, too:
+//!
+//! ```text
+//! +hget +hmget +hset +hsetnx +hdel +hkeys +zscore +zcard +zrange +zrangebyscore +zrangebylex +zscan
+//!     +persist +xadd +xrange +xdel
+//! ```
 //!
 //! # What it assumes
 //! The server must keep what it acknowledged. One that is flushed, restarts empty, evicts (set
@@ -47,6 +52,12 @@
 //! failover. Fences are the server's time in
 //! microseconds unless the last one was higher: they keep growing after a loss of data, as long as the server's
 //! clock does.
+//!
+//! # Semaphores
+//! All semaphores of a prefix have their keys under one hash tag: one script takes permits of several of them, or
+//! none. In a cluster they lie in one slot, on one master; another prefix is another slot. After a failover to a
+//! replica that missed the last writes, permits may be granted twice until the ttl of the first holder has passed.
+//! Processes that wait for permits take turns, and a release tells the next one. `replicas` is for mutexes alone.
 //!
 //! # Resources
 //! A factory has two threads and at most nine connections (for each master of a cluster), however many
