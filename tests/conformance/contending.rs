@@ -353,6 +353,23 @@ pub fn departed_waiter_is_passed_over(subject: &Subject) {
     assert!(stayer.is_owner());
 }
 
+/// By mistake, two processes have one id: they must not take the mutex from each other for ever.
+pub fn processes_with_one_id_do_not_alternate(subject: &Subject) {
+    let mutex = name("one-id");
+    let both = [(); 2].map(|()| {
+        let factory = subject.factory();
+        let (service, events) = started(&factory, &mutex, "same");
+        (factory, service, events)
+    });
+    let lease = both[0].0.lease();
+    // Long enough for ten of their turns.
+    std::thread::sleep(lease.ttl() * 10 / 3);
+    let kinds = both.iter().flat_map(|it| it.2.try_iter()).map(|it| it.kind);
+    let acquired = kinds.filter(|kind| *kind == EventKind::Acquired).count();
+    println!("{acquired} acquisitions in {:?}", lease.ttl() * 10 / 3);
+    assert!((1..=6).contains(&acquired), "{acquired} acquisitions");
+}
+
 pub fn mutexes_are_apart(subject: &Subject) {
     let factory = subject.factory();
     let (one, two) = (name("one"), name("two"));

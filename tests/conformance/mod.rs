@@ -165,6 +165,7 @@ facts! {
         waiting_service_stops_at_once,
         service_stops_at_any_time,
         departed_waiter_is_passed_over,
+        processes_with_one_id_do_not_alternate,
         mutexes_are_apart,
         stop_ends_delivery;
     contract:
