@@ -1,4 +1,14 @@
 //! What a contender does next, and what it may believe. Pure: time, outcomes and dice come in as arguments.
+//!
+//! ```text
+//!           ┌── granted ────────────────────────────────────┐
+//!           │                                               ▼
+//!        waiting                                          owning
+//!  tries when woken, or when              renews after a third of the ttl
+//!  the lease that it saw ends                               │
+//!           ▲                                               │
+//!           └── deadline, taken away, given up, panic ──────┘
+//! ```
 
 use std::sync::Arc;
 
