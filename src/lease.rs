@@ -107,7 +107,7 @@ impl Lease {
 }
 
 impl fmt::Display for Lease {
-    /// Writes what [`FromStr`] reads.
+    /// Writes ttl and transition, such as `10s+6s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}+{:?}", self.ttl, self.transition)
     }
