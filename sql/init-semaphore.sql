@@ -10,17 +10,16 @@
 --     the transaction that changes the permits, so a crash leaves both or neither; semaphore-audit.sql
 --     compares them.
 --   used <= capacity, unless the capacity was lowered below what was held.
---   A request goes from ACQUIRED to RELEASED and never back, its permits with it. A request that is
---     RELEASED without ever having had permits is a tombstone: its external id is used up.
+--   A request goes from ACQUIRED to RELEASED and never back, its permits with it.
 --   permit.id grows from grant to grant of a semaphore: it is the fence. A permit is never acquired again:
 --     a request that is taken over gets new ones, and a new token.
 --   token names one grant of a request: a renewal or release that names another one does nothing.
---   expires_at and reclaim_at are NULL without a ttl, and once released. Nobody but the holder releases
+--   expires_at and reclaim_at are NULL without a ttl, and once released. Only the holder releases
 --     before reclaim_at = expires_at + a quarter of the ttl.
 --   Times are UTC on this server's clock.
 --
 -- There are no foreign keys: they would lock the parents again on every insert, and keep a semaphore
--- that nobody uses until its last released permit is old enough to go.
+-- that is not used until its last released permit is old enough to go.
 
 CREATE TABLE IF NOT EXISTS `contend_semaphore` (
     id         BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
@@ -40,7 +39,7 @@ CREATE TABLE IF NOT EXISTS `contend_permit_request` (
     state       ENUM ('ACQUIRED', 'RELEASED') NOT NULL,
     ttl_seconds DECIMAL(14, 3)  NULL,
     expires_at  DATETIME(6)     NULL COMMENT 'last renewal + ttl_seconds',
-    reclaim_at  DATETIME(6)     NULL COMMENT 'from here on anybody may take it back',
+    reclaim_at  DATETIME(6)     NULL COMMENT 'from here on it may be taken back',
     created_at  DATETIME(6)     NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
     updated_at  DATETIME(6)     NOT NULL DEFAULT CURRENT_TIMESTAMP(6) COMMENT 'last renewal, once released the release',
     UNIQUE KEY external_id (external_id),

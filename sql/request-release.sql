@@ -2,7 +2,7 @@
 --
 -- In:     {which}: a condition on r, that names the request, and its token unless it is any grant's.
 -- Out:    no row matched: it was not held, or not by that grant.
--- Invariant: ACQUIRED to RELEASED, once: whoever makes that change lowers the counters, nobody else.
+-- Invariant: ACQUIRED to RELEASED, once: the transaction that makes this change lowers the counters.
 
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 UPDATE {request} r

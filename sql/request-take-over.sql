@@ -1,7 +1,8 @@
--- Gives a request that this transaction has locked to another call: its permits are released here, and as
--- many new ones granted in the same transaction.
+-- Gives a request to another call: its permits are released here, and as many new ones granted in the same
+-- transaction.
 --
 -- In:     {id}, {token}, {ttl}, {expires_at}, {reclaim_at}.
+-- Invariant: this transaction has its semaphores locked, so no other can end it.
 
 UPDATE {permit} SET state = 'RELEASED' WHERE permit_request_id = {id} AND state = 'ACQUIRED';
 UPDATE {request}

@@ -1,7 +1,7 @@
 -- Who holds permits of a semaphore, oldest grant first.
 --
 -- In:     {name}.
--- Out:    id of the semaphore, external id (NULL: nobody holds any), owner, count, fence, microseconds
+-- Out:    id of the semaphore, external id (NULL: none is held), owner, count, fence, microseconds
 --         since the request was made and until it expires.
 
 SELECT s.id, r.external_id, r.owner, p.count, p.id,

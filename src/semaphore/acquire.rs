@@ -32,8 +32,8 @@ impl SharedSemaphores {
     ) -> Result<Outcome> {
         let parker = Parker::new();
         let mut place = (!wait.is_zero()).then(|| self.queue.join(request, &parker));
-        let mut unknown = false;
-        let outcome = self.tries(request, wait, &parker, &mut place, &mut unknown);
+        let mut is_unknown = false;
+        let outcome = self.tries(request, wait, &parker, &mut place, &mut is_unknown);
         if let (Some(lines), Some(name)) = (self.store.lines(), place.and_then(Place::give_up)) {
             // Otherwise a release would call this process for a while.
             let left = lines.leave(&name, Moment::now() + REQUEST_LIMIT);
@@ -41,11 +41,11 @@ impl SharedSemaphores {
         }
         outcome.map_err(|error| {
             let id = &request.external_id;
-            if !unknown {
+            if !is_unknown {
                 return error.context(format_args!("request {id:?}"));
             }
             if request.take_over {
-                self.release_later(request.grant_id());
+                self.release_later(request.grant_id(), request.ttl.unwrap_or_default());
                 return error.context(format_args!("request {id:?}, which may have been granted"));
             }
             error.context(format_args!(
@@ -54,23 +54,21 @@ impl SharedSemaphores {
         })
     }
 
-    /// `unknown` says after an error whether something may have been granted.
+    /// `is_unknown` says after an error whether something may have been granted.
     fn tries(
         &self,
         request: &Arc<Request>,
         wait: &Wait,
         parker: &Parker,
         place: &mut Option<Place<'_>>,
-        unknown: &mut bool,
+        is_unknown: &mut bool,
     ) -> Result<Outcome> {
         let (waits, deadline) = (!wait.is_zero(), wait.deadline());
         // Without a wait, no try begins after the time of one request.
         let last_try = Moment::now() + REQUEST_LIMIT;
         let cancels = wait.cancelled_by();
-        let _watched: Vec<_> = cancels
-            .iter()
-            .map(|it| it.watch(&parker.unparker()))
-            .collect();
+        let unparkers = cancels.iter().map(|it| it.watch(&parker.unparker()));
+        let _watched: Vec<_> = unparkers.collect();
         // What an earlier call holds under the id needs no turn.
         let mut replay = place.as_ref().is_some_and(Place::waits) && self.is_known(request);
         let mut poll = Poll::new(self.store.poll_interval().min(MAX_POLL));
@@ -78,13 +76,16 @@ impl SharedSemaphores {
         let mut tries = 0;
         loop {
             if cancels.iter().any(Cancel::is_cancelled) {
-                return Err(match *unknown {
+                return Err(match *is_unknown {
                     true => Error::new(ErrorKind::Cancelled, "the wait was cancelled"),
                     false => cancelled("nothing was granted"),
                 });
             }
             let turn = place.as_ref().map_or(Turn::Poll, Place::turn);
-            if std::mem::take(&mut replay) || poll.is_due(turn) {
+            let is_over = waits && deadline.remaining().is_zero();
+            // A request that never came first asks once at its end, as one that does not wait.
+            let asks_at_end = is_over && last.is_none();
+            if std::mem::take(&mut replay) || asks_at_end || poll.is_due(turn) {
                 tries += 1;
                 let standing = place.as_ref().map(Place::standing);
                 let outcome = self.call(REQUEST_LIMIT, |store, by| {
@@ -96,7 +97,7 @@ impl SharedSemaphores {
                 match outcome {
                     Ok(Outcome::Exhausted(short)) => {
                         // The semaphores were locked for it: an earlier try has come or gone by now.
-                        *unknown = false;
+                        *is_unknown = false;
                         if !matches!(last, Some(Ok(_))) {
                             self.found_exhausted(request, &short, waits);
                         }
@@ -104,6 +105,7 @@ impl SharedSemaphores {
                             Some(place) => place.move_to(&short),
                             None => return Ok(Outcome::Exhausted(short)),
                         }
+                        poll.later();
                         last = Some(Ok(short));
                     }
                     Ok(outcome) => {
@@ -115,27 +117,21 @@ impl SharedSemaphores {
                         return Ok(outcome);
                     }
                     Err(error) => {
-                        *unknown |= may_have_been_granted(&error);
+                        *is_unknown |= may_have_been_granted(&error);
                         let again = waits || tries < MAX_TRIES && !last_try.remaining().is_zero();
                         if !error.is_transient() || !again {
                             return Err(error);
                         }
-                        poll.soon();
+                        poll = Poll::new(poll.longest);
+                        poll.later();
                         last = Some(Err(error));
                     }
                 }
-                poll.later();
-            } else if waits && deadline.remaining().is_zero() {
-                let seen = place.as_ref().and_then(Place::seen);
-                return last
-                    .or(seen.map(Ok))
-                    .unwrap_or_else(|| Err(no_turn()))
-                    .map(Outcome::Exhausted);
+            } else if let Some(last) = last.take_if(|_| is_over) {
+                return last.map(Outcome::Exhausted);
             }
-            parker.park(match waits {
-                true => deadline.min(poll.at),
-                false => poll.at,
-            });
+            let next = poll.at.unwrap_or(Moment::FAR);
+            parker.park(if waits { deadline.min(next) } else { next });
         }
     }
 
@@ -149,11 +145,8 @@ impl SharedSemaphores {
 
     /// Whether the store knows something under the external id, as far as one look can tell.
     fn is_known(&self, request: &Request) -> bool {
-        let look = || {
-            self.call(REQUEST_LIMIT, |store, by| {
-                store.status(&request.external_id, by)
-            })
-        };
+        let id = &request.external_id;
+        let look = || self.call(REQUEST_LIMIT, |store, by| store.status(id, by));
         !request.generated && look().is_ok_and(|status| status.is_some())
     }
 }
@@ -169,52 +162,38 @@ fn may_have_been_granted(error: &Error) -> bool {
     !error.is_not_sent() && unanswered.contains(&error.kind())
 }
 
-fn no_turn() -> Error {
-    Error::new(
-        ErrorKind::Timeout,
-        "no turn in time; others of this process wait for the same semaphores",
-    )
-}
-
-/// When a request that is in no line, or the first of one, tries next.
+/// When a request that is the first of its line, or in none, tries next.
 struct Poll {
-    at: Moment,
+    /// `None` while others come first.
+    at: Option<Moment>,
     pause: Duration,
     longest: Duration,
 }
 
 impl Poll {
+    /// Polls at once.
     fn new(longest: Duration) -> Poll {
         Poll {
-            at: Moment::now(),
+            at: Some(Moment::now()),
             pause: FIRST_POLL.min(longest),
             longest,
         }
     }
 
     fn is_due(&mut self, turn: Turn) -> bool {
-        match turn {
-            Turn::Try => true,
-            Turn::Poll if self.at == Moment::FAR => {
-                self.later();
-                false
-            }
-            Turn::Poll => self.at.remaining().is_zero(),
-            Turn::Stay => {
-                self.at = Moment::FAR;
-                self.soon();
-                false
-            }
+        if turn == Turn::Stay {
+            self.at = None;
+        } else if turn == Turn::Poll && self.at.is_none() {
+            *self = Poll::new(self.longest);
+            self.later();
         }
+        turn == Turn::Try || self.at.is_some_and(|at| at.remaining().is_zero())
     }
 
+    /// Polls after a pause, which grows.
     fn later(&mut self) {
         let jitter = 0.75 + rand::random::<f64>() / 2.0;
-        self.at = Moment::now() + self.pause.mul_f64(jitter);
+        self.at = Some(Moment::now() + self.pause.mul_f64(jitter));
         self.pause = (self.pause * 2).min(self.longest);
-    }
-
-    fn soon(&mut self) {
-        self.pause = FIRST_POLL.min(self.longest);
     }
 }

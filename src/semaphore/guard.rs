@@ -150,14 +150,14 @@ impl PermitGuard {
         };
         if !was_valid {
             // The server may hang still.
-            shared.release_later(grant.clone());
+            shared.release_later(grant.clone(), hold.lease.ttl());
             return lost();
         }
         match shared.give_back(grant) {
             Ok(Released::Permits(_)) => Ok(()),
             Ok(_) => lost(),
             Err(error) => {
-                shared.release_later(grant.clone());
+                shared.release_later(grant.clone(), hold.lease.ttl());
                 Err(error.context(format_args!(
                     "request {:?} is not released; one more attempt follows, else it ends with its ttl",
                     grant.external_id

@@ -1,14 +1,14 @@
 //! What the guards of a factory hold: renewed in batches, on the factory's `Timer`.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::iter;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 
-use super::semaphores::SharedSemaphores;
+use super::semaphores::{RELEASE_PAUSE, SharedSemaphores};
 use crate::backend::permit_store::{GrantId, Permit, Renewed};
 use crate::clock::Moment;
 use crate::error::Result;
@@ -28,8 +28,6 @@ pub(super) struct Hold {
     pub(super) grant: GrantId,
     /// In the order of the semaphores' names.
     pub(super) permits: Vec<Permit>,
-    /// Who can be asked whether it is alive.
-    pub(super) owner: Option<Arc<str>>,
     pub(super) lease: Lease,
     belief: Mutex<Belief>,
     loss: Loss,
@@ -50,13 +48,7 @@ impl Belief {
 }
 
 impl Hold {
-    pub(super) fn new(
-        grant: GrantId,
-        permits: Vec<Permit>,
-        owner: Option<Arc<str>>,
-        lease: Lease,
-        until: Moment,
-    ) -> Hold {
+    pub(super) fn new(grant: GrantId, permits: Vec<Permit>, lease: Lease, until: Moment) -> Hold {
         let belief = Belief {
             until: Some(until),
             due: Moment::now() + until.remaining() / 3,
@@ -64,7 +56,6 @@ impl Hold {
         Hold {
             grant,
             permits,
-            owner,
             lease,
             belief: Mutex::new(belief),
             loss: Loss::default(),
@@ -141,9 +132,8 @@ impl Hold {
 /// All that guards of a factory hold.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
+    /// By its renewal: what is held, and the task that ends belief in it.
     list: Mutex<HashMap<TaskId, (Arc<Hold>, TaskId)>>,
-    /// The last renewal failed, which was logged.
-    failing: AtomicBool,
 }
 
 impl Holds {
@@ -182,34 +172,23 @@ impl Holds {
         }
     }
 
-    /// Renews all that are due or will be soon, those that end first before the others.
-    fn renew(&self, shared: &SharedSemaphores) {
-        let mut holds: Vec<Arc<Hold>> = {
-            let list = self.list.lock();
-            list.values().map(|(hold, _)| Arc::clone(hold)).collect()
-        };
-        holds.sort_by_cached_key(|hold| hold.until());
+    /// Renews `own`, and with it others that are due or will be soon.
+    fn renew(&self, own: &Arc<Hold>, shared: &SharedSemaphores) {
         let now = Moment::now();
-        let due: Vec<Arc<Hold>> = holds
-            .into_iter()
-            .filter(|it| it.take(now))
-            .take(BATCH)
-            .collect();
+        let list = self.list.lock();
+        let others = list.values().map(|(hold, _)| hold);
+        let due = iter::once(own).chain(others).filter(|it| it.take(now));
+        let due: Vec<Arc<Hold>> = due.take(BATCH).cloned().collect();
+        drop(list);
         let Some(limit) = due.iter().map(|hold| hold.lease.request_limit()).min() else {
             return;
         };
         let grants: Vec<GrantId> = due.iter().map(|hold| hold.grant.clone()).collect();
         let sent = Moment::now();
-        let outcome = shared.call(limit, |store, by| store.renew(&grants, by));
-        if let Err(error) = &outcome
-            && !self.failing.load(Ordering::Relaxed)
-        {
-            log::warn!("cannot renew {} requests for permits: {error}", due.len());
-        }
-        self.failing.store(outcome.is_err(), Ordering::Relaxed);
+        let renewed = shared.call(limit, |store, by| store.renew(&grants, by));
         for (index, hold) in due.iter().enumerate() {
-            let renewed = outcome.as_ref().ok();
-            hold.settle(sent, renewed.and_then(|it| it.get(index).copied()));
+            let renewed = renewed.as_ref().ok().and_then(|it| it.get(index));
+            hold.settle(sent, renewed.copied());
         }
     }
 }
@@ -224,7 +203,7 @@ impl Task for Renew {
     fn run(&self) -> Option<Next> {
         let shared = self.shared.upgrade()?;
         if self.hold.next()?.at <= Moment::now() {
-            shared.holds.renew(&shared);
+            shared.holds.renew(&self.hold, &shared);
         }
         self.hold.next()
     }
@@ -256,21 +235,21 @@ impl Task for Expire {
     }
 }
 
-/// Releases a grant with one attempt.
+/// Releases a grant with one attempt that reaches the server.
 pub(super) struct ReleaseOnce {
     pub(super) shared: Arc<SharedSemaphores>,
     pub(super) grant: GrantId,
+    /// Its permits have ended by then.
+    pub(super) until: Moment,
 }
 
 impl Task for ReleaseOnce {
     fn run(&self) -> Option<Next> {
-        if let Err(error) = self.shared.give_back(&self.grant) {
-            log::debug!(
-                "request {:?}: not released: {error}",
-                self.grant.external_id
-            );
-        }
-        None
+        let error = self.shared.give_back(&self.grant).err()?;
+        let id = &self.grant.external_id;
+        log::debug!("request {id:?}: not released: {error}");
+        let again = error.is_not_sent() && !self.until.remaining().is_zero();
+        again.then(|| Next::at(Moment::now() + RELEASE_PAUSE))
     }
 
     fn panicked(&self) {}

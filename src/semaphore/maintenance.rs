@@ -1,8 +1,6 @@
 //! `Maintenance`: sweeps and removals in the background, by one process at a time.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::outcome::Liveness;
@@ -11,21 +9,14 @@ use crate::backend::permit_store::{Purge, Sweep, Swept};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
-use crate::parker::{Parker, Unparked};
-use crate::service::MutexContendService;
-use crate::thread::{self, Local, Thread};
-
-/// The pause after a task that failed.
-const RETRY: Duration = Duration::from_secs(10);
+use crate::scheduler::{Context, Schedule, Scheduler};
 
 /// How long dropping waits for a task that is under way.
-const FAREWELL: Duration = Duration::from_secs(1);
+const STOP_WITHIN: Duration = Duration::from_secs(1);
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
-
-type Callback = Box<dyn FnMut(&str) -> Liveness + Send>;
 
 /// Builds a [`Maintenance`]: what is done, how often, and how old things must be.
 ///
@@ -48,7 +39,7 @@ struct Plan {
     request_age: Duration,
     history_age: Duration,
     batch: usize,
-    liveness: Option<Callback>,
+    liveness: Option<Box<dyn FnMut(&str) -> Liveness + Send>>,
 }
 
 impl MaintenanceBuilder {
@@ -131,13 +122,17 @@ impl MaintenanceBuilder {
         self
     }
 
-    /// Starts a thread that contends for the mutex with `factory` and does the work while it leads.
+    /// Contends for the mutex with `factory`, and does the work while this process leads.
     ///
     /// # Errors
     /// `InvalidInput` for an interval or batch of zero, or a mutex name that is not allowed;
     /// `Unavailable` if the system cannot start another thread.
     pub fn start(self, factory: &Factory) -> Result<Maintenance> {
-        let plan = self.plan;
+        let MaintenanceBuilder {
+            semaphores,
+            mutex,
+            plan,
+        } = self;
         let intervals = [
             plan.orphan_interval,
             plan.request_interval,
@@ -148,29 +143,17 @@ impl MaintenanceBuilder {
                 "an interval or a batch of zero would never rest",
             ));
         }
-        let shared = Arc::clone(self.semaphores.shared.get()?);
-        let parker = Parker::new();
-        let unparker = parker.unparker();
-        let service = factory
-            .contend(&self.mutex)
-            .on_acquired(move |_| unparker.unpark())
-            .build()?;
-        service.start()?;
-        let service = Arc::new(service);
-        let worker = Worker {
-            shared,
-            service: Arc::clone(&service),
-            parker: parker.clone(),
+        let schedule = Schedule::with_delay(plan.orphan_interval);
+        let mut run = Run {
             plan,
+            requests_due: Moment::now(),
+            history_due: Moment::now(),
         };
-        let thread = thread::start("contend-semaphore-maintenance", move || worker.work())?;
-        Ok(Maintenance {
-            running: Local::new(Running {
-                service,
-                parker,
-                thread,
-            }),
-        })
+        let scheduler = factory.scheduler(&mutex).stop_within(STOP_WITHIN);
+        let scheduler = scheduler.start(schedule, move |context| {
+            run.maintain(semaphores.shared.get()?, context)
+        })?;
+        Ok(Maintenance { scheduler })
     }
 }
 
@@ -187,125 +170,47 @@ impl fmt::Debug for MaintenanceBuilder {
 /// Any number of processes may run it: the leader does the work. Two leaders at once would do no harm,
 /// because every statement checks its own condition.
 #[must_use = "dropping it ends maintenance"]
+#[derive(Debug)]
 pub struct Maintenance {
-    running: Local<Running>,
-}
-
-struct Running {
-    service: Arc<MutexContendService>,
-    parker: Parker,
-    thread: Thread,
+    scheduler: Scheduler,
 }
 
 impl Maintenance {
     /// Returns `true` if this process is the one that does the work.
     #[must_use]
     pub fn is_leader(&self) -> bool {
-        self.running.here().is_some_and(|it| it.service.is_owner())
+        self.scheduler.is_leader()
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.parker.stop();
-        self.thread.join(Moment::now() + FAREWELL);
-    }
-}
-
-impl fmt::Debug for Maintenance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Maintenance")
-            .field("is_leader", &self.is_leader())
-            .finish_non_exhaustive()
-    }
-}
-
-struct Worker {
-    shared: Arc<SharedSemaphores>,
-    service: Arc<MutexContendService>,
-    parker: Parker,
+/// What runs at the orphan interval: the other tasks are done when they are due.
+struct Run {
     plan: Plan,
+    requests_due: Moment,
+    history_due: Moment,
 }
 
-/// What is done: in this order, each at its own interval.
-#[derive(Clone, Copy, Debug)]
-enum Task {
-    /// Take permits back.
-    Orphans,
-    /// Delete old requests.
-    Requests,
-    /// Delete old history, and compare the counters with the permits.
-    History,
-}
-
-impl Worker {
-    fn work(mut self) {
-        let mut led = false;
-        let tasks = [Task::Orphans, Task::Requests, Task::History];
-        let mut due = tasks.map(|_| Moment::now());
-        loop {
-            let leads = self.service.is_owner();
-            if leads && !led {
-                // What the leader before us did, and when, is not known: all of it is due.
-                due = tasks.map(|_| Moment::now());
-            }
-            led = leads;
-            for (task, due) in tasks.into_iter().zip(&mut due) {
-                if leads && *due <= Moment::now() {
-                    // The service would lead on without this thread.
-                    let performed = catch_unwind(AssertUnwindSafe(|| self.perform(task)));
-                    *due = Moment::now() + self.pause_after(task, performed);
-                }
-            }
-            let first = due.iter().min().copied();
-            let until = first.filter(|_| self.service.is_owner());
-            if self.parker.park(until.unwrap_or(Moment::FAR)) == Unparked::Stop {
-                return;
-            }
+impl Run {
+    /// # Errors
+    /// Any; what is left is done at the next interval.
+    fn maintain(&mut self, shared: &SharedSemaphores, context: &Context) -> Result<()> {
+        let plan = &mut self.plan;
+        let mut swept = shared.sweep(&Sweep::Expired)?;
+        if let Some(liveness) = &mut plan.liveness {
+            swept.extend(shared.sweep_dead(liveness)?);
         }
-    }
-
-    /// Performs a task. Returns how much it came to.
-    fn perform(&mut self, task: Task) -> Result<u64> {
-        let (plan, shared) = (&mut self.plan, &self.shared);
-        let go_on = || self.service.is_owner() && !self.parker.is_stopped();
-        let purge = |what, age, batch| shared.purge(what, age, batch, go_on);
-        match task {
-            Task::Orphans => take_back(shared, plan),
-            Task::Requests => purge(Purge::Requests, plan.request_age, plan.batch),
-            Task::History => {
-                let deleted = purge(Purge::History, plan.history_age, plan.batch)?;
-                shared.retried(SWEEP_LIMIT, |store, by| store.audit(true, by))?;
-                Ok(deleted)
-            }
+        swept.extend(shared.sweep(&Sweep::Stale(plan.stale_after))?);
+        swept.iter().for_each(Swept::log);
+        let go_on = || !context.is_cancelled();
+        if self.requests_due <= Moment::now() {
+            shared.purge(Purge::Requests, plan.request_age, plan.batch, go_on)?;
+            self.requests_due = Moment::now() + plan.request_interval;
         }
-    }
-
-    /// Returns how long to wait after a task that came to this, before the next time.
-    fn pause_after(&self, task: Task, performed: std::thread::Result<Result<u64>>) -> Duration {
-        let interval = match task {
-            Task::Orphans => self.plan.orphan_interval,
-            Task::Requests => self.plan.request_interval,
-            Task::History => self.plan.history_interval,
-        };
-        match performed {
-            Ok(Ok(count)) => {
-                log::debug!("semaphore maintenance: {task:?}, {count}");
-                return interval;
-            }
-            Ok(Err(error)) => log::warn!("semaphore maintenance failed ({task:?}): {error}"),
-            Err(_) => log::error!("semaphore maintenance panicked ({task:?}); it is repeated"),
+        if self.history_due <= Moment::now() {
+            shared.purge(Purge::History, plan.history_age, plan.batch, go_on)?;
+            shared.retried(SWEEP_LIMIT, |store, by| store.audit(true, by))?;
+            self.history_due = Moment::now() + plan.history_interval;
         }
-        interval.min(RETRY)
+        Ok(())
     }
-}
-
-fn take_back(shared: &SharedSemaphores, plan: &mut Plan) -> Result<u64> {
-    let mut swept = shared.sweep(&Sweep::Expired)?;
-    if let Some(liveness) = &mut plan.liveness {
-        swept.extend(shared.sweep_dead(liveness)?);
-    }
-    swept.extend(shared.sweep(&Sweep::Stale(plan.stale_after))?);
-    swept.iter().for_each(Swept::log);
-    Ok(swept.len() as u64)
 }

@@ -24,12 +24,9 @@ struct State {
     lines: HashMap<Arc<str>, Line>,
 }
 
+/// The requests that wait for one semaphore, by number.
 #[derive(Debug, Default)]
-struct Line {
-    waiting: BTreeMap<u64, Waiting>,
-    /// Capacity and held permits of the semaphore, as they were last seen.
-    seen: Option<(u32, u64)>,
-}
+struct Line(BTreeMap<u64, Waiting>);
 
 #[derive(Debug)]
 struct Waiting {
@@ -39,10 +36,23 @@ struct Waiting {
     unparker: Unparker,
 }
 
-impl Waiting {
-    fn call(&mut self) {
-        self.called = true;
-        self.unparker.unpark();
+impl Line {
+    fn is_first(&self, number: u64) -> bool {
+        self.0.keys().next() == Some(&number)
+    }
+
+    /// Calls the requests that `room` permits are enough for, in order; the first one in any case, because some may
+    /// have been free before.
+    fn call(&mut self, room: u64) {
+        let mut left = Some(room);
+        for (at, waiting) in self.0.values_mut().enumerate() {
+            left = left.and_then(|left| left.checked_sub(u64::from(waiting.wanted)));
+            if at > 0 && left.is_none() {
+                return;
+            }
+            waiting.called = true;
+            waiting.unparker.unpark();
+        }
     }
 }
 
@@ -51,31 +61,10 @@ impl Waiting {
 pub(super) enum Turn {
     /// Try now.
     Try,
-    /// Try from time to time: it is in no line, or the first of one.
+    /// Try from time to time: it is the first of its line, or in none.
     Poll,
     /// Wait: others come first.
     Stay,
-}
-
-impl State {
-    /// Calls the requests that `room` permits of a semaphore are enough for, in order; the first one in any case,
-    /// because some may have been free before.
-    fn call(&mut self, name: &str, room: u64) {
-        let Some(line) = self.lines.get_mut(name) else {
-            return;
-        };
-        let mut left = room;
-        for (at, waiting) in line.waiting.values_mut().enumerate() {
-            let rest = left.checked_sub(u64::from(waiting.wanted));
-            if at == 0 || rest.is_some() {
-                waiting.call();
-            }
-            match rest {
-                Some(rest) => left = rest,
-                None => return,
-            }
-        }
-    }
 }
 
 impl WaitQueue {
@@ -91,8 +80,8 @@ impl WaitQueue {
             line: None,
             unparker: parker.unparker(),
         };
-        let names = request.permits.iter().map(|(name, _)| name);
-        if let Some(busy) = names.into_iter().find(|it| state.lines.contains_key(*it)) {
+        let mut names = request.permits.iter().map(|(name, _)| name);
+        if let Some(busy) = names.find(|name| state.lines.contains_key(*name)) {
             place.enter(&mut state, busy);
         }
         place
@@ -102,7 +91,9 @@ impl WaitQueue {
     pub(super) fn released<'a>(&self, permits: impl IntoIterator<Item = (&'a str, u64)>) {
         let mut state = self.state.lock();
         for (name, count) in permits {
-            state.call(name, count);
+            if let Some(line) = state.lines.get_mut(name) {
+                line.call(count);
+            }
         }
     }
 }
@@ -123,52 +114,32 @@ impl Place<'_> {
     }
 
     pub(super) fn turn(&self) -> Turn {
-        let Some(name) = &self.line else {
-            return Turn::Poll;
-        };
         let mut state = self.queue.state.lock();
-        let Some(line) = state.lines.get_mut(name) else {
+        let line = self
+            .line
+            .as_ref()
+            .and_then(|name| state.lines.get_mut(name));
+        let Some(line) = line else {
             return Turn::Poll;
         };
-        let own = line.waiting.get_mut(&self.number);
+        let own = line.0.get_mut(&self.number);
         if own.is_some_and(|own| std::mem::take(&mut own.called)) {
-            return Turn::Try;
-        }
-        let first = line.waiting.keys().next();
-        match first.is_some_and(|first| *first == self.number) {
-            true => Turn::Poll,
-            false => Turn::Stay,
+            Turn::Try
+        } else if line.is_first(self.number) {
+            Turn::Poll
+        } else {
+            Turn::Stay
         }
     }
 
     /// The request was found short of a semaphore. The first of a line is called at once: permits may have come back
     /// between its try and this.
     pub(super) fn move_to(&mut self, short: &Exhausted) {
-        let moves = self.line.as_ref() != Some(&short.semaphore);
-        if moves {
+        if self.line.as_ref() != Some(&short.semaphore) {
             self.leave(true);
+            let queue = self.queue;
+            self.enter(&mut queue.state.lock(), &short.semaphore);
         }
-        let queue = self.queue;
-        let mut state = queue.state.lock();
-        if moves {
-            self.enter(&mut state, &short.semaphore);
-        }
-        if let Some(line) = state.lines.get_mut(&short.semaphore) {
-            line.seen = Some((short.capacity, short.held));
-        }
-    }
-
-    /// What others found its semaphore to be short of, for a request that never came first.
-    pub(super) fn seen(&self) -> Option<Exhausted> {
-        let name = self.line.as_ref()?;
-        let state = self.queue.state.lock();
-        let (capacity, held) = state.lines.get(name)?.seen?;
-        Some(Exhausted {
-            semaphore: Arc::clone(name),
-            capacity,
-            held,
-            wanted: self.wanted(name),
-        })
     }
 
     /// What a line on the server is told of it.
@@ -177,7 +148,7 @@ impl Place<'_> {
         let line = self.line.as_ref().and_then(|name| state.lines.get(name));
         Standing {
             line: self.line.clone(),
-            others: line.is_some_and(|line| line.waiting.len() > 1),
+            others: line.is_some_and(|line| line.0.len() > 1),
         }
     }
 
@@ -205,15 +176,16 @@ impl Place<'_> {
     }
 
     fn enter(&mut self, state: &mut State, name: &Arc<str>) {
-        let wanted = self.wanted(name);
-        let line = state.lines.entry(Arc::clone(name)).or_default();
-        let first = line.waiting.keys().next();
         let waiting = Waiting {
-            wanted,
-            called: first.is_none_or(|first| *first > self.number),
+            wanted: self.wanted(name),
+            called: false,
             unparker: self.unparker.clone(),
         };
-        line.waiting.insert(self.number, waiting);
+        let line = state.lines.entry(Arc::clone(name)).or_default();
+        line.0.insert(self.number, waiting);
+        if line.is_first(self.number) {
+            line.call(0);
+        }
         self.line = Some(Arc::clone(name));
     }
 
@@ -224,16 +196,16 @@ impl Place<'_> {
         let Some(line) = state.lines.get_mut(&name) else {
             return;
         };
-        let first = line.waiting.keys().next() == Some(&self.number);
-        let called = line
-            .waiting
-            .remove(&self.number)
-            .is_some_and(|it| it.called);
-        match line.waiting.values().next() {
-            None => drop(state.lines.remove(&name)),
-            Some(_) if called || (unused && first) => state.call(&name, 0),
-            Some(next) if first => next.unparker.unpark(),
-            Some(_) => {}
+        let first = line.is_first(self.number);
+        let own = line.0.remove(&self.number);
+        let called = own.is_some_and(|own| own.called);
+        if line.0.is_empty() {
+            state.lines.remove(&name);
+        } else if called || unused && first {
+            line.call(0);
+        } else if first && let Some(next) = line.0.values().next() {
+            // It polls from now on.
+            next.unparker.unpark();
         }
     }
 }
@@ -327,7 +299,6 @@ mod tests {
         assert_eq!(first.turn(), Turn::Try);
         assert_eq!(second.turn(), Turn::Stay);
         assert!(!queue.state.lock().lines.contains_key("a"));
-        assert_eq!(second.seen().map(|it| it.held), Some(1));
     }
 
     #[test]

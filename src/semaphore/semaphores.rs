@@ -33,8 +33,9 @@ pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 /// The longest that one step of a sweep or a removal takes.
 pub(super) const SWEEP_LIMIT: Duration = Duration::from_secs(20);
 
-/// The pause before the second attempt to release what a guard may hold.
-const RELEASE_PAUSE: Duration = Duration::from_millis(250);
+/// The pause before the second attempt to release what a guard may hold, and before the next if the server could not be
+/// reached.
+pub(super) const RELEASE_PAUSE: Duration = Duration::from_millis(250);
 
 /// Tries of one call, the first included.
 pub(super) const MAX_TRIES: u32 = 3;
@@ -158,26 +159,15 @@ impl Semaphores {
         shared.retried(REQUEST_LIMIT, |store, by| store.history(name, by))
     }
 
-    /// Deletes a semaphore of which no permits are held. Returns `false` if it does not exist. If permits are
-    /// held, those that have expired are taken back first, as by [`sweep_expired`](Semaphores::sweep_expired).
+    /// Deletes a semaphore of which no permits are held. Returns `false` if it does not exist. Permits that have
+    /// expired count as held until [`sweep_expired`](Semaphores::sweep_expired) takes them back.
     ///
     /// # Errors
     /// `InvalidState` while it is in use; otherwise as [`create`](Semaphores::create).
     pub fn delete(&self, name: &str) -> Result<bool> {
         check_name(name)?;
         let shared = self.shared.get()?;
-        let delete = || shared.call(REQUEST_LIMIT, |store, by| store.delete(name, by));
-        match delete() {
-            Err(error) if error.kind() == ErrorKind::InvalidState => {
-                let swept = shared.sweep(&Sweep::Expired)?;
-                swept.iter().for_each(Swept::log);
-                match swept.is_empty() {
-                    true => Err(error),
-                    false => delete(),
-                }
-            }
-            outcome => outcome,
-        }
+        shared.call(REQUEST_LIMIT, |store, by| store.delete(name, by))
     }
 
     /// Returns all semaphores by name, and how full they are.
@@ -284,8 +274,8 @@ impl Semaphores {
         };
         let remaining = grant.remaining.unwrap_or(Duration::ZERO);
         let until = grant.sent + remaining.min(lease.belief());
-        let (name, owner) = (request.grant_id(), request.owner.clone());
-        let hold = Arc::new(Hold::new(name, grant.permits, owner, lease, until));
+        let hold = Hold::new(request.grant_id(), grant.permits, lease, until);
+        let hold = Arc::new(hold);
         let added = match hold.valid_for().is_zero() {
             true => Err(Error::new(
                 ErrorKind::Timeout,
@@ -299,7 +289,7 @@ impl Semaphores {
                 Ok(PermitGuard::new(shared, hold, task, id))
             }
             Err(error) => {
-                shared.release_later(request.grant_id());
+                shared.release_later(request.grant_id(), lease.ttl());
                 Err(named(error))
             }
         }
@@ -379,8 +369,7 @@ impl Semaphores {
 
     /// Calls `liveness` for each owner of held permits, and takes back those of dead owners. What an owner
     /// acquires or renews after that call is left alone; a call that panics counts as [`Liveness::Unknown`]. A
-    /// guard of a dead owner is lost before its permits are taken back if it is of this factory, and at its next
-    /// renewal otherwise.
+    /// guard of a dead owner is lost with its permits if it is of this factory, and at its next renewal otherwise.
     ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
@@ -508,12 +497,13 @@ impl SharedSemaphores {
         Ok(released)
     }
 
-    /// Makes one attempt in the background to release what a guard may hold. A retry by a guard has another token,
-    /// which this does not touch.
-    pub(super) fn release_later(self: &Arc<SharedSemaphores>, grant: GrantId) {
+    /// Makes one attempt in the background to release what a guard may hold, for a ttl at most. A retry by a guard
+    /// has another token, which this does not touch.
+    pub(super) fn release_later(self: &Arc<SharedSemaphores>, grant: GrantId, ttl: Duration) {
         let release = Arc::new(ReleaseOnce {
             shared: Arc::clone(self),
             grant,
+            until: Moment::now() + ttl,
         });
         let next = Next::at(Moment::now() + RELEASE_PAUSE);
         if let Err(error) = self.core.timer.add(release, next) {
@@ -544,9 +534,7 @@ impl SharedSemaphores {
     pub(super) fn sweep(&self, sweep: &Sweep) -> Result<Vec<Swept>> {
         let swept = self.retried(SWEEP_LIMIT, |store, by| store.sweep(sweep, by))?;
         for one in &swept {
-            let fences = |fence| one.permits.iter().any(|it| it.fence == fence);
-            self.holds
-                .end(|hold| hold.permits.iter().any(|it| fences(it.fence)));
+            self.holds.end(|hold| hold.permits == one.permits);
             let permits = one.permits.iter();
             self.wake(permits.map(|it| (Arc::clone(&it.semaphore), it.count)));
         }
@@ -558,9 +546,7 @@ impl SharedSemaphores {
         liveness: &mut dyn FnMut(&str) -> Liveness,
     ) -> Result<Vec<Swept>> {
         let mut swept = Vec::new();
-        // Whatever is acquired or renewed after this is a sign of life that the answer may not know of.
         let (owners, asked) = self.retried(SWEEP_LIMIT, |store, by| store.owners(by))?;
-        let answered = Moment::now();
         for owner in owners {
             let answer = catch_unwind(AssertUnwindSafe(|| liveness(&owner)));
             let answer = answer.unwrap_or_else(|_| {
@@ -568,13 +554,6 @@ impl SharedSemaphores {
                 Liveness::Unknown
             });
             if answer == Liveness::Dead {
-                // A guard of this factory stops believing before its permits are given back; not one whose belief
-                // shows that it was acquired or renewed after the question.
-                self.holds.end(|hold| {
-                    let before = answered + hold.lease.belief();
-                    hold.owner.as_ref() == Some(&owner)
-                        && hold.until().is_some_and(|it| it <= before)
-                });
                 swept.extend(self.sweep(&Sweep::Owner(owner, asked))?);
             }
         }

@@ -1,40 +1,35 @@
 //! Semaphores in the tables of a MySQL or MariaDB server (`sql/init-semaphore.sql`).
 //!
 //! - The rows of the semaphores are locked, in the order of their names, before anything is decided.
-//! - What is held is counted in the semaphore's own row, in the transaction that changes the permits: an
-//!   acquire costs the same with ten permits held as with a hundred thousand, and a crash leaves both or
-//!   neither.
-//! - A request goes from acquired to released and never back; a counter is lowered by whoever made that
-//!   change, and nobody else.
-//! - A grant has the token of the call that it was made for. A retry recognises its own grant by it, and a
-//!   renewal or release that names another grant does nothing.
-//! - Calls of one factory for the same semaphores share a transaction, see `combiner.rs`.
+//! - What is held is counted in the semaphore's own row, in the transaction that changes the permits. So an acquire
+//!   costs the same with ten permits held as with a hundred thousand, and a crash leaves both or neither.
+//! - A request goes from acquired to released and never back. The transaction that makes this change lowers the
+//!   counters, no other.
+//! - A grant has the token of the call that it was made for. A retry recognises its own grant by it, and a renewal or
+//!   release that names another grant does nothing.
+//! - Calls of one factory for the same semaphores share a transaction, see `lane.rs`.
 //!
-//! Round trips: two for an acquire and one for a release, if nobody else wants the semaphore; two for all
-//! that is combined; two for a batch of renewals.
+//! Round trips: two for an acquire and one for a release without contention; two for all that is combined; two for a
+//! batch of renewals.
 
-mod combiner;
-mod reclaim;
-mod request_row;
-mod schema;
+mod lane;
+mod session;
 mod sql;
+mod sweep;
 mod transaction;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use mysql::prelude::Queryable;
-
-use self::combiner::{Combiner, Job, Verdict};
-use self::request_row::RequestRow;
+use self::lane::{Job, Lanes, Reply, no_reply, which};
+use self::session::Session;
 pub(super) use self::sql::DEFAULT_PREFIX;
 use self::sql::{
-    Answer, COMMIT, ROLLBACK, Statements, answer, columns, duration, fill, list, micros, quote,
-    quote_all, quote_option, rows,
+    Answer, BEGIN, COMMIT, Statements, answer, duration, fill, list, micros, quote, quote_all,
+    quote_option, requests, rows,
 };
-use self::transaction::{Answers, Freed, Transaction};
-use super::connection::{Connection, LOCK_WAIT};
-use super::error::RequestError;
+use self::transaction::Transaction;
+use super::connection::LOCK_WAIT;
 use super::rows::Rows;
 use crate::backend::permit_store::{
     CapacityChange, Discrepancy, GrantId, Holder, Outcome, PermitStore, Purge, Released, Renewed,
@@ -42,8 +37,8 @@ use crate::backend::permit_store::{
     semaphore_in_use,
 };
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
-use crate::pool::Lane;
+use crate::error::Result;
+use crate::pool::Lane as PoolLane;
 
 /// What an answer may take beyond the longest wait for a lock.
 const BEYOND_LOCK_WAIT: Duration = Duration::from_millis(250);
@@ -68,12 +63,11 @@ impl PermitSettings {
 pub(super) struct MysqlPermits {
     realm: String,
     poll_interval: Duration,
+    min_ttl: Duration,
     statements: Statements,
-    combiner: Combiner,
+    lanes: Lanes,
     rows: Arc<Rows>,
-    /// The longest wait for an answer to statements that lock nothing.
-    read_timeout: Duration,
-    /// The longest wait for any answer: a wait for a lock ends before it, and not with the connection.
+    /// The longest wait for an answer: a wait for a lock ends before it, and not with the connection.
     patience: Duration,
 }
 
@@ -83,186 +77,112 @@ impl MysqlPermits {
     /// # Errors
     /// `InvalidInput` for a prefix that is not allowed.
     pub(super) fn new(settings: &PermitSettings, rows: &Arc<Rows>) -> Result<MysqlPermits> {
-        let (server, prefix) = (&rows.pool.connector().server, &settings.prefix);
+        let (connector, prefix) = (rows.pool.connector(), &settings.prefix);
         Ok(MysqlPermits {
-            realm: format!("{server}?table_prefix={prefix}"),
+            realm: format!("{}?table_prefix={prefix}", connector.server),
             poll_interval: settings.poll_interval,
+            min_ttl: rows.request_limit() * 4,
             statements: Statements::new(prefix)?,
-            combiner: Combiner::default(),
-            read_timeout: rows.request_limit(),
-            patience: rows.request_limit().max(LOCK_WAIT + BEYOND_LOCK_WAIT),
+            lanes: Lanes::default(),
             rows: Arc::clone(rows),
+            patience: rows.request_limit().max(LOCK_WAIT + BEYOND_LOCK_WAIT),
         })
     }
 
-    /// One transaction for these jobs.
-    fn transaction(
-        &self,
-        connection: &mut Connection,
-        names: &[Arc<str>],
-        releases: &[Arc<GrantId>],
-        requests: &[Arc<Request>],
-    ) -> Result<Answers> {
-        let transaction = Transaction {
+    /// A connection that came free by `by`. Each message on it may take as long as a wait for a lock.
+    fn session(&self, by: Moment) -> Result<Session<'_>> {
+        Ok(Session {
             store: self,
-            names,
-            releases,
-            requests,
-        };
-        transaction.run(connection)
-    }
-
-    /// One acquire: shared with others if they come at the same time, alone if that failed.
-    fn acquire_once(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome> {
-        let names: Vec<Arc<str>> = names(&request.permits);
-        let lane = self.combiner.lane(names.clone());
-        let job = Job::Acquire(Arc::clone(request));
-        let error = match lane.submit(self, job, by) {
-            Verdict::Acquired(outcome) => return Ok(outcome),
-            Verdict::Failed {
-                error,
-                shared: true,
-            } if error.is_transient() && !by.remaining().is_zero() => error,
-            Verdict::Failed { error, .. } => return Err(error),
-            Verdict::Released(_) => return Err(mixed_up()),
-        };
-        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
-        let requests = [Arc::clone(request)];
-        let alone = self.transaction(&mut connection, &names, &[], &requests);
-        match alone.map(|answers| answers.acquired.into_iter().next()) {
-            Ok(Some(Ok(outcome))) => Ok(outcome),
-            // What the first try left is still not known.
-            Ok(Some(Err(next))) | Err(next) if next.is_not_sent() && !error.is_not_sent() => {
-                log::debug!("alone: {next}");
-                Err(error)
-            }
-            Ok(Some(Err(next))) | Err(next) => Err(next),
-            Ok(None) => Err(error),
-        }
-    }
-
-    /// Releases a grant, or whatever its request holds: one message, one try.
-    fn release_on(&self, connection: &mut Connection, grant: &GrantId) -> Result<Released> {
-        let id = quote(&grant.external_id);
-        let Some(token) = grant.token else {
-            // What it holds is read first, to wake those who wait for it.
-            let read = RequestRow::statement(&self.statements, [&grant.external_id]);
-            let which = format!("r.external_id = {id}");
-            let release = fill(&self.statements.release, &[("{which}", &which)]);
-            let mut answers = self.send(connection, &format!("{read};\n{release}"))?;
-            let record = RequestRow::parse(answer(&mut answers, 0)?)?.pop();
-            return Ok(match (answer(&mut answers, 2)?.matched, record) {
-                (1.., record) => {
-                    let counts = record.map(|record| record.status().counts());
-                    Released::Permits(counts.unwrap_or_default())
-                }
-                (0, Some(_)) => Released::AlreadyReleased,
-                (0, None) => Released::Unknown,
-            });
-        };
-        let which = format!("r.external_id = {id} AND r.token = {token}");
-        let release = fill(&self.statements.release, &[("{which}", &which)]);
-        let mut answers = self.send(connection, &release)?;
-        Ok(match answer(&mut answers, 1)?.matched {
-            0 => Released::AlreadyReleased,
-            _ => Released::Permits(grant.permits.clone()),
+            connection: self.rows.pool.checkout(PoolLane::Other, by)?,
+            by: Moment::FAR,
         })
-    }
-
-    fn record(&self, external_id: &str, by: Moment) -> Result<Option<RequestRow>> {
-        let found = self.one(&RequestRow::statement(&self.statements, [external_id]), by)?;
-        Ok(RequestRow::parse(found)?.pop())
     }
 
     /// One statement that commits by itself.
     fn one(&self, sql: &str, by: Moment) -> Result<Answer> {
-        answer(&mut self.ask(sql, by)?, 0)
+        answer(&mut self.session(by)?.ask(sql)?, 0)
     }
 
-    /// Sends statements in one message and reads all their answers.
-    fn request(&self, connection: &mut Connection, sql: &str) -> Result<Vec<Answer>, RequestError> {
-        self.request_within(self.patience, connection, sql)
-    }
-
-    fn request_within(
-        &self,
-        patience: Duration,
-        connection: &mut Connection,
-        sql: &str,
-    ) -> Result<Vec<Answer>, RequestError> {
-        // Far enough to be sent: the patience decides.
-        let by = Moment::now() + patience * 2;
-        let outcome = connection.run_within(patience, by, |conn| {
-            let mut result = conn.query_iter(sql)?;
-            let mut answers = Vec::new();
-            while let Some(set) = result.iter() {
-                let mut answer = Answer {
-                    rows: Vec::new(),
-                    matched: set.affected_rows(),
-                    last_insert_id: set.last_insert_id().unwrap_or(0),
-                };
-                for row in set {
-                    answer.rows.push(row?);
-                }
-                answers.push(answer);
-            }
-            Ok(answers)
-        });
-        if let Err(error) = &outcome
-            && error.is_poison()
-        {
-            let sent = connection.sent();
-            self.rows.pool.lost(&error.clone().into_error());
-            self.rows.pool.discard_idle(sent);
+    /// One acquire: shared with others if they come at the same time, alone if that failed.
+    fn acquire_once(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome> {
+        let names = names(&request.permits);
+        let job = Job::Acquire(Arc::clone(request));
+        let error = match self.lanes.of(&names).submit(self, job, by) {
+            (Ok(Reply::Acquired(outcome)), _) => return Ok(outcome),
+            (Ok(_), _) => return Err(no_reply()),
+            (Err(error), true) if error.is_transient() && !by.remaining().is_zero() => error,
+            (Err(error), _) => return Err(error),
+        };
+        let alone = Transaction {
+            names: &names,
+            release: None,
+            requests: &[Arc::clone(request)],
+        };
+        let done = self.session(by).and_then(|mut it| alone.run(&mut it));
+        match done.and_then(|mut done| done.acquired.pop().unwrap_or_else(|| Err(no_reply()))) {
+            // What the shared transaction left is still not known.
+            Err(next) if next.is_not_sent() && !error.is_not_sent() => Err(error),
+            outcome => outcome,
         }
-        outcome
     }
+}
 
-    /// As [`request`](MysqlPermits::request), with an error for the caller.
-    fn send(&self, connection: &mut Connection, sql: &str) -> Result<Vec<Answer>> {
-        let answers = self.request(connection, sql);
-        answers.map_err(|error| self.statements.explain(error))
-    }
-
-    /// Sends statements that commit by themselves, on a connection of their own.
-    fn ask(&self, sql: &str, by: Moment) -> Result<Vec<Answer>> {
-        self.send(&mut *self.rows.pool.checkout(Lane::Other, by)?, sql)
-    }
-
-    /// Runs `work` with a semaphore locked: its id, capacity and counter.
-    fn with_locked<T>(
-        &self,
-        name: &str,
-        by: Moment,
-        work: impl FnOnce(u64, u32, i64, &mut Connection) -> Result<T>,
-    ) -> Result<T> {
-        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
-        let lock = fill(&self.statements.lock, &[("{names}", &quote(name))]);
-        let script = format!("{};\n{lock}", self.statements.begin);
-        let outcome = self
-            .send(&mut connection, &script)
-            .and_then(|mut answers| answer(&mut answers, 3))
-            .and_then(|found: Answer| {
-                let row = found.rows.into_iter().next();
-                let row = row.ok_or_else(|| no_such_semaphore(name))?;
-                columns::<(u64, String, u32, i64, u64)>(row)
-            })
-            .and_then(|(id, _, capacity, used, _)| work(id, capacity, used, &mut connection))
-            .and_then(|value| {
-                self.send(&mut connection, COMMIT)?;
-                Ok(value)
+impl Session<'_> {
+    /// Releases a grant, or whatever its request holds: one message, one try.
+    fn release(&mut self, grant: &GrantId) -> Result<Released> {
+        let statements = &self.store.statements;
+        let release = fill(&statements.release, &[("{which}", &which(grant))]);
+        if grant.token.is_some() {
+            return Ok(match answer(&mut self.ask(&release)?, 1)?.matched {
+                0 => Released::AlreadyReleased,
+                _ => Released::Permits(grant.permits.clone()),
             });
-        if outcome.is_err() {
-            self.roll_back(&mut connection);
         }
-        outcome
+        // What it holds is read first, to wake those who wait for it.
+        let ids = quote(&grant.external_id);
+        let read = fill(&statements.read, &[("{external_ids}", &ids)]);
+        let mut answers = self.ask(&format!("{read};\n{release}"))?;
+        let known = requests(answer(&mut answers, 0)?)?.pop();
+        let is_released = answer(&mut answers, 2)?.matched > 0;
+        Ok(match known {
+            Some(row) if is_released => Released::Permits(row.status.counts()),
+            Some(_) => Released::AlreadyReleased,
+            // Granted between the two.
+            None if is_released => Released::Permits(Vec::new()),
+            None => Released::Unknown,
+        })
     }
 
-    /// Ends a transaction without a trace; gives the connection up where that is not sure.
-    fn roll_back(&self, connection: &mut Connection) {
-        if !connection.is_poisoned() && self.request(connection, ROLLBACK).is_err() {
-            connection.poison();
+    /// Locks those of these grants that are held and that no other transaction has locked, and restarts their ttl.
+    fn renew(&mut self, grants: &[GrantId]) -> Result<Vec<Renewed>> {
+        let statements = &self.store.statements;
+        let ids = quote_all(grants.iter().map(|grant| &grant.external_id));
+        let mut answers = self.ask(&fill(&statements.renew_lock, &[("{external_ids}", &ids)]))?;
+        let locked = rows::<(String, u64)>(answer(&mut answers, BEGIN)?)?;
+        let known = rows::<(String, u64, bool)>(answer(&mut answers, BEGIN + 1)?)?;
+        let mut renewed = Vec::with_capacity(grants.len());
+        let mut ours = Vec::new();
+        for grant in grants {
+            let id = &*grant.external_id;
+            let is_ours = |(other, token): &(String, u64)| other == id && grant.names(*token);
+            renewed.push(match known.iter().find(|(other, ..)| other == id) {
+                _ if locked.iter().any(is_ours) => {
+                    ours.push(id);
+                    Renewed::Yes
+                }
+                Some((_, token, true)) if grant.names(*token) => Renewed::Busy,
+                Some(_) => Renewed::Lost,
+                None => Renewed::Unknown,
+            });
         }
+        if ours.is_empty() {
+            self.roll_back();
+        } else {
+            let ours = quote_all(ours);
+            let renew = fill(&statements.renew, &[("{external_ids}", &ours)]);
+            self.ask(&format!("{renew};\n{COMMIT}"))?;
+        }
+        Ok(renewed)
     }
 }
 
@@ -272,7 +192,7 @@ impl PermitStore for MysqlPermits {
     }
 
     fn min_ttl(&self) -> Duration {
-        self.read_timeout * 4
+        self.min_ttl
     }
 
     fn poll_interval(&self) -> Duration {
@@ -280,15 +200,15 @@ impl PermitStore for MysqlPermits {
     }
 
     fn create_tables(&self, by: Moment) -> Result<()> {
-        // Where they are there, no right to make them is needed.
-        if self.check_tables(by)? {
-            return Ok(());
+        let mut session = self.session(by)?;
+        for (look, create) in self.statements.init() {
+            // Where a table is, no right to make it is needed.
+            match session.send(&look) {
+                Err(error) if error.is_missing_table() => drop(session.ask(&create)?),
+                looked => drop(looked.map_err(|error| self.statements.explain(error))?),
+            }
         }
-        // One by one: each may take as long as an answer may.
-        for statement in self.statements.init() {
-            self.ask(&statement, by)?;
-        }
-        self.check_tables(by).map(drop)
+        Ok(())
     }
 
     fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool> {
@@ -296,8 +216,7 @@ impl PermitStore for MysqlPermits {
             "INSERT INTO {{semaphore}} (name, capacity) VALUES ({}, {capacity})",
             quote(name)
         ));
-        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
-        match self.request(&mut connection, &sql) {
+        match self.session(by)?.send(&sql) {
             Ok(_) => Ok(true),
             Err(error) if error.is_duplicate() => Ok(false),
             Err(error) => Err(self.statements.explain(error)),
@@ -311,21 +230,18 @@ impl PermitStore for MysqlPermits {
         changed_by: Option<&str>,
         by: Moment,
     ) -> Result<u32> {
-        self.with_locked(name, by, |id, old, _, connection| {
-            if old != capacity {
-                let sql = self.statements.tables(&format!(
-                    "UPDATE {{semaphore}} SET capacity = {capacity}, updated_at = SYSDATE(6) \
-                     WHERE id = {id};\
-                     INSERT INTO {{history}} \
-                     (semaphore_id, semaphore_name, changed_by, old_capacity, new_capacity) \
-                     VALUES ({id}, {}, {}, {old}, {capacity})",
-                    quote(name),
-                    quote_option(changed_by)
-                ));
-                self.send(connection, &sql)?;
-            }
-            Ok(old)
-        })
+        let (id, new, who) = (quote(name), capacity.to_string(), quote_option(changed_by));
+        let values = [
+            ("{name}", &*id),
+            ("{capacity}", &new),
+            ("{changed_by}", &who),
+        ];
+        let sql = fill(&self.statements.set_capacity, &values);
+        let mut answers = self.session(by)?.commit(&sql)?;
+        let before = rows::<(u32,)>(answer(&mut answers, BEGIN)?)?.pop();
+        before
+            .map(|(before,)| before)
+            .ok_or_else(|| no_such_semaphore(name))
     }
 
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>> {
@@ -348,22 +264,16 @@ impl PermitStore for MysqlPermits {
     }
 
     fn delete(&self, name: &str, by: Moment) -> Result<bool> {
-        let outcome = self.with_locked(name, by, |id, capacity, used, connection| {
-            // Not the counter alone: this is the one decision that no repair could correct.
-            let look = self.statements.tables(&format!(
-                "SELECT 1 FROM {{permit}} WHERE semaphore_id = {id} AND state = 'ACQUIRED' LIMIT 1"
-            ));
-            let held = answer(&mut self.send(connection, &look)?, 0)?;
-            if used != 0 || !held.rows.is_empty() {
-                return Err(semaphore_in_use(name, used, capacity));
+        let sql = fill(&self.statements.delete, &[("{name}", &quote(name))]);
+        if answer(&mut self.session(by)?.ask(&sql)?, 1)?.matched > 0 {
+            return Ok(true);
+        }
+        match self.usage(Some(name), by)?.pop() {
+            Some(usage) => {
+                let held = i64::try_from(usage.held).unwrap_or(i64::MAX);
+                Err(semaphore_in_use(name, held, usage.capacity))
             }
-            let sql = format!("DELETE FROM {{semaphore}} WHERE id = {id}");
-            self.send(connection, &self.statements.tables(&sql))?;
-            Ok(true)
-        });
-        match outcome {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            outcome => outcome,
+            None => Ok(false),
         }
     }
 
@@ -374,7 +284,6 @@ impl PermitStore for MysqlPermits {
             None => "TRUE".to_owned(),
         };
         let found = self.one(&fill(&self.statements.usage, &[("{which}", &which)]), by)?;
-        let found = rows::<Columns>(found)?;
         let usage = |(name, capacity, held, requests, expired): Columns| Usage {
             semaphore: Arc::from(name),
             capacity,
@@ -383,7 +292,7 @@ impl PermitStore for MysqlPermits {
             free: free(capacity, held),
             requests,
         };
-        Ok(found.into_iter().map(usage).collect())
+        Ok(rows::<Columns>(found)?.into_iter().map(usage).collect())
     }
 
     fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>> {
@@ -415,8 +324,9 @@ impl PermitStore for MysqlPermits {
     }
 
     fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>> {
-        let record = self.record(external_id, by)?;
-        Ok(record.map(|record| record.status()))
+        let id = quote(external_id);
+        let found = self.one(&fill(&self.statements.read, &[("{external_ids}", &id)]), by)?;
+        Ok(requests(found)?.pop().map(|row| row.status))
     }
 
     fn acquire(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome> {
@@ -435,73 +345,32 @@ impl PermitStore for MysqlPermits {
     }
 
     fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Renewed>> {
-        let mut connection = self.rows.pool.checkout(Lane::Owner, by)?;
-        let ids = quote_all(grants.iter().map(|grant| &grant.external_id));
-        let lock = fill(&self.statements.renew_lock, &[("{external_ids}", &ids)]);
-        // No statement here waits for a lock.
-        let send = |connection: &mut Connection, sql: &str| {
-            let answers = self.request_within(self.read_timeout, connection, sql);
-            answers.map_err(|error| self.statements.explain(error))
+        // Belief does not wait for a late reply.
+        let mut session = Session {
+            store: self,
+            connection: self.rows.pool.checkout(PoolLane::Owner, by)?,
+            by,
         };
-        let outcome = send(&mut connection, &lock).and_then(|mut answers| {
-            let locked = rows::<(String, u64)>(answer(&mut answers, 3)?)?;
-            let known = rows::<(String, u64, String)>(answer(&mut answers, 4)?)?;
-            let renewed: Vec<Renewed> = grants
-                .iter()
-                .map(|grant| {
-                    let id = &*grant.external_id;
-                    let own = |(other, token): &(String, u64)| other == id && grant.names(*token);
-                    match known.iter().find(|(other, ..)| other == id) {
-                        _ if locked.iter().any(own) => Renewed::Yes,
-                        Some((_, token, state)) if grant.names(*token) && state == "ACQUIRED" => {
-                            Renewed::Busy
-                        }
-                        Some(_) => Renewed::Lost,
-                        None => Renewed::Unknown,
-                    }
-                })
-                .collect();
-            let ours = grants.iter().zip(&renewed);
-            let ours = ours.filter(|(_, renewed)| **renewed == Renewed::Yes);
-            let ours: Vec<&Arc<str>> = ours.map(|(grant, _)| &grant.external_id).collect();
-            if ours.is_empty() {
-                self.roll_back(&mut connection);
-            } else {
-                let ids = quote_all(ours);
-                let renew = fill(&self.statements.renew, &[("{external_ids}", &ids)]);
-                send(&mut connection, &format!("{renew};\n{COMMIT}"))?;
-            }
-            Ok(renewed)
-        });
-        if outcome.is_err() {
-            self.roll_back(&mut connection);
-        }
-        outcome
+        let renewed = session.renew(grants);
+        session.or_roll_back(renewed)
     }
 
     fn release(&self, grant: &GrantId, by: Moment) -> Result<Released> {
-        let mut unsure = false;
+        let mut is_unsure = false;
         if grant.token.is_some() {
-            let lane = self.combiner.lane(names(&grant.permits));
-            match lane.submit(self, Job::Release(Arc::new(grant.clone())), by) {
-                Verdict::Released(Freed::Yes) => {
-                    return Ok(Released::Permits(grant.permits.clone()));
+            let lane = self.lanes.of(&names(&grant.permits));
+            match lane.submit(self, Job::Release(grant.clone()), by) {
+                (Ok(Reply::Released(released)), _) => return Ok(released),
+                (Ok(_), _) => {}
+                (Err(error), true) if error.is_transient() && !by.remaining().is_zero() => {
+                    is_unsure = !error.is_not_sent();
                 }
-                Verdict::Released(Freed::No) => return Ok(Released::AlreadyReleased),
-                Verdict::Released(Freed::Busy) | Verdict::Acquired(_) => {}
-                Verdict::Failed { error, .. }
-                    if !error.is_transient() || by.remaining().is_zero() =>
-                {
-                    return Err(error);
-                }
-                Verdict::Failed { error, .. } => unsure = !error.is_not_sent(),
+                (Err(error), _) => return Err(error),
             }
         }
-        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
-        let released = self.release_on(&mut connection, grant)?;
-        Ok(match released {
-            // A try whose answer was lost may have done it.
-            Released::AlreadyReleased if unsure => Released::Permits(grant.permits.clone()),
+        Ok(match self.session(by)?.release(grant)? {
+            // The shared transaction may have done it.
+            Released::AlreadyReleased if is_unsure => Released::Permits(grant.permits.clone()),
             released => released,
         })
     }
@@ -515,7 +384,7 @@ impl PermitStore for MysqlPermits {
             "SELECT TIMESTAMPDIFF(MICROSECOND, CAST('1970-01-01' AS DATETIME(6)), SYSDATE(6));\
              SELECT DISTINCT owner FROM {request} WHERE state = 'ACQUIRED' AND owner IS NOT NULL",
         );
-        let mut answers = self.ask(&sql, by)?;
+        let mut answers = self.session(by)?.ask(&sql)?;
         let now = rows::<(u64,)>(answer(&mut answers, 0)?)?;
         let owners = rows::<(String,)>(answer(&mut answers, 1)?)?;
         let owners = owners.into_iter().map(|(owner,)| Arc::from(owner));
@@ -523,94 +392,48 @@ impl PermitStore for MysqlPermits {
     }
 
     fn purge(&self, what: Purge, age: Duration, batch: usize, by: Moment) -> Result<u64> {
+        let age = micros(age);
         if what == Purge::History {
             let sql = self.statements.tables(&format!(
-                "DELETE FROM {{history}} WHERE changed_at <= NOW(6) - INTERVAL {} MICROSECOND \
-                 ORDER BY changed_at LIMIT {batch}",
-                micros(age)
+                "DELETE FROM {{history}} WHERE changed_at <= NOW(6) - INTERVAL {age} MICROSECOND \
+                 ORDER BY changed_at LIMIT {batch}"
             ));
             return Ok(self.one(&sql, by)?.matched);
         }
         let look = self.statements.tables(&format!(
             "SELECT id FROM {{request}} WHERE state = 'RELEASED' \
-             AND updated_at <= NOW(6) - INTERVAL {} MICROSECOND ORDER BY updated_at LIMIT {batch}",
-            micros(age)
+             AND updated_at <= NOW(6) - INTERVAL {age} MICROSECOND ORDER BY updated_at LIMIT {batch}"
         ));
         let ids = rows::<(u64,)>(self.one(&look, by)?)?;
         if ids.is_empty() {
             return Ok(0);
         }
         let ids = list(ids.into_iter().map(|(id,)| id));
-        // One message: both or neither, and no time in between in which others wait.
-        let script = self.statements.tables(&format!(
-            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;BEGIN;\
-             DELETE FROM {{permit}} WHERE permit_request_id IN ({ids}) AND state = 'RELEASED';\
-             DELETE FROM {{request}} WHERE id IN ({ids}) AND state = 'RELEASED';COMMIT"
-        ));
-        let mut connection = self.rows.pool.checkout(Lane::Other, by)?;
-        match self.send(&mut connection, &script) {
-            Ok(mut answers) => Ok(answer(&mut answers, 3)?.matched),
-            Err(error) => {
-                self.roll_back(&mut connection);
-                Err(error)
-            }
-        }
+        let sql = fill(&self.statements.purge, &[("{ids}", &ids)]);
+        Ok(answer(&mut self.session(by)?.commit(&sql)?, BEGIN + 1)?.matched)
     }
 
     fn audit(&self, repair: bool, by: Moment) -> Result<Vec<Discrepancy>> {
         let found = rows::<(String, i64, i64)>(self.one(&self.statements.audit, by)?)?;
+        if repair && !found.is_empty() {
+            let names = quote_all(found.iter().map(|(name, ..)| name));
+            let values = [("{names}", &*names)];
+            let lock = fill(&self.statements.lock, &values);
+            let repair = fill(&self.statements.repair, &values);
+            self.session(by)?.commit(&format!("{lock};\n{repair}"))?;
+            log::warn!(
+                "counters of semaphores that differed from their permits, corrected: {found:?}"
+            );
+        }
         let wrong = |(name, counter, permits): (String, i64, i64)| Discrepancy {
             semaphore: Arc::from(name),
             counter,
             permits,
         };
-        let found: Vec<Discrepancy> = found.into_iter().map(wrong).collect();
-        if !repair {
-            return Ok(found);
-        }
-        let mut corrected = Vec::new();
-        for wrong in found {
-            let name = &wrong.semaphore;
-            let outcome = self.with_locked(name, by, |id, _, counter, connection| {
-                // Counted anew under the lock: permits come and go without it.
-                let sum = self.statements.tables(&format!(
-                    "SELECT CAST(COALESCE(SUM(count), 0) AS SIGNED) FROM {{permit}} \
-                     WHERE semaphore_id = {id} AND state = 'ACQUIRED'"
-                ));
-                let sum = rows::<(i64,)>(answer(&mut self.send(connection, &sum)?, 0)?)?;
-                let permits = sum.first().map_or(0, |(sum,)| *sum);
-                if counter != permits {
-                    let sql = format!("UPDATE {{semaphore}} SET used = {permits} WHERE id = {id}");
-                    self.send(connection, &self.statements.tables(&sql))?;
-                }
-                Ok((counter, permits))
-            });
-            match outcome {
-                Ok((counter, permits)) if counter != permits => {
-                    log::warn!(
-                        "the counter of the semaphore {name:?} was {counter}, its permits add up to \
-                         {permits}: corrected"
-                    );
-                    corrected.push(Discrepancy {
-                        semaphore: Arc::clone(name),
-                        counter,
-                        permits,
-                    });
-                }
-                Ok(_) => {}
-                // Deleted meanwhile.
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(corrected)
+        Ok(found.into_iter().map(wrong).collect())
     }
 }
 
 fn names(permits: &[(Arc<str>, u32)]) -> Vec<Arc<str>> {
     permits.iter().map(|(name, _)| Arc::clone(name)).collect()
-}
-
-fn mixed_up() -> Error {
-    Error::new(ErrorKind::Protocol, "an acquire was answered as a release")
 }

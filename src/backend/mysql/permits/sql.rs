@@ -1,17 +1,19 @@
 //! The statements, their tables filled in, and what they answer.
 //!
-//! Statements are sent as text, several in one message where they belong together: an acquire is two
-//! round trips however many statements it has, and the rows are locked for one of them. The server stops
-//! at the first statement that fails, so a COMMIT at the end is reached only by a whole success. Every
-//! text value goes in as a hexadecimal literal ([`quote`]), which can be nothing but data.
+//! Statements are sent as text, several in one message where they belong together. So an acquire is two round trips
+//! however many statements it has, and the rows are locked for one of them. The server stops at the first statement
+//! that fails, so a COMMIT at the end is reached only by a whole success. Each text goes in as a hexadecimal literal
+//! ([`quote`]), which can be nothing but data.
 
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::prelude::FromRow;
 
 use crate::backend::mysql::error::RequestError;
 use crate::backend::mysql::table::strip;
+use crate::backend::permit_store::{Permit, RequestStatus};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What the tables' names begin with unless told otherwise, as in [`INIT_SQL`].
@@ -23,6 +25,16 @@ const INIT_SQL: &str = include_str!("../../../../sql/init-semaphore.sql");
 /// Ends a transaction that `semaphore-begin.sql` began.
 pub(super) const COMMIT: &str = "COMMIT;\nSET wait_timeout = 86400";
 pub(super) const ROLLBACK: &str = "ROLLBACK;\nSET wait_timeout = 86400";
+
+/// How many statements `semaphore-begin.sql` has.
+pub(super) const BEGIN: usize = 3;
+
+const TABLES: [(&str, &str); 4] = [
+    ("{semaphore}", "semaphore"),
+    ("{request}", "permit_request"),
+    ("{permit}", "permit"),
+    ("{history}", "semaphore_capacity_change"),
+];
 
 macro_rules! statements {
     ($($name:ident: $file:literal,)*) => {
@@ -52,18 +64,21 @@ statements! {
     usage: "semaphore-usage",
     holders: "semaphore-holders",
     audit: "semaphore-audit",
+    repair: "semaphore-repair",
+    set_capacity: "semaphore-set-capacity",
+    delete: "semaphore-delete",
     read: "request-read",
-    take_over_lock: "request-take-over-lock",
+    lock_held: "request-lock-held",
     insert_requests: "request-insert",
     insert_permits: "permit-insert",
     take_over: "request-take-over",
     release: "request-release",
-    release_lock: "request-release-lock",
     release_locked: "request-release-locked",
     renew_lock: "request-renew-lock",
     renew: "request-renew",
     expired: "request-expired",
     semaphores: "request-semaphores",
+    purge: "request-purge",
 }
 
 impl Statements {
@@ -85,81 +100,53 @@ impl Statements {
         tables(sql, &self.prefix)
     }
 
-    /// The statements that make the tables.
-    pub(super) fn init(&self) -> Vec<String> {
+    /// For each table, the statement that reads its columns and the one that makes it.
+    pub(super) fn init(&self) -> Vec<(String, String)> {
         let name = |prefix: &str| format!("EXISTS `{prefix}");
         let sql = strip(INIT_SQL).replace(&name(DEFAULT_PREFIX), &name(&self.prefix));
-        let statements = sql.split_terminator(';').map(str::to_owned);
-        statements.collect()
-    }
-
-    /// The names of the tables: semaphores, requests, permits, history.
-    pub(super) fn names(&self) -> [String; 4] {
-        SUFFIXES.map(|(_, suffix)| format!("{}{suffix}", self.prefix))
+        let creates = sql.split_terminator(';').zip(TABLES);
+        let pairs = creates.map(|(create, (table, _))| {
+            // Lines of columns begin in lower case, all others in upper case.
+            let words = create
+                .lines()
+                .filter_map(|line| line.split_whitespace().next());
+            let columns = words.filter(|word| word.starts_with(|it: char| it.is_ascii_lowercase()));
+            let columns: Vec<&str> = columns.collect();
+            let look = format!("SELECT {} FROM {table} LIMIT 0", columns.join(", "));
+            (self.tables(&look), create.to_owned())
+        });
+        pairs.collect()
     }
 
     /// What a failed statement means to a caller.
     pub(super) fn explain(&self, error: RequestError) -> Error {
-        if error.is_missing_table() {
-            return Error::new(
-                ErrorKind::Misconfigured,
-                format!(
-                    "there are no tables {} of semaphores in the database, or this user may not see them: \
-                     call create_tables, apply sql/init-semaphore.sql, or set table_prefix",
-                    self.names().join(", ")
-                ),
-            );
-        }
-        if error.is_missing_grant() {
-            let error = error.into_error();
-            let text = error.to_string();
-            // A user without a grant does not see tables that are there.
-            let make = match text.contains("CREATE command") {
-                true => {
-                    "apply sql/init-semaphore.sql as a user that has CREATE, if that was not done, and "
-                }
-                false => "",
-            };
-            let names = self.names().join(", ");
-            let cure = format!("{make}grant SELECT, INSERT, UPDATE and DELETE on {names}");
-            return Error::new(error.kind(), format!("{text}; {cure}"));
-        }
-        if error.is_schema() {
-            let cause = error.into_error();
-            return Error::new(
-                ErrorKind::Misconfigured,
-                format!(
-                    "the tables {} are not those of this version of contend ({cause}); rename them, or \
-                     set another table_prefix, and call create_tables",
-                    self.names().join(", ")
-                ),
-            );
-        }
-        error.into_error()
-    }
-
-    /// As [`explain`](Statements::explain), for a transaction that acquires.
-    pub(super) fn failure(&self, error: RequestError) -> Error {
         if error.is_duplicate() {
             return Error::new(
                 ErrorKind::Unavailable,
                 "another call used the external id at the same moment; try again",
             );
         }
-        self.explain(error)
+        let cure = if error.is_missing_table() {
+            "call create_tables, apply sql/init-semaphore.sql, or set table_prefix; semaphores are in"
+        } else if error.is_missing_grant() {
+            "apply sql/init-semaphore.sql as a user that has CREATE, if that was not done, and grant SELECT, \
+             INSERT, UPDATE and DELETE on"
+        } else if error.is_schema() {
+            "rename the tables, which are another program's or of another version, or set another \
+             table_prefix, and call create_tables; semaphores are in"
+        } else {
+            return error.into_error();
+        };
+        let cause = error.into_error();
+        let names = TABLES.map(|(_, suffix)| format!("{}{suffix}", self.prefix));
+        let text = format!("{cause}; {cure} {}", names.join(", "));
+        Error::new(cause.kind(), text)
     }
 }
 
-const SUFFIXES: [(&str, &str); 4] = [
-    ("{semaphore}", "semaphore"),
-    ("{request}", "permit_request"),
-    ("{permit}", "permit"),
-    ("{history}", "semaphore_capacity_change"),
-];
-
 fn tables(sql: &str, prefix: &str) -> String {
     let mut sql = sql.to_owned();
-    for (placeholder, suffix) in SUFFIXES {
+    for (placeholder, suffix) in TABLES {
         sql = sql.replace(placeholder, &format!("`{prefix}{suffix}`"));
     }
     sql
@@ -184,7 +171,7 @@ pub(super) fn answer(answers: &mut [Answer], place: usize) -> Result<Answer> {
 }
 
 /// The columns of a row.
-pub(super) fn columns<T: FromRow>(row: mysql::Row) -> Result<T> {
+fn columns<T: FromRow>(row: mysql::Row) -> Result<T> {
     mysql::from_row_opt(row).map_err(|_| {
         Error::new(
             ErrorKind::Misconfigured,
@@ -196,6 +183,67 @@ pub(super) fn columns<T: FromRow>(row: mysql::Row) -> Result<T> {
 /// All rows of an answer.
 pub(super) fn rows<T: FromRow>(answer: Answer) -> Result<Vec<T>> {
     answer.rows.into_iter().map(columns).collect()
+}
+
+/// A request as `request-read.sql` and `request-lock-held.sql` read it.
+#[derive(Clone, Debug)]
+pub(super) struct RequestRow {
+    pub(super) id: u64,
+    pub(super) external_id: Arc<str>,
+    pub(super) token: u64,
+    /// Its permits are in the order of the semaphores' names.
+    pub(super) status: RequestStatus,
+}
+
+/// The request, then one of its permits.
+type RequestColumns = (
+    String,
+    u64,
+    u64,
+    String,
+    Option<String>,
+    Option<f64>,
+    Option<i64>,
+    Option<u64>,
+    Option<String>,
+    Option<u32>,
+);
+
+/// All requests of an answer.
+pub(super) fn requests(answer: Answer) -> Result<Vec<RequestRow>> {
+    let mut found: Vec<RequestRow> = Vec::new();
+    for row in rows::<RequestColumns>(answer)? {
+        let (external_id, id, token, state, owner, ttl, left, fence, semaphore, count) = row;
+        if found.last().is_none_or(|last| last.id != id) {
+            let status = RequestStatus {
+                held: state == "ACQUIRED",
+                permits: Vec::new(),
+                owner: owner.map(Arc::from),
+                ttl: ttl.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+                expires_in: duration(left),
+            };
+            found.push(RequestRow {
+                id,
+                external_id: Arc::from(external_id),
+                token,
+                status,
+            });
+        }
+        // A permit without a semaphore was released, and the semaphore deleted since.
+        if let (Some(last), Some(fence), Some(semaphore), Some(count)) =
+            (found.last_mut(), fence, semaphore, count)
+        {
+            // Of a released request, one that was taken over is superseded by the next.
+            let permits = &mut last.status.permits;
+            permits.retain(|permit| *permit.semaphore != *semaphore);
+            permits.push(Permit {
+                semaphore: Arc::from(semaphore),
+                count,
+                fence,
+            });
+        }
+    }
+    Ok(found)
 }
 
 /// A text as a literal that can be nothing else, whatever it contains.
@@ -222,10 +270,7 @@ pub(super) fn quote_all<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> St
 
 /// Numbers as a list.
 pub(super) fn list(numbers: impl IntoIterator<Item = u64>) -> String {
-    let numbers: Vec<String> = numbers
-        .into_iter()
-        .map(|number| number.to_string())
-        .collect();
+    let numbers: Vec<String> = numbers.into_iter().map(|it| it.to_string()).collect();
     numbers.join(", ")
 }
 
@@ -240,9 +285,8 @@ pub(super) fn fill(sql: &str, values: &[(&str, &str)]) -> String {
 
 /// Microseconds, as far as the server's arithmetic reaches.
 pub(super) fn micros(age: Duration) -> u64 {
-    u64::try_from(age.as_micros())
-        .unwrap_or(u64::MAX)
-        .min(1_000 * 366 * 24 * 3_600 * 1_000_000)
+    const MILLENNIUM: u64 = 1_000 * 366 * 24 * 3_600 * 1_000_000;
+    u64::try_from(age.as_micros()).map_or(MILLENNIUM, |micros| micros.min(MILLENNIUM))
 }
 
 /// Microseconds of the server as a duration; a time that has passed is zero.
@@ -255,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_can_not_become_sql() {
+    fn text_cannot_become_sql() {
         assert_eq!(quote("a'b"), "_utf8mb4 x'612762'");
         assert_eq!(
             quote_all(["'; DROP", "ü"]),
@@ -265,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_can_not_become_sql_and_every_statement_names_its_tables() {
+    fn prefix_cannot_become_sql_and_statements_name_their_tables() {
         for bad in ["a`b", "a b", "a;", "ü", &"x".repeat(33)] {
             let error = Statements::new(bad).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad}");
@@ -273,14 +317,17 @@ mod tests {
         let statements = Statements::new("jobs_").unwrap();
         assert!(statements.lock.contains("`jobs_semaphore`"));
         let all = format!("{statements:?}");
-        for (placeholder, _) in SUFFIXES {
+        for (placeholder, _) in TABLES {
             assert!(!all.contains(placeholder), "{placeholder}");
         }
-        let made = statements.init();
-        assert_eq!(made.len(), 4);
-        for (statement, name) in made.iter().zip(statements.names()) {
-            let begins = format!("CREATE TABLE IF NOT EXISTS `{name}` (");
-            assert!(statement.trim_start().starts_with(&begins), "{statement}");
-        }
+        let init = statements.init();
+        assert_eq!(init.len(), 4);
+        let (look, create) = &init[2];
+        assert_eq!(
+            look,
+            "SELECT id, semaphore_id, permit_request_id, count, state FROM `jobs_permit` LIMIT 0"
+        );
+        let begins = "CREATE TABLE IF NOT EXISTS `jobs_permit` (";
+        assert!(create.trim_start().starts_with(begins), "{create}");
     }
 }

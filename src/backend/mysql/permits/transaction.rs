@@ -1,238 +1,173 @@
 //! One transaction for any number of releases and acquires on the same semaphores.
 //!
-//! Two round trips. The first locks the semaphores and reads what must be known; the second writes and
-//! commits. In between, the decision is made here, with the rows locked: releases first, then each
-//! acquire in its turn, so that one that finds too little leaves room for the next.
+//! Two round trips. The first locks the semaphores and reads what must be known; the second writes and commits. In
+//! between, the decision is made here, with the rows locked: releases first, then each acquire in its turn, so that
+//! one that finds too little leaves room for the next.
 //!
-//! The semaphores are locked before any request is looked at. So a retry after a lost reply waits here until its
-//! earlier try has committed or is gone, and then sees which.
+//! The semaphores are locked before a request is looked at. So a retry after a lost reply waits here until its earlier
+//! try has committed or is gone, and then sees which. And no other writer can commit a change of the state or token of
+//! a request that is read here: it would have to change a counter.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::MysqlPermits;
-use super::request_row::RequestRow;
+use super::session::Session;
 use super::sql::{
-    Answer, COMMIT, Statements, answer, fill, list, quote, quote_all, quote_option, rows,
+    Answer, BEGIN, COMMIT, RequestRow, answer, fill, list, quote, quote_all, quote_option,
+    requests, rows,
 };
-use crate::backend::mysql::connection::Connection;
-use crate::backend::permit_store::{Grant, GrantId, Outcome, Permit, Recognised, Request};
+use crate::backend::permit_store::{Grant, Outcome, Permit, Recognised, Request};
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
-/// What became of each acquire and release, in the order given.
-#[derive(Debug)]
-pub(super) struct Answers {
-    pub(super) released: Vec<Result<Freed>>,
-    pub(super) acquired: Vec<Result<Outcome>>,
-}
-
-/// What became of a release.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Freed {
-    Yes,
-    /// It was not held by that grant.
-    No,
-    /// Another transaction has the request locked.
-    Busy,
-}
-
-/// The transaction of one lane.
-#[derive(Clone, Copy, Debug)]
+/// The transaction of one lane, or of a sweep.
 pub(super) struct Transaction<'a> {
-    pub(super) store: &'a MysqlPermits,
-    /// The semaphores of all jobs, sorted.
+    /// The semaphores of all that it acquires and releases, sorted.
     pub(super) names: &'a [Arc<str>],
-    pub(super) releases: &'a [Arc<GrantId>],
+    /// Which held requests to release: a condition on `r`.
+    pub(super) release: Option<String>,
     pub(super) requests: &'a [Arc<Request>],
 }
 
-/// What will be written about an acquire.
-#[derive(Debug)]
+/// What it came to.
+pub(super) struct Done {
+    /// What it found held and has released. It passes over what another transaction has locked.
+    pub(super) released: Vec<RequestRow>,
+    /// For each request.
+    pub(super) acquired: Vec<Result<Outcome>>,
+}
+
+/// What will be written about a request.
 enum Plan {
     Insert,
-    TakeOver {
-        request_id: u64,
-    },
+    /// Its row has this id.
+    TakeOver(u64),
     /// Nothing.
     Decided(Result<Outcome>),
 }
 
-#[derive(Debug)]
 struct Semaphore {
     id: u64,
     capacity: u32,
     used: i64,
+    /// How much of `used` this transaction adds.
+    change: i64,
 }
 
-/// What the first round trip told.
+/// What the first round trip showed, and what the second will write.
 struct Locked {
     semaphores: HashMap<Arc<str>, Semaphore>,
     /// Between the ids of one INSERT.
     step: u64,
-    changes: BTreeMap<u64, i64>,
-    released: Vec<Freed>,
-    to_release: Vec<u64>,
+    released: Vec<RequestRow>,
     plans: Vec<Plan>,
 }
 
 impl Transaction<'_> {
-    /// Carries the jobs out.
+    /// Carries it out.
     ///
     /// # Errors
-    /// Nothing was written. Once something was sent that writes, only what it would have written is unknown: the
-    /// rest is decided.
-    pub(super) fn run(self, connection: &mut Connection) -> Result<Answers> {
-        let outcome = self.read(connection).map(|locked| {
-            if locked.writes() {
-                self.write(connection, locked)
-            } else {
-                self.store.roll_back(connection);
-                self.outcome(locked, 0, Moment::now())
-            }
-        });
-        if outcome.is_err() {
-            // A lock wait timeout leaves the transaction open.
-            self.store.roll_back(connection);
-        }
-        outcome
+    /// All of it failed; the outcome is unknown only if the second message was sent.
+    pub(super) fn run(&self, session: &mut Session<'_>) -> Result<Done> {
+        let outcome = self
+            .read(session)
+            .and_then(|locked| self.write(session, locked));
+        session.or_roll_back(outcome)
     }
 
     /// The first round trip, and what it leads to.
-    fn read(self, connection: &mut Connection) -> Result<Locked> {
+    fn read(&self, session: &mut Session<'_>) -> Result<Locked> {
+        let statements = &session.store.statements;
         let names = quote_all(self.names);
-        let statements = &self.store.statements;
         let mut script = vec![
             statements.begin.clone(),
             fill(&statements.lock, &[("{names}", &names)]),
         ];
-        if !self.releases.is_empty() {
-            let ids = quote_all(self.releases.iter().map(|grant| &grant.external_id));
-            let requests = format!("r.external_id IN ({ids})");
-            script.push(fill(
-                &statements.release_lock,
-                &[("{requests}", &requests), ("{which}", "TRUE")],
-            ));
-        }
-        let take_over = self
-            .requests
-            .iter()
-            .filter(|it| it.take_over && !it.generated);
-        let take_over: Vec<&Arc<str>> = take_over.map(|it| &it.external_id).collect();
-        if !take_over.is_empty() {
-            let ids = quote_all(take_over.iter());
-            script.push(fill(
-                &statements.take_over_lock,
-                &[("{external_ids}", &ids)],
-            ));
+        if let Some(which) = &self.release {
+            script.push(fill(&statements.lock_held, &[("{which}", which)]));
         }
         if !self.requests.is_empty() {
-            let ids = self.requests.iter().map(|request| &request.external_id);
-            script.push(RequestRow::statement(statements, ids));
+            let ids = quote_all(self.requests.iter().map(|request| &request.external_id));
+            script.push(fill(&statements.read, &[("{external_ids}", &ids)]));
         }
         let sent = Moment::now();
-        let mut answers = self
-            .store
-            .request(connection, &script.join(";\n"))
-            // It would have written nothing.
-            .map_err(|error| self.store.statements.failure(error).not_sent())?;
-        // SET, SET and BEGIN come first.
-        let mut place = 3;
-        let mut next = || {
-            place += 1;
-            answer(&mut answers, place - 1)
-        };
-        let mut locked = Locked::new(next()?)?;
-        if !self.releases.is_empty() {
-            let (requests, permits) = (next()?, next()?);
-            locked.release(self.releases, requests, permits)?;
-        }
-        let mut ours = Vec::new();
-        if !take_over.is_empty() {
-            ours = rows::<(u64,)>(next()?)?;
+        // It would have written nothing.
+        let mut answers = session.ask(&script.join(";\n")).map_err(Error::not_sent)?;
+        let mut locked = Locked::new(answer(&mut answers, BEGIN)?)?;
+        let mut next = BEGIN + 1;
+        if self.release.is_some() {
+            locked.release(requests(answer(&mut answers, next)?)?);
+            next += 1;
         }
         if !self.requests.is_empty() {
-            let records = RequestRow::parse(next()?)?;
+            let found = requests(answer(&mut answers, next)?)?;
             for request in self.requests {
-                let id = &request.external_id;
-                let plan = match records.iter().find(|record| record.external_id == *id) {
-                    Some(record) => {
-                        let is_locked = ours.contains(&(record.request_id,));
-                        let plan = locked.recognise(request, record, is_locked, sent);
-                        plan.unwrap_or_else(|error| Plan::Decided(Err(error)))
-                    }
-                    None => locked.decide(request),
+                let row = found
+                    .iter()
+                    .find(|row| row.external_id == request.external_id);
+                let plan = match row {
+                    Some(row) => locked.recognise(request, row, sent),
+                    None => locked.take(request),
                 };
-                locked.plans.push(plan);
+                locked
+                    .plans
+                    .push(plan.unwrap_or_else(|error| Plan::Decided(Err(error))));
             }
         }
         Ok(locked)
     }
 
-    /// The second round trip.
-    fn write(self, connection: &mut Connection, locked: Locked) -> Answers {
-        let script = self.script(&locked);
-        let sent = Moment::now();
-        match self.store.request(connection, &script) {
-            Ok(answers) => {
-                let mut ids = answers
-                    .iter()
-                    .map(|answer| answer.last_insert_id)
-                    .filter(|id| *id != 0);
-                let inserts = locked.plans.iter().any(|plan| matches!(plan, Plan::Insert));
-                if inserts {
-                    ids.next();
-                }
-                let permit = ids.next();
-                self.outcome(locked, permit.unwrap_or(0), sent)
-            }
-            Err(error) => {
-                let error = self.store.statements.failure(error);
-                // A duplicate key leaves the transaction open.
-                self.store.roll_back(connection);
-                Answers {
-                    released: locked
-                        .released
-                        .into_iter()
-                        .map(|freed| match freed {
-                            Freed::Yes => Err(error.clone()),
-                            freed => Ok(freed),
-                        })
-                        .collect(),
-                    acquired: locked
-                        .plans
-                        .into_iter()
-                        .map(|plan| match plan {
-                            Plan::Decided(decision) => decision,
-                            Plan::Insert | Plan::TakeOver { .. } => Err(error.clone()),
-                        })
-                        .collect(),
-                }
-            }
+    /// The second round trip, if there is something to write.
+    fn write(&self, session: &mut Session<'_>, locked: Locked) -> Result<Done> {
+        let script = self.script(session, &locked);
+        if script.is_empty() {
+            session.roll_back();
+            return Ok(self.done(locked, 0, Moment::now()));
         }
+        let sent = Moment::now();
+        let answers = session.ask(&format!("{};\n{COMMIT}", script.join(";\n")))?;
+        // The permits are the last that is inserted.
+        let ids = answers.iter().map(|answer| answer.last_insert_id);
+        let first = ids.filter(|id| *id != 0).next_back().unwrap_or(0);
+        Ok(self.done(locked, first, sent))
     }
 
-    fn script(self, locked: &Locked) -> String {
-        let statements = &self.store.statements;
+    fn script(&self, session: &Session<'_>, locked: &Locked) -> Vec<String> {
+        let statements = &session.store.statements;
         let mut script = Vec::new();
-        if !locked.to_release.is_empty() {
-            let ids = list(locked.to_release.iter().copied());
+        if !locked.released.is_empty() {
+            let ids = list(locked.released.iter().map(|row| row.id));
             script.push(fill(&statements.release_locked, &[("{ids}", &ids)]));
         }
-        let mut requests = Vec::new();
-        let mut permits = Vec::new();
+        let (mut inserts, mut permits) = (Vec::new(), Vec::new());
         for (request, plan) in self.requests.iter().zip(&locked.plans) {
+            let (ttl, expires_at, reclaim_at) = times(request.ttl);
             let request_id = match plan {
                 Plan::Decided(_) => continue,
                 Plan::Insert => {
-                    let offset = locked.step * requests.len() as u64;
-                    requests.push(request_row(request));
-                    format!("@first + {offset}")
+                    let (id, token) = (quote(&request.external_id), request.token);
+                    let owner = quote_option(request.owner.as_deref());
+                    // The id of the first one, until the permits are inserted.
+                    let own = locked.step * inserts.len() as u64;
+                    inserts.push(format!(
+                        "({id}, {token}, {owner}, 'ACQUIRED', {ttl}, {expires_at}, {reclaim_at})"
+                    ));
+                    format!("LAST_INSERT_ID() + {own}")
                 }
-                Plan::TakeOver { request_id } => {
-                    script.push(take_over(statements, request, *request_id));
-                    request_id.to_string()
+                Plan::TakeOver(id) => {
+                    let (id, token) = (id.to_string(), request.token.to_string());
+                    script.push(fill(
+                        &statements.take_over,
+                        &[
+                            ("{id}", &id),
+                            ("{token}", &token),
+                            ("{ttl}", &ttl),
+                            ("{expires_at}", &expires_at),
+                            ("{reclaim_at}", &reclaim_at),
+                        ],
+                    ));
+                    id
                 }
             };
             for (name, count) in &request.permits {
@@ -242,28 +177,32 @@ impl Transaction<'_> {
                 }
             }
         }
-        if !requests.is_empty() {
-            let rows = requests.join(", ");
-            script.push(fill(&statements.insert_requests, &[("{rows}", &rows)]));
-            script.push("SET @first = LAST_INSERT_ID()".to_owned());
+        for (statement, rows) in [
+            (&statements.insert_requests, inserts),
+            (&statements.insert_permits, permits),
+        ] {
+            if !rows.is_empty() {
+                script.push(fill(statement, &[("{rows}", &rows.join(", "))]));
+            }
         }
-        if !permits.is_empty() {
-            let rows = permits.join(", ");
-            script.push(fill(&statements.insert_permits, &[("{rows}", &rows)]));
+        let semaphores = locked.semaphores.values();
+        let changed: Vec<&Semaphore> = semaphores.filter(|it| it.change != 0).collect();
+        if !changed.is_empty() {
+            let cases = changed
+                .iter()
+                .map(|it| format!("WHEN {} THEN {}", it.id, it.change));
+            let cases: Vec<String> = cases.collect();
+            let ids = list(changed.iter().map(|it| it.id));
+            let values = [("{changes}", &*cases.join(" ")), ("{ids}", &*ids)];
+            script.push(fill(&statements.change_counters, &values));
         }
-        let changes = locked.changes.iter().filter(|(_, change)| **change != 0);
-        script.extend(count(
-            statements,
-            changes.map(|(id, change)| (*id, *change)),
-        ));
-        script.push(COMMIT.to_owned());
-        script.join(";\n")
+        script
     }
 
     /// Deals the fences out, in the order in which the rows were sent.
-    fn outcome(self, mut locked: Locked, mut fence: u64, sent: Moment) -> Answers {
+    fn done(&self, mut locked: Locked, mut fence: u64, sent: Moment) -> Done {
         let mut acquired = Vec::with_capacity(self.requests.len());
-        let (step, plans) = (locked.step, std::mem::take(&mut locked.plans));
+        let plans = std::mem::take(&mut locked.plans);
         for (request, plan) in self.requests.iter().zip(plans) {
             if let Plan::Decided(outcome) = plan {
                 acquired.push(outcome);
@@ -276,7 +215,7 @@ impl Transaction<'_> {
                     count: *count,
                     fence,
                 });
-                fence += step;
+                fence += locked.step;
             }
             acquired.push(Ok(Outcome::Granted(Grant {
                 permits,
@@ -285,8 +224,8 @@ impl Transaction<'_> {
                 free: request.free(|name| locked.semaphore(name)),
             })));
         }
-        Answers {
-            released: locked.released.into_iter().map(Ok).collect(),
+        Done {
+            released: locked.released,
             acquired,
         }
     }
@@ -297,14 +236,17 @@ impl Locked {
         let mut locked = Locked {
             semaphores: HashMap::new(),
             step: 1,
-            changes: BTreeMap::new(),
             released: Vec::new(),
-            to_release: Vec::new(),
             plans: Vec::new(),
         };
         for (id, name, capacity, used, step) in rows::<(u64, String, u32, i64, u64)>(answer)? {
             locked.step = step.max(1);
-            let semaphore = Semaphore { id, capacity, used };
+            let semaphore = Semaphore {
+                id,
+                capacity,
+                used,
+                change: 0,
+            };
             locked.semaphores.insert(Arc::from(name), semaphore);
         }
         Ok(locked)
@@ -316,131 +258,53 @@ impl Locked {
         semaphore.map(|semaphore| (semaphore.capacity, semaphore.used))
     }
 
-    fn writes(&self) -> bool {
-        !self.to_release.is_empty()
-            || self
-                .plans
-                .iter()
-                .any(|plan| !matches!(plan, Plan::Decided(_)))
+    fn count(&mut self, name: &str, change: i64) {
+        if let Some(semaphore) = self.semaphores.get_mut(name) {
+            semaphore.used += change;
+            semaphore.change += change;
+        }
     }
 
-    fn release(
-        &mut self,
-        releases: &[Arc<GrantId>],
-        requests: Answer,
-        permits: Answer,
-    ) -> Result<()> {
-        let locked = rows::<(u64, u64, String, Option<String>)>(requests)?;
-        let permits = rows::<(String, u64, u64, String, u32)>(permits)?;
-        for grant in releases {
-            let own = permits.iter().filter(|(id, ..)| **id == *grant.external_id);
-            let found = locked
+    /// Releases those of which all semaphores are locked.
+    fn release(&mut self, found: Vec<RequestRow>) {
+        for row in found {
+            let permits = &row.status.permits;
+            if permits
                 .iter()
-                .find(|(_, _, id, _)| **id == *grant.external_id);
-            match found {
-                Some((id, token, ..)) if grant.names(*token) => {
-                    self.released.push(Freed::Yes);
-                    self.to_release.push(*id);
-                    for (_, _, semaphore, name, count) in own {
-                        *self.changes.entry(*semaphore).or_default() -= i64::from(*count);
-                        if let Some(semaphore) = self.semaphores.get_mut(name.as_str()) {
-                            semaphore.used -= i64::from(*count);
-                        }
-                    }
+                .all(|it| self.semaphores.contains_key(&it.semaphore))
+            {
+                for permit in permits {
+                    self.count(&permit.semaphore, -i64::from(permit.count));
                 }
-                // Where it is not locked by us and still has permits, another transaction has it locked.
-                None if own.count() > 0 => self.released.push(Freed::Busy),
-                _ => self.released.push(Freed::No),
+                self.released.push(row);
             }
         }
-        Ok(())
     }
 
     /// The external id is there already.
-    fn recognise(
-        &self,
-        request: &Request,
-        record: &RequestRow,
-        is_locked: bool,
-        sent: Moment,
-    ) -> Result<Plan> {
-        let outcome = match request.recognise(record.token, record.status())? {
-            Recognised::Known(status) => Outcome::Known(status),
-            Recognised::Own => Outcome::Granted(Grant {
-                permits: record.permits.clone(),
+    fn recognise(&self, request: &Request, row: &RequestRow, sent: Moment) -> Result<Plan> {
+        Ok(match request.recognise(row.token, row.status.clone())? {
+            Recognised::Known(status) => Plan::Decided(Ok(Outcome::Known(status))),
+            Recognised::TakeOver => Plan::TakeOver(row.id),
+            Recognised::Own => Plan::Decided(Ok(Outcome::Granted(Grant {
+                permits: row.status.permits.clone(),
                 sent,
-                remaining: record.expires_in,
+                remaining: row.status.expires_in,
                 free: request.free(|name| self.semaphore(name)),
-            }),
-            Recognised::TakeOver if is_locked => {
-                return Ok(Plan::TakeOver {
-                    request_id: record.request_id,
-                });
-            }
-            Recognised::TakeOver => {
-                return Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "it cannot be taken over while another transaction has it locked; try again",
-                ));
-            }
-        };
-        Ok(Plan::Decided(Ok(outcome)))
+            }))),
+        })
     }
 
     /// Takes what the request wants, if all of it is there.
-    fn decide(&mut self, request: &Request) -> Plan {
-        match request.shortage(|name| self.semaphore(name)) {
-            Err(error) => return Plan::Decided(Err(error)),
-            Ok(Some(exhausted)) => return Plan::Decided(Ok(Outcome::Exhausted(exhausted))),
-            Ok(None) => {}
+    fn take(&mut self, request: &Request) -> Result<Plan> {
+        if let Some(exhausted) = request.shortage(|name| self.semaphore(name))? {
+            return Ok(Plan::Decided(Ok(Outcome::Exhausted(exhausted))));
         }
         for (name, count) in &request.permits {
-            if let Some(semaphore) = self.semaphores.get_mut(name) {
-                semaphore.used += i64::from(*count);
-                *self.changes.entry(semaphore.id).or_default() += i64::from(*count);
-            }
+            self.count(name, i64::from(*count));
         }
-        Plan::Insert
+        Ok(Plan::Insert)
     }
-}
-
-/// The statement that changes counters, if any do.
-pub(super) fn count(
-    statements: &Statements,
-    changes: impl Iterator<Item = (u64, i64)>,
-) -> Option<String> {
-    let changes: Vec<(u64, i64)> = changes.collect();
-    let cases: Vec<String> = changes
-        .iter()
-        .map(|(id, change)| format!("WHEN {id} THEN {change}"))
-        .collect();
-    let ids = list(changes.iter().map(|(id, _)| *id));
-    let values = [("{changes}", &*cases.join(" ")), ("{ids}", &*ids)];
-    (!changes.is_empty()).then(|| fill(&statements.change_counters, &values))
-}
-
-fn request_row(request: &Request) -> String {
-    let (ttl, expires_at, reclaim_at) = times(request.ttl);
-    format!(
-        "({}, {}, {}, 'ACQUIRED', {ttl}, {expires_at}, {reclaim_at})",
-        quote(&request.external_id),
-        request.token,
-        quote_option(request.owner.as_deref()),
-    )
-}
-
-fn take_over(statements: &Statements, request: &Request, request_id: u64) -> String {
-    let (ttl, expires_at, reclaim_at) = times(request.ttl);
-    fill(
-        &statements.take_over,
-        &[
-            ("{id}", &request_id.to_string()),
-            ("{token}", &request.token.to_string()),
-            ("{ttl}", &ttl),
-            ("{expires_at}", &expires_at),
-            ("{reclaim_at}", &reclaim_at),
-        ],
-    )
 }
 
 /// A ttl, its end, and when its permits can be taken back, as SQL.
