@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::outcome::Liveness;
-use super::semaphores::{SWEEP_LIMIT, Semaphores, SharedSemaphores};
+use super::semaphores::{SWEEP_LIMIT, Semaphores};
 use crate::backend::permit_store::{Purge, Sweep, Swept};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
@@ -27,11 +27,6 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 pub struct MaintenanceBuilder {
     semaphores: Semaphores,
     mutex: String,
-    plan: Plan,
-}
-
-/// Intervals, ages and the callback.
-struct Plan {
     orphan_interval: Duration,
     request_interval: Duration,
     history_interval: Duration,
@@ -47,16 +42,14 @@ impl MaintenanceBuilder {
         MaintenanceBuilder {
             semaphores,
             mutex: "contend-semaphore-maintenance".to_owned(),
-            plan: Plan {
-                orphan_interval: 5 * MINUTE,
-                request_interval: 4 * HOUR,
-                history_interval: DAY,
-                stale_after: DAY,
-                request_age: 7 * DAY,
-                history_age: 30 * DAY,
-                batch: 800,
-                liveness: None,
-            },
+            orphan_interval: 5 * MINUTE,
+            request_interval: 4 * HOUR,
+            history_interval: DAY,
+            stale_after: DAY,
+            request_age: 7 * DAY,
+            history_age: 30 * DAY,
+            batch: 800,
+            liveness: None,
         }
     }
 
@@ -70,45 +63,45 @@ impl MaintenanceBuilder {
     /// Sets how often permits that expired, became stale or belong to dead owners are taken back.
     /// Defaults to 5 minutes.
     pub fn orphan_interval(mut self, interval: Duration) -> MaintenanceBuilder {
-        self.plan.orphan_interval = interval;
+        self.orphan_interval = interval;
         self
     }
 
     /// Sets how often old requests are deleted. Defaults to 4 hours.
     pub fn request_interval(mut self, interval: Duration) -> MaintenanceBuilder {
-        self.plan.request_interval = interval;
+        self.request_interval = interval;
         self
     }
 
     /// Sets how often old history is deleted, and the counters are compared with the permits.
     /// Defaults to 24 hours.
     pub fn history_interval(mut self, interval: Duration) -> MaintenanceBuilder {
-        self.plan.history_interval = interval;
+        self.history_interval = interval;
         self
     }
 
     /// Sets how long after its last renewal a permit is stale. A permit whose ttl plus a quarter has not passed
     /// is left alone: its holder may still believe that it has it. Defaults to 24 hours.
     pub fn stale_after(mut self, age: Duration) -> MaintenanceBuilder {
-        self.plan.stale_after = age;
+        self.stale_after = age;
         self
     }
 
     /// Sets how long a released request is kept and its external id is remembered. Defaults to 7 days.
     pub fn request_age(mut self, age: Duration) -> MaintenanceBuilder {
-        self.plan.request_age = age;
+        self.request_age = age;
         self
     }
 
     /// Sets how long a capacity change is kept. Defaults to 30 days.
     pub fn history_age(mut self, age: Duration) -> MaintenanceBuilder {
-        self.plan.history_age = age;
+        self.history_age = age;
         self
     }
 
     /// Sets how many rows are deleted in one transaction. Defaults to 800.
     pub fn batch(mut self, rows: usize) -> MaintenanceBuilder {
-        self.plan.batch = rows;
+        self.batch = rows;
         self
     }
 
@@ -118,7 +111,7 @@ impl MaintenanceBuilder {
         mut self,
         liveness: impl FnMut(&str) -> Liveness + Send + 'static,
     ) -> MaintenanceBuilder {
-        self.plan.liveness = Some(Box::new(liveness));
+        self.liveness = Some(Box::new(liveness));
         self
     }
 
@@ -128,31 +121,24 @@ impl MaintenanceBuilder {
     /// `InvalidInput` for an interval or batch of zero, or a mutex name that is not allowed;
     /// `Unavailable` if the system cannot start another thread.
     pub fn start(self, factory: &Factory) -> Result<Maintenance> {
-        let MaintenanceBuilder {
-            semaphores,
-            mutex,
-            plan,
-        } = self;
         let intervals = [
-            plan.orphan_interval,
-            plan.request_interval,
-            plan.history_interval,
+            self.orphan_interval,
+            self.request_interval,
+            self.history_interval,
         ];
-        if plan.batch == 0 || intervals.iter().any(Duration::is_zero) {
+        if self.batch == 0 || intervals.iter().any(Duration::is_zero) {
             return Err(Error::invalid(
                 "an interval or a batch of zero would never rest",
             ));
         }
-        let schedule = Schedule::with_delay(plan.orphan_interval);
-        let mut run = Run {
-            plan,
+        let scheduler = factory.scheduler(&self.mutex).stop_within(STOP_WITHIN);
+        let schedule = Schedule::with_delay(self.orphan_interval);
+        let mut tasks = Tasks {
             requests_due: Moment::now(),
             history_due: Moment::now(),
+            settings: self,
         };
-        let scheduler = factory.scheduler(&mutex).stop_within(STOP_WITHIN);
-        let scheduler = scheduler.start(schedule, move |context| {
-            run.maintain(semaphores.shared.get()?, context)
-        })?;
+        let scheduler = scheduler.start(schedule, move |context| tasks.perform(context))?;
         Ok(Maintenance { scheduler })
     }
 }
@@ -184,32 +170,36 @@ impl Maintenance {
 }
 
 /// What runs at the orphan interval: the other tasks are done when they are due.
-struct Run {
-    plan: Plan,
+struct Tasks {
+    settings: MaintenanceBuilder,
     requests_due: Moment,
     history_due: Moment,
 }
 
-impl Run {
+impl Tasks {
     /// # Errors
     /// Any; what is left is done at the next interval.
-    fn maintain(&mut self, shared: &SharedSemaphores, context: &Context) -> Result<()> {
-        let plan = &mut self.plan;
+    fn perform(&mut self, context: &Context) -> Result<()> {
+        let settings = &mut self.settings;
+        let shared = settings.semaphores.shared.get()?;
         let mut swept = shared.sweep(&Sweep::Expired)?;
-        if let Some(liveness) = &mut plan.liveness {
+        if let Some(liveness) = &mut settings.liveness {
             swept.extend(shared.sweep_dead(liveness)?);
         }
-        swept.extend(shared.sweep(&Sweep::Stale(plan.stale_after))?);
+        swept.extend(shared.sweep(&Sweep::Stale(settings.stale_after))?);
         swept.iter().for_each(Swept::log);
-        let go_on = || !context.is_cancelled();
+        let purge = |what, age| {
+            let go_on = || !context.is_cancelled();
+            shared.purge(what, age, settings.batch, go_on)
+        };
         if self.requests_due <= Moment::now() {
-            shared.purge(Purge::Requests, plan.request_age, plan.batch, go_on)?;
-            self.requests_due = Moment::now() + plan.request_interval;
+            purge(Purge::Requests, settings.request_age)?;
+            self.requests_due = Moment::now() + settings.request_interval;
         }
         if self.history_due <= Moment::now() {
-            shared.purge(Purge::History, plan.history_age, plan.batch, go_on)?;
+            purge(Purge::History, settings.history_age)?;
             shared.retried(SWEEP_LIMIT, |store, by| store.audit(true, by))?;
-            self.history_due = Moment::now() + plan.history_interval;
+            self.history_due = Moment::now() + settings.history_interval;
         }
         Ok(())
     }

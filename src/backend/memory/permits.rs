@@ -49,50 +49,34 @@ struct Semaphore {
 #[derive(Debug)]
 struct Record {
     token: u64,
-    owner: Option<Arc<str>>,
-    ttl: Option<Duration>,
-    /// Whether its permits are held.
-    held: bool,
-    /// Those it holds; once released, those it held last.
-    permits: Vec<Permit>,
+    /// With the permits it holds; once released, those it held last.
+    status: RequestStatus,
     created: Moment,
     /// The last renewal; once released, the release.
     updated: Moment,
-    updated_micros: StoreTime,
 }
 
 impl Record {
-    fn expires(&self) -> Option<Moment> {
-        self.ttl.map(|ttl| self.updated + ttl)
-    }
-
     fn reclaim_at(&self) -> Option<Moment> {
-        self.ttl.map(|ttl| self.updated + reclaim_after(ttl))
+        let ttl = self.status.ttl;
+        ttl.map(|ttl| self.updated + reclaim_after(ttl))
     }
 
     fn is_reclaimable(&self, now: Moment) -> bool {
-        self.held && self.reclaim_at().is_some_and(|at| at <= now)
-    }
-
-    fn renew(&mut self) {
-        let now = now();
-        self.updated = now.local;
-        self.updated_micros = now.micros;
+        self.reclaim_at().is_some_and(|at| at <= now)
     }
 
     fn status(&self) -> RequestStatus {
-        let expires = self.expires().filter(|_| self.held);
+        let ttl = self.status.ttl.filter(|_| self.status.held);
         RequestStatus {
-            held: self.held,
-            permits: self.permits.clone(),
-            owner: self.owner.clone(),
-            ttl: self.ttl,
-            expires_in: expires.map(|at| at - Moment::now()),
+            expires_in: ttl.map(|ttl| self.updated + ttl - Moment::now()),
+            ..self.status.clone()
         }
     }
 
     fn count_of(&self, semaphore: &str) -> u64 {
-        let own = self.permits.iter().filter(|it| *it.semaphore == *semaphore);
+        let permits = self.status.permits.iter();
+        let own = permits.filter(|it| *it.semaphore == *semaphore);
         own.map(|permit| u64::from(permit.count)).sum()
     }
 }
@@ -110,6 +94,10 @@ impl State {
         semaphore.map(|semaphore| (semaphore.capacity, semaphore.used))
     }
 
+    fn held(&self) -> impl Iterator<Item = (&Arc<str>, &Record)> {
+        self.requests.iter().filter(|(_, it)| it.status.held)
+    }
+
     fn count(&mut self, permits: &[Permit], sign: i64) {
         for permit in permits {
             if let Some(semaphore) = self.semaphores.get_mut(&permit.semaphore) {
@@ -118,39 +106,32 @@ impl State {
         }
     }
 
-    /// Releases a request if `which` says so; what it held.
-    fn release(
-        &mut self,
-        external_id: &str,
-        which: impl FnOnce(&Record) -> bool,
-    ) -> Option<Vec<Permit>> {
-        let record = self.requests.get_mut(external_id)?;
-        if !record.held || !which(record) {
-            return None;
-        }
-        record.held = false;
-        record.renew();
-        let permits = record.permits.clone();
+    /// Releases what a request holds, if it holds anything.
+    fn release(&mut self, external_id: &str) -> Vec<Permit> {
+        let record = self.requests.get_mut(external_id);
+        let Some(record) = record.filter(|record| record.status.held) else {
+            return Vec::new();
+        };
+        record.status.held = false;
+        record.updated = Moment::now();
+        let permits = record.status.permits.clone();
         self.count(&permits, -1);
-        Some(permits)
+        permits
     }
 
     fn sweep(&mut self, reason: Reason, which: impl Fn(&Record) -> bool) -> Vec<Swept> {
-        let held = self.requests.iter().filter(|(_, it)| it.held && which(it));
-        let found: Vec<(Arc<str>, Option<Arc<str>>)> = held
-            .map(|(id, record)| (Arc::clone(id), record.owner.clone()))
+        let found: Vec<(Arc<str>, Option<Arc<str>>)> = self
+            .held()
+            .filter(|(_, record)| which(record))
+            .map(|(id, record)| (Arc::clone(id), record.status.owner.clone()))
             .collect();
-        let mut swept = Vec::new();
-        for (external_id, owner) in found {
-            let permits = self.release(&external_id, |_| true).unwrap_or_default();
-            swept.push(Swept {
-                external_id,
-                owner,
-                permits,
-                reason,
-            });
-        }
-        swept
+        let swept = found.into_iter().map(|(external_id, owner)| Swept {
+            permits: self.release(&external_id),
+            external_id,
+            owner,
+            reason,
+        });
+        swept.collect()
     }
 
     fn acquire(&mut self, request: &Request, sent: Moment) -> Result<Outcome> {
@@ -160,11 +141,11 @@ impl State {
             return Ok(match request.recognise(record.token, status)? {
                 Recognised::Known(status) => Outcome::Known(status),
                 Recognised::Own => {
-                    let permits = record.permits.clone();
+                    let permits = record.status.permits.clone();
                     Outcome::Granted(self.grant(request, permits, sent, remaining))
                 }
                 Recognised::TakeOver => {
-                    self.release(&request.external_id, |_| true);
+                    self.release(&request.external_id);
                     self.insert(request, sent)
                 }
             });
@@ -186,16 +167,19 @@ impl State {
             });
         }
         self.count(&permits, 1);
-        let now = now();
-        let record = Record {
-            token: request.token,
-            owner: request.owner.clone(),
-            ttl: request.ttl,
+        let now = Moment::now();
+        let status = RequestStatus {
             held: true,
             permits: permits.clone(),
-            created: before.map_or(now.local, |record| record.created),
-            updated: now.local,
-            updated_micros: now.micros,
+            owner: request.owner.clone(),
+            ttl: request.ttl,
+            expires_in: None,
+        };
+        let record = Record {
+            token: request.token,
+            status,
+            created: before.map_or(now, |record| record.created),
+            updated: now,
         };
         self.requests
             .insert(Arc::clone(&request.external_id), record);
@@ -304,9 +288,9 @@ impl PermitStore for MemoryPermits {
         let now = Moment::now();
         let wanted = |known: &str| name.is_none_or(|name| name == known);
         let usage = |(known, it): (&Arc<str>, &Semaphore)| {
-            let held = state.requests.values().filter(|record| record.held);
-            let expired = held.clone().filter(|record| record.is_reclaimable(now));
-            let requests = held.filter(|record| record.count_of(known) > 0);
+            let held = || state.held().map(|(_, record)| record);
+            let expired = held().filter(|record| record.is_reclaimable(now));
+            let requests = held().filter(|record| record.count_of(known) > 0);
             Usage {
                 semaphore: Arc::clone(known),
                 capacity: it.capacity,
@@ -326,12 +310,12 @@ impl PermitStore for MemoryPermits {
             return Err(no_such_semaphore(name));
         }
         let mut holders = Vec::new();
-        for (external_id, record) in &state.requests {
-            let permits = record.permits.iter();
-            for permit in permits.filter(|it| record.held && *it.semaphore == *name) {
+        for (external_id, record) in state.held() {
+            let permits = record.status.permits.iter();
+            for permit in permits.filter(|it| *it.semaphore == *name) {
                 holders.push(Holder {
                     external_id: Arc::clone(external_id),
-                    owner: record.owner.clone(),
+                    owner: record.status.owner.clone(),
                     count: permit.count,
                     fence: permit.fence,
                     held_for: Moment::now() - record.created,
@@ -358,7 +342,7 @@ impl PermitStore for MemoryPermits {
         }
         let now = Moment::now();
         let swept = state.sweep(Reason::Expired, |record| {
-            let mut permits = record.permits.iter();
+            let mut permits = record.status.permits.iter();
             record.is_reclaimable(now) && permits.any(|it| request.wants(&it.semaphore))
         });
         if swept.is_empty() {
@@ -373,8 +357,8 @@ impl PermitStore for MemoryPermits {
     fn renew(&self, grants: &[GrantId], _by: Moment) -> Result<Vec<Renewed>> {
         let mut state = self.state()?;
         let renew = |grant: &GrantId| match state.requests.get_mut(&grant.external_id) {
-            Some(record) if record.held && grant.names(record.token) => {
-                record.renew();
+            Some(record) if record.status.held && grant.names(record.token) => {
+                record.updated = Moment::now();
                 Renewed::Yes
             }
             Some(_) => Renewed::Lost,
@@ -385,15 +369,15 @@ impl PermitStore for MemoryPermits {
 
     fn release(&self, grant: &GrantId, _by: Moment) -> Result<Released> {
         let mut state = self.state()?;
-        let released = state.release(&grant.external_id, |record| grant.names(record.token));
-        Ok(match released {
-            Some(permits) => {
-                let counts = permits.into_iter().map(|it| (it.semaphore, it.count));
-                Released::Permits(counts.collect())
-            }
-            None if state.requests.contains_key(&grant.external_id) => Released::AlreadyReleased,
-            None => Released::Unknown,
-        })
+        let Some(record) = state.requests.get(&grant.external_id) else {
+            return Ok(Released::Unknown);
+        };
+        if !record.status.held || !grant.names(record.token) {
+            return Ok(Released::AlreadyReleased);
+        }
+        let permits = state.release(&grant.external_id);
+        let counts = permits.into_iter().map(|it| (it.semaphore, it.count));
+        Ok(Released::Permits(counts.collect()))
     }
 
     fn sweep(&self, sweep: &Sweep, _by: Moment) -> Result<Vec<Swept>> {
@@ -405,18 +389,18 @@ impl PermitStore for MemoryPermits {
                 it.updated + *age <= now && it.reclaim_at().is_none_or(|at| at <= now)
             }),
             Sweep::Owner(owner, before) => state.sweep(Reason::OwnerDead, |it| {
-                it.owner.as_ref() == Some(owner) && it.updated_micros <= *before
+                it.status.owner.as_ref() == Some(owner) && micros(it.updated) <= *before
             }),
         })
     }
 
     fn owners(&self, _by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
         let state = self.state()?;
-        let held = state.requests.values().filter(|request| request.held);
-        let mut owners: Vec<Arc<str>> = held.filter_map(|it| it.owner.clone()).collect();
+        let owners = state.held().filter_map(|(_, it)| it.status.owner.clone());
+        let mut owners: Vec<Arc<str>> = owners.collect();
         owners.sort();
         owners.dedup();
-        Ok((owners, now().micros))
+        Ok((owners, micros(Moment::now())))
     }
 
     fn purge(&self, what: Purge, age: Duration, batch: usize, _by: Moment) -> Result<u64> {
@@ -433,7 +417,7 @@ impl PermitStore for MemoryPermits {
         let old: Vec<Arc<str>> = state
             .requests
             .iter()
-            .filter(|(_, record)| !record.held && record.updated + age <= now)
+            .filter(|(_, it)| !it.status.held && it.updated + age <= now)
             .map(|(id, _)| Arc::clone(id))
             .take(batch)
             .collect();
@@ -442,6 +426,11 @@ impl PermitStore for MemoryPermits {
         }
         Ok(old.len() as u64)
     }
+}
+
+/// The store's clock: the local boot-time clock.
+fn micros(at: Moment) -> StoreTime {
+    u64::try_from(at.since_origin().as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
