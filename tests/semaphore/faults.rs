@@ -74,8 +74,8 @@ fn lost_commit_reply_and_retry_are_one_grant() {
         let writing = "SELECT COUNT(*) FROM information_schema.processlist \
                        WHERE info LIKE 'INSERT INTO `contend_permit_request`%'";
         let permits = thread::scope(|scope| {
-            let ask = || client.acquire(&want("job", "a", 1));
-            let asking = scope.spawn(ask);
+            let request = &want("job", "a", 1);
+            let asking = scope.spawn(|| client.acquire(request));
             wait_until(PATIENCE, "the transaction is being written", || {
                 number(&url, writing) > 0
             });
@@ -86,8 +86,9 @@ fn lost_commit_reply_and_retry_are_one_grant() {
             proxy.cut();
             proxy.pass();
             // The library's retry may have met the cut; the caller's then has the answer.
-            let answer = asking.join().unwrap().or_else(|_| ask()).unwrap();
-            answer.into_permits().unwrap()
+            let answer = asking.join().unwrap();
+            let answer = answer.or_else(|_| client.acquire_for(request, PATIENCE));
+            answer.unwrap().into_permits().unwrap()
         });
         conn.query_drop("DROP TRIGGER slow").unwrap();
         assert_eq!(number(&url, "SELECT COUNT(*) FROM contend_permit"), 1);

@@ -296,31 +296,21 @@ impl PermitStore for MysqlPermits {
     }
 
     fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>> {
-        type Columns = (
-            u64,
-            Option<String>,
-            Option<String>,
-            Option<u32>,
-            Option<u64>,
-            Option<i64>,
-            Option<i64>,
-        );
+        type Columns = (String, Option<String>, u32, u64, i64, Option<i64>);
         let sql = fill(&self.statements.holders, &[("{name}", &quote(name))]);
         let found = rows::<Columns>(self.one(&sql, by)?)?;
-        if found.is_empty() {
+        if found.is_empty() && self.usage(Some(name), by)?.is_empty() {
             return Err(no_such_semaphore(name));
         }
-        let holder = |(_, id, owner, count, fence, age, left): Columns| {
-            Some(Holder {
-                external_id: Arc::from(id?),
-                owner: owner.map(Arc::from),
-                count: count?,
-                fence: fence?,
-                held_for: duration(age).unwrap_or_default(),
-                expires_in: duration(left),
-            })
+        let holder = |(id, owner, count, fence, age, left): Columns| Holder {
+            external_id: Arc::from(id),
+            owner: owner.map(Arc::from),
+            count,
+            fence,
+            held_for: duration(age),
+            expires_in: left.map(duration),
         };
-        Ok(found.into_iter().filter_map(holder).collect())
+        Ok(found.into_iter().map(holder).collect())
     }
 
     fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>> {

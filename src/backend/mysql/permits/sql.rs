@@ -220,7 +220,7 @@ pub(super) fn requests(answer: Answer) -> Result<Vec<RequestRow>> {
                 permits: Vec::new(),
                 owner: owner.map(Arc::from),
                 ttl: ttl.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
-                expires_in: duration(left),
+                expires_in: left.map(duration),
             };
             found.push(RequestRow {
                 id,
@@ -290,8 +290,8 @@ pub(super) fn micros(age: Duration) -> u64 {
 }
 
 /// Microseconds of the server as a duration; a time that has passed is zero.
-pub(super) fn duration(micros: Option<i64>) -> Option<Duration> {
-    micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0)))
+pub(super) fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -128,8 +128,8 @@ impl Transaction<'_> {
         let sent = Moment::now();
         let answers = session.ask(&format!("{};\n{COMMIT}", script.join(";\n")))?;
         // The permits are the last that is inserted.
-        let ids = answers.iter().map(|answer| answer.last_insert_id);
-        let first = ids.filter(|id| *id != 0).next_back().unwrap_or(0);
+        let mut ids = answers.iter().map(|answer| answer.last_insert_id);
+        let first = ids.rfind(|id| *id != 0).unwrap_or(0);
         Ok(self.done(locked, first, sent))
     }
 
