@@ -207,13 +207,11 @@ impl Bare {
         let first = script(&[
             include_str!("../sql/semaphore-begin.sql"),
             include_str!("../sql/semaphore-lock.sql"),
-            include_str!("../sql/request-take-over-lock.sql"),
             include_str!("../sql/request-read.sql"),
         ]);
         self.send(&first.join(";"));
         let second = script(&[
             include_str!("../sql/request-insert.sql"),
-            "SET @first = LAST_INSERT_ID()",
             include_str!("../sql/permit-insert.sql"),
             include_str!("../sql/semaphore-change-counters.sql"),
             "COMMIT;SET wait_timeout = 86400",
@@ -222,10 +220,9 @@ impl Bare {
         let request = format!("('{id}', 1, NULL, 'ACQUIRED', {times})");
         let second = [
             second[0].replace("{rows}", &request),
-            second[1].clone(),
-            second[2].replace("{rows}", "(1, @first, 1, 'ACQUIRED')"),
+            second[1].replace("{rows}", "(1, LAST_INSERT_ID(), 1, 'ACQUIRED')"),
+            second[2].clone(),
             second[3].clone(),
-            second[4].clone(),
         ];
         self.send(&second.join(";"));
         let release = script(&[include_str!("../sql/request-release.sql")]);
@@ -233,7 +230,7 @@ impl Bare {
     }
 }
 
-/// One pair, nobody else there, beside the same statements on one plain connection.
+/// One pair without contention, beside the same statements on one plain connection.
 fn uncontended(criterion: &mut Criterion) {
     let sides = ["bare", "contend"];
     beside(criterion, "semaphore", "uncontended", sides, |budget| {
