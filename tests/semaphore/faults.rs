@@ -73,9 +73,9 @@ fn lost_commit_reply_and_retry_are_one_grant() {
         .unwrap();
         let writing = "SELECT COUNT(*) FROM information_schema.processlist \
                        WHERE info LIKE 'INSERT INTO `contend_permit_request`%'";
+        let request = want("job", "a", 1);
         let permits = thread::scope(|scope| {
-            let request = &want("job", "a", 1);
-            let asking = scope.spawn(|| client.acquire(request));
+            let asking = scope.spawn(|| client.acquire(&request));
             wait_until(PATIENCE, "the transaction is being written", || {
                 number(&url, writing) > 0
             });
@@ -87,7 +87,7 @@ fn lost_commit_reply_and_retry_are_one_grant() {
             proxy.pass();
             // The library's retry may have met the cut; the caller's then has the answer.
             let answer = asking.join().unwrap();
-            let answer = answer.or_else(|_| client.acquire_for(request, PATIENCE));
+            let answer = answer.or_else(|_| client.acquire_for(&request, PATIENCE));
             answer.unwrap().into_permits().unwrap()
         });
         conn.query_drop("DROP TRIGGER slow").unwrap();
