@@ -165,8 +165,7 @@ impl PermitRequest {
 pub(super) fn check_ttl(ttl: Duration, min_ttl: Duration) -> Result<()> {
     if ttl < min_ttl {
         return Err(Error::invalid(format!(
-            "a ttl of {ttl:?} is too short to renew in; at least {min_ttl:?} is needed here, four times \
-             the longest wait for a reply"
+            "a ttl of {ttl:?} is too short to renew in; at least {min_ttl:?} is needed here"
         )));
     }
     lease_of(ttl).map(drop)

@@ -40,6 +40,9 @@ use crate::clock::Moment;
 use crate::error::Result;
 use crate::pool::Lane as PoolLane;
 
+/// A renewal has a quarter of the ttl: time for a slow answer.
+const MIN_TTL: Duration = Duration::from_secs(1);
+
 /// What an answer may take beyond the longest wait for a lock.
 const BEYOND_LOCK_WAIT: Duration = Duration::from_millis(250);
 
@@ -63,7 +66,6 @@ impl PermitSettings {
 pub(super) struct MysqlPermits {
     realm: String,
     poll_interval: Duration,
-    min_ttl: Duration,
     statements: Statements,
     lanes: Lanes,
     rows: Arc<Rows>,
@@ -81,7 +83,6 @@ impl MysqlPermits {
         Ok(MysqlPermits {
             realm: format!("{}?table_prefix={prefix}", connector.server),
             poll_interval: settings.poll_interval,
-            min_ttl: rows.request_limit() * 4,
             statements: Statements::new(prefix)?,
             lanes: Lanes::default(),
             rows: Arc::clone(rows),
@@ -192,7 +193,7 @@ impl PermitStore for MysqlPermits {
     }
 
     fn min_ttl(&self) -> Duration {
-        self.min_ttl
+        MIN_TTL
     }
 
     fn poll_interval(&self) -> Duration {
