@@ -273,7 +273,7 @@ fn retry_after_a_timeout_holds_what_it_was_told() {
         operator(&url)
             .query_drop(
                 "CREATE TRIGGER slow BEFORE INSERT ON contend_permit_request FOR EACH ROW \
-                 SET NEW.owner = IF(SLEEP(2), NULL, NEW.owner)",
+                 SET NEW.owner = IF(SLEEP(3), NULL, NEW.owner)",
             )
             .unwrap();
         for (round, next) in [&here, &beside].into_iter().enumerate() {
