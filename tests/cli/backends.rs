@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use testbed::{Proxy, RedisServer, ZooKeeperServer, is_alive, wait_until, within};
@@ -167,13 +167,13 @@ fn observer_follows_owners(backend: &Backend) {
     let mut observer = Program::start(&url, &["observe", "followed", "--json"]);
     let mut text = Program::start(&url, &["observe", "followed"]);
     assert_eq!(field(&observer.says("followed"), "owner"), "null");
-    text.says("followed: free");
+    text.says("mutex \"followed\"");
     let mut first = elect("first");
     let fence = first.says("\"acquired\"");
     let fence = field(&fence, "fence");
     let seen = observer.says("\"owner\":\"first\"");
     assert_eq!(field(&seen, "fence"), fence);
-    text.says(&format!("followed: first, fence {fence}"));
+    text.says(&format!("owner \"first\", fence {fence}"));
     let mut second = elect("second");
     second.says("\"started\"");
     assert_eq!(first.terminate().0, 0);
@@ -299,8 +299,10 @@ fn killed_parent_ends_command(backend: &Backend) {
         let line = parent.says("pid ");
         let child: u32 = line.trim_start_matches("pid ").parse().unwrap();
         assert!(is_alive(child));
+        let killed = Instant::now();
         parent.signal(Signal::KILL);
         wait_until(PATIENCE, "the command was ended too", || !is_alive(child));
+        println!("{}: gone {:?} after kill -9", args[0], killed.elapsed());
     }
 }
 

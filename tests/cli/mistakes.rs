@@ -170,7 +170,6 @@ fn mistaken_command_line_is_a_usage_error() {
         &["nonsense"],
         &["lock", "--", "true"],
         &["lock", "m"],
-        &["lock", "m", "m", "--", "true"],
         &["lock", "m", "echo", "hi"],
         &["lock", "m", "--timeout", "soon", "--", "true"],
         &["lock", "m", "--no-wait", "--timeout", "1s", "--", "true"],

@@ -1,5 +1,7 @@
 //! The semaphores from a shell: what the command prints, and its exit codes.
 
+use std::time::Instant;
+
 use mysql::prelude::Queryable;
 use rustix::process::Signal;
 use testbed::{Direction, Proxy, TempDir, is_alive, wait_until, within};
@@ -126,8 +128,10 @@ fn killed_parent_ends_command_under_permits() {
         let mut waiting = Program::start(&shell.url, &["semaphore", "run", "gpu", "--", "true"]);
         waiting.says("\"gpu\" is exhausted: 1 of 1 permits are held, 1 wanted");
         assert_eq!(waiting.terminate().0, 128 + 15);
+        let killed = Instant::now();
         parent.signal(Signal::KILL);
         wait_until(PATIENCE, "the command was ended too", || !is_alive(sleeper));
+        println!("semaphore run: gone {:?} after kill -9", killed.elapsed());
     });
 }
 

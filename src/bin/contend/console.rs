@@ -10,29 +10,29 @@ use serde_json::{Value, json};
 
 use crate::exit::Failure;
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub struct Console {
     pub json: bool,
-    /// Standard output belongs to a command that runs beside this program.
-    pub has_command: bool,
 }
 
 impl Console {
-    /// Writes a record: the object with `--json`, and the text otherwise.
-    pub fn record(self, json: &Value, text: impl FnOnce() -> String) -> Result<(), Failure> {
-        self.line(&if self.json { json.to_string() } else { text() })
+    /// Writes a record: the object with `--json`, and otherwise its fields, names first, without what is null.
+    /// Returns the exit code of what is done with it.
+    pub fn record(self, json: &Value) -> Result<u8, Failure> {
+        line(&self.render(json))
     }
 
-    /// Writes text, and flushes it: the reader of a pipe sees it at once.
-    pub fn line(self, text: &str) -> Result<(), Failure> {
-        if self.has_command {
-            write_error(text);
-            return Ok(());
+    fn render(self, json: &Value) -> String {
+        if self.json {
+            return json.to_string();
         }
-        let mut out = io::stdout().lock();
-        let written = out.write_all(format!("{text}\n").as_bytes());
-        let written = written.and_then(|()| out.flush());
-        written.map_err(|error| Failure::output(&error))
+        let fields = json.as_object().into_iter().flatten();
+        let fields = fields.filter(|(name, value)| *name != "at_ms" && !value.is_null());
+        let (mut names, numbers): (Vec<_>, Vec<_>) = fields.partition(|(_, it)| it.is_string());
+        names.extend(numbers);
+        let words = names.iter().map(|(name, value)| format!("{name} {value}"));
+        let at = json["at_ms"].as_u64().map(|at| format!("{}  ", date(at)));
+        at.unwrap_or_default() + &words.collect::<Vec<_>>().join(", ")
     }
 
     /// Says why the program ends.
@@ -53,10 +53,19 @@ impl Console {
     }
 }
 
+/// Writes text, and flushes it: the reader of a pipe sees it at once.
+pub fn line(text: &str) -> Result<u8, Failure> {
+    let mut out = io::stdout().lock();
+    let written = out.write_all(format!("{text}\n").as_bytes());
+    let written = written.and_then(|()| out.flush());
+    written.map_or_else(|error| Err(Failure::output(&error)), |()| Ok(0))
+}
+
 /// Tells what becomes of one contender.
 #[derive(Clone)]
 pub struct Reporter {
     console: Console,
+    has_command: bool,
     mutex: String,
     id: String,
     unread: Sender<Failure>,
@@ -72,12 +81,9 @@ impl Reporter {
         command: &[String],
     ) -> (Reporter, Receiver<Failure>) {
         let (unread, no_reader) = bounded(1);
-        let has_command = !command.is_empty();
         let reporter = Reporter {
-            console: Console {
-                has_command,
-                ..console
-            },
+            console,
+            has_command: !command.is_empty(),
             mutex: mutex.to_owned(),
             id: id.to_owned(),
             unread,
@@ -86,18 +92,14 @@ impl Reporter {
     }
 
     pub fn tell(&self, event: &str, mut json: Value) {
-        let (mutex, id, at) = (&self.mutex, &self.id, now_ms());
-        let mut text = format!("{} {mutex}: {id} {event}", date(at));
-        for (name, value) in json.as_object().into_iter().flatten() {
-            if !value.is_null() {
-                text += &format!(", {name} {value}");
-            }
-        }
-        json["at_ms"] = at.into();
-        json["mutex"] = mutex.as_str().into();
-        json["contender"] = id.as_str().into();
+        json["at_ms"] = now_ms().into();
+        json["mutex"] = self.mutex.as_str().into();
+        json["contender"] = self.id.as_str().into();
         json["event"] = event.into();
-        if let Err(failure) = self.console.record(&json, || text) {
+        let text = self.console.render(&json);
+        if self.has_command {
+            write_error(&text);
+        } else if let Err(failure) = line(&text) {
             // Full is fine: the first failure counts.
             let _ = self.unread.try_send(failure);
         }
@@ -114,19 +116,23 @@ fn write_error(line: &str) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Says for what the program waits. From here on, it shows warnings too.
+/// Says for what the program waits.
 pub fn waiting(error: &Error) {
     message(&format!("waiting: {error}"));
+    show_warnings();
+}
+
+/// Shows warnings of the library from here on: of what no call returns.
+pub fn show_warnings() {
     log::set_max_level(log::max_level().max(LevelFilter::Warn));
 }
 
 struct Logger;
 
-/// Shows the library's log: errors, warnings of what runs for long, or more.
-pub fn show_log(verbose: u8, runs_for_long: bool) {
+/// Shows the library's log: errors, or more.
+pub fn show_log(verbose: u8) {
     let level = match verbose {
-        0 if !runs_for_long => LevelFilter::Error,
-        0 => LevelFilter::Warn,
+        0 => LevelFilter::Error,
         1 => LevelFilter::Info,
         2 => LevelFilter::Debug,
         _ => LevelFilter::Trace,

@@ -48,10 +48,10 @@ impl Elect {
         let callback = {
             let reporter = reporter.clone();
             move |event: &Event| {
+                tell(&reporter, event);
                 if event.kind == EventKind::Acquired {
                     let _ = sender.send(event.fence());
                 }
-                tell(&reporter, event);
             }
         };
         let service = factory

@@ -1,6 +1,6 @@
 //! `contend lock`: runs a command under a lock, like `flock`, but across machines.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use crate::child::{self, Terms};
 use crate::console::{self, Console};
-use crate::exit::{self, Failure, LOST};
+use crate::exit::{Failure, LOST};
 use crate::options::{Connection, Contender, ContenderOptions, Patience, duration};
 use crate::signals;
 
@@ -59,14 +59,13 @@ impl Lock {
         let contender = self.contender.on(&factory);
         // From here on, signals end the wait or the command, and not this program.
         let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
-        let (guards, signal) = signals::cancelling(&signals, |cancel| {
+        let guards = signals::cancelling(&signals, |cancel| {
             self.lock_all(&factory, &contender, cancel)
         });
-        // The wait has left no trace; guards that came just then are released here.
-        if let Some(signal) = signal {
-            return Ok(exit::by_signal(signal));
-        }
-        let guards = guards?;
+        let guards = match guards {
+            Ok(guards) => guards?,
+            Err(code) => return Ok(code),
+        };
         let fence = |mutex: &String| Some(guards.get(&**mutex)?.fence().to_string());
         let fences: Vec<String> = self.mutexes.iter().filter_map(fence).collect();
         let environment = [
@@ -100,22 +99,18 @@ impl Lock {
         contender: &Contender,
         cancel: &Cancel,
     ) -> Result<BTreeMap<&str, Guard>, Error> {
-        let mut lockers = BTreeMap::new();
-        for mutex in &self.mutexes {
+        let began = Instant::now();
+        let mut guards = BTreeMap::new();
+        // As it was given: it stands in the message.
+        let mut left = self.patience.timeout;
+        for mutex in self.mutexes.iter().collect::<BTreeSet<_>>() {
             let locker = factory.locker(mutex).cancel(cancel).id(&contender.id);
             let locker = locker.ttl(contender.ttl).transition(contender.transition);
             let locker = match self.max_hold {
                 Some(max_hold) => locker.max_hold(max_hold),
                 None => locker,
             };
-            lockers.insert(&**mutex, locker.build()?);
-        }
-        let began = Instant::now();
-        let mut guards = BTreeMap::new();
-        // As it was given: it stands in the message.
-        let mut left = self.patience.timeout;
-        for (mutex, locker) in &lockers {
-            guards.insert(*mutex, self.lock(locker, left)?);
+            guards.insert(&**mutex, self.lock(&locker.build()?, left)?);
             let timeout = self.patience.timeout;
             left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
         }

@@ -82,16 +82,8 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
         }
     };
-    let console = Console {
-        json: line.json,
-        has_command: false,
-    };
-    let command = &line.command;
-    let runs_for_long = matches!(
-        command,
-        Command::Elect(_) | Command::Schedule(_) | Command::Observe(_)
-    );
-    console::show_log(line.verbose, runs_for_long);
+    let console = Console { json: line.json };
+    console::show_log(line.verbose);
     let connection = &line.connection;
     let outcome = match line.command {
         Command::Lock(lock) => lock.run(connection, console),

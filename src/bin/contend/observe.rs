@@ -5,7 +5,7 @@ use crossbeam_channel::select;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::console::{Console, date, now_ms};
+use crate::console::{Console, now_ms};
 use crate::exit::Failure;
 use crate::options::Connection;
 use crate::signals;
@@ -36,15 +36,7 @@ impl Observe {
             let owner = Some(event.state.after().owner_id()).filter(|owner| !owner.is_empty());
             let (mutex, fence, at) = (&self.mutex, event.fence(), now_ms());
             let json = json!({"at_ms": at, "mutex": mutex, "owner": owner, "fence": fence});
-            console.record(&json, || {
-                let owner = owner.zip(fence);
-                let owner = owner.map(|(owner, fence)| format!("{owner}, fence {fence}"));
-                format!(
-                    "{} {mutex}: {}",
-                    date(at),
-                    owner.as_deref().unwrap_or("free")
-                )
-            })?;
+            console.record(&json)?;
         }
         observer.stop()?;
         Ok(0)

@@ -6,6 +6,7 @@ use clap::Args;
 pub use contend::parse_duration as duration;
 use contend::{ContenderIdGenerator, Factory};
 
+use crate::console;
 use crate::exit::Failure;
 
 /// What the help calls the options that every command has.
@@ -44,6 +45,7 @@ impl Connection {
     /// Connects and asks the server once. What it refuses for good ends the program, where a service would only log
     /// it; what may pass is left to the service.
     pub fn checked_factory(&self) -> Result<Factory, Failure> {
+        console::show_warnings();
         let factory = self.factory()?;
         match factory.ping(FIRST_ANSWER) {
             Err(error) if !error.is_transient() => Err(error.into()),

@@ -36,8 +36,7 @@ impl Ping {
             "error": error.map(|error| error.to_string()),
             "kind": kind.map(|kind| kind.to_string()), "code": code,
         });
-        let ms = took.as_secs_f64() * 1e3;
-        console.record(&json, || format!("{realm}: answered in {ms:.2} ms"))?;
+        console.record(&json)?;
         Ok(code.unwrap_or(0))
     }
 }

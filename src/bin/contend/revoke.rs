@@ -32,7 +32,6 @@ impl Revoke {
             return Err(Error::new(ErrorKind::NotFound, message).into());
         }
         let json = json!({"at_ms": now_ms(), "mutex": mutex, "event": "revoked", "fence": fence});
-        console.record(&json, || format!("{mutex}: revoked, fence {fence}"))?;
-        Ok(0)
+        console.record(&json)
     }
 }

@@ -97,22 +97,20 @@ impl Schedule {
         let contender = self.contender.on(&factory);
         let (reporter, no_reader) =
             Reporter::new(console, &self.mutex, &contender.id, &self.command);
-        let job = Job {
-            reporter: reporter.clone(),
-            mutex: self.mutex.clone(),
-            command: self.command,
-            stop_within: self.stop_within,
-            grace: contender.transition / 2,
-        };
         reporter.tell("started", json!({"fence": null, "code": null}));
-        let scheduler = factory
-            .scheduler(self.mutex)
+        let builder = factory
+            .scheduler(&self.mutex)
             .id(&contender.id)
             .ttl(contender.ttl)
             .transition(contender.transition)
             // Long enough for SIGKILL.
-            .stop_within(self.stop_within + contender.transition)
-            .start(schedule, move |context| job.run(context))?;
+            .stop_within(self.stop_within + contender.transition);
+        let job = Job {
+            options: self,
+            reporter: reporter.clone(),
+            grace: contender.transition / 2,
+        };
+        let scheduler = builder.start(schedule, move |context| job.run(context))?;
         let unread = select! {
             recv(signals) -> _ => None,
             recv(no_reader) -> failure => failure.ok(),
@@ -141,10 +139,8 @@ impl Schedule {
 
 /// What runs on the leader.
 struct Job {
+    options: Schedule,
     reporter: Reporter,
-    mutex: String,
-    command: Vec<String>,
-    stop_within: Duration,
     grace: Duration,
 }
 
@@ -154,11 +150,11 @@ impl Job {
         let fence = context.fence();
         self.reporter
             .tell("run", json!({"fence": fence, "code": null}));
-        if self.command.is_empty() {
+        if self.options.command.is_empty() {
             return;
         }
         let told = OnceCell::new();
-        let is_late = || told.get_or_init(Instant::now).elapsed() >= self.stop_within;
+        let is_late = || told.get_or_init(Instant::now).elapsed() >= self.options.stop_within;
         let terms = Terms {
             revoked: &|| match (context.is_leader(), context.is_cancelled()) {
                 (false, _) => Some("no longer the leader"),
@@ -170,9 +166,9 @@ impl Job {
         };
         let environment = [
             ("CONTEND_FENCE", fence.to_string()),
-            ("CONTEND_MUTEX", self.mutex.clone()),
+            ("CONTEND_MUTEX", self.options.mutex.clone()),
         ];
-        let code = match child::run(&self.command, environment, &terms) {
+        let code = match child::run(&self.options.command, environment, &terms) {
             Ok(end) if end.revoked && !context.is_leader() => LOST,
             Ok(end) => end.code,
             Err(failure) => {

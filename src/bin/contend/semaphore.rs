@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use crate::child::{self, End, Terms};
 use crate::console::{self, Console};
-use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH, by_signal};
+use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH};
 use crate::options::{Connection, Patience, duration};
 use crate::signals;
 
@@ -131,8 +131,7 @@ impl Semaphore {
                 let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
                 let before = semaphores.set_capacity(name, *capacity, user.as_deref())?;
                 let json = json!({"semaphore": name, "before": before, "capacity": capacity});
-                console.record(&json, || format!("{name}: capacity {before} -> {capacity}"))?;
-                Ok(0)
+                console.record(&json)
             }
             Semaphore::Usage { name: Some(name) } => show_usage(console, &semaphores.usage(name)?),
             Semaphore::Usage { name: None } => {
@@ -198,12 +197,9 @@ fn sweep(semaphores: &Semaphores, console: Console) -> Result<u8, Failure> {
     let mut swept = semaphores.sweep_expired()?;
     swept.extend(semaphores.sweep_stale(STALE)?);
     for one in &swept {
-        let (id, reason) = (
-            &*one.external_id,
-            format!("{:?}", one.reason).to_lowercase(),
-        );
-        let json = json!({"result": "swept", "external_id": id, "reason": reason});
-        console.record(&json, || format!("{id}: swept, {reason}"))?;
+        let reason = format!("{:?}", one.reason).to_lowercase();
+        let json = json!({"result": "swept", "external_id": *one.external_id, "reason": reason});
+        console.record(&json)?;
     }
     Ok(0)
 }
@@ -218,13 +214,13 @@ fn run(
 ) -> Result<u8, Failure> {
     // From here on, signals end the wait or the command, and not this program.
     let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
-    let (guard, signal) = signals::cancelling(&signals, |cancel| {
+    let guard = signals::cancelling(&signals, |cancel| {
         acquire(semaphores, request, patience, cancel)
     });
-    if let Some(signal) = signal {
-        return Ok(by_signal(signal));
-    }
-    let guard = guard?;
+    let guard = match guard {
+        Ok(guard) => guard?,
+        Err(code) => return Ok(code),
+    };
     let fences = guard
         .permits()
         .into_iter()
@@ -274,12 +270,10 @@ fn show_acquisition(console: Console, acquisition: Acquisition) -> Result<u8, Fa
         Acquisition::Acquired(permits) => ("acquired", permits),
         Acquisition::AlreadyAcquired { permits, .. } => ("already_acquired", permits),
         Acquisition::Exhausted(short) => {
-            let (name, capacity, held) = (&*short.semaphore, short.capacity, short.held);
-            let json = json!({
-                "result": "exhausted", "semaphore": name,
-                "capacity": capacity, "held": held, "wanted": short.wanted,
-            });
-            console.record(&json, || short.to_string())?;
+            console.record(&json!({
+                "result": "exhausted", "semaphore": *short.semaphore,
+                "capacity": short.capacity, "held": short.held, "wanted": short.wanted,
+            }))?;
             return Ok(HELD);
         }
         _ => return show_result(console, "already_released", ALREADY_RELEASED),
@@ -287,44 +281,26 @@ fn show_acquisition(console: Console, acquisition: Acquisition) -> Result<u8, Fa
     let permits = permits.iter().map(|permit| {
         json!({"semaphore": *permit.semaphore, "count": permit.count, "fence": permit.fence})
     });
-    let permits: Value = permits.collect();
-    let json = json!({"result": result, "permits": permits});
-    console.record(&json, || format!("{result}: {permits}"))?;
-    Ok(0)
+    console.record(&json!({"result": result, "permits": permits.collect::<Value>()}))
 }
 
 fn show_result(console: Console, result: &str, code: u8) -> Result<u8, Failure> {
-    console.record(&json!({"result": result}), || result.to_owned())?;
+    console.record(&json!({"result": result}))?;
     Ok(code)
 }
 
 fn show_usage(console: Console, usage: &Usage) -> Result<u8, Failure> {
-    let (name, capacity, held) = (&*usage.semaphore, usage.capacity, usage.held);
-    let (expired, free, requests) = (usage.expired, usage.free, usage.requests);
-    let json = json!({
-        "semaphore": name, "capacity": capacity, "held": held,
-        "expired": expired, "free": free, "requests": requests,
-    });
-    console.record(&json, || {
-        format!("{name}: {held} of {capacity} held ({expired} expired), {free} free, requests: {requests}")
-    })?;
-    Ok(0)
+    console.record(&json!({
+        "semaphore": *usage.semaphore, "capacity": usage.capacity, "held": usage.held,
+        "expired": usage.expired, "free": usage.free, "requests": usage.requests,
+    }))
 }
 
 fn show_holder(console: Console, holder: &Holder) -> Result<u8, Failure> {
-    let (id, count, fence) = (&*holder.external_id, holder.count, holder.fence);
-    let (owner, held, left) = (holder.owner.as_deref(), holder.held_for, holder.expires_in);
     let ms = |duration: Duration| duration.as_millis() as u64;
-    let json = json!({
-        "external_id": id, "owner": owner, "count": count, "fence": fence,
-        "held_ms": ms(held), "expires_in_ms": left.map(ms),
-    });
-    console.record(&json, || {
-        let left = left.map_or("without a ttl".to_owned(), |left| {
-            format!("{left:.1?} left")
-        });
-        let owner = owner.unwrap_or("-");
-        format!("{id}: {count}, fence {fence}, owner {owner}, held for {held:.1?}, {left}")
-    })?;
-    Ok(0)
+    console.record(&json!({
+        "external_id": *holder.external_id, "owner": holder.owner.as_deref(),
+        "count": holder.count, "fence": holder.fence,
+        "held_ms": ms(holder.held_for), "expires_in_ms": holder.expires_in.map(ms),
+    }))
 }

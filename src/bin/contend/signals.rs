@@ -7,6 +7,8 @@ use crossbeam_channel::{Receiver, bounded, never, select, unbounded};
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
 
+use crate::exit::by_signal;
+
 /// Returns these signals as they come. From here on they do not end this program.
 pub fn receive(signals: &[i32]) -> Receiver<i32> {
     let (sender, receiver) = unbounded();
@@ -18,8 +20,8 @@ pub fn receive(signals: &[i32]) -> Receiver<i32> {
     receiver
 }
 
-/// Waits for something, until a signal cancels it. Returns the signal, if there was one.
-pub fn cancelling<T>(signals: &Receiver<i32>, wait: impl FnOnce(&Cancel) -> T) -> (T, Option<i32>) {
+/// Waits for something, until a signal cancels it. The error is the exit code for that signal.
+pub fn cancelling<T>(signals: &Receiver<i32>, wait: impl FnOnce(&Cancel) -> T) -> Result<T, u8> {
     let cancel = Cancel::new();
     let (over, is_over) = bounded::<()>(0);
     thread::scope(|scope| {
@@ -39,6 +41,10 @@ pub fn cancelling<T>(signals: &Receiver<i32>, wait: impl FnOnce(&Cancel) -> T) -
         });
         let outcome = wait(&cancel);
         drop(over);
-        (outcome, watcher.join().unwrap_or_default())
+        // What came just then is released by dropping it.
+        match watcher.join() {
+            Ok(Some(signal)) => Err(by_signal(signal)),
+            _ => Ok(outcome),
+        }
     })
 }

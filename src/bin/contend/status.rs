@@ -5,7 +5,7 @@ use contend::{MutexOwner, Participant};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
-use crate::console::{Console, now_ms};
+use crate::console::{self, Console, now_ms};
 use crate::exit::Failure;
 use crate::options::Connection;
 
@@ -45,12 +45,12 @@ impl Status {
         }
         if console.json {
             for row in &rows {
-                console.line(&row.json().to_string())?;
+                console::line(&row.json().to_string())?;
             }
         } else if rows.is_empty() {
-            console.line("no mutex has an owner or a waiter")?;
+            console::line("no mutex has an owner or a waiter")?;
         } else {
-            console.line(&table(&rows))?;
+            console::line(&table(&rows))?;
         }
         Ok(0)
     }
