@@ -3,7 +3,6 @@
 //! release before it has returned, up to the end of the lease.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crossbeam_channel::{Receiver, TryRecvError};
 use parking_lot::{Condvar, Mutex};
 
-use super::schedule::{Clocks, Plan, Recorded, Schedule};
+use super::schedule::{Clocks, Plan, Schedule};
 use super::scheduler::RunReport;
 use crate::backend::Backend;
 use crate::clock::Moment;
@@ -61,7 +60,7 @@ pub(super) type WorkError = Box<dyn StdError + Send + Sync>;
 /// scheduler.stop()?;
 /// # Ok::<(), contend::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Context {
     mutex: Arc<str>,
     ownership: Ownership,
@@ -147,13 +146,6 @@ impl Context {
     #[must_use]
     pub fn late(&self) -> Duration {
         self.late
-    }
-}
-
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mutex, fence) = (&self.mutex, self.fence());
-        write!(f, "Context({mutex:?}, fence {fence}, due {:?})", self.due)
     }
 }
 
@@ -271,7 +263,7 @@ impl ScheduledJob {
     /// Asks how long ago the last run was, until there is an answer. `None`: stopped, or not the leader.
     fn age_of_last_run(&self, context: &Context) -> Option<Option<Duration>> {
         let what = "cannot read when the last run was";
-        while self.schedule.recorded() != Recorded::Never {
+        while self.schedule.is_recorded() {
             match self.ask(what, |by| self.backend.last_run(&context.mutex, by)) {
                 Err(error) if error.is_transient() => context.pause(),
                 // What is refused is not known: none is assumed.
@@ -307,9 +299,9 @@ impl ScheduledJob {
 
     /// Makes a run, and says when it began and ended. `None`: this process does not lead.
     fn run(&self, context: &Context) -> Option<(Clocks, Clocks)> {
-        let recorded = self.schedule.recorded();
-        let recorded = context.due.map_or(Recorded::Never, |_| recorded);
-        if recorded == Recorded::AtTheBeginning && !self.record(context) {
+        let is_recorded = context.due.is_some() && self.schedule.is_recorded();
+        let at_the_end = self.schedule.counts_from_end();
+        if is_recorded && !at_the_end && !self.record(context) {
             return None;
         }
         // After the record: the next run keeps its distance even if the write is slow.
@@ -321,7 +313,7 @@ impl ScheduledJob {
         let mut work = self.work.lock();
         let result = catch_unwind(AssertUnwindSafe(|| (work.run)(context)));
         let took = Clocks::read().boot - began.boot;
-        if recorded == Recorded::AtTheEnd {
+        if is_recorded && at_the_end {
             // Also after a stop that gave up waiting: the release has waited for the work.
             self.record(context);
         }

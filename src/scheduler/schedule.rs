@@ -203,7 +203,7 @@ impl Schedule {
         } else if self.jitter >= period {
             let jitter = self.jitter;
             format!("a jitter of {jitter:?} must be less than the period of {period:?}")
-        } else if self.missed == Missed::Skip && matches!(self.times, Times::WithDelay(_)) {
+        } else if self.missed == Missed::Skip && self.counts_from_end() {
             "a fixed delay has no times that could be skipped; leave out Missed::Skip".to_owned()
         } else {
             return Ok(());
@@ -211,13 +211,14 @@ impl Schedule {
         Err(Error::invalid(format!("the schedule {self}: {wrong}")))
     }
 
-    /// When a run is recorded.
-    pub(super) fn recorded(&self) -> Recorded {
-        match self.times {
-            _ if self.period().max(self.at_least) < MIN_RECORDED_PERIOD => Recorded::Never,
-            Times::WithDelay(_) => Recorded::AtTheEnd,
-            Times::Every(_) | Times::OfDay(_) => Recorded::AtTheBeginning,
-        }
+    /// Whether runs are recorded: so is the end of a run with a fixed delay, and the beginning of another.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.period().max(self.at_least) >= MIN_RECORDED_PERIOD
+    }
+
+    /// Whether the next run keeps its distance from the end of the last one.
+    pub(super) fn counts_from_end(&self) -> bool {
+        matches!(self.times, Times::WithDelay(_))
     }
 
     /// The time between two runs, give or take a change of clocks.
@@ -268,14 +269,6 @@ impl fmt::Display for Schedule {
             }
         }
     }
-}
-
-/// When a run is recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Recorded {
-    Never,
-    AtTheBeginning,
-    AtTheEnd,
 }
 
 /// What the clocks say.
@@ -364,14 +357,12 @@ impl Plan {
         let late = self.late(began);
         let schedule = &self.schedule;
         let keeps_beat = schedule.missed == Missed::Skip || late <= schedule.tolerance();
-        let mut last = began.boot;
+        let counts_from_end = schedule.counts_from_end();
+        let last = if counts_from_end { ended } else { began }.boot;
         self.due = match &schedule.times {
             Times::Every(period) if keeps_beat => self.due + *period,
             Times::Every(period) => self.due + late + *period,
-            Times::WithDelay(period) => {
-                last = ended.boot;
-                last + *period
-            }
+            Times::WithDelay(period) => last + *period,
             Times::OfDay(time) => time.after(self.due.max(began.wall)),
         };
         self.delay = schedule.jitter.mul_f64(dice);

@@ -11,10 +11,9 @@ use crate::program::{field, run};
 /// How one backend is used wrongly.
 struct Ways {
     backend: &'static Backend,
-    /// A server of another kind, the exit code for it, and what to say.
+    /// A server of another kind, and the exit code for it.
     other_kind: &'static Backend,
     other_code: i32,
-    is_this: &'static str,
     /// A URL with a wrong password, and what is said of it.
     wrong_password: String,
     denied: &'static str,
@@ -34,7 +33,6 @@ fn mistakes_on_redis() {
             backend: redis(),
             other_kind: mysql(),
             other_code: 78,
-            is_this: "is this a Redis server?",
             wrong_password: format!("redis://bob:wrong@{}", redis().addr),
             denied: "\"bob\"",
             unprivileged: format!("redis://deaf:pw@{}", server.addr()),
@@ -61,7 +59,6 @@ fn mistakes_on_mysql() {
             backend,
             other_kind: redis(),
             other_code: 69,
-            is_this: "is not a MySQL server",
             wrong_password: format!("mysql://reader:wrong@{rest}"),
             denied: "'reader'",
             unprivileged: format!("mysql://reader:pw@{rest}"),
@@ -82,7 +79,6 @@ fn mistakes_on_zookeeper() {
             backend,
             other_kind: redis(),
             other_code: 69,
-            is_this: "is not a ZooKeeper server",
             wrong_password: stranger.clone(),
             denied: "ACL",
             unprivileged: stranger,
@@ -104,10 +100,10 @@ fn make_mistakes(ways: &Ways) {
     proxy.refuse();
     fails(&backend.through(&proxy), 69, "refused");
     let other = (backend.url)(ways.other_kind.addr);
-    fails(&other, ways.other_code, ways.is_this);
+    fails(&other, ways.other_code, "not locked");
     let proxy = Proxy::to(backend.addr);
     proxy.black_hole(Direction::Both);
-    fails(&backend.through(&proxy), 69, "no answer");
+    fails(&backend.through(&proxy), 69, "not locked");
     fails(&ways.unprivileged, 77, ways.lacks);
     fails(&ways.wrong_password, 77, ways.denied);
     let short = ["lock", "m", "--ttl", "1ms", "--", "true"];

@@ -138,7 +138,7 @@ impl Running {
             }
         };
         let revoked = revoked.is_some() || (terms.revoked)().is_some();
-        if revoked {
+        if revoked && !self.shares_terminal {
             // What the command started may not have ended with it.
             self.send(Signal::KILL);
         }
@@ -181,9 +181,7 @@ impl Guardian {
         let mut ready = guardian.0.stdout.take();
         match ready.as_mut().map(|ready| ready.read(&mut [0])) {
             Some(Ok(1)) => Ok(guardian),
-            _ => Err(io::Error::other(
-                "the guardian of the command did not start",
-            )),
+            _ => Err(io::Error::other("its guardian did not start")),
         }
     }
 
@@ -219,10 +217,8 @@ pub fn guardian() {
         return;
     }
     // The command, where it is not in this group.
-    if let Some(pid) = words
-        .first()
-        .and_then(|pid| Pid::from_raw(pid.parse().ok()?))
-    {
+    let pid = words.first().and_then(|pid| pid.parse().ok());
+    if let Some(pid) = pid.and_then(Pid::from_raw) {
         let _ = kill_process(pid, Signal::KILL);
     }
     let _ = kill_process_group(getpid(), Signal::KILL);

@@ -37,7 +37,7 @@ const SIGNAL: u8 = 128;
 pub struct Failure {
     pub code: u8,
     pub kind: String,
-    /// Empty where the program ends as if SIGPIPE had ended it.
+    /// Empty where a signal has ended it.
     pub message: String,
 }
 
@@ -64,14 +64,19 @@ impl Failure {
 
     /// Standard output cannot be written to: its reader has gone away, or a disk is full.
     pub fn output(error: &io::Error) -> Failure {
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            return Failure::new(SIGNAL + 13, "output", "");
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::signal(13),
+            _ => Failure::new(
+                OUTPUT,
+                "output",
+                format!("cannot write the output: {error}"),
+            ),
         }
-        Failure::new(
-            OUTPUT,
-            "output",
-            format!("cannot write the output: {error}"),
-        )
+    }
+
+    /// A signal has ended it, or as good as that: there is nothing to say.
+    pub fn signal(signal: i32) -> Failure {
+        Failure::new(by_signal(signal), "signal", "")
     }
 }
 

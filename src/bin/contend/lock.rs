@@ -61,11 +61,7 @@ impl Lock {
         let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
         let guards = signals::cancelling(&signals, |cancel| {
             self.lock_all(&factory, &contender, cancel)
-        });
-        let guards = match guards {
-            Ok(guards) => guards?,
-            Err(code) => return Ok(code),
-        };
+        })??;
         let fence = |mutex: &String| Some(guards.get(&**mutex)?.fence().to_string());
         let fences: Vec<String> = self.mutexes.iter().filter_map(fence).collect();
         let environment = [

@@ -104,7 +104,7 @@ impl Schedule {
             .ttl(contender.ttl)
             .transition(contender.transition)
             // Long enough for SIGKILL.
-            .stop_within(self.stop_within + contender.transition);
+            .stop_within(self.stop_within.saturating_add(contender.transition));
         let job = Job {
             options: self,
             reporter: reporter.clone(),

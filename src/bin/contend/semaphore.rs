@@ -216,11 +216,7 @@ fn run(
     let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
     let guard = signals::cancelling(&signals, |cancel| {
         acquire(semaphores, request, patience, cancel)
-    });
-    let guard = match guard {
-        Ok(guard) => guard?,
-        Err(code) => return Ok(code),
-    };
+    })??;
     let fences = guard
         .permits()
         .into_iter()

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, bounded, never, select, unbounded};
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
 
-use crate::exit::by_signal;
+use crate::exit::Failure;
 
 /// Returns these signals as they come. From here on they do not end this program.
 pub fn receive(signals: &[i32]) -> Receiver<i32> {
@@ -20,8 +20,11 @@ pub fn receive(signals: &[i32]) -> Receiver<i32> {
     receiver
 }
 
-/// Waits for something, until a signal cancels it. The error is the exit code for that signal.
-pub fn cancelling<T>(signals: &Receiver<i32>, wait: impl FnOnce(&Cancel) -> T) -> Result<T, u8> {
+/// Waits for something, until a signal cancels it.
+pub fn cancelling<T>(
+    signals: &Receiver<i32>,
+    wait: impl FnOnce(&Cancel) -> T,
+) -> Result<T, Failure> {
     let cancel = Cancel::new();
     let (over, is_over) = bounded::<()>(0);
     thread::scope(|scope| {
@@ -43,7 +46,7 @@ pub fn cancelling<T>(signals: &Receiver<i32>, wait: impl FnOnce(&Cancel) -> T) -
         drop(over);
         // What came just then is released by dropping it.
         match watcher.join() {
-            Ok(Some(signal)) => Err(by_signal(signal)),
+            Ok(Some(signal)) => Err(Failure::signal(signal)),
             _ => Ok(outcome),
         }
     })
