@@ -124,8 +124,8 @@ impl Unparker {
     }
 
     /// Returns `true` if the thread sleeps and was not asked to stop: it would answer at once.
-    // For the early acquire of Redis.
-    #[cfg_attr(not(any(feature = "redis", feature = "unstable")), allow(dead_code))]
+    // Tests wait for it.
+    #[cfg_attr(not(feature = "unstable"), allow(dead_code))]
     #[must_use]
     pub fn is_parked(&self) -> bool {
         let calls = self.inner.calls.lock();
