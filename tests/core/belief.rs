@@ -16,7 +16,8 @@ use testbed::{wait_until, within};
 const REPLY: Duration = ms(300);
 
 fn lease() -> Lease {
-    Lease::new(ms(2_000), ms(1_000)).unwrap()
+    // Long enough for a busy machine to renew in.
+    Lease::new(ms(4_000), ms(1_000)).unwrap()
 }
 
 /// What the hook saw.

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use testbed::{wait_until, within};
 
 /// What a loaded machine may add to a bound; far below what a missing bound costs.
-const SLACK: Duration = ms(1_500);
+const SLACK: Duration = ms(4_000);
 
 fn memory(ttl: u64, transition: u64) -> Factory {
     let lease = Lease::new(ms(ttl), ms(transition)).unwrap();

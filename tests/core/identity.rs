@@ -72,7 +72,9 @@ fn unlocking_leaves_a_double_its_lock() {
             let ours = here.locker("m").id("host-1").renew_after(ms(1_400));
             let ours = ours.build().unwrap();
             let guard = ours.lock().unwrap();
-            let theirs = there.locker("m").id("host-1").build().unwrap();
+            // Long enough for it to keep the mutex on a busy machine.
+            let theirs = there.locker("m").id("host-1").ttl(ms(20_000));
+            let theirs = theirs.build().unwrap();
             let taken = elsewhere(|| theirs.lock().unwrap());
             if notices {
                 closed(&guard.lost());
