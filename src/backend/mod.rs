@@ -202,7 +202,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Participant {
-    /// The contender's id, or what the backend keeps in its place (MySQL: a process token).
+    /// The contender's id, or what the backend keeps in its place (MySQL: a token).
     pub id: Arc<str>,
     /// Since when it waits, in epoch milliseconds on the backend's clock, if the backend knows.
     pub since: Option<u64>,

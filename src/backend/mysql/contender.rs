@@ -40,14 +40,10 @@ pub(super) struct MysqlContender {
 }
 
 impl MysqlContender {
-    pub(super) fn new(
-        database: &Arc<Database>,
-        contender: &Contender,
-        wake: &Unparker,
-    ) -> MysqlContender {
+    pub(super) fn new(database: &Arc<Database>, who: &Contender, wake: &Unparker) -> Self {
         MysqlContender {
             database: Arc::clone(database),
-            contender: contender.clone(),
+            contender: who.clone(),
             unparker: wake.clone(),
             token: Token::NONE,
             registered: false,

@@ -8,7 +8,7 @@ use mysql::{Binary, Params, QueryResult, params};
 
 use super::connection::{Connection, MysqlPool};
 use super::error::RequestError;
-use super::table::{ROOM, Server, Statements, Table, WAKE, strip};
+use super::table::{ROOM, Statements, Table, WAKE, WakeupsOff, strip};
 use super::token::Token;
 use crate::backend::Contender;
 use crate::clock::Moment;
@@ -222,7 +222,7 @@ impl<'c> Call<'c> {
     }
 
     /// Checks that the table is as it must be, unless that is known.
-    pub(super) fn check(&mut self) -> Result<Server> {
+    pub(super) fn check(&mut self) -> Result<WakeupsOff> {
         let checked = self.rows.table.check(self.connection, self.by);
         checked.map_err(Error::not_sent)
     }

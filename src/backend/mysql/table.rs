@@ -66,15 +66,11 @@ pub(super) struct Table {
     /// Whether to make or change it if it is not as it must be.
     create: bool,
     /// Checked with the first request, and again when the table turns out to be another one.
-    checked: Mutex<Option<Server>>,
+    checked: Mutex<Option<WakeupsOff>>,
 }
 
-/// What was found out about the table's server.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Server {
-    /// Why no contender can be woken there, if its settings say so.
-    pub(super) no_wakeups: Option<&'static str>,
-}
+/// Why no contender can be woken on a server, if its settings say so.
+pub(super) type WakeupsOff = Option<&'static str>;
 
 /// The statements for a table, ready to be prepared.
 #[derive(Debug)]
@@ -141,7 +137,7 @@ impl Table {
     }
 
     /// Looks at the table and its server, once per factory.
-    pub(super) fn check(&self, connection: &mut Connection, by: Moment) -> Result<Server> {
+    pub(super) fn check(&self, connection: &mut Connection, by: Moment) -> Result<WakeupsOff> {
         if let Some(checked) = *self.checked.lock() {
             return Ok(checked);
         }
@@ -163,9 +159,9 @@ impl Table {
             );
             return Err(Error::new(ErrorKind::Misconfigured, message));
         }
-        let server = check_server(connection, by)?;
-        *self.checked.lock() = Some(server);
-        Ok(server)
+        let wakeups_off = check_server(connection, by)?;
+        *self.checked.lock() = Some(wakeups_off);
+        Ok(wakeups_off)
     }
 
     /// Maps the error of a statement on this table.
@@ -225,7 +221,7 @@ impl Table {
 }
 
 /// Refuses a server whose SYSDATE stands still.
-fn check_server(connection: &mut Connection, by: Moment) -> Result<Server> {
+fn check_server(connection: &mut Connection, by: Moment) -> Result<WakeupsOff> {
     let sql = "SELECT SLEEP(0.002), SYSDATE(6) > NOW(6)";
     let moves: Option<(i64, bool)> = connection.run(by, |conn| conn.query_first(sql))?;
     if !moves.is_some_and(|(_, moves)| moves) {
@@ -238,9 +234,7 @@ fn check_server(connection: &mut Connection, by: Moment) -> Result<Server> {
     let several: Option<(String, String)> = connection.run(by, |conn| conn.query_first(sql))?;
     let why = "this server is one of several primaries (Galera, group replication), where a release wakes only \
                contenders on the same one";
-    Ok(Server {
-        no_wakeups: several.map(|_| why),
-    })
+    Ok(several.map(|_| why))
 }
 
 impl Statements {

@@ -57,6 +57,7 @@ pub(super) struct Waiting {
     changed: Condvar,
 }
 
+#[derive(Default)]
 struct State {
     wakeups: Wakeups,
     places: BTreeMap<Token, Place>,
@@ -112,12 +113,7 @@ impl Waiting {
             rows,
             state: Mutex::new(State {
                 wakeups,
-                places: BTreeMap::new(),
-                number: 0,
-                in_wait: false,
-                poked: false,
-                thread: None,
-                stopped: false,
+                ..State::default()
             }),
             changed: Condvar::new(),
         }
@@ -317,11 +313,11 @@ impl Waiting {
     /// Opens both connections, after the pool has reached the server: it knows how often one may knock.
     fn open(&self) -> Result<(Connection, Connection)> {
         let soon = || Moment::now() + self.rows.request_limit() * 2;
-        let server = self.rows.call(Lane::Other, soon(), |call| {
+        let wakeups_off = self.rows.call(Lane::Other, soon(), |call| {
             call.ping()?;
             call.check()
         })?;
-        if let Some(why) = server.no_wakeups {
+        if let Some(why) = wakeups_off {
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         let connector = self.rows.pool.connector();
@@ -433,12 +429,11 @@ impl Waiting {
 
     /// Wakes every contender that has something to do.
     fn look_many(&self, waiter: &mut Connection) -> Result<()> {
-        let mut mutexes: Vec<Arc<str>> = Vec::new();
-        for place in self.state.lock().places.values() {
-            if place.doing == Doing::Asleep {
-                mutexes.push(Arc::clone(&place.mutex));
-            }
-        }
+        let mutexes: Vec<Arc<str>> = {
+            let state = self.state.lock();
+            let asleep = state.places.values().filter(|it| it.doing == Doing::Asleep);
+            asleep.map(|place| Arc::clone(&place.mutex)).collect()
+        };
         if mutexes.is_empty() {
             return Ok(());
         }
