@@ -16,6 +16,7 @@ mod faults;
 mod locker;
 mod one_server;
 mod protocol;
+mod replicas;
 mod review;
 mod sentinel;
 mod settings;

@@ -365,3 +365,126 @@ fn a_credentials_callback_that_panics_does_not_end_the_map_of_the_slots() {
         wait_until(PATIENCE, "it is served", || acquire().is_ok());
     });
 }
+
+/// How many connections the nodes have accepted, those of this question included.
+fn accepted(cluster: &RedisCluster) -> usize {
+    let of = |node: &testbed::RedisServer| {
+        let stats = node.cli(&["INFO", "stats"]);
+        let count = stats.split("total_connections_received:").nth(1).unwrap();
+        count
+            .lines()
+            .next()
+            .unwrap()
+            .trim()
+            .parse::<usize>()
+            .unwrap()
+    };
+    cluster.nodes().iter().map(of).sum()
+}
+
+/// An error that says nothing about the slots made the factory connect to a node ten times a second.
+#[test]
+fn full_memory_opens_no_connections() {
+    within(HANG, || {
+        let cluster = RedisCluster::start();
+        let factory = factory(&cluster);
+        let mut one = Driven::with(&factory, "m", "a", lease());
+        let fence = one.own();
+        one.release(fence);
+        let limit = |bytes: &str| {
+            for node in cluster.nodes() {
+                node.cli(&["CONFIG", "SET", "maxmemory", bytes]);
+            }
+        };
+        limit("1");
+        let before = accepted(&cluster);
+        let end = Instant::now() + ms(2_000);
+        while Instant::now() < end {
+            let error = one.raw.acquire(OnRefusal::Leave, soon()).unwrap_err();
+            assert!(error.to_string().contains("raise maxmemory"), "{error}");
+            thread::sleep(ms(10));
+        }
+        // Those of the question itself, and a few that replace what was idle.
+        let opened = accepted(&cluster) - before - cluster.nodes().len();
+        assert!(opened <= 6, "{opened} connections in 2 s");
+        limit("0");
+    });
+}
+
+/// `contend status` failed once after every move of a slot.
+#[test]
+fn inspection_follows_a_failover() {
+    within(HANG, || {
+        let cluster = RedisCluster::start();
+        let factory = factory(&cluster);
+        let mut owner = Driven::with(&factory, "m", "owner", lease());
+        owner.own();
+        Driven::with(&factory, "m", "waiter", lease()).queue();
+        let waiters = || factory.participants("m").map(|it| it.len());
+        assert_eq!(waiters().unwrap(), 1);
+        let master = cluster.master_of("simba:{m}", 0);
+        let port = cluster.node(master).port().to_string();
+        let role = |index: usize| cluster.node(index).cli(&["ROLE"]);
+        let heir = (cluster.replicas().into_iter())
+            .find(|it| role(*it).lines().nth(2) == Some(port.as_str()))
+            .unwrap();
+        cluster.node(heir).cli(&["CLUSTER", "FAILOVER"]);
+        wait_until(PATIENCE, "the old master knows it", || {
+            role(master).starts_with("slave") && role(heir).starts_with("master")
+        });
+        assert_eq!(waiters().unwrap(), 1, "MOVED is followed");
+    });
+}
+
+/// `condition()` promises no I/O, and asked for the slots.
+#[test]
+fn health_asks_no_node() {
+    within(HANG, || {
+        let seeds: Vec<_> = (0..2)
+            .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
+            .collect();
+        let address = |index: usize| seeds[index].local_addr().unwrap().to_string();
+        seeds[1].set_nonblocking(true).unwrap();
+        // The first connection of the first node is opened ahead.
+        let factory = Builder::cluster([address(0), address(1)]).build().unwrap();
+        let end = Instant::now() + ms(500);
+        while Instant::now() < end {
+            let _ = factory.health();
+            thread::sleep(ms(5));
+        }
+        let asked = seeds.iter().filter(|seed| {
+            seed.set_nonblocking(true).unwrap();
+            seed.accept().is_ok()
+        });
+        assert!(asked.count() <= 1, "only what was opened ahead");
+    });
+}
+
+/// A node that answers nothing must not take the time of those whose mutexes lie elsewhere.
+#[test]
+fn hung_node_costs_others_no_renewal() {
+    within(HANG, || {
+        let cluster = RedisCluster::start();
+        let factory = factory(&cluster);
+        let hung = cluster.master_of("simba:{m0}", 0);
+        let elsewhere = (1..100).map(|number| format!("m{number}"));
+        let elsewhere = elsewhere
+            .into_iter()
+            .find(|it| cluster.master_of(&format!("simba:{{{it}}}"), 0) != hung)
+            .unwrap();
+        let mut victim = Driven::at(&factory, "m0", "a");
+        victim.own();
+        let mut owner = Driven::at(&factory, &elsewhere, "a");
+        let fence = owner.own();
+        cluster.node(hung).pause();
+        for _ in 0..5 {
+            // Makes the map stale.
+            let by = Moment::now() + ms(200);
+            let _ = victim.raw.acquire(OnRefusal::Leave, by);
+            let by = Moment::now() + contend::Lease::default().request_limit();
+            let renewal = owner.raw.renew(fence, by).unwrap();
+            assert!(matches!(renewal, Renewal::Renewed(_)), "{renewal:?}");
+        }
+        cluster.node(hung).resume();
+    });
+}

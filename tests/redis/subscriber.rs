@@ -182,3 +182,60 @@ fn messages_arrive_over_a_network_with_a_round_trip_of_more_than_a_second() {
         assert_eq!(waiter.parker.park(soon()), contend::Unparked::Wake);
     });
 }
+
+/// Between the loss of a connection that worked and the first failure to replace it, health said "not tried".
+#[test]
+fn lost_wakeups_are_never_called_untried() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.addr());
+        let factory = Builder::new(proxy.addr().to_string()).build().unwrap();
+        let mut waiter = Driven::at(&factory, "m", "a");
+        waiter.attempt(OnRefusal::Enqueue);
+        let wakeups = || factory.backend().unwrap().condition().wakeups;
+        assert_eq!(wakeups(), Wakeups::Working);
+        for _ in 0..5 {
+            proxy.refuse();
+            proxy.cut();
+            wait_until(PATIENCE, "it polls", || {
+                let wakeups = wakeups();
+                assert_ne!(wakeups, Wakeups::Untried);
+                matches!(wakeups, Wakeups::Polling(_))
+            });
+            proxy.pass();
+            wait_until(PATIENCE, "wake-ups work again", || {
+                let wakeups = wakeups();
+                assert_ne!(wakeups, Wakeups::Untried);
+                wakeups == Wakeups::Working
+            });
+        }
+    });
+}
+
+/// `!handed` is for those who still wait: between two contenders it would only cost time.
+#[test]
+fn hand_over_is_announced_only_to_others_that_wait() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factory = Builder::new(server.addr().to_string()).build().unwrap();
+        for (waiters, published) in [(1, 2), (2, 3)] {
+            let mutex = format!("m{waiters}");
+            let mut owner = Driven::at(&factory, &mutex, "owner");
+            let fence = owner.own();
+            let mut waiting: Vec<_> = (0..waiters)
+                .map(|number| Driven::at(&factory, &mutex, &format!("waiter-{number}")))
+                .collect();
+            for waiter in &mut waiting {
+                waiter.queue();
+            }
+            server.cli(&["CONFIG", "RESETSTAT"]);
+            owner.release(fence);
+            waiting[0].owns_within(PATIENCE);
+            let stats = server.cli(&["INFO", "commandstats"]);
+            let calls = stats.split("cmdstat_publish:calls=").nth(1).unwrap();
+            let calls: u32 = calls.split(',').next().unwrap().parse().unwrap();
+            // The turn, perhaps the hand-over, and the acquisition.
+            assert_eq!(calls, published, "{waiters} waiters");
+        }
+    });
+}
