@@ -39,8 +39,6 @@ struct Calls {
     woken: bool,
     message: bool,
     stopped: bool,
-    /// The thread sleeps at the moment.
-    sleeping: bool,
 }
 
 /// Why a thread is not parked any more.
@@ -100,9 +98,7 @@ impl Parker {
             if left.is_zero() {
                 return Unparked::Timeout;
             }
-            calls.sleeping = true;
             self.inner.changed.wait_for(&mut calls, left.min(SLICE));
-            calls.sleeping = false;
         }
     }
 }
@@ -121,15 +117,6 @@ impl Unparker {
     pub fn message(&self) {
         self.inner.calls.lock().message = true;
         self.inner.changed.notify_all();
-    }
-
-    /// Returns `true` if the thread sleeps and was not asked to stop: it would answer at once.
-    // Tests wait for it.
-    #[cfg_attr(not(feature = "unstable"), allow(dead_code))]
-    #[must_use]
-    pub fn is_parked(&self) -> bool {
-        let calls = self.inner.calls.lock();
-        calls.sleeping && !calls.stopped
     }
 
     /// Returns `true` if both ends belong to the same parker.

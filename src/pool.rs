@@ -235,21 +235,18 @@ impl<C: Connect> Pool<C> {
 
     /// Waits until a caller without an ownership may take a connection.
     fn enter(&self, by: Moment) -> Result<Permit<C>> {
-        let mut free = self.shared.free.lock();
-        if let Some(permit) = self.shared.try_enter(&mut free) {
-            return Ok(permit);
-        }
         let since = Moment::now();
+        let mut free = self.shared.free.lock();
         loop {
+            if let Some(permit) = self.shared.try_enter(&mut free) {
+                return Ok(permit);
+            }
             let left = by.remaining();
             if left.is_zero() {
                 drop(free);
                 return Err(self.exhausted(since));
             }
             self.shared.freed.wait_for(&mut free, left);
-            if let Some(permit) = self.shared.try_enter(&mut free) {
-                return Ok(permit);
-            }
         }
     }
 

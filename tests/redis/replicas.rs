@@ -91,7 +91,7 @@ fn replicas_are_not_asked_unless_wanted() {
         contender.release(fence);
         assert!(!waits());
         let asking = contend::connect(&format!("{}?replicas=1", server.url())).unwrap();
-        let by = Moment::now() + ms(300);
+        let by = Moment::now() + ms(4_000);
         let refused = Driven::at(&asking, "m", "a")
             .raw
             .acquire(OnRefusal::Leave, by);
@@ -101,7 +101,7 @@ fn replicas_are_not_asked_unless_wanted() {
         );
         assert!(waits());
         let locker = asking.locker("m").build().unwrap();
-        let locked = locker.try_lock_for(ms(300)).map(drop);
+        let locked = locker.try_lock_for(ms(100)).map(drop);
         assert_eq!(locked.unwrap_err().kind(), ErrorKind::Held);
     });
 }

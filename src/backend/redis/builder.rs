@@ -1,6 +1,5 @@
 //! How a factory on Redis is set up, by hand or by URL.
 
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -43,17 +42,14 @@ const PARAMETERS: &[&str] = &[
 ];
 
 /// Builds a factory on Redis. Its `Debug` output shows no password.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct Builder {
     /// Read at once, complained about by `build`.
     at: Result<At>,
     tls: Tls,
-    user: Option<String>,
-    password: Option<String>,
-    asked: Option<Login>,
-    sentinel_user: Option<String>,
-    sentinel_password: Option<String>,
+    login: Login,
+    sentinel_login: Login,
     database: u32,
     prefix: String,
     ttl: Duration,
@@ -107,11 +103,8 @@ impl Builder {
         Builder {
             at,
             tls: Tls::default(),
-            user: None,
-            password: None,
-            asked: None,
-            sentinel_user: None,
-            sentinel_password: None,
+            login: Login::default(),
+            sentinel_login: Login::default(),
             database: 0,
             prefix: "simba".to_owned(),
             ttl: Lease::default().ttl(),
@@ -128,13 +121,13 @@ impl Builder {
 
     /// Sets the ACL user. Defaults to the server's `default` user.
     pub fn user(mut self, user: impl Into<String>) -> Builder {
-        self.user = Some(user.into());
+        self.login.set_user(user.into());
         self
     }
 
     /// Sets the password. Defaults to none.
     pub fn password(mut self, password: impl Into<String>) -> Builder {
-        self.password = Some(password.into());
+        self.login.set_password(password.into());
         self
     }
 
@@ -145,19 +138,19 @@ impl Builder {
         mut self,
         ask: impl Fn() -> (String, String) + Send + Sync + 'static,
     ) -> Builder {
-        self.asked = Some(Login::Asked(Arc::new(ask)));
+        self.login = Login::Asked(Arc::new(ask));
         self
     }
 
     /// Sets the user to log in to sentinels as. Defaults to none.
     pub fn sentinel_user(mut self, user: impl Into<String>) -> Builder {
-        self.sentinel_user = Some(user.into());
+        self.sentinel_login.set_user(user.into());
         self
     }
 
     /// Sets the password to log in to sentinels with. Defaults to none.
     pub fn sentinel_password(mut self, password: impl Into<String>) -> Builder {
-        self.sentinel_password = Some(password.into());
+        self.sentinel_login.set_password(password.into());
         self
     }
 
@@ -236,10 +229,7 @@ impl Builder {
         let realm = self.realm(&at);
         let settings = ServerSettings {
             connector: Arc::new(Connector {
-                login: self
-                    .asked
-                    .clone()
-                    .unwrap_or_else(|| login(&self.user, &self.password)),
+                login: self.login.clone(),
                 database: self.database,
                 tls: tls.clone(),
                 timeout: self.connect_timeout,
@@ -258,7 +248,7 @@ impl Builder {
                 name,
                 addresses,
                 connector: Connector {
-                    login: login(&self.sentinel_user, &self.sentinel_password),
+                    login: self.sentinel_login.clone(),
                     database: 0,
                     tls,
                     timeout: self.connect_timeout,
@@ -338,38 +328,11 @@ impl Builder {
     }
 }
 
-fn login(user: &Option<String>, password: &Option<String>) -> Login {
-    match (user, password) {
-        (None, None) => Login::None,
-        (user, password) => Login::Fixed(
-            user.clone().unwrap_or_default(),
-            password.clone().unwrap_or_default(),
-        ),
-    }
-}
-
 fn addresses<H: AsRef<str>>(hosts: impl IntoIterator<Item = H>, port: u16) -> Result<Vec<Address>> {
     hosts
         .into_iter()
         .map(|host| address(host.as_ref(), port).map(|(host, port)| Address::Tcp(host, port)))
         .collect()
-}
-
-impl fmt::Debug for Builder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder")
-            .field("at", &self.at)
-            .field("tls", &self.tls.on)
-            .field("database", &self.database)
-            .field("prefix", &self.prefix)
-            .field("ttl", &self.ttl)
-            .field("transition", &self.transition)
-            .field("pool_size", &self.pool_size)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("simba", &self.simba)
-            .field("replicas", &self.replicas)
-            .finish_non_exhaustive()
-    }
 }
 
 /// `redis://`, `rediss://`, `redis+cluster://` and `redis+sentinel://`.
@@ -420,10 +383,9 @@ pub(crate) fn connect(url: &Url) -> Result<Factory> {
             "a redis URL with a user and no password: write redis://user:password@host, or redis://:password@host",
         ));
     }
-    builder.user.clone_from(&url.user);
-    builder.password.clone_from(&url.password);
-    url.set("sentinel_user", &mut builder.sentinel_user)?;
-    url.set("sentinel_password", &mut builder.sentinel_password)?;
+    let text = |key| url.text(key).map(str::to_owned);
+    builder.login = Login::fixed(url.user.clone(), url.password.clone());
+    builder.sentinel_login = Login::fixed(text("sentinel_user"), text("sentinel_password"));
     url.set("simba", &mut builder.simba)?;
     url.set("replicas", &mut builder.replicas)?;
     url.set("initial_delay", &mut builder.initial_delay)?;

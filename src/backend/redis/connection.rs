@@ -67,7 +67,7 @@ impl fmt::Display for Address {
 /// Returns the user, if not the default one, and the password.
 pub(super) type AskCredentials = dyn Fn() -> (String, String) + Send + Sync;
 
-/// As whom to log in.
+/// As whom to log in. Its `Debug` shows no credential.
 #[derive(Clone, Default)]
 pub(super) enum Login {
     /// Without.
@@ -80,6 +80,29 @@ pub(super) enum Login {
 }
 
 impl Login {
+    pub(super) fn fixed(user: Option<String>, password: Option<String>) -> Login {
+        match (user, password) {
+            (None, None) => Login::None,
+            (user, password) => {
+                Login::Fixed(user.unwrap_or_default(), password.unwrap_or_default())
+            }
+        }
+    }
+
+    pub(super) fn set_user(&mut self, user: String) {
+        *self = match std::mem::take(self) {
+            Login::Fixed(_, password) => Login::Fixed(user, password),
+            _ => Login::Fixed(user, String::new()),
+        };
+    }
+
+    pub(super) fn set_password(&mut self, password: String) {
+        *self = match std::mem::take(self) {
+            Login::Fixed(user, _) => Login::Fixed(user, password),
+            _ => Login::Fixed(String::new(), password),
+        };
+    }
+
     /// Returns the credentials, if there are any. A panic of the caller's closure is an error like another:
     /// it must not end the thread that opens connections.
     fn ask(&self) -> Result<Option<(String, String)>> {
@@ -90,6 +113,12 @@ impl Login {
                 .map(Some)
                 .map_err(|_| unavailable("the credentials callback panicked")),
         }
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Login")
     }
 }
 

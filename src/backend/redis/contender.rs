@@ -67,7 +67,7 @@ impl RedisContender {
             release: release_request(common, &keys, id),
             withdraw: Command::script(&scripts.withdraw, slot, &[mutex, token, queue])
                 .arg(&[id, claim, counts_all]),
-            subscription: Subscription::new(id, wake, Role::Waiting, channels, slot),
+            subscription: Subscription::new(id, wake.clone(), Role::Waiting, channels, slot),
             place: b"0".to_vec(),
             common: Arc::clone(common),
             contender: contender.clone(),

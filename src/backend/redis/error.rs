@@ -9,95 +9,51 @@ use ::redis::{ErrorKind as Kind, RedisError, ServerErrorKind};
 use super::connection::Address;
 use crate::error::{Error, ErrorKind};
 
-const CREDENTIALS: &str = "check user and password";
 const RIGHTS: &str = "the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, HELLO, PING, TIME, \
      MGET, GET, SET, PSETEX, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (for semaphores HGET, HMGET, HSET, \
      HSETNX, HDEL, HKEYS, ZSCORE, ZCARD, ZRANGE, ZRANGEBYSCORE, ZRANGEBYLEX, ZSCAN, PERSIST, XADD, XRANGE and XDEL; to list and \
      inspect mutexes SCAN and ZRANGE, in a cluster CLUSTER SLOTS, with Sentinel ROLE, with replicas WAIT), and the \
      keys and channels under the prefix";
-const TLS_FILES: &str = "check tls, tls_ca, tls_cert and tls_key";
-const TLS_PORT: &str = "does this port speak TLS?";
-const DATABASE: &str = "there is no such database, or the user may not SELECT it";
 
-/// What a text of the server or the driver means, and what to do. The first line that matches counts.
-const MEANINGS: &[(&str, ErrorKind, &str)] = {
-    use ErrorKind::{Denied, Misconfigured, Unavailable, Unreachable};
-    &[
-        // The driver's, of a connection that cannot be opened.
-        ("certificate", Misconfigured, TLS_FILES),
-        ("Certificate", Misconfigured, TLS_FILES),
-        ("fatal alert", Misconfigured, TLS_FILES),
-        // A server that restarts closes a connection in its handshake, too.
-        ("handshake", Unreachable, TLS_PORT),
-        ("corrupt message", Unreachable, TLS_PORT),
-        (
-            "answer is not Redis's",
-            Misconfigured,
-            "is this a Redis server?",
-        ),
-        ("refused the log-in", Denied, CREDENTIALS),
-        // The server's. Redis 6.2 wraps what a script's command says into a sentence of its own.
-        (
-            "READONLY",
-            Unavailable,
-            "this server is a read-only replica: connect to the master",
-        ),
-        ("WRONGPASS", Denied, CREDENTIALS),
-        ("NOAUTH", Denied, CREDENTIALS),
-        ("invalid password", Denied, CREDENTIALS),
-        ("without any password", Denied, CREDENTIALS),
-        // The first command of a connection without a password is too long for a stranger.
-        ("unauthenticated", Denied, CREDENTIALS),
-        ("NOPERM", Denied, RIGHTS),
-        ("ACL failure", Denied, RIGHTS),
-        ("user executing the script can't", Denied, RIGHTS),
-        ("can't run this command", Denied, RIGHTS),
-        (
-            "max number of clients",
-            Unavailable,
-            "raise maxclients on the server, or lower pool_size",
-        ),
-        (
-            "OOM",
-            Unavailable,
-            "raise maxmemory on the server, or free some",
-        ),
-        (
-            "NOREPLICAS",
-            Unavailable,
-            "fewer replicas are connected than min-replicas-to-write asks for",
-        ),
-        ("BUSY ", Unavailable, "a script blocks the server"),
-        ("LOADING", Unavailable, "try again when it is done"),
-        (
-            "MASTERDOWN",
-            Unavailable,
-            "this server is a replica without its master: connect to the master",
-        ),
-        (
-            "MISCONF",
-            Unavailable,
-            "the server cannot write to its disk",
-        ),
-        ("refused to switch database", Misconfigured, DATABASE),
-        ("DB index is out of range", Misconfigured, DATABASE),
-        (
-            "cluster support disabled",
-            Misconfigured,
-            "this server is not part of a cluster: use redis:// instead of redis+cluster://",
-        ),
-        (
-            "WRONGTYPE",
-            Misconfigured,
-            "something else uses this key: set another prefix",
-        ),
-        (
-            "unknown command",
-            Misconfigured,
-            "is this a Redis server, 6.2 or newer, with all commands enabled?",
-        ),
-    ]
-};
+/// What the server or the driver says, what it means, and what to do. The first line that matches counts.
+#[rustfmt::skip]
+const MEANINGS: &[(&str, ErrorKind, &str)] = &[
+    ("certificate", ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
+    ("Certificate", ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
+    ("fatal alert", ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
+    // A server that restarts closes a connection in its handshake, too.
+    ("handshake", ErrorKind::Unreachable, "does this port speak TLS?"),
+    ("corrupt message", ErrorKind::Unreachable, "does this port speak TLS?"),
+    ("answer is not Redis's", ErrorKind::Misconfigured, "is this a Redis server?"),
+    ("refused the log-in", ErrorKind::Denied, "check user and password"),
+    // Redis 6.2 wraps what a script's command says into a sentence of its own.
+    ("READONLY", ErrorKind::Unavailable, "this server is a read-only replica: connect to the master"),
+    ("WRONGPASS", ErrorKind::Denied, "check user and password"),
+    ("NOAUTH", ErrorKind::Denied, "check user and password"),
+    ("invalid password", ErrorKind::Denied, "check user and password"),
+    ("without any password", ErrorKind::Denied, "check user and password"),
+    // The first command of a connection without a password is too long for a stranger.
+    ("unauthenticated", ErrorKind::Denied, "check user and password"),
+    ("NOPERM", ErrorKind::Denied, RIGHTS),
+    ("ACL failure", ErrorKind::Denied, RIGHTS),
+    ("user executing the script can't", ErrorKind::Denied, RIGHTS),
+    ("can't run this command", ErrorKind::Denied, RIGHTS),
+    ("max number of clients", ErrorKind::Unavailable, "raise maxclients on the server, or lower pool_size"),
+    ("OOM", ErrorKind::Unavailable, "raise maxmemory on the server, or free some"),
+    ("NOREPLICAS", ErrorKind::Unavailable, "fewer replicas are connected than min-replicas-to-write asks for"),
+    ("BUSY ", ErrorKind::Unavailable, "a script blocks the server"),
+    ("LOADING", ErrorKind::Unavailable, "try again when it is done"),
+    ("MASTERDOWN", ErrorKind::Unavailable, "this server is a replica without its master: connect to the master"),
+    ("MISCONF", ErrorKind::Unavailable, "the server cannot write to its disk"),
+    ("refused to switch database", ErrorKind::Misconfigured, "there is no such database, or the user may not SELECT it"),
+    ("DB index is out of range", ErrorKind::Misconfigured, "there is no such database, or the user may not SELECT it"),
+    ("cluster support disabled", ErrorKind::Misconfigured, "use redis:// instead of redis+cluster://: this server is alone"),
+    ("WRONGTYPE", ErrorKind::Misconfigured, "something else uses this key: set another prefix"),
+    ("unknown command", ErrorKind::Misconfigured, "is this a Redis server, 6.2 or newer, with all commands enabled?"),
+    ("RESP3", ErrorKind::Misconfigured, "Redis 6.2 or newer (or Valkey) is needed"),
+    ("TRYAGAIN", ErrorKind::Unavailable, "the slot is on its way"),
+    ("CLUSTERDOWN", ErrorKind::Unavailable, "the cluster does not serve this slot"),
+];
 
 /// Why a request failed, as far as the caller acts on it.
 pub(super) enum Failure {
@@ -190,14 +146,7 @@ pub(super) fn read(error: &RedisError, server: &Address, waited: Duration) -> Er
     let (kind, advice) = match (known, error.kind()) {
         (Some((_, kind, advice)), _) => (*kind, *advice),
         (None, Kind::Io) => (ErrorKind::Unreachable, ""),
-        (None, Kind::RESP3NotSupported) => (
-            ErrorKind::Misconfigured,
-            "Redis 6.2 or newer (or Valkey) is needed",
-        ),
         (None, Kind::InvalidClientConfig) => (ErrorKind::InvalidInput, ""),
-        (None, Kind::Server(ServerErrorKind::TryAgain | ServerErrorKind::ClusterDown)) => {
-            (ErrorKind::Unavailable, "")
-        }
         (None, _) => (ErrorKind::Protocol, ""),
     };
     let link = if advice.is_empty() { "" } else { "; " };

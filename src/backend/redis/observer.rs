@@ -50,7 +50,7 @@ impl RedisObserver {
         ];
         RedisObserver {
             request: owner_request(common, &keys),
-            subscription: Subscription::new("", wake, Role::Observing, channels, keys.slot),
+            subscription: Subscription::new("", wake.clone(), Role::Observing, channels, keys.slot),
             common: Arc::clone(common),
         }
     }

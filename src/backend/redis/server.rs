@@ -248,8 +248,7 @@ impl Server {
         by: Moment,
     ) -> Result<()> {
         if self.subscriber.add(channels, recipient)? {
-            let woken = self.command(&self.wake_reader, by);
-            woken.inspect_err(|_| self.subscriber.not_woken())?;
+            self.command(&self.wake_reader, by)?;
         }
         self.subscriber.wait(channels, by)
     }

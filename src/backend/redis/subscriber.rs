@@ -6,8 +6,8 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use ::redis::{ProtocolVersion, PushKind, RedisResult, Value, cmd};
@@ -59,7 +59,6 @@ pub(super) enum Channel {
 
 /// What a recipient listens for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub(super) enum Role {
     /// Nothing: it has released, and does not contend yet.
     Idle,
@@ -126,10 +125,9 @@ pub(super) struct Recipient {
     /// The contender's id; empty for an observer.
     id: Vec<u8>,
     unparker: Unparker,
-    /// A [`Role`].
-    role: AtomicU8,
+    role: Mutex<Role>,
     early: Mutex<Early>,
-    on_turn: Option<OnTurn>,
+    on_turn: OnceLock<OnTurn>,
 }
 
 /// An early acquire, between the message that a waiter's turn has come and the waiter's own attempt. The thread that
@@ -160,20 +158,11 @@ pub(super) struct EarlyAcquire {
 }
 
 impl Recipient {
-    fn role(&self) -> Role {
-        match self.role.load(Ordering::Relaxed) {
-            role if role == Role::Waiting as u8 => Role::Waiting,
-            role if role == Role::Owning as u8 => Role::Owning,
-            role if role == Role::Observing as u8 => Role::Observing,
-            _ => Role::Idle,
-        }
-    }
-
     fn hear(&self, message: Message<'_>) {
-        if !concerns(self.role(), &self.id, message) {
+        if !concerns(*self.role.lock(), &self.id, message) {
             return;
         }
-        if let (Message::Permits(semaphore, free), Some(on_turn)) = (message, &self.on_turn) {
+        if let (Message::Permits(semaphore, free), Some(on_turn)) = (message, self.on_turn.get()) {
             on_turn(semaphore, free);
         }
         if message == Message::Turn {
@@ -211,19 +200,20 @@ impl Subscription {
     /// A subscription that [`Subscription::ensure`] begins. `id` is empty for an observer.
     pub(super) fn new(
         id: &str,
-        unparker: &Unparker,
+        unparker: Unparker,
         role: Role,
         channels: Vec<(Vec<u8>, Channel)>,
         slot: u16,
     ) -> Subscription {
+        let recipient = Recipient {
+            id: id.as_bytes().to_vec(),
+            unparker,
+            role: Mutex::new(role),
+            early: Mutex::default(),
+            on_turn: OnceLock::new(),
+        };
         Subscription {
-            recipient: Arc::new(Recipient {
-                id: id.as_bytes().to_vec(),
-                unparker: unparker.clone(),
-                role: AtomicU8::new(role as u8),
-                early: Mutex::default(),
-                on_turn: None,
-            }),
+            recipient: Arc::new(recipient),
             channels,
             slot,
             server: None,
@@ -233,18 +223,10 @@ impl Subscription {
     /// A subscription to the turns of this process in the lines of the semaphores.
     pub(super) fn of_permits(channel: &str, slot: u16, on_turn: OnTurn) -> Subscription {
         let channels = vec![(channel.as_bytes().to_vec(), Channel::Permits)];
-        Subscription {
-            recipient: Arc::new(Recipient {
-                id: Vec::new(),
-                unparker: Parker::new().unparker(),
-                role: AtomicU8::new(Role::Observing as u8),
-                early: Mutex::default(),
-                on_turn: Some(on_turn),
-            }),
-            channels,
-            slot,
-            server: None,
-        }
+        let unparker = Parker::new().unparker();
+        let subscription = Subscription::new("", unparker, Role::Observing, channels, slot);
+        let _ = subscription.recipient.on_turn.set(on_turn);
+        subscription
     }
 
     /// Subscribes on the server that has the slot now, which in a cluster may change. Takes at most half of the
@@ -270,7 +252,7 @@ impl Subscription {
 
     /// Says what is listened for from now on.
     pub(super) fn set_role(&self, role: Role) {
-        self.recipient.role.store(role as u8, Ordering::Relaxed);
+        *self.recipient.role.lock() = role;
     }
 
     /// Has the next attempt sent as soon as the turn comes.
@@ -332,8 +314,6 @@ struct State {
     /// begins with all routes.
     unsent: Vec<Vec<u8>>,
     connection: Connection,
-    /// The reader is about to look at `unsent`.
-    woken: bool,
     /// The connection is to be replaced: the server is a replica now.
     outdated: bool,
     closed: bool,
@@ -375,7 +355,6 @@ impl Subscriber {
                     routes: HashMap::new(),
                     unsent: Vec::new(),
                     connection: Connection::Untried,
-                    woken: false,
                     outdated: false,
                     closed: false,
                 }),
@@ -417,14 +396,7 @@ impl Subscriber {
                 state.queue(name);
             }
         }
-        let wake = !state.unsent.is_empty() && !state.woken;
-        state.woken |= wake;
-        Ok(wake)
-    }
-
-    /// The reader could not be woken.
-    pub(super) fn not_woken(&self) {
-        self.reader.state.lock().woken = false;
+        Ok(!state.unsent.is_empty())
     }
 
     /// Waits until the server has acknowledged all channels: from then on no message is missed.
@@ -689,7 +661,6 @@ impl PushConnection<'_> {
             if state.closed || state.outdated {
                 return Ok(false);
             }
-            state.woken = false;
             for name in std::mem::take(&mut state.unsent) {
                 let route = state.routes.get(&name);
                 if route.is_some_and(|route| !route.recipients.is_empty()) {
@@ -722,7 +693,7 @@ impl PushConnection<'_> {
                 if route.look_at.is_some_and(|at| at <= now) {
                     route.look_at = None;
                     let mut recipients = route.recipients.iter();
-                    if let Some(waiter) = recipients.find(|it| it.role() == Role::Waiting) {
+                    if let Some(waiter) = recipients.find(|it| *it.role.lock() == Role::Waiting) {
                         waiter.unparker.unpark();
                     }
                 }
@@ -843,7 +814,7 @@ mod tests {
 
     fn recipient() -> Arc<Recipient> {
         let unparker = Parker::new().unparker();
-        let subscription = Subscription::new("a", &unparker, Role::Waiting, Vec::new(), 0);
+        let subscription = Subscription::new("a", unparker, Role::Waiting, Vec::new(), 0);
         Arc::clone(&subscription.recipient)
     }
 
