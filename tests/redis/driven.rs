@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use contend::backend::{Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal};
-use contend::{Factory, Lease, Moment, Parker};
+use contend::{Factory, Lease, Moment, Parker, Unparked};
 
 pub const PATIENCE: Duration = Duration::from_secs(40);
 pub const HANG: Duration = Duration::from_secs(170);
@@ -57,11 +57,24 @@ impl Driven {
         }
     }
 
-    /// Is refused, and waits.
-    pub fn queue(&mut self) -> Refusal {
-        match self.attempt(OnRefusal::Enqueue) {
+    pub fn refused(&mut self, on_refusal: OnRefusal) -> Refusal {
+        match self.attempt(on_refusal) {
             Attempt::Refused(refusal) => refusal,
             Attempt::Granted(grant) => panic!("granted: {grant:?}"),
+        }
+    }
+
+    /// Is refused, and waits.
+    pub fn queue(&mut self) -> Refusal {
+        self.refused(OnRefusal::Enqueue)
+    }
+
+    /// Waits to be woken, and owns.
+    pub fn take_turn(&mut self) -> Grant {
+        assert_eq!(self.parker.park(Moment::now() + PATIENCE), Unparked::Wake);
+        match self.attempt(OnRefusal::Enqueue) {
+            Attempt::Granted(grant) => grant,
+            Attempt::Refused(refusal) => panic!("woken, and refused: {refusal:?}"),
         }
     }
 

@@ -1,27 +1,16 @@
 //! Redis, contender by contender: what the scripts promise, without a service around them.
 
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use contend::backend::{
-    Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
-};
+use contend::backend::{OnRefusal, Renewal};
 use contend::redis::Builder;
 use contend::{Factory, Lease, Moment, Parker, Unparked};
 use testbed::{Direction, Proxy, RedisServer, wait_until, within};
 
+use crate::driven::{Driven, HANG, PATIENCE, ms, soon};
+
 static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
-
-const PATIENCE: Duration = Duration::from_secs(20);
-const HANG: Duration = Duration::from_secs(120);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn soon() -> Moment {
-    Moment::now() + Duration::from_secs(20)
-}
 
 fn builder() -> Builder {
     Builder::new(SERVER.addr().to_string())
@@ -33,67 +22,6 @@ fn factory() -> Factory {
 
 fn name(fact: &str) -> String {
     format!("{fact}-{:08x}", rand::random::<u32>())
-}
-
-/// A contender and the parker that the backend rings for it.
-struct Driven {
-    contender: Box<dyn RawContender>,
-    parker: Parker,
-}
-
-impl Driven {
-    fn at(factory: &Factory, mutex: &str, id: &str) -> Driven {
-        Driven::with(factory, mutex, id, Lease::default())
-    }
-
-    fn with(factory: &Factory, mutex: &str, id: &str, lease: Lease) -> Driven {
-        let place = Contender {
-            mutex: mutex.into(),
-            id: id.into(),
-            lease,
-            purpose: Purpose::Lock,
-        };
-        let (backend, parker) = (factory.backend().unwrap(), Parker::new());
-        Driven {
-            contender: backend.contender(&place, &parker.unparker()).unwrap(),
-            parker,
-        }
-    }
-
-    fn attempt(&mut self, entry: OnRefusal) -> Attempt {
-        self.contender.acquire(entry, soon()).unwrap()
-    }
-
-    fn own(&mut self) -> u64 {
-        match self.attempt(OnRefusal::Leave) {
-            Attempt::Granted(grant) => grant.owner.fence(),
-            Attempt::Refused(refusal) => panic!("refused: {refusal:?}"),
-        }
-    }
-
-    fn refused(&mut self, entry: OnRefusal) -> Refusal {
-        match self.attempt(entry) {
-            Attempt::Refused(refusal) => refusal,
-            Attempt::Granted(grant) => panic!("granted: {grant:?}"),
-        }
-    }
-
-    fn queue(&mut self) -> Refusal {
-        self.refused(OnRefusal::Enqueue)
-    }
-
-    /// Waits to be rung, and owns.
-    fn take_turn(&mut self) -> Grant {
-        assert_eq!(self.parker.park(Moment::now() + PATIENCE), Unparked::Wake);
-        match self.attempt(OnRefusal::Enqueue) {
-            Attempt::Granted(grant) => grant,
-            Attempt::Refused(refusal) => panic!("rung, and refused: {refusal:?}"),
-        }
-    }
-
-    fn release(&mut self, fence: u64) {
-        assert!(self.contender.release(fence, soon()).unwrap());
-    }
 }
 
 fn keys(mutex: &str) -> Vec<String> {
@@ -154,19 +82,19 @@ fn only_the_fence_that_was_granted_renews_and_releases() {
         let mut a = Driven::at(&factory(), &mutex, "a");
         let fence = a.own();
         for wrong in [0, fence - 1, fence + 1, u64::MAX] {
-            let renewal = a.contender.renew(wrong, soon()).unwrap();
+            let renewal = a.raw.renew(wrong, soon()).unwrap();
             assert!(matches!(renewal, Renewal::Lost(owner) if owner.fence() == fence));
-            assert!(!a.contender.release(wrong, soon()).unwrap());
+            assert!(!a.raw.release(wrong, soon()).unwrap());
         }
         assert!(matches!(
-            a.contender.renew(fence, soon()).unwrap(),
+            a.raw.renew(fence, soon()).unwrap(),
             Renewal::Renewed(grant) if grant.owner.fence() == fence
         ));
         a.release(fence);
         // Renew creates nothing.
-        let renewal = a.contender.renew(fence, soon()).unwrap();
+        let renewal = a.raw.renew(fence, soon()).unwrap();
         assert!(matches!(renewal, Renewal::Lost(owner) if owner.owner_id().is_empty()));
-        assert!(!a.contender.release(fence, soon()).unwrap());
+        assert!(!a.raw.release(fence, soon()).unwrap());
         let mut last = fence;
         for _ in 0..200 {
             let fence = a.own();
@@ -207,7 +135,7 @@ fn a_lost_reply_is_adopted_with_a_higher_fence_and_the_full_lease() {
         let last = a.own();
         let left: u64 = SERVER.cli(&["PTTL", &key]).trim().parse().unwrap();
         assert!(left > 20_000, "an adoption ends nothing earlier: {left}");
-        assert!(!a.contender.release(adopted, soon()).unwrap());
+        assert!(!a.raw.release(adopted, soon()).unwrap());
         a.release(last);
     });
 }
@@ -223,7 +151,7 @@ fn a_request_that_comes_too_late_does_nothing() {
         a.release(fence);
         server.pause();
         assert!(
-            a.contender
+            a.raw
                 .acquire(OnRefusal::Enqueue, Moment::now() + ms(200))
                 .is_err()
         );
@@ -336,10 +264,10 @@ fn a_waiter_that_withdraws_passes_its_turn_on_and_leaves_no_trace() {
         wait_until(PATIENCE, "the first is told", || {
             first.parker.park(Moment::now()) == Unparked::Wake
         });
-        first.contender.withdraw(soon()).unwrap();
+        first.raw.withdraw(soon()).unwrap();
         let fence = second.take_turn().owner.fence();
         first.queue();
-        first.contender.withdraw(soon()).unwrap();
+        first.raw.withdraw(soon()).unwrap();
         second.release(fence);
         assert_eq!(keys(&mutex), [format!("simba:{{{mutex}}}:fence")]);
         // Nothing is handed over, nobody waits.
@@ -382,12 +310,12 @@ fn a_flushed_script_cache_and_a_flushed_server_are_no_obstacle() {
         let first = a.own();
         server.cli(&["SCRIPT", "FLUSH"]);
         assert!(matches!(
-            a.contender.renew(first, soon()).unwrap(),
+            a.raw.renew(first, soon()).unwrap(),
             Renewal::Renewed(_)
         ));
         server.cli(&["FLUSHALL"]);
         assert!(matches!(
-            a.contender.renew(first, soon()).unwrap(),
+            a.raw.renew(first, soon()).unwrap(),
             Renewal::Lost(_)
         ));
         let second = a.own();

@@ -131,17 +131,18 @@ impl Cluster {
             return Ok(());
         }
         let has_map = !self.map.lock().masters().is_empty();
-        let look = if has_map {
-            self.look.try_lock()
+        let wait = if has_map {
+            Duration::ZERO
         } else {
-            self.look.try_lock_for(by.remaining())
+            by.remaining()
         };
-        let Some(mut look) = look else {
-            return if has_map {
-                Ok(())
-            } else {
-                Err(self.no_answer())
-            };
+        let mut look = match self.look.try_lock_for(wait) {
+            Some(look) => look,
+            None if has_map => return Ok(()),
+            None => {
+                let message = "redis cluster: no node answered in time";
+                return Err(Error::new(ErrorKind::Timeout, message).not_sent());
+            }
         };
         let is_due = look.at.is_none_or(|at| Moment::now() - at >= PAUSE);
         if self.stale.load(Ordering::Relaxed) && is_due {
@@ -186,9 +187,8 @@ impl Cluster {
             }
         }
         if best.is_empty() {
-            return Err(failure.unwrap_or_else(|| {
-                unavailable(format!("redis cluster: {} has no slots yet", self.names()))
-            }));
+            let none = || unavailable("redis cluster: no node has slots yet");
+            return Err(failure.unwrap_or_else(none));
         }
         let mut map = self.map.lock();
         for (first, last, address) in best {
@@ -199,19 +199,6 @@ impl Cluster {
         map.servers
             .retain(|_, server| Arc::strong_count(server) > 1);
         Ok(())
-    }
-
-    fn no_answer(&self) -> Error {
-        let message = format!(
-            "redis cluster: no node of {} answered in time",
-            self.names()
-        );
-        Error::new(ErrorKind::Timeout, message).not_sent()
-    }
-
-    fn names(&self) -> String {
-        let names: Vec<_> = self.seeds.iter().map(Address::to_string).collect();
-        names.join(",")
     }
 }
 
@@ -230,12 +217,6 @@ impl Map {
         if let Some(master) = self.masters.get_mut(usize::from(slot)) {
             *master = Some(Arc::clone(server));
         }
-    }
-}
-
-impl std::fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(&self.seeds).finish()
     }
 }
 

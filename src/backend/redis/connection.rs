@@ -123,7 +123,6 @@ impl fmt::Debug for Login {
 }
 
 /// Everything but the address that opening a connection takes. Shows no credential.
-#[derive(Clone)]
 pub(super) struct Connector {
     pub(super) login: Login,
     pub(super) database: u32,
@@ -199,17 +198,15 @@ impl Connector {
     fn build(&self, info: ConnectionInfo) -> RedisResult<Client> {
         match &self.tls {
             Some(tls) if tls.ca.is_some() || tls.own.is_some() => {
-                let own = tls.own.clone();
-                Client::build_with_tls(
-                    info,
-                    ::redis::TlsCertificates {
-                        client_tls: own.map(|(client_cert, client_key)| ::redis::ClientTlsConfig {
-                            client_cert,
-                            client_key,
-                        }),
-                        root_cert: tls.ca.clone(),
-                    },
-                )
+                let own = |(client_cert, client_key)| ::redis::ClientTlsConfig {
+                    client_cert,
+                    client_key,
+                };
+                let certificates = ::redis::TlsCertificates {
+                    client_tls: tls.own.clone().map(own),
+                    root_cert: tls.ca.clone(),
+                };
+                Client::build_with_tls(info, certificates)
             }
             _ => Client::open(info),
         }
@@ -221,17 +218,7 @@ impl Connector {
     }
 }
 
-impl fmt::Debug for Connector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connector")
-            .field("tls", &self.tls.is_some())
-            .field("timeout", &self.timeout)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Which server to connect to.
-#[derive(Debug)]
 pub(super) enum Target {
     /// Always this one.
     At(Address),
@@ -266,7 +253,6 @@ impl fmt::Display for Target {
 }
 
 /// Opens the connections of a pool.
-#[derive(Debug)]
 pub(super) struct Opener {
     pub(super) connector: Arc<Connector>,
     pub(super) target: Arc<Target>,
@@ -289,11 +275,8 @@ impl Connect for Opener {
             broken: false,
         };
         // A server without room, or of another kind, shows itself at the first command.
-        let info = connection.ask(
-            cmd("INFO").arg("memory"),
-            opened_at + self.connector.timeout,
-        );
-        match info {
+        let by = opened_at + self.connector.timeout;
+        match connection.ask(cmd("INFO").arg("memory"), by) {
             Ok(Value::BulkString(info)) => self.warn_of_eviction(&info, &connection.address),
             Ok(_) => {}
             // Where an ACL denies the question, that is an answer, too.

@@ -266,11 +266,11 @@ impl Backend for Redis {
         let mut condition = Condition::default();
         let mut pool = PoolUse::default();
         for server in self.common.deployment.known() {
-            let usage = server.usage();
+            let usage = server.pool.usage();
             pool.open += usage.open;
             pool.idle += usage.idle;
             pool.size += usage.size;
-            match (&condition.wakeups, server.wakeups()) {
+            match (&condition.wakeups, server.subscriber.condition()) {
                 (_, polling @ Wakeups::Polling(_)) => condition.wakeups = polling,
                 (Wakeups::Untried, wakeups) => condition.wakeups = wakeups,
                 _ => {}

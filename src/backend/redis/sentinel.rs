@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ::redis::{ConnectionLike, ProtocolVersion, RedisError, Value, cmd};
 
 use super::connection::{Address, Connector};
-use super::error::{not_understood, read_opening};
+use super::error::{not_understood, read_opening, unavailable};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The sentinels that watch one master.
@@ -20,7 +20,7 @@ pub(super) struct Sentinels {
     pub(super) addresses: Vec<Address>,
     /// How to log in to them.
     pub(super) connector: Connector,
-    /// Which one answered last: it is asked first.
+    /// The one that answered last: it is asked first.
     pub(super) first: AtomicUsize,
 }
 
@@ -33,32 +33,25 @@ impl Sentinels {
         protocol: ProtocolVersion,
     ) -> Result<(Address, ::redis::Connection)> {
         let first = self.first.load(Ordering::Relaxed);
-        let mut failure: Option<Error> = None;
-        let mut tried = Vec::new();
-        for offset in 0..self.addresses.len() {
-            let index = (first + offset) % self.addresses.len();
-            let Some(sentinel) = self.addresses.get(index) else {
-                continue;
-            };
-            let master = match self.ask(sentinel) {
-                Ok(master) => master,
-                Err(error) => {
-                    failure.get_or_insert(error);
-                    continue;
-                }
-            };
-            if tried.contains(&master) {
-                continue;
+        let indexes =
+            (0..self.addresses.len()).map(|offset| (first + offset) % self.addresses.len());
+        let (mut failure, mut tried) = (None, Vec::new());
+        for (index, sentinel) in indexes.filter_map(|it| Some((it, self.addresses.get(it)?))) {
+            match self.ask(sentinel) {
+                Ok(master) if tried.contains(&master) => {}
+                Ok(master) => match open(connector, &master, protocol) {
+                    Ok(connection) => {
+                        self.first.store(index, Ordering::Relaxed);
+                        return Ok((master, connection));
+                    }
+                    // What the master says is more than that a sentinel is away.
+                    Err(error) => {
+                        failure = Some(error);
+                        tried.push(master);
+                    }
+                },
+                Err(error) => failure = failure.or(Some(error)),
             }
-            match open(connector, &master, protocol) {
-                Ok(connection) => {
-                    self.first.store(index, Ordering::Relaxed);
-                    return Ok((master, connection));
-                }
-                // What the master says is more than that a sentinel is away.
-                Err(error) => failure = Some(error),
-            }
-            tried.push(master);
         }
         Err(failure.unwrap_or_else(|| Error::invalid("redis+sentinel needs at least one sentinel")))
     }
@@ -74,27 +67,22 @@ impl Sentinels {
             .and_then(Value::extract_error)
             .map_err(|error| self.error(&error, sentinel))?;
         let fields: Vec<String> = ::redis::from_redis_value(answer).unwrap_or_default();
-        match fields.as_slice() {
-            [host, port] => {
-                let port = port.parse().map_err(|_| not_understood())?;
-                Ok(sentinel.neighbour(host, port))
-            }
-            _ => Err(Error::new(
-                ErrorKind::Misconfigured,
-                format!(
-                    "the sentinel at {sentinel} knows no master called {:?}; check the path of the URL",
-                    self.name
-                ),
-            )),
+        if let [host, port] = fields.as_slice() {
+            let port = port.parse().map_err(|_| not_understood())?;
+            return Ok(sentinel.neighbour(host, port));
         }
+        let message = format!(
+            "the sentinel at {sentinel} knows no master called {:?}; check the path of the URL",
+            self.name
+        );
+        Err(Error::new(ErrorKind::Misconfigured, message))
     }
 
     fn error(&self, error: &RedisError, sentinel: &Address) -> Error {
         if error.to_string().contains("unknown command") {
-            return Error::new(
-                ErrorKind::Misconfigured,
-                format!("redis at {sentinel} is not a sentinel; for one server write redis://"),
-            );
+            let message =
+                format!("redis at {sentinel} is not a sentinel; for one server write redis://");
+            return Error::new(ErrorKind::Misconfigured, message);
         }
         read_opening(error, sentinel, self.connector.timeout)
     }
@@ -110,31 +98,19 @@ fn open(
         .req_command(&cmd("ROLE"))
         .and_then(Value::extract_error)
         .map_err(|error| read_opening(&error, master, connector.timeout))?;
-    let role = match role {
-        Value::Array(fields) => fields.into_iter().next(),
-        _ => None,
-    };
-    match role {
-        Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
-        _ => Err(Error::new(
-            ErrorKind::Unavailable,
-            format!(
-                "redis at {master}: the sentinels call it the master, but it is a replica; a failover may be \
-                 under way"
-            ),
-        )),
+    if let Value::Array(fields) = role
+        && matches!(fields.first(), Some(Value::BulkString(role)) if role == b"master")
+    {
+        return Ok(connection);
     }
+    Err(unavailable(format!(
+        "redis at {master}: the sentinels call it the master, but it is a replica; a failover may be under way"
+    )))
 }
 
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts: Vec<_> = self.addresses.iter().map(Address::to_string).collect();
         write!(f, "{:?} (by sentinels at {})", self.name, hosts.join(","))
-    }
-}
-
-impl fmt::Debug for Sentinels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }

@@ -13,7 +13,6 @@ use super::connection::{Connection, Connector, LEAST, Opener, Target};
 use super::error::{Failure, unavailable};
 use super::script::{Command, integer};
 use super::subscriber::{Channel, Recipient, Subscriber};
-use crate::backend::{PoolUse, Wakeups};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Checkout, Lane, Pool, PoolSettings};
@@ -39,7 +38,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(10);
 const ROUNDS: u32 = 16;
 
 /// What all servers of a factory have in common.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct ServerSettings {
     pub(super) connector: Arc<Connector>,
     pub(super) pool_size: u32,
@@ -48,11 +47,10 @@ pub(super) struct ServerSettings {
 }
 
 /// One server: a pool, and a subscriber.
-#[derive(Debug)]
 pub(super) struct Server {
     target: Arc<Target>,
-    subscriber: Subscriber,
-    pool: Pool<Opener>,
+    pub(super) subscriber: Arc<Subscriber>,
+    pub(super) pool: Pool<Opener>,
     /// Wakes the thread that reads messages: it has something to send.
     wake_reader: Command,
     /// The server's clock less the local one, in milliseconds; `i64::MIN` until a reply told.
@@ -253,18 +251,6 @@ impl Server {
         self.subscriber.wait(channels, by)
     }
 
-    pub(super) fn unsubscribe(&self, channels: &[(Vec<u8>, Channel)], recipient: &Arc<Recipient>) {
-        self.subscriber.remove(channels, recipient);
-    }
-
-    pub(super) fn usage(&self) -> PoolUse {
-        self.pool.usage()
-    }
-
-    pub(super) fn wakeups(&self) -> Wakeups {
-        self.subscriber.condition()
-    }
-
     /// Returns `true` if sentinels say which server this is.
     fn is_watched(&self) -> bool {
         matches!(*self.target, Target::Master(_))
@@ -321,7 +307,6 @@ impl Pending {
 }
 
 /// Where the mutexes of a factory are.
-#[derive(Debug)]
 pub(super) enum Deployment {
     /// On one server, perhaps one that sentinels name.
     One(Arc<Server>),

@@ -241,11 +241,11 @@ impl Subscription {
             return Ok(());
         }
         if let Err(error) = server.subscribe(&self.channels, &self.recipient, half) {
-            server.unsubscribe(&self.channels, &self.recipient);
+            (server.subscriber).remove(&self.channels, &self.recipient);
             return Err(error);
         }
         if let Some(before) = self.server.replace(server) {
-            before.unsubscribe(&self.channels, &self.recipient);
+            (before.subscriber).remove(&self.channels, &self.recipient);
         }
         Ok(())
     }
@@ -277,7 +277,7 @@ impl Subscription {
     /// Ends the subscription. The server hears of it soon.
     pub(super) fn close(&mut self) {
         if let Some(server) = self.server.take() {
-            server.unsubscribe(&self.channels, &self.recipient);
+            (server.subscriber).remove(&self.channels, &self.recipient);
         }
         drop(self.take_early());
     }
@@ -289,14 +289,8 @@ impl Drop for Subscription {
     }
 }
 
+/// The messages of one server, shared by those that subscribe and the thread that reads.
 pub(super) struct Subscriber {
-    reader: Arc<Reader>,
-    /// Started by the first subscription: many factories never wait.
-    thread: Mutex<Option<Thread>>,
-}
-
-/// What the thread that reads messages shares with those that subscribe.
-struct Reader {
     state: Mutex<State>,
     /// Channels were acknowledged, the connection ended, or the end has come.
     changed: Condvar,
@@ -306,8 +300,11 @@ struct Reader {
     control: Vec<u8>,
     /// In a cluster: another server may have taken the place of this one.
     map_stale: Arc<AtomicBool>,
+    /// Started by the first subscription: many factories never wait.
+    thread: Mutex<Option<Thread>>,
 }
 
+#[derive(Default)]
 struct State {
     routes: HashMap<Vec<u8>, Route>,
     /// Channels to subscribe, or to unsubscribe if they have no recipient. Only while there is a connection: a new one
@@ -320,7 +317,9 @@ struct State {
 }
 
 /// The connection on which messages arrive.
+#[derive(Default)]
 enum Connection {
+    #[default]
     Untried,
     Live,
     /// It worked, and the next one is being opened.
@@ -348,41 +347,33 @@ impl Subscriber {
         target: &Arc<Target>,
         control: &str,
         map_stale: &Arc<AtomicBool>,
-    ) -> Subscriber {
-        Subscriber {
-            reader: Arc::new(Reader {
-                state: Mutex::new(State {
-                    routes: HashMap::new(),
-                    unsent: Vec::new(),
-                    connection: Connection::Untried,
-                    outdated: false,
-                    closed: false,
-                }),
-                changed: Condvar::new(),
-                connector: Arc::clone(connector),
-                target: Arc::clone(target),
-                control: control.as_bytes().to_vec(),
-                map_stale: Arc::clone(map_stale),
-            }),
+    ) -> Arc<Subscriber> {
+        Arc::new(Subscriber {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            connector: Arc::clone(connector),
+            target: Arc::clone(target),
+            control: control.as_bytes().to_vec(),
+            map_stale: Arc::clone(map_stale),
             thread: Mutex::new(None),
-        }
+        })
     }
 
     /// Queues the channels for subscription. Returns `true` if the caller is to wake the reader.
     pub(super) fn add(
-        &self,
+        self: &Arc<Self>,
         channels: &[(Vec<u8>, Channel)],
         recipient: &Arc<Recipient>,
     ) -> Result<bool> {
         let mut thread = self.thread.lock();
         if thread.is_none() {
-            let reader = Arc::clone(&self.reader);
+            let reader = Arc::clone(self);
             *thread = Some(thread::start("contend-redis-sub", move || {
                 reader.read_for_ever();
             })?);
         }
         drop(thread);
-        let mut state = self.reader.state.lock();
+        let mut state = self.state.lock();
         for (name, channel) in channels {
             let route = state.routes.entry(name.clone()).or_insert_with(|| Route {
                 channel: *channel,
@@ -401,7 +392,7 @@ impl Subscriber {
 
     /// Waits until the server has acknowledged all channels: from then on no message is missed.
     pub(super) fn wait(&self, channels: &[(Vec<u8>, Channel)], by: Moment) -> Result<()> {
-        let mut state = self.reader.state.lock();
+        let mut state = self.state.lock();
         loop {
             let is_live = matches!(state.connection, Connection::Live);
             let is_acknowledged = |(name, _): &(Vec<u8>, Channel)| {
@@ -415,11 +406,11 @@ impl Subscriber {
             }
             let left = by.remaining();
             if left.is_zero() {
-                let server = &self.reader.target;
+                let server = &self.target;
                 let message = format!("redis at {server}: no answer while subscribing");
                 return Err(Error::new(ErrorKind::Timeout, message).not_sent());
             }
-            self.reader.changed.wait_for(&mut state, left);
+            self.changed.wait_for(&mut state, left);
         }
     }
 
@@ -427,7 +418,7 @@ impl Subscriber {
     /// a contender that leaves on purpose stands in no queue, and a hand-off has better things to do at that
     /// moment.
     pub(super) fn remove(&self, channels: &[(Vec<u8>, Channel)], recipient: &Arc<Recipient>) {
-        let mut state = self.reader.state.lock();
+        let mut state = self.state.lock();
         for (name, _) in channels {
             let Some(route) = state.routes.get_mut(name) else {
                 continue;
@@ -445,12 +436,12 @@ impl Subscriber {
 
     /// Has the reader open another connection, soon: the server is not what it was.
     pub(super) fn reconnect(&self) {
-        self.reader.state.lock().outdated = true;
+        self.state.lock().outdated = true;
     }
 
     /// Returns how wake-ups work: not tried, working, or why not.
     pub(super) fn condition(&self) -> Wakeups {
-        match &self.reader.state.lock().connection {
+        match &self.state.lock().connection {
             Connection::Untried => Wakeups::Untried,
             Connection::Live => Wakeups::Working,
             Connection::Lost(error) | Connection::Failed(error) => {
@@ -462,8 +453,8 @@ impl Subscriber {
     /// Tells the reader to end. It does so at the next message, or within a heartbeat.
     /// Returns whether there is one to be waited for.
     pub(super) fn close(&self) -> bool {
-        self.reader.state.lock().closed = true;
-        self.reader.changed.notify_all();
+        self.state.lock().closed = true;
+        self.changed.notify_all();
         let thread = self.thread.lock();
         thread.as_ref().is_some_and(|thread| !thread.is_over())
     }
@@ -538,7 +529,7 @@ impl Route {
     }
 }
 
-impl Reader {
+impl Subscriber {
     /// Replaces each connection that ends by a next one.
     fn read_for_ever(&self) {
         let mut pause = BACKOFF.0;
@@ -603,7 +594,7 @@ impl Reader {
 
 /// One connection on which messages arrive.
 struct PushConnection<'a> {
-    reader: &'a Reader,
+    reader: &'a Subscriber,
     driver: ::redis::Connection,
     heard_at: Moment,
     /// When a sign of life was asked for last.
@@ -615,7 +606,7 @@ struct PushConnection<'a> {
 }
 
 impl PushConnection<'_> {
-    fn new(reader: &Reader, driver: ::redis::Connection) -> PushConnection<'_> {
+    fn new(reader: &Subscriber, driver: ::redis::Connection) -> PushConnection<'_> {
         let now = Moment::now();
         PushConnection {
             reader,
@@ -627,7 +618,7 @@ impl PushConnection<'_> {
         }
     }
 
-    /// Reads until the connection is to end; `worked` as in [`Reader::read`].
+    /// Reads until the connection is to end; `worked` as in [`Subscriber::read`].
     fn run(&mut self, worked: &mut bool) -> RedisResult<()> {
         self.ask_for_life()?;
         while self.send_unsent()? {
@@ -788,12 +779,6 @@ fn earlier(one: Option<Moment>, other: Option<Moment>) -> Option<Moment> {
     one.into_iter().chain(other).min()
 }
 
-impl std::fmt::Debug for Subscriber {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Subscriber({})", self.reader.target)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::{SocketAddr, TcpListener};
@@ -801,7 +786,7 @@ mod tests {
     use super::super::connection::Address;
     use super::*;
 
-    fn subscriber(server: SocketAddr) -> Subscriber {
+    fn subscriber(server: SocketAddr) -> Arc<Subscriber> {
         let connector = Arc::new(Connector {
             login: Default::default(),
             database: 0,
@@ -840,7 +825,7 @@ mod tests {
             subscriber.remove(&channels, &recipient);
         }
         let queued = {
-            let state = subscriber.reader.state.lock();
+            let state = subscriber.state.lock();
             (state.unsent.len(), state.routes.len())
         };
         assert_eq!(queued, (0, 0));
@@ -864,7 +849,7 @@ mod tests {
             attempts.set(attempts.get() + accepted());
             attempts.get() >= 5
         });
-        let reader = &subscriber.reader;
+        let reader = &subscriber;
         reader.state.lock().connection = Connection::Untried;
         wait_until(|| {
             accepted();
