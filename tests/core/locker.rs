@@ -183,6 +183,22 @@ fn lost_reply_is_adopted_by_the_next_lock() {
     });
 }
 
+/// What may stand in the queue, though the server did not say so, is taken out again.
+#[test]
+fn unanswered_wait_leaves_no_place() {
+    within(HANG, || {
+        let memory = memory();
+        let factory = hooked::around(&memory, |when, call, _, _| {
+            let queues = (when, call) == (When::After, Call::Acquire(OnRefusal::Enqueue));
+            if queues { Err(no_answer()) } else { Ok(()) }
+        });
+        let _guard = locker(&memory).lock().unwrap();
+        let waits = locker(&factory);
+        elsewhere(|| waits.try_lock_for(ms(300)).map(drop)).unwrap_err();
+        assert!(memory.participants("m").unwrap().is_empty());
+    });
+}
+
 #[test]
 fn lock_outlasts_what_passes_and_gives_up_on_what_does_not() {
     within(HANG, || {
