@@ -6,8 +6,8 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::panic;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,47 +22,32 @@ const LIMIT: Duration = Duration::from_secs(150);
 /// A reply of a few bytes may say that gigabytes follow; they must not be set aside.
 const MOST_GROWTH_KIB: usize = 200 * 1024;
 
-/// Counts panics of all threads while one of these lives. One at a time: the hook belongs to the process.
-struct Panics {
-    seen: Arc<Mutex<Vec<String>>>,
-    _turn: parking_lot::MutexGuard<'static, ()>,
-}
+/// Panics of the library's threads, of all tests together: the hook belongs to the process.
+static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-impl Panics {
-    fn watch() -> Panics {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock();
-        let seen: Arc<Mutex<Vec<String>>> = Arc::default();
-        let list = Arc::clone(&seen);
+/// Watches for panics from now on, and returns the memory of the process in KiB.
+fn watch() -> usize {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             let thread = thread::current().name().unwrap_or("?").to_owned();
             // Threads of other tests are named after them; those of the library are not.
             let ours = !thread.contains("::") && !thread.starts_with("main");
-            // The MySQL driver panics on some handshakes (an unchecked subtraction in mysql_common 0.37).
-            // We cannot mend it, but must live through it: the same factory works on afterwards.
-            let drivers = info
-                .location()
-                .is_some_and(|place| place.file().contains("mysql_common"));
-            if ours && !drivers {
-                list.lock().push(format!("{thread}: {info}"));
+            // The MySQL driver panics on some handshakes (an unchecked subtraction in mysql_common 0.37). The same
+            // factory must work on afterwards.
+            let place = info.location();
+            if place.is_some_and(|place| place.file().contains("mysql_common")) {
+                return;
             }
-            // A backtrace would load the symbols of the whole binary: hundreds of MiB that are not the library's.
-            if !drivers {
-                before(info);
+            if ours {
+                PANICS.lock().push(format!("{thread}: {info}"));
             }
+            // A backtrace loads the symbols of the whole binary: hundreds of MiB that are not the library's.
+            before(info);
         }));
-        Panics { seen, _turn: turn }
-    }
-}
-
-impl Drop for Panics {
-    fn drop(&mut self) {
-        // The hook cannot be changed by a thread that panics; then the test has failed anyway.
-        if !thread::panicking() {
-            drop(panic::take_hook());
-        }
-    }
+    });
+    rss_kib(std::process::id())
 }
 
 /// Uses everything that a factory gives for a while, whatever comes back.
@@ -139,21 +124,19 @@ fn noise(seed: u64) -> (SocketAddr, Arc<AtomicUsize>) {
     (addr, served)
 }
 
-fn calm(panics: &Panics, before_kib: usize) {
-    assert!(panics.seen.lock().is_empty(), "{:#?}", panics.seen.lock());
+fn calm(before_kib: usize) {
+    let panics = PANICS.lock();
+    assert!(panics.is_empty(), "{panics:#?}");
     let now = rss_kib(std::process::id());
-    assert!(
-        now < before_kib + MOST_GROWTH_KIB,
-        "{before_kib} KiB before, {now} KiB after"
-    );
+    let bound = before_kib + MOST_GROWTH_KIB;
+    assert!(now < bound, "{before_kib} KiB before, {now} KiB after");
 }
 
 /// "Nothing in the library panics on what a server, a network or a caller can do."
 #[test]
 fn noise_neither_panics_nor_allocates_without_bound() {
     within(LIMIT, || {
-        let panics = Panics::watch();
-        let before = rss_kib(std::process::id());
+        let before = watch();
         for (scheme, rest) in [
             ("redis", "?ttl=1s&transition=500ms"),
             ("redis+cluster", "?ttl=1s&transition=500ms"),
@@ -167,15 +150,14 @@ fn noise_neither_panics_nor_allocates_without_bound() {
                 served.load(Ordering::Relaxed) > 0,
                 "{scheme} talked to no server"
             );
-            calm(&panics, before);
+            calm(before);
         }
     });
 }
 
 /// The replies of a real server with some bytes changed; then it is well again, and so are we.
 fn garbled(proxy: &Proxy, url: &str) {
-    let panics = Panics::watch();
-    let before = rss_kib(std::process::id());
+    let before = watch();
     let factory = contend::connect(url).unwrap();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -209,7 +191,7 @@ fn garbled(proxy: &Proxy, url: &str) {
             });
         }
     });
-    calm(&panics, before);
+    calm(before);
 }
 
 /// RESP results and pub/sub messages.
@@ -252,8 +234,7 @@ fn garbled_zookeeper_replies_do_no_harm() {
 #[test]
 fn strange_redis_values_are_errors_or_nothing() {
     within(LIMIT, || {
-        let panics = Panics::watch();
-        let before = rss_kib(std::process::id());
+        let before = watch();
         let server = RedisServer::start();
         let url = format!("{}?ttl=1s&transition=500ms", server.url());
         let strange = [
@@ -298,7 +279,7 @@ fn strange_redis_values_are_errors_or_nothing() {
                 service.is_owner()
             });
         }
-        calm(&panics, before);
+        calm(before);
     });
 }
 
@@ -306,8 +287,7 @@ fn strange_redis_values_are_errors_or_nothing() {
 #[test]
 fn strange_rows_are_errors_or_nothing() {
     within(LIMIT, || {
-        let panics = Panics::watch();
-        let before = rss_kib(std::process::id());
+        let before = watch();
         let server = MariaDbServer::start();
         let url = server.create_database("d");
         let url = format!("{url}?ttl=1s&transition=500ms&poll_interval=100ms&create_table=true");
@@ -356,14 +336,14 @@ fn strange_rows_are_errors_or_nothing() {
                 locker.try_lock_for(Duration::from_secs(2)).is_ok()
             });
         }
-        calm(&panics, before);
+        calm(before);
     });
 }
 
 /// URLs, durations, times of day and names, from random pieces and random bytes.
 #[test]
 fn no_text_makes_a_parser_panic() {
-    let panics = Panics::watch();
+    let before = watch();
     let mut random = StdRng::seed_from_u64(0x7e47);
     let pieces: Vec<&str> = "redis rediss mysql zk memory redis+cluster redis+sentinel :// : / // @ ? & = , [ ] % \
         %4 %zz %00 %ff ttl 10s 1ms 99999999999999999999s -1s 0 1h30m transition pool_size tls true # .. \0 é \u{202e} \
@@ -399,5 +379,5 @@ fn no_text_makes_a_parser_panic() {
             assert!(locker.try_lock().is_ok(), "{text:?} was accepted");
         }
     }
-    assert!(panics.seen.lock().is_empty(), "{:#?}", panics.seen.lock());
+    calm(before);
 }
