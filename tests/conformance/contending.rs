@@ -308,6 +308,7 @@ pub fn service_stops_at_any_time(subject: &Subject) {
         if round % 4 == 3 {
             wait_until(PATIENCE, "it owns", || service.is_owner());
         } else {
+            // Into another part of its start each time.
             std::thread::sleep(Duration::from_micros(300 * (round % 4)));
         }
         service.stop().unwrap();

@@ -166,6 +166,7 @@ pub fn last_run_has_its_age(subject: &Subject) {
         let before = Instant::now();
         assert!(owner.record(fence));
         let after = Instant::now();
+        // So that it has an age.
         thread::sleep(ms(300));
         for side in [&mut owner, &mut other] {
             let at_least = after.elapsed().saturating_sub(CLOCKS);

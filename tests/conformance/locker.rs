@@ -41,6 +41,7 @@ pub fn unlock_wakes_the_waiter(subject: &Subject) {
     for _ in 0..3 {
         let guard = ours.lock().unwrap();
         let waiting = Waiting::start(&theirs);
+        // Longer than a free mutex would have taken.
         thread::sleep(Duration::from_millis(100));
         assert!(!waiting.is_over());
         let unlocked = Instant::now();

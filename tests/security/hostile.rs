@@ -167,6 +167,7 @@ fn garbled(proxy: &Proxy, url: &str) {
                 if over.load(Ordering::SeqCst) {
                     return;
                 }
+                // Time to connect, and time to be disturbed.
                 proxy.pass();
                 thread::sleep(Duration::from_millis(300));
                 proxy.garble(per_mille, 1_000 + round as u64);

@@ -46,6 +46,7 @@ fn use_everything(factory: &Factory) {
     let guard = locker.lock().unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| other.try_lock_for(PATIENCE).map(|guard| guard.fence()));
+        // Until it waits.
         std::thread::sleep(Duration::from_millis(300));
         let fence = guard.fence();
         drop(guard);
