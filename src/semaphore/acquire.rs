@@ -32,11 +32,15 @@ impl SharedSemaphores {
     ) -> Result<Outcome> {
         let parker = Parker::new();
         let mut place = (!wait.is_zero()).then(|| self.queue.join(request, &parker));
-        let mut is_unknown = false;
+        let (mut is_unknown, deadline) = (false, wait.deadline());
         let outcome = self.tries(request, wait, &parker, &mut place, &mut is_unknown);
-        if let (Some(lines), Some(name)) = (self.store.lines(), place.and_then(Place::give_up)) {
-            // Otherwise a release would call this process for a while.
-            let left = lines.leave(&name, Moment::now() + REQUEST_LIMIT);
+        // Otherwise a release would call this process for a while. A last try without an answer took all the time that
+        // this call had.
+        if let Some(name) = place.and_then(Place::give_up)
+            && let Some(lines) = self.store.lines()
+            && !is_unknown
+        {
+            let left = lines.leave(&name, deadline.min(Moment::now()) + REQUEST_LIMIT);
             left.unwrap_or_else(|error| log::debug!("cannot leave the line of {name:?}: {error}"));
         }
         outcome.map_err(|error| {

@@ -312,7 +312,13 @@ mod tests {
         queue.released([("a", 1)]);
         drop(third);
         assert_eq!(fourth.turn(), Turn::Try);
+        // The server has no place for the next one.
+        let [first, second] = [(); 2].map(|()| waits(&queue, &one, "a"));
         drop(fourth);
+        first.turn();
+        first.granted(&[0], false);
+        assert_eq!(second.turn(), Turn::Try);
+        assert_eq!(second.give_up().as_deref(), Some("a"));
         assert!(queue.state.lock().lines.is_empty());
     }
 }

@@ -543,6 +543,32 @@ fn giving_up_leaves_the_line() {
     });
 }
 
+/// A call returns within its own timeout and one request limit, leaving the line included.
+#[test]
+fn giving_up_on_a_hanging_server_is_bounded() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let here = connect(&server.url());
+        here.create("a", 1).unwrap();
+        acquired(here.acquire(&want("held", "a", 1)).unwrap());
+        let took = thread::scope(|scope| {
+            let began = Instant::now();
+            let waiting = scope.spawn(|| {
+                let late = here.acquire_for(&want("late", "a", 1), ms(1_000));
+                (late, began.elapsed())
+            });
+            wait_until(PATIENCE, "it waits", || lines(&server) == 1);
+            server.pause();
+            let (late, took) = waiting.join().unwrap();
+            assert!(late.is_err(), "{late:?}");
+            took
+        });
+        server.resume();
+        println!("returned after {took:?}");
+        assert!(took < ms(4_000), "{took:?}");
+    });
+}
+
 /// A grant that a call names is not touched by a release of another one, and a generated id leaves nothing.
 #[test]
 fn generated_request_leaves_nothing() {
