@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// One request after the other: a scrape a few times a minute needs no more.
 fn serve(listener: &TcpListener, recorder: &PrometheusHandle, factory: &Factory) {
     for stream in listener.incoming().flatten() {
-        // Who connects and says nothing does not keep the others waiting for long.
+        // A client that connects and sends nothing delays the others by this much.
         let _ = stream.set_read_timeout(Some(Duration::from_secs(2)));
         let _ = answer(stream, recorder, factory);
     }
