@@ -1,7 +1,17 @@
-//! Mutexes in the memory of one process: the embedded default, for tests, development and a first run.
+//! Mutexes and semaphores in the memory of one process, for tests, development and a first run.
 //!
-//! `memory://` is one registry for the whole process, `memory://name` another one. A registry lives
-//! as long as a factory, service, locker or [`Handle`] uses it.
+//! ```
+//! let factory = contend::connect("memory://memory-doc?ttl=5s&transition=1s")?;
+//! let guard = factory.locker("invoices").build()?.lock()?;
+//! println!("alone in this process, with fence {}", guard.fence());
+//! # Ok::<(), contend::Error>(())
+//! ```
+//!
+//! `memory://` is one registry for the whole process, `memory://NAME` another one. A registry lives
+//! as long as a factory, service, locker or [`Handle`] uses it. The URL parameters are `ttl` and `transition`.
+//!
+//! A release hands the mutex to the contender that has waited longest, and wakes it. For the claim time of 500 ms only
+//! that one can take it.
 //!
 //! # In your own tests
 //! A [`Handle`] takes a lock away from its owner, or makes the registry unreachable, so that a test can
