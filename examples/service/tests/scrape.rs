@@ -104,7 +104,9 @@ fn leadership_that_moves_is_seen_by_who_scrapes() {
 
         // An outage: renewals fail, and the lease ends.
         server.kill();
-        wait_until(PATIENCE, "no process leads", || leaders(&[&second]) == [0.0]);
+        wait_until(PATIENCE, "no process leads", || {
+            leaders(&[&second]) == [0.0]
+        });
         let seen = second.scrape();
         assert_eq!(
             seen["contend_lost_expired_total{mutex=\"report\"}"], 1.0,
