@@ -14,30 +14,49 @@
 //! # Ok::<(), contend::Error>(())
 //! ```
 //!
-//! One row per mutex (`sql/init-mutex.sql`), with the columns of Simba 4, so that contenders of both
-//! libraries take turns. The server's clock decides when a lease has ended; how long an owner may believe
-//! that it owns is counted locally, from before the request was sent. Each statement is a file in `sql/`,
-//! which begins with the invariant that it keeps.
+//! # How a mutex changes hands
 //!
-//! Round trips: one to acquire a free mutex (the fence comes back with the UPDATE), one to renew, one
-//! to release. A refused attempt takes one more, to learn who owns the mutex.
+//! ```text
+//!  A                        row of the mutex                              B
+//!  UPDATE acquire ────────► A owns, fence 7
+//!                           B's token is queued ◄────── UPDATE register
+//!                                          B's process runs WAIT: blocks
+//!  UPDATE release 7 ──────► handed to B's token for 500 ms
+//!  KILL QUERY ────────────────────────────► WAIT ends, B wakes
+//!                           B owns, fence 8 ◄────────── UPDATE acquire
+//! ```
+//!
+//! A mutex is one row (`sql/init-mutex.sql`), with the columns of Simba 4, so contenders of both libraries take turns.
+//! An acquire of a free mutex, a renewal and a release are one round trip each. A refused attempt takes one more, to
+//! learn who owns. Each statement is a file in `sql/`, which begins with the invariant that it keeps.
+//!
+//! The server's clock decides when a lease has ended. An acquire says until when it is wanted, so one that arrives late
+//! does nothing.
 //!
 //! # Waiting
-//! The queue is kept in the row: `waiters` lists the waiting contenders by their tokens. A release hands the
-//! mutex over to the first of them, for the claim time of 500 ms, and wakes its process with `KILL QUERY`.
-//! Lockers of one process and mutex pass one at a time, so only one of them stands in the row. Two connections
-//! per factory wait for any number of mutexes. Where no contender can be woken (a Galera cluster,
-//! multi-primary replication, a proxy that shares connections, a server that refuses `GET_LOCK`,
-//! `wakeups=off`), contenders poll; this is logged, and `Factory::health` reports why.
+//! The column `waiters` lists the waiting contenders by their tokens. Two connections of a process wait for all of its
+//! mutexes:
+//!
+//! ```text
+//!  blocker   holds the lock contend:wait:PROCESS, idle      its end is noticed at once if the process dies
+//!  waiter    holds the lock contend:PROCESS, runs WAIT      KILL QUERY IS_USED_LOCK('contend:PROCESS') ends it
+//! ```
+//!
+//! WAIT looks at the rows and then blocks on the lock of the blocker. It finds a hand-over that came before it.
+//! Lockers of one process and mutex pass one at a time, so only one of them stands in the row.
+//!
+//! Contenders poll where they cannot be woken: on a Galera cluster, with multi-primary replication, behind a proxy that
+//! shares connections, on a server that refuses `GET_LOCK`, and with `wakeups=off`. This is logged, and
+//! `Factory::health` says why.
 //!
 //! # Order
 //! First come, first served within a process; processes take turns. Without wake-ups there is no order
 //! between processes.
 //!
 //! # What it does not protect against
-//! Asynchronous replication can lose an acknowledged row with its primary, and then two contenders may
-//! believe that they own: check the fence where it matters. All processes that share a mutex should use
-//! one MySQL account: those of another account cannot be woken, and look once a second.
+//! Asynchronous replication can lose an acknowledged row with its primary. Two contenders may then believe that they
+//! own: check the fence where it matters. All processes that share a mutex should use one MySQL account. Those of
+//! another account cannot be woken, and look once a second.
 
 pub(crate) mod builder;
 pub(crate) mod connection;

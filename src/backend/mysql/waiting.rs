@@ -9,7 +9,7 @@
 //! - WAIT looks at the rows before it blocks, so it sees a hand-over whose KILL came before it.
 //! - A contender that falls asleep while a WAIT runs that does not know it ends that WAIT (a *poke*), and looks again
 //!   soon: the KILL may come before the WAIT that it is meant for.
-//! - A WAIT that was ended while poked wakes nobody by itself: a look at all rows says whom.
+//! - A WAIT that was ended while poked wakes no contender by itself: a look at all rows says which.
 //! - A contender leaves by the list only if it sleeps in a WAIT that knows it: then a KILL for it reaches this thread.
 //!   Any other one withdraws its token itself. No WAIT begins while tokens are left.
 //! - A busy place (woken, or talking to the server) is in no WAIT: its row may be its to take, and WAIT would end at

@@ -172,7 +172,7 @@ impl Builder {
         self
     }
 
-    /// Sets how long after the ttl nobody else can own: the time to wind down work. Defaults to 6 s.
+    /// Sets how long after the ttl no other contender can own: the time to wind down work. Defaults to 6 s.
     pub fn transition(mut self, transition: Duration) -> Builder {
         self.transition = transition;
         self

@@ -1,10 +1,5 @@
 //! Mutexes and semaphores on Redis 6.2 or newer, or Valkey: one server, a master watched by sentinels, or a cluster.
 //!
-//! The keys, channels and messages are those of Simba, so that contenders of both libraries take turns on one
-//! mutex. Acquire, renew and release are one script and one round trip each (`lua/`). A release writes the
-//! contender that has waited longest into the place of the owner, for the claim time, and notifies it, so the
-//! order is strict and nobody can barge in.
-//!
 //! ```no_run
 //! use contend::redis;
 //! use std::time::Duration;
@@ -20,6 +15,31 @@
 //! let factory = contend::connect("redis+sentinel://app:secret@s1:26379,s2,s3/mymaster/0")?;
 //! # Ok::<(), contend::Error>(())
 //! ```
+//!
+//! # How a mutex changes hands
+//!
+//! ```text
+//!  A                        Redis                                         B
+//!  acquire ───────────────► free: A owns, fence 7
+//!                           owned: B is queued ◄──────── subscribe, acquire
+//!  release 7 ─────────────► handed to B for 500 ms
+//!                           message to B ──────────────────────────► wakes
+//!                           B owns, fence 8 ◄────────────────────── acquire
+//! ```
+//!
+//! Acquire, renew and release are one script and one round trip each (`lua/`). A release writes the contender that has
+//! waited longest into the place of the owner, for the claim time. Meanwhile no other contender can acquire, so the
+//! order is strict. A waiter whose message reaches no subscriber is passed over.
+//!
+//! | key | holds |
+//! |---|---|
+//! | `simba:{NAME}` | the owner's id; expires with the lease |
+//! | `simba:{NAME}:token` | the fence of this ownership, or `0` for a hand-over |
+//! | `simba:{NAME}:fence` | the last fence, kept for an hour |
+//! | `simba:{NAME}:contender` | the waiters, by the time at which they came |
+//!
+//! Keys, channels and messages are those of Simba, so contenders of both libraries take turns on one mutex. An acquire
+//! says until when it is wanted, on the server's clock, so one that arrives late does nothing.
 //!
 //! # URL parameters
 //! `ttl`, `transition`, `initial_delay`, `prefix`, `pool_size`, `connect_timeout`, `tls` (`true`, or write
@@ -45,13 +65,13 @@
 //! ```
 //!
 //! # What it assumes
-//! The server must keep what it acknowledged. One that is flushed, restarts empty, evicts (set
-//! `maxmemory-policy noeviction`) or fails over to a replica that missed the last write (Sentinel, cluster) may
-//! let a second owner in, and then only a checked fence keeps the two apart. `min-replicas-to-write 1` and a
-//! small `min-replicas-max-lag` make an isolated master stop granting; [`Builder::replicas`] narrows the window of a
-//! failover. Fences are the server's time in
-//! microseconds unless the last one was higher: they keep growing after a loss of data, as long as the server's
-//! clock does.
+//! The server must keep what it acknowledged. Otherwise a second owner may get in, and only a checked fence keeps the
+//! two apart. That can happen when the server is flushed, restarts empty or evicts (set `maxmemory-policy noeviction`),
+//! and when it fails over to a replica that missed the last write.
+//!
+//! [`Builder::replicas`] narrows the window of a failover. `min-replicas-to-write 1` and a small `min-replicas-max-lag`
+//! make an isolated master stop granting. Fences are the server's time in microseconds unless the last one was higher.
+//! So they keep growing after a loss of data, as long as the server's clock does.
 //!
 //! # Semaphores
 //! All semaphores of a prefix have their keys under one hash tag: one script takes permits of several of them, or

@@ -1,5 +1,4 @@
-//! Mutexes on ZooKeeper, in the layout of Curator's LeaderLatch, so that Curator peers can take turns
-//! with ours.
+//! Mutexes on ZooKeeper, in the layout of Curator's `LeaderLatch`, so that contenders of both take turns.
 //!
 //! ```no_run
 //! use contend::zk;
@@ -15,21 +14,39 @@
 //! # Ok::<(), contend::Error>(())
 //! ```
 //!
-//! Each mutex is a container node `/simba/{mutex}` (a `/` in the name nests), each contender an ephemeral
-//! sequential child of it that holds the contender's id. The lowest sequence leads, and each of the
-//! others watches the one before it, so a release wakes one waiter. The fence is the node's `czxid`,
-//! which grows within one ensemble.
+//! # How a mutex changes hands
 //!
-//! A factory has one session with the ensemble, shared by all its services, and opens another one
-//! when the server says that it has expired. Ownership lives as long as the session does: an owner
-//! believes that it owns until the earliest moment at which the ensemble can have expired the session,
-//! less the transition, which is at least a sixth of the session timeout.
+//! ```text
+//!  /simba/invoices                           a container
+//!    _c_…-latch-0000000007   A               the lowest: owns, its fence is the node's czxid
+//!    _c_…-latch-0000000008   B               watches 7
+//!    _c_…-latch-0000000009   C               watches 8
+//!
+//!  A                        ensemble                                      B
+//!  create, list ──────────► node 7 is the lowest: A owns
+//!                           node 8 ◄───────────────────────── create, list
+//!                           a watch on 7 ◄──────────────────────────── read
+//!  delete 7 ──────────────► the watch fires ──────► B owns, asking nothing
+//! ```
+//!
+//! A contender is an ephemeral sequential node that holds its id. A `/` in the name of a mutex nests. Each waiter
+//! watches the node before its own, so a release wakes one waiter. An attempt and a release are one round trip each; a
+//! renewal asks nothing, because the session's heartbeats renew all ownerships of a factory.
+//!
+//! # The session
+//! A factory has one session with the ensemble, and opens another one when the server says that it has expired. An
+//! owner believes until the earliest moment at which the ensemble can have expired the session, less the transition.
+//! The transition is at least a sixth of the session timeout. Heartbeats prove how long that is: `heartbeat.rs` says
+//! which answers count, and why.
+//!
+//! A node that a lost reply left behind is found by its session's prefix and deleted, with the next heartbeats.
 //!
 //! The client is part of this crate, on `std::net` and one thread.
 //!
-//! With Curator peers: Curator counts every child of the mutex as a contender, and sorts the sequence as
-//! text. So do not nest a mutex below one that Curator peers contend for if its name sorts before digits,
-//! and expect a wrong order while the 31-bit sequence wraps around.
+//! # Sharing a mutex with Curator
+//! Curator counts every child of the mutex as a contender, and sorts the sequence as text. So do not nest a mutex below
+//! one that Curator contends for if its name sorts before digits. Expect a wrong order while the 31-bit sequence wraps
+//! around.
 
 mod builder;
 mod connection;
