@@ -105,11 +105,12 @@ impl Node {
         })
     }
 
-    /// Whether nothing happened to this node and the one before it, by what was told.
+    /// Whether nothing happened to this node and the one before it, by what was told, and the leader is known.
     fn is_waiting(&self) -> bool {
         self.before.as_ref().is_some_and(|before| {
             before.watch.is_set()
                 && self.is_watched()
+                && self.leader.is_some()
                 && self.session.protocol().serves(before.epoch)
         })
     }
