@@ -166,7 +166,7 @@ fn a_session_expires_by_the_servers_word_and_never_becomes_another() {
             session.alive_until().unwrap() < Moment::now(),
             "the node went while the session was certainly alive"
         );
-        // Nobody told it: it does not know, and does not guess.
+        // No server told it: it does not know, and does not guess.
         assert_eq!(session.state(), SessionState::Suspended);
         proxy.pass();
         wait_for(&session, SessionState::Expired);
@@ -179,13 +179,13 @@ fn a_session_expires_by_the_servers_word_and_never_becomes_another() {
 #[test]
 fn a_server_restarted_after_the_timeout_resumes_the_session() {
     within(HANG, || {
-        // It counts the timeout anew as soon as its data is loaded, and refuses everybody until it serves:
+        // It counts the timeout anew as soon as its data is loaded, and refuses every client until it serves:
         // on a busy machine that took it more than 1.5 s.
         let timeout = Duration::from_secs(8);
         let server = ZooKeeperServer::start();
         // A server that is away looks like one that refuses us, so that the session is doubted.
         let proxy = Proxy::to(server.addr());
-        // Whoever asks before its data is loaded gets neither an answer nor an end of the connection, because
+        // A client that asks before its data is loaded gets neither an answer nor an end of the connection, because
         // ZooKeeper fails while it closes it: such a connection must be given up long before the session ends.
         let builder = builder(proxy.addr(), timeout).connect_timeout(Duration::from_secs(1));
         let session = builder.session().unwrap();
@@ -240,7 +240,7 @@ fn a_dropped_session_that_was_cut_off_keeps_nothing_alive() {
         wait_until(PATIENCE, "the node is gone", || {
             other.exists(&node, soon()).unwrap().is_none()
         });
-        wait_until(PATIENCE, "nobody talks to the server", || proxy.live() == 0);
+        wait_until(PATIENCE, "no connection is left", || proxy.live() == 0);
     });
 }
 
@@ -263,8 +263,8 @@ fn closing_deletes_the_nodes_at_once() {
 #[test]
 fn an_unreachable_or_refusing_server_is_an_error_not_a_panic() {
     within(HANG, || {
-        let nobody = testbed::Port::free();
-        for address in [nobody.addr().to_string(), "255.255.255.255:2181".to_owned()] {
+        let unused = testbed::Port::free();
+        for address in [unused.addr().to_string(), "255.255.255.255:2181".to_owned()] {
             let session = builder(&address, LONG).session().unwrap();
             let error = session.sync(soon()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
@@ -277,9 +277,9 @@ fn an_unreachable_or_refusing_server_is_an_error_not_a_panic() {
 #[test]
 fn the_next_host_is_tried_when_one_is_away() {
     within(HANG, || {
-        let nobody = testbed::Port::free();
+        let unused = testbed::Port::free();
         for _ in 0..8 {
-            let hosts = format!("{},{}", nobody.addr(), SERVER.addr());
+            let hosts = format!("{},{}", unused.addr(), SERVER.addr());
             session(hosts, LONG).sync(soon()).unwrap();
         }
     });
@@ -428,7 +428,7 @@ fn another_session_than_ours_is_not_taken_for_it() {
     });
 }
 
-/// review/user.md 8: a clean stop warned "connection lost". Alone in its process, which has a logger.
+/// Alone in its process, which has a logger.
 #[test]
 fn a_clean_stop_warns_of_nothing() {
     let mut command = Command::new(std::env::current_exe().unwrap());

@@ -1,4 +1,4 @@
-//! The latch: what stands in the tree, who is woken, and what becomes of nodes that nobody holds.
+//! The latch: what stands in the tree, who is woken, and what becomes of nodes without a holder.
 
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -297,7 +297,7 @@ fn a_reaped_mutex_is_made_again() {
             wait_until(PATIENCE, "the server has tidied up", || {
                 reader.exists("/simba", soon()).unwrap().is_none()
             });
-            wait_until(PATIENCE, "the observer sees nobody", || {
+            wait_until(PATIENCE, "the observer sees no owner", || {
                 !observer.state().after().has_owner()
             });
         }
@@ -445,7 +445,7 @@ fn a_suspended_owner_owns_until_the_bound_and_not_longer() {
 }
 
 #[test]
-fn nobody_is_rung_for_what_it_did_itself() {
+fn contender_is_not_woken_by_itself() {
     within(HANG, || {
         let mutex = name("self");
         let factory = factory(SERVER.addr(), LONG);

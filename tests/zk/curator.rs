@@ -160,7 +160,7 @@ fn a_curator_latch_and_ours_take_turns_through_kills() {
         while ours + theirs < turns {
             let (id, word) = heard
                 .recv_timeout(HANG)
-                .expect("turns go on: nobody is left out for so long");
+                .expect("turns go on: no peer is left out for so long");
             if word.contains("overlap") {
                 overlaps.push(format!("{id}: {word}"));
             }

@@ -152,7 +152,7 @@ fn expire(
         scope.spawn(&fault);
         if leads {
             // Once it has noticed, and closed its clients' connections, it would be elected again, and
-            // nobody could follow it.
+            // no server could follow it.
             scope.spawn(|| {
                 wait_until(PATIENCE, "the leader has noticed", || {
                     node.mode().as_deref() != Some("leader")
@@ -287,7 +287,7 @@ fn no_session_of_a_leader_whose_followers_restart_ends_before_belief_does() {
     });
 }
 
-/// Followers are cut off and come back by dice, each with a client that knows nobody else.
+/// Followers are cut off and come back by dice, each with a client that knows no other server.
 /// `CONTEND_SEED` repeats a run, `CONTEND_STORM_SECONDS` makes it longer.
 #[test]
 fn followers_that_come_and_go_make_no_two_leaders() {

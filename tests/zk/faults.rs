@@ -37,7 +37,7 @@ fn a_server_killed_and_restarted_at_once_has_a_leader_again() {
             server.restart();
             let (_, took) = rivals.wait_for_leader(|_| true);
             assert_within("a leader after the restart", took, T / 6 + T);
-            // Settled: whoever lost its session is in line again.
+            // Settled: a rival that lost its session is in line again.
             wait_until(PATIENCE, "no service is in trouble", || {
                 rivals
                     .services
@@ -196,7 +196,7 @@ fn a_storm_of_faults_makes_no_two_leaders_and_ends_with_one() {
             "{} turns; {leader} leads {took:?} after the storm",
             turns.len()
         );
-        // Nobody is left out, and no node is left over.
+        // No rival is left out, and no node is left over.
         for _ in 0..rivals.services.len() {
             let (leader, _) = rivals.wait_for_leader(|_| true);
             rivals.services[leader].stop().unwrap();

@@ -178,7 +178,7 @@ fn try_writes_nothing_where_the_leader_may_not_be_read() {
         let mutex = name("hidden");
         let ours = factory(server.addr(), LONG);
         let locker = ours.locker(&mutex).build().unwrap();
-        // The parents are there, and everybody may create below.
+        // The parents are there, and every client may create below.
         drop(locker.try_lock_for(PATIENCE).unwrap());
         let other = builder(server.addr(), LONG).digest("other", "s3cret");
         let other = other.session().unwrap();

@@ -9,7 +9,7 @@ use testbed::{ZooKeeperServer, within};
 const SESSION: Duration = Duration::from_secs(30);
 
 /// Neither the attempt nor the way out is answered, but the server makes the node when it goes on. The
-/// session lives, and so does the locker: nobody but the locker can take it away.
+/// session lives, and so does the locker: only the locker can take it away.
 #[test]
 fn a_try_that_a_paused_server_did_not_answer_blocks_nobody_afterwards() {
     within(HANG, || {

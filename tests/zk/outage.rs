@@ -9,7 +9,7 @@ use testbed::{Proxy, ZooKeeperServer, rss_kib, wait_until, within};
 
 const T: Duration = Duration::from_secs(9);
 
-/// review/zk.md 1: each failure left an orphan for a node that was never asked for, and 20,000 of them
+/// Each failure left an orphan for a node that was never asked for, and 20,000 of them
 /// made 40,067 requests on reconnect and kept the first lock waiting for 8.6 s.
 #[test]
 fn failed_tries_leave_nothing_to_clean_up() {
@@ -50,7 +50,7 @@ fn failed_tries_leave_nothing_to_clean_up() {
     });
 }
 
-/// review/zk.md 11: a try that fails makes no node. Nothing is written: the server's counter of changes
+/// A try that fails makes no node. Nothing is written: the server's counter of changes
 /// stands still.
 #[test]
 fn a_try_that_fails_writes_nothing() {

@@ -17,7 +17,7 @@ static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start)
 const T: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(50);
 
-/// Rule "names are data", and as Curator has them: review/zk.md 10.
+/// As Curator has them.
 #[test]
 fn names_nest_and_what_is_no_contender_is_ignored() {
     within(HANG, || {
@@ -45,7 +45,7 @@ fn names_nest_and_what_is_no_contender_is_ignored() {
             let latches = latches.iter().filter(|name| name.contains("-latch-"));
             assert_eq!(latches.count(), 1, "{mutex}");
         }
-        // A node of somebody else's in between changes nothing.
+        // A foreign node in between changes nothing.
         reader
             .create(&format!("/simba/{salt}/0"), b"", Mode::Persistent, soon())
             .unwrap();
@@ -98,7 +98,7 @@ fn url_with_everything_works_and_hides_its_password() {
 }
 
 #[test]
-fn who_may_not_create_above_may_still_contend_below() {
+fn contender_need_not_be_allowed_to_create_above() {
     within(HANG, || {
         let chroot = format!("/{}", name("narrow"));
         let operator = builder(SERVER.addr(), LONG).digest("operator", "s3cret");
@@ -196,7 +196,7 @@ fn a_server_that_grants_a_shorter_session_is_refused() {
     });
 }
 
-/// review/zk.md 11: with a digest the first user made `/simba` itself its own.
+/// `/simba` itself does not belong to the first user.
 #[test]
 fn two_users_share_the_root_and_not_the_mutex() {
     within(HANG, || {
@@ -218,10 +218,10 @@ fn two_users_share_the_root_and_not_the_mutex() {
     });
 }
 
-/// A server of another kind that waits for its client to say more, as Redis does: whoever gives up before the
+/// A server of another kind that waits for its client to say more, as Redis does: a caller that gives up before the
 /// time for a handshake is over learns what it waited for.
 #[test]
-fn whoever_gives_up_on_a_silent_server_is_told_that_it_may_be_none() {
+fn silent_server_is_called_perhaps_none() {
     within(HANG, || {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         // A quarter of it is the time for a handshake.
@@ -254,9 +254,9 @@ fn stranger(answer: &'static [u8]) -> std::net::SocketAddr {
 }
 
 /// What answers or closes the connection is known at once, however long a handshake may take. One that closes it
-/// may be a ZooKeeper server that has no quorum; one that says something else is none, and nobody tries on.
+/// may be a ZooKeeper server that has no quorum; one that says something else is none, and is not tried again.
 #[test]
-fn whoever_meets_a_server_of_another_kind_is_told_so_at_once() {
+fn server_of_another_kind_is_known_at_once() {
     within(HANG, || {
         let mariadb = testbed::MariaDbServer::start();
         let http = stranger(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");

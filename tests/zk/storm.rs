@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::{HANG, PATIENCE, factory, line, name, number, packets, session};
 use testbed::{Proxy, ZooKeeperServer, cpu_load, wait_until, within};
 
-/// review/zk.md 2 and 9: when they started together, each read the whole line again and again, until the
+/// When they started together, each read the whole line again and again, until the
 /// server died; and idle they polled quadratically.
 #[test]
 fn many_that_start_together_stand_in_line_and_ask_little() {
@@ -30,7 +30,7 @@ fn many_that_start_together_stand_in_line_and_ask_little() {
                 service
             })
             .collect();
-        wait_until(PATIENCE, "somebody leads", || {
+        wait_until(PATIENCE, "one leads", || {
             services.iter().any(|service| service.is_owner())
         });
         let led = began.elapsed();

@@ -289,7 +289,7 @@ impl Rivals {
     pub fn wait_for_leader(&self, counts: impl Fn(usize) -> bool) -> (usize, Duration) {
         let began = Instant::now();
         let mut leader = None;
-        wait_until(PATIENCE, "somebody leads", || {
+        wait_until(PATIENCE, "one leads", || {
             leader = self.leader().filter(|leader| counts(*leader));
             leader.is_some()
         });
@@ -298,11 +298,11 @@ impl Rivals {
 
     pub fn wait_for_none(&self) -> Duration {
         let began = Instant::now();
-        wait_until(PATIENCE, "nobody leads", || self.leader().is_none());
+        wait_until(PATIENCE, "none leads", || self.leader().is_none());
         began.elapsed()
     }
 
-    /// Ends the test: nobody ever believed beside another.
+    /// Ends the test: no two ever believed at once.
     pub fn judge(mut self) {
         self.over.store(true, Ordering::SeqCst);
         let looks = self.witness.take().unwrap().join().expect("two leaders");

@@ -1,4 +1,4 @@
-//! What an owner bears without losing its leadership: design "zk", and review/zk.md 3, 6 and 7.
+//! What an owner bears without losing its leadership: see `heartbeat.rs`.
 //!
 //! By the rules, belief ends T - T/100 - 5 ms - T/6 after the send of the newest heartbeat that counts, which
 //! is T/4 + T/24 and two round trips old at most while all is well. So an owner bears 0.52 T without an
@@ -162,7 +162,7 @@ fn one_member_of_three_silent_killed_paused_or_cut_off_costs_nothing() {
     });
 }
 
-/// review/zk.md 3: a server that accepts and does not serve must not be all that is tried. It is left
+/// A server that accepts and does not serve must not be all that is tried. It is left
 /// after T/4, here 1 s.
 #[test]
 fn an_address_that_accepts_and_does_not_serve_is_left_for_the_next() {

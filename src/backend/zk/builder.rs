@@ -95,7 +95,7 @@ impl Builder {
         self
     }
 
-    /// Sets how long after the ttl nobody else can acquire. Defaults to 6 s, or to a sixth of
+    /// Sets how long after the ttl no other contender can acquire. Defaults to 6 s, or to a sixth of
     /// [`session_timeout`](Builder::session_timeout) if that is set. An owner whose session cannot be kept
     /// alive stops believing that it owns at least a sixth of the session timeout before the session ends,
     /// whatever is set here.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::message::{Code, Mode, Reply, Request, Stat};
 use super::path::{Line, Member, ROOT, ancestry, node_path};
 use super::protocol::Ask;
-use super::session::{Leader, Session, Sessions, unexpected};
+use super::session::{Call, Leader, Session, Sessions, unexpected};
 use super::watches::Watch;
 use crate::backend::{
     Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
@@ -30,9 +30,20 @@ pub(super) struct ZkContender {
     contender: Contender,
     mutex_path: Arc<str>,
     wake: Arc<Unparker>,
+    /// Our node was asked for, and the answer did not come in time.
+    entering: Option<Entering>,
     node: Option<Node>,
     /// This contender found the mutex free: it need not look before it writes.
     likely_free: bool,
+}
+
+/// A node that was asked for, with the nodes above it. It is waited for however long it takes: a busy server that were
+/// asked anew by all that wait would never catch up.
+struct Entering {
+    session: Arc<Session>,
+    call: Arc<Call>,
+    parents: Vec<Request>,
+    sent: Moment,
 }
 
 /// A contender's node.
@@ -52,7 +63,6 @@ struct Node {
 
 /// The node before ours, as it was seen over the connection with the number `epoch`.
 struct Before {
-    path: String,
     watch: Arc<Watch>,
     /// It led: when it is gone, we lead.
     leads: bool,
@@ -105,36 +115,21 @@ impl Node {
         })
     }
 
-    /// Whether nothing happened to this node and the one before it, by what was told, and the leader is known.
+    /// Whether nothing happened to this node and the one before it, by what was told.
     fn is_waiting(&self) -> bool {
         self.before.as_ref().is_some_and(|before| {
             before.watch.is_set()
                 && self.is_watched()
-                && self.leader.is_some()
                 && self.session.protocol().serves(before.epoch)
         })
     }
 
-    /// One small question in the place of the whole line: are the node before this one and the leader still there?
-    fn still_waits(&self, by: Moment) -> Result<bool> {
-        let Some(before) = &self.before else {
-            return Ok(false);
+    /// One small question in the place of the whole line: who leads? `None`: the line has to be read.
+    fn ask_for_leader(&self, by: Moment) -> Result<Option<Leader>> {
+        let Some(Leader { path, .. }) = &self.leader else {
+            return Ok(None);
         };
-        let leader = self.leader.as_ref().map(|leader| &leader.path);
-        let paths = [
-            Some(&before.path),
-            leader.filter(|path| **path != before.path),
-        ];
-        let asks = paths.iter().copied().flatten();
-        let asks = asks.map(|path| Request::Exists(path.clone()).into());
-        for outcome in self.session.call_all(asks.collect(), by)? {
-            match outcome {
-                Ok(_) => {}
-                Err(Code::NO_NODE) => return Ok(false),
-                Err(code) => return Err(code.error(&before.path)),
-            }
-        }
-        Ok(true)
+        Leader::read(path, self.session.one(Request::Data(path.clone()), by)?)
     }
 
     /// Watches the node itself, unless that is done. Returns `false` if it is gone.
@@ -163,6 +158,7 @@ impl ZkContender {
             contender: contender.clone(),
             mutex_path,
             wake: Arc::new(wake.clone()),
+            entering: None,
             node: None,
             likely_free: false,
         }
@@ -180,6 +176,7 @@ impl ZkContender {
         // then a look would only double the cost of a lock without rivals.
         if leaves
             && self.node.is_none()
+            && self.entering.is_none()
             && !self.likely_free
             && let Some(leader) = session.leader(&self.mutex_path, by)?
         {
@@ -188,12 +185,15 @@ impl ZkContender {
         for _ in 0..ROUNDS {
             // Taken before anything is read: one that is too old only makes us more careful.
             let epoch = session.protocol().epoch;
-            let line = match &self.node {
+            let line = match &mut self.node {
                 Some(node) if node.takes_over() => None,
-                Some(node) if !leaves && node.is_waiting() && node.still_waits(by)? => {
-                    let leader = node.leader.clone();
-                    return Ok(self.refused(session, leader.as_ref()));
-                }
+                Some(node) if !leaves && node.is_waiting() => match node.ask_for_leader(by)? {
+                    Some(leader) => {
+                        let leader = node.leader.insert(leader).clone();
+                        return Ok(self.refused(session, Some(&leader)));
+                    }
+                    None => Some(session.line(&self.mutex_path, by)?),
+                },
                 Some(_) => Some(session.line(&self.mutex_path, by)?),
                 None => {
                     let (node, line) = self.enter(session, by)?;
@@ -239,6 +239,8 @@ impl ZkContender {
     /// Lets go of a node with which we have owned: the session deletes it when its lease ends, and the next node stands
     /// behind it until then. Also of one that is gone.
     fn forget_the_past(&mut self, session: &Arc<Session>) {
+        self.entering
+            .take_if(|entering| !Arc::ptr_eq(&entering.session, session));
         let Some(node) = &self.node else { return };
         if !Arc::ptr_eq(&node.session, session) || node.is_gone() {
             self.discard();
@@ -248,20 +250,20 @@ impl ZkContender {
     }
 
     /// Makes our node and reads the line, in one round trip.
-    fn enter(&self, session: &Arc<Session>, by: Moment) -> Result<(Node, Arc<Line>)> {
-        let acl = self.sessions.config.acl.permissions();
-        let path = node_path(&self.mutex_path, &session.protocol().protection);
-        let id = self.contender.id.as_bytes();
-        let create = Request::create(&path, id, Mode::EphemeralSequential, acl);
+    fn enter(&mut self, session: &Arc<Session>, by: Moment) -> Result<(Node, Arc<Line>)> {
         let mut parents = Vec::new();
         loop {
-            let sent = Moment::now();
-            let line = Request::Line(self.mutex_path.to_string());
-            let asks = parents.iter().chain([&create, &line]);
-            let asks = asks.map(|request| request.clone().into()).collect();
-            let mut answers = session.call_all(asks, by)?.into_iter();
+            let entering = match self.entering.take() {
+                Some(entering) => entering,
+                None => self.ask_to_enter(session, parents, by)?,
+            };
+            let Some(answers) = session.finish(&entering.call, by)? else {
+                self.entering = Some(entering);
+                return Err(session.late());
+            };
+            let mut answers = answers.into_iter();
             let mut refused = None;
-            for (parent, outcome) in parents.iter().zip(answers.by_ref()) {
+            for (parent, outcome) in entering.parents.iter().zip(answers.by_ref()) {
                 match outcome {
                     Ok(_) | Err(Code::NODE_EXISTS | Code::NO_NODE) => {}
                     Err(code) => refused = refused.or(Some(code.error(parent.path()))),
@@ -269,7 +271,7 @@ impl ZkContender {
             }
             match (answers.next(), answers.next()) {
                 (Some(Ok(Reply::Created(path, stat))), Some(line)) => {
-                    session.learn_clock(stat.ctime, sent);
+                    session.learn_clock(stat.ctime, entering.sent);
                     return match line {
                         Ok(Reply::Line(line)) => Ok((Node::new(session, path, stat)?, line)),
                         other => {
@@ -288,6 +290,27 @@ impl ZkContender {
                 _ => return Err(unexpected()),
             }
         }
+    }
+
+    fn ask_to_enter(
+        &self,
+        session: &Arc<Session>,
+        parents: Vec<Request>,
+        by: Moment,
+    ) -> Result<Entering> {
+        let acl = self.sessions.config.acl.permissions();
+        let path = node_path(&self.mutex_path, &session.protocol().protection);
+        let id = self.contender.id.as_bytes();
+        let create = Request::create(&path, id, Mode::EphemeralSequential, acl);
+        let line = Request::Line(self.mutex_path.to_string());
+        let asks = parents.iter().cloned().chain([create, line]);
+        let sent = Moment::now();
+        Ok(Entering {
+            call: session.start(asks.map(Ask::from).collect(), by)?,
+            session: Arc::clone(session),
+            parents,
+            sent,
+        })
     }
 
     /// Curator's containers; the nodes above them, of the chroot, are not the mutexes' own.
@@ -327,6 +350,14 @@ impl ZkContender {
             Ask::watch(Request::Data(node.path.clone()), &own),
             Request::Data(first.clone()).into(),
         ];
+        // Before the answers are there: if they come late, the next look need not ask for all of it again.
+        node.own = Some(own);
+        node.leader = Some(Leader::unread(&first));
+        node.before = Some(Before {
+            leads: before == first,
+            watch,
+            epoch,
+        });
         let [to_before, to_own, to_first] = node.session.call(asks, by)?;
         for (outcome, path) in [(to_before, &before), (to_own, &node.path)] {
             match outcome {
@@ -336,13 +367,6 @@ impl ZkContender {
             }
         }
         node.leader = Leader::read(&first, to_first)?;
-        node.own = Some(own);
-        node.before = Some(Before {
-            leads: before == first,
-            path: before,
-            watch,
-            epoch,
-        });
         Ok(true)
     }
 
@@ -387,6 +411,9 @@ impl ZkContender {
 
     /// Leaves the deletion of our node to the session.
     fn discard(&mut self) {
+        if let Some(Entering { session, call, .. }) = self.entering.take() {
+            session.give_up(&call);
+        }
         if let Some(Node { session, path, .. }) = self.node.take() {
             session.discard(&path);
         }
@@ -496,6 +523,9 @@ impl RawContender for ZkContender {
         if self.node.as_ref().is_some_and(|node| node.term.is_some()) {
             // Not released: the owner's work has not ended. The session deletes the node when its lease ends.
             self.node = None;
+        }
+        if self.entering.is_some() {
+            self.discard();
         }
         self.delete(by).map(drop)
     }

@@ -159,7 +159,7 @@ impl State {
 }
 
 /// Requests that were asked in one go.
-struct Call {
+pub(super) struct Call {
     given_up: AtomicBool,
     progress: Mutex<Progress>,
     changed: Condvar,
@@ -245,15 +245,26 @@ pub(super) struct Leader {
 impl Leader {
     /// `outcome`: of reading the node's data. `None`: it is gone.
     pub(super) fn read(path: &str, outcome: Outcome) -> Result<Option<Leader>> {
-        let (id, stat) = match outcome {
-            Ok(Reply::Data(id, stat)) => (Some(String::from_utf8_lossy(&id).as_ref().into()), stat),
-            Ok(_) => return Err(unexpected()),
-            Err(Code::NO_NODE) => return Ok(None),
-            Err(Code::NO_AUTH) => (None, Stat::default()),
-            Err(code) => return Err(code.error(path)),
-        };
-        let path = path.to_owned();
-        Ok(Some(Leader { path, id, stat }))
+        match outcome {
+            Ok(Reply::Data(id, stat)) => Ok(Some(Leader {
+                id: Some(String::from_utf8_lossy(&id).as_ref().into()),
+                stat,
+                ..Leader::unread(path)
+            })),
+            Ok(_) => Err(unexpected()),
+            Err(Code::NO_NODE) => Ok(None),
+            Err(Code::NO_AUTH) => Ok(Some(Leader::unread(path))),
+            Err(code) => Err(code.error(path)),
+        }
+    }
+
+    /// A leader of which only the node is known.
+    pub(super) fn unread(path: &str) -> Leader {
+        Leader {
+            path: path.to_owned(),
+            id: None,
+            stat: Stat::default(),
+        }
     }
 
     pub(super) fn has_fence(&self, fence: u64) -> bool {
@@ -363,8 +374,20 @@ impl Session {
     }
 
     /// Asks in one go and waits for all the answers: one round trip. The server works on the requests in
-    /// this order, so a later one sees what an earlier one did. A call that fails leaves no contender's node behind.
+    /// this order, so a later one sees what an earlier one did.
     pub(super) fn call_all(&self, asks: Vec<Ask>, by: Moment) -> Result<Vec<Outcome>> {
+        let call = self.start(asks, by)?;
+        let answers = self.finish(&call, by);
+        answers.and_then(|answers| {
+            answers.ok_or_else(|| {
+                self.give_up(&call);
+                self.late()
+            })
+        })
+    }
+
+    /// Asks in one go, once a server is there.
+    pub(super) fn start(&self, asks: Vec<Ask>, by: Moment) -> Result<Arc<Call>> {
         let call = Call::new(asks.len());
         let mut state = self.connected(by).map_err(Error::not_sent)?;
         for (index, ask) in asks.into_iter().enumerate() {
@@ -372,19 +395,30 @@ impl Session {
             state.protocol.ask(ask, Ticket { call, index });
         }
         state.settle();
-        drop(state);
-        let outcome = call.wait(by);
-        let late = || Err(self.error(ErrorKind::Timeout, "the server did not answer in time"));
-        outcome.unwrap_or_else(late).inspect_err(|_| {
-            let mut state = self.shared.state.lock();
-            call.given_up.store(true, Ordering::Relaxed);
-            for answer in call.progress.lock().answers.iter().flatten() {
-                if let Ok(Reply::Created(path, _)) = answer {
-                    state.protocol.discard(path);
-                }
+        Ok(call)
+    }
+
+    /// Waits for all the answers to a call. `None`: they are not there in time, and may be waited for again. A call that
+    /// fails leaves no contender's node behind.
+    pub(super) fn finish(&self, call: &Call, by: Moment) -> Result<Option<Vec<Outcome>>> {
+        let answers = call.wait(by).transpose();
+        answers.inspect_err(|_| self.give_up(call))
+    }
+
+    /// No answer to the call is wanted any more, nor the contender's node that it makes.
+    pub(super) fn give_up(&self, call: &Call) {
+        let mut state = self.shared.state.lock();
+        call.given_up.store(true, Ordering::Relaxed);
+        for answer in call.progress.lock().answers.iter().flatten() {
+            if let Ok(Reply::Created(path, _)) = answer {
+                state.protocol.discard(path);
             }
-            state.settle();
-        })
+        }
+        state.settle();
+    }
+
+    pub(super) fn late(&self) -> Error {
+        self.error(ErrorKind::Timeout, "the server did not answer in time")
     }
 
     /// As [`call_all`](Session::call_all), for a known number of requests.
