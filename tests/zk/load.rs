@@ -66,10 +66,10 @@ fn pass_frames(mut from: &TcpStream, mut to: &TcpStream, slow: &AtomicBool, per_
     }
 }
 
-/// `CONTEND_LOAD_THREADS` callers (100 by default) try for `CONTEND_LOAD_SECONDS` (6 by default).
+/// `CONTEND_LOAD_THREADS` callers (300 by default) try for `CONTEND_LOAD_SECONDS` (6 by default).
 #[test]
 fn request_of_caller_that_gave_up_is_not_sent() {
-    let callers = number("CONTEND_LOAD_THREADS", 100);
+    let callers = number("CONTEND_LOAD_THREADS", 300);
     let span = Duration::from_secs(number("CONTEND_LOAD_SECONDS", 6));
     within(HANG * 3 + span * 2, || {
         let server = ZooKeeperServer::start();

@@ -43,7 +43,6 @@ struct Entering {
     session: Arc<Session>,
     call: Arc<Call>,
     parents: Vec<Request>,
-    sent: Moment,
 }
 
 /// A contender's node.
@@ -271,7 +270,7 @@ impl ZkContender {
             }
             match (answers.next(), answers.next()) {
                 (Some(Ok(Reply::Created(path, stat))), Some(line)) => {
-                    session.learn_clock(stat.ctime, entering.sent);
+                    session.learn_clock(stat.ctime, entering.call.sent);
                     return match line {
                         Ok(Reply::Line(line)) => Ok((Node::new(session, path, stat)?, line)),
                         other => {
@@ -304,12 +303,10 @@ impl ZkContender {
         let create = Request::create(&path, id, Mode::EphemeralSequential, acl);
         let line = Request::Line(self.mutex_path.to_string());
         let asks = parents.iter().cloned().chain([create, line]);
-        let sent = Moment::now();
         Ok(Entering {
             call: session.start(asks.map(Ask::from).collect(), by)?,
             session: Arc::clone(session),
             parents,
-            sent,
         })
     }
 

@@ -160,6 +160,7 @@ impl State {
 
 /// Requests that were asked in one go.
 pub(super) struct Call {
+    pub(super) sent: Moment,
     given_up: AtomicBool,
     progress: Mutex<Progress>,
     changed: Condvar,
@@ -186,6 +187,7 @@ impl Caller for Ticket {
 impl Call {
     fn new(count: usize) -> Arc<Call> {
         Arc::new(Call {
+            sent: Moment::now(),
             given_up: AtomicBool::new(false),
             progress: Mutex::new(Progress {
                 answers: vec![None; count],
@@ -388,8 +390,8 @@ impl Session {
 
     /// Asks in one go, once a server is there.
     pub(super) fn start(&self, asks: Vec<Ask>, by: Moment) -> Result<Arc<Call>> {
-        let call = Call::new(asks.len());
         let mut state = self.connected(by).map_err(Error::not_sent)?;
+        let call = Call::new(asks.len());
         for (index, ask) in asks.into_iter().enumerate() {
             let call = Arc::clone(&call);
             state.protocol.ask(ask, Ticket { call, index });
