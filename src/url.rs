@@ -1,7 +1,7 @@
 //! Backend URLs: `scheme://user:password@host:port,host:port/path?key=value`.
 //!
-//! Our own reader, because the common crates know neither several hosts nor how to keep a password
-//! out of their errors and `Debug` output.
+//! The common crates know neither several hosts nor how to keep a password out of their errors and
+//! `Debug` output.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -37,7 +37,7 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     /// Makes what the store needs, where it is missing. Defaults to nothing.
     ///
     /// # Errors
-    /// `Misconfigured` beside tables of the same names that are not ours; any.
+    /// `Misconfigured` beside other tables of the same names; any.
     fn create_tables(&self, _by: Moment) -> Result<()> {
         Ok(())
     }

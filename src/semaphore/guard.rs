@@ -38,7 +38,7 @@ use crate::timer::TaskId;
 ///     // write the file; the fence says in a log under which grant
 ///     let _ = (file, guard.fence("downloads"), &lost);
 /// }
-/// guard.release()?; // `Lost` if the permits were not ours to the end
+/// guard.release()?; // `Lost` if the permits were not held to the end
 /// # Ok::<(), contend::Error>(())
 /// ```
 #[must_use = "an unused guard gives the permits back at once; bind it to a name: `let _guard = ..`"]

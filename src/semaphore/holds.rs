@@ -35,7 +35,7 @@ pub(super) struct Hold {
 
 #[derive(Debug)]
 struct Belief {
-    /// Until when the permits are surely ours; `None` once that has ended.
+    /// Until when the permits are surely held; `None` once that has ended.
     until: Option<Moment>,
     /// When it is renewed next.
     due: Moment,

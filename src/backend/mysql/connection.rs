@@ -290,8 +290,8 @@ const SESSION: &str = "SET NAMES utf8mb4, time_zone = '+00:00', \
     /*!80000 transaction_isolation = 'REPEATABLE-READ', */ \
     innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, wait_timeout = 86400";
 
-/// The driver indexes into packets that a broken server may have sent empty: a panic there is an
-/// answer that we do not understand, and nothing more.
+/// The driver indexes into packets that a broken server may have sent empty. A panic there counts as an
+/// answer that is not understood.
 fn caught<T>(
     patience: Duration,
     work: impl FnOnce() -> mysql::Result<T>,

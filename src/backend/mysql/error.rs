@@ -1,4 +1,4 @@
-//! A driver's error, mapped to ours: whether the connection survived it, and what it means for the caller.
+//! A driver's error, mapped to this crate's: whether the connection survived it, and what it means for the caller.
 
 use std::error::Error as _;
 use std::io;

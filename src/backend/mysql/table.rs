@@ -1,4 +1,4 @@
-//! The table of mutexes: its name, whether its columns are those that we need, and the statements made
+//! The table of mutexes: its name, whether its columns are those that contend needs, and the statements made
 //! for it.
 
 use std::collections::BTreeMap;

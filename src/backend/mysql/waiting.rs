@@ -2,7 +2,7 @@
 //!
 //! The *waiter* holds the named lock `contend:PROCESS` and runs WAIT (`sql/mutex-wait.sql`). The *blocker* holds
 //! `contend:wait:PROCESS`, which WAIT blocks on: it is idle, so the server notices at once that this process died.
-//! A process that hands a mutex to one of our tokens ends WAIT with `KILL QUERY`. Nothing that matters runs on the
+//! A process that hands a mutex to a token of this one ends WAIT with `KILL QUERY`. Nothing that matters runs on the
 //! waiter, so a late KILL hits nothing.
 //!
 //! No wake-up is lost, by these rules:
@@ -515,7 +515,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Acquires a named lock. A half-open connection of ours that still holds it is ended: by the name, never by its
+/// Acquires a named lock. A half-open connection of this process that still holds it is ended: by the name, never by its
 /// number, which another connection may have by now.
 fn hold(connection: &mut Connection, name: &str) -> Result<()> {
     ask(

@@ -205,7 +205,7 @@ fn said(error: &RedisError) -> String {
     words.join(" ")
 }
 
-/// The error of a reply that none of our scripts gives.
+/// The error of a reply that no script of this crate gives.
 pub(super) fn not_understood() -> Error {
     Error::new(
         ErrorKind::Protocol,
