@@ -89,7 +89,8 @@ struct Line {
     /// Calls that are not in a transaction yet.
     queue: VecDeque<Seat>,
     replies: HashMap<u64, Shared>,
-    led: bool,
+    /// The call that leads, or is to lead once it wakes. Meanwhile others queue up, which makes batches larger.
+    leader: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -140,13 +141,15 @@ impl Lane {
             if !line.is_queued(ticket) {
                 // In a transaction, which has a limit of its own.
                 told.wait(&mut line);
-            } else if line.led && by.remaining().is_zero() {
-                line.queue.retain(|seat| seat.ticket != ticket);
-                return (Err(no_turn()), false);
-            } else if line.led {
-                told.wait_for(&mut line, by.remaining());
+            } else if line.leader.is_some_and(|leader| leader != ticket) {
+                let left = by.remaining();
+                if left.is_zero() {
+                    line.queue.retain(|seat| seat.ticket != ticket);
+                    return (Err(no_turn()), false);
+                }
+                told.wait_for(&mut line, left);
             } else {
-                line.led = true;
+                line.leader = Some(ticket);
                 drop(line);
                 let led = self.lead(store, ticket, by);
                 if let Err(error) = led {
@@ -241,14 +244,17 @@ impl Drop for Turn<'_> {
         let is_shared = self.batch.len() > 1;
         let mut replies = std::mem::take(&mut self.replies).into_iter();
         let mut line = self.lane.line.lock();
-        line.led = false;
         for seat in &self.batch {
             let reply = replies.next().unwrap_or_else(|| Err(no_reply()));
             line.replies.insert(seat.ticket, (reply, is_shared));
-            seat.told.notify_one();
         }
-        if let Some(next) = line.queue.front() {
-            next.told.notify_one();
+        line.leader = line.queue.front().map(|seat| seat.ticket);
+        let next = line.queue.front().map(|seat| Arc::clone(&seat.told));
+        // Unlocked, so that no call waits for another one to wake. The next leader comes first.
+        drop(line);
+        let told = self.batch.iter().map(|seat| &seat.told);
+        for told in next.iter().chain(told) {
+            told.notify_one();
         }
     }
 }
