@@ -25,7 +25,7 @@ const CHUNK: usize = 64 << 10;
 /// The first pause after all servers failed.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Connections that last shorter than this count as failures: a server that takes us in and throws us
+/// Connections that last shorter than this count as failures: a server that takes this client in and throws it
 /// out must not be asked again at once.
 const LASTING: Duration = Duration::from_secs(1);
 
@@ -271,12 +271,12 @@ fn connect(shared: &Shared, host: &str, address: SocketAddr) -> Result<()> {
                 let received = shared.received(bytes);
                 received.map_err(|error| error.context(&place))?;
             }
-            // `Interrupted`: our process was paused and goes on.
+            // `Interrupted`: the process was paused and goes on.
             Err(error) if is_timeout(&error) || error.kind() == IoErrorKind::Interrupted => {}
             Err(error) if error.kind() != IoErrorKind::ConnectionReset => {
                 return Err(failed("connection lost", error));
             }
-            // Servers of other kinds do that before they let us in, and one of ours without a quorum: it may pass.
+            // Servers of other kinds do that during the handshake, and a ZooKeeper server without a quorum: it may pass.
             Ok(0) | Err(_) => {
                 let hint = if shared.closed_by_server() {
                     " without an answer; it does not serve now, or is not a ZooKeeper server"

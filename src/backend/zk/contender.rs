@@ -2,7 +2,7 @@
 //!
 //! Round trips: an attempt is one (the creation and the list of children travel together, and the
 //! server works on them in order), a release is one, a renewal none. A waiter that stood second takes
-//! over when it hears that the first is gone, without asking anything: nodes before ours can only
+//! over when it hears that the first is gone, without asking anything: nodes before its own can only
 //! disappear.
 
 use std::cmp::Ordering;
@@ -54,16 +54,16 @@ struct Node {
     stat: Stat,
     /// The watch on the node itself: an operator may delete it.
     own: Option<Arc<Watch>>,
-    /// The node before ours, if there was one.
+    /// The node before this one, if there was one.
     before: Option<Before>,
     leader: Option<Leader>,
     term: Option<Term>,
 }
 
-/// The node before ours, as it was seen over the connection with the number `epoch`.
+/// The node before a contender's, as it was seen over the connection with the number `epoch`.
 struct Before {
     watch: Arc<Watch>,
-    /// It led: when it is gone, we lead.
+    /// It led: when it is gone, the contender leads.
     leads: bool,
     epoch: u64,
 }
@@ -182,7 +182,7 @@ impl ZkContender {
             return Ok(self.refused(session, Some(&leader)));
         }
         for _ in 0..ROUNDS {
-            // Taken before anything is read: one that is too old only makes us more careful.
+            // Taken before anything is read: one that is too old only costs a question.
             let epoch = session.protocol().epoch;
             let line = match &mut self.node {
                 Some(node) if node.takes_over() => None,
@@ -235,7 +235,7 @@ impl ZkContender {
         ))
     }
 
-    /// Lets go of a node with which we have owned: the session deletes it when its lease ends, and the next node stands
+    /// Lets go of a node with which this contender has owned: the session deletes it when its lease ends, and the next node stands
     /// behind it until then. Also of one that is gone.
     fn forget_the_past(&mut self, session: &Arc<Session>) {
         self.entering
@@ -248,7 +248,7 @@ impl ZkContender {
         }
     }
 
-    /// Makes our node and reads the line, in one round trip.
+    /// Makes a node and reads the line, in one round trip.
     fn enter(&mut self, session: &Arc<Session>, by: Moment) -> Result<(Node, Arc<Line>)> {
         let mut parents = Vec::new();
         loop {
@@ -325,7 +325,8 @@ impl ZkContender {
         ancestry(&self.mutex_path).map(parent).collect()
     }
 
-    /// Watches the node before ours and our own, and reads who leads. Returns `false` if one of the two is gone.
+    /// Watches the node before this contender's and its own, and reads who leads. Returns `false` if one of the two is
+    /// gone.
     fn stand_behind(
         &mut self,
         line: &Line,
@@ -367,7 +368,7 @@ impl ZkContender {
         Ok(true)
     }
 
-    /// We lead. `None`: our node is gone.
+    /// Grants the ownership to this contender, which leads. `None`: its node is gone.
     fn grant(&mut self, session: &Session, by: Moment) -> Result<Option<Grant>> {
         let Some(node) = &mut self.node else {
             return Ok(None);
@@ -406,7 +407,7 @@ impl ZkContender {
         })
     }
 
-    /// Leaves the deletion of our node to the session.
+    /// Leaves the deletion of the node to the session.
     fn discard(&mut self) {
         if let Some(Entering { session, call, .. }) = self.entering.take() {
             session.give_up(&call);
@@ -416,9 +417,9 @@ impl ZkContender {
         }
     }
 
-    /// Deletes our node and waits for it; where that fails, the session does it when it can. `false`: it was gone.
+    /// Deletes the node and waits for it; where that fails, the session does it when it can. `false`: it was gone.
     fn delete(&mut self, by: Moment) -> Result<bool> {
-        // Its watches go first: what we do ourselves wakes no thread.
+        // Its watches go first: a deletion of its own wakes no thread.
         let Some(Node { session, path, .. }) = self.node.take() else {
             return Ok(false);
         };
@@ -457,7 +458,7 @@ fn belief(session: &Session, lease: Lease) -> Result<Moment> {
         })
 }
 
-/// The snapshot of our own ownership.
+/// The snapshot of a contender's own ownership.
 fn ours(node: &Node, contender: &Contender, acquired_at: Option<i64>, until: Moment) -> MutexOwner {
     // Renewals come at a third of what is left of the belief. By two thirds one has failed: then
     // the ttl is over, and an owner that is no longer sure can be told from one that is.
@@ -492,7 +493,7 @@ impl RawContender for ZkContender {
         let until = session
             .connected(Moment::now())
             .map(drop)
-            // For a short purpose that turned out long, and where another client wrote to our node.
+            // For a short purpose that turned out long, and where another client wrote to the node.
             .and_then(|()| node.watch_own(&self.wake, by))
             .and_then(|there| there.then(|| belief(&session, lease)).transpose())
             .inspect_err(|_| session.wake_when_serving(&self.wake))?;

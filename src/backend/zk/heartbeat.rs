@@ -25,7 +25,7 @@
 //!
 //! **What this cannot see**, and what the transition of T/6 at least is for: a leader that stood still in the
 //! very moment of a ping may acknowledge twice around a report that was never sent, which makes its view up to
-//! half a tick older than we think; a full loss of the connection between follower and leader must follow at
+//! half a tick older than it seems; a full loss of the connection between follower and leader must follow at
 //! once for that to matter.
 
 use std::collections::VecDeque;

@@ -307,7 +307,7 @@ impl Head {
 #[derive(Clone, Debug)]
 pub(super) struct Event {
     pub(super) path: String,
-    /// The watches that it fires. None, if it is about the session, or unknown to us.
+    /// The watches that it fires. None, if it is about the session, or unknown here.
     pub(super) fires: &'static [Kind],
     pub(super) deleted: bool,
 }
@@ -380,7 +380,7 @@ pub(super) fn encode_digest(out: &mut Encoder, digest: &str) {
     });
 }
 
-/// Asks a server that has not heard of our watches to keep them from now on, and to tell at once what
+/// Asks a server that does not know this session's watches to keep them from now on, and to tell at once what
 /// happened to their nodes since `last_zxid`.
 pub(super) fn encode_set_watches(out: &mut Encoder, last_zxid: i64, watches: &[(Kind, &str)]) {
     out.frame(|out| {

@@ -203,7 +203,7 @@ impl<C: Caller> Protocol<C> {
         matches!(self.stage, Stage::Over(_))
     }
 
-    /// Whether a server has been asked to let us in and has not answered.
+    /// Whether a server has been asked for the session and has not answered.
     pub(super) fn is_entering(&self) -> bool {
         matches!(self.stage, Stage::Entering { welcomed, .. } if !welcomed)
     }
@@ -217,7 +217,7 @@ impl<C: Caller> Protocol<C> {
         self.heartbeat.alive_until().filter(|_| !self.is_over())
     }
 
-    /// How long a server has to let us in: a quarter of T while something may rest on the session.
+    /// How long a server has for the handshake: a quarter of T while something may rest on the session.
     pub(super) fn patience(&self, now: Moment) -> Duration {
         let patience = self.timeout() / 4;
         if self.alive_until().is_some_and(|until| until > now) {
@@ -426,7 +426,7 @@ impl<C: Caller> Protocol<C> {
             self.end(SessionState::Expired);
             return Ok(());
         }
-        // Another session than ours would come without our nodes, and look as if all were well.
+        // Another session would come without the nodes of this one, and look as if all were well.
         if none || (!opened && welcome.id != self.id) {
             return Err(Error::new(
                 ErrorKind::Protocol,
@@ -463,7 +463,7 @@ impl<C: Caller> Protocol<C> {
         if let Some(digest) = &self.config.digest {
             encode_digest(&mut self.out, digest);
         }
-        // Before anything is read: the server may be behind the one that we talked to before.
+        // Before anything is read: the server may be behind the previous one.
         self.beat(now);
         self.encode_watches();
         Ok(())

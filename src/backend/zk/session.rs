@@ -78,7 +78,7 @@ impl Sessions {
         Ok(Arc::clone(&current))
     }
 
-    /// Why no server can be used, if every address was tried in vain; or whether one has served us.
+    /// Why no server can be used, if every address was tried in vain; or whether one has served this session.
     pub(super) fn wakeups(&self) -> Wakeups {
         let session = Arc::clone(&self.current.lock());
         let state = session.shared.state.lock();
@@ -239,7 +239,7 @@ pub(super) fn unexpected() -> Error {
 #[derive(Clone, Debug)]
 pub(super) struct Leader {
     pub(super) path: String,
-    /// `None`: its ACL does not let us read it.
+    /// `None`: its ACL forbids to read it.
     pub(super) id: Option<Arc<str>>,
     pub(super) stat: Stat,
 }
@@ -352,7 +352,7 @@ impl Session {
     }
 
     /// Ends the session, and with it its nodes. Waits for the server's answer, but not long for a dead
-    /// one: by then nothing of ours keeps the session alive any more.
+    /// one: by then this client does not keep the session alive any more.
     pub fn close(&self) {
         let deadline = Moment::now() + GOODBYE;
         let mut state = self.shared.state.lock();
