@@ -276,7 +276,8 @@ fn connect(shared: &Shared, host: &str, address: SocketAddr) -> Result<()> {
             Err(error) if error.kind() != IoErrorKind::ConnectionReset => {
                 return Err(failed("connection lost", error));
             }
-            // Servers of other kinds do that during the handshake, and a ZooKeeper server without a quorum: it may pass.
+            // Servers of other kinds do that during the handshake, and a ZooKeeper server without a quorum: it may
+            // pass.
             Ok(0) | Err(_) => {
                 let hint = if shared.closed_by_server() {
                     " without an answer; it does not serve now, or is not a ZooKeeper server"

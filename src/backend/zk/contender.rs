@@ -235,8 +235,8 @@ impl ZkContender {
         ))
     }
 
-    /// Lets go of a node with which this contender has owned: the session deletes it when its lease ends, and the next node stands
-    /// behind it until then. Also of one that is gone.
+    /// Lets go of a node with which this contender has owned: the session deletes it when its lease ends, and the next
+    /// node stands behind it until then. Also of one that is gone.
     fn forget_the_past(&mut self, session: &Arc<Session>) {
         self.entering
             .take_if(|entering| !Arc::ptr_eq(&entering.session, session));
