@@ -1,8 +1,8 @@
-//! Five downloads, at most two at once, across all threads, or all processes that use one database:
+//! Five downloads, at most two at once, across all threads, or all processes that use one server:
 //!
 //! ```text
 //! cargo run --example semaphore
-//! cargo run --example semaphore --features mysql -- --url mysql://user:password@127.0.0.1/test
+//! cargo run --example semaphore --features redis -- --url redis://127.0.0.1
 //! ```
 
 use std::thread;
