@@ -13,7 +13,7 @@ use contend::semaphore::PermitRequest;
 fn main() -> Result<(), contend::Error> {
     let semaphores = contend::connect(&url_or("memory://"))?.semaphores()?;
     semaphores.create_tables()?;
-    semaphores.create("downloads", 2)?;
+    semaphores.create("downloads", 2)?; // one that exists keeps its capacity
 
     let workers = [1, 2, 3, 4, 5].map(|number| {
         let semaphores = semaphores.clone();

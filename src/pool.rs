@@ -1,9 +1,11 @@
 //! One pool of connections on r2d2, for Redis and MySQL.
 //!
-//! r2d2 opens connections in a thread of its own, never in the caller's. Added here: some connections are kept for
-//! owners, a server that cannot be reached is known at once and asked ever more slowly, and a request that finds a
-//! connection closed has the other idle ones discarded. No connection is pinged: it is good until a request on it
-//! fails.
+//! r2d2 opens connections in a thread of its own, never in the caller's. Added here:
+//! - Some connections are kept for owners.
+//! - A server that cannot be reached is known at once, and asked ever more slowly.
+//! - A request that finds a connection closed has the other idle ones discarded.
+//!
+//! No connection is pinged: it is good until a request on it fails.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

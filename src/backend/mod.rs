@@ -288,9 +288,9 @@ pub enum Purpose {
 ///
 /// Dropping it ends its subscription, and does nothing that blocks.
 pub trait RawContender: Send {
-    /// Tries to become the owner. Idempotent for this id: where the backend already names it as owner
-    /// (an attempt whose reply was lost, or the rest of a lease that was not renewed) or has handed the
-    /// mutex to it, that is adopted, with a higher fence and the full length, and never to an earlier end.
+    /// Tries to become the owner. Idempotent for this id: if the backend already names it as owner, or has handed the
+    /// mutex to it, that is adopted. The reply to an earlier attempt may have been lost, or a lease not renewed. The
+    /// adopted lease has a higher fence and the full length, and never an earlier end.
     ///
     /// With [`OnRefusal::Enqueue`] it subscribes first, so that no wake-up falls between the attempt and the wait.
     /// A contender that cannot subscribe still tries, and names a short `retry_in`.

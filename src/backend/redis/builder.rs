@@ -199,9 +199,9 @@ impl Builder {
     }
 
     /// Sets whether Simba contenders of version 3.2 or later share the mutexes. If so, the last fence never
-    /// expires, because Simba 4 would count from 1 again, and every 8th release is left to contenders that do
-    /// not queue, because they would get nothing while those of this library wait. Mutual exclusion holds
-    /// without it. Defaults to `false`.
+    /// expires, because Simba 4 would count from 1 again. And every 8th release is left to contenders that do
+    /// not queue: they would get nothing while those of this library wait. Mutual exclusion holds without it.
+    /// Defaults to `false`.
     pub fn simba(mut self, simba: bool) -> Builder {
         self.simba = simba;
         self

@@ -13,20 +13,21 @@
 //!   because a server grants no T below two ticks (unless told to: `minSessionTimeout`). Beats close
 //!   together prove nothing.
 //!
-//! With a beat every T/24, sent whether or not the last was answered, the proof is T/4 to T/3 old
-//! while all is well, and a server may be silent for about half of T before an owner steps down.
+//! A beat is sent every T/24, whether or not the last was answered. While all is well, the proof is T/4 to T/3 old.
+//! A server may be silent for about half of T before an owner steps down.
 //!
 //! But was it still the leader? One that is cut off from its quorum takes sessions over and acknowledges every
-//! `sync` until it notices, `syncLimit` ticks later, while its followers, if they restart or lose their
-//! connections sooner, elect another. That one counts every session's timeout anew from its election. So both
-//! of the above hold only up to T after **a commit**: every fourth beat is a transaction that changes nothing,
-//! which is answered only after a quorum has written it down, and a quorum that has elected another leader
+//! `sync` until it notices, `syncLimit` ticks later. Meanwhile its followers, if they restart or lose their
+//! connections sooner, elect another. That one counts every session's timeout anew from its election.
+//!
+//! So both of the above hold only up to T after **a commit**. Every fourth beat is a transaction that changes
+//! nothing. It is answered only after a quorum has written it down, and a quorum that has elected another leader
 //! writes nothing down for the old one. Opening a session is such a transaction; taking one over is not.
 //!
 //! **What this cannot see**, and what the transition of T/6 at least is for: a leader that stood still in the
-//! very moment of a ping may acknowledge twice around a report that was never sent, which makes its view up to
-//! half a tick older than it seems; a full loss of the connection between follower and leader must follow at
-//! once for that to matter.
+//! very moment of a ping. It may acknowledge twice around a report that was never sent, so its view may be up to
+//! half a tick older than it seems. That matters only if the connection between follower and leader is lost at once
+//! afterwards.
 
 use std::collections::VecDeque;
 use std::time::Duration;

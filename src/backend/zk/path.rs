@@ -96,8 +96,8 @@ impl Member {
 ///
 /// The sequence is a signed 32-bit counter that wraps around, so only distances can be compared:
 /// right as long as the oldest and the youngest are less than 2^31 apart. Curator sorts the text of
-/// the sequence, so beside a Curator peer the order is wrong for as long as nodes from before and from
-/// after the wrap stand together, which takes 2^31 attempts on one mutex.
+/// the sequence. So beside a Curator peer the order is wrong while nodes from before and from after the
+/// wrap stand together. The wrap takes 2^31 attempts on one mutex.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Line {
     members: Vec<Member>,
