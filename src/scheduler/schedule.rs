@@ -65,8 +65,8 @@ const DAY: u64 = 24 * 3600;
 /// | [`daily_at`](Schedule::daily_at), [`weekly_at`](Schedule::weekly_at) | [`at_least`](Schedule::at_least) | at its time, or when a new leader leads, and the jitter |
 ///
 /// Exceptions:
-/// - If recording a run fails, which is logged, or its leader dies in a run with a fixed delay, a new leader
-///   does not know of that run, and may begin the next one too early.
+/// - A run that could not be recorded is unknown to a new leader, which may begin the next one too early. The failure
+///   is logged. The same holds if a leader dies in a run with a fixed delay.
 /// - If leadership is lost, or the process dies, after a run was recorded and before it began, that run is
 ///   skipped: the next one begins a period later.
 /// - A new leader may begin a run early by the time that the answer to the record took: the record has the
