@@ -95,9 +95,9 @@ impl Error {
         self
     }
 
-    /// Takes that back: an earlier try of the same call was sent, and its outcome is not known.
+    /// Takes that back: an earlier request of the same call was sent, or left something on the server.
     #[must_use]
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "mysql", feature = "redis", feature = "zk"))]
     pub(crate) fn perhaps_sent(mut self) -> Error {
         self.not_sent = false;
         self

@@ -160,7 +160,7 @@ impl Inner {
             match list.due.pop_first() {
                 Some((_, id)) => {
                     if let Some(task) = list.tasks.get(&id).map(|it| Arc::clone(&it.task)) {
-                        list = self.run(list, id, &*task);
+                        list = self.run(list, id, task);
                     }
                 }
                 None if list.idle >= STAY => return,
@@ -181,7 +181,7 @@ impl Inner {
         self: &'a Arc<Inner>,
         mut list: MutexGuard<'a, List>,
         id: TaskId,
-        task: &dyn Task,
+        task: Arc<dyn Task>,
     ) -> MutexGuard<'a, List> {
         if list.idle == 0
             && let Err(error) = self.start(&mut list)
@@ -195,10 +195,15 @@ impl Inner {
             None
         });
         let mut list = self.list.lock();
-        match next {
-            Some(next) if list.tasks.contains_key(&id) => self.queue(&mut list, id, next),
-            _ => drop(list.tasks.remove(&id)),
-        }
+        let over = match next {
+            Some(next) if list.tasks.contains_key(&id) => {
+                self.queue(&mut list, id, next);
+                None
+            }
+            _ => list.tasks.remove(&id),
+        };
+        // A task may be the last owner of the timer, whose drop locks the list.
+        MutexGuard::unlocked(&mut list, || drop((over, task)));
         list
     }
 }
@@ -212,6 +217,46 @@ impl List {
             if let Some(entry) = self.tasks.get(&id) {
                 self.due.insert((entry.next.ends, id));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Owns the timer that runs it, as a task owns its factory.
+    struct Owner {
+        _timer: Arc<Timer>,
+        ran: crossbeam_channel::Sender<()>,
+    }
+
+    impl Task for Owner {
+        fn run(&self) -> Option<Next> {
+            let _ = self.ran.send(());
+            None
+        }
+
+        fn panicked(&self) {}
+    }
+
+    #[test]
+    fn last_task_drops_its_timer() {
+        let timer = Arc::new(Timer::new(Duration::from_secs(1)));
+        let inner = Arc::downgrade(&timer.inner);
+        let (ran, runs) = crossbeam_channel::unbounded();
+        let owner = Arc::new(Owner {
+            _timer: Arc::clone(&timer),
+            ran,
+        });
+        let soon = Next::at(Moment::now() + Duration::from_millis(20));
+        timer.add(owner, soon).unwrap();
+        drop(timer);
+        runs.recv_timeout(Duration::from_secs(60)).unwrap();
+        let limit = Moment::now() + Duration::from_secs(60);
+        while inner.strong_count() > 0 {
+            assert!(Moment::now() < limit, "its threads have not ended");
+            std::thread::yield_now();
         }
     }
 }

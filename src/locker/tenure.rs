@@ -65,11 +65,12 @@ impl Tenure {
         self.holder.lock().task
     }
 
-    /// Gives the lease to another guard of the locker; `false` if it is over.
+    /// Gives the lease to another guard of the locker; `false` if it is over, or is not renewed any more.
     pub(super) fn pass_to(&self, inner: &Inner, loss: Arc<Loss>, renew_until: Moment) -> bool {
         let mut holder = self.holder.lock();
         // Under the lock: a loss after this look closes the new guard's channel.
-        let is_valid = !inner.shared.valid_for(self.fence).is_zero();
+        let is_renewed = Moment::now() < holder.renew_until;
+        let is_valid = is_renewed && !inner.shared.valid_for(self.fence).is_zero();
         if is_valid {
             holder.loss = loss;
             holder.renew_until = renew_until;

@@ -40,7 +40,9 @@ impl SharedSemaphores {
             && let Some(lines) = self.store.lines()
             && !is_unknown
         {
-            let left = lines.leave(&name, deadline.min(Moment::now()) + REQUEST_LIMIT);
+            let cancelled_at = wait.cancelled_by().iter().filter_map(Cancel::cancelled_at);
+            let end = cancelled_at.fold(deadline.min(Moment::now()), Moment::min);
+            let left = lines.leave(&name, end + REQUEST_LIMIT);
             left.unwrap_or_else(|error| log::debug!("cannot leave the line of {name:?}: {error}"));
         }
         outcome.map_err(|error| {
@@ -74,7 +76,8 @@ impl SharedSemaphores {
         let unparkers = cancels.iter().map(|it| it.watch(&parker.unparker()));
         let _watched: Vec<_> = unparkers.collect();
         // What an earlier call holds under the id needs no turn.
-        let mut replay = place.as_ref().is_some_and(Place::waits) && self.is_known(request);
+        let mut replay =
+            place.as_ref().is_some_and(Place::waits) && self.is_known(request, deadline);
         let mut poll = Poll::new(self.store.poll_interval().min(MAX_POLL));
         let mut last: Option<Result<Exhausted>> = None;
         let mut tries = 0;
@@ -148,9 +151,10 @@ impl SharedSemaphores {
     }
 
     /// Whether the store knows something under the external id, as far as one look can tell.
-    fn is_known(&self, request: &Request) -> bool {
+    fn is_known(&self, request: &Request, deadline: Moment) -> bool {
         let id = &request.external_id;
-        let look = || self.call(REQUEST_LIMIT, |store, by| store.status(id, by));
+        let limit = REQUEST_LIMIT.min(deadline.remaining());
+        let look = || self.call(limit, |store, by| store.status(id, by));
         !request.generated && look().is_ok_and(|status| status.is_some())
     }
 }

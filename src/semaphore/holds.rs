@@ -98,7 +98,8 @@ impl Hold {
         let mut belief = self.belief.lock();
         let due = belief.lasts() && belief.due <= now + self.lease.ttl() / 12;
         if due {
-            belief.due = now + self.lease.request_limit();
+            // Beyond what a batch takes along.
+            belief.due = now + self.lease.request_limit().max(self.lease.ttl() / 8);
         }
         due
     }

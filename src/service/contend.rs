@@ -463,7 +463,7 @@ impl Worker {
         }
         // Callers that wait for an answer are told at once that there will be none.
         self.inbox.lock().take();
-        // The runner is dropped after this: on ZooKeeper its drop deletes the node.
+        // The runner is dropped after this: on ZooKeeper its drop gives up the place in the queue.
         self.delivery.close();
     }
 

@@ -25,7 +25,8 @@ alone! {
                 }
                 let observer = factory.observe("m").build().unwrap();
                 observer.start().unwrap();
-                assert!(threads() > before + 8);
+                // Seven services and the thread that opens connections.
+                assert!(threads() >= before + 8);
                 let began = Instant::now();
                 drop((observer, waiters, owner, factory));
                 assert!(began.elapsed() < Duration::from_secs(15));

@@ -144,6 +144,10 @@ pub fn waiters_own_in_order(subject: &Subject) {
         .map(|number| {
             let waiter = started(&factories[number % 2], &mutex, &format!("waiter-{number}"));
             wait_for_owner(&waiter.0, "first");
+            wait_until(PATIENCE, "it stands in the queue", || {
+                let queue = factories[0].participants(&mutex);
+                queue.is_ok_and(|queue| queue.len() > number)
+            });
             waiter
         })
         .collect();

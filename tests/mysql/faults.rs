@@ -612,7 +612,9 @@ fn a_dropped_factory_leaves_no_connections() {
             for (waiter, _) in &waiters {
                 wait_for_owner(waiter, "a");
             }
-            assert!(connections() >= 6);
+            wait_until(PATIENCE, "the waiting connections are open", || {
+                connections() >= 6
+            });
             let began = Instant::now();
             drop((factories, a, waiters));
             assert!(began.elapsed() < ms(15_000), "{:?}", began.elapsed());

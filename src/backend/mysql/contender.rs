@@ -158,7 +158,7 @@ impl RawContender for MysqlContender {
         let outcome = rows.call(Lane::Other, by, |call| self.attempt(call, on_refusal));
         outcome.map_err(|error| match self.registered && !had_place {
             // There is a place to give up, whatever failed after it was taken.
-            true => Error::new(error.kind(), error.to_string()),
+            true => error.perhaps_sent(),
             false => error,
         })
     }

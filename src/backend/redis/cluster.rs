@@ -264,7 +264,6 @@ mod tests {
         Address::Tcp(host.into(), port)
     }
 
-    /// Review M5.
     #[test]
     fn unknown_host_and_wildcard_are_the_node_that_was_asked() {
         let node = |host: Value| Value::Array(vec![host, Value::Int(7000)]);

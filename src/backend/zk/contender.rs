@@ -72,8 +72,6 @@ struct Before {
 #[derive(Clone, Copy)]
 struct Term {
     acquired_at: Option<i64>,
-    /// The latest end of belief that was given out.
-    until: Moment,
 }
 
 impl Node {
@@ -386,7 +384,6 @@ impl ZkContender {
         node.term = Some(Term {
             // Fixed from now on, so that every renewal names the same moment.
             acquired_at: i64::try_from(owner.acquired_at()).ok(),
-            until,
         });
         self.likely_free = true;
         let until = Some(until);
@@ -415,6 +412,12 @@ impl ZkContender {
         if let Some(Node { session, path, .. }) = self.node.take() {
             session.discard(&path);
         }
+    }
+
+    /// Leaves a node that has owned, and was not released, to the session, which deletes it when its lease ends: the
+    /// owner's work may not have ended.
+    fn leave_owned(&mut self) {
+        self.node.take_if(|node| node.term.is_some());
     }
 
     /// Deletes the node and waits for it; where that fails, the session does it when it can. `false`: it was gone.
@@ -472,12 +475,17 @@ impl RawContender for ZkContender {
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         let session = self.sessions.session()?;
         let attempt = self.try_acquire(&session, on_refusal, by);
-        attempt.inspect_err(|_| {
+        attempt.map_err(|error| {
             if on_refusal == OnRefusal::Leave {
                 // Its caller may never come back, and a node has no lease of its own.
                 self.discard();
             }
             session.wake_when_serving(&self.wake);
+            // There is a node to give up, whatever failed after it was made.
+            match self.node.is_some() || self.entering.is_some() {
+                true => error.perhaps_sent(),
+                false => error,
+            }
         })
     }
 
@@ -500,10 +508,6 @@ impl RawContender for ZkContender {
         let Some(until) = until.filter(|until| hold(node, *until + lease.transition())) else {
             return lost;
         };
-        node.term = Some(Term {
-            until: term.until.max(until),
-            ..term
-        });
         Ok(Renewal::Renewed(Grant {
             owner: ours(node, &self.contender, term.acquired_at, until),
             until: Some(until),
@@ -518,10 +522,7 @@ impl RawContender for ZkContender {
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
-        if self.node.as_ref().is_some_and(|node| node.term.is_some()) {
-            // Not released: the owner's work has not ended. The session deletes the node when its lease ends.
-            self.node = None;
-        }
+        self.leave_owned();
         if self.entering.is_some() {
             self.discard();
         }
@@ -531,6 +532,7 @@ impl RawContender for ZkContender {
 
 impl Drop for ZkContender {
     fn drop(&mut self) {
+        self.leave_owned();
         self.discard();
     }
 }

@@ -75,7 +75,8 @@ impl MysqlPermits {
             match self.release_batch(look, which, by) {
                 Ok((found, released)) => {
                     // A batch in which all was renewed, or is locked, is no reason to go on.
-                    let is_last = found < BATCH || released.is_empty();
+                    let is_over = by.remaining().is_zero();
+                    let is_last = found < BATCH || released.is_empty() || is_over;
                     swept.extend(released.into_iter().map(|row| Swept {
                         external_id: row.external_id,
                         owner: row.status.owner,

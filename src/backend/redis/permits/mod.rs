@@ -177,7 +177,7 @@ impl RedisPermits {
                 }
                 -1 => {
                     let message = "redis: the request came too late";
-                    return Err(Error::new(ErrorKind::Timeout, message));
+                    return Err(Error::new(ErrorKind::Timeout, message).not_sent());
                 }
                 -2 => return Err(no_such_semaphore(&reply.text()?)),
                 _ => {
