@@ -135,10 +135,9 @@ fn ghost_of_a_dropped_contender_is_swept_away() {
         let proxy = Proxy::to(SERVER.addr());
         let factory = factory(proxy.addr(), LONG);
         let reader = session(SERVER.addr(), LONG);
-        granted(&mut *long_seat(&factory, &mutex, "first"), OnRefusal::Leave);
-        wait_until(PATIENCE, "a dropped contender leaves nothing", || {
-            line(&reader, &mutex).is_empty()
-        });
+        let mut first = long_seat(&factory, &mutex, "first");
+        let fence = granted(&mut *first, OnRefusal::Leave).owner.fence();
+        first.release(fence, soon()).unwrap();
         let mut contender = long_seat(&factory, &mutex, "a");
         proxy.lose_reply_to(b"latch-");
         contender.acquire(OnRefusal::Leave, soon()).unwrap_err();
