@@ -15,8 +15,8 @@ use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::Lane;
 
-/// How often one call tries: the first time it may find no row and make it, the second time it may find
-/// the row free, or that the server's clock was set.
+/// How often one call tries. Each try but the last may find no row and make it, find the row free, or find that the
+/// server's clock was set.
 const ROUNDS: usize = 3;
 
 /// The shortest pause before another look.
