@@ -69,7 +69,7 @@ fn delayed_call_touches_no_later_grant() {
             assert_eq!(release(&ids[1]), Released::AlreadyReleased);
             assert_eq!(release(&any[0]), Released::AlreadyReleased);
             assert_eq!(renew(), [Renewed::Lost; 2]);
-            // Bug 5 of the second edition: it listed the permits that were superseded, too.
+            // Without the permits that were superseded.
             let status = store.status("job", by()).unwrap().unwrap();
             assert_eq!((status.held, status.permits.len()), (false, 1));
             // The request is forgotten, and its external id used anew.

@@ -1,6 +1,5 @@
 //! What a network, a MySQL server and its other users can do to a guard.
 
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,63 +8,10 @@ use crate::ground::{
 };
 use crate::mysql_ground::{HANG, ms};
 use contend::ErrorKind;
-use contend::semaphore::PermitRequest;
-use testbed::{Direction, Output, Process, Proxy, TempDir, wait_until, within};
+use testbed::{Direction, Proxy, wait_until, within};
 
-/// A process of its own that holds a permit until it is killed.
-#[test]
-#[ignore = "run by the test below, in a process of its own"]
-fn holder() {
-    let Ok(url) = std::env::var("CONTEND_HOLDER_URL") else {
-        return;
-    };
-    let semaphores = contend::connect(&url).unwrap().semaphores().unwrap();
-    let request = match std::env::var("CONTEND_HOLDER_README") {
-        Ok(_) => want("doomed", "a", 1),
-        Err(_) => want("doomed", "a", 1).ttl(SHORT),
-    };
-    let guard = semaphores.guard(&request, PATIENCE).unwrap();
-    std::fs::write(std::env::var("CONTEND_HOLDER_FILE").unwrap(), "held").unwrap();
-    loop {
-        thread::sleep(ms(1_000));
-        assert!(guard.is_valid());
-    }
-}
-
-/// `kill -9` heals with nothing else set up. `CONTEND_HOLDER_README` asks for the README's program, whose guard has
-/// the default ttl of 30 s.
-#[test]
-fn killed_process_frees_its_permits() {
-    within(HANG, || {
-        let (here, url) = semaphores(&[("a", 1)]);
-        let folder = TempDir::new();
-        let file = folder.path().join("held");
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command
-            .args(["--exact", "guard_faults::holder", "--ignored"])
-            .env("CONTEND_HOLDER_URL", &url)
-            .env("CONTEND_HOLDER_FILE", &file);
-        let log = Output::Log(folder.path().join("log"));
-        let process = Process::spawn(&command, &log).unwrap();
-        wait_until(PATIENCE, "the other process holds", || file.exists());
-        process.kill();
-        let start = Instant::now();
-        let guard = here.guard(&PermitRequest::generated().permits("a", 1), PATIENCE);
-        let waited = start.elapsed();
-        assert!(guard.unwrap().is_valid());
-        let ttl = match std::env::var("CONTEND_HOLDER_README") {
-            Ok(_) => ms(30_000),
-            Err(_) => SHORT,
-        };
-        println!("after kill -9 held again after {waited:?}, ttl {ttl:?}");
-        assert!(waited < ttl + ttl / 4 + ms(6_000), "{waited:?}");
-        assert!(!here.status("doomed").unwrap().unwrap().held);
-        assert_eq!(here.check().unwrap(), []);
-    });
-}
-
-/// No one is granted a permit before its holder, who could not renew it, has stopped believing and had a quarter of
-/// the ttl to stop in.
+/// A permit is granted to another holder only after the first one, which could not renew it, has stopped believing and
+/// had a quarter of the ttl to stop in.
 #[test]
 fn holder_that_cannot_renew_stops_believing_first() {
     within(HANG, || {
@@ -143,24 +89,6 @@ fn guard_dropped_on_a_locked_row_is_released_later() {
             here.usage("a").unwrap().held == 0
         });
         assert_eq!(here.check().unwrap(), []);
-    });
-}
-
-#[test]
-fn guard_dropped_while_the_server_is_away_is_released_later() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1)]);
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
-        let guard = client.guard(&want("job", "a", 1), ms(0)).unwrap();
-        proxy.refuse();
-        proxy.cut();
-        drop(guard);
-        assert_eq!(direct.usage("a").unwrap().held, 1);
-        proxy.pass();
-        wait_until(PATIENCE, "it is released", || {
-            direct.usage("a").unwrap().held == 0
-        });
     });
 }
 

@@ -1,5 +1,7 @@
 //! Guards: what they say is so.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
@@ -8,7 +10,7 @@ use crate::ground::{
 };
 use crate::mysql_ground::{HANG, ms};
 use contend::semaphore::{Acquisition, Liveness, PermitRequest, Release};
-use contend::{ErrorKind, memory};
+use contend::{ErrorKind, Lease, Probe, memory};
 use testbed::{wait_until, within};
 
 #[test]
@@ -188,7 +190,7 @@ fn replay_after_the_ttl_is_lost() {
 #[test]
 fn memory_can_lose_permits() {
     within(HANG, || {
-        let factory = memory::factory("losing-permits", contend::Lease::default());
+        let factory = memory::factory("losing-permits", Lease::default());
         let semaphores = factory.semaphores().unwrap();
         semaphores.create("a", 1).unwrap();
         let guard = semaphores.guard(&want("job", "a", 1).ttl(ms(300)), ms(0));
@@ -214,4 +216,38 @@ fn backends_without_semaphores_say_so() {
     let error = factory.semaphores().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert!(error.to_string().contains("mysql://"), "{error}");
+}
+
+/// Adds up what it is told, as `contend_permits_held` does.
+#[derive(Default)]
+struct Held(Mutex<BTreeMap<String, i64>>);
+
+impl Probe for Held {
+    fn permits(&self, semaphore: &str, count: i64) {
+        *self.0.lock().unwrap().entry(semaphore.into()).or_default() += count;
+    }
+}
+
+#[test]
+fn permits_of_guards_are_counted_to_their_end() {
+    within(HANG, || {
+        let probe = Arc::new(Held::default());
+        let factory = || memory::factory("counted", Lease::default());
+        let here = factory().with_probe(Arc::clone(&probe) as Arc<dyn Probe>);
+        let (here, elsewhere) = (here.semaphores().unwrap(), factory().semaphores().unwrap());
+        here.create("a", 10).unwrap();
+        let held = || probe.0.lock().unwrap().get("a").copied();
+        let guard = here.guard(&want("guard", "a", 3), ms(0)).unwrap();
+        acquired(here.acquire(&want("plain", "a", 2)).unwrap());
+        assert_eq!(held(), Some(3), "guards only");
+        guard.release().unwrap();
+        assert_eq!(here.release("plain").unwrap(), Release::Released);
+        assert_eq!(held(), Some(0));
+        // One that is lost counts until it ends.
+        let guard = here.guard(&want("lost", "a", 3), ms(0)).unwrap();
+        assert_eq!(elsewhere.release("lost").unwrap(), Release::Released);
+        assert_eq!(held(), Some(3));
+        assert_eq!(guard.release().unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(held(), Some(0));
+    });
 }

@@ -8,8 +8,8 @@
 //! | Multi-resource acquire | `faults::opposite_requests_do_not_deadlock` |
 //! | Network retry | `faults::lost_commit_reply_and_retry_are_one_grant`, `lost_replies` |
 //! | Partial failure | `faults::failure_in_the_middle_leaves_nothing` |
-//! | Client crash | `guard_faults::killed_process_frees_its_permits`, `sweeps::what_a_crashed_client_held_comes_back` |
-//! | Timing-based expiry | `guard_faults::holder_that_cannot_renew_stops_believing_first`, `beliefs` |
+//! | Client crash | `sweeps::what_a_crashed_client_held_comes_back`, the campaign |
+//! | Timing-based expiry | `guard_faults::holder_that_cannot_renew_stops_believing_first`, the campaign |
 //! | DB contention | `faults::many_threads_need_few_connections` |
 //! | DB transient failure | `faults::lost_connection_and_lock_wait_are_tried_again` |
 //! | Orphan release | `sweeps::each_sweep_takes_its_own_and_says_why`, `sweeps::maintenance_is_done_by_the_leader` |
@@ -17,12 +17,12 @@
 //! | Idempotency key | `front::same_id_gets_the_same_permits_or_a_conflict` |
 //! | One-way state machine | `front::permit_is_taken_shown_and_given_back`, `history` |
 //!
-//! `front`, `guards`, `waiting`, `sweeps` and `grants` run on every backend of `ground::PLACES`, the others on MySQL.
+//! `front`, `guards`, `waiting`, `sweeps` and `grants` run on every backend of `ground::PLACES`, `redis` and
+//! `redis_cluster` on Redis, the others on MySQL.
 
 // What the library must not do, a test may: there a panic is the verdict.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod beliefs;
 mod faults;
 mod front;
 mod grants;
@@ -33,9 +33,8 @@ mod history;
 mod lost_replies;
 #[path = "../mysql/server.rs"]
 mod mysql_ground;
-mod probe;
 mod redis;
-mod redis_deployments;
+mod redis_cluster;
 mod sweeps;
 mod tables;
 mod waiting;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use contend::backend::permit_store::{
-    Grant, GrantId, Outcome, Permit, PermitStore, Purge, Released, Request, RequestStatus,
+    Grant, GrantId, Outcome, Permit, PermitStore, Purge, Request, RequestStatus,
     Standing, Sweep,
 };
 use contend::semaphore::{Acquisition, PermitRequest};
@@ -315,60 +315,7 @@ fn fences_grow_over_a_clock_set_back_and_lost_data() {
     });
 }
 
-/// More has expired than one script takes back.
-#[test]
-fn acquire_takes_back_all_that_has_expired() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let store = store(&server);
-        store.create("a", 800, by()).unwrap();
-        for number in 0..800 {
-            let mut one = request(&number.to_string(), 1, &[("a", 1)]);
-            (one.ttl, one.generated) = (Some(ms(1)), true);
-            grant(store.acquire(&Arc::new(one), by()).unwrap());
-        }
-        thread::sleep(ms(10)); // past the end and a quarter of the ttl
-        let all = Arc::new(request("all", 1, &[("a", 800)]));
-        assert_eq!(grant(store.acquire(&all, by()).unwrap()).free, [0]);
-        assert_eq!(store.usage(Some("a"), by()).unwrap()[0].requests, 1);
-        assert_eq!(store.audit(false, by()).unwrap(), []);
-        // The ids were generated: nothing is left of them.
-        assert_eq!(
-            server
-                .cli(&["HLEN", "simba:permits:{simba}:requests"])
-                .trim(),
-            "2"
-        );
-    });
-}
-
-#[test]
-fn planted_error_in_a_counter_is_found_and_mended() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let here = connect(&server.url());
-        for name in ["a", "b"] {
-            here.create(name, 5).unwrap();
-        }
-        acquired(here.acquire(&want("job", "a", 2)).unwrap());
-        assert_eq!(here.check().unwrap(), []);
-        let counts = "simba:permits:{simba}:counts";
-        server.cli(&["HSET", counts, "u:a", "4", "u:b", "1"]);
-        let found = here.check().unwrap();
-        let mut found: Vec<_> = found
-            .iter()
-            .map(|it| (&*it.semaphore, it.counter, it.permits))
-            .collect();
-        found.sort_unstable();
-        assert_eq!(found, [("a", 4, 2), ("b", 1, 0)]);
-        assert_eq!(here.repair().unwrap().len(), 2);
-        assert_eq!(here.check().unwrap(), []);
-        here.release("job").unwrap();
-        assert_eq!(here.usage("a").unwrap().held, 0);
-    });
-}
-
-/// A record that is no record of ours stops nothing.
+/// A record of another program stops nothing, and a counter that is off is found and mended.
 #[test]
 fn broken_record_does_not_stop_a_sweep() {
     within(HANG, || {
@@ -384,6 +331,8 @@ fn broken_record_does_not_stop_a_sweep() {
         thread::sleep(ms(150)); // past the end and a quarter of the ttl
         assert_eq!(here.sweep_expired().unwrap().len(), 7);
         // What the broken ones held is not known: the counter is off until it is mended.
+        let found = here.check().unwrap();
+        assert_eq!((found[0].counter, found[0].permits), (6, 0));
         assert_eq!(here.repair().unwrap().len(), 1);
         assert_eq!(
             (here.check().unwrap(), here.usage("a").unwrap().held),
@@ -566,28 +515,6 @@ fn giving_up_on_a_hanging_server_is_bounded() {
         server.resume();
         println!("returned after {took:?}");
         assert!(took < ms(3_500), "{took:?}");
-    });
-}
-
-/// A grant that a call names is not touched by a release of another one, and a generated id leaves nothing.
-#[test]
-fn generated_request_leaves_nothing() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let here = connect(&server.url());
-        here.create("a", 1).unwrap();
-        let request = PermitRequest::generated().permits("a", 1);
-        let guard = here.guard(&request, ms(0)).unwrap();
-        let grant = GrantId {
-            token: Some(1),
-            ..GrantId::any(&guard.external_id())
-        };
-        let released = store(&server).release(&grant, by()).unwrap();
-        assert_eq!(released, Released::AlreadyReleased);
-        assert!(here.status(&guard.external_id()).unwrap().unwrap().held);
-        let id = guard.external_id();
-        guard.release().unwrap();
-        assert_eq!(here.status(&id).unwrap(), None);
     });
 }
 

@@ -143,31 +143,6 @@ fn expired_permit_can_be_renewed_until_a_sweep() {
     });
 }
 
-/// Bug 2 of the second edition: an acquire took back a hundred requests at most, and was told that it is exhausted.
-#[test]
-fn acquire_takes_back_all_that_has_expired() {
-    within(HANG, || {
-        for (here, elsewhere) in everywhere(&[("a", 250)]) {
-            thread::scope(|scope| {
-                for thread in 0..5 {
-                    let here = &here;
-                    scope.spawn(move || {
-                        for round in 0..50 {
-                            let request = want(&format!("{thread}-{round}"), "a", 1).ttl(SHORT);
-                            acquired(here.acquire(&request).unwrap());
-                        }
-                    });
-                }
-            });
-            wait_until(PATIENCE, "all has expired", || {
-                here.usage("a").unwrap().expired == 250
-            });
-            acquired(elsewhere.acquire(&want("all", "a", 250)).unwrap());
-            assert_eq!(here.check().unwrap(), []);
-        }
-    });
-}
-
 #[test]
 fn old_requests_are_deleted_in_batches() {
     within(HANG, || {
@@ -240,6 +215,38 @@ fn maintenance_is_done_by_the_leader() {
             let never = semaphores.maintenance().orphan_interval(Duration::ZERO);
             let error = never.start(&factory).unwrap_err();
             assert_eq!(error.kind(), contend::ErrorKind::InvalidInput, "{error}");
+        }
+    });
+}
+
+/// More than one transaction or script takes back.
+#[test]
+fn sweep_and_acquire_take_back_all_that_has_expired() {
+    within(HANG, || {
+        for (here, elsewhere) in everywhere(&[("a", 350)]) {
+            for swept in [true, false] {
+                thread::scope(|scope| {
+                    for thread in 0..7 {
+                        let here = &here;
+                        scope.spawn(move || {
+                            for round in 0..50 {
+                                let id = format!("{swept}-{thread}-{round}");
+                                acquired(here.acquire(&want(&id, "a", 1).ttl(SHORT)).unwrap());
+                            }
+                        });
+                    }
+                });
+                wait_until(PATIENCE, "all has expired", || {
+                    here.usage("a").unwrap().expired == 350
+                });
+                if swept {
+                    assert_eq!(elsewhere.sweep_expired().unwrap().len(), 350);
+                }
+                let all = format!("{swept}-all");
+                acquired(elsewhere.acquire(&want(&all, "a", 350)).unwrap());
+                elsewhere.release(&all).unwrap();
+                assert_eq!(here.check().unwrap(), []);
+            }
         }
     });
 }

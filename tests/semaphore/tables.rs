@@ -1,7 +1,7 @@
 //! The tables: made where they are missing, recognised where they are another program's, and mended.
 
-use crate::ground::{HOUR, acquired, connect, ids, locked, number, semaphores, wait_for_log, want};
-use crate::mysql_ground::{HANG, empty_database, ms, operator};
+use crate::ground::{HOUR, acquired, connect, ids, locked, number, semaphores, want};
+use crate::mysql_ground::{HANG, empty_database, operator};
 use contend::ErrorKind;
 use contend::semaphore::Liveness;
 use mysql::prelude::Queryable;
@@ -84,19 +84,6 @@ fn tables_can_be_made_by_hand() {
 }
 
 #[test]
-fn two_prefixes_are_two_worlds() {
-    within(HANG, || {
-        let url = empty_database();
-        for prefix in ["one_", "two_"] {
-            let semaphores = connect(&format!("{url}?table_prefix={prefix}"));
-            semaphores.create_tables().unwrap();
-            semaphores.create("a", 1).unwrap();
-            acquired(semaphores.acquire(&want("job", "a", 1)).unwrap());
-        }
-    });
-}
-
-#[test]
 fn planted_counter_error_is_found_and_corrected() {
     within(HANG, || {
         let (semaphores, url) = semaphores(&[("a", 5), ("b", 5), ("c", 5)]);
@@ -166,79 +153,5 @@ fn renewal_between_look_and_release_wins() {
             assert!(semaphores.status(id).unwrap().unwrap().held);
             semaphores.release(id).unwrap();
         }
-    });
-}
-
-/// What a sweep has released before it failed is told.
-#[test]
-fn sweep_that_fails_half_way_says_what_it_took_back() {
-    within(HANG, || {
-        let (semaphores, url) = semaphores(&[("a", 1_000)]);
-        // More than one transaction releases.
-        fill(&url, 1, 150);
-        operator(&url)
-            .query_drop(
-                "CREATE TRIGGER broken BEFORE UPDATE ON contend_permit_request FOR EACH ROW \
-                 IF NEW.external_id = 'r150' THEN INSERT INTO half_way VALUES (1); END IF",
-            )
-            .unwrap();
-        assert_eq!(semaphores.sweep_expired().unwrap().len(), 100);
-        wait_for_log("contend::semaphore", "a sweep ended after 100 requests");
-        assert_eq!(semaphores.usage("a").unwrap().held, 100);
-        assert!(semaphores.sweep_expired().is_err(), "it took nothing back");
-        operator(&url).query_drop("DROP TRIGGER broken").unwrap();
-        assert_eq!(semaphores.sweep_expired().unwrap().len(), 50);
-        assert_eq!(semaphores.check().unwrap(), []);
-    });
-}
-
-/// Makes requests from id `first` on, for two permits each, which have expired in this order.
-fn fill(url: &str, first: u32, requests: u32) {
-    let mut conn = operator(url);
-    let row = |n| {
-        format!(
-            "({n}, 'r{n}', {n}, 'ACQUIRED', 1, UTC_TIMESTAMP(6) - INTERVAL 1 DAY + INTERVAL {n} SECOND)"
-        )
-    };
-    let rows: Vec<String> = (first..first + requests).map(row).collect();
-    conn.query_drop(format!(
-        "INSERT INTO contend_permit_request (id, external_id, token, state, ttl_seconds, reclaim_at) \
-         VALUES {}",
-        rows.join(", ")
-    ))
-    .unwrap();
-    conn.query_drop(format!(
-        "INSERT INTO contend_permit (semaphore_id, permit_request_id, count, state) \
-         SELECT s.id, r.id, 2, 'ACQUIRED' FROM contend_semaphore s, contend_permit_request r \
-         WHERE r.id >= {first}"
-    ))
-    .unwrap();
-    conn.query_drop(format!(
-        "UPDATE contend_semaphore SET used = used + {}",
-        2 * requests
-    ))
-    .unwrap();
-}
-
-#[test]
-fn thousand_expired_requests_go_in_one_sweep() {
-    within(HANG, || {
-        let (semaphores, url) = semaphores(&[("a", 2_500)]);
-        fill(&url, 1, 1_000);
-        acquired(semaphores.acquire(&want("held", "a", 5)).unwrap());
-        let swept = semaphores.sweep_expired().unwrap();
-        assert_eq!(swept.len(), 1_000);
-        assert_eq!(swept[0].permits[0].count, 2);
-        assert_eq!(semaphores.usage("a").unwrap().held, 5);
-        assert_eq!(semaphores.check().unwrap(), []);
-        std::thread::sleep(ms(10)); // an age is the subject
-        assert_eq!(semaphores.delete_requests(ms(1), 300).unwrap(), 1_000);
-        assert_eq!(number(&url, "SELECT COUNT(*) FROM contend_permit"), 1);
-        // And by the acquire that needs them.
-        fill(&url, 5_000, 500);
-        let start = std::time::Instant::now();
-        acquired(semaphores.acquire(&want("all", "a", 2_495)).unwrap());
-        println!("500 were taken back by an acquire in {:?}", start.elapsed());
-        assert_eq!(semaphores.check().unwrap(), []);
     });
 }

@@ -2,16 +2,15 @@
 
 use std::sync::Mutex;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::ground::{
-    PATIENCE, acquired, already_acquired, connect, everywhere, exhausted, logged, semaphores,
-    wait_for_log, want,
+    PATIENCE, acquired, already_acquired, everywhere, exhausted, logged, wait_for_log, want,
 };
 use crate::mysql_ground::{HANG, ms};
 use contend::semaphore::{PermitRequest, Wait};
 use contend::{Cancel, ErrorKind};
-use testbed::{wait_until, within};
+use testbed::within;
 
 #[test]
 fn waiter_gets_what_is_released_here_or_elsewhere() {
@@ -180,88 +179,5 @@ fn call_that_is_cancelled_before_gets_nothing() {
                 assert!(here.status("plain").unwrap().is_none());
             }
         }
-    });
-}
-
-/// How many threads of each of two processes wait for one permit, and for how long this goes on.
-fn sharing() -> (usize, Duration) {
-    let number = |name: &str, default: u64| -> u64 {
-        std::env::var(name).map_or(default, |text| text.parse().unwrap())
-    };
-    let seconds = Duration::from_secs(number("CONTEND_SHARING_SECONDS", 2));
-    (number("CONTEND_SHARING_WAITERS", 5) as usize, seconds)
-}
-
-#[test]
-#[ignore = "run by the test below, in processes of its own"]
-fn sharing_worker() {
-    let Ok(url) = std::env::var("CONTEND_SHARING_URL") else {
-        return;
-    };
-    let (waiters, length) = sharing();
-    let semaphores = connect(&url);
-    let start = Instant::now();
-    let wait_again_and_again = || {
-        let mut waits = Vec::new();
-        while start.elapsed() < length {
-            let asked = Instant::now();
-            let request = PermitRequest::generated().permits("a", 1);
-            let left = length.saturating_sub(start.elapsed()).max(ms(1));
-            let guard = semaphores.guard(&request, left);
-            waits.push((asked.elapsed(), guard.is_ok()));
-            if guard.is_ok() {
-                thread::sleep(ms(1)); // holding is the subject
-            }
-        }
-        waits
-    };
-    let waits: Vec<(Duration, bool)> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..waiters)
-            .map(|_| scope.spawn(wait_again_and_again))
-            .collect();
-        let all = threads.into_iter().map(|it| it.join().unwrap());
-        all.flatten().collect()
-    });
-    println!(
-        "waits: {} served of {}, the longest {:?}",
-        waits.iter().filter(|(_, served)| *served).count(),
-        waits.len(),
-        waits.iter().max().unwrap().0
-    );
-}
-
-/// Two processes that want one permit all the time. On MySQL there is no order between processes: they poll.
-/// `CONTEND_SHARING_WAITERS` sets how many threads each has, `CONTEND_SHARING_SECONDS` how long it lasts.
-#[test]
-fn waiters_of_two_processes_share_one_permit() {
-    let (waiters, length) = sharing();
-    within(length + Duration::from_secs(120), || {
-        let (here, url) = semaphores(&[("a", 1)]);
-        let folder = testbed::TempDir::new();
-        let worker = "waiting::sharing_worker";
-        let processes: Vec<_> = (0..2)
-            .map(|number| {
-                let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-                command
-                    .args(["--exact", worker, "--ignored", "--nocapture"])
-                    .env("CONTEND_SHARING_URL", &url);
-                let log = folder.path().join(format!("log-{number}"));
-                let process = testbed::Process::spawn(&command, &testbed::Output::Log(log.clone()));
-                (process.unwrap(), log)
-            })
-            .collect();
-        for (process, log) in processes {
-            let status = process.wait(length + PATIENCE);
-            let log = std::fs::read_to_string(log).unwrap();
-            assert!(status.is_some_and(|it| it.success()), "{log}");
-            let says = log.lines().find(|line| line.contains("waits: ")).unwrap();
-            println!("2 processes x {waiters}, {length:?}: {says}");
-            assert!(!says.contains("waits: 0 served"), "{says}");
-        }
-        wait_until(PATIENCE, "all permits are back", || {
-            here.sweep_expired().unwrap();
-            here.usage("a").unwrap().held == 0
-        });
-        assert_eq!(here.check().unwrap(), []);
     });
 }

@@ -1,12 +1,12 @@
-//! Semaphores on a Redis cluster, and on a master that sentinels watch.
+//! Semaphores on a Redis cluster.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use contend::semaphore::{PermitRequest, Semaphores};
-use testbed::{RedisCluster, RedisSentinel, wait_until, within};
+use testbed::{RedisCluster, within};
 
-use crate::ground::{acquired, connect, want};
+use crate::ground::{connect, want};
 use crate::mysql_ground::{HANG, ms};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -86,29 +86,4 @@ fn move_slot(cluster: &RedisCluster) {
     for node in [to, from] {
         set(node, "NODE", &ids[1]);
     }
-}
-
-/// Replication is asynchronous: what was granted long enough ago is there, and fences grow.
-#[test]
-fn sentinels_name_the_next_master() {
-    within(HANG, || {
-        let sentinel = RedisSentinel::start();
-        let url = format!("{}/0", sentinel.url());
-        let here = connect(&url);
-        use_it(&here, &connect(&url));
-        let kept = acquired(here.acquire(&want("kept", "a", 1)).unwrap());
-        let before = sentinel.master();
-        sentinel.server(before).cli(&["WAIT", "2", "5000"]);
-        sentinel.server(before).kill();
-        wait_until(PATIENCE, "another server is the master", || {
-            sentinel.master() != before
-        });
-        wait_until(PATIENCE, "the semaphores are there", || {
-            here.usage("a").is_ok()
-        });
-        assert_eq!(here.holders("a").unwrap()[0].fence, kept[0].fence);
-        here.release("kept").unwrap();
-        let next = acquired(here.acquire(&want("next", "a", 1)).unwrap());
-        assert!(next[0].fence > kept[0].fence);
-    });
 }
