@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use contend::ErrorKind;
 use contend::backend::OnRefusal;
-use contend::redis::Builder;
 use testbed::{RedisServer, within};
 
 use crate::driven::{Driven, soon};
@@ -87,7 +86,7 @@ fn stepped_server_clock_costs_one_attempt() {
     within(Duration::from_secs(120), || {
         let server = RedisServer::start();
         let clock = SlowClock::before(server.addr());
-        let factory = Builder::new(clock.address.to_string()).build().unwrap();
+        let factory = crate::driven::factory(clock.address);
         let mut contender = Driven::at(&factory, "m", "a");
         clock.slow.store(true, Ordering::SeqCst);
         let fence = contender.own();

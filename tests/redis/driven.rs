@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use contend::backend::{Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal};
+use contend::redis::Builder;
 use contend::{Factory, Lease, Moment, Parker, Unparked};
+use testbed::RedisServer;
 
 pub const PATIENCE: Duration = Duration::from_secs(40);
 pub const HANG: Duration = Duration::from_secs(170);
@@ -19,6 +21,27 @@ pub fn soon() -> Moment {
 /// A number from the environment: small by default, large for a long run.
 pub fn from_env(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// A factory with the default lease.
+pub fn factory(address: impl ToString) -> Factory {
+    Builder::new(address.to_string()).build().unwrap()
+}
+
+/// How many connections are subscribed to a channel.
+pub fn listeners(server: &RedisServer, channel: &str) -> u64 {
+    let count = server.cli(&["PUBSUB", "NUMSUB", channel]);
+    count.lines().last().unwrap().parse().unwrap()
+}
+
+/// How often the server was sent a command, or all commands whose names begin so.
+pub fn calls(server: &RedisServer, command: &str) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let lines = stats
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_")?.strip_prefix(command));
+    let counts = lines.filter_map(|line| line.split(['=', ',']).nth(1));
+    counts.map(|count| count.parse::<u64>().unwrap()).sum()
 }
 
 /// A contender and the parker that the backend unparks for it.

@@ -1,83 +1,46 @@
-//! The acquisition of a sleeping waiter is sent by whoever hears that its turn has come: what that
-//! changes for the waiter, and what it must not change for anybody else.
+//! The acquisition of a sleeping waiter is sent as soon as its turn is heard of, before the waiter is up: what that
+//! changes for the waiter, and what it must not change for others.
 
 use std::thread;
-use std::time::Duration;
 
-use contend::backend::{Attempt, Contender, Grant, OnRefusal, Purpose, RawContender};
+use contend::backend::{Attempt, Grant, OnRefusal};
 use contend::redis::Builder;
-use contend::{Factory, Lease, Moment, Parker, Unparked};
+use contend::{Lease, Moment, Unparked};
 use testbed::{Proxy, RedisServer, wait_until, within};
 
-const PATIENCE: Duration = Duration::from_secs(40);
-const HANG: Duration = Duration::from_secs(120);
-
-fn soon() -> Moment {
-    Moment::now() + Duration::from_secs(20)
-}
-
-fn contender(factory: &Factory, id: &str, parker: &Parker) -> Box<dyn RawContender> {
-    let place = Contender {
-        mutex: "m".into(),
-        id: id.into(),
-        lease: Lease::default(),
-        purpose: Purpose::Lock,
-    };
-    let backend = factory.backend().unwrap();
-    backend.contender(&place, &parker.unparker()).unwrap()
-}
-
-fn granted(attempt: contend::Result<Attempt>) -> Grant {
-    match attempt.unwrap() {
-        Attempt::Granted(grant) => grant,
-        Attempt::Refused(refusal) => panic!("refused: {refusal:?}"),
-    }
-}
+use crate::driven::{Driven, HANG, PATIENCE, factory, ms, soon};
 
 /// An owner and a waiter on one server, the waiter's connections through a proxy.
 struct Pair {
     server: RedisServer,
     proxy: Proxy,
-    owner: Box<dyn RawContender>,
+    owner: Driven,
     fence: u64,
-    waiter: Box<dyn RawContender>,
-    parker: Parker,
+    waiter: Driven,
 }
 
 impl Pair {
     fn new() -> Pair {
         let server = RedisServer::start();
         let proxy = Proxy::to(server.addr());
-        let factory = |address: String| Builder::new(address).build().unwrap();
-        let mut owner = contender(&factory(server.addr().to_string()), "owner", &Parker::new());
-        let fence = granted(owner.acquire(OnRefusal::Leave, soon()))
-            .owner
-            .fence();
-        let parker = Parker::new();
-        let mut waiter = contender(&factory(proxy.addr().to_string()), "waiter", &parker);
-        let attempt = waiter.acquire(OnRefusal::Enqueue, soon()).unwrap();
-        assert!(matches!(attempt, Attempt::Refused(_)), "{attempt:?}");
+        let mut owner = Driven::at(&factory(server.addr()), "m", "owner");
+        let fence = owner.own();
+        let mut waiter = Driven::at(&factory(proxy.addr()), "m", "waiter");
+        waiter.queue();
         Pair {
             server,
             proxy,
             owner,
             fence,
             waiter,
-            parker,
         }
     }
 
-    /// Releases while the waiter sleeps. It is up again afterwards, and has done nothing yet.
     fn hand_over(&mut self) {
-        thread::scope(|scope| {
-            let parker = &self.parker;
-            let sleeper = scope.spawn(|| parker.park(Moment::now() + PATIENCE));
-            assert!(self.owner.release(self.fence, soon()).unwrap());
-            assert_eq!(sleeper.join().unwrap(), Unparked::Wake);
-        });
+        hand_over(&mut self.owner, self.fence, &self.waiter);
     }
 
-    /// Who owns; nobody where the mutex is only handed over.
+    /// The owner; empty where the mutex is only handed over.
     fn in_the_mutex(&self) -> String {
         let seen = self.server.cli(&["MGET", "simba:{m}", "simba:{m}:token"]);
         match seen.lines().collect::<Vec<_>>().as_slice() {
@@ -86,105 +49,113 @@ impl Pair {
         }
     }
 
-    fn wait_for(&self, owner: &str) {
+    fn wait_for_the_attempt(&self) {
         wait_until(PATIENCE, "the server has the attempt", || {
-            self.in_the_mutex() == owner
+            self.in_the_mutex() == "waiter"
         });
     }
 }
 
-/// Rule 1: belief is counted from before the request was sent, and that was before the call.
+/// Releases while the waiter sleeps. It is up again afterwards, and has done nothing yet.
+fn hand_over(owner: &mut Driven, fence: u64, waiter: &Driven) {
+    let parker = &waiter.parker;
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| parker.park(Moment::now() + PATIENCE));
+        owner.release(fence);
+        assert_eq!(sleeper.join().unwrap(), Unparked::Wake);
+    });
+}
+
+fn granted(waiter: &mut Driven) -> Grant {
+    match waiter.attempt(OnRefusal::Enqueue) {
+        Attempt::Granted(grant) => grant,
+        Attempt::Refused(refusal) => panic!("refused: {refusal:?}"),
+    }
+}
+
+/// Belief is counted from before the request was sent, and that was before the call.
 #[test]
-fn a_sleeping_waiter_owns_at_once_and_believes_from_when_that_was_asked_for() {
+fn belief_counts_from_the_early_request() {
     within(HANG, || {
         let mut pair = Pair::new();
         pair.hand_over();
-        pair.wait_for("waiter");
+        pair.wait_for_the_attempt();
         // Time itself is the subject: so much of the lease is gone when the waiter comes for it.
-        thread::sleep(Duration::from_millis(700));
+        thread::sleep(ms(700));
         let began = Moment::now();
-        let grant = granted(pair.waiter.acquire(OnRefusal::Enqueue, soon()));
+        let grant = granted(&mut pair.waiter);
         let believed = grant.until.expect("not from this call") - began;
-        let most = Lease::default().belief() - Duration::from_millis(650);
-        assert!(believed < most, "{believed:?}");
+        assert!(believed < Lease::default().belief() - ms(650));
         let fence = grant.owner.fence();
         assert!(fence > pair.fence);
-        assert!(pair.waiter.release(fence, soon()).unwrap());
+        pair.waiter.release(fence);
         // What comes next is an ordinary attempt.
-        let grant = granted(pair.waiter.acquire(OnRefusal::Enqueue, soon()));
+        let grant = granted(&mut pair.waiter);
         assert!(grant.until.is_none() && grant.owner.fence() > fence);
     });
 }
 
-/// Whoever leaves in that very moment owns without knowing it, and must not keep it.
+/// A waiter that leaves in that very moment owns without knowing it.
 #[test]
-fn a_waiter_that_withdraws_gives_back_what_was_acquired_for_it() {
+fn withdrawal_gives_back_an_early_grant() {
     within(HANG, || {
         let mut pair = Pair::new();
         pair.hand_over();
-        pair.wait_for("waiter");
-        pair.waiter.withdraw(soon()).unwrap();
+        pair.wait_for_the_attempt();
+        pair.waiter.raw.withdraw(soon()).unwrap();
         assert_eq!(pair.in_the_mutex(), "");
-        granted(pair.owner.acquire(OnRefusal::Leave, soon()));
+        pair.owner.own();
     });
 }
 
-/// Rule 5: a lost reply leaves a ghost, which is adopted.
+/// A lost reply leaves a grant that is not known of, and that the next attempt adopts.
 #[test]
-fn a_lost_reply_to_it_is_a_failed_attempt_and_the_next_one_adopts() {
+fn lost_early_reply_is_a_failed_attempt() {
     within(HANG, || {
         let mut pair = Pair::new();
         pair.proxy.lose_reply_to(b"EVALSHA");
         pair.hand_over();
-        pair.wait_for("waiter");
-        assert!(pair.waiter.acquire(OnRefusal::Enqueue, soon()).is_err());
+        pair.wait_for_the_attempt();
+        let attempt = pair.waiter.raw.acquire(OnRefusal::Enqueue, soon());
+        assert!(attempt.is_err(), "{attempt:?}");
         assert_eq!(pair.proxy.lost_replies(), 1);
-        let grant = granted(pair.waiter.acquire(OnRefusal::Enqueue, soon()));
+        let grant = granted(&mut pair.waiter);
         assert!(grant.owner.fence() > pair.fence && grant.until.is_none());
     });
 }
 
 #[test]
-fn a_server_that_forgot_the_script_gets_it_again() {
+fn forgotten_script_is_sent_again() {
     within(HANG, || {
         let mut pair = Pair::new();
         pair.server.cli(&["SCRIPT", "FLUSH"]);
         pair.hand_over();
-        let grant = granted(pair.waiter.acquire(OnRefusal::Enqueue, soon()));
-        assert!(grant.owner.fence() > pair.fence);
+        assert!(granted(&mut pair.waiter).owner.fence() > pair.fence);
         assert_eq!(pair.in_the_mutex(), "waiter");
     });
 }
 
-/// A place in the queue, a connection: all of it is left to be used by others.
+/// A contender that is dropped with a reply to come leaves its place and its connection as they were.
 #[test]
-fn a_seat_that_is_dropped_with_a_reply_to_come_poisons_no_connection() {
+fn dropped_contender_poisons_no_connection() {
     within(HANG, || {
         let server = RedisServer::start();
-        let factory = Builder::new(server.addr().to_string()).pool_size(1);
-        let factory = factory.build().unwrap();
-        let other = Builder::new(server.addr().to_string()).build().unwrap();
-        let mut owner = contender(&other, "owner", &Parker::new());
+        let one = Builder::new(server.addr().to_string()).pool_size(1);
+        let one = one.build().unwrap();
+        let mut owner = Driven::at(&factory(server.addr()), "m", "owner");
         for round in 0..5 {
-            let fence = granted(owner.acquire(OnRefusal::Leave, soon()))
-                .owner
-                .fence();
+            let fence = owner.own();
             let id = format!("waiter-{round}");
-            let parker = Parker::new();
-            let mut waiter = contender(&factory, &id, &parker);
-            waiter.acquire(OnRefusal::Enqueue, soon()).unwrap();
+            let mut waiter = Driven::at(&one, "m", &id);
+            waiter.queue();
             // What was under way to the waiter of the last round.
-            while parker.park(Moment::now() + Duration::from_millis(100)) == Unparked::Wake {}
-            thread::scope(|scope| {
-                let sleeper = scope.spawn(|| parker.park(Moment::now() + PATIENCE));
-                assert!(owner.release(fence, soon()).unwrap());
-                assert_eq!(sleeper.join().unwrap(), Unparked::Wake);
-            });
+            while waiter.parker.park(Moment::now() + ms(100)) == Unparked::Wake {}
+            hand_over(&mut owner, fence, &waiter);
             drop(waiter);
             // The same id comes again, on whatever connection there is, and adopts.
-            let mut again = contender(&factory, &id, &Parker::new());
-            let grant = granted(again.acquire(OnRefusal::Leave, soon()));
-            assert!(again.release(grant.owner.fence(), soon()).unwrap());
+            let mut again = Driven::at(&one, "m", &id);
+            let fence = again.own();
+            again.release(fence);
         }
     });
 }

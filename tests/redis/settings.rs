@@ -1,38 +1,18 @@
-//! Redis: how it is set up, and what a user reads who set it up wrong.
+//! Redis: how it is set up, and what a caller reads who set it up wrong.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, Once};
+use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::driven::subscribe;
-use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender};
-use contend::redis::Builder;
-use contend::{Error, ErrorKind, Factory, Lease, Moment, Parker, connect};
-use testbed::{Proxy, RedisServer, wait_until, within};
+use contend::backend::{Attempt, OnRefusal};
+use contend::{Error, ErrorKind, Factory, connect};
+use testbed::{RedisServer, wait_until, within};
 
-const PATIENCE: Duration = Duration::from_secs(20);
-const HANG: Duration = Duration::from_secs(120);
-
-fn soon() -> Moment {
-    Moment::now() + Duration::from_secs(20)
-}
-
-fn contender(factory: &Factory, mutex: &str) -> Box<dyn RawContender> {
-    let place = Contender {
-        mutex: mutex.into(),
-        id: "a".into(),
-        lease: Lease::default(),
-        purpose: Purpose::Lock,
-    };
-    let backend = factory.backend().unwrap();
-    backend
-        .contender(&place, &Parker::new().unparker())
-        .unwrap()
-}
+use crate::driven::{Driven, HANG, PATIENCE, soon, subscribe};
 
 /// Acquires, renews, listens and releases, and returns the first error.
 fn use_it(factory: &Factory) -> Result<(), Error> {
-    let mut contender = contender(factory, "m");
+    let mut contender = Driven::at(factory, "m", "a").raw;
     subscribe(factory, "m", soon())?;
     let Attempt::Granted(grant) = contender.acquire(OnRefusal::Enqueue, soon())? else {
         panic!("refused");
@@ -43,7 +23,7 @@ fn use_it(factory: &Factory) -> Result<(), Error> {
 }
 
 #[test]
-fn urls_say_all_that_a_builder_can() {
+fn url_says_all_that_a_builder_can() {
     let factory = connect(
         "redis://127.0.0.1:1/3?ttl=2s&transition=500ms&initial_delay=1s&prefix=app&pool_size=4&\
          connect_timeout=1s&simba=on&tls=no",
@@ -66,7 +46,7 @@ fn urls_say_all_that_a_builder_can() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_what_is_allowed() {
+fn unusable_url_is_refused_with_what_is_allowed() {
     let error = |url: &str| connect(url).map(|_| ()).unwrap_err();
     assert_eq!(
         error("redis://h?tll=1s").to_string(),
@@ -99,32 +79,6 @@ fn what_cannot_work_is_refused_with_what_is_allowed() {
     if !cfg!(feature = "tls") {
         assert_eq!(error("rediss://h").kind(), ErrorKind::FeatureDisabled);
     }
-}
-
-#[test]
-fn a_password_never_shows() {
-    within(HANG, || {
-        let builder = Builder::new("127.0.0.1").user("app").password("s3cret");
-        assert!(!format!("{builder:?}").contains("s3cret"));
-        let server = RedisServer::start_with(&["--requirepass", "other"]);
-        let port = server.port();
-        let factory = connect(&format!("redis://:s3cret@127.0.0.1:{port}")).unwrap();
-        let error = use_it(&factory).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
-        assert!(
-            error.to_string().contains("check user and password"),
-            "{error}"
-        );
-        assert!(!format!("{error:?} {factory:?}").contains("s3cret"));
-        let error = contender(&factory, "m")
-            .acquire(OnRefusal::Leave, soon())
-            .unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
-        let none = connect(&format!("redis://127.0.0.1:{port}")).unwrap();
-        assert_eq!(use_it(&none).unwrap_err().kind(), ErrorKind::Denied);
-        let right = connect(&format!("redis://:other@127.0.0.1:{port}/5")).unwrap();
-        use_it(&right).unwrap();
-    });
 }
 
 /// What the README lists.
@@ -192,38 +146,7 @@ fn the_rights_that_are_listed_suffice_and_each_is_needed() {
     });
 }
 
-#[test]
-fn a_read_only_replica_says_so() {
-    within(HANG, || {
-        let master = RedisServer::start();
-        let port = master.port().to_string();
-        let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]);
-        let factory = connect(&replica.url()).unwrap();
-        wait_until(PATIENCE, "the replica says that it is one", || {
-            let error = contender(&factory, "m")
-                .acquire(OnRefusal::Leave, soon())
-                .unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-            error.to_string().contains("connect to the master")
-        });
-        // Promoted, it serves: the connection that said no was thrown away.
-        replica.cli(&["REPLICAOF", "NO", "ONE"]);
-        use_it(&factory).unwrap();
-    });
-}
-
-#[test]
-fn a_cluster_url_for_one_server_says_so() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let factory = connect(&format!("redis+cluster://{}", server.addr())).unwrap();
-        let error = use_it(&factory).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error:?}");
-        assert!(error.to_string().contains("use redis://"), "{error}");
-    });
-}
-
-/// What was logged, by everybody in this process.
+/// What all of this process logged.
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Logger;
@@ -242,14 +165,6 @@ impl log::Log for Logger {
     fn flush(&self) {}
 }
 
-fn capture_log() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        log::set_logger(&Logger).unwrap();
-        log::set_max_level(log::LevelFilter::Warn);
-    });
-}
-
 /// What was logged about the server at `address`.
 fn warnings(address: SocketAddr) -> Vec<String> {
     let address = format!("redis at {address} ");
@@ -259,8 +174,9 @@ fn warnings(address: SocketAddr) -> Vec<String> {
 }
 
 #[test]
-fn a_server_that_evicts_is_warned_about_once() {
-    capture_log();
+fn evicting_server_is_warned_about_once() {
+    log::set_logger(&Logger).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
     within(HANG, || {
         let server = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
         let factory = connect(&server.url()).unwrap();
@@ -272,23 +188,9 @@ fn a_server_that_evicts_is_warned_about_once() {
     });
 }
 
+/// Their threads: `alone::redis_threads`.
 #[test]
-fn a_server_that_evicts_is_warned_about_although_its_first_answer_was_lost() {
-    capture_log();
-    within(HANG, || {
-        let server = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
-        let proxy = Proxy::to(server.addr());
-        proxy.lose_reply_to(b"INFO");
-        let factory = connect(&format!("redis://{}", proxy.addr())).unwrap();
-        wait_until(PATIENCE, "it is served", || use_it(&factory).is_ok());
-        assert_eq!(proxy.lost_replies(), 1);
-        assert_eq!(warnings(proxy.addr()).len(), 1);
-    });
-}
-
-/// Rule 12. (Its threads: `redis_threads.rs`, a process in which nothing else runs.)
-#[test]
-fn a_hundred_services_share_nine_connections_and_leave_none() {
+fn hundred_services_share_nine_connections_and_leave_none() {
     within(HANG, || {
         let server = RedisServer::start();
         let clients = || {
@@ -312,6 +214,6 @@ fn a_hundred_services_share_nine_connections_and_leave_none() {
         assert!(clients() <= 9, "{}", server.cli(&["CLIENT", "LIST"]));
         drop(services);
         drop(factory);
-        wait_until(PATIENCE, "the server knows nobody", || clients() == 0);
+        wait_until(PATIENCE, "all connections are closed", || clients() == 0);
     });
 }

@@ -1,17 +1,15 @@
-//! A Redis cluster whose slots move, and one of whose nodes has forgotten the others.
+//! A Redis cluster whose slots and masters move, and some of whose nodes hang or have forgotten the others.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use contend::backend::{Attempt, OnRefusal, Renewal};
 use contend::redis::Builder;
-use contend::{ErrorKind, EventKind, Factory, Moment};
+use contend::{EventKind, Factory, Moment};
 use testbed::{RedisCluster, wait_until, within};
 
-use crate::conformance::{lease, next, started};
-use crate::driven::{Driven, HANG, PATIENCE, from_env, ms, soon};
+use crate::conformance::{lease, next, started, wait_for_owner};
+use crate::driven::{Driven, HANG, PATIENCE, listeners, ms, soon};
 
 fn factory(cluster: &RedisCluster) -> Factory {
     let factory = Builder::cluster(cluster.addresses())
@@ -39,14 +37,35 @@ fn node_id(cluster: &RedisCluster, index: usize) -> String {
         .to_owned()
 }
 
+/// The replica of this master.
+fn replica_of(cluster: &RedisCluster, master: usize) -> usize {
+    let port = cluster.node(master).port().to_string();
+    let role = |index: usize| cluster.node(index).cli(&["ROLE"]);
+    let mut replicas = cluster.replicas().into_iter();
+    let found = replicas.find(|&it| role(it).lines().nth(2) == Some(port.as_str()));
+    found.unwrap()
+}
+
+/// Makes the replica of the master that has the mutex `m` a master. Returns both.
+fn fail_over(cluster: &RedisCluster) -> (usize, usize) {
+    let master = cluster.master_of("simba:{m}", 0);
+    let heir = replica_of(cluster, master);
+    let said = cluster.node(heir).cli(&["CLUSTER", "FAILOVER"]);
+    assert_eq!(said.trim(), "OK");
+    wait_until(PATIENCE, "the replica took over", || {
+        cluster.masters().contains(&heir)
+    });
+    (master, heir)
+}
+
 fn slot_of(cluster: &RedisCluster, key: &str) -> String {
     let slot = cluster.node(0).cli(&["CLUSTER", "KEYSLOT", key]);
     slot.trim().to_owned()
 }
 
-/// Review H4: every mutex in a slot that is on its way stopped, an undisturbed leader's included.
+/// A mutex in a slot that is on its way is renewed and released all the same.
 #[test]
-fn a_slot_that_is_on_its_way_unseats_nobody() {
+fn slot_on_its_way_unseats_no_owner() {
     within(HANG, || {
         let cluster = RedisCluster::start();
         let factory = factory(&cluster);
@@ -95,175 +114,9 @@ fn a_slot_that_is_on_its_way_unseats_nobody() {
     });
 }
 
-/// Moves so many slots, each from its master to the next one, as `redis-cli --cluster reshard` does, spread
-/// over `during` at least. Returns how many there were, and how long it took.
-fn move_slots(cluster: &RedisCluster, most: usize, during: Duration) -> (u32, Duration) {
-    let masters = cluster.masters();
-    let ids: Vec<String> = masters.iter().map(|it| node_id(cluster, *it)).collect();
-    let mut nodes: Vec<redis::Connection> = (masters.iter())
-        .map(|it| redis::Client::open(cluster.node(*it).url()).unwrap())
-        .map(|client| client.get_connection().unwrap())
-        .collect();
-    let map = cluster.node(0).cli(&["CLUSTER", "NODES"]);
-    let mut owned: Vec<(usize, u16)> = map
-        .lines()
-        .map(|line| line.split(' ').collect::<Vec<_>>())
-        .filter_map(|fields| Some((ids.iter().position(|id| id == fields[0])?, fields)))
-        .flat_map(|(owner, fields)| {
-            let ranges: Vec<String> = fields[8..].iter().map(|it| (*it).to_owned()).collect();
-            ranges.into_iter().flat_map(move |range| {
-                let (first, last) = range.split_once('-').unwrap_or((&range, &range));
-                let slots = first.parse::<u16>().unwrap()..=last.parse().unwrap();
-                slots.map(move |slot| (owner, slot))
-            })
-        })
-        .collect();
-    // From all in turns, as a master without a slot would become a replica; and many at a time, as the new
-    // master takes a new epoch with the first one.
-    owned.sort_by_key(|(_, slot)| slot % 5_461 / 500);
-    owned.truncate(most);
-    let began = Instant::now();
-    let each = during / u32::try_from(owned.len()).unwrap();
-    let mut moved = 0;
-    for (from, slot) in owned {
-        let to = (from + 1) % ids.len();
-        let setslot = |state: &str, id: &str| {
-            let mut command = redis::cmd("CLUSTER");
-            command.arg("SETSLOT").arg(slot).arg(state).arg(id);
-            command
-        };
-        let (importing, migrating) = (
-            setslot("IMPORTING", &ids[from]),
-            setslot("MIGRATING", &ids[to]),
-        );
-        importing.exec(&mut nodes[to]).unwrap();
-        migrating.exec(&mut nodes[from]).unwrap();
-        loop {
-            let keys: Vec<String> = (redis::cmd("CLUSTER")
-                .arg("GETKEYSINSLOT")
-                .arg(slot)
-                .arg(100))
-            .query(&mut nodes[from])
-            .unwrap();
-            if keys.is_empty() {
-                break;
-            }
-            let mut migrate = redis::cmd("MIGRATE");
-            migrate
-                .arg("127.0.0.1")
-                .arg(cluster.node(masters[to]).port());
-            migrate.arg("").arg(0).arg(5_000).arg("KEYS").arg(&keys);
-            migrate.exec(&mut nodes[from]).unwrap();
-        }
-        // The new owner first, as the specification asks for, then the old one.
-        for node in [to, from, (to + 1) % ids.len()] {
-            wait_until(PATIENCE, "the slot has moved", || {
-                let said = setslot("NODE", &ids[to]).exec(&mut nodes[node]);
-                // Valkey asks for a replica that keeps up.
-                let waits = |error: &redis::RedisError| error.code() == Some("NOREPLICAS");
-                assert!(said.as_ref().err().is_none_or(waits), "{said:?}");
-                said.is_ok()
-            });
-        }
-        moved += 1;
-        thread::sleep((each * moved).saturating_sub(began.elapsed()));
-    }
-    (moved, began.elapsed())
-}
-
-/// Slots move while leaders lead and lockers lock: some, or all if `CONTEND_TEST_RESHARD_SECONDS` says for how
-/// long at least.
+/// One isolated node does not take the whole factory down.
 #[test]
-fn a_resharding_under_load_disturbs_no_leader() {
-    let seconds = from_env("CONTEND_TEST_RESHARD_SECONDS", 0);
-    let most = if seconds == 0 { 1_500 } else { 16_384 };
-    within(HANG + Duration::from_secs(seconds), || {
-        let cluster = RedisCluster::start();
-        let factory = factory(&cluster);
-        let leaders: Vec<_> = (0..12)
-            .map(|number| {
-                let (leader, events) = started(&factory, &format!("lead-{number}"), "leader");
-                let fence = next(&events, EventKind::Acquired).fence();
-                (leader, events, fence)
-            })
-            .collect();
-        let stop = Arc::new(AtomicBool::new(false));
-        let (turns, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-        let inside: Arc<[AtomicBool; 2]> = Arc::default();
-        let lockers: Vec<_> = (0..4)
-            .map(|number| {
-                // Two and two for the same mutex.
-                let mutex = format!("lock-{}", number / 2);
-                let (stop, turns, failed) =
-                    (Arc::clone(&stop), Arc::clone(&turns), Arc::clone(&failed));
-                let inside = Arc::clone(&inside);
-                let mut one = Driven::with(
-                    &self::factory(&cluster),
-                    &mutex,
-                    &format!("{number}"),
-                    lease(),
-                );
-                thread::spawn(move || {
-                    let mut last = 0;
-                    while !stop.load(Ordering::Relaxed) {
-                        let by = || Moment::now() + lease().request_limit();
-                        match one.raw.acquire(OnRefusal::Enqueue, by()) {
-                            Ok(Attempt::Granted(grant)) => {
-                                let fence = grant.owner.fence();
-                                assert!(fence > last, "{fence} after {last}");
-                                last = fence;
-                                let inside = &inside[number / 2];
-                                assert!(!inside.swap(true, Ordering::SeqCst), "two own at once");
-                                inside.store(false, Ordering::SeqCst);
-                                match one.raw.release(fence, by()) {
-                                    Ok(_) => turns.fetch_add(1, Ordering::Relaxed),
-                                    Err(_) => failed.fetch_add(1, Ordering::Relaxed),
-                                };
-                            }
-                            Ok(Attempt::Refused(refusal)) => {
-                                one.parker.park(Moment::now() + refusal.retry_in);
-                            }
-                            Err(error) => {
-                                assert!(error.is_transient(), "{error:?}");
-                                failed.fetch_add(1, Ordering::Relaxed);
-                                thread::sleep(ms(5));
-                            }
-                        }
-                    }
-                })
-            })
-            .collect();
-        let (moved, took) = move_slots(&cluster, most, Duration::from_secs(seconds));
-        let turns_then = turns.load(Ordering::Relaxed);
-        wait_until(PATIENCE, "the lockers go on", || {
-            turns.load(Ordering::Relaxed) > turns_then + 20
-        });
-        stop.store(true, Ordering::Relaxed);
-        for locker in lockers {
-            locker.join().unwrap();
-        }
-        println!(
-            "{moved} slots moved in {took:.1?}: {} locks, {} failed calls, 0 overlaps",
-            turns.load(Ordering::Relaxed),
-            failed.load(Ordering::Relaxed)
-        );
-        assert_eq!(moved as usize, most);
-        for (leader, events, fence) in &leaders {
-            let seen: Vec<_> = events
-                .try_iter()
-                .map(|event| format!("{event:?}"))
-                .collect();
-            let unseated = format!("{seen:?}, {:?}", leader.last_error());
-            assert_eq!(leader.fence(), *fence, "{unseated}");
-            assert!(seen.is_empty(), "{unseated}");
-        }
-        println!("{} leaders, 0 of them unseated", leaders.len());
-    });
-}
-
-/// Review H1: one isolated node took the whole factory down for good.
-#[test]
-fn a_node_that_forgot_the_others_takes_nobody_down() {
+fn node_that_forgot_the_others_stops_no_mutex() {
     within(HANG, || {
         let cluster = RedisCluster::start_with(&["--enable-debug-command", "local"]);
         let factory = factory(&cluster);
@@ -276,14 +129,9 @@ fn a_node_that_forgot_the_others_takes_nobody_down() {
             let fence = contender.own();
             contender.release(fence);
         }
-        // It forgets everybody, its replica takes over, and the other five say that all is well.
+        // It forgets all others, its replica takes over, and the other five say that all is well.
         let victim = cluster.master_of("simba:{m0}", 0);
-        let port = cluster.node(victim).port().to_string();
-        let heir = cluster
-            .replicas()
-            .into_iter()
-            .find(|&it| cluster.node(it).cli(&["ROLE"]).lines().nth(2) == Some(port.as_str()))
-            .unwrap();
+        let heir = replica_of(&cluster, victim);
         let ids: Vec<String> = (0..6).map(|index| node_id(&cluster, index)).collect();
         // Deaf to packets of all types: the others would ask a Valkey 9.1 that forgot them whether it is there, hear
         // from it whom to forget, and forget each other too.
@@ -313,8 +161,6 @@ fn a_node_that_forgot_the_others_takes_nobody_down() {
         }
         let map = cluster.node(victim).cli(&["CLUSTER", "NODES"]);
         assert_eq!(map.lines().count(), 1, "it does not stand alone:\n{map}");
-        let began = Instant::now();
-        let mut served = 0;
         for (contender, mutex) in contenders.iter_mut().zip(&mutexes) {
             let end = Instant::now() + PATIENCE;
             loop {
@@ -322,7 +168,6 @@ fn a_node_that_forgot_the_others_takes_nobody_down() {
                 match contender.raw.acquire(OnRefusal::Leave, by) {
                     Ok(Attempt::Granted(grant)) => {
                         contender.raw.release(grant.owner.fence(), by).unwrap();
-                        served += 1;
                         break;
                     }
                     other => assert!(Instant::now() < end, "{mutex}: {other:?}"),
@@ -330,39 +175,6 @@ fn a_node_that_forgot_the_others_takes_nobody_down() {
                 thread::sleep(ms(20));
             }
         }
-        println!("{served} of 6 mutexes served after {:?}", began.elapsed());
-    });
-}
-
-/// A panic of the caller's own closure, in the thread that finds out who has the slots, would leave the
-/// factory with the map that it has, or with none, for good.
-#[test]
-fn a_credentials_callback_that_panics_does_not_end_the_map_of_the_slots() {
-    within(HANG, || {
-        let cluster = RedisCluster::start();
-        for node in cluster.nodes() {
-            node.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
-        }
-        let panics = Arc::new(AtomicBool::new(true));
-        let asked = Arc::clone(&panics);
-        let factory = Builder::cluster(cluster.addresses())
-            .credentials(move || {
-                assert!(!asked.load(Ordering::SeqCst), "the vault is sealed");
-                ("app".to_owned(), "pw".to_owned())
-            })
-            .build()
-            .unwrap();
-        let mut one = Driven::at(&factory, "m", "a");
-        let mut acquire = || {
-            let by = Moment::now() + Duration::from_secs(5);
-            one.raw.acquire(OnRefusal::Leave, by).map(drop)
-        };
-        let error = acquire().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-        let text = error.to_string();
-        assert!(text.contains("the credentials callback panicked"), "{text}");
-        panics.store(false, Ordering::SeqCst);
-        wait_until(PATIENCE, "it is served", || acquire().is_ok());
     });
 }
 
@@ -382,7 +194,7 @@ fn accepted(cluster: &RedisCluster) -> usize {
     cluster.nodes().iter().map(of).sum()
 }
 
-/// An error that says nothing about the slots made the factory connect to a node ten times a second.
+/// An error that says nothing about the slots is no reason to ask for them again.
 #[test]
 fn full_memory_opens_no_connections() {
     within(HANG, || {
@@ -408,55 +220,6 @@ fn full_memory_opens_no_connections() {
         let opened = accepted(&cluster) - before - cluster.nodes().len();
         assert!(opened <= 6, "{opened} connections in 2 s");
         limit("0");
-    });
-}
-
-/// `contend status` failed once after every move of a slot.
-#[test]
-fn inspection_follows_a_failover() {
-    within(HANG, || {
-        let cluster = RedisCluster::start();
-        let factory = factory(&cluster);
-        let mut owner = Driven::with(&factory, "m", "owner", lease());
-        owner.own();
-        Driven::with(&factory, "m", "waiter", lease()).queue();
-        let waiters = || factory.participants("m").map(|it| it.len());
-        assert_eq!(waiters().unwrap(), 1);
-        let master = cluster.master_of("simba:{m}", 0);
-        let port = cluster.node(master).port().to_string();
-        let role = |index: usize| cluster.node(index).cli(&["ROLE"]);
-        let heir = (cluster.replicas().into_iter())
-            .find(|it| role(*it).lines().nth(2) == Some(port.as_str()))
-            .unwrap();
-        cluster.node(heir).cli(&["CLUSTER", "FAILOVER"]);
-        wait_until(PATIENCE, "the old master knows it", || {
-            role(master).starts_with("slave") && role(heir).starts_with("master")
-        });
-        assert_eq!(waiters().unwrap(), 1, "MOVED is followed");
-    });
-}
-
-/// `condition()` promises no I/O, and asked for the slots.
-#[test]
-fn health_asks_no_node() {
-    within(HANG, || {
-        let seeds: Vec<_> = (0..2)
-            .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
-            .collect();
-        let address = |index: usize| seeds[index].local_addr().unwrap().to_string();
-        seeds[1].set_nonblocking(true).unwrap();
-        // The first connection of the first node is opened ahead.
-        let factory = Builder::cluster([address(0), address(1)]).build().unwrap();
-        let end = Instant::now() + ms(500);
-        while Instant::now() < end {
-            let _ = factory.health();
-            thread::sleep(ms(5));
-        }
-        let asked = seeds.iter().filter(|seed| {
-            seed.set_nonblocking(true).unwrap();
-            seed.accept().is_ok()
-        });
-        assert!(asked.count() <= 1, "only what was opened ahead");
     });
 }
 
@@ -486,5 +249,58 @@ fn hung_node_costs_others_no_renewal() {
             assert!(matches!(renewal, Renewal::Renewed(_)), "{renewal:?}");
         }
         cluster.node(hung).resume();
+    });
+}
+
+#[test]
+fn moved_mutex_takes_its_waiters_along() {
+    within(HANG, || {
+        let cluster = RedisCluster::start();
+        // A lease that does not end during the test.
+        let factory = Builder::cluster(cluster.addresses()).build().unwrap();
+        let (owner, in_owner) = started(&factory, "m", "a");
+        let first = next(&in_owner, EventKind::Acquired).fence();
+        let (waiter, in_waiter) = started(&factory, "m", "b");
+        wait_for_owner(&waiter, "a");
+        let observer = factory.observe("m").build().unwrap();
+        observer.start().unwrap();
+        wait_until(PATIENCE, "the observer sees the owner", || {
+            observer.state().after().is_owner("a")
+        });
+        let (_, heir) = fail_over(&cluster);
+        cluster.wait_ok();
+        for channel in ["simba:{m}:a", "simba:{m}:b", "simba:{m}!handed"] {
+            wait_until(PATIENCE, "all listen on the new master", || {
+                listeners(cluster.node(heir), channel) == 1
+            });
+        }
+        assert!(owner.is_owner() && owner.fence() == first);
+        let began = Instant::now();
+        owner.stop().unwrap();
+        let second = next(&in_waiter, EventKind::Acquired).fence();
+        assert!(began.elapsed() < ms(12_000), "{:?}", began.elapsed());
+        assert!(second > first);
+        wait_until(PATIENCE, "the observer sees the next owner", || {
+            observer.state().after().is_owner("b")
+        });
+    });
+}
+
+/// `contend status` does not fail after a move of a slot.
+#[test]
+fn inspection_follows_a_failover() {
+    within(HANG, || {
+        let cluster = RedisCluster::start();
+        let factory = factory(&cluster);
+        let mut owner = Driven::with(&factory, "m", "owner", lease());
+        owner.own();
+        Driven::with(&factory, "m", "waiter", lease()).queue();
+        let waiters = || factory.participants("m").map(|it| it.len());
+        assert_eq!(waiters().unwrap(), 1);
+        let (master, _) = fail_over(&cluster);
+        wait_until(PATIENCE, "the old master knows it", || {
+            cluster.node(master).cli(&["ROLE"]).starts_with("slave")
+        });
+        assert_eq!(waiters().unwrap(), 1, "MOVED is followed");
     });
 }

@@ -48,7 +48,9 @@ struct Entry {
 }
 
 fn fences(permits: &[Permit]) -> Numbers {
-    let pairs = permits.iter().map(|it| (it.semaphore.to_string(), it.fence));
+    let pairs = permits
+        .iter()
+        .map(|it| (it.semaphore.to_string(), it.fence));
     pairs.collect()
 }
 

@@ -6,8 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use contend::backend::permit_store::{
-    Grant, GrantId, Outcome, Permit, PermitStore, Purge, Request, RequestStatus,
-    Standing, Sweep,
+    Grant, GrantId, Outcome, Permit, PermitStore, Purge, Request, RequestStatus, Standing, Sweep,
 };
 use contend::semaphore::{Acquisition, PermitRequest};
 use contend::{ErrorKind, Factory, Moment};
