@@ -204,7 +204,6 @@ fn locked_row_ends_in_a_clear_error_and_in_time() {
             let request = want(&format!("job-{round}"), "a", 1);
             let error = client.acquire_for(&request, ms(timeout)).unwrap_err();
             let late = start.elapsed().saturating_sub(ms(timeout));
-            println!("{timeout} ms, late by {late:?}: {error}");
             assert!(
                 late < ms(2_500 + 2_000 * u64::from(timeout == 0)),
                 "{late:?}"

@@ -1,13 +1,12 @@
 //! Where the semaphores of these tests are: on every backend that has them.
 
 use std::net::SocketAddr;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{LazyLock, Once};
 use std::time::Duration;
 
 use contend::semaphore::{Acquisition, Exhausted, Permit, PermitRequest, Semaphores, Swept};
 use mysql::prelude::Queryable;
-use parking_lot::Mutex;
 use testbed::RedisServer;
 
 use crate::mysql_ground::{empty_database, operator};
@@ -50,11 +49,6 @@ pub fn database() -> String {
 
 /// A factory of its own, as another process has.
 pub fn connect(url: &str) -> Semaphores {
-    static START: Once = Once::new();
-    START.call_once(|| {
-        log::set_logger(&Logger).unwrap();
-        log::set_max_level(log::LevelFilter::Info);
-    });
     let semaphores = contend::connect(url).unwrap().semaphores().unwrap();
     semaphores.with_ttl(Duration::from_secs(7)).unwrap()
 }
@@ -151,38 +145,4 @@ pub fn addr_of(url: &str) -> SocketAddr {
     let rest = url.split_once("://").unwrap().1;
     let authority = rest.split('/').next().unwrap();
     authority.rsplit('@').next().unwrap().parse().unwrap()
-}
-
-/// What this process logged, with its target: from info on, since its first connection.
-static LOGGED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
-
-struct Logger;
-
-impl log::Log for Logger {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.target().starts_with("contend")
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if self.enabled(record.metadata()) {
-            let line = (record.target().to_owned(), record.args().to_string());
-            LOGGED.lock().push(line);
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-/// The lines that contain `what`, with their targets.
-pub fn logged(what: &str) -> Vec<(String, String)> {
-    let logged = LOGGED.lock();
-    let lines = logged.iter().filter(|(_, line)| line.contains(what));
-    lines.cloned().collect()
-}
-
-/// Waits for a line with `what` in it, of this target or one below.
-pub fn wait_for_log(target: &str, what: &str) {
-    testbed::wait_until(PATIENCE, what, || {
-        logged(what).iter().any(|(of, _)| of.starts_with(target))
-    });
 }

@@ -82,7 +82,6 @@ fn guard_dropped_on_a_locked_row_is_released_later() {
         let start = Instant::now();
         drop(guard);
         let took = start.elapsed();
-        println!("dropped in {took:?}");
         assert!(took < ms(1_600), "{took:?}");
         drop(row);
         wait_until(PATIENCE, "it is released", || {
@@ -141,7 +140,6 @@ fn vanished_client_holds_its_locks_for_seconds_only() {
             let start = Instant::now();
             let guard = direct.guard(&want("next", "a", 2), PATIENCE).unwrap();
             let took = start.elapsed();
-            println!("the locks of a vanished client went after {took:?}");
             assert!(took < Duration::from_secs(30));
             drop(guard);
             proxy.pass();

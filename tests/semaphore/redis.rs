@@ -244,33 +244,19 @@ fn request_that_comes_too_late_grants_nothing() {
         let server = RedisServer::start();
         let store = store(&server);
         assert!(store.create("a", 50, by()).unwrap());
-        let calls: Vec<Arc<Request>> = (0..20)
-            .map(|number| Arc::new(request(&format!("late-{number}"), 1, &[("a", 1)])))
-            .collect();
+        let call = Arc::new(request("late", 1, &[("a", 1)]));
         // Connections are open, and the server's clock is known.
         store.usage(None, by()).unwrap();
         server.pause();
-        let failed: Vec<ErrorKind> = thread::scope(|scope| {
-            let calls: Vec<_> = calls
-                .iter()
-                .map(|call| {
-                    let store = &store;
-                    scope.spawn(move || store.acquire(call, Moment::now() + ms(250)))
-                })
-                .collect();
-            let outcomes = calls.into_iter().map(|it| it.join().unwrap());
-            outcomes.map(|it| it.unwrap_err().kind()).collect()
-        });
-        // Past the end of all calls, by the server's clock too.
+        let late = store.acquire(&call, Moment::now() + ms(250));
+        assert_eq!(late.unwrap_err().kind(), ErrorKind::Timeout);
+        // Past its end, by the server's clock too.
         thread::sleep(ms(100));
         server.resume();
-        assert!(failed.contains(&ErrorKind::Timeout), "{failed:?}");
         wait_until(PATIENCE, "the server answers", || {
             store.usage(Some("a"), by()).is_ok()
         });
-        for call in &calls {
-            assert_eq!(store.status(&call.external_id, by()).unwrap(), None);
-        }
+        assert_eq!(store.status("late", by()).unwrap(), None);
         assert_eq!(store.usage(Some("a"), by()).unwrap()[0].held, 0);
     });
 }
@@ -301,16 +287,7 @@ fn fences_grow_over_a_clock_set_back_and_lost_data() {
         let gone = store.acquire(&Arc::new(request("gone", 1, &[("a", 1)])), by());
         assert_eq!(gone.unwrap_err().kind(), ErrorKind::NotFound);
         store.create("a", 9, by()).unwrap();
-        assert!(
-            grant(
-                store
-                    .acquire(&Arc::new(request("new", 1, &[("a", 1)])), by())
-                    .unwrap()
-            )
-            .permits[0]
-                .fence
-                > first
-        );
+        assert!(fence() > first);
     });
 }
 
@@ -392,16 +369,6 @@ fn lines(server: &RedisServer) -> u64 {
     members.trim().parse::<u64>().unwrap() - 1
 }
 
-/// How many scripts the server ran.
-fn scripts_run(server: &RedisServer) -> u64 {
-    let stats = server.cli(&["INFO", "commandstats"]);
-    let line = stats
-        .lines()
-        .find(|line| line.starts_with("cmdstat_evalsha:"));
-    let calls = line.and_then(|line| line.split(['=', ',']).nth(1));
-    calls.map_or(0, |calls| calls.parse().unwrap())
-}
-
 /// Two processes of three waiters each: the turn alternates, and a release reaches the process whose turn it is.
 #[test]
 fn processes_take_turns() {
@@ -411,7 +378,7 @@ fn processes_take_turns() {
         processes[0].create("a", 1).unwrap();
         let held = processes[0].guard(&want("held", "a", 1), ms(0)).unwrap();
         let (told, grants) = mpsc::channel();
-        let (first, took, ran) = thread::scope(|scope| {
+        let (first, took) = thread::scope(|scope| {
             for (number, process) in processes.iter().enumerate() {
                 for _ in 0..3 {
                     let told = told.clone();
@@ -428,15 +395,12 @@ fn processes_take_turns() {
             }
             // Both stand in line.
             wait_until(PATIENCE, "both processes wait", || lines(&server) == 2);
-            let (before, began) = (scripts_run(&server), Instant::now());
+            let began = Instant::now();
             drop(held);
             let first: Vec<usize> = (0..40).map(|_| grants.recv().unwrap()).collect();
-            (first, began.elapsed(), scripts_run(&server) - before)
+            (first, began.elapsed())
         });
         let turns = first.windows(2).filter(|pair| pair[0] != pair[1]).count();
-        println!(
-            "{turns} of 39 turns went to the other process, in {took:?}, {ran} scripts: {first:?}"
-        );
         assert!(turns > 30, "{first:?}");
         // Without messages each would wait for a poll, 100 ms on average.
         assert!(took < ms(2_500), "{took:?}");
@@ -465,29 +429,7 @@ fn silent_process_loses_its_place() {
         let began = Instant::now();
         acquired(here.acquire_for(&want("next", "a", 1), PATIENCE).unwrap());
         let took = began.elapsed();
-        println!("served after {took:?}");
         assert!(took > ms(50) && took < ms(5_000), "{took:?}");
-    });
-}
-
-/// A waiter that gives up takes its process out of the line, and the next one is told at once.
-#[test]
-fn giving_up_leaves_the_line() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let here = connect(&server.url());
-        here.create("a", 1).unwrap();
-        acquired(here.acquire(&want("held", "a", 1)).unwrap());
-        let late = here.acquire_for(&want("late", "a", 1), ms(300)).unwrap();
-        assert!(matches!(late, Acquisition::Exhausted(_)), "{late:?}");
-        assert_eq!(lines(&server), 0);
-        let elsewhere = connect(&server.url());
-        here.release("held").unwrap();
-        acquired(
-            elsewhere
-                .acquire_for(&want("next", "a", 1), PATIENCE)
-                .unwrap(),
-        );
     });
 }
 
@@ -512,7 +454,6 @@ fn giving_up_on_a_hanging_server_is_bounded() {
             took
         });
         server.resume();
-        println!("returned after {took:?}");
         assert!(took < ms(3_500), "{took:?}");
     });
 }
