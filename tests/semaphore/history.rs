@@ -89,19 +89,25 @@ fn work(semaphores: &Semaphores, direct: &Semaphores, over: &AtomicBool) -> Vec<
             assert_eq!(&fences(&permits), got, "{id}: another process is told");
         }
         // Some are never released: a sweep has to.
-        let is_released = got.is_some() && rng.random_range(0..20) > 0;
-        while is_released {
-            match semaphores.release(&id) {
-                Ok(Release::Unknown) => panic!("{id} was acquired, and is not known"),
-                Ok(_) => break,
-                Err(error) if error.is_transient() && !is_over() => {}
-                Err(error) if error.is_transient() => break,
-                Err(error) => panic!("{id}: {error}"),
-            }
+        if got.is_some() && rng.random_range(0..20) > 0 {
+            release(semaphores, &id, &is_over);
         }
         journal.push(Entry { id, wish, got });
     }
     journal
+}
+
+/// Releases, again and again while that fails, until it is over.
+fn release(semaphores: &Semaphores, id: &str, is_over: &dyn Fn() -> bool) {
+    loop {
+        match semaphores.release(id) {
+            Ok(Release::Unknown) => panic!("{id} was acquired, and is not known"),
+            Ok(_) => return,
+            Err(error) if error.is_transient() && !is_over() => {}
+            Err(error) if error.is_transient() => return,
+            Err(error) => panic!("{id}: {error}"),
+        }
+    }
 }
 
 #[test]
