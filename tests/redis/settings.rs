@@ -1,4 +1,4 @@
-//! Redis: how it is set up, and what a caller reads who set it up wrong.
+//! Redis: how it is set up, and what a caller reads about a wrong setting.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;

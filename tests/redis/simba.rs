@@ -19,7 +19,7 @@ use crate::driven::{self, Driven, HANG, PATIENCE, from_env, ms, soon};
 enum Kind {
     /// Up to 3.1.3: a queue by whole seconds, and `released@@` to the one that comes next.
     Queues,
-    /// 3.2 and 3.3: no queue; a release deletes it, and tells everybody.
+    /// 3.2 and 3.3: no queue; a release deletes it, and tells all.
     Tells,
     /// 4.x: the same, and fences.
     Fences,
