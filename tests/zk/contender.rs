@@ -8,7 +8,6 @@ use crate::support::{
     soon, woken_seat,
 };
 use contend::backend::{Attempt, OnRefusal, Purpose, Renewal};
-use contend::zk::SessionState;
 use contend::{ErrorKind, EventKind, Moment, Unparked};
 use testbed::{Direction, Proxy, ZooKeeperServer, wait_until, within};
 
@@ -19,7 +18,7 @@ const T: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(50);
 
 #[test]
-fn the_tree_is_curators() {
+fn tree_is_curators() {
     within(HANG, || {
         let mutex = name("layout");
         let factory = factory(SERVER.addr(), LONG);
@@ -48,23 +47,7 @@ fn the_tree_is_curators() {
 }
 
 #[test]
-fn a_try_that_fails_leaves_no_trace_and_names_the_owner() {
-    within(HANG, || {
-        let mutex = name("try");
-        let factory = factory(SERVER.addr(), LONG);
-        let reader = session(SERVER.addr(), LONG);
-        let mut owner = long_seat(&factory, &mutex, "owner");
-        let fence = granted(&mut *owner, OnRefusal::Leave).owner.fence();
-        let mut other = long_seat(&factory, &mutex, "other");
-        let seen = refused(&mut *other, OnRefusal::Leave);
-        assert_eq!((seen.owner_id(), seen.fence()), ("owner", fence));
-        assert!(seen.is_in_ttl());
-        assert_eq!(line(&reader, &mutex).len(), 1);
-    });
-}
-
-#[test]
-fn a_release_wakes_the_next_and_nobody_else() {
+fn release_wakes_the_next_alone() {
     within(HANG, || {
         let mutex = name("herd");
         let factories = [factory(SERVER.addr(), LONG), factory(SERVER.addr(), LONG)];
@@ -151,7 +134,7 @@ fn ghost_of_a_dropped_contender_is_swept_away() {
 }
 
 #[test]
-fn a_release_without_an_answer_is_made_up_for() {
+fn unanswered_release_is_made_up_for() {
     within(HANG, || {
         let mutex = name("release");
         let proxy = Proxy::to(SERVER.addr());
@@ -187,7 +170,7 @@ fn a_release_without_an_answer_is_made_up_for() {
 }
 
 #[test]
-fn an_owner_whose_node_was_deleted_steps_down_and_contends_again() {
+fn owner_steps_down_when_its_node_is_deleted() {
     within(HANG, || {
         let mutex = name("deleted");
         let operator = session(SERVER.addr(), LONG);
@@ -214,7 +197,7 @@ fn an_owner_whose_node_was_deleted_steps_down_and_contends_again() {
 }
 
 #[test]
-fn a_short_hold_that_lasts_is_told_of_its_deleted_node_too() {
+fn renewal_tells_a_holder_of_its_deleted_node() {
     within(HANG, || {
         let mutex = name("short");
         let factory = factory(SERVER.addr(), LONG);
@@ -236,7 +219,7 @@ fn a_short_hold_that_lasts_is_told_of_its_deleted_node_too() {
 }
 
 #[test]
-fn a_waiter_whose_node_or_predecessor_was_deleted_does_not_lead_for_that() {
+fn deleted_waiter_stands_in_line_again() {
     within(HANG, || {
         let mutex = name("middle");
         let factories = [(); 3].map(|()| factory(SERVER.addr(), LONG));
@@ -275,7 +258,7 @@ fn a_waiter_whose_node_or_predecessor_was_deleted_does_not_lead_for_that() {
 }
 
 #[test]
-fn a_reaped_mutex_is_made_again() {
+fn reaped_mutex_is_made_again() {
     within(HANG, || {
         let server = ZooKeeperServer::start_with(&[], &["-Dznode.container.checkIntervalMs=100"]);
         let reader = session(server.addr(), LONG);
@@ -304,7 +287,7 @@ fn a_reaped_mutex_is_made_again() {
 }
 
 #[test]
-fn a_waiter_is_woken_when_the_connection_is_lost_and_when_it_is_back() {
+fn waiter_is_woken_when_the_connection_goes_and_comes() {
     within(HANG, || {
         let mutex = name("away");
         let proxy = Proxy::to(SERVER.addr());
@@ -328,7 +311,7 @@ fn a_waiter_is_woken_when_the_connection_is_lost_and_when_it_is_back() {
 }
 
 #[test]
-fn every_service_of_a_factory_contends_again_after_its_session_expired() {
+fn services_contend_again_after_their_session_expired() {
     within(HANG, || {
         let proxy = Proxy::to(SERVER.addr());
         let far = factory(proxy.addr(), T);
@@ -370,7 +353,7 @@ fn every_service_of_a_factory_contends_again_after_its_session_expired() {
 }
 
 #[test]
-fn dropping_everything_does_not_wait_for_a_dead_server() {
+fn drop_does_not_wait_for_a_hung_server() {
     within(HANG, || {
         let server = ZooKeeperServer::start();
         for dead in [false, true] {
@@ -400,7 +383,7 @@ fn dropping_everything_does_not_wait_for_a_dead_server() {
 }
 
 #[test]
-fn a_suspended_owner_owns_until_the_bound_and_not_longer() {
+fn suspended_owner_owns_until_its_bound() {
     within(HANG, || {
         let mutex = name("suspended");
         let proxy = Proxy::to(SERVER.addr());
@@ -440,25 +423,6 @@ fn a_suspended_owner_owns_until_the_bound_and_not_longer() {
         proxy.pass();
         wait_until(PATIENCE, "it leads again", || service.is_owner());
         assert!(service.fence() > fence);
-    });
-}
-
-#[test]
-fn contender_is_not_woken_by_itself() {
-    within(HANG, || {
-        let mutex = name("self");
-        let factory = factory(SERVER.addr(), LONG);
-        let (mut contender, parker) = woken_seat(&factory, &mutex, "a");
-        for _ in 0..5 {
-            let fence = granted(&mut *contender, OnRefusal::Enqueue).owner.fence();
-            contender.release(fence, soon()).unwrap();
-        }
-        let other = session(SERVER.addr(), LONG);
-        // A round trip over the same server: what would have been told has been.
-        granted(&mut *long_seat(&factory, &name("x"), "a"), OnRefusal::Leave);
-        assert_eq!(other.state(), SessionState::Connected);
-        assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
-        contender.withdraw(soon()).unwrap();
     });
 }
 

@@ -1,6 +1,6 @@
 //! What a contender leaves behind that did not go in an orderly way.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::{
     HANG, PATIENCE, Verbs, contender, factory, granted, line, long_seat, name, refused, session,
@@ -50,7 +50,7 @@ fn node_of_a_past_ownership_stays_until_its_lease_ends() {
 /// that makes no node: a server that takes a session up ends the connection it had before, and one that
 /// hears of it from elsewhere says that the session has moved.
 #[test]
-fn a_creation_that_arrives_after_the_session_moved_on_leaves_no_ghost() {
+fn late_creation_leaves_no_ghost() {
     within(HANG * 2, || {
         let alone = ZooKeeperServer::start();
         let ensemble = ZooKeeperEnsemble::start();
@@ -118,7 +118,7 @@ impl Operator {
 /// The node with which an owner stepped down cannot be deleted, and the next one stands behind it: neither is
 /// forgotten. Only this session would ever remove them.
 #[test]
-fn past_node_that_may_not_be_deleted_goes_in_the_end() {
+fn past_node_goes_when_its_deletion_is_allowed() {
     within(HANG, || {
         let server = ZooKeeperServer::start();
         let mutex = name("may-not");
@@ -149,7 +149,7 @@ fn past_node_that_may_not_be_deleted_goes_in_the_end() {
 
 /// As above, for a release and a withdrawal.
 #[test]
-fn what_could_not_be_released_for_want_of_a_permission_goes_when_there_is_one() {
+fn refused_release_is_made_up_for() {
     within(HANG, || {
         let server = ZooKeeperServer::start();
         let mutex = name("denied");
@@ -172,5 +172,36 @@ fn what_could_not_be_released_for_want_of_a_permission_goes_when_there_is_one() 
         wait_until(PATIENCE, "both nodes go", || {
             line(&reader, &mutex).is_empty()
         });
+    });
+}
+
+/// Neither the attempt nor the way out is answered, but the server makes the node when it goes on. The
+/// session lives, and so does the locker: only the locker can take it away.
+#[test]
+fn unanswered_try_blocks_no_later_one() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        let (ours, theirs) = (factory(server.addr(), LONG), factory(server.addr(), LONG));
+        let mutex = name("ghost");
+        let short = |factory: &contend::Factory| {
+            let locker = factory.locker(&mutex).ttl(Duration::from_secs(2));
+            locker.build().unwrap()
+        };
+        let (ours, theirs) = (short(&ours), short(&theirs));
+        // Connected, and the parents are there.
+        drop(ours.try_lock_for(PATIENCE).unwrap());
+        drop(theirs.try_lock_for(PATIENCE).unwrap());
+
+        server.pause();
+        let failed = ours.try_lock().unwrap_err();
+        println!("not locked: {failed}");
+        server.resume();
+        let began = Instant::now();
+        let guard = theirs
+            .try_lock_for(LONG / 2)
+            .expect("no ghost of the attempt is left");
+        println!("locked by the other after {:?}", began.elapsed());
+        guard.unlock().unwrap();
+        drop(ours.try_lock_for(PATIENCE).unwrap());
     });
 }

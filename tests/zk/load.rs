@@ -1,124 +1,30 @@
-//! What many callers cost: a server that is slower than they ask, many mutexes in rotation, many names looked at.
+//! What many callers cost: contenders, mutexes, failed tries.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::conformance::elsewhere;
 use crate::support::{
-    CREATOR, HANG, PATIENCE, Verbs, builder, factory, name, number, packets, soon,
+    CREATOR, HANG, PATIENCE, Verbs, builder, factory, line, name, number, packets, session, soon,
 };
+use contend::ErrorKind;
 use contend::zk::Mode;
-use contend::{ErrorKind, Parker};
-use testbed::{ZooKeeperServer, wait_until, within};
+use testbed::{Proxy, ZooKeeperServer, cpu_load, rss_kib, wait_until, within};
 
-const T: Duration = Duration::from_secs(10);
+const T: Duration = Duration::from_secs(9);
 const LONG: Duration = Duration::from_secs(50);
 
-/// A way to a server on which replies pass one by one, `per_second` while it is slow.
-struct Throttle {
-    addr: SocketAddr,
-    slow: Arc<AtomicBool>,
-}
-
-impl Throttle {
-    fn to(server: SocketAddr, per_second: u32) -> Throttle {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let addr = listener.local_addr().unwrap();
-        let slow = Arc::new(AtomicBool::new(false));
-        let is_slow = Arc::clone(&slow);
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let client = client.unwrap();
-                let server = TcpStream::connect(server).unwrap();
-                server.set_nodelay(true).unwrap();
-                let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                std::thread::spawn(move || std::io::copy(&mut &from, &mut &to));
-                let is_slow = Arc::clone(&is_slow);
-                std::thread::spawn(move || pass_frames(&server, &client, &is_slow, per_second));
-            }
-        });
-        Throttle { addr, slow }
-    }
-}
-
-fn pass_frames(mut from: &TcpStream, mut to: &TcpStream, slow: &AtomicBool, per_second: u32) {
-    let mut next = Instant::now();
-    loop {
-        let mut frame = vec![0; 4];
-        if from.read_exact(&mut frame).is_err() {
-            let _ = to.shutdown(std::net::Shutdown::Both);
-            return;
-        }
-        let length = u32::from_be_bytes([frame[0], frame[1], frame[2], frame[3]]);
-        frame.resize(4 + length as usize, 0);
-        if from.read_exact(&mut frame[4..]).is_err() {
-            return;
-        }
-        if slow.load(Ordering::Relaxed) {
-            next = next.max(Instant::now()) + Duration::from_secs(1) / per_second;
-            std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        }
-        if to.write_all(&frame).is_err() {
-            return;
-        }
-    }
-}
-
-/// `CONTEND_LOAD_THREADS` callers (300 by default) try for `CONTEND_LOAD_SECONDS` (6 by default).
-#[test]
-fn request_of_caller_that_gave_up_is_not_sent() {
-    let callers = number("CONTEND_LOAD_THREADS", 300);
-    let span = Duration::from_secs(number("CONTEND_LOAD_SECONDS", 6));
-    within(HANG * 3 + span * 2, || {
-        let server = ZooKeeperServer::start();
-        let throttle = Throttle::to(server.addr(), 200);
-        let (holder, ours) = (factory(server.addr(), LONG), factory(throttle.addr, T));
-        let mutex = name("slow");
-        let holders: Vec<_> = (0..callers)
-            .map(|number| holder.locker(format!("{mutex}-{number}")).build().unwrap())
-            .collect();
-        let guards: Vec<_> = holders
-            .iter()
-            .map(|holder| holder.try_lock_for(PATIENCE).unwrap())
-            .collect();
-        let free = ours.locker(name("free")).build().unwrap();
-        drop(free.try_lock_for(PATIENCE).unwrap());
-        throttle.slow.store(true, Ordering::Relaxed);
-        let limit = Duration::from_millis(300);
-        for asks in ["try_lock_for", "ping"] {
-            let over = Instant::now() + span;
-            std::thread::scope(|scope| {
-                for number in 0..callers {
-                    let locker = ours.locker(format!("{mutex}-{number}")).build().unwrap();
-                    let ours = &ours;
-                    scope.spawn(move || {
-                        while Instant::now() < over {
-                            if asks == "ping" {
-                                let _ = ours.ping(limit);
-                            } else {
-                                assert!(locker.try_lock_for(limit).is_err(), "the mutex is held");
-                            }
-                        }
-                    });
-                }
-            });
-            let stopped = Instant::now();
-            drop(free.try_lock_for(HANG).unwrap());
-            let took = stopped.elapsed();
-            println!(
-                "{callers} callers of {asks} for {span:?}: the first lock {took:?} after they stopped"
-            );
-            assert!(took < Duration::from_secs(4), "{asks}: {took:?}");
-        }
-        drop(guards);
-    });
+/// The server's counter of changes.
+fn zxid(server: &ZooKeeperServer) -> u64 {
+    let answer = server.four_letter("srvr").unwrap();
+    let zxid = answer
+        .lines()
+        .find_map(|line| line.strip_prefix("Zxid: 0x"));
+    u64::from_str_radix(zxid.unwrap().trim(), 16).unwrap()
 }
 
 /// What a lock costs does not depend on how many mutexes are in rotation.
 #[test]
-fn many_mutexes_in_rotation_cost_no_more_each() {
+fn more_mutexes_cost_no_more_each() {
     within(HANG * 2, || {
         let server = ZooKeeperServer::start();
         let ours = factory(server.addr(), LONG);
@@ -142,37 +48,139 @@ fn many_mutexes_in_rotation_cost_no_more_each() {
     });
 }
 
-/// `CONTEND_LOAD_NAMES` says how many mutexes are looked at (3,000 by default).
+/// `CONTEND_STORM_CONTENDERS` services of one process on busy processors (150 by default). When they started together, each read the whole line again and again, until the
+/// server died; and idle they polled quadratically.
 #[test]
-fn dropped_observer_leaves_no_watch() {
-    let names = number("CONTEND_LOAD_NAMES", 3_000);
-    within(HANG * 2, || {
+fn many_contenders_share_a_session_and_ask_little() {
+    let count = number("CONTEND_STORM_CONTENDERS", 150);
+    let timeout = Duration::from_millis(number("CONTEND_STORM_T_MS", 6_000));
+    within(HANG * 3, || {
         let server = ZooKeeperServer::start();
-        let ours = factory(server.addr(), Duration::from_secs(6));
-        let wake = Parker::new().unparker();
-        let backend = ours.backend().unwrap();
-        for number in 0..names {
-            let mutex = format!("never-{number}").into();
-            let mut observer = backend.observer(&mutex, &wake).unwrap();
-            observer.observe(soon()).unwrap();
-        }
-        let watches = || {
-            let answer = server.four_letter("wchs").unwrap();
-            let total = answer
-                .lines()
-                .find_map(|line| line.strip_prefix("Total watches:"));
-            total.unwrap().trim().parse::<u64>().unwrap()
-        };
-        println!("{names} names: {} watches at once", watches());
-        wait_until(Duration::from_secs(20), "few watches are left", || {
-            watches() < 300
+        let proxy = Proxy::to(server.addr());
+        let ours = factory(proxy.addr(), timeout);
+        let mutex = name("storm");
+        let reader = session(server.addr(), Duration::from_secs(60));
+        let load = cpu_load(2);
+        let asked = packets(&server);
+        let began = Instant::now();
+        let services: Vec<_> = (0..count)
+            .map(|number| {
+                let id = format!("c{number}");
+                let service = ours.contend(&mutex).id(&id).build().unwrap();
+                service.start().unwrap();
+                service
+            })
+            .collect();
+        wait_until(PATIENCE, "one leads", || {
+            services.iter().any(|service| service.is_owner())
         });
+        let led = began.elapsed();
+        wait_until(PATIENCE * 2, "all stand in line", || {
+            line(&reader, &mutex).len() as u64 == count
+        });
+        let in_line = began.elapsed();
+        wait_until(PATIENCE * 2, "all know who leads", || {
+            services
+                .iter()
+                .all(|service| service.is_owner() || service.state().after().has_owner())
+        });
+        // The reader's own, and heartbeats, are among them.
+        let each = (packets(&server) - asked) as f64 / count as f64;
+        println!(
+            "{count} contenders, T = {timeout:?}: a leader after {led:?}, all in line after {in_line:?}, {each:.1} \
+             requests each, server alive: {}",
+            server.is_running()
+        );
+        wait_until(PATIENCE, "they share a connection", || proxy.live() == 1);
+        assert!(each < 15.0, "{each} requests each");
+        assert!(server.is_running());
+        drop(load);
+        // Idle, for longer than it takes until each has looked again.
+        let span = timeout * 2;
+        let (asked, bytes) = (packets(&server), proxy.bytes_to_client());
+        std::thread::sleep(span);
+        let requests = (packets(&server) - asked) as f64 / span.as_secs_f64();
+        let rate = (proxy.bytes_to_client() - bytes) as f64 / span.as_secs_f64();
+        println!("idle: {requests:.0} requests/s, {rate:.0} bytes/s to the client");
+        let looks = count as f64 / timeout.as_secs_f64();
+        let beats = 2.0 * 24.0 / timeout.as_secs_f64();
+        assert!(
+            requests < 3.0 * (looks + beats) + 20.0,
+            "{requests} requests/s"
+        );
+        assert!(rate < 200.0 * requests + 20_000.0, "{rate} bytes/s");
+    });
+}
+
+/// `CONTEND_OUTAGE_TRIES` attempts fail (20,000 by default): each failure left an orphan for a node that was never asked for, and 20,000 of them
+/// made 40,067 requests on reconnect and kept the first lock waiting for 8.6 s.
+#[test]
+fn failed_tries_leave_nothing() {
+    let tries = number("CONTEND_OUTAGE_TRIES", 20_000);
+    within(HANG * 3, || {
+        let server = ZooKeeperServer::start();
+        let proxy = Proxy::to(server.addr());
+        let ours = factory(proxy.addr(), T);
+        let locker = ours.locker(name("outage")).build().unwrap();
+        drop(locker.try_lock_for(PATIENCE).unwrap());
+        proxy.refuse();
+        proxy.cut();
+        wait_until(PATIENCE, "the outage is known", || {
+            locker.try_lock().is_err_and(|error| error.is_not_sent())
+        });
+        let before = rss_kib(std::process::id());
+        let began = Instant::now();
+        for _ in 0..tries {
+            let error = locker.try_lock().unwrap_err();
+            assert!(error.is_not_sent(), "{error}");
+        }
+        let (took, grown) = (
+            began.elapsed(),
+            rss_kib(std::process::id()).saturating_sub(before),
+        );
+        let asked = packets(&server);
+        proxy.pass();
+        let back = Instant::now();
+        drop(locker.try_lock_for(PATIENCE).unwrap());
+        let first = back.elapsed();
+        let requests = packets(&server) - asked;
+        println!(
+            "{tries} failed tries in {took:?}: {grown} KiB more, {requests} requests on reconnect, the \
+             first lock after {first:?}"
+        );
+        assert!(requests < 200, "{requests} requests on reconnect");
+        assert!(grown < 20_000, "{grown} KiB more");
+    });
+}
+
+/// A try that fails makes no node.
+#[test]
+fn refused_try_writes_nothing() {
+    within(HANG, || {
+        let server = ZooKeeperServer::start();
+        let (ours, theirs) = (factory(server.addr(), T), factory(server.addr(), T));
+        let mutex = name("no-write");
+        let owner = theirs.locker(&mutex).build().unwrap();
+        let tries = ours.locker(&mutex).build().unwrap();
+        let guard = owner.try_lock_for(PATIENCE).unwrap();
+        // Connected.
+        ours.ping(PATIENCE).unwrap();
+        let before = zxid(&server);
+        for _ in 0..20 {
+            let error = elsewhere(|| tries.try_lock().map(drop).unwrap_err());
+            assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+        }
+        // Some heartbeats are transactions, too.
+        let written = zxid(&server) - before;
+        assert!(written < 10, "{written} changes by 20 tries");
+        drop(guard);
+        drop(tries.try_lock_for(PATIENCE).unwrap());
     });
 }
 
 /// A leader whose node may be listed but not read leads all the same.
 #[test]
-fn try_writes_nothing_where_the_leader_may_not_be_read() {
+fn refused_try_writes_nothing_though_the_leader_is_hidden() {
     within(HANG, || {
         let server = ZooKeeperServer::start();
         let mutex = name("hidden");
@@ -186,23 +194,16 @@ fn try_writes_nothing_where_the_leader_may_not_be_read() {
         other
             .create_for(CREATOR, &node, b"other", Mode::EphemeralSequential, soon())
             .unwrap();
-        let zxid = || {
-            let answer = server.four_letter("srvr").unwrap();
-            let zxid = answer
-                .lines()
-                .find_map(|line| line.strip_prefix("Zxid: 0x"));
-            u64::from_str_radix(zxid.unwrap().trim(), 16).unwrap()
-        };
         // The locker remembers that the mutex was free: its first try may write.
         locker.try_lock().map(drop).unwrap_err();
-        let before = zxid();
+        let before = zxid(&server);
         let tries = 50;
         for _ in 0..tries {
             let error = locker.try_lock().map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Held, "{error}");
         }
         // Some heartbeats are transactions, too.
-        let written = zxid() - before;
+        let written = zxid(&server) - before;
         assert!(written < tries / 2, "{written} changes by {tries} tries");
     });
 }

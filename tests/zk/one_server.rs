@@ -1,4 +1,4 @@
-//! The ZooKeeper backend on one server: the conformance suite, and the latch under faults.
+//! The ZooKeeper backend on one server: the conformance suite.
 
 use std::sync::LazyLock;
 use std::time::Duration;

@@ -1,11 +1,12 @@
 //! Turn-taking with an independent client: the `zookeeper` crate, with nodes named as Curator's
 //! LeaderLatch names them.
-use crate::support;
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use crate::support::{HANG, PATIENCE, factory, line, name, refused, session, soon, woken_seat};
+use crate::support::{
+    HANG, PATIENCE, factory, granted, line, name, refused, session, soon, woken_seat,
+};
 use contend::{Moment, Unparked, backend::OnRefusal};
 use testbed::{ZooKeeperServer, wait_until, within};
 use zookeeper::{Acl, CreateMode, ZooKeeper, ZooKeeperExt};
@@ -119,7 +120,7 @@ fn leadership_passes_both_ways() {
 }
 
 #[test]
-fn a_peer_that_writes_to_its_node_does_not_make_us_lead() {
+fn written_node_makes_no_waiter_lead() {
     within(HANG, || {
         let mutex = name("writes");
         let mut peer = Peer::new(&mutex);
@@ -143,12 +144,12 @@ fn a_peer_that_writes_to_its_node_does_not_make_us_lead() {
         assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
         peer.leave();
         assert_eq!(parker.park(soon()), Unparked::Wake);
-        support::granted(&mut *contender, OnRefusal::Enqueue);
+        granted(&mut *contender, OnRefusal::Enqueue);
     });
 }
 
 #[test]
-fn a_node_of_our_name_but_of_another_session_is_not_ours() {
+fn node_of_our_id_in_another_session_leads_first() {
     within(HANG, || {
         // What a client of an expired session may still see of its own past, or a peer that took our
         // protection: in line before us it leads, whatever it is called.

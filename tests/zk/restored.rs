@@ -37,7 +37,7 @@ fn leads(service: &MutexContendService) {
 }
 
 #[test]
-fn a_service_leads_again_on_a_server_that_has_lost_everything() {
+fn service_leads_again_on_a_server_that_lost_all() {
     within(HANG, || {
         let server = ZooKeeperServer::start();
         let factory = factory(server.addr(), T);
@@ -58,7 +58,7 @@ fn a_service_leads_again_on_a_server_that_has_lost_everything() {
 /// The copy has the session, and a node of it: both must go, or they would be in the way until the
 /// session times out, and the client must not go on with what it remembers.
 #[test]
-fn a_session_ends_on_a_server_that_was_restored_to_an_older_copy() {
+fn session_ends_on_a_server_restored_to_an_older_copy() {
     within(HANG, || {
         let server = ZooKeeperServer::start();
         let older = server.folder().join("older");

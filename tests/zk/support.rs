@@ -3,20 +3,15 @@
 #![allow(dead_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub use crate::conformance::{HANG, PATIENCE, name};
 use contend::backend::{Attempt, Contender, Grant, OnRefusal, Purpose, RawContender};
 use contend::zk::{Mode, Outcome, Reply, Request, SessionState, Stat};
 use contend::{Error, ErrorKind, Factory, Lease, Moment, MutexContendService, Parker, zk};
 use testbed::wait_until;
-
-/// How long a condition may take to come true on a machine that has other things to do.
-pub const PATIENCE: Duration = Duration::from_secs(40);
-
-/// When a hung test is ended.
-pub const HANG: Duration = Duration::from_secs(120);
 
 /// What a bound gets on top, for a machine that has other things to do.
 const SLACK: Duration = Duration::from_secs(15);
@@ -30,14 +25,6 @@ pub fn assert_within(what: &str, took: Duration, bound: Duration) {
 /// A deadline for calls in which nothing goes wrong.
 pub fn soon() -> Moment {
     Moment::now() + Duration::from_secs(20)
-}
-
-/// A mutex name that no other test has.
-pub fn name(fact: &str) -> String {
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-    let salt: u32 = rand::random();
-    format!("{fact}-{number}-{salt:08x}")
 }
 
 /// A number from the environment.
@@ -188,14 +175,7 @@ pub fn contender(
     lease: Lease,
     purpose: Purpose,
 ) -> Box<dyn RawContender> {
-    let place = Contender {
-        mutex: mutex.into(),
-        id: id.into(),
-        lease,
-        purpose,
-    };
-    let wake = Parker::new().unparker();
-    factory.backend().unwrap().contender(&place, &wake).unwrap()
+    seat(factory, mutex, id, lease, purpose).0
 }
 
 pub fn long_seat(factory: &Factory, mutex: &str, id: &str) -> Box<dyn RawContender> {
@@ -204,18 +184,26 @@ pub fn long_seat(factory: &Factory, mutex: &str, id: &str) -> Box<dyn RawContend
 
 /// A seat whose wake-ups are seen.
 pub fn woken_seat(factory: &Factory, mutex: &str, id: &str) -> (Box<dyn RawContender>, Parker) {
+    seat(factory, mutex, id, factory.lease(), Purpose::Lead)
+}
+
+fn seat(
+    factory: &Factory,
+    mutex: &str,
+    id: &str,
+    lease: Lease,
+    purpose: Purpose,
+) -> (Box<dyn RawContender>, Parker) {
     let place = Contender {
         mutex: mutex.into(),
         id: id.into(),
-        lease: factory.lease(),
-        purpose: Purpose::Lead,
+        lease,
+        purpose,
     };
     let parker = Parker::new();
     let backend = factory.backend().unwrap();
-    (
-        backend.contender(&place, &parker.unparker()).unwrap(),
-        parker,
-    )
+    let raw = backend.contender(&place, &parker.unparker()).unwrap();
+    (raw, parker)
 }
 
 #[track_caller]
