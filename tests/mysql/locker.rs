@@ -1,16 +1,13 @@
 //! Lockers with the lease that people use, and a patience that is shorter: of themselves, or of the
 //! holder before them.
 
-use crate::server;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, elsewhere};
-use crate::server::{HANG, database, ms, operator};
-use contend::backend::{Attempt, Contender, OnRefusal, Purpose};
-use contend::{ErrorKind, Factory, Lease, Moment, Parker};
-use mysql::prelude::Queryable;
+use crate::server::{HANG, contender, database, ms, own_server, through};
+use contend::backend::{Attempt, OnRefusal};
+use contend::{ErrorKind, Factory, Moment};
 use testbed::{Proxy, within};
 
 fn connect(url: &str) -> Factory {
@@ -18,7 +15,7 @@ fn connect(url: &str) -> Factory {
 }
 
 #[test]
-fn a_short_timeout_is_enough_for_a_free_lock_and_to_learn_who_holds_another() {
+fn short_timeout_is_enough_to_lock_and_to_learn_the_holder() {
     within(HANG, || {
         let url = database();
         let (ours, theirs) = (connect(&url), connect(&url));
@@ -34,19 +31,6 @@ fn a_short_timeout_is_enough_for_a_free_lock_and_to_learn_who_holds_another() {
             let error = elsewhere(|| locker.try_lock_for(ms(timeout)).map(drop).unwrap_err());
             assert_eq!(error.kind(), ErrorKind::Held, "{timeout} ms: {error}");
             assert!(error.to_string().contains("\"ours\""), "{error}");
-        }
-    });
-}
-
-#[test]
-fn a_server_that_is_not_there_is_named_as_the_reason_whatever_the_timeout() {
-    within(HANG, || {
-        let port = testbed::Port::free();
-        let factory = contend::connect(&format!("mysql://root@127.0.0.1:{}/app", port.number()));
-        let locker = factory.unwrap().locker("m").build().unwrap();
-        for timeout in [ms(100), ms(1_000)] {
-            let error = locker.try_lock_for(timeout).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
         }
     });
 }
@@ -72,7 +56,7 @@ fn hand_off(holder: &Factory, waiter: &Factory, purpose: Duration) -> Duration {
 
 /// A wake-up is not waited for longer than a hand-over takes, however long the hold before it was.
 #[test]
-fn a_long_hold_is_followed_at_once_in_the_same_process_and_soon_in_another() {
+fn long_hold_is_followed_at_once() {
     within(HANG, || {
         let hold = ms(2_000);
         let url = database();
@@ -86,35 +70,18 @@ fn a_long_hold_is_followed_at_once_in_the_same_process_and_soon_in_another() {
     });
 }
 
-/// Rule 5: who may own without knowing it asks the row, and not those who wait for the same mutex.
+/// A contender that may own without knowing it asks the row, not those that wait for the same mutex.
 #[test]
-fn a_lease_whose_grant_was_lost_is_adopted_although_others_wait() {
+fn lost_grant_is_adopted_though_others_wait() {
     within(HANG, || {
-        let server = server::start();
+        let (server, url) = own_server(&[]);
         let proxy = Proxy::to(server.addr());
-        let mut conn = operator(&server.url(""));
-        conn.query_drop("CREATE DATABASE g").unwrap();
-        conn.query_drop("USE g").unwrap();
-        conn.query_drop(contend::mysql::INIT_SQL).unwrap();
-        let (direct, port) = (server.url("g"), server.addr().port().to_string());
-        let factory = contend::connect(&direct.replace(&port, &proxy.port().to_string())).unwrap();
-        let backend = factory.backend().unwrap();
-        let contender = |id: &str| {
-            let place = Contender {
-                mutex: "m".into(),
-                id: id.into(),
-                lease: Lease::default(),
-                purpose: Purpose::Lock,
-            };
-            backend
-                .contender(&place, &Parker::new().unparker())
-                .unwrap()
-        };
+        let factory = contend::connect(&through(&proxy, &url)).unwrap();
         let by = || Moment::now() + Duration::from_secs(20);
-        let (mut first, mut unsure, mut other) =
-            (contender("first"), contender("unsure"), contender("other"));
+        let [mut first, mut unsure, mut other] =
+            ["first", "unsure", "other"].map(|id| contender(&factory, "m", id));
         let Attempt::Granted(grant) = first.acquire(OnRefusal::Leave, by()).unwrap() else {
-            panic!("nobody else is there");
+            panic!("no other is there");
         };
         assert!(first.release(grant.owner.fence(), by()).unwrap());
         proxy.lose_reply_to(b"unsure");

@@ -3,16 +3,15 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdout, Command};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, next, started, wait_for_owner};
-use crate::server::{HANG, database, operator, status};
-use contend::{EventKind, Factory, Wakeups};
+use crate::server::{HANG, database, operator, own_server, through};
+use contend::EventKind;
 use mysql::prelude::Queryable;
-use testbed::{MariaDbServer, Output, Process, Proxy, cpu_time, wait_until, within};
+use testbed::{Output, Process, Proxy, cpu_time, wait_until, within};
 
 const CHILD: &str = "CONTEND_MYSQL_CHILD";
 
@@ -100,9 +99,9 @@ fn take_turns(url: &str, lockers: usize, seconds: u64) {
     println!("COUNTS {}", counts.join(" "));
 }
 
-/// Review 1: one process starved the others, 3,538 locks against 3 to 29 (`CONTEND_TURNS_SECONDS=10`).
+/// One process starved the others, 3,538 locks against 3 to 29 (`CONTEND_TURNS_SECONDS=10`).
 #[test]
-fn processes_take_turns_whatever_the_number_of_their_lockers() {
+fn processes_take_turns_whatever_their_lockers() {
     within(HANG, || {
         let url = database();
         let seconds = size("CONTEND_TURNS_SECONDS", 3);
@@ -198,20 +197,17 @@ fn two_connections_of_a_process_wait_for_any_number_of_mutexes() {
     });
 }
 
-/// Review 3 and 8, and the CPU of many services (low): a server that hangs is not hammered with handshakes,
-/// and a dropped factory goes. `CONTEND_HUNG_SECONDS=60 CONTEND_HUNG_SERVICES=50` for the long run.
+/// A server that hangs is not hammered with handshakes, and a dropped factory goes. `CONTEND_HUNG_SECONDS=60 CONTEND_HUNG_SERVICES=50` for the long run.
 #[test]
-fn a_server_that_hangs_is_knocked_at_ever_more_slowly_and_does_not_lock_us_out() {
+fn hung_server_is_knocked_at_ever_more_slowly() {
     let (seconds, count) = (
         size("CONTEND_HUNG_SECONDS", 6),
         size("CONTEND_HUNG_SERVICES", 8),
     );
     within(HANG + Duration::from_secs(seconds), || {
-        let server = MariaDbServer::start_with(&["--max-connect-errors=20"]);
-        let url = server.create_database("hangs");
-        operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
+        let (server, url) = own_server(&["--max-connect-errors=20"]);
         let proxy = Proxy::to(server.addr());
-        let through = url.replace(&server.addr().to_string(), &proxy.addr().to_string());
+        let through = through(&proxy, &url);
         let factory = contend::connect(&format!("{through}?ttl=2s&transition=1s")).unwrap();
         let services: Vec<_> = (0..count)
             .map(|number| started(&factory, &format!("m{number}"), "a"))
@@ -258,77 +254,4 @@ fn connections_to(port: u16) -> usize {
         columns[2].ends_with(&end) && columns[3] == "01"
     };
     table.lines().filter(is_open).count()
-}
-
-/// Eight factories, which are eight processes to the server, with one locker each: every lock is handed over
-/// between two of them. Prints what that costs once they run, and how they start
-/// (`CONTEND_HAND_OVERS_SECONDS=5`).
-#[test]
-fn eight_factories_hand_one_mutex_around() {
-    within(HANG, || {
-        let url = database();
-        let seconds = size("CONTEND_HAND_OVERS_SECONDS", 2);
-        let mut operator = operator(&url);
-        let mut questions = || status(&mut operator, "Questions");
-        let factories: Vec<_> = (0..8).map(|_| contend::connect(&url).unwrap()).collect();
-        let lockers: Vec<_> = factories
-            .iter()
-            .map(|factory| factory.locker("m").build().unwrap())
-            .collect();
-        // When each of them locked, after all began, and how long after the release before.
-        let locks = Mutex::new(Vec::new());
-        let released = Mutex::new(None);
-        let over = AtomicBool::new(false);
-        let began = Instant::now();
-        let (locks_of, last, stop) = (&locks, &released, &over);
-        let (from, statements) = thread::scope(|scope| {
-            for (number, locker) in lockers.iter().enumerate() {
-                scope.spawn(move || {
-                    while !stop.load(Ordering::SeqCst) {
-                        let guard = locker.lock().unwrap();
-                        let now = Instant::now();
-                        let after = last.lock().unwrap().take().map(|at| now - at);
-                        locks_of.lock().unwrap().push((number, now - began, after));
-                        *last.lock().unwrap() = Some(Instant::now());
-                        guard.unlock().unwrap();
-                    }
-                });
-            }
-            wait_until(PATIENCE, "all of them can be woken", || {
-                let working = |factory: &Factory| factory.health().wakeups == Wakeups::Working;
-                factories.iter().all(working)
-            });
-            let from = began.elapsed();
-            let before = questions();
-            thread::sleep(Duration::from_secs(seconds));
-            over.store(true, Ordering::SeqCst);
-            (from, questions() - before)
-        });
-        let span = began.elapsed() - from;
-        let locks = locks.into_inner().unwrap();
-        let (start, run): (Vec<_>, Vec<_>) = locks.into_iter().partition(|lock| lock.1 < from);
-        let mut counts = [[0_usize; 8]; 2];
-        for (counts, locks) in counts.iter_mut().zip([&start, &run]) {
-            locks.iter().for_each(|lock| counts[lock.0] += 1);
-        }
-        let mut times: Vec<Duration> = run.iter().filter_map(|lock| lock.2).collect();
-        times.sort_unstable();
-        let [_, had] = counts;
-        let (least, most) = (had.iter().min().unwrap(), had.iter().max().unwrap());
-        println!(
-            "all could be woken after {from:.1?}; locks until then: {:?}",
-            counts[0]
-        );
-        println!(
-            "{:.0} locks/s, most/least {:.2}, hand-over p50 {:.2?}, p99 {:.2?}, worst {:.2?}; {:.1} statements \
-             per lock",
-            run.len() as f64 / span.as_secs_f64(),
-            *most as f64 / (*least).max(1) as f64,
-            times[times.len() / 2],
-            times[times.len() * 99 / 100],
-            times[times.len() - 1],
-            statements as f64 / run.len() as f64,
-        );
-        assert!(*least * 2 + 4 >= *most, "{had:?}");
-    });
 }

@@ -7,10 +7,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use contend::Lease;
+use contend::backend::{Contender, Purpose, RawContender};
+use contend::{Factory, Parker};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts};
-use testbed::MariaDbServer;
+use testbed::{MariaDbServer, Proxy};
 
 /// When a hung test is ended.
 pub const HANG: Duration = Duration::from_secs(120);
@@ -78,12 +79,58 @@ pub fn empty_database() -> String {
     format!("{}/{name}", server())
 }
 
-pub fn lease(ttl_ms: u64, transition_ms: u64) -> Lease {
-    Lease::new(
-        Duration::from_millis(ttl_ms),
-        Duration::from_millis(transition_ms),
-    )
-    .unwrap()
+/// The table as Simba's script makes it.
+pub const SEEDS_TABLE: &str = "CREATE TABLE simba_mutex (
+    mutex         VARCHAR(66)     NOT NULL PRIMARY KEY COMMENT 'mutex name',
+    acquired_at   BIGINT UNSIGNED NOT NULL,
+    ttl_at        BIGINT UNSIGNED NOT NULL,
+    transition_at BIGINT UNSIGNED NOT NULL,
+    owner_id      CHAR(32)        NOT NULL,
+    version       INT UNSIGNED    NOT NULL
+)";
+
+/// A server of its own with our table, and the URL of its database `app`.
+pub fn own_server(args: &[&str]) -> (MariaDbServer, String) {
+    let server = if args.is_empty() {
+        start()
+    } else {
+        MariaDbServer::start_with(args)
+    };
+    let url = server.create_database("app");
+    operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
+    (server, url)
+}
+
+/// Users `one` and `two` of a server of its own, with the password `pw`.
+pub fn create_users(url: &str) {
+    let mut root = operator(url);
+    for user in ["one", "two"] {
+        root.query_drop(format!("CREATE USER {user} IDENTIFIED BY 'pw'"))
+            .unwrap();
+        root.query_drop(format!("GRANT ALL ON app.* TO {user}"))
+            .unwrap();
+    }
+}
+
+/// The URL of the same database through a proxy.
+pub fn through(proxy: &Proxy, url: &str) -> String {
+    let (scheme, rest) = url.split_once('@').unwrap();
+    let (_, database) = rest.split_once('/').unwrap();
+    format!("{scheme}@{}/{database}", proxy.addr())
+}
+
+pub fn contender(factory: &Factory, mutex: &str, id: &str) -> Box<dyn RawContender> {
+    let place = Contender {
+        mutex: mutex.into(),
+        id: id.into(),
+        lease: factory.lease(),
+        purpose: Purpose::Lock,
+    };
+    factory
+        .backend()
+        .unwrap()
+        .contender(&place, &Parker::new().unparker())
+        .unwrap()
 }
 
 pub const fn ms(ms: u64) -> Duration {

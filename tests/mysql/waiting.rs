@@ -1,5 +1,5 @@
-//! Waiting: the queue in the row and in the process, and what goes wrong with whoever waits. Factories
-//! stand for processes where nobody is killed or paused.
+//! Waiting: the queue in the row and in the process, and what goes wrong with those that wait. Factories
+//! stand for processes where none is killed or paused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,26 +7,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, next, started};
-use crate::server::{HANG, database, ms, operator, start, status};
+use crate::server::{
+    HANG, SEEDS_TABLE, create_users, database, empty_database, ms, operator, own_server, status,
+    through,
+};
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender, Wakeups};
 use contend::{AcquireOutcome, EventKind, Factory, Locker, Moment, Parker, Probe};
 use mysql::Conn;
 use mysql::prelude::Queryable;
-use testbed::{MariaDbServer, Proxy, cpu_time, wait_until, within};
+use testbed::{Proxy, cpu_time, wait_until, within};
 
 fn connect(url: &str, parameters: &str) -> Factory {
     contend::connect(&format!("{url}?{parameters}")).unwrap()
-}
-
-fn own_server(args: &[&str]) -> (MariaDbServer, String) {
-    let server = if args.is_empty() {
-        start()
-    } else {
-        MariaDbServer::start_with(args)
-    };
-    let url = server.create_database("waiting");
-    operator(&url).query_drop(contend::mysql::INIT_SQL).unwrap();
-    (server, url)
 }
 
 fn locker(factory: &Factory, mutex: &str) -> Locker {
@@ -97,24 +89,9 @@ fn time_to_own(url: &str, mutex: &str) -> Duration {
     connected.elapsed()
 }
 
-/// Review 2: a free mutex was refused to fresh contenders without end.
+/// A third party's `GET_LOCK` on a name kept a free mutex from fresh contenders without end.
 #[test]
-fn a_guard_held_past_its_lease_keeps_nobody_out() {
-    within(HANG, || {
-        let url = database();
-        let factory = connect(&url, "ttl=1s&transition=500ms");
-        let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
-        let _guard = locker.lock().unwrap();
-        thread::sleep(ms(1_700));
-        let took = time_to_own(&url, "m");
-        println!("past its lease: owned after {took:?}");
-        assert!(took < Duration::from_secs(5), "{took:?}");
-    });
-}
-
-/// Review 2: a third party's `GET_LOCK` on a name did the same.
-#[test]
-fn names_held_by_somebody_else_keep_nobody_out() {
+fn names_held_by_a_stranger_keep_no_contender_out() {
     within(HANG, || {
         let url = database();
         let mut other = operator(&url);
@@ -144,14 +121,14 @@ fn names_held_by_somebody_else_keep_nobody_out() {
     });
 }
 
-/// Review 4 and 6: a waiter whose connections are silently dropped costs the claim time, twice at most,
+/// A waiter whose connections are silently dropped costs the claim time, twice at most,
 /// and the waiter itself notices within seconds.
 #[test]
-fn a_silently_dropped_waiter_delays_others_by_the_claim_time_and_comes_back() {
+fn silently_dropped_waiter_delays_others_by_the_claim_time() {
     within(HANG, || {
         let (server, url) = own_server(&[]);
         let proxy = Proxy::to(server.addr());
-        let through = url.replace(&server.addr().to_string(), &proxy.addr().to_string());
+        let through = through(&proxy, &url);
         let holder = connect(&url, "ttl=30s");
         let guard = locker(&holder, "m").lock().unwrap();
         let dark = connect(&through, "ttl=2s&transition=1s");
@@ -167,9 +144,9 @@ fn a_silently_dropped_waiter_delays_others_by_the_claim_time_and_comes_back() {
     });
 }
 
-/// Review 6: connections of a waiter that are silent for longer than the server allows lost its place.
+/// A waiter whose connections were silent for longer than the server allows lost its place.
 #[test]
-fn a_server_that_closes_idle_connections_soon_costs_nobody_its_place() {
+fn closed_idle_connections_cost_no_waiter_its_place() {
     within(HANG, || {
         let (_server, url) = own_server(&["--wait-timeout=2"]);
         let holder = connect(&url, "ttl=30s");
@@ -211,13 +188,13 @@ fn a_server_that_closes_idle_connections_soon_costs_nobody_its_place() {
     });
 }
 
-/// Review 7: 95 KILLs a second for five waiters whose connections were gone.
+/// 95 KILLs a second for five waiters whose connections were gone.
 #[test]
-fn waiters_that_lost_their_connections_are_not_killed_again_and_again() {
+fn disconnected_waiters_are_not_killed_again_and_again() {
     within(HANG, || {
         let (server, url) = own_server(&[]);
         let proxy = Proxy::to(server.addr());
-        let through = url.replace(&server.addr().to_string(), &proxy.addr().to_string());
+        let through = through(&proxy, &url);
         let holder = connect(&url, "ttl=30s");
         let guard = locker(&holder, "m").lock().unwrap();
         let waits: Vec<_> = (0..5)
@@ -241,45 +218,9 @@ fn waiters_that_lost_their_connections_are_not_killed_again_and_again() {
     });
 }
 
-/// A process that died is passed over at once: nobody holds its name.
-#[test]
-fn a_killed_waiter_is_passed_over() {
-    within(HANG, || {
-        let (server, url) = own_server(&[]);
-        let proxy = Proxy::to(server.addr());
-        let through = url.replace(&server.addr().to_string(), &proxy.addr().to_string());
-        let mut worst = Duration::ZERO;
-        for _ in 0..5 {
-            let holder = connect(&url, "ttl=30s");
-            let guard = locker(&holder, "m").lock().unwrap();
-            let doomed = connect(&through, "ttl=30s");
-            let (raw, _parker) = registers_and_sleeps(&doomed, "m");
-            wait_for_tokens(&url, "m", 1);
-            // As the kernel does for a process that was killed; it does not come back.
-            proxy.refuse();
-            proxy.cut();
-            let mut conn = operator(&url);
-            wait_until(PATIENCE, "the server has noticed", || {
-                let held: Option<i64> = conn
-                    .query_first(
-                        "SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User lock'",
-                    )
-                    .unwrap();
-                held == Some(0)
-            });
-            guard.unlock().unwrap();
-            worst = worst.max(time_to_own(&url, "m"));
-            drop((raw, doomed));
-            proxy.pass();
-        }
-        println!("killed waiter: owned after {worst:?} at most");
-        assert!(worst < Duration::from_secs(5), "{worst:?}");
-    });
-}
-
 /// A waiter that is paused keeps what it is handed for the claim time, and no longer.
 #[test]
-fn a_paused_waiter_delays_others_by_the_claim_time() {
+fn paused_waiter_delays_others_by_the_claim_time() {
     within(HANG, || {
         let url = database();
         let holder = connect(&url, "ttl=30s");
@@ -299,9 +240,9 @@ fn a_paused_waiter_delays_others_by_the_claim_time() {
     });
 }
 
-/// Review 5: an acquire that arrives when nobody wants it any more does nothing.
+/// An acquire that arrives after its caller gave up does nothing.
 #[test]
-fn an_acquire_that_arrives_too_late_does_nothing() {
+fn late_acquire_does_nothing() {
     within(HANG, || {
         let (server, url) = own_server(&[]);
         let factory = connect(&url, "ttl=2s&transition=30s");
@@ -342,18 +283,12 @@ fn clock_that_was_set_back_leaves_no_lease_ahead() {
     });
 }
 
-/// "The server refuses": another account's waiters cannot be killed. They poll, and nobody is shut out.
+/// Another account's waiters cannot be killed. They poll, and none is shut out.
 #[test]
-fn a_waiter_of_another_account_polls() {
+fn waiter_of_another_account_polls() {
     within(HANG, || {
         let (_server, url) = own_server(&[]);
-        let mut root = operator(&url);
-        for user in ["one", "two"] {
-            root.query_drop(format!("CREATE USER {user} IDENTIFIED BY 'pw'"))
-                .unwrap();
-            root.query_drop(format!("GRANT ALL ON waiting.* TO {user}"))
-                .unwrap();
-        }
+        create_users(&url);
         let as_user = |user: &str| url.replace("root@", &format!("{user}:pw@"));
         let one = connect(&as_user("one"), "ttl=30s");
         let two = connect(&as_user("two"), "ttl=30s");
@@ -376,9 +311,9 @@ fn a_waiter_of_another_account_polls() {
     });
 }
 
-/// Review (low): a limit on the time of statements ended waits.
+/// A limit on the time of statements ended waits.
 #[test]
-fn a_limit_on_statements_does_not_end_waits() {
+fn limit_on_statements_ends_no_wait() {
     within(HANG, || {
         let limit = if testbed::is_mysql() {
             "--max-execution-time=300"
@@ -399,7 +334,7 @@ fn a_limit_on_statements_does_not_end_waits() {
     });
 }
 
-/// Rule "trouble is visible": why contenders poll is known.
+/// Why contenders poll is known.
 #[test]
 fn whether_contenders_are_woken_is_visible() {
     within(HANG, || {
@@ -425,9 +360,8 @@ fn whether_contenders_are_woken_is_visible() {
     });
 }
 
-/// The list of waiting processes is full: whoever does not fit in polls.
 #[test]
-fn a_process_that_does_not_fit_in_the_list_polls() {
+fn process_beyond_the_full_list_polls() {
     within(HANG, || {
         let url = database();
         let mut conn = operator(&url);
@@ -450,9 +384,9 @@ fn a_process_that_does_not_fit_in_the_list_polls() {
     });
 }
 
-/// Rule "dropping is stopping": the last waiter is dropped without a word, and its token goes.
+/// The last waiter is dropped without a word, and its token goes.
 #[test]
-fn a_dropped_contender_leaves_no_token() {
+fn dropped_contender_leaves_no_token() {
     within(HANG, || {
         let url = database();
         let holder = connect(&url, "ttl=30s");
@@ -472,7 +406,7 @@ fn questions(conn: &mut Conn) -> u64 {
 
 /// Two statements for an uncontended cycle, and two for a hand-off inside a process.
 #[test]
-fn a_cycle_is_two_statements_also_where_others_of_the_process_wait() {
+fn cycle_is_two_statements_with_waiters_and_without() {
     within(HANG, || {
         let (_server, url) = own_server(&[]);
         let mut conn = operator(&url);
@@ -509,13 +443,17 @@ fn a_cycle_is_two_statements_also_where_others_of_the_process_wait() {
     });
 }
 
-/// A mixed fleet: the statements of Simba 3.1 and of Simba 4 beside ours, on our table. How many turns each
-/// takes depends on who polls how often; that each takes turns, and nobody beside another, does not.
+/// A mixed fleet: the statements of Simba 3.1 and of Simba 4 beside ours, on Simba's own table after
+/// the script that upgrades it. How many turns each
+/// takes depends on who polls how often; that each takes turns, and none beside another, does not.
 #[test]
 fn simba_contenders_take_turns_with_ours() {
     const TURNS: usize = 10;
     within(HANG, || {
-        let url = database();
+        let url = empty_database();
+        let mut conn = operator(&url);
+        conn.query_drop(SEEDS_TABLE).unwrap();
+        conn.query_drop(contend::mysql::UPGRADE_SQL).unwrap();
         drop(locker(&connect(&url, ""), "m").lock().unwrap());
         let over = AtomicBool::new(false);
         let turns: [AtomicUsize; 3] = Default::default();
@@ -568,7 +506,8 @@ fn simba_contenders_take_turns_with_ours() {
             }
         };
         let ours = || {
-            let locker = locker(&connect(&url, "poll_interval=20ms"), "m");
+            let factory = connect(&url, "poll_interval=20ms");
+            let locker = factory.locker("m").id("i".repeat(128)).build().unwrap();
             while !over.load(Ordering::SeqCst) {
                 let guard = locker.lock().unwrap();
                 take_turn(2, Some(guard.fence()));
@@ -620,7 +559,7 @@ fn outage_is_met_by_one_locker_of_a_process() {
     within(HANG, || {
         let (server, url) = own_server(&[]);
         let proxy = Proxy::to(server.addr());
-        let through = url.replace(&server.addr().to_string(), &proxy.addr().to_string());
+        let through = through(&proxy, &url);
         let holder = connect(&url, "ttl=60s");
         let guard = locker(&holder, "m").lock().unwrap();
         let attempts = Arc::new(Attempts::default());
@@ -659,18 +598,12 @@ fn outage_is_met_by_one_locker_of_a_process() {
 fn refused_kill_leaves_wake_ups_on() {
     within(HANG, || {
         let (server, url) = own_server(&[]);
-        let mut root = operator(&url);
-        for user in ["one", "two"] {
-            root.query_drop(format!("CREATE USER {user} IDENTIFIED BY 'pw'"))
-                .unwrap();
-            root.query_drop(format!("GRANT ALL ON waiting.* TO {user}"))
-                .unwrap();
-        }
+        create_users(&url);
         let holder = connect(&url, "ttl=30s");
         let guard = locker(&holder, "m").lock().unwrap();
         // The account changes after the first log-in: connections of the pool may not kill the one that waits.
         let log_ins = AtomicUsize::new(0);
-        let factory = contend::mysql::Builder::new("127.0.0.1", "waiting")
+        let factory = contend::mysql::Builder::new("127.0.0.1", "app")
             .port(server.addr().port())
             .credentials(move || {
                 let is_first = log_ins.fetch_add(1, Ordering::SeqCst) == 0;
