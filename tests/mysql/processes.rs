@@ -1,5 +1,4 @@
-//! Processes that share mutexes, and a server that hangs under many services. Small by default; the
-//! environment sets the sizes for the measurements.
+//! Processes that share mutexes, and a server that hangs under many services.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdout, Command};
@@ -14,14 +13,6 @@ use mysql::prelude::Queryable;
 use testbed::{Output, Process, Proxy, cpu_time, wait_until, within};
 
 const CHILD: &str = "CONTEND_MYSQL_CHILD";
-
-/// The size of a test, from the environment.
-pub fn size(variable: &str, default: u64) -> u64 {
-    let size = std::env::var(variable);
-    size.ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(default)
-}
 
 /// Not a test of its own: what the processes of the tests do.
 #[test]
@@ -99,12 +90,12 @@ fn take_turns(url: &str, lockers: usize, seconds: u64) {
     println!("COUNTS {}", counts.join(" "));
 }
 
-/// One process starved the others, 3,538 locks against 3 to 29 (`CONTEND_TURNS_SECONDS=10`).
+/// One process starved the others, 3,538 locks against 3 to 29.
 #[test]
 fn processes_take_turns_whatever_their_lockers() {
     within(HANG, || {
         let url = database();
-        let seconds = size("CONTEND_TURNS_SECONDS", 3);
+        let seconds = 3;
         let processes = [4, 4, 1].map(|lockers| spawn("turns", &url, lockers, seconds));
         let mut outputs = processes
             .each_ref()
@@ -149,7 +140,7 @@ fn wait(url: &str, mutexes: usize) {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// Two connections per process wait, for any number of mutexes (`CONTEND_WAITING_PROCESSES=12`).
+/// Two connections per process wait, for any number of mutexes.
 #[test]
 fn two_connections_of_a_process_wait_for_any_number_of_mutexes() {
     within(HANG, || {
@@ -170,9 +161,7 @@ fn two_connections_of_a_process_wait_for_any_number_of_mutexes() {
             );
             conn.query_first(sql).unwrap().unwrap()
         };
-        let processes: Vec<Process> = (0..size("CONTEND_WAITING_PROCESSES", 2))
-            .map(|_| spawn("waits", &url, MUTEXES, 0))
-            .collect();
+        let processes: Vec<Process> = (0..2).map(|_| spawn("waits", &url, MUTEXES, 0)).collect();
         for process in &processes {
             line(&mut BufReader::new(process.take_stdout().unwrap()), "WAITS");
         }
@@ -197,14 +186,11 @@ fn two_connections_of_a_process_wait_for_any_number_of_mutexes() {
     });
 }
 
-/// A server that hangs is not hammered with handshakes, and a dropped factory goes. `CONTEND_HUNG_SECONDS=60 CONTEND_HUNG_SERVICES=50` for the long run.
+/// A server that hangs is not hammered with handshakes, and a dropped factory goes.
 #[test]
 fn hung_server_is_knocked_at_ever_more_slowly() {
-    let (seconds, count) = (
-        size("CONTEND_HUNG_SECONDS", 6),
-        size("CONTEND_HUNG_SERVICES", 8),
-    );
-    within(HANG + Duration::from_secs(seconds), || {
+    let (seconds, count) = (6, 8);
+    within(HANG, || {
         let (server, url) = own_server(&["--max-connect-errors=20"]);
         let proxy = Proxy::to(server.addr());
         let through = through(&proxy, &url);
@@ -238,7 +224,7 @@ fn hung_server_is_knocked_at_ever_more_slowly() {
         let took = began.elapsed();
         println!("dropping {count} services while it hangs: {took:?}");
         // One after the other, each with a last call.
-        assert!(took < Duration::from_secs(2 * count), "{took:?}");
+        assert!(took < Duration::from_secs(2) * count, "{took:?}");
         wait_until(Duration::from_secs(10), "no connection is left", || {
             connections_to(proxy.port()) == 0
         });

@@ -1,5 +1,5 @@
 // A Curator peer: takes turns at one path with LeaderLatch, and says so on standard output.
-// Arguments: servers, path, id, session timeout in ms, link to the owner's id, there while somebody owns.
+// Arguments: servers, path, id, session timeout in ms, link to the owner's id, there while a peer owns.
 
 import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.Files;

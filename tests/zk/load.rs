@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::conformance::elsewhere;
 use crate::support::{
-    CREATOR, HANG, PATIENCE, Verbs, builder, factory, line, name, number, packets, session, soon,
+    CREATOR, HANG, PATIENCE, Verbs, builder, factory, line, name, packets, session, soon,
 };
 use contend::ErrorKind;
 use contend::zk::Mode;
@@ -48,12 +48,11 @@ fn more_mutexes_cost_no_more_each() {
     });
 }
 
-/// `CONTEND_STORM_CONTENDERS` services of one process on busy processors (150 by default). When they started together, each read the whole line again and again, until the
-/// server died; and idle they polled quadratically.
+/// On busy processors. When 150 started together, each read the whole line again and again, until the server died;
+/// and idle they polled quadratically.
 #[test]
 fn many_contenders_share_a_session_and_ask_little() {
-    let count = number("CONTEND_STORM_CONTENDERS", 150);
-    let timeout = Duration::from_millis(number("CONTEND_STORM_T_MS", 6_000));
+    let (count, timeout) = (150, Duration::from_secs(6));
     within(HANG * 3, || {
         let server = ZooKeeperServer::start();
         let proxy = Proxy::to(server.addr());
@@ -76,7 +75,7 @@ fn many_contenders_share_a_session_and_ask_little() {
         });
         let led = began.elapsed();
         wait_until(PATIENCE * 2, "all stand in line", || {
-            line(&reader, &mutex).len() as u64 == count
+            line(&reader, &mutex).len() == services.len()
         });
         let in_line = began.elapsed();
         wait_until(PATIENCE * 2, "all know who leads", || {
@@ -85,7 +84,7 @@ fn many_contenders_share_a_session_and_ask_little() {
                 .all(|service| service.is_owner() || service.state().after().has_owner())
         });
         // The reader's own, and heartbeats, are among them.
-        let each = (packets(&server) - asked) as f64 / count as f64;
+        let each = (packets(&server) - asked) as f64 / f64::from(count);
         println!(
             "{count} contenders, T = {timeout:?}: a leader after {led:?}, all in line after {in_line:?}, {each:.1} \
              requests each, server alive: {}",
@@ -102,7 +101,7 @@ fn many_contenders_share_a_session_and_ask_little() {
         let requests = (packets(&server) - asked) as f64 / span.as_secs_f64();
         let rate = (proxy.bytes_to_client() - bytes) as f64 / span.as_secs_f64();
         println!("idle: {requests:.0} requests/s, {rate:.0} bytes/s to the client");
-        let looks = count as f64 / timeout.as_secs_f64();
+        let looks = f64::from(count) / timeout.as_secs_f64();
         let beats = 2.0 * 24.0 / timeout.as_secs_f64();
         assert!(
             requests < 3.0 * (looks + beats) + 20.0,
@@ -112,11 +111,11 @@ fn many_contenders_share_a_session_and_ask_little() {
     });
 }
 
-/// `CONTEND_OUTAGE_TRIES` attempts fail (20,000 by default): each failure left an orphan for a node that was never asked for, and 20,000 of them
+/// Each failure left an orphan for a node that was never asked for, and 20,000 of them
 /// made 40,067 requests on reconnect and kept the first lock waiting for 8.6 s.
 #[test]
 fn failed_tries_leave_nothing() {
-    let tries = number("CONTEND_OUTAGE_TRIES", 20_000);
+    let tries = 20_000;
     within(HANG * 3, || {
         let server = ZooKeeperServer::start();
         let proxy = Proxy::to(server.addr());

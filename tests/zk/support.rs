@@ -27,11 +27,6 @@ pub fn soon() -> Moment {
     Moment::now() + Duration::from_secs(20)
 }
 
-/// A number from the environment.
-pub fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
-}
-
 /// How many requests the server has received; pings and questions like this one are among them.
 pub fn packets(server: &testbed::ZooKeeperServer) -> u64 {
     let answer = server.four_letter("srvr").unwrap();
@@ -282,12 +277,6 @@ impl Rivals {
             leader.is_some()
         });
         (leader.unwrap(), began.elapsed())
-    }
-
-    pub fn wait_for_none(&self) -> Duration {
-        let began = Instant::now();
-        wait_until(PATIENCE, "none leads", || self.leader().is_none());
-        began.elapsed()
     }
 
     /// Ends the test: no two ever believed at once.
