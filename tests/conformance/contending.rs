@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use contend::{ErrorKind, EventKind, Factory, MutexContendService, Status, Wakeups};
+use contend::{ErrorKind, EventKind, MutexContendService, Status};
 use parking_lot::Mutex;
 use testbed::wait_until;
 
@@ -138,9 +138,6 @@ pub fn waiters_own_in_order(subject: &Subject) {
     }
     let mutex = name("order");
     let factories = [subject.factory(), subject.factory()];
-    if subject.is_on("mysql") {
-        wake_ups_work(&factories);
-    }
     let (first, events) = started(&factories[0], &mutex, "first");
     next(&events, EventKind::Acquired);
     let waiters: Vec<_> = (0..5)
@@ -161,19 +158,6 @@ pub fn waiters_own_in_order(subject: &Subject) {
             assert!(!later.is_owner(), "{} came before {number}", later.id());
         }
         waiter.stop().unwrap();
-    }
-}
-
-/// A process stands in no line on MySQL until it can be woken, which its first waiter sees to in the background.
-fn wake_ups_work(factories: &[Factory]) {
-    let mutex = name("woken");
-    let (_holder, events) = started(&factories[0], &mutex, "holder");
-    next(&events, EventKind::Acquired);
-    for factory in factories {
-        let _waiter = started(factory, &mutex, "waiter");
-        wait_until(PATIENCE, "it can be woken", || {
-            factory.health().wakeups == Wakeups::Working
-        });
     }
 }
 

@@ -7,7 +7,7 @@ use crate::support::{
     CREATOR, HANG, PATIENCE, Verbs, builder, contender, factory, granted, line, long_seat, name,
     session, soon,
 };
-use contend::backend::{Attempt, OnRefusal, Purpose};
+use contend::backend::{OnRefusal, Purpose};
 use contend::zk::Mode;
 use contend::{ErrorKind, Lease, Moment};
 use testbed::{ZooKeeperServer, wait_until, within};
