@@ -38,7 +38,7 @@ struct Inner {
 struct Calls {
     woken: bool,
     message: bool,
-    stopped: bool,
+    stopped_at: Option<Moment>,
 }
 
 /// Why a thread is not parked any more.
@@ -71,21 +71,27 @@ impl Parker {
 
     /// Asks the thread to stop.
     pub fn stop(&self) {
-        self.inner.calls.lock().stopped = true;
+        let now = Moment::now();
+        self.inner.calls.lock().stopped_at.get_or_insert(now);
         self.inner.changed.notify_all();
+    }
+
+    /// Returns when it was stopped first.
+    pub(crate) fn stopped_at(&self) -> Option<Moment> {
+        self.inner.calls.lock().stopped_at
     }
 
     /// Returns `true` if the thread was asked to stop.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
-        self.inner.calls.lock().stopped
+        self.stopped_at().is_some()
     }
 
     /// Sleeps until unparked, or until `deadline`. A wake-up is consumed, a stop is not.
     pub fn park(&self, deadline: Moment) -> Unparked {
         let mut calls = self.inner.calls.lock();
         loop {
-            if calls.stopped {
+            if calls.stopped_at.is_some() {
                 return Unparked::Stop;
             }
             if std::mem::take(&mut calls.message) {

@@ -74,6 +74,7 @@ pub(crate) struct Inner {
 type Inbox = Mutex<Option<VecDeque<Resign>>>;
 
 struct Resign {
+    asked_at: Moment,
     rest: Duration,
     done: Sender<Result<()>>,
 }
@@ -170,7 +171,12 @@ impl MutexContendService {
     pub fn resign_for(&self, rest: Duration) -> Result<()> {
         let inner = self.inner.get()?;
         let (done, over) = bounded(1);
-        inner.send(Resign { rest, done })?;
+        let asked_at = Moment::now();
+        inner.send(Resign {
+            asked_at,
+            rest,
+            done,
+        })?;
         if inner.lifecycle.is_inside() {
             return Ok(());
         }
@@ -438,7 +444,7 @@ impl Worker {
         while !parker.is_stopped() && (self.lead_without_listener || !self.delivery.is_abandoned())
         {
             if let Some(resign) = self.next_message() {
-                let released = self.give_up();
+                let released = self.give_up(resign.asked_at);
                 let at = Moment::now() + resign.rest;
                 self.runner.contend_at(at, OnRefusal::Enqueue);
                 let _ = resign.done.send(released);
@@ -455,7 +461,8 @@ impl Worker {
             self.report();
             self.delivery.catch_up();
         }
-        if let Err(error) = self.give_up() {
+        let asked_at = parker.stopped_at().unwrap_or_else(Moment::now);
+        if let Err(error) = self.give_up(asked_at) {
             log::warn!("{error}");
         }
         if !parker.is_stopped() {
@@ -471,8 +478,10 @@ impl Worker {
         self.inbox.lock().as_mut()?.pop_front()
     }
 
-    /// Released is delivered and its callback has returned before the release is sent, up to the end of the lease.
-    fn give_up(&mut self) -> Result<()> {
+    /// Released is delivered and its callback has returned before the release is sent, up to the end of the lease. A
+    /// call that was under way at `asked_at` and the release share one request limit.
+    fn give_up(&mut self, asked_at: Moment) -> Result<()> {
+        let spent = Moment::now() - asked_at;
         let released = self.runner.step_down(LossReason::Released);
         self.announce(released);
         let Contender {
@@ -486,7 +495,9 @@ impl Worker {
                 "{mutex}: the callback for Released outlasted the lease; another contender may own by now"
             );
         }
-        let left = self.runner.leave(Moment::now() + lease.request_limit());
+        let left = self
+            .runner
+            .leave(Moment::now() + lease.request_limit().saturating_sub(spent));
         left.map(drop).map_err(|error| {
             let what = format_args!("{mutex}: {id}: not released; the lease ends by itself");
             error.context(what)
