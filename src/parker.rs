@@ -71,8 +71,7 @@ impl Parker {
 
     /// Asks the thread to stop.
     pub fn stop(&self) {
-        let now = Moment::now();
-        self.inner.calls.lock().stopped_at.get_or_insert(now);
+        (self.inner.calls.lock().stopped_at).get_or_insert_with(Moment::now);
         self.inner.changed.notify_all();
     }
 

@@ -461,8 +461,7 @@ impl Worker {
             self.report();
             self.delivery.catch_up();
         }
-        let asked_at = parker.stopped_at().unwrap_or_else(Moment::now);
-        if let Err(error) = self.give_up(asked_at) {
+        if let Err(error) = self.give_up(parker.stopped_at().unwrap_or_else(Moment::now)) {
             log::warn!("{error}");
         }
         if !parker.is_stopped() {

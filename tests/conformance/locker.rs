@@ -80,7 +80,8 @@ pub fn lockers_lock_in_order(subject: &Subject) {
                 drop(guard);
             });
             wait_until(PATIENCE, "it stands in the queue", || {
-                queued.lock().contains(&id)
+                let queue = factory.participants(&mutex);
+                queued.lock().contains(&id) && queue.is_ok_and(|queue| queue.len() > number)
             });
             thread
         })
