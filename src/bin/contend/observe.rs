@@ -23,7 +23,7 @@ pub struct Observe {
 
 impl Observe {
     pub fn run(&self, connection: &Connection, console: Console) -> Result<u8, Failure> {
-        let signals = signals::receive(&[SIGTERM, SIGINT]);
+        let (signals, _) = signals::receive(&[SIGTERM, SIGINT]);
         let factory = connection.checked_factory()?;
         let (observer, owners) = factory.observe(&self.mutex).channel()?;
         observer.start()?;

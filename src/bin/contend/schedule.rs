@@ -92,7 +92,7 @@ struct Pace {
 impl Schedule {
     pub fn run(self, connection: &Connection, console: Console) -> Result<u8, Failure> {
         let schedule = self.schedule()?;
-        let signals = signals::receive(&[SIGTERM, SIGINT]);
+        let (signals, _) = signals::receive(&[SIGTERM, SIGINT]);
         let factory = connection.checked_factory()?;
         let contender = self.contender.on(&factory);
         let (reporter, no_reader) =
