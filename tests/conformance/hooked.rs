@@ -72,6 +72,19 @@ impl Switch {
     }
 }
 
+/// The same factory: while the switch is on, all calls fail. Only leaving works.
+pub fn failing(factory: &Factory) -> (Factory, Switch) {
+    let broken = Switch::default();
+    let is_broken = broken.clone();
+    let factory = around(factory, move |when, call, _, _| {
+        if when == When::Before && call != Call::Withdraw && is_broken.is_on() {
+            return Err(Error::new(ErrorKind::Unreachable, "broken on request"));
+        }
+        Ok(())
+    });
+    (factory, broken)
+}
+
 /// The same factory: while the switch is on, the calls that `which` names take as long as they may, and have no
 /// answer.
 pub fn hanging(
