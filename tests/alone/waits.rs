@@ -81,15 +81,14 @@ alone! {
 alone! {
     fn waits_end_on_mysql() {
         within(HANG, || {
-            use mysql::prelude::Queryable;
-            let server = crate::mysql_ground::start();
+            let server = testbed::MariaDbServer::start();
             let url = server.create_database("waits");
-            let mut operator = crate::mysql_ground::operator(&url);
-            operator.query_drop(contend::mysql::INIT_SQL).unwrap();
+            server.sql(&format!("USE waits; {}", contend::mysql::INIT_SQL));
             // One for the process: its contenders queue behind it.
             cancelled("mysql", &url, 1);
             wait_until(PATIENCE, "no connection waits", || {
-                crate::mysql_ground::waiting(&mut operator, &url) == 0
+                let waiting = "FROM information_schema.processlist WHERE state = 'User lock'";
+                server.sql(&format!("SELECT COUNT(*) {waiting}")) == "0"
             });
             paused("mysql", &url, || server.pause());
         });
@@ -104,6 +103,39 @@ alone! {
             let url = server.url();
             cancelled("zk", &url, LOCKERS);
             paused("zk", &url, || server.pause());
+        });
+    }
+}
+
+/// What this process has used of the processors.
+#[cfg(feature = "redis")]
+fn cpu() -> Duration {
+    use rustix::time::{ClockId, clock_gettime};
+    clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap()
+}
+
+#[cfg(feature = "redis")]
+alone! {
+    /// Else those that wait in an outage would keep each other from working on after it.
+    fn thousand_waiters_for_a_connection_use_little_cpu() {
+        within(HANG, || {
+            let server = testbed::RedisServer::start();
+            let factory = contend::connect(&format!("{}?ttl=60s", server.url())).unwrap();
+            factory.ping(Duration::from_secs(20)).unwrap();
+            server.pause();
+            thread::scope(|scope| {
+                for number in 0..1_000 {
+                    let locker = factory.locker(format!("m-{number}")).build().unwrap();
+                    scope.spawn(move || locker.try_lock_for(Duration::from_secs(4)).is_err());
+                }
+                // Until all have begun, and have looked a few times.
+                thread::sleep(Duration::from_millis(1_500));
+                let (began, used) = (Instant::now(), cpu());
+                thread::sleep(Duration::from_millis(1_000));
+                let (took, used) = (began.elapsed(), cpu() - used);
+                assert!(used < took / 2, "{used:?} in {took:?}");
+            });
+            server.resume();
         });
     }
 }

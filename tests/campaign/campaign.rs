@@ -17,6 +17,7 @@ use crate::history::{self, ALL, Journal, Kind, Record, now};
 use crate::masters::Watch;
 use crate::planted::Bug;
 use crate::register::RegisterServer;
+use crate::soak::Soaked;
 use crate::stage::Stage;
 
 /// What is to be done.
@@ -30,6 +31,8 @@ pub struct Plan {
     pub seed: u64,
     pub processes: usize,
     pub plant: Option<Bug>,
+    /// Light faults only, and what grows is watched.
+    pub soak: bool,
 }
 
 /// What came of it.
@@ -37,14 +40,15 @@ pub struct Plan {
 pub struct Outcome {
     pub plan: Plan,
     pub verdict: Verdict,
+    pub soaked: Soaked,
     /// Where the journals are.
     pub folder: PathBuf,
 }
 
 impl Outcome {
-    /// Whether all rules held.
+    /// Whether all rules held, and nothing grew.
     pub fn held(&self) -> bool {
-        self.verdict.violations.is_empty()
+        self.verdict.violations.is_empty() && self.soaked.grown(self.plan.ground).is_empty()
     }
 }
 
@@ -60,10 +64,6 @@ impl fmt::Display for Outcome {
             .iter()
             .map(|(kind, count)| format!("{kind} {count}"));
         let faults = faults.collect::<Vec<_>>().join(", ");
-        let during = match it.without_owner_during.join(", ") {
-            none if none.is_empty() => "no fault".to_owned(),
-            faults => format!("during {faults}"),
-        };
         write!(
             f,
             "campaign {}{plant}: {} acquisitions ({} handed on), {count} faults ({faults}), ",
@@ -90,12 +90,20 @@ impl fmt::Display for Outcome {
         )?;
         write!(
             f,
-            "longest without an owner {:.2} s ({during}), an owner {:.2} s after the faults, seed {}: {}",
-            it.longest_without_owner.as_secs_f64(),
+            "an owner {:.2} s after the faults, seed {}: {}",
             it.owner_after.as_secs_f64(),
             plan.seed,
             if self.held() { "held" } else { "BROKEN" },
-        )
+        )?;
+        if plan.soak {
+            let grown = self.soaked.grown(plan.ground);
+            write!(
+                f,
+                "\nsoak {}, what grew: {grown:?}\n{}",
+                plan.ground, self.soaked
+            )?;
+        }
+        Ok(())
     }
 }
 
@@ -116,7 +124,6 @@ fn promise(ground: Ground) -> Promise {
         ttl: ground.lease().ttl(),
         owner_within: owner_within(ground),
         contended: [LED, LOCKED, SECOND].map(str::to_owned).to_vec(),
-        led: LED.to_owned(),
         period: PERIOD,
         runs_by_wall_clock: matches!(ground, Ground::Zk | Ground::ZkEnsemble),
         capacities: capacities.into(),
@@ -145,7 +152,7 @@ pub fn run(plan: &Plan) -> Outcome {
         journal: &journal,
         end: Instant::now() + plan.ground.lease().ttl() + plan.lasts,
     };
-    Watch::new(servers, &journal).during(places, || {
+    let soaked = Watch::new(servers, &journal).during(places, || {
         let fleet = Fleet::start(
             &stage,
             &registers,
@@ -153,12 +160,13 @@ pub fn run(plan: &Plan) -> Outcome {
             &journal,
             (plan.processes, plan.seed, plan.plant),
         );
-        nemesis.torment(&fleet);
+        let soaked = nemesis.torment(&fleet);
         fleet.stop();
         drop(fleet);
         if let Err(what) = stage.permits_are_back() {
             journal.misbehaved("semaphores", &what);
         }
+        soaked
     });
     let records = history::read(&folder).expect("the journals can be read");
     let verdict = checker::check(&records, &registers.chains(), &promise(plan.ground));
@@ -168,6 +176,7 @@ pub fn run(plan: &Plan) -> Outcome {
     Outcome {
         plan: plan.clone(),
         verdict,
+        soaked,
         folder,
     }
 }
@@ -187,15 +196,18 @@ fn ms(random: &mut StdRng, from: u64, to: u64) -> Duration {
 
 impl Nemesis<'_> {
     /// Lets the faults come, and waits until the processes have recovered.
-    fn torment(&self, fleet: &Fleet<'_>) {
+    fn torment(&self, fleet: &Fleet<'_>) -> Soaked {
         let plan = self.plan;
+        let mut soaked = Soaked::default();
         // In the quiet first all processes find their places.
         thread::sleep(plan.ground.lease().ttl());
         thread::scope(|scope| {
             scope.spawn(|| self.torment_servers());
-            // For a bug that shows in a moment between two healthy processes, they are left alone.
-            if plan.plant != Some(Bug::LeaseFromReply) {
-                scope.spawn(|| self.torment_processes(fleet));
+            if plan.soak {
+                soaked = Soaked::watch(self.stage, fleet, self.end);
+            } else if plan.plant != Some(Bug::LeaseFromReply) {
+                // That bug shows in a moment between two healthy processes, which are left alone.
+                self.torment_processes(fleet);
             }
         });
         self.stage.heal();
@@ -205,6 +217,7 @@ impl Nemesis<'_> {
             let recovery = plan.ground.lease().total() * 2 + Duration::from_secs(2);
             thread::sleep(owner_within(plan.ground).min(recovery));
         }
+        soaked
     }
 
     /// The process that most likely owns one of the mutexes.
@@ -219,7 +232,8 @@ impl Nemesis<'_> {
         {
             return provoking;
         }
-        let faults = self.plan.ground.faults();
+        let mut faults = self.plan.ground.faults();
+        faults.retain(|(fault, _)| !self.plan.soak || fault.is_light());
         let weight: u32 = faults.iter().map(|(_, weight)| weight).sum();
         let mut roll = random.random_range(0..weight);
         let drawn = faults.into_iter().find(|(_, weight)| {
@@ -245,7 +259,12 @@ impl Nemesis<'_> {
                 let record = Record::new(kind, &fault.name(), hit).at(begin);
                 self.journal.write(&record.until(now()));
             }
-            thread::sleep(ms(&mut random, 50, 900));
+            let (least, most) = if self.plan.soak {
+                (2_000, 8_000)
+            } else {
+                (50, 900)
+            };
+            thread::sleep(ms(&mut random, least, most));
         }
     }
 

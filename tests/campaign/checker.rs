@@ -19,8 +19,6 @@ pub struct Promise {
     pub owner_within: Duration,
     /// The mutexes that must have an owner then.
     pub contended: Vec<String>,
-    /// The mutex that services want all the time: the longest time without an owner is measured on it.
-    pub led: String,
     /// Runs of a schedule are at least so far apart.
     pub period: Duration,
     /// Whether a step of a client's wall clock may bring runs closer (ZooKeeper tells no time).
@@ -75,10 +73,6 @@ pub struct Verdict {
     pub fenced: (usize, usize),
     /// The same of the registers that do not.
     pub unfenced: (usize, usize),
-    /// The longest time without a leader, faults included.
-    pub longest_without_owner: Duration,
-    /// The faults that touched it, or the ttl before it.
-    pub without_owner_during: Vec<String>,
     /// How long after the end of the faults the last of the mutexes had an owner.
     pub owner_after: Duration,
     /// Scheduled runs.
@@ -330,14 +324,6 @@ impl<'a> History<'a> {
 
     /// What was lost costs time, never the lock.
     fn check_liveness(&mut self, beliefs: &Beliefs) {
-        if let Some(led) = beliefs.get(&self.promise.led) {
-            let (begin, end) = longest_gap(led);
-            let touches =
-                |it: &&&Record| it.from < end && it.until + nanos(self.promise.ttl) > begin;
-            let during = self.faults.iter().filter(touches);
-            self.verdict.without_owner_during = during.map(|it| it.who.clone()).collect();
-            self.verdict.longest_without_owner = Duration::from_nanos(end - begin);
-        }
         let Some(healed) = self.of(Kind::Healed).next().map(|it| it.from) else {
             return;
         };
@@ -481,22 +467,6 @@ fn pair(mutex: &str, older: &Record, newer: &Record) -> String {
     )
 }
 
-/// The longest time that no belief covers.
-fn longest_gap(beliefs: &[Record]) -> (Nanos, Nanos) {
-    let times = beliefs.iter().map(|belief| (belief.from, belief.until));
-    let mut by_time: Vec<(Nanos, Nanos)> = times.collect();
-    by_time.sort_unstable();
-    let mut longest = (0, 0);
-    let mut end = by_time.first().map_or(0, |first| first.0);
-    for (from, until) in by_time {
-        if from.saturating_sub(end) > longest.1 - longest.0 {
-            longest = (end, from);
-        }
-        end = end.max(until);
-    }
-    longest
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -509,7 +479,6 @@ mod tests {
             ttl: Duration::from_millis(100),
             owner_within: Duration::from_millis(50),
             contended: vec!["m".into()],
-            led: "m".into(),
             period: Duration::from_millis(10),
             runs_by_wall_clock: false,
             capacities: HashMap::from([("s".to_owned(), 2)]),
@@ -555,11 +524,6 @@ mod tests {
         let verdict = judge(&turns);
         assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
         assert_eq!(verdict.acquisitions, 3);
-        assert_eq!(verdict.longest_without_owner, Duration::from_millis(5));
-        assert!(verdict.without_owner_during.is_empty());
-        let faults = [fault(31, 33), fault(36, 37)];
-        let verdict = judge(&[&turns[..], &faults].concat());
-        assert_eq!(verdict.without_owner_during, ["x"]);
     }
 
     #[test]

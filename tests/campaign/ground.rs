@@ -204,6 +204,15 @@ impl Fault {
         matches!(self, Fault::OperatorDelete | Fault::Revoke | Fault::Wipe)
     }
 
+    /// Whether it costs connections and time, and no lease.
+    pub fn is_light(self) -> bool {
+        use Fault::*;
+        matches!(
+            self,
+            Cut | Reset | Delay | LoseReply | HoleToClient | FlushScripts | KillSubscribers
+        )
+    }
+
     /// Its name in the records.
     pub fn name(self) -> String {
         format!("{self:?}")

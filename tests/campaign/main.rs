@@ -18,7 +18,6 @@ mod hooked;
 mod masters;
 mod memory_weather;
 mod planted;
-mod promises;
 mod register;
 mod soak;
 mod stage;
@@ -94,6 +93,7 @@ fn short(ground: Ground) -> Plan {
         seed: rand::random_range(0..1_000_000),
         processes: PROCESSES,
         plant: None,
+        soak: false,
     }
 }
 
@@ -106,7 +106,8 @@ fn holds(ground: Ground) {
         verdict.acquisitions > 20 && verdict.handed_on > 0,
         "{outcome}"
     );
-    assert!(verdict.recorded > 0, "{outcome}");
+    let worked = [verdict.recorded, verdict.fenced.0, verdict.unfenced.0];
+    assert!(worked.iter().all(|count| *count > 0), "{outcome}");
     // Sentinel's nemesis does not go on before the master was replaced; a node of a cluster may be back earlier.
     let had = |fault: &str| verdict.faults.contains_key(fault);
     let replaced = had(&Fault::FailOver.name()) || had(&Fault::MemberKill.name());
@@ -189,6 +190,7 @@ struct Asked {
     lasts: Duration,
     seed: u64,
     beside: usize,
+    soak: bool,
 }
 
 fn asked() -> Asked {
@@ -199,6 +201,7 @@ fn asked() -> Asked {
         lasts: Duration::from_secs(60),
         seed: rand::random_range(0..1_000_000),
         beside: 2,
+        soak: false,
     };
     for pair in words.chunks(2) {
         let [option, value] = pair else {
@@ -210,6 +213,7 @@ fn asked() -> Asked {
             "--minutes" => asked.lasts = Duration::from_secs_f64(number() * 60.0),
             "--seed" => asked.seed = value.parse().expect("a number as seed"),
             "--beside" => asked.beside = value.parse().expect("a number of campaigns"),
+            "--soak" => asked.soak = *value == "yes",
             other => panic!("unknown option {other}"),
         }
     }
@@ -234,6 +238,7 @@ fn by_hand() {
                     let plan = Plan {
                         lasts: asked.lasts,
                         seed: asked.seed,
+                        soak: asked.soak,
                         ..short(ground)
                     };
                     if !run(&plan).held() {
@@ -245,36 +250,4 @@ fn by_hand() {
     });
     let broken = broken.into_inner();
     assert!(broken.is_empty(), "a promise was broken on {broken:?}");
-}
-
-/// The process that a soak watches.
-#[test]
-#[ignore = "started by a soak"]
-fn soaked() {
-    soak::main();
-}
-
-/// `./tests/run campaign --soak --backend B --minutes N`.
-#[test]
-#[ignore = "by hand: ./tests/run campaign --soak --minutes N"]
-fn soak_by_hand() {
-    let asked = asked();
-    // Those on whose server leftovers can be counted.
-    let counts = |ground: &Ground| matches!(ground, Ground::Redis | Ground::MySql | Ground::Zk);
-    let grounds: Vec<Ground> = asked.grounds.into_iter().filter(counts).collect();
-    let grown = Mutex::new(Vec::new());
-    // Beside each other: each is idle for most of the time.
-    thread::scope(|scope| {
-        for ground in grounds {
-            let grown = &grown;
-            scope.spawn(move || {
-                let soaked = soak::run(ground, asked.lasts, asked.seed);
-                conclude(&soaked.table());
-                let named = |name| format!("{ground}: {name}");
-                grown.lock().extend(soaked.grown().into_iter().map(named));
-            });
-        }
-    });
-    let grown = grown.into_inner();
-    assert!(grown.is_empty(), "what grew: {grown:?}");
 }

@@ -1,17 +1,15 @@
 //! Backends with a bug in them, to show that the checker would see it: wrapped around the real ones at
 //! the backend's own contract, so that the same four bugs stand in each of them.
 
-use std::fmt;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use crate::checker::Rule;
 use crate::ground::Fault;
-use contend::backend::{
-    Attempt, Backend, Contender, Grant, OnRefusal, RawContender, RawObserver, Renewal,
-};
-use contend::{Factory, Lease, Moment, MutexOwner, Result, Unparker};
+use crate::hooked;
+use contend::backend::{Attempt, Backend, Contender, Grant, OnRefusal, RawContender, Renewal};
+use contend::{Factory, Lease, Moment, MutexOwner, Result};
 
 /// A bug that a lock might have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,65 +62,18 @@ impl Bug {
 
 /// The same factory with a bug.
 pub fn plant(factory: &Factory, bug: Bug) -> Factory {
-    let planted = Planted {
-        inner: factory.backend().expect("a factory of this process"),
-        bug,
-    };
-    Factory::new(Arc::new(planted), factory.lease())
-}
-
-struct Planted {
-    inner: Arc<dyn Backend>,
-    bug: Bug,
-}
-
-impl fmt::Debug for Planted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Planted({:?}, {:?})", self.bug, self.inner)
-    }
-}
-
-impl Backend for Planted {
-    fn realm(&self) -> &str {
-        self.inner.realm()
-    }
-
-    fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
-        Ok(Box::new(PlantedContender {
-            inner: self.inner.contender(contender, wake)?,
-            backend: Arc::clone(&self.inner),
+    let backend = factory.backend().expect("a factory of this process");
+    hooked::wrapping(factory, move |inner, contender| {
+        Box::new(PlantedContender {
+            inner,
+            backend: Arc::clone(&backend),
             contender: contender.clone(),
-            bug: self.bug,
+            bug,
             real_fence: 0,
             by_reply: None,
             refused_by: None,
-        }))
-    }
-
-    fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
-        self.inner.observer(mutex, wake)
-    }
-
-    fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        self.inner.owner(mutex, by)
-    }
-
-    fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
-        self.inner.revoke(mutex, fence, by)
-    }
-
-    fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
-        self.inner.last_run(mutex, by)
-    }
-
-    fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
-        let fence = match self.bug {
-            // The fence that it was granted was replaced by another one.
-            Bug::FenceRepeats => self.inner.owner(mutex, by)?.fence(),
-            _ => fence,
-        };
-        self.inner.record_run(mutex, fence, keep, by)
-    }
+        })
+    })
 }
 
 struct PlantedContender {

@@ -238,17 +238,4 @@ mod tests {
         assert_eq!(acknowledged, [11, 22]);
         assert!(!chain.contains(&11), "a lost write is seen as lost");
     }
-
-    #[test]
-    fn register_answers_over_its_socket() {
-        let server = RegisterServer::start();
-        let mut client = RegisterClient::connect(server.addr(), 3).unwrap();
-        assert_eq!(client.read("fenced-m", 5).unwrap(), Some(0));
-        assert!(client.write("fenced-m", 5, 0, 9).unwrap());
-        assert_eq!(client.read("fenced-m", 4).unwrap(), None);
-        assert!(!client.write("fenced-m", 4, 9, 10).unwrap());
-        assert!(client.write("plain-m", 4, 0, 10).unwrap());
-        assert_eq!(server.last_reader("fenced-m"), Some(3));
-        assert_eq!(server.chains()["fenced-m"], HashSet::from([9]));
-    }
 }

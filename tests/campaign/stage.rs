@@ -102,11 +102,7 @@ impl Stage {
     pub fn url(&self, process: usize) -> String {
         let lease = self.ground.lease();
         let (ttl, transition) = (lease.ttl().as_millis(), lease.transition().as_millis());
-        self.url_with(process, &format!("ttl={ttl}ms&transition={transition}ms"))
-    }
-
-    /// The URL through the proxies of a process, with this lease where the backend takes one.
-    pub fn url_with(&self, process: usize, lease: &str) -> String {
+        let lease = format!("ttl={ttl}ms&transition={transition}ms");
         let proxies = self.proxies[process].iter();
         let hosts: Vec<String> = proxies.map(|proxy| proxy.addr().to_string()).collect();
         let hosts = hosts.join(",");

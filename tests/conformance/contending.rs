@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use contend::{ErrorKind, EventKind, MutexContendService, Status};
+use contend::{ErrorKind, Event, EventKind, MutexContendService, Status};
 use parking_lot::Mutex;
 use testbed::wait_until;
 
-use super::{Faulty, PATIENCE, Subject, name, next, started, wait_for_owner};
+use super::hooked::failing;
+use super::{PATIENCE, Subject, after, name, next, started, wait_for_owner};
 
 pub fn started_service_owns(subject: &Subject) {
     let mutex = name("start");
@@ -232,7 +233,7 @@ pub fn observer_follows_the_owner(subject: &Subject) {
 /// It is gone at the deadline without the backend, and comes back with a new fence.
 pub fn unrenewed_owner_steps_down(subject: &Subject) {
     let mutex = name("lost");
-    let (factory, broken) = Faulty::around(&subject.factory());
+    let (factory, broken) = failing(&subject.factory());
     let (service, events) = factory
         .contend(&mutex)
         .id("a")
@@ -244,7 +245,7 @@ pub fn unrenewed_owner_steps_down(subject: &Subject) {
     let (waiter, _waiting) = started(&subject.factory(), &mutex, "waiter");
     wait_for_owner(&waiter, "a");
 
-    broken.store(true, Ordering::SeqCst);
+    broken.on();
     let cut = Instant::now();
     let failed = next(&events, EventKind::Failed);
     assert_eq!(failed.error.unwrap().kind(), ErrorKind::Unreachable);
@@ -259,7 +260,7 @@ pub fn unrenewed_owner_steps_down(subject: &Subject) {
     assert_eq!(released.fence(), first.fence());
     waiter.stop().unwrap();
 
-    broken.store(false, Ordering::SeqCst);
+    broken.off();
     let again = next(&events, EventKind::Acquired);
     assert!(again.fence() > first.fence());
     assert!(service.last_error().is_none());
@@ -281,27 +282,6 @@ pub fn dropped_service_releases(subject: &Subject) {
     next(&waiting, EventKind::Acquired);
 }
 
-pub fn waiting_service_stops_at_once(subject: &Subject) {
-    let mutex = name("stop-waiting");
-    let factory = subject.factory();
-    let (_owner, events) = started(&factory, &mutex, "owner");
-    next(&events, EventKind::Acquired);
-    let (waiter, waiting) = started(&factory, &mutex, "waiter");
-    wait_for_owner(&waiter, "owner");
-    let began = Instant::now();
-    waiter.stop().unwrap();
-    assert!(
-        began.elapsed() < factory.lease().ttl(),
-        "{:?}",
-        began.elapsed()
-    );
-    assert!(
-        waiting
-            .try_iter()
-            .all(|event| event.kind == EventKind::OwnerChanged)
-    );
-}
-
 pub fn service_stops_at_any_time(subject: &Subject) {
     let mutex = name("stop-any-time");
     let factory = subject.factory();
@@ -317,14 +297,10 @@ pub fn service_stops_at_any_time(subject: &Subject) {
         }
         service.stop().unwrap();
         for event in events.try_iter() {
-            if event.kind == EventKind::OwnerChanged {
-                continue;
+            if event.kind != EventKind::OwnerChanged {
+                assert_eq!(event.kind, expected, "round {round}");
+                expected = after(expected);
             }
-            assert_eq!(event.kind, expected, "round {round}");
-            expected = match expected {
-                EventKind::Acquired => EventKind::Released,
-                _ => EventKind::Acquired,
-            };
         }
         assert_eq!(
             expected,
@@ -348,11 +324,16 @@ pub fn departed_waiter_is_passed_over(subject: &Subject) {
     let factory = subject.factory();
     let (owner, events) = started(&factory, &mutex, "owner");
     next(&events, EventKind::Acquired);
-    let (quitter, _quitting) = started(&factory, &mutex, "quitter");
+    let (quitter, quitting) = started(&factory, &mutex, "quitter");
     wait_for_owner(&quitter, "owner");
     let (stayer, staying) = started(&factory, &mutex, "stayer");
     wait_for_owner(&stayer, "owner");
+    let began = Instant::now();
     quitter.stop().unwrap();
+    let took = began.elapsed();
+    assert!(took < factory.lease().ttl(), "{took:?}");
+    let only_changes = |event: Event| event.kind == EventKind::OwnerChanged;
+    assert!(quitting.try_iter().all(only_changes));
     owner.stop().unwrap();
     next(&staying, EventKind::Acquired);
     assert!(stayer.is_owner());
@@ -373,25 +354,6 @@ pub fn processes_with_one_id_do_not_alternate(subject: &Subject) {
     let acquired = kinds.filter(|kind| *kind == EventKind::Acquired).count();
     println!("{acquired} acquisitions in {:?}", lease.ttl() * 10 / 3);
     assert!((1..=6).contains(&acquired), "{acquired} acquisitions");
-}
-
-pub fn mutexes_are_apart(subject: &Subject) {
-    let factory = subject.factory();
-    let (one, two) = (name("one"), name("two"));
-    let (a, in_one) = started(&factory, &one, "a");
-    let (b, in_two) = started(&factory, &two, "a");
-    next(&in_one, EventKind::Acquired);
-    next(&in_two, EventKind::Acquired);
-    a.stop().unwrap();
-    assert!(b.is_owner());
-    let (again, events) = started(&factory, &one, "b");
-    next(&events, EventKind::Acquired);
-    assert!(again.is_owner() && b.is_owner());
-    assert!(
-        in_two
-            .try_iter()
-            .all(|event| event.kind != EventKind::Released)
-    );
 }
 
 /// What is in the channel when `stop` returns is all there is.

@@ -11,7 +11,7 @@ use contend::backend::{
 use contend::{Lease, Moment, MutexOwner, Parker, Result, Unparked, Wakeups};
 use testbed::wait_until;
 
-use super::{PATIENCE, Subject, name};
+use super::{PATIENCE, Subject, ms, name};
 
 /// What two clocks may differ in the age of a run: the server's resolution, or the writer's wall clock.
 const CLOCKS: Duration = Duration::from_millis(50);
@@ -389,8 +389,4 @@ fn seen_within_the_claim_time(mut round: impl FnMut(usize) -> bool) {
 
 fn by() -> Moment {
     Moment::now() + Duration::from_secs(10)
-}
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
 }

@@ -39,14 +39,31 @@ pub enum When {
 
 type Hook = Arc<dyn Fn(When, Call, &Contender, Moment) -> Result<()> + Send + Sync>;
 
+type Wrap = Arc<dyn Fn(Box<dyn RawContender>, &Contender) -> Box<dyn RawContender> + Send + Sync>;
+
 /// The same factory, whose contenders ask `hook` before and after every call.
 pub fn around(
     factory: &Factory,
     hook: impl Fn(When, Call, &Contender, Moment) -> Result<()> + Send + Sync + 'static,
 ) -> Factory {
-    let backend = factory.backend().unwrap();
-    let realm = backend.realm().to_owned();
-    over(backend, realm, factory.lease(), Arc::new(hook))
+    let hook: Hook = Arc::new(hook);
+    let its = Arc::clone(&hook);
+    let wrap = move |inner, place: &Contender| -> Box<dyn RawContender> {
+        Box::new(HookedContender {
+            inner,
+            place: place.clone(),
+            hook: Arc::clone(&its),
+        })
+    };
+    over(factory, "", hook, Arc::new(wrap))
+}
+
+/// The same factory, with what `wrap` makes of its contenders.
+pub fn wrapping(
+    factory: &Factory,
+    wrap: impl Fn(Box<dyn RawContender>, &Contender) -> Box<dyn RawContender> + Send + Sync + 'static,
+) -> Factory {
+    over(factory, "", Arc::new(|_, _, _, _| Ok(())), Arc::new(wrap))
 }
 
 /// What a test turns on and off while a hook looks.
@@ -70,6 +87,19 @@ impl Switch {
     pub fn take(&self) -> bool {
         self.0.swap(false, Ordering::SeqCst)
     }
+}
+
+/// The same factory: while the switch is on, all calls fail. Only leaving works.
+pub fn failing(factory: &Factory) -> (Factory, Switch) {
+    let broken = Switch::default();
+    let is_broken = broken.clone();
+    let factory = around(factory, move |when, call, _, _| {
+        if when == When::Before && call != Call::Withdraw && is_broken.is_on() {
+            return Err(Error::new(ErrorKind::Unreachable, "broken on request"));
+        }
+        Ok(())
+    });
+    (factory, broken)
 }
 
 /// The same factory: while the switch is on, the calls that `which` names take as long as they may, and have no
@@ -98,18 +128,25 @@ pub fn no_answer() -> Error {
 /// The same mutexes as another process sees them: what this process knows of ids and threads does not
 /// hold there.
 pub fn as_another_process(factory: &Factory) -> Factory {
-    let backend = factory.backend().unwrap();
-    let realm = format!("{} of another process", backend.realm());
+    let hook = Arc::new(|_, _, _: &_, _| Ok(()));
     over(
-        backend,
-        realm,
-        factory.lease(),
-        Arc::new(|_, _, _, _| Ok(())),
+        factory,
+        " of another process",
+        hook,
+        Arc::new(|inner, _| inner),
     )
 }
 
-fn over(inner: Arc<dyn Backend>, realm: String, lease: Lease, hook: Hook) -> Factory {
-    Factory::new(Arc::new(Hooked { inner, realm, hook }), lease)
+fn over(factory: &Factory, of: &str, hook: Hook, wrap: Wrap) -> Factory {
+    let inner = factory.backend().unwrap();
+    let realm = format!("{}{of}", inner.realm());
+    let hooked = Hooked {
+        inner,
+        realm,
+        hook,
+        wrap,
+    };
+    Factory::new(Arc::new(hooked), factory.lease())
 }
 
 /// The same factory, and the list of all calls that are made through it.
@@ -129,6 +166,7 @@ struct Hooked {
     inner: Arc<dyn Backend>,
     realm: String,
     hook: Hook,
+    wrap: Wrap,
 }
 
 impl fmt::Debug for Hooked {
@@ -143,11 +181,7 @@ impl Backend for Hooked {
     }
 
     fn contender(&self, place: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
-        Ok(Box::new(HookedContender {
-            inner: self.inner.contender(place, wake)?,
-            place: place.clone(),
-            hook: Arc::clone(&self.hook),
-        }))
+        Ok((self.wrap)(self.inner.contender(place, wake)?, place))
     }
 
     fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {

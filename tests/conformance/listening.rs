@@ -8,7 +8,7 @@ use contend::{Event, EventKind, Executor, Job, MutexContendService, MutexContend
 use parking_lot::Mutex;
 use testbed::wait_until;
 
-use super::{PATIENCE, Subject, name, started, wait_for_owner};
+use super::{PATIENCE, Subject, after, name, started, wait_for_owner};
 
 pub fn slow_callback_delays_no_renewal(subject: &Subject) {
     let mutex = name("slow");
@@ -122,47 +122,19 @@ pub fn callback_can_stop_its_service(subject: &Subject) {
     slot.lock().take();
 }
 
-pub fn executor_runs_callbacks(subject: &Subject) {
-    let mutex = name("executor");
-    let (jobs, queue) = crossbeam_channel::unbounded::<Job>();
-    let pool = std::thread::Builder::new()
-        .name("the pool".into())
-        .spawn(move || queue.iter().for_each(|job| job()))
-        .unwrap();
-    let executor: Executor = Arc::new(move |job| jobs.send(job).unwrap());
-    let log: Arc<Mutex<Vec<(EventKind, String)>>> = Arc::default();
-    let (acquired, released) = (Arc::clone(&log), Arc::clone(&log));
-    let here = || std::thread::current().name().unwrap_or("").to_owned();
-    let service = subject
-        .factory()
-        .with_executor(executor)
-        .contend(&mutex)
-        .on_acquired(move |event| acquired.lock().push((event.kind, here())))
-        .on_released(move |event| released.lock().push((event.kind, here())))
-        .build()
-        .unwrap();
-    for _ in 0..2 {
-        service.start().unwrap();
-        wait_until(PATIENCE, "it owns", || service.is_owner());
-        service.stop().unwrap();
-    }
-    drop(service);
-    pool.join().unwrap();
-    let log = log.lock();
-    let kinds: Vec<_> = log.iter().map(|(kind, _)| *kind).collect();
-    let pair = [EventKind::Acquired, EventKind::Released];
-    assert_eq!(kinds, [pair, pair].concat());
-    assert!(
-        log.iter().all(|(_, thread)| thread == "the pool"),
-        "{log:?}"
-    );
-}
-
-type Log = Arc<Mutex<Vec<(EventKind, Option<u64>)>>>;
+type Log = Arc<Mutex<Vec<(EventKind, Option<u64>, String)>>>;
 
 struct Own {
     mutex: String,
     log: Log,
+}
+
+impl Own {
+    fn note(&self, event: &Event) {
+        let thread = std::thread::current().name().unwrap_or("").to_owned();
+        let note = (event.kind, event.fence(), thread);
+        self.log.lock().push(note);
+    }
 }
 
 impl MutexContender for Own {
@@ -175,30 +147,41 @@ impl MutexContender for Own {
     }
 
     fn on_acquired(&self, event: &Event) {
-        self.log.lock().push((EventKind::Acquired, event.fence()));
+        self.note(event);
     }
 
     fn on_released(&self, event: &Event) {
-        self.log.lock().push((EventKind::Released, event.fence()));
+        self.note(event);
     }
 }
 
-pub fn own_type_contends(subject: &Subject) {
+pub fn executor_runs_callbacks_of_an_own_type(subject: &Subject) {
+    let (jobs, queue) = crossbeam_channel::unbounded::<Job>();
+    let pool = std::thread::Builder::new()
+        .name("the pool".into())
+        .spawn(move || queue.iter().for_each(|job| job()))
+        .unwrap();
+    let executor: Executor = Arc::new(move |job| jobs.send(job).unwrap());
+    let log = Log::default();
     let own = Own {
-        mutex: name("own"),
-        log: Arc::default(),
+        mutex: name("executor"),
+        log: Arc::clone(&log),
     };
-    let log = Arc::clone(&own.log);
-    let service = subject.factory().contend_as(own).build().unwrap();
+    let factory = subject.factory().with_executor(executor);
+    let service = factory.contend_as(own).build().unwrap();
     assert_eq!(service.id(), "own");
-    service.start().unwrap();
-    wait_until(PATIENCE, "it owns", || service.is_owner());
-    let fence = service.fence();
-    service.stop().unwrap();
-    assert_eq!(
-        *log.lock(),
-        [(EventKind::Acquired, fence), (EventKind::Released, fence)]
-    );
+    let mut expected = Vec::new();
+    for _ in 0..2 {
+        service.start().unwrap();
+        wait_until(PATIENCE, "it owns", || service.is_owner());
+        let fence = service.fence();
+        service.stop().unwrap();
+        let note = |kind| (kind, fence, "the pool".to_owned());
+        expected.extend([EventKind::Acquired, EventKind::Released].map(note));
+    }
+    drop((service, factory));
+    pool.join().unwrap();
+    assert_eq!(*log.lock(), expected);
 }
 
 /// Bounded, whole pairs go, and the next event says how many.
@@ -216,10 +199,7 @@ pub fn full_channel_drops_whole_pairs(subject: &Subject) {
     let mut expected = EventKind::Acquired;
     for event in events.try_iter() {
         assert_eq!(event.kind, expected);
-        expected = match expected {
-            EventKind::Acquired => EventKind::Released,
-            _ => EventKind::Acquired,
-        };
+        expected = after(expected);
         seen += 1 + event.missed;
     }
     assert_eq!(

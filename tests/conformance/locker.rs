@@ -13,8 +13,8 @@ use contend::{Cancel, ErrorKind, EventKind, Locker};
 use parking_lot::Mutex;
 use testbed::wait_until;
 
-use super::hooked::{self, Call, When};
-use super::{Faulty, PATIENCE, Subject, closed, elsewhere, name, next, started};
+use super::hooked::{self, Call, When, failing};
+use super::{PATIENCE, Subject, closed, elsewhere, name, next, started};
 
 pub fn lock_excludes_until_unlocked(subject: &Subject) {
     let mutex = name("lock");
@@ -175,7 +175,7 @@ pub fn guard_is_renewed(subject: &Subject) {
 /// The transition is left to stop in.
 pub fn unrenewed_guard_is_lost(subject: &Subject) {
     let mutex = name("lost");
-    let (factory, broken) = Faulty::around(&subject.factory());
+    let (factory, broken) = failing(&subject.factory());
     let ours = factory.locker(&mutex).id("ours").build().unwrap();
     let theirs = subject
         .factory()
@@ -185,7 +185,7 @@ pub fn unrenewed_guard_is_lost(subject: &Subject) {
         .unwrap();
     let guard = ours.lock().unwrap();
     let (lost, lost_too) = (guard.lost(), guard.lost());
-    broken.store(true, Ordering::SeqCst);
+    broken.on();
     let left = guard.valid_for();
     let began = Instant::now();
     closed(&lost);
@@ -203,7 +203,7 @@ pub fn unrenewed_guard_is_lost(subject: &Subject) {
         assert_eq!(theirs_now.unwrap_err().kind(), ErrorKind::Held);
     }
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
-    broken.store(false, Ordering::SeqCst);
+    broken.off();
     drop(theirs.try_lock_for(PATIENCE).unwrap());
     drop(ours.try_lock_for(PATIENCE).unwrap());
 }
@@ -360,8 +360,13 @@ pub fn fronts_share_ids(subject: &Subject) {
     let mutex = name("one-id");
     let factory = subject.factory();
     let service = factory.contend(&mutex).id("a").build().unwrap();
-    let error = factory.locker(&mutex).id("a").build().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::DuplicateContender);
+    for error in [
+        factory.locker(&mutex).id("a").build().unwrap_err(),
+        factory.contend(&mutex).id("a").build().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::DuplicateContender);
+    }
+    assert!(factory.contend(&mutex).id("b").build().is_ok());
     drop(service);
     let locker = factory.locker(&mutex).id("a").build().unwrap();
     let guard = locker.lock().unwrap();

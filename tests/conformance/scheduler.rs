@@ -1,7 +1,7 @@
 //! Facts about schedulers.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,8 @@ use contend::{Context, ErrorKind, Factory, Missed, RunOutcomeKind, Schedule, Sch
 use crossbeam_channel::{Receiver, unbounded};
 use testbed::wait_until;
 
-use super::{Faulty, PATIENCE, Subject, name};
+use super::hooked::failing;
+use super::{PATIENCE, Subject, name};
 
 pub fn scheduled_work_runs_on_one_leader_and_fails_over(subject: &Subject) {
     let mutex = name("fail-over");
@@ -117,29 +118,10 @@ pub fn a_restarted_scheduler_works_again(subject: &Subject) {
     }
 }
 
-pub fn work_that_fails_or_panics_runs_again(subject: &Subject) {
-    let mutex = name("fails");
-    let runs = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&runs);
-    let schedule = Schedule::with_delay(Duration::from_millis(5));
-    let scheduler = subject.factory().scheduler(&mutex);
-    let scheduler = scheduler
-        .start(schedule, move |_| {
-            match counted.fetch_add(1, Ordering::SeqCst) % 3 {
-                0 => Err("on purpose"),
-                1 => std::panic::resume_unwind(Box::new("on purpose")),
-                _ => Ok(()),
-            }
-        })
-        .unwrap();
-    wait_until(PATIENCE, "seven runs", || runs.load(Ordering::SeqCst) >= 7);
-    scheduler.stop().unwrap();
-}
-
 /// Rule 2, for work: it is told at the end of the ttl, and begins no more until it leads again.
 pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
     let mutex = name("cancelled");
-    let (factory, broken) = Faulty::around(&subject.factory());
+    let (factory, broken) = failing(&subject.factory());
     let (sender, begun) = unbounded();
     let (told, cancelled) = unbounded();
     let long = Arc::new(AtomicBool::new(true));
@@ -157,7 +139,7 @@ pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
     };
     scheduler.start().unwrap();
     let fence = begun.recv_timeout(PATIENCE).unwrap();
-    broken.store(true, Ordering::SeqCst);
+    broken.on();
     let began = Instant::now();
     assert!(!cancelled.recv_timeout(PATIENCE).unwrap());
     assert!(!scheduler.is_leader());
@@ -174,14 +156,14 @@ pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
         "nothing runs without a leader"
     );
 
-    broken.store(false, Ordering::SeqCst);
+    broken.off();
     wait_until(PATIENCE, "it leads and works again", || {
         runs.load(Ordering::SeqCst) > before && scheduler.fence() > Some(fence)
     });
     scheduler.stop().unwrap();
 }
 
-/// DESIGN section 6: the schedule belongs to the mutex. Three processes, rolled over within a period.
+/// The schedule belongs to the mutex. Three processes, rolled over within a period.
 pub fn a_new_leader_goes_on_where_the_last_one_was(subject: &Subject) {
     let mutex = name("goes-on");
     let period = Duration::from_secs(2);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{self, Call, Switch, When, no_answer};
 use crate::conformance::{HANG, PATIENCE, ms, name};
-use contend::{ErrorKind, Executor, Factory, Lease, MutexContendService, Status};
+use contend::{ErrorKind, EventKind, Executor, Factory, Job, Lease, MutexContendService, Status};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
 
@@ -88,22 +88,30 @@ fn stop_reports_a_hanging_callback() {
     });
 }
 
+/// Its callbacks run all the same, and the service leads on.
 #[test]
-fn panicking_executor_does_not_end_the_service() {
+fn failing_executor_costs_no_event() {
     within(HANG, || {
-        // Not `panic!`, which prints a backtrace first where one is asked for: seconds on a busy machine, and it is the
-        // worker that has to print it.
-        let panics: Executor = Arc::new(|_| std::panic::resume_unwind(Box::new("on purpose")));
-        let factory = memory(1_500, 1_000).with_executor(panics);
-        let service = factory.contend("m").on_acquired(|_| ()).build().unwrap();
+        let given = AtomicUsize::new(0);
+        let executor: Executor =
+            Arc::new(move |job: Job| match given.fetch_add(1, Ordering::SeqCst) {
+                // Not `panic!`: the worker would have to print a backtrace, which takes seconds on a busy machine.
+                0..3 => std::panic::resume_unwind(Box::new("on purpose")),
+                3..6 => drop(job),
+                _ => drop(thread::spawn(job)),
+            });
+        // A long ttl: it is not the next renewal that gives the job again.
+        let factory = memory(300_000, 1_000).with_executor(executor);
+        let log: Arc<Mutex<Vec<EventKind>>> = Arc::default();
+        let (gained, lost) = (Arc::clone(&log), Arc::clone(&log));
+        let builder = factory.contend("m");
+        let builder = builder.on_acquired(move |event| gained.lock().push(event.kind));
+        let builder = builder.on_released(move |event| lost.lock().push(event.kind));
+        let service = builder.build().unwrap();
         start(&service);
-        let fence = service.fence();
-        let until = Instant::now() + ms(2_500);
-        while Instant::now() < until {
-            assert_eq!(service.fence(), fence);
-            thread::sleep(ms(10));
-        }
+        wait_until(PATIENCE, "the callback ran", || log.lock().len() == 1);
         service.stop().unwrap();
+        assert_eq!(*log.lock(), [EventKind::Acquired, EventKind::Released]);
     });
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::conformance::{PATIENCE, Subject, lease, ms, next, started, wait_for_owner};
 use contend::backend::{Contender, OnRefusal, Purpose};
 use contend::semaphore::PermitRequest;
-use contend::{ErrorKind, EventKind, Factory, Lease, Moment, Parker};
+use contend::{ErrorKind, EventKind, Factory, Moment, Parker};
 
 /// Keeps the registry while no test has a factory, as a server outlives its clients.
 static SERVER: LazyLock<Factory> = LazyLock::new(factory);
@@ -67,44 +67,6 @@ fn wrong_urls_are_refused_with_what_is_right() {
     }
     let factory = contend::connect("memory://?ttl=3s&transition=1s").unwrap();
     assert_eq!(factory.lease().total().as_secs(), 4);
-}
-
-/// What a user's own test does: the lock is taken away, and the service says so and contends again.
-#[test]
-fn handle_revokes_and_the_owner_hears_of_it() {
-    let factory = contend::memory::factory("handle-revoke", Lease::default());
-    let handle = contend::memory::handle("handle-revoke");
-    assert!(!handle.revoke("m"), "it is free");
-    let (owner, events) = started(&factory, "m", "owner");
-    let first = next(&events, EventKind::Acquired).fence();
-    let (waiter, waiting) = started(&factory, "m", "waiter");
-    wait_for_owner(&waiter, "owner");
-    assert!(handle.revoke("m"));
-    // Long before a renewal is due: it is woken.
-    next(&events, EventKind::Released);
-    let second = next(&waiting, EventKind::Acquired).fence();
-    assert!(second > first);
-    wait_for_owner(&owner, "waiter");
-}
-
-#[test]
-fn unreachable_registry_fails_every_call() {
-    let factory = contend::memory::factory("handle-away", lease());
-    let handle = contend::memory::handle("handle-away");
-    let (service, events) = started(&factory, "m", "a");
-    let first = next(&events, EventKind::Acquired).fence();
-    handle.set_unreachable(true);
-    assert!(!handle.revoke("m"));
-    let error = factory.locker("other").build().unwrap();
-    let error = error.try_lock().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unreachable);
-    next(&events, EventKind::Released);
-    assert_eq!(service.last_error().unwrap().kind(), ErrorKind::Unreachable);
-    handle.set_unreachable(false);
-    let second = next(&events, EventKind::Acquired).fence();
-    assert!(second > first);
-    assert!(service.last_error().is_none());
-    drop(factory.locker("other").build().unwrap().try_lock().unwrap());
 }
 
 /// Those of a holder that is dead, as far as the backend can tell, come back after its ttl and a quarter of it.

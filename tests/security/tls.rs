@@ -154,25 +154,3 @@ fn zookeeper_lets_only_the_proven_in() {
         });
     });
 }
-
-/// Files that cannot work are refused before anything is asked of a server.
-#[test]
-fn unusable_certificates_are_refused_at_once() {
-    let made = Certificates::make();
-    for url in [
-        "redis://127.0.0.1:1?tls=true",
-        "mysql://127.0.0.1:1/d?tls=true",
-        "zk://127.0.0.1:1?tls=true",
-    ] {
-        for (parameters, named) in [
-            (format!("tls_ca={}", made.file("none.pem")), "tls_ca"),
-            (format!("tls_cert={}", made.file("client.pem")), "together"),
-        ] {
-            let error = contend::connect(&format!("{url}&{parameters}")).unwrap_err();
-            assert!(
-                error.to_string().contains(named),
-                "{url} {parameters}: {error}"
-            );
-        }
-    }
-}

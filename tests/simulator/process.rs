@@ -197,27 +197,28 @@ impl Process {
 
     fn serve(self: &Arc<Process>, factory: &Factory) {
         let stage = self.stage();
+        let mut factory = factory.clone();
+        if stage.lock().dice.chance(300) {
+            let process = Arc::clone(self);
+            factory = factory.with_executor(Arc::new(move |job: Job| {
+                let stage = process.stage();
+                let drops = {
+                    let mut world = stage.lock();
+                    let drops = world.faulty && world.dice.chance(50);
+                    world.tally.dropped_jobs += u64::from(drops);
+                    drops
+                };
+                if !drops {
+                    stage.start(&process, job);
+                }
+            }));
+        }
         let mut builder = factory.contend("m").id(&*self.name);
         if let Some(after) = self.renew_after() {
             builder = builder.renew_after(after);
         }
         if stage.lock().dice.chance(600) {
             let (one, two) = (Arc::clone(self), Arc::clone(self));
-            let process = Arc::clone(self);
-            let executor = move |job: Job| {
-                let stage = process.stage();
-                let drops = {
-                    let mut world = stage.lock();
-                    let faulty = world.faulty;
-                    world.dice.chance(if faulty { 50 } else { 0 })
-                };
-                if !drops {
-                    stage.start(&process, job);
-                }
-            };
-            if stage.lock().dice.chance(500) {
-                drop(factory.clone().with_executor(Arc::new(executor)));
-            }
             builder = builder
                 .on_acquired(move |event| one.callback(event))
                 .on_released(move |event| two.callback(event));

@@ -2,7 +2,7 @@
 //!
 //! A *believer* is a process, paused or not, whose service or guard says that it owns. A crashed process
 //! believes nothing. A belief with a fence that the backend granted before it lost its memory is *exempt*
-//! from the rules that the backend's memory carries (`TWO`, `OUTLIVES`, `WIND_DOWN`): DESIGN 3 leaves it
+//! from the rules that the backend's memory carries (`TWO`, `OUTLIVES`, `WIND_DOWN`): the contract leaves it
 //! to the fence, which must still grow.
 
 /// At no true time are there two believers.

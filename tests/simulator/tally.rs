@@ -22,5 +22,5 @@ macro_rules! tally {
 tally! {
     schedules, events, grants, adoptions, renewals, releases, acquired, expired, given_up, taken_away,
     callbacks, cancelled, guards_lost, looks, timeouts, ignored_replies, lost_messages, duplicates,
-    late_messages, pauses, crashes, stops, slow_stops, memory_losses, exempt, lost_wakes, panics,
+    late_messages, pauses, crashes, stops, slow_stops, memory_losses, exempt, lost_wakes, panics, dropped_jobs,
 }

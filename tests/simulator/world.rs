@@ -1,7 +1,6 @@
 //! One schedule: true time, the events in it, the faults that its seed brings, and who can run.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use contend::{Cancel, Lease, Moment, Unparker};
@@ -44,7 +43,8 @@ pub struct World {
     listeners: Vec<(usize, Id, Unparker)>,
     slots: Vec<Slot>,
     ready: VecDeque<usize>,
-    queue: BinaryHeap<Reverse<Due>>,
+    /// By time, and in the order in which they were pushed.
+    queue: BTreeMap<(True, u64), Event>,
     pushed: u64,
     calls: u32,
     events: u64,
@@ -122,12 +122,6 @@ enum Fault {
     Curtain,
 }
 
-struct Due {
-    at: True,
-    order: u64,
-    event: Event,
-}
-
 impl World {
     pub fn new(seed: u64, plant: Plant, traced: bool) -> World {
         let mut dice = Dice::new(seed);
@@ -151,7 +145,7 @@ impl World {
             listeners: Vec::new(),
             slots: vec![Slot::new(0)],
             ready: VecDeque::new(),
-            queue: BinaryHeap::with_capacity(64),
+            queue: BTreeMap::new(),
             pushed: 0,
             calls: 0,
             events: 0,
@@ -245,9 +239,7 @@ impl World {
 
     fn push(&mut self, at: True, event: Event) {
         self.pushed += 1;
-        let order = self.pushed;
-        let at = at.max(self.now);
-        self.queue.push(Reverse(Due { at, order, event }));
+        self.queue.insert((at.max(self.now), self.pushed), event);
     }
 
     pub fn process(&self, number: usize) -> Arc<Process> {
@@ -359,14 +351,14 @@ impl World {
             self.look_for_the_end();
             return actions;
         }
-        let Some(Reverse(due)) = self.queue.pop() else {
+        let Some(((at, _), event)) = self.queue.pop_first() else {
             let waits = self.slots.iter().map(|slot| slot.state).collect::<Vec<_>>();
             self.violate(SPIN, format!("nothing is left to happen: {waits:?}"));
             self.stuck = true;
             self.end();
             return actions;
         };
-        self.now = due.at;
+        self.now = at;
         self.events += 1;
         self.tally.events += 1;
         if self.events == MOST_EVENTS {
@@ -376,7 +368,7 @@ impl World {
             self.stuck = true;
             self.end();
         }
-        match due.event {
+        match event {
             Event::Arrive(request) => self.arrive(request),
             Event::Execute(request, reading) => self.execute(request, reading),
             Event::Reply(number, call, answer) => self.reply(number, call, answer),
@@ -431,7 +423,7 @@ impl World {
                 let down = MS + self.dice.below(self.plan.longest_ttl());
                 self.server_down_until = (self.now + down).min(self.plan.faults_end);
                 self.queue
-                    .retain(|due| !matches!(due.0.event, Event::Execute(..)));
+                    .retain(|_, event| !matches!(event, Event::Execute(..)));
             }
             Fault::CorrectClock => self.model.clock.offset += 4 * MS,
             Fault::Heal => {
@@ -710,25 +702,5 @@ impl Slot {
             ticket: 0,
             answer: Answer::Failed,
         }
-    }
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Due) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Due) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Due) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
     }
 }

@@ -22,7 +22,6 @@
 
 mod binary;
 mod certificates;
-mod cpu_load;
 mod fake_clock;
 mod mariadb;
 mod port;
@@ -42,7 +41,6 @@ mod zookeeper;
 mod zookeeper_ensemble;
 
 pub use certificates::Certificates;
-pub use cpu_load::{CpuLoad, cpu_load};
 pub use fake_clock::FakeClock;
 pub use mariadb::{MariaDbServer, is_mysql};
 pub use port::Port;

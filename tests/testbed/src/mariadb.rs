@@ -3,7 +3,6 @@
 use std::env;
 use std::fs;
 use std::io::{self, Read};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +11,7 @@ use std::time::Duration;
 
 use crate::binary;
 use crate::port::Port;
-use crate::server::{Server, on_free_ports};
+use crate::server::{Server, dial, on_free_ports};
 use crate::sync::lock;
 use crate::temp_dir::TempDir;
 
@@ -211,11 +210,8 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 /// Whether it greets with a handshake of protocol 10; "too many connections" is no greeting.
 fn greets(port: u16) -> bool {
     let greeting = || {
-        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let mut stream = TcpStream::connect_timeout(&addr, PROBE)?;
-        stream.set_read_timeout(Some(PROBE))?;
         let mut start = [0; 5];
-        stream.read_exact(&mut start)?;
+        dial(port, PROBE)?.read_exact(&mut start)?;
         io::Result::Ok(start[4])
     };
     greeting().is_ok_and(|protocol| protocol == 10)

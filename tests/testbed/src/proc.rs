@@ -91,31 +91,24 @@ fn status(pid: u32, key: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{cpu_load, wait_until};
+    use crate::wait_until;
     use std::net::TcpListener;
-    use std::process;
+    use std::{hint, process};
 
     #[test]
     fn process_sees_itself() {
         let pid = process::id();
-        assert!(is_alive(pid));
-        assert!(rss_kib(pid) > 100);
-        let load = cpu_load(2);
-        assert!(threads(pid) >= 3);
+        assert!(is_alive(pid) && !is_alive(u32::MAX));
+        assert!(rss_kib(pid) > 100 && threads(pid) >= 2);
         let before = cpu_time(pid);
         wait_until(Duration::from_secs(60), "some time was burnt", || {
+            (0..1_000_000).for_each(|_| hint::spin_loop());
             cpu_time(pid) > before + Duration::from_millis(50)
         });
-        drop(load);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(listens(pid, port));
         drop(listener);
         assert!(!listens(pid, port));
-    }
-
-    #[test]
-    fn missing_process_is_not_alive() {
-        assert!(!is_alive(u32::MAX));
     }
 }

@@ -1,14 +1,13 @@
 //! Redis, one server.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Deref;
 use std::process::Command;
 use std::time::Duration;
 
 use crate::binary;
 use crate::port::Port;
-use crate::server::{Server, on_free_ports};
+use crate::server::{Server, dial, on_free_ports};
 use crate::temp_dir::TempDir;
 
 const PACKAGE: &str = "redis-server";
@@ -57,8 +56,7 @@ impl RedisServer {
     /// What it calls itself, `master` or `slave`; `None` if it does not say so within `patience`, for each of
     /// connecting and answering. Unlike [`cli`](Self::cli) it starts no process, so it may be asked all the time.
     pub fn role(&self, patience: Duration) -> Option<String> {
-        let mut stream = TcpStream::connect_timeout(&self.addr(), patience).ok()?;
-        stream.set_read_timeout(Some(patience)).ok()?;
+        let mut stream = dial(self.port(), patience).ok()?;
         stream.write_all(b"ROLE\r\n").ok()?;
         // An array, whose first element is the role: `*3`, `$6`, `master`.
         let lines = BufReader::new(stream).lines().map_while(Result::ok);
@@ -111,9 +109,7 @@ pub(crate) fn command(port: &Port, folder: &TempDir) -> Command {
 /// Whether it answers a PING; to be asked for a password is an answer, to be loading is not.
 pub(crate) fn answers(port: u16) -> bool {
     let ping = || {
-        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let mut stream = TcpStream::connect_timeout(&addr, PROBE)?;
-        stream.set_read_timeout(Some(PROBE))?;
+        let mut stream = dial(port, PROBE)?;
         stream.write_all(b"PING\r\n")?;
         let mut reply = [0; 5];
         stream.read_exact(&mut reply)?;

@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::fs;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
@@ -26,6 +27,14 @@ const PORT_ATTEMPTS: usize = 5;
 
 /// Asks a server on this port, in its own protocol and with a short timeout, whether it serves.
 pub(crate) type Probe = fn(u16) -> bool;
+
+/// Connects to a port on loopback, to read within `limit`.
+pub(crate) fn dial(port: u16, limit: Duration) -> io::Result<TcpStream> {
+    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let stream = TcpStream::connect_timeout(&addr, limit)?;
+    stream.set_read_timeout(Some(limit))?;
+    Ok(stream)
+}
 
 /// A throw-away server on loopback. The kinds of server all deref to this.
 ///

@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Deref;
 use std::process::Command;
 use std::time::Duration;
 
 use crate::binary;
 use crate::port::Port;
-use crate::server::{Server, on_free_ports};
+use crate::server::{Server, dial, on_free_ports};
 use crate::temp_dir::TempDir;
 
 /// Where the server is. `CONTEND_ZOOKEEPER_JARS` puts another version before it in the class path.
@@ -134,9 +133,7 @@ pub(crate) fn mode(port: u16) -> Option<String> {
 }
 
 fn four_letter(port: u16, word: &str, limit: Duration) -> io::Result<String> {
-    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let mut stream = TcpStream::connect_timeout(&addr, limit)?;
-    stream.set_read_timeout(Some(limit))?;
+    let mut stream = dial(port, limit)?;
     stream.write_all(word.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

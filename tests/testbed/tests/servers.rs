@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use testbed::{
-    MariaDbServer, RedisCluster, RedisSentinel, RedisServer, ZooKeeperEnsemble, ZooKeeperServer,
-    is_alive, rss_kib, threads, wait_until, within,
+    MariaDbServer, RedisServer, ZooKeeperEnsemble, ZooKeeperServer, is_alive, rss_kib, threads,
+    wait_until, within,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -52,73 +52,6 @@ fn paused_redis_does_not_answer_until_it_is_resumed() {
 }
 
 #[test]
-fn redis_servers_do_not_meet_and_take_arguments() {
-    within(3 * LIMIT, || {
-        let args = ["--requirepass", "secret"];
-        let user = [
-            "--user", "app", "on", ">word", "~simba:*", "&*", "+@all", "-publish",
-        ];
-        let private = RedisServer::start_with(&[&args[..], &user].concat());
-        let other = RedisServer::start();
-        assert!(private.cli(&["GET", "key"]).starts_with("NOAUTH"));
-        assert_eq!(private.cli(&["-a", "secret", "SET", "me", "1"]), "OK");
-        assert_eq!(other.cli(&["GET", "me"]), "");
-        let denied = private.cli(&["--user", "app", "--pass", "word", "PUBLISH", "c", "m"]);
-        assert!(denied.starts_with("NOPERM"), "{denied}");
-    });
-}
-
-#[test]
-fn cluster_survives_the_death_of_a_master() {
-    within(5 * LIMIT, || {
-        let cluster = RedisCluster::start();
-        assert_eq!((cluster.masters().len(), cluster.replicas().len()), (3, 3));
-        assert_eq!(cluster.node(0).cli(&["-c", "SET", "{mutex}", "1"]), "OK");
-
-        let victim = cluster.master_of("{mutex}", 0);
-        assert!(cluster.masters().contains(&victim));
-        let witness = (victim + 1) % 6;
-        cluster.kill(victim);
-        wait_until(LIMIT, "another master has the key", || {
-            cluster.master_of("{mutex}", witness) != victim
-        });
-        cluster.wait_ok();
-        assert_eq!(cluster.node(witness).cli(&["-c", "GET", "{mutex}"]), "1");
-
-        cluster.node(victim).start();
-        cluster.wait_whole();
-        assert!(cluster.replicas().contains(&victim));
-    });
-}
-
-#[test]
-fn sentinels_name_another_master_when_the_first_dies_or_is_told_to_go() {
-    within(5 * LIMIT, || {
-        let redis = RedisSentinel::start();
-        let first = redis.master();
-        assert_eq!(redis.server(first).cli(&["SET", "key", "value"]), "OK");
-        redis.server(first).kill();
-        let is_replaced = || redis.master() != first;
-        wait_until(LIMIT, "another server is the master", is_replaced);
-        redis.server(first).start();
-        redis.wait_whole();
-        let second = redis.master();
-        wait_until(LIMIT, "the sentinels agree, and so do the servers", || {
-            redis.agreed_master().is_some_and(|master| {
-                (0..3).all(|server| {
-                    let role = if server == master { "master" } else { "slave" };
-                    redis.server(server).role(Duration::from_secs(1)).as_deref() == Some(role)
-                })
-            })
-        });
-        assert_eq!(redis.server(second).cli(&["GET", "key"]), "value");
-        redis.fail_over();
-        redis.wait_whole();
-        assert_ne!(redis.master(), second);
-    });
-}
-
-#[test]
 fn mariadb_is_killed_and_comes_back_with_its_data() {
     within(3 * LIMIT, || {
         let mariadb = MariaDbServer::start();
@@ -147,12 +80,6 @@ fn mariadb_is_killed_and_comes_back_with_its_data() {
 }
 
 #[test]
-#[should_panic(expected = "You have an error in your SQL syntax")]
-fn sql_error_is_shown() {
-    MariaDbServer::start().sql("SELEKT 1");
-}
-
-#[test]
 fn zookeeper_is_killed_and_comes_back_on_its_port() {
     within(3 * LIMIT, || {
         let jvm = ["-Dznode.container.checkIntervalMs=500"];
@@ -176,23 +103,6 @@ fn zookeeper_is_killed_and_comes_back_on_its_port() {
         zookeeper.resume();
         let answers = || zookeeper.mode().is_some();
         wait_until(LIMIT, "it answers again", answers);
-    });
-}
-
-#[test]
-fn ensemble_elects_another_leader_and_takes_the_old_one_back() {
-    within(5 * LIMIT, || {
-        let ensemble = ZooKeeperEnsemble::start();
-        let old = ensemble.wait_leader();
-        wait_until(LIMIT, "two follow", || ensemble.followers().len() == 2);
-        ensemble.node(old).kill();
-        wait_until(LIMIT, "there is another leader", || {
-            ensemble.leader().is_some_and(|leader| leader != old)
-        });
-        ensemble.node(old).start();
-        ensemble.wait_whole();
-        let follows = || ensemble.followers().contains(&old);
-        wait_until(LIMIT, "the old leader follows", follows);
     });
 }
 

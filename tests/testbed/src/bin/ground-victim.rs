@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use testbed::{MariaDbServer, RedisServer, ZooKeeperServer, cpu_load, within};
+use testbed::{MariaDbServer, RedisServer, ZooKeeperServer, within};
 
 /// No test needs a victim for longer, and one that was forgotten must not stay.
 const LIFE: Duration = Duration::from_secs(120);
@@ -22,12 +22,6 @@ fn main() {
             show(&server.expect("a server"));
         }
         "echo" => echo(),
-        // To run the tests on a busy machine: `ground-victim load 8 &`.
-        "load" => {
-            let threads = std::env::args().nth(2).and_then(|n| n.parse().ok());
-            let _load = cpu_load(threads.expect("a number of threads"));
-            thread::sleep(5 * LIFE);
-        }
         _ => panic!("`{what}` is not something to start"),
     }
 }
