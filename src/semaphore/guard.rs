@@ -9,7 +9,6 @@ use crossbeam_channel::Receiver;
 use super::holds::Hold;
 use super::semaphores::SharedSemaphores;
 use crate::backend::permit_store::{Permit, Released};
-use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::LiveId;
 use crate::thread::Local;
@@ -46,9 +45,8 @@ pub struct PermitGuard {
     /// With the external id, which has one guard at a time.
     shared: Local<(Arc<SharedSemaphores>, LiveId)>,
     hold: Arc<Hold>,
-    /// Its renewal.
-    task: TaskId,
-    since: Moment,
+    /// They renew it, and end belief in it.
+    tasks: [TaskId; 2],
     over: bool,
 }
 
@@ -56,14 +54,13 @@ impl PermitGuard {
     pub(super) fn new(
         shared: &Arc<SharedSemaphores>,
         hold: Arc<Hold>,
-        task: TaskId,
+        tasks: [TaskId; 2],
         id: LiveId,
     ) -> PermitGuard {
         PermitGuard {
             shared: Local::new((Arc::clone(shared), id)),
             hold,
-            task,
-            since: Moment::now(),
+            tasks,
             over: false,
         }
     }
@@ -134,37 +131,33 @@ impl PermitGuard {
         }
         // In a child process the permits are still the parent's.
         let (shared, _) = self.shared.get()?;
-        let (hold, grant) = (&self.hold, &self.hold.grant);
-        shared.holds.remove(self.task, &shared.core.timer);
+        let (hold, id) = (&self.hold, &self.hold.grant.external_id);
+        shared.holds.remove(hold, self.tasks, &shared.core.timer);
         let was_valid = hold.end();
         shared.count(&hold.permits, -1);
-        log::debug!(
-            "releases the permits of {:?}, held for {:?}",
-            grant.external_id,
-            Moment::now() - self.since
-        );
-        let lost = || {
-            let id = &grant.external_id;
-            let message = format!("the permits of {id:?} were lost before they were given back");
-            Err(Error::new(ErrorKind::Lost, message))
-        };
+        log::debug!("releases the permits of {id:?}");
+        let later = || shared.release_later(hold.grant.clone(), hold.lease.ttl());
         if !was_valid {
             // The server may hang still.
-            shared.release_later(grant.clone(), hold.lease.ttl());
-            return lost();
+            later();
+            return Err(lost(id));
         }
-        match shared.give_back(grant) {
+        match shared.give_back(&hold.grant) {
             Ok(Released::Permits(_)) => Ok(()),
-            Ok(_) => lost(),
+            Ok(_) => Err(lost(id)),
             Err(error) => {
-                shared.release_later(grant.clone(), hold.lease.ttl());
+                later();
                 Err(error.context(format_args!(
-                    "request {:?} is not released; one more attempt follows, else it ends with its ttl",
-                    grant.external_id
+                    "request {id:?} is not released; one more attempt follows, else it ends with its ttl"
                 )))
             }
         }
     }
+}
+
+fn lost(external_id: &str) -> Error {
+    let message = format!("the permits of {external_id:?} were lost before they were given back");
+    Error::new(ErrorKind::Lost, message)
 }
 
 impl Drop for PermitGuard {

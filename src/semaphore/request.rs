@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::permit_store::Request;
-use crate::cancel::Cancel;
+use crate::cancel::{Cancel, Watched};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::id::ContenderIdGenerator;
 use crate::lease::Lease;
 use crate::name::check_text;
+use crate::parker::Unparker;
 
 /// Longest name, external id and owner, in bytes.
 pub(super) const MAX_TEXT: usize = 255;
@@ -211,7 +212,7 @@ impl Wait {
     pub fn at_most(timeout: Duration) -> Wait {
         Wait {
             timeout: Some(timeout),
-            cancels: Vec::new(),
+            ..Wait::forever()
         }
     }
 
@@ -231,8 +232,14 @@ impl Wait {
         self.timeout.is_some_and(|timeout| timeout.is_zero())
     }
 
-    pub(super) fn cancelled_by(&self) -> &[Cancel] {
-        &self.cancels
+    /// Unparks `unparker` when the wait is cancelled.
+    pub(super) fn watch(&self, unparker: &Unparker) -> Vec<Watched> {
+        let cancels = self.cancels.iter();
+        cancels.map(|cancel| cancel.watch(unparker)).collect()
+    }
+
+    pub(super) fn cancelled_at(&self) -> Option<Moment> {
+        self.cancels.iter().filter_map(Cancel::cancelled_at).min()
     }
 }
 

@@ -12,8 +12,9 @@ use super::outcome::{Acquisition, Liveness, exhausted_error, used_up};
 use super::queue::WaitQueue;
 use super::request::{MAX_TEXT, PermitRequest, Wait, check_ttl, lease_of};
 use crate::backend::permit_store::{
-    CapacityChange, Discrepancy, GrantId, Holder, Outcome, Permit, PermitRenewal, PermitStore,
-    Purge, Release, Released, Renewed, RequestStatus, Sweep, Swept, Usage, no_such_semaphore,
+    CapacityChange, Counts, Discrepancy, GrantId, Holder, Outcome, Permit, PermitRenewal,
+    PermitStore, Purge, Release, Released, RequestStatus, Sweep, Swept, Usage, counts,
+    no_such_semaphore,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -67,6 +68,8 @@ pub struct Semaphores {
 pub(crate) struct SharedSemaphores {
     pub(super) holds: Holds,
     pub(super) queue: Arc<WaitQueue>,
+    /// The server tells which process is next; otherwise each wakes its own requests.
+    has_lines: bool,
     pub(super) probe: Probed,
     pub(super) store: Arc<dyn PermitStore>,
     pub(super) core: Arc<Core>,
@@ -145,7 +148,7 @@ impl Semaphores {
             store.set_capacity(name, capacity, changed_by, by)
         })?;
         let more = capacity.saturating_sub(before);
-        shared.queue.released([(name, u64::from(more))]);
+        shared.queue.released(name, u64::from(more));
         Ok(before)
     }
 
@@ -155,8 +158,7 @@ impl Semaphores {
     /// As [`create`](Semaphores::create).
     pub fn history(&self, name: &str) -> Result<Vec<CapacityChange>> {
         check_name(name)?;
-        let shared = self.shared.get()?;
-        shared.retried(REQUEST_LIMIT, |store, by| store.history(name, by))
+        self.ask(|store, by| store.history(name, by))
     }
 
     /// Deletes a semaphore of which no permits are held. Returns `false` if it does not exist. Permits that have
@@ -175,8 +177,7 @@ impl Semaphores {
     /// # Errors
     /// `Misconfigured` without tables; `Unreachable` and the like.
     pub fn list(&self) -> Result<Vec<Usage>> {
-        let shared = self.shared.get()?;
-        shared.retried(REQUEST_LIMIT, |store, by| store.usage(None, by))
+        self.ask(|store, by| store.usage(None, by))
     }
 
     /// Returns how full a semaphore is.
@@ -185,8 +186,7 @@ impl Semaphores {
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
     pub fn usage(&self, name: &str) -> Result<Usage> {
         check_name(name)?;
-        let shared = self.shared.get()?;
-        let mut found = shared.retried(REQUEST_LIMIT, |store, by| store.usage(Some(name), by))?;
+        let mut found = self.ask(|store, by| store.usage(Some(name), by))?;
         found.pop().ok_or_else(|| no_such_semaphore(name))
     }
 
@@ -196,8 +196,7 @@ impl Semaphores {
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
     pub fn holders(&self, name: &str) -> Result<Vec<Holder>> {
         check_name(name)?;
-        let shared = self.shared.get()?;
-        shared.retried(REQUEST_LIMIT, |store, by| store.holders(name, by))
+        self.ask(|store, by| store.holders(name, by))
     }
 
     /// Acquires the permits, all of them or none, and does not wait if there are not enough.
@@ -272,27 +271,13 @@ impl Semaphores {
             Outcome::Known(_) => return Err(named(used_up())),
             Outcome::Exhausted(exhausted) => return Err(named(exhausted_error(&exhausted))),
         };
-        let remaining = grant.remaining.unwrap_or(Duration::ZERO);
-        let until = grant.sent + remaining.min(lease.belief());
-        let hold = Hold::new(request.grant_id(), grant.permits, lease, until);
-        let hold = Arc::new(hold);
-        let added = match hold.valid_for().is_zero() {
-            true => Err(Error::new(
-                ErrorKind::Timeout,
-                "the permits were granted too late to be held; they are given back",
-            )),
-            false => Holds::add(shared, &hold),
-        };
-        match added {
-            Ok(task) => {
-                shared.count(&hold.permits, 1);
-                Ok(PermitGuard::new(shared, hold, task, id))
-            }
-            Err(error) => {
-                shared.release_later(request.grant_id(), lease.ttl());
-                Err(named(error))
-            }
-        }
+        let hold = Arc::new(Hold::new(&request, grant, lease));
+        let tasks = Holds::add(shared, &hold).map_err(|error| {
+            shared.release_later(request.grant_id(), lease.ttl());
+            named(error)
+        })?;
+        shared.count(&hold.permits, 1);
+        Ok(PermitGuard::new(shared, hold, tasks, id))
     }
 
     /// Gives back the permits held under an external id. Safe to repeat, from any process. A guard that
@@ -315,7 +300,7 @@ impl Semaphores {
         })?;
         Ok(match released {
             Released::Permits(permits) => {
-                shared.wake(permits);
+                shared.wake(&permits);
                 Release::Released
             }
             // A try whose answer was lost may have done it.
@@ -333,16 +318,11 @@ impl Semaphores {
     pub fn renew(&self, external_id: &str) -> Result<PermitRenewal> {
         check_text("external id", external_id, MAX_TEXT)?;
         let grant = [GrantId::any(external_id)];
-        self.shared.get()?.retried(REQUEST_LIMIT, |store, by| {
-            match store.renew(&grant, by)?.first() {
-                Some(Renewed::Yes) => Ok(PermitRenewal::Renewed),
-                Some(Renewed::Lost) => Ok(PermitRenewal::AlreadyReleased),
-                Some(Renewed::Unknown) => Ok(PermitRenewal::Unknown),
-                Some(Renewed::Busy) | None => Err(Error::new(
-                    ErrorKind::Unavailable,
-                    format!("request {external_id:?} is locked by another transaction; try again"),
-                )),
-            }
+        self.ask(|store, by| {
+            store.renew(&grant, by)?.pop().flatten().ok_or_else(|| {
+                let text = "is locked by another transaction; try again";
+                Error::new(ErrorKind::Unavailable, format!("request {external_id:?} {text}"))
+            })
         })
     }
 
@@ -352,8 +332,7 @@ impl Semaphores {
     /// As [`release`](Semaphores::release).
     pub fn status(&self, external_id: &str) -> Result<Option<RequestStatus>> {
         check_text("external id", external_id, MAX_TEXT)?;
-        let shared = self.shared.get()?;
-        shared.retried(REQUEST_LIMIT, |store, by| store.status(external_id, by))
+        self.ask(|store, by| store.status(external_id, by))
     }
 
     /// Takes back all permits whose ttl plus a quarter has passed on the store's clock. An acquire that
@@ -433,18 +412,22 @@ impl Semaphores {
     pub fn maintenance(&self) -> MaintenanceBuilder {
         MaintenanceBuilder::new(self.clone())
     }
+
+    /// Makes a request that is safe to repeat.
+    fn ask<T>(&self, call: impl FnMut(&dyn PermitStore, Moment) -> Result<T>) -> Result<T> {
+        self.shared.get()?.retried(REQUEST_LIMIT, call)
+    }
 }
 
 impl SharedSemaphores {
     pub(crate) fn new(core: &Arc<Core>) -> Result<Arc<SharedSemaphores>> {
         let (store, queue) = (core.backend.permits()?, Arc::<WaitQueue>::default());
-        if let Some(lines) = store.lines() {
-            let queue = Arc::clone(&queue);
-            lines.on_turn(Arc::new(move |name, free| queue.released([(name, free)])));
-        }
+        let on_turn = Arc::clone(&queue);
+        let on_turn = move |name: &str, free| on_turn.released(name, free);
         Ok(Arc::new(SharedSemaphores {
             holds: Holds::default(),
             queue,
+            has_lines: store.on_turn(Arc::new(on_turn)),
             probe: core.probe().clone(),
             store,
             core: Arc::clone(core),
@@ -492,7 +475,7 @@ impl SharedSemaphores {
     pub(super) fn give_back(&self, grant: &GrantId) -> Result<Released> {
         let released = self.call(REQUEST_LIMIT, |store, by| store.release(grant, by))?;
         if let Released::Permits(permits) = &released {
-            self.wake(permits.clone());
+            self.wake(permits);
         }
         Ok(released)
     }
@@ -513,12 +496,9 @@ impl SharedSemaphores {
 
     /// Permits were given back: requests that they suffice for are called, unless the server calls the process whose
     /// turn it is.
-    fn wake(&self, permits: impl IntoIterator<Item = (Arc<str>, u32)>) {
-        if self.store.lines().is_some() {
-            return;
-        }
-        for (name, count) in permits {
-            self.queue.released([(&*name, u64::from(count))]);
+    fn wake(&self, permits: &Counts) {
+        for (name, count) in permits.iter().filter(|_| !self.has_lines) {
+            self.queue.released(name, u64::from(*count));
         }
     }
 
@@ -535,8 +515,7 @@ impl SharedSemaphores {
         let swept = self.retried(SWEEP_LIMIT, |store, by| store.sweep(sweep, by))?;
         for one in &swept {
             self.holds.end(|hold| hold.permits == one.permits);
-            let permits = one.permits.iter();
-            self.wake(permits.map(|it| (Arc::clone(&it.semaphore), it.count)));
+            self.wake(&counts(&one.permits));
         }
         Ok(swept)
     }

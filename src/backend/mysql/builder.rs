@@ -215,7 +215,6 @@ impl Builder {
         let realm = format!("{}?table={}", self.server, self.table);
         let permits = PermitSettings {
             prefix: self.table_prefix.clone(),
-            poll_interval: self.poll_interval,
         };
         permits.check()?;
         let backend = Mysql {

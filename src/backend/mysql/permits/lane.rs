@@ -1,7 +1,7 @@
 //! Lanes: calls of one factory for the same semaphores share a transaction.
 //!
 //! A call that finds its [`Lane`] without a leader leads. It waits for a connection, carries out in one
-//! [`Transaction`] what has queued up meanwhile, and leaves the replies in the lane. So the number of connections and
+//! [`Transaction`] what has queued up meanwhile, and tells each call its reply. So the number of connections and
 //! of lock waits on the server does not grow with the number of threads, and under load a commit is shared by many.
 //!
 //! A shared transaction is tried once. If it fails, each of its calls goes on alone, on its own thread.
@@ -9,13 +9,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
 
 use super::MysqlPermits;
 use super::session::Session;
-use super::sql::quote;
+use super::sql::which;
 use super::transaction::Transaction;
-use crate::backend::permit_store::{GrantId, Outcome, Released, Request};
+use crate::backend::permit_store::{Counts, GrantId, Outcome, Released, Request};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -26,10 +27,11 @@ const MAX_BATCH: usize = 64;
 const MAX_IDLE_LANES: usize = 256;
 
 /// What a call wants of a lane.
-#[derive(Debug)]
+#[derive(Clone)]
 pub(super) enum Job {
     Acquire(Arc<Request>),
-    Release(GrantId),
+    /// A grant with a token.
+    Release(Arc<GrantId>),
 }
 
 impl Job {
@@ -39,79 +41,77 @@ impl Job {
             Job::Release(grant) => &grant.external_id,
         }
     }
+
+    pub(super) fn permits(&self) -> &Counts {
+        match self {
+            Job::Acquire(request) => &request.permits,
+            Job::Release(grant) => &grant.permits,
+        }
+    }
 }
 
-/// What it is told.
-#[derive(Debug)]
 pub(super) enum Reply {
     Acquired(Outcome),
     Released(Released),
-    /// Not held by that grant, or locked by another transaction: a release by itself tells.
-    NotReleased,
 }
 
 /// A reply, and whether other calls shared the transaction and may be why it failed.
 pub(super) type Shared = (Result<Reply>, bool);
 
+/// What a call that waits is told.
+enum Told {
+    Reply(Shared),
+    /// It leads from now on.
+    Lead,
+}
+
 /// All lanes of a factory, by their semaphores.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Lanes(Mutex<HashMap<Vec<Arc<str>>, Arc<Lane>>>);
 
 impl Lanes {
-    /// Returns the lane of these semaphores, which are sorted.
-    pub(super) fn of(&self, names: &[Arc<str>]) -> Arc<Lane> {
+    /// Returns the lane of the semaphores of a request, which are sorted.
+    pub(super) fn of(&self, permits: &Counts) -> Arc<Lane> {
+        let names = names(permits);
         let mut lanes = self.0.lock();
-        if let Some(lane) = lanes.get(names) {
-            return Arc::clone(lane);
-        }
         if lanes.len() >= MAX_IDLE_LANES {
             lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
         }
-        let lane = Arc::new(Lane {
-            names: names.to_vec(),
-            line: Mutex::default(),
-        });
-        lanes.insert(names.to_vec(), Arc::clone(&lane));
-        lane
+        Arc::clone(lanes.entry(names).or_default())
     }
 }
 
 /// The way to one set of semaphores.
-#[derive(Debug)]
+#[derive(Default)]
 pub(super) struct Lane {
-    names: Vec<Arc<str>>,
     line: Mutex<Line>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Line {
     next: u64,
     /// Calls that are not in a transaction yet.
     queue: VecDeque<Seat>,
-    replies: HashMap<u64, Shared>,
-    /// The call that leads, or is to lead once it wakes. Meanwhile others queue up, which makes batches larger.
-    leader: Option<u64>,
+    /// The first of the queue leads, or was told to, or its transaction is under way. Meanwhile others queue up, which
+    /// makes batches larger.
+    is_led: bool,
 }
 
-#[derive(Debug)]
+/// A call; its reply is missing if this is dropped without one.
 struct Seat {
-    ticket: u64,
+    number: u64,
     job: Job,
-    told: Arc<Condvar>,
+    tell: Sender<Told>,
 }
 
 impl Line {
-    fn is_queued(&self, ticket: u64) -> bool {
-        self.queue.iter().any(|seat| seat.ticket == ticket)
-    }
-
-    /// The next jobs. Of two with one external id, the second waits for what the first one gets.
-    fn take(&mut self) -> Vec<Seat> {
+    /// The next jobs, at most `most`. Of two with one external id, the second waits for what the first one gets.
+    fn take(&mut self, most: usize) -> Vec<Seat> {
         let mut batch: Vec<Seat> = Vec::new();
         for seat in std::mem::take(&mut self.queue) {
             let id = seat.job.external_id();
             let is_later = batch.iter().any(|other| other.job.external_id() == id);
-            if is_later || batch.len() >= MAX_BATCH {
+            if is_later || batch.len() >= most {
                 self.queue.push_back(seat);
             } else {
                 batch.push(seat);
@@ -125,143 +125,132 @@ impl Lane {
     /// Has `job` carried out by this thread, or by the one that leads. Nothing is sent if there is no connection, or
     /// no turn, by `by`.
     pub(super) fn submit(&self, store: &MysqlPermits, job: Job, by: Moment) -> Shared {
-        let told = Arc::new(Condvar::new());
+        // One message to lead, and one reply.
+        let (tell, told) = bounded(2);
         let mut line = self.line.lock();
-        let ticket = line.next;
+        let number = line.next;
         line.next += 1;
-        line.queue.push_back(Seat {
-            ticket,
-            job,
-            told: Arc::clone(&told),
-        });
-        loop {
-            if let Some(reply) = line.replies.remove(&ticket) {
-                return reply;
-            }
-            if !line.is_queued(ticket) {
-                // In a transaction, which has a limit of its own.
-                told.wait(&mut line);
-            } else if line.leader.is_some_and(|leader| leader != ticket) {
-                let left = by.remaining();
-                if left.is_zero() {
-                    line.queue.retain(|seat| seat.ticket != ticket);
-                    return (Err(no_turn()), false);
-                }
-                told.wait_for(&mut line, left);
-            } else {
-                line.leader = Some(ticket);
-                drop(line);
-                let led = self.lead(store, ticket, by);
-                if let Err(error) = led {
-                    return (Err(error), false);
-                }
-                line = self.line.lock();
-            }
+        line.queue.push_back(Seat { number, job, tell });
+        let is_led = std::mem::replace(&mut line.is_led, true);
+        drop(line);
+        let mut message = match is_led {
+            true => self.wait(number, &told, by),
+            false => Some(Told::Lead),
+        };
+        if matches!(message, Some(Told::Lead)) {
+            self.lead(store, by);
+            message = told.recv().ok();
+        }
+        match message {
+            Some(Told::Reply(reply)) => reply,
+            _ => (Err(no_reply()), false),
         }
     }
 
-    /// Carries out one transaction.
-    ///
-    /// # Errors
-    /// There was no connection in time. The other calls may have more time than this one.
-    fn lead(&self, store: &MysqlPermits, ticket: u64, by: Moment) -> Result<()> {
-        let mut turn = Turn {
-            lane: self,
-            batch: Vec::new(),
-            replies: Vec::new(),
-        };
-        let mut session = store.session(by).inspect_err(|_| {
-            let mut line = self.line.lock();
-            line.queue.retain(|seat| seat.ticket != ticket);
-        })?;
-        turn.batch = self.line.lock().take();
-        turn.replies = match self.carry_out(&mut session, &turn.batch) {
-            Ok(replies) => replies,
-            Err(error) => turn.batch.iter().map(|_| Err(error.clone())).collect(),
-        };
-        Ok(())
+    /// Waits for a message; without a limit once the call is in a transaction, which has one of its own.
+    fn wait(&self, number: u64, told: &Receiver<Told>, by: Moment) -> Option<Told> {
+        if let Ok(message) = told.recv_timeout(by.remaining()) {
+            return Some(message);
+        }
+        let mut line = self.line.lock();
+        // The lead is passed on under this lock: it may have come just now.
+        if let Ok(message) = told.try_recv() {
+            return Some(message);
+        }
+        if let Some(at) = line.queue.iter().position(|seat| seat.number == number) {
+            line.queue.remove(at);
+            return Some(Told::Reply((Err(no_turn()), false)));
+        }
+        drop(line);
+        told.recv().ok()
     }
 
-    fn carry_out(&self, session: &mut Session<'_>, batch: &[Seat]) -> Result<Vec<Result<Reply>>> {
-        // Alone: a single statement does it.
-        if let [seat] = batch
-            && let Job::Release(grant) = &seat.job
-        {
-            let released = session.release(grant)?;
-            return Ok(vec![Ok(Reply::Released(released))]);
+    /// Carries out one transaction. Without a connection in time, only the call that leads fails: others may have more
+    /// time.
+    fn lead(&self, store: &MysqlPermits, by: Moment) {
+        let lead = Lead(self);
+        let session = store.session(by);
+        let most = if session.is_ok() { MAX_BATCH } else { 1 };
+        let batch = self.line.lock().take(most);
+        let jobs: Vec<Job> = batch.iter().map(|seat| seat.job.clone()).collect();
+        let replies = session.and_then(|mut session| session.carry_out(&jobs));
+        // No call waits for another one to wake; the next leader comes first.
+        drop(lead);
+        let replies = replies
+            .unwrap_or_else(|error| jobs.iter().map(|_| Err(error.clone())).collect());
+        for (seat, reply) in batch.iter().zip(replies) {
+            let _ = seat.tell.send(Told::Reply((reply, batch.len() > 1)));
         }
-        let (mut requests, mut grants) = (Vec::new(), Vec::new());
-        for seat in batch {
-            match &seat.job {
+    }
+}
+
+/// The lead of a lane; passed on when it is dropped.
+struct Lead<'a>(&'a Lane);
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        let mut line = self.0.line.lock();
+        match line.queue.front() {
+            Some(next) => drop(next.tell.send(Told::Lead)),
+            None => line.is_led = false,
+        }
+    }
+}
+
+impl Session<'_> {
+    /// Carries out jobs on the same semaphores: a release alone with a single statement, others in one transaction.
+    pub(super) fn carry_out(&mut self, jobs: &[Job]) -> Result<Vec<Result<Reply>>> {
+        if let [Job::Release(grant)] = jobs {
+            return Ok(vec![self.release(grant).map(Reply::Released)]);
+        }
+        let Some(first) = jobs.first() else {
+            return Ok(Vec::new());
+        };
+        let (mut requests, mut releases) = (Vec::new(), Vec::new());
+        for job in jobs {
+            match job {
                 Job::Acquire(request) => requests.push(Arc::clone(request)),
-                Job::Release(grant) => grants.push(which(grant)),
+                Job::Release(grant) => releases.push(which(grant)),
             }
         }
         let transaction = Transaction {
-            names: &self.names,
-            release: (!grants.is_empty()).then(|| grants.join(" OR ")),
+            names: &names(first.permits()),
+            release: (!releases.is_empty()).then(|| releases.join(" OR ")),
             requests: &requests,
         };
-        let done = transaction.run(session)?;
+        let done = transaction.run(self)?;
         let mut acquired = done.acquired.into_iter();
-        let replies = batch.iter().map(|seat| match &seat.job {
-            Job::Acquire(_) => match acquired.next() {
-                Some(outcome) => outcome.map(Reply::Acquired),
-                None => Err(no_reply()),
-            },
+        let replies = jobs.iter().map(|job| match job {
+            Job::Acquire(_) => {
+                let outcome = acquired.next().unwrap_or_else(|| Err(no_reply()));
+                outcome.map(Reply::Acquired)
+            }
             Job::Release(grant) => {
                 let mut released = done.released.iter();
-                Ok(
-                    match released.any(|row| row.external_id == grant.external_id) {
-                        true => Reply::Released(Released::Permits(grant.permits.clone())),
-                        false => Reply::NotReleased,
-                    },
-                )
+                match released.any(|row| row.external_id == grant.external_id) {
+                    true => Ok(Reply::Released(Released::Permits(grant.permits.clone()))),
+                    false => Err(passed_over()),
+                }
             }
         });
         Ok(replies.collect())
     }
 }
 
-/// A condition on `r` that names a grant, or whatever its request holds.
-pub(super) fn which(grant: &GrantId) -> String {
-    let id = quote(&grant.external_id);
-    match grant.token {
-        Some(token) => format!("(r.external_id = {id} AND r.token = {token})"),
-        None => format!("r.external_id = {id}"),
-    }
-}
-
-/// The time for which one call leads a lane. Each call of its batch gets a reply, also if it panics.
-struct Turn<'a> {
-    lane: &'a Lane,
-    batch: Vec<Seat>,
-    replies: Vec<Result<Reply>>,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let is_shared = self.batch.len() > 1;
-        let mut replies = std::mem::take(&mut self.replies).into_iter();
-        let mut line = self.lane.line.lock();
-        for seat in &self.batch {
-            let reply = replies.next().unwrap_or_else(|| Err(no_reply()));
-            line.replies.insert(seat.ticket, (reply, is_shared));
-        }
-        line.leader = line.queue.front().map(|seat| seat.ticket);
-        let next = line.queue.front().map(|seat| Arc::clone(&seat.told));
-        // Unlocked, so that no call waits for another one to wake. The next leader comes first.
-        drop(line);
-        let told = self.batch.iter().map(|seat| &seat.told);
-        for told in next.iter().chain(told) {
-            told.notify_one();
-        }
-    }
+/// The names of the semaphores.
+fn names(permits: &Counts) -> Vec<Arc<str>> {
+    permits.iter().map(|(name, _)| Arc::clone(name)).collect()
 }
 
 fn no_turn() -> Error {
     let text = "no turn in time: many requests of this process wait for the same semaphores; nothing was sent";
     Error::new(ErrorKind::Timeout, text).not_sent()
+}
+
+/// A release by itself tells which of the two it was.
+fn passed_over() -> Error {
+    let text = "not held by that grant, or locked by another transaction";
+    Error::new(ErrorKind::Unavailable, text).not_sent()
 }
 
 pub(super) fn no_reply() -> Error {

@@ -21,20 +21,21 @@ mod transaction;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::lane::{Job, Lanes, Reply, no_reply, which};
+use mysql::prelude::FromRow;
+
+use self::lane::{Job, Lanes, Reply, no_reply};
 use self::session::Session;
 pub(super) use self::sql::DEFAULT_PREFIX;
 use self::sql::{
     Answer, BEGIN, COMMIT, Statements, answer, duration, fill, list, micros, quote, quote_all,
-    quote_option, requests, rows,
+    quote_option, requests, rows, which,
 };
-use self::transaction::Transaction;
 use super::connection::LOCK_WAIT;
 use super::rows::Rows;
 use crate::backend::permit_store::{
-    CapacityChange, Discrepancy, GrantId, Holder, Outcome, PermitStore, Purge, Released, Renewed,
-    Request, RequestStatus, StoreTime, Sweep, Swept, Usage, free, no_such_semaphore,
-    semaphore_in_use,
+    CapacityChange, Discrepancy, GrantId, Holder, Outcome, PermitRenewal, PermitStore, Purge,
+    Released, Request, RequestStatus, Standing, StoreTime, Sweep, Swept, Usage, counts, free,
+    no_such_semaphore, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::Result;
@@ -50,7 +51,6 @@ const BEYOND_LOCK_WAIT: Duration = Duration::from_millis(250);
 #[derive(Clone, Debug)]
 pub(super) struct PermitSettings {
     pub(super) prefix: String,
-    pub(super) poll_interval: Duration,
 }
 
 impl PermitSettings {
@@ -62,10 +62,8 @@ impl PermitSettings {
 }
 
 /// The semaphores in one database, for one factory.
-#[derive(Debug)]
 pub(super) struct MysqlPermits {
     realm: String,
-    poll_interval: Duration,
     statements: Statements,
     lanes: Lanes,
     rows: Arc<Rows>,
@@ -82,7 +80,6 @@ impl MysqlPermits {
         let (connector, prefix) = (rows.pool.connector(), &settings.prefix);
         Ok(MysqlPermits {
             realm: format!("{}?table_prefix={prefix}", connector.server),
-            poll_interval: settings.poll_interval,
             statements: Statements::new(prefix)?,
             lanes: Lanes::default(),
             rows: Arc::clone(rows),
@@ -92,9 +89,13 @@ impl MysqlPermits {
 
     /// A connection that came free by `by`. Each message on it may take as long as a wait for a lock.
     fn session(&self, by: Moment) -> Result<Session<'_>> {
+        self.session_of(PoolLane::Other, by)
+    }
+
+    fn session_of(&self, lane: PoolLane, by: Moment) -> Result<Session<'_>> {
         Ok(Session {
             store: self,
-            connection: self.rows.pool.checkout(PoolLane::Other, by)?,
+            connection: self.rows.pool.checkout(lane, by)?,
             by: Moment::FAR,
         })
     }
@@ -104,26 +105,37 @@ impl MysqlPermits {
         answer(&mut self.session(by)?.ask(sql)?, 0)
     }
 
-    /// One acquire: shared with others if they come at the same time, alone if that failed.
-    fn acquire_once(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome> {
-        let names = names(&request.permits);
-        let job = Job::Acquire(Arc::clone(request));
-        let error = match self.lanes.of(&names).submit(self, job, by) {
-            (Ok(Reply::Acquired(outcome)), _) => return Ok(outcome),
-            (Ok(_), _) => return Err(no_reply()),
+    /// Reads with one statement; `each` makes something of the columns of a row.
+    fn read<C: FromRow, T>(&self, sql: &str, by: Moment, each: impl Fn(C) -> T) -> Result<Vec<T>> {
+        let found = rows(self.one(sql, by)?)?;
+        Ok(found.into_iter().map(each).collect())
+    }
+
+    /// Has a job carried out, together with others that come at the same time; alone if that failed.
+    fn carry_out(&self, job: Job, by: Moment) -> Result<Reply> {
+        let shared = self.lanes.of(job.permits());
+        let error = match shared.submit(self, job.clone(), by) {
             (Err(error), true) if error.is_transient() && !by.remaining().is_zero() => error,
-            (Err(error), _) => return Err(error),
+            (reply, _) => return reply,
         };
-        let alone = Transaction {
-            names: &names,
-            release: None,
-            requests: &[Arc::clone(request)],
-        };
-        let done = self.session(by).and_then(|mut it| alone.run(&mut it));
-        match done.and_then(|mut done| done.acquired.pop().unwrap_or_else(|| Err(no_reply()))) {
-            // What the shared transaction left is still not known.
-            Err(next) if next.is_not_sent() && !error.is_not_sent() => Err(error),
-            outcome => outcome,
+        let alone = std::slice::from_ref(&job);
+        let replies = self.session(by).and_then(|mut it| it.carry_out(alone));
+        let reply = replies.and_then(|mut it| it.pop().unwrap_or_else(|| Err(no_reply())));
+        // What the shared transaction left is not known yet.
+        let is_unsure = !error.is_not_sent();
+        match (reply, job) {
+            (Err(next), _) if is_unsure && next.is_not_sent() => Err(error),
+            (Ok(Reply::Released(Released::AlreadyReleased)), Job::Release(grant)) if is_unsure => {
+                Ok(Reply::Released(Released::Permits(grant.permits.clone())))
+            }
+            (reply, _) => reply,
+        }
+    }
+
+    fn acquire_once(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome> {
+        match self.carry_out(Job::Acquire(Arc::clone(request)), by)? {
+            Reply::Acquired(outcome) => Ok(outcome),
+            Reply::Released(_) => Err(no_reply()),
         }
     }
 }
@@ -146,7 +158,7 @@ impl Session<'_> {
         let known = requests(answer(&mut answers, 0)?)?.pop();
         let is_released = answer(&mut answers, 2)?.matched > 0;
         Ok(match known {
-            Some(row) if is_released => Released::Permits(row.status.counts()),
+            Some(row) if is_released => Released::Permits(counts(&row.status.permits)),
             Some(_) => Released::AlreadyReleased,
             // Granted between the two.
             None if is_released => Released::Permits(Vec::new()),
@@ -155,7 +167,7 @@ impl Session<'_> {
     }
 
     /// Locks those of these grants that are held and that no other transaction has locked, and restarts their ttl.
-    fn renew(&mut self, grants: &[GrantId]) -> Result<Vec<Renewed>> {
+    fn renew(&mut self, grants: &[GrantId]) -> Result<Vec<Option<PermitRenewal>>> {
         let statements = &self.store.statements;
         let ids = quote_all(grants.iter().map(|grant| &grant.external_id));
         let mut answers = self.ask(&fill(&statements.renew_lock, &[("{external_ids}", &ids)]))?;
@@ -169,11 +181,11 @@ impl Session<'_> {
             renewed.push(match known.iter().find(|(other, ..)| other == id) {
                 _ if locked.iter().any(is_ours) => {
                     ours.push(id);
-                    Renewed::Yes
+                    Some(PermitRenewal::Renewed)
                 }
-                Some((_, token, true)) if grant.names(*token) => Renewed::Busy,
-                Some(_) => Renewed::Lost,
-                None => Renewed::Unknown,
+                Some((_, token, true)) if grant.names(*token) => None,
+                Some(_) => Some(PermitRenewal::AlreadyReleased),
+                None => Some(PermitRenewal::Unknown),
             });
         }
         if ours.is_empty() {
@@ -194,10 +206,6 @@ impl PermitStore for MysqlPermits {
 
     fn min_ttl(&self) -> Duration {
         MIN_TTL
-    }
-
-    fn poll_interval(&self) -> Duration {
-        self.poll_interval
     }
 
     fn create_tables(&self, by: Moment) -> Result<()> {
@@ -240,9 +248,8 @@ impl PermitStore for MysqlPermits {
         let sql = fill(&self.statements.set_capacity, &values);
         let mut answers = self.session(by)?.commit(&sql)?;
         let before = rows::<(u32,)>(answer(&mut answers, BEGIN)?)?.pop();
-        before
-            .map(|(before,)| before)
-            .ok_or_else(|| no_such_semaphore(name))
+        let (before,) = before.ok_or_else(|| no_such_semaphore(name))?;
+        Ok(before)
     }
 
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>> {
@@ -253,7 +260,6 @@ impl PermitStore for MysqlPermits {
              FROM {{history}} WHERE semaphore_name = {} ORDER BY id",
             quote(name)
         ));
-        let found = rows::<Columns>(self.one(&sql, by)?)?;
         let change = |(name, changed_by, changed_at, from, to): Columns| CapacityChange {
             semaphore: Arc::from(name),
             changed_by: changed_by.map(Arc::from),
@@ -261,7 +267,7 @@ impl PermitStore for MysqlPermits {
             from,
             to,
         };
-        Ok(found.into_iter().map(change).collect())
+        self.read(&sql, by, change)
     }
 
     fn delete(&self, name: &str, by: Moment) -> Result<bool> {
@@ -284,7 +290,7 @@ impl PermitStore for MysqlPermits {
             Some(name) => format!("s.name = {}", quote(name)),
             None => "TRUE".to_owned(),
         };
-        let found = self.one(&fill(&self.statements.usage, &[("{which}", &which)]), by)?;
+        let sql = fill(&self.statements.usage, &[("{which}", &which)]);
         let usage = |(name, capacity, held, requests, expired): Columns| Usage {
             semaphore: Arc::from(name),
             capacity,
@@ -293,16 +299,12 @@ impl PermitStore for MysqlPermits {
             free: free(capacity, held),
             requests,
         };
-        Ok(rows::<Columns>(found)?.into_iter().map(usage).collect())
+        self.read(&sql, by, usage)
     }
 
     fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>> {
         type Columns = (String, Option<String>, u32, u64, i64, Option<i64>);
         let sql = fill(&self.statements.holders, &[("{name}", &quote(name))]);
-        let found = rows::<Columns>(self.one(&sql, by)?)?;
-        if found.is_empty() && self.usage(Some(name), by)?.is_empty() {
-            return Err(no_such_semaphore(name));
-        }
         let holder = |(id, owner, count, fence, age, left): Columns| Holder {
             external_id: Arc::from(id),
             owner: owner.map(Arc::from),
@@ -311,7 +313,11 @@ impl PermitStore for MysqlPermits {
             held_for: duration(age),
             expires_in: left.map(duration),
         };
-        Ok(found.into_iter().map(holder).collect())
+        let found = self.read(&sql, by, holder)?;
+        if found.is_empty() && self.usage(Some(name), by)?.is_empty() {
+            return Err(no_such_semaphore(name));
+        }
+        Ok(found)
     }
 
     fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>> {
@@ -320,50 +326,40 @@ impl PermitStore for MysqlPermits {
         Ok(requests(found)?.pop().map(|row| row.status))
     }
 
-    fn acquire(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome> {
+    fn acquire(
+        &self,
+        request: &Arc<Request>,
+        _place: Option<&Standing>,
+        by: Moment,
+    ) -> Result<Outcome> {
         let outcome = self.acquire_once(request, by)?;
         if !matches!(outcome, Outcome::Exhausted(_)) {
             return Ok(outcome);
         }
         match self.reclaim(request, by) {
-            Ok(true) => self.acquire_once(request, by),
-            Ok(false) => Ok(outcome),
-            Err(error) => {
-                log::debug!("could not take back what has expired: {error}");
-                Ok(outcome)
-            }
+            Ok(true) => return self.acquire_once(request, by),
+            Ok(false) => {}
+            Err(error) => log::debug!("could not take back what has expired: {error}"),
         }
+        Ok(outcome)
     }
 
-    fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Renewed>> {
+    fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Option<PermitRenewal>>> {
+        let mut session = self.session_of(PoolLane::Owner, by)?;
         // Belief does not wait for a late reply.
-        let mut session = Session {
-            store: self,
-            connection: self.rows.pool.checkout(PoolLane::Owner, by)?,
-            by,
-        };
+        session.by = by;
         let renewed = session.renew(grants);
         session.or_roll_back(renewed)
     }
 
     fn release(&self, grant: &GrantId, by: Moment) -> Result<Released> {
-        let mut is_unsure = false;
-        if grant.token.is_some() {
-            let lane = self.lanes.of(&names(&grant.permits));
-            match lane.submit(self, Job::Release(grant.clone()), by) {
-                (Ok(Reply::Released(released)), _) => return Ok(released),
-                (Ok(_), _) => {}
-                (Err(error), true) if error.is_transient() && !by.remaining().is_zero() => {
-                    is_unsure = !error.is_not_sent();
-                }
-                (Err(error), _) => return Err(error),
-            }
+        if grant.token.is_none() {
+            return self.session(by)?.release(grant);
         }
-        Ok(match self.session(by)?.release(grant)? {
-            // The shared transaction may have done it.
-            Released::AlreadyReleased if is_unsure => Released::Permits(grant.permits.clone()),
-            released => released,
-        })
+        match self.carry_out(Job::Release(Arc::new(grant.clone())), by)? {
+            Reply::Released(released) => Ok(released),
+            Reply::Acquired(_) => Err(no_reply()),
+        }
     }
 
     fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>> {
@@ -395,19 +391,26 @@ impl PermitStore for MysqlPermits {
             "SELECT id FROM {{request}} WHERE state = 'RELEASED' \
              AND updated_at <= NOW(6) - INTERVAL {age} MICROSECOND ORDER BY updated_at LIMIT {batch}"
         ));
-        let ids = rows::<(u64,)>(self.one(&look, by)?)?;
+        let ids = self.read(&look, by, |(id,)| id)?;
         if ids.is_empty() {
             return Ok(0);
         }
-        let ids = list(ids.into_iter().map(|(id,)| id));
+        let ids = list(ids);
         let sql = fill(&self.statements.purge, &[("{ids}", &ids)]);
         Ok(answer(&mut self.session(by)?.commit(&sql)?, BEGIN + 1)?.matched)
     }
 
     fn audit(&self, repair: bool, by: Moment) -> Result<Vec<Discrepancy>> {
-        let found = rows::<(String, i64, i64)>(self.one(&self.statements.audit, by)?)?;
+        let found = self.read(&self.statements.audit, by, |(name, counter, permits)| {
+            let semaphore: String = name;
+            Discrepancy {
+                semaphore: Arc::from(semaphore),
+                counter,
+                permits,
+            }
+        })?;
         if repair && !found.is_empty() {
-            let names = quote_all(found.iter().map(|(name, ..)| name));
+            let names = quote_all(found.iter().map(|wrong| &wrong.semaphore));
             let values = [("{names}", &*names)];
             let lock = fill(&self.statements.lock, &values);
             let repair = fill(&self.statements.repair, &values);
@@ -416,15 +419,6 @@ impl PermitStore for MysqlPermits {
                 "counters of semaphores that differed from their permits, corrected: {found:?}"
             );
         }
-        let wrong = |(name, counter, permits): (String, i64, i64)| Discrepancy {
-            semaphore: Arc::from(name),
-            counter,
-            permits,
-        };
-        Ok(found.into_iter().map(wrong).collect())
+        Ok(found)
     }
-}
-
-fn names(permits: &[(Arc<str>, u32)]) -> Vec<Arc<str>> {
-    permits.iter().map(|(name, _)| Arc::clone(name)).collect()
 }

@@ -13,7 +13,7 @@ use mysql::prelude::FromRow;
 
 use crate::backend::mysql::error::RequestError;
 use crate::backend::mysql::table::strip;
-use crate::backend::permit_store::{Permit, RequestStatus};
+use crate::backend::permit_store::{GrantId, Permit, RequestStatus};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What the tables' names begin with unless told otherwise, as in [`INIT_SQL`].
@@ -244,6 +244,15 @@ pub(super) fn requests(answer: Answer) -> Result<Vec<RequestRow>> {
         }
     }
     Ok(found)
+}
+
+/// A condition on `r` that names a grant, or whatever its request holds.
+pub(super) fn which(grant: &GrantId) -> String {
+    let id = quote(&grant.external_id);
+    match grant.token {
+        Some(token) => format!("(r.external_id = {id} AND r.token = {token})"),
+        None => format!("r.external_id = {id}"),
+    }
 }
 
 /// A text as a literal that can be nothing else, whatever it contains.
