@@ -130,7 +130,7 @@ impl Cluster {
         if !self.stale.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let has_map = !self.map.lock().masters().is_empty();
+        let has_map = self.map.lock().masters.iter().any(Option::is_some);
         let wait = if has_map {
             Duration::ZERO
         } else {
@@ -146,11 +146,9 @@ impl Cluster {
         };
         let is_due = look.at.is_none_or(|at| Moment::now() - at >= PAUSE);
         if self.stale.load(Ordering::Relaxed) && is_due {
-            self.stale.store(false, Ordering::Relaxed);
             look.failure = self.ask_nodes(by).err();
-            if look.failure.is_some() {
-                self.mark_stale();
-            }
+            // Not before: a node that does not answer this says no more.
+            self.stale.store(look.failure.is_some(), Ordering::Relaxed);
             look.at = Some(Moment::now());
         }
         match &look.failure {

@@ -22,7 +22,7 @@ use crate::tls::Certificates;
 
 /// The longest pause between two attempts to connect to a server that refuses the log-in: nothing changes by itself
 /// there, and it may log each attempt.
-pub(super) const REFUSED: Duration = Duration::from_secs(5);
+const REFUSED: Duration = Duration::from_secs(5);
 
 /// The longest pause between two attempts to connect to a server that cannot be reached.
 const UNREACHABLE: Duration = Duration::from_millis(250);
@@ -290,11 +290,7 @@ impl Connect for Opener {
     }
 
     fn longest_pause(&self, error: &Error) -> Duration {
-        if is_refusal(error) {
-            REFUSED
-        } else {
-            UNREACHABLE
-        }
+        longest_pause(error)
     }
 
     fn server(&self) -> String {
@@ -318,9 +314,12 @@ impl Opener {
     }
 }
 
-/// Returns `true` if an operator must put it right: a password, a right, an address.
-pub(super) fn is_refusal(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Denied | ErrorKind::Misconfigured)
+/// The longest pause between two attempts to connect.
+pub(super) fn longest_pause(error: &Error) -> Duration {
+    match error.kind() {
+        ErrorKind::Denied | ErrorKind::Misconfigured => REFUSED,
+        _ => UNREACHABLE,
+    }
 }
 
 /// A connection for commands.

@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::Common;
 use super::keys::Keys;
 use super::script::{Command, Reply, integer, ms};
-use super::server::Answer;
 use super::subscriber::{Channel, Role, Subscription};
 use crate::backend::{
     Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
@@ -74,45 +73,33 @@ impl RedisContender {
         }
     }
 
-    /// Reads what the early acquire came to, if one was sent. `None`: the server did nothing.
-    fn early(&mut self, by: Moment) -> Result<Option<(Answer, Moment)>> {
-        let Some(early) = self.subscription.take_early() else {
+    /// Reads what the early acquire came to, and until when it may be believed. `None`: there was none, or the server
+    /// did nothing.
+    fn early(&mut self, by: Moment) -> Result<Option<(Reply, Option<Moment>)>> {
+        let Some(pending) = self.subscription.take_early() else {
             return Ok(None);
         };
-        match early.pending.finish(by) {
-            Ok(answer) => Ok(Some((answer, early.until))),
-            Err(failure) => {
-                self.common.deployment.note(&failure);
-                if failure.did_nothing() {
-                    Ok(None)
-                } else {
-                    Err(failure.into_error())
-                }
-            }
-        }
+        let until = pending.sent + self.contender.lease.belief();
+        let Some(answer) = pending.finish(by)? else {
+            return Ok(None);
+        };
+        let reply = Reply::read(answer)?;
+        Ok((reply.outcome >= 0).then_some((reply, Some(until))))
     }
 
     /// Makes one attempt, as often as the script meets more dead waiters than it looks at in one go.
-    fn ask(&mut self, request: &Command, by: Moment) -> Result<(Reply, Option<u32>)> {
-        let mut doubtful = false;
-        // Of several requests, the first may have been granted.
-        let doubt = |error: Error, doubtful| match doubtful {
-            true => error.perhaps_sent(),
-            false => error,
-        };
+    fn ask(&self, request: &Command, by: Moment) -> Result<Reply> {
         loop {
-            let answer = self.common.deployment.ask(Lane::Other, by, request);
-            let answer = answer.map_err(|error| doubt(error, doubtful))?;
-            doubtful |= answer.doubt.is_some();
-            let reply = Reply::read(answer.value)?;
+            let answer = self.common.deployment.ask(Lane::Other, by, request)?;
+            let is_doubtful = answer.doubt.is_some();
+            let reply = Reply::read(answer)?;
             if reply.outcome < 0 {
                 // The request was late, or the server's clock was set. The next one knows the clock.
-                let message = "redis: the request came too late";
-                let error = Error::new(ErrorKind::Timeout, message).not_sent();
-                return Err(doubt(error, doubtful));
+                let error = Error::new(ErrorKind::Timeout, "redis: the request came too late");
+                return Err(if is_doubtful { error } else { error.not_sent() });
             }
             if !reply.is_unfinished() || by.remaining() <= TICK {
-                return Ok((reply, answer.replicas));
+                return Ok(reply);
             }
         }
     }
@@ -122,11 +109,10 @@ impl RedisContender {
         fence: u64,
         reply: &Reply,
         until: Option<Moment>,
-        replicas: Option<u32>,
         by: Moment,
     ) -> Result<Attempt> {
         self.place = b"0".to_vec();
-        if let Some(replicas) = replicas
+        if let Some(replicas) = reply.replicas
             && replicas < self.common.replicas
         {
             return self.give_back(fence, replicas, by);
@@ -165,7 +151,8 @@ impl RedisContender {
                 self.place = place;
             }
             let next = self.acquire.clone().arg(&self.place[..]);
-            self.subscription.prepare(next, lease);
+            self.subscription
+                .prepare(next, lease.request_limit() * 2 / 3);
         }
         let mut retry_in = reply.left()?.unwrap_or(lease.total()) + TICK;
         if is_deaf {
@@ -183,39 +170,28 @@ impl RawContender for RedisContender {
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         // From here on, and not from the refusal on: a message may come in between.
         self.subscription.set_role(Role::Waiting);
-        let (mut early, mut is_deaf) = (None, false);
-        if let Some((answer, until)) = self.early(by)? {
-            let reply = Reply::read(answer.value)?;
-            // Else it came too late, and nothing was done.
-            if reply.outcome >= 0 {
-                early = Some((reply, answer.replicas, Some(until)));
-            }
-        }
-        let (reply, replicas, until) = match early {
+        let mut is_deaf = false;
+        let (reply, until) = match self.early(by)? {
             Some(early) => early,
             None => {
-                let place: &[u8] = match on_refusal {
-                    OnRefusal::Leave => b"",
-                    OnRefusal::Enqueue => &self.place,
-                };
-                let request = self.acquire.clone().arg(place);
+                let mut place = &b""[..];
                 if on_refusal == OnRefusal::Enqueue {
                     is_deaf = self.subscription.ensure(&self.common, by).is_err();
+                    place = &self.place;
                 }
-                let (reply, replicas) = self.ask(&request, by)?;
-                (reply, replicas, None)
+                let request = self.acquire.clone().arg(place);
+                (self.ask(&request, by)?, None)
             }
         };
         match u64::try_from(reply.outcome) {
-            Ok(fence) if fence > 0 => self.granted(fence, &reply, until, replicas, by),
+            Ok(fence) if fence > 0 => self.granted(fence, &reply, until, by),
             _ => self.refused(on_refusal, reply, is_deaf),
         }
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
         let request = self.renew.clone().arg(fence);
-        let value = (self.common.deployment).call(Lane::Owner, by, &request)?;
-        let reply = Reply::read(value)?;
+        let reply = Reply::read((self.common.deployment).ask(Lane::Owner, by, &request)?)?;
         if reply.outcome != 1 {
             self.subscription.set_role(Role::Waiting);
             return Ok(Renewal::Lost(reply.owner(self.contender.lease)?));
@@ -236,8 +212,7 @@ impl RawContender for RedisContender {
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
         // The turn may just have come: what was acquired is released. If that fails, its lease runs out.
-        if let Ok(Some((answer, _))) = self.early(by - by.remaining() / 2)
-            && let Ok(reply) = Reply::read(answer.value)
+        if let Ok(Some((reply, _))) = self.early(by - by.remaining() / 2)
             && let Ok(fence @ 1..) = u64::try_from(reply.outcome)
         {
             let _ = release(&self.common, &self.release, Some(fence), by);

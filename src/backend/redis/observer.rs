@@ -30,8 +30,7 @@ pub(super) fn owner(
     request: &Command,
     by: Moment,
 ) -> Result<(MutexOwner, Option<Duration>)> {
-    let value = common.deployment.call(Lane::Other, by, request)?;
-    let reply = Reply::observed(value)?;
+    let reply = Reply::read(common.deployment.ask(Lane::Other, by, request)?)?;
     Ok((reply.owner(common.lease)?, reply.left()?))
 }
 

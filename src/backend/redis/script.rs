@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{Arg, Cmd, ToRedisArgs, Value, cmd};
+use ::redis::{Cmd, ToRedisArgs, Value};
 
 use super::error::not_understood;
+use super::server::Answer;
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::lease::Lease;
@@ -56,9 +57,10 @@ impl Scripts {
 /// A script with its keys and arguments, or a plain command, for the server that has a slot. May be sent twice.
 #[derive(Clone, Debug)]
 pub(super) struct Command {
-    command: Cmd,
     pub(super) slot: u16,
     script: Option<Arc<Script>>,
+    keys: Arc<[String]>,
+    arguments: Vec<Vec<u8>>,
     not_after: bool,
     optional_queue: bool,
     /// How many replicas must have a grant.
@@ -68,19 +70,20 @@ pub(super) struct Command {
 impl Command {
     /// A script with its keys, which all lie in `slot`.
     pub(super) fn script(script: &Arc<Script>, slot: u16, keys: &[&str]) -> Command {
-        let mut request = Command::plain(slot, &[b"EVALSHA", script.sha.as_bytes()]);
-        request.script = Some(Arc::clone(script));
-        request.arg(keys.len()).arg(keys)
+        Command {
+            script: Some(Arc::clone(script)),
+            keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+            ..Command::plain(slot, &[])
+        }
     }
 
     /// A plain command.
     pub(super) fn plain(slot: u16, words: &[&[u8]]) -> Command {
-        let mut command = Cmd::new();
-        command.arg(words);
         Command {
-            command,
             slot,
             script: None,
+            keys: Arc::default(),
+            arguments: words.to_redis_args(),
             not_after: false,
             optional_queue: false,
             replicas: 0,
@@ -89,7 +92,7 @@ impl Command {
 
     /// Appends one argument, or several.
     pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Command {
-        self.command.arg(argument);
+        self.arguments.extend(argument.to_redis_args());
         self
     }
 
@@ -100,7 +103,7 @@ impl Command {
         self
     }
 
-    /// Marks the third of three keys: it may be left out.
+    /// Marks the last key, the queue: it may be left out.
     pub(super) fn optional_queue(mut self) -> Command {
         self.optional_queue = true;
         self
@@ -109,50 +112,36 @@ impl Command {
     /// The same request without the queue, if that is optional. Where a slot is on its way, a script may name only
     /// keys that exist.
     pub(super) fn without_queue(&self) -> Option<Command> {
-        let words: Vec<&[u8]> = self.words().collect();
-        let [name, sha, _, mutex, token, _, arguments @ ..] = words.as_slice() else {
-            return None;
-        };
-        let shorter = Command::plain(self.slot, &[*name, *sha, b"2", *mutex, *token]);
+        let (_, keys) = self.keys.split_last()?;
         self.optional_queue.then(|| Command {
-            script: self.script.clone(),
-            ..shorter.arg(arguments)
-        })
-    }
-
-    /// The bytes to send.
-    pub(super) fn packed(&self, not_after: u64) -> Vec<u8> {
-        if self.not_after {
-            let mut command = self.command.clone();
-            command.arg(not_after).get_packed_command()
-        } else {
-            self.command.get_packed_command()
-        }
-    }
-
-    /// The same request with the script's text, for a server that does not know it yet. The server remembers it from
-    /// then on: one round trip, and no right to `SCRIPT LOAD` needed.
-    pub(super) fn with_text(&self) -> Option<Command> {
-        let mut command = cmd("EVAL");
-        command.arg(&self.script.as_ref()?.text);
-        for word in self.words().skip(2) {
-            command.arg(word);
-        }
-        Some(Command {
-            command,
+            keys: keys.into(),
+            optional_queue: false,
             ..self.clone()
         })
     }
 
-    fn words(&self) -> impl Iterator<Item = &[u8]> {
-        self.command.args_iter().map(|word| match word {
-            Arg::Simple(word) => word,
-            _ => b"",
-        })
+    /// The bytes to send. A server that does not know the script yet is sent its text, and remembers it from then on:
+    /// one round trip, and no right to `SCRIPT LOAD` needed.
+    pub(super) fn packed(&self, as_text: bool, not_after: u64) -> Vec<u8> {
+        let mut command = Cmd::new();
+        if let Some(script) = &self.script {
+            let (verb, code) = if as_text {
+                ("EVAL", &script.text)
+            } else {
+                ("EVALSHA", &script.sha)
+            };
+            command.arg(verb).arg(code);
+            command.arg(self.keys.len()).arg(&*self.keys);
+        }
+        command.arg(&self.arguments);
+        if self.not_after {
+            command.arg(not_after);
+        }
+        command.get_packed_command()
     }
 }
 
-/// `{outcome, now, ...}`, as `acquire.lua` and `renew.lua` return it.
+/// `{outcome, now, ...}`, as `acquire.lua`, `renew.lua` and `observe.lua` return it.
 pub(super) struct Reply {
     fields: Vec<Value>,
     /// The fence, 1, 0 or -1: see the script.
@@ -160,11 +149,13 @@ pub(super) struct Reply {
     /// The server's time, in milliseconds.
     now: u64,
     received: Moment,
+    /// As in [`Answer`].
+    pub(super) replicas: Option<u32>,
 }
 
 impl Reply {
-    pub(super) fn read(value: Value) -> Result<Reply> {
-        let Value::Array(fields) = value else {
+    pub(super) fn read(answer: Answer) -> Result<Reply> {
+        let Value::Array(fields) = answer.value else {
             return Err(not_understood());
         };
         Ok(Reply {
@@ -172,16 +163,8 @@ impl Reply {
             now: unsigned(fields.get(1))? / 1000,
             fields,
             received: Moment::now(),
+            replicas: answer.replicas,
         })
-    }
-
-    /// Reads `{now, ...}`, as `observe.lua` returns it.
-    pub(super) fn observed(value: Value) -> Result<Reply> {
-        let Value::Array(mut fields) = value else {
-            return Err(not_understood());
-        };
-        fields.insert(0, Value::Int(0));
-        Reply::read(Value::Array(fields))
     }
 
     /// The owner that this contender became, or is still.
@@ -291,15 +274,17 @@ mod tests {
             .arg(5);
         let sha = &*script.sha;
         let by_hash = packed(&["EVALSHA", sha, "3", "m", "t", "q", "id", "5"]);
-        assert_eq!(request.packed(9), by_hash);
+        assert_eq!(request.packed(false, 9), by_hash);
         let by_text = packed(&["EVAL", "return 1", "3", "m", "t", "q", "id", "5"]);
-        assert_eq!(request.with_text().unwrap().packed(9), by_text);
+        assert_eq!(request.packed(true, 9), by_text);
         assert!(request.without_queue().is_none());
         let request = request.optional_queue().not_after();
-        let shorter = packed(&["EVALSHA", sha, "2", "m", "t", "id", "5"]);
-        assert_eq!(request.without_queue().unwrap().packed(9), shorter);
+        let shorter = packed(&["EVALSHA", sha, "2", "m", "t", "id", "5", "9"]);
+        let without = request.without_queue().unwrap();
+        assert_eq!(without.packed(false, 9), shorter);
+        assert!(without.without_queue().is_none());
         let late = packed(&["EVALSHA", sha, "3", "m", "t", "q", "id", "5", "9"]);
-        assert_eq!(request.packed(9), late);
+        assert_eq!(request.packed(false, 9), late);
     }
 
     #[test]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
-use ::redis::{RedisError, RedisResult, Value, cmd};
+use ::redis::{ErrorKind as Kind, RedisError, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::cluster::Cluster;
 use super::connection::{Connection, Connector, LEAST, Opener, Target};
-use super::error::{Failure, unavailable};
+use super::error::{Failure, Reason, unavailable};
 use super::script::{Command, integer};
 use super::subscriber::{Channel, Recipient, Subscriber};
 use crate::clock::Moment;
@@ -55,6 +55,8 @@ pub(super) struct Server {
     wake_reader: Command,
     /// The server's clock less the local one, in milliseconds; `i64::MIN` until a reply told.
     skew: AtomicI64,
+    /// In a cluster: another server may have taken the place of this one.
+    map_stale: Arc<AtomicBool>,
 }
 
 /// What a server replied.
@@ -75,7 +77,6 @@ pub(super) struct Pending {
 }
 
 impl Server {
-    /// `map_stale` is set when another server may have taken the place of this one.
     pub(super) fn new(
         settings: &ServerSettings,
         target: Target,
@@ -108,6 +109,7 @@ impl Server {
             target,
             pool,
             skew: AtomicI64::new(i64::MIN),
+            map_stale: Arc::clone(map_stale),
         })
     }
 
@@ -119,48 +121,59 @@ impl Server {
         asking: bool,
         by: Moment,
     ) -> Result<Answer, Failure> {
-        let mut connection = self.pool.checkout(lane, by).map_err(Failure::Other)?;
+        let connection = self.pool.checkout(lane, by);
+        let mut connection = connection.map_err(|error| self.noted(error.into()))?;
         let sent = Moment::now();
         if by - sent < LEAST {
             let message = format!("redis at {}: no time was left to ask", self.target);
-            let error = Error::new(ErrorKind::Timeout, message);
-            return Err(Failure::Other(error.not_sent()));
+            return Err(Error::new(ErrorKind::Timeout, message).not_sent().into());
         }
-        let exchange = |connection: &mut Connection| {
-            if asking {
-                connection.ask(&cmd("ASKING"), by)?;
-            }
-            connection.send(&request.packed(self.server_ms(by)))?;
-            self.read(connection, request, asking, sent, by)
-        };
-        exchange(&mut connection).map_err(|error| self.failed(&mut connection, &error, sent))
+        let answer = self
+            .write(&mut connection, request, false, asking, by)
+            .and_then(|()| self.read(&mut connection, request, asking, sent, by));
+        answer.map_err(|error| self.failed(&mut connection, &error, sent))
     }
 
     /// Sends a plain command, once more if the first connection turns out to be closed.
     pub(super) fn command(&self, request: &Command, by: Moment) -> Result<Value> {
-        let answer = match self.send(request, Lane::Other, false, by) {
-            Err(Failure::Closed(_)) => self.send(request, Lane::Other, false, by),
-            answer => answer,
-        };
-        answer
-            .map(|answer| answer.value)
-            .map_err(Failure::into_error)
+        let mut answer = self.send(request, Lane::Other, false, by);
+        if matches!(&answer, Err(failure) if matches!(failure.reason, Reason::Closed)) {
+            answer = self.send(request, Lane::Other, false, by);
+        }
+        match answer {
+            Ok(answer) => Ok(answer.value),
+            Err(failure) => Err(failure.error),
+        }
     }
 
     /// Sends a request on an idle connection, or not at all. Never waits. The server does nothing after `not_after`.
-    pub(super) fn begin(self: Arc<Self>, request: Command, not_after: Moment) -> Option<Pending> {
+    pub(super) fn begin(self: &Arc<Self>, request: &Command, not_after: Moment) -> Option<Pending> {
         let sent = Moment::now();
         let mut connection = self.pool.try_checkout(Lane::Other)?;
-        if let Err(error) = connection.send(&request.packed(self.server_ms(not_after))) {
+        if let Err(error) = self.write(&mut connection, request, false, false, not_after) {
             self.failed(&mut connection, &error, sent);
             return None;
         }
         Some(Pending {
-            server: self,
+            server: Arc::clone(self),
             connection,
-            request,
+            request: request.clone(),
             sent,
         })
+    }
+
+    fn write(
+        &self,
+        connection: &mut Connection,
+        request: &Command,
+        as_text: bool,
+        asking: bool,
+        by: Moment,
+    ) -> RedisResult<()> {
+        if asking {
+            connection.ask(&cmd("ASKING"), by)?;
+        }
+        connection.send(&request.packed(as_text, self.server_ms(by)))
     }
 
     /// Reads the reply to what was sent at `sent`.
@@ -173,13 +186,8 @@ impl Server {
         by: Moment,
     ) -> RedisResult<Answer> {
         let mut reply = connection.receive(by);
-        if reply.as_ref().is_err_and(is_unknown_script)
-            && let Some(request) = request.with_text()
-        {
-            if asking {
-                connection.ask(&cmd("ASKING"), by)?;
-            }
-            connection.send(&request.packed(self.server_ms(by)))?;
+        if reply.as_ref().is_err_and(is_unknown_script) {
+            self.write(connection, request, true, asking, by)?;
             reply = connection.receive(by);
         }
         let value = reply?;
@@ -203,37 +211,41 @@ impl Server {
 
     /// Reads an error, and does what it means for the connections.
     fn failed(&self, connection: &mut Connection, error: &RedisError, sent: Moment) -> Failure {
-        let waited = Moment::now() - sent;
-        let failure = Failure::new(error, &connection.address, waited);
-        match &failure {
-            Failure::Closed(error) => {
-                connection.poison();
-                self.pool.lost(error);
-                // The idle ones were closed with it more often than not.
-                self.pool.discard_idle(sent);
-            }
-            Failure::ReadOnly(error) => {
-                connection.poison();
-                self.pool.lost(error);
-                self.pool.discard_idle(Moment::now());
-                self.subscriber.reconnect();
-            }
-            Failure::Other(error) => match error.kind() {
-                ErrorKind::Timeout => {
-                    self.pool.lost(error);
-                    if self.is_watched() && waited >= SILENT {
-                        // The next connection asks the sentinels.
-                        self.pool.discard_idle(sent);
-                        self.subscriber.reconnect();
-                    }
-                }
-                // The next connection logs in anew, or is another server's.
-                ErrorKind::Denied | ErrorKind::Misconfigured | ErrorKind::Protocol => {
-                    connection.poison();
-                }
-                _ => {}
-            },
-            _ => {}
+        let now = Moment::now();
+        let failure = Failure::new(error, &connection.address, now - sent);
+        let kind = failure.error.kind();
+        let is_silent = kind == ErrorKind::Timeout && self.is_watched() && now - sent >= SILENT;
+        let stale_before = match failure.reason {
+            // The idle ones were closed with it more often than not.
+            Reason::Closed => Some(sent),
+            Reason::ReadOnly => Some(now),
+            // The next connection asks the sentinels.
+            _ => is_silent.then_some(sent),
+        };
+        if let Some(since) = stale_before {
+            self.pool.discard_idle(since);
+        }
+        if is_silent || matches!(failure.reason, Reason::ReadOnly) {
+            self.subscriber.reconnect();
+        }
+        if stale_before.is_some() || kind == ErrorKind::Timeout {
+            self.pool.lost(&failure.error);
+        }
+        // The next connection logs in anew, or is another server's.
+        let is_refused = matches!(
+            kind,
+            ErrorKind::Denied | ErrorKind::Misconfigured | ErrorKind::Protocol
+        );
+        if stale_before.is_some() || is_refused {
+            connection.poison();
+        }
+        self.noted(failure)
+    }
+
+    /// Has the next call look at the slots, if the failure suggests it.
+    fn noted(&self, failure: Failure) -> Failure {
+        if failure.suggests_new_map() {
+            self.map_stale.store(true, Ordering::Relaxed);
         }
         failure
     }
@@ -280,7 +292,7 @@ impl Server {
         if self.subscriber.close() {
             // Without it, the reader ends at its next heartbeat. The reply is of no interest.
             if let Some(mut connection) = self.pool.try_checkout(Lane::Owner) {
-                let _ = connection.send(&self.wake_reader.packed(0));
+                let _ = connection.send(&self.wake_reader.packed(false, 0));
             }
         }
     }
@@ -293,8 +305,8 @@ impl Drop for Server {
 }
 
 impl Pending {
-    /// Reads the reply before `by`.
-    pub(super) fn finish(mut self, by: Moment) -> Result<Answer, Failure> {
+    /// Reads the reply before `by`. `None`: the server did nothing.
+    pub(super) fn finish(mut self, by: Moment) -> Result<Option<Answer>> {
         let Pending {
             server,
             connection,
@@ -302,7 +314,14 @@ impl Pending {
             sent,
         } = &mut self;
         let answer = server.read(connection, request, false, *sent, by);
-        answer.map_err(|error| server.failed(connection, &error, *sent))
+        let failure = match answer {
+            Ok(answer) => return Ok(Some(answer)),
+            Err(error) => server.failed(connection, &error, *sent),
+        };
+        match failure.reason {
+            Reason::Closed | Reason::Other => Err(failure.error),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -325,67 +344,8 @@ impl Deployment {
 
     /// As [`Deployment::call`], with all that is known of the answer.
     pub(super) fn ask(&self, lane: Lane, by: Moment, request: &Command) -> Result<Answer> {
-        let mut server = self.server(request.slot, by)?;
-        let mut request = Cow::Borrowed(request);
-        let (mut asking, mut repeated, mut rounds) = (false, false, 0);
-        let mut doubt: Option<Error> = None;
-        let outcome = loop {
-            let failure = match server.send(&request, lane, asking, by) {
-                Ok(answer) => break Ok(answer),
-                Err(failure) => failure,
-            };
-            asking = false;
-            rounds += 1;
-            let next = match (failure, self) {
-                // An idle connection was closed. Acquire is idempotent, renew and release name their fence.
-                (Failure::Closed(error), _) if !repeated => {
-                    repeated = true;
-                    doubt = Some(error);
-                    Ok(server)
-                }
-                // The sentinels may know a new master by now.
-                (Failure::ReadOnly(_), _) if !repeated && server.is_watched() => {
-                    repeated = true;
-                    Ok(server)
-                }
-                (Failure::Moved(Some(to)), Deployment::Cluster(cluster)) => {
-                    cluster.set_master(request.slot, to)
-                }
-                (Failure::Moved(None), Deployment::Cluster(cluster)) => {
-                    cluster.mark_stale();
-                    cluster.server(request.slot, by)
-                }
-                (Failure::Ask(to), Deployment::Cluster(cluster)) => {
-                    asking = true;
-                    cluster.at(to)
-                }
-                (Failure::TryAgain(error), Deployment::Cluster(cluster)) => {
-                    rounds = 0;
-                    if let Some(shorter) = request.without_queue() {
-                        request = Cow::Owned(shorter);
-                    } else if by.remaining() >= TRY_AGAIN * 2 {
-                        std::thread::sleep(TRY_AGAIN);
-                    } else {
-                        break Err(error);
-                    }
-                    cluster.server(request.slot, by)
-                }
-                (failure, _) => {
-                    self.note(&failure);
-                    break Err(failure.into_error());
-                }
-            };
-            match next {
-                Ok(next) if rounds < ROUNDS => server = next,
-                Ok(_) => {
-                    break Err(unavailable(
-                        "redis cluster: the nodes do not agree on which of them has the mutex",
-                    ));
-                }
-                Err(error) => break Err(error),
-            }
-        };
-        match outcome {
+        let mut doubt = None;
+        match self.follow(lane, by, request, &mut doubt) {
             Ok(answer) => Ok(Answer { doubt, ..answer }),
             // The last try was not sent; the one before it was.
             Err(error) if doubt.is_some() => Err(error.perhaps_sent()),
@@ -393,13 +353,57 @@ impl Deployment {
         }
     }
 
-    /// In a cluster, another node may have taken over: the next call looks.
-    pub(super) fn note(&self, failure: &Failure) {
-        if let Deployment::Cluster(cluster) = self
-            && failure.suggests_new_map()
-        {
-            cluster.mark_stale();
+    fn follow(
+        &self,
+        lane: Lane,
+        by: Moment,
+        request: &Command,
+        doubt: &mut Option<Error>,
+    ) -> Result<Answer> {
+        let mut server = self.server(request.slot, by)?;
+        let mut request = Cow::Borrowed(request);
+        let (mut asking, mut repeated, mut rounds) = (false, false, 0);
+        while rounds < ROUNDS {
+            let Failure { error, reason } = match server.send(&request, lane, asking, by) {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            asking = false;
+            rounds += 1;
+            match (reason, self) {
+                // An idle connection was closed. Acquire is idempotent, renew and release name their fence.
+                (Reason::Closed, _) if !repeated => {
+                    repeated = true;
+                    *doubt = Some(error);
+                }
+                // The sentinels may know a new master by now.
+                (Reason::ReadOnly, _) if !repeated && server.is_watched() => repeated = true,
+                (Reason::Moved(Some(to)), Deployment::Cluster(cluster)) => {
+                    server = cluster.set_master(request.slot, to)?;
+                }
+                (Reason::Moved(None), Deployment::Cluster(cluster)) => {
+                    cluster.mark_stale();
+                    server = cluster.server(request.slot, by)?;
+                }
+                (Reason::Ask(to), Deployment::Cluster(cluster)) => {
+                    asking = true;
+                    server = cluster.at(to)?;
+                }
+                (Reason::TryAgain, Deployment::Cluster(cluster)) => {
+                    rounds = 0;
+                    match request.without_queue() {
+                        Some(shorter) => request = Cow::Owned(shorter),
+                        None if by.remaining() < TRY_AGAIN * 2 => return Err(error),
+                        None => std::thread::sleep(TRY_AGAIN),
+                    }
+                    server = cluster.server(request.slot, by)?;
+                }
+                _ => return Err(error),
+            }
         }
+        Err(unavailable(
+            "redis cluster: the nodes do not agree on which of them has the mutex",
+        ))
     }
 
     /// The server that has the slot.
@@ -439,7 +443,7 @@ impl Drop for Deployment {
 }
 
 fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == ::redis::ErrorKind::Server(::redis::ServerErrorKind::NoScript)
+    error.kind() == Kind::Server(ServerErrorKind::NoScript)
 }
 
 /// Reads the reply to an acquire.

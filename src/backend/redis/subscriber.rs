@@ -6,15 +6,15 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use ::redis::{ProtocolVersion, PushKind, RedisResult, Value, cmd};
 use parking_lot::{Condvar, Mutex};
 
 use super::Common;
-use super::connection::{Connector, REFUSED, Target, is_refusal};
+use super::connection::{Connector, Target, longest_pause};
 use super::error::{is_timeout, read, unavailable};
 use super::script::Command;
 use super::server::{Pending, Server};
@@ -22,12 +22,11 @@ use crate::backend::permit_store::OnTurn;
 use crate::backend::{CLAIM_TIME, Wakeups};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::Lease;
-use crate::parker::{Parker, Unparker};
+use crate::parker::Unparker;
 use crate::thread::{self, Thread};
 
-/// Pauses between failed attempts to connect; up to [`REFUSED`] where the server refuses the log-in.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The pause before a lost connection is replaced; it doubles with each attempt that fails.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 /// After this much silence the server is asked for a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -49,7 +48,7 @@ const BATCH: usize = 500;
 pub(super) enum Channel {
     /// `released@@ID`: the turn of the contender whose channel this is.
     Turn,
-    /// `acquired@@ID` and `released@@ID`, to all.
+    /// `acquired@@ID` and `released@@ID`, to all; `released@@!` while waiters leave a free mutex to others.
     Changes,
     /// `CLAIM@@ID`: the mutex was handed to ID, which has CLAIM ms to acquire it.
     Handed,
@@ -70,52 +69,17 @@ pub(super) enum Role {
     Observing,
 }
 
-/// What happened, as far as a recipient is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Message<'a> {
-    /// The turn of this recipient has come.
-    Turn,
-    /// This id has acquired.
-    Acquired(&'a [u8]),
-    /// This id has released, and no waiter in particular was told.
-    Released(&'a [u8]),
-    /// The mutex is free, for those first that do not queue.
-    Yielded,
-    /// The mutex was handed to a waiter.
-    Handed,
-    /// This process comes first in the line of this semaphore, which has so many free permits.
-    Permits(&'a str, u64),
-    /// Messages may have been missed.
-    Interrupted,
-}
-
-impl Message<'_> {
-    fn read(channel: Channel, said: &[u8]) -> Option<Message<'_>> {
-        match channel {
-            Channel::Turn => Some(Message::Turn),
-            Channel::Handed => Some(Message::Handed),
-            Channel::Changes if said == b"released@@!" => Some(Message::Yielded),
-            Channel::Changes => {
-                let acquired = said.strip_prefix(b"acquired@@").map(Message::Acquired);
-                acquired.or_else(|| said.strip_prefix(b"released@@").map(Message::Released))
-            }
-            Channel::Permits => {
-                let (free, semaphore) = std::str::from_utf8(said).ok()?.split_once("@@")?;
-                Some(Message::Permits(semaphore, free.parse().unwrap_or(0)))
-            }
-        }
-    }
-}
-
 /// Returns `true` if a recipient with this role and id should look again.
-fn concerns(role: Role, id: &[u8], message: Message<'_>) -> bool {
-    match (role, message) {
+fn concerns(role: Role, id: &[u8], channel: Channel, said: &[u8]) -> bool {
+    match (role, channel) {
         (Role::Idle, _) => false,
-        (_, Message::Turn | Message::Interrupted) => true,
-        (Role::Waiting, Message::Released(by)) => by != id,
+        (Role::Waiting, Channel::Turn) => true,
+        (Role::Waiting, Channel::Changes) => said
+            .strip_prefix(b"released@@")
+            .is_some_and(|by| by != id && by != b"!"),
         (Role::Waiting, _) => false,
-        (Role::Owning, Message::Acquired(by)) => by != id,
         // An owner that hears of its own release was revoked.
+        (Role::Owning, Channel::Changes) => said.strip_prefix(b"acquired@@") != Some(id),
         (Role::Owning | Role::Observing, _) => true,
     }
 }
@@ -124,10 +88,15 @@ fn concerns(role: Role, id: &[u8], message: Message<'_>) -> bool {
 pub(super) struct Recipient {
     /// The contender's id; empty for an observer.
     id: Vec<u8>,
-    unparker: Unparker,
+    wake: Wake,
     role: Mutex<Role>,
     early: Mutex<Early>,
-    on_turn: OnceLock<OnTurn>,
+}
+
+/// Whom a recipient wakes.
+enum Wake {
+    Contender(Unparker),
+    Semaphores(OnTurn),
 }
 
 /// An early acquire, between the message that a waiter's turn has come and the waiter's own attempt. The thread that
@@ -139,51 +108,47 @@ pub(super) struct Recipient {
 enum Early {
     #[default]
     None,
-    Prepared(Prepared),
-    Sent(Box<EarlyAcquire>),
-}
-
-/// All that the next attempt of a waiter takes.
-struct Prepared {
-    server: Weak<Server>,
-    request: Command,
-    lease: Lease,
-}
-
-/// An attempt that was sent.
-pub(super) struct EarlyAcquire {
-    pub(super) pending: Pending,
-    /// The end of belief, should it be granted: counted from before it was sent.
-    pub(super) until: Moment,
+    /// What the waiter's next attempt sends, and how long the server may take to come to it.
+    Prepared(Arc<Server>, Command, Duration),
+    Sent(Box<Pending>),
 }
 
 impl Recipient {
-    fn hear(&self, message: Message<'_>) {
-        if !concerns(*self.role.lock(), &self.id, message) {
-            return;
+    fn hear(&self, channel: Channel, said: &[u8]) {
+        let role = *self.role.lock();
+        match &self.wake {
+            Wake::Semaphores(on_turn) => {
+                let said = std::str::from_utf8(said).unwrap_or_default();
+                if let Some((free, semaphore)) = said.split_once("@@") {
+                    on_turn(semaphore, free.parse().unwrap_or(0));
+                }
+            }
+            Wake::Contender(unparker) if concerns(role, &self.id, channel, said) => {
+                if channel == Channel::Turn {
+                    self.send_early();
+                }
+                unparker.unpark();
+            }
+            Wake::Contender(_) => {}
         }
-        if let (Message::Permits(semaphore, free), Some(on_turn)) = (message, self.on_turn.get()) {
-            on_turn(semaphore, free);
-        }
-        if message == Message::Turn {
-            let mut early = self.early.lock();
-            *early = match std::mem::take(&mut *early) {
-                Early::Prepared(prepared) => prepared.send().map_or(Early::None, Early::Sent),
-                other => other,
-            };
-        }
-        self.unparker.unpark();
     }
-}
 
-impl Prepared {
-    /// Sends the attempt. Never waits: `None` if there is no connection to spare, or it is broken.
-    fn send(self) -> Option<Box<EarlyAcquire>> {
-        let now = Moment::now();
-        let limit = EARLY_LIMIT.min(self.lease.request_limit() * 2 / 3);
-        let pending = self.server.upgrade()?.begin(self.request, now + limit)?;
-        let until = pending.sent + self.lease.belief();
-        Some(Box::new(EarlyAcquire { pending, until }))
+    /// Has it look again, although no message came.
+    fn look(&self) {
+        if let Wake::Contender(unparker) = &self.wake
+            && *self.role.lock() != Role::Idle
+        {
+            unparker.unpark();
+        }
+    }
+
+    /// Sends what was prepared, if there is a connection to spare. Never waits.
+    fn send_early(&self) {
+        let mut early = self.early.lock();
+        if let Early::Prepared(server, request, limit) = &*early {
+            let sent = server.begin(request, Moment::now() + *limit);
+            *early = sent.map_or(Early::None, |pending| Early::Sent(Box::new(pending)));
+        }
     }
 }
 
@@ -205,12 +170,33 @@ impl Subscription {
         channels: Vec<(Vec<u8>, Channel)>,
         slot: u16,
     ) -> Subscription {
+        Subscription::of(id, Wake::Contender(unparker), role, channels, slot)
+    }
+
+    /// A subscription to the turns of this process in the lines of the semaphores.
+    pub(super) fn of_permits(channel: &str, slot: u16, on_turn: OnTurn) -> Subscription {
+        let channels = vec![(channel.as_bytes().to_vec(), Channel::Permits)];
+        Subscription::of(
+            "",
+            Wake::Semaphores(on_turn),
+            Role::Observing,
+            channels,
+            slot,
+        )
+    }
+
+    fn of(
+        id: &str,
+        wake: Wake,
+        role: Role,
+        channels: Vec<(Vec<u8>, Channel)>,
+        slot: u16,
+    ) -> Subscription {
         let recipient = Recipient {
             id: id.as_bytes().to_vec(),
-            unparker,
+            wake,
             role: Mutex::new(role),
             early: Mutex::default(),
-            on_turn: OnceLock::new(),
         };
         Subscription {
             recipient: Arc::new(recipient),
@@ -218,15 +204,6 @@ impl Subscription {
             slot,
             server: None,
         }
-    }
-
-    /// A subscription to the turns of this process in the lines of the semaphores.
-    pub(super) fn of_permits(channel: &str, slot: u16, on_turn: OnTurn) -> Subscription {
-        let channels = vec![(channel.as_bytes().to_vec(), Channel::Permits)];
-        let unparker = Parker::new().unparker();
-        let subscription = Subscription::new("", unparker, Role::Observing, channels, slot);
-        let _ = subscription.recipient.on_turn.set(on_turn);
-        subscription
     }
 
     /// Subscribes on the server that has the slot now, which in a cluster may change. Takes at most half of the
@@ -255,22 +232,20 @@ impl Subscription {
         *self.recipient.role.lock() = role;
     }
 
-    /// Has the next attempt sent as soon as the turn comes.
-    pub(super) fn prepare(&self, request: Command, lease: Lease) {
+    /// Has `request`, the next attempt, sent as soon as the turn comes. `longest` is how long the server may take to
+    /// come to it.
+    pub(super) fn prepare(&self, request: Command, longest: Duration) {
         if let Some(server) = &self.server {
-            *self.recipient.early.lock() = Early::Prepared(Prepared {
-                server: Arc::downgrade(server),
-                request,
-                lease,
-            });
+            let limit = EARLY_LIMIT.min(longest);
+            *self.recipient.early.lock() = Early::Prepared(Arc::clone(server), request, limit);
         }
     }
 
     /// Takes what was sent in the meantime; from now on nothing is.
-    pub(super) fn take_early(&self) -> Option<Box<EarlyAcquire>> {
+    pub(super) fn take_early(&self) -> Option<Box<Pending>> {
         match std::mem::take(&mut *self.recipient.early.lock()) {
-            Early::Sent(sent) => Some(sent),
-            Early::None | Early::Prepared(_) => None,
+            Early::Sent(pending) => Some(pending),
+            Early::None | Early::Prepared(..) => None,
         }
     }
 
@@ -337,8 +312,6 @@ struct Route {
     unacknowledged: u32,
     /// It was acknowledged on an earlier connection: messages may have been missed since.
     interrupted: bool,
-    /// When one waiter looks again although no message came.
-    look_at: Option<Moment>,
 }
 
 impl Subscriber {
@@ -380,7 +353,6 @@ impl Subscriber {
                 recipients: Vec::new(),
                 unacknowledged: 0,
                 interrupted: false,
-                look_at: None,
             });
             route.recipients.push(Arc::clone(recipient));
             if route.recipients.len() == 1 {
@@ -496,7 +468,7 @@ impl State {
         if route.recipients.is_empty() {
             self.routes.remove(name);
         } else if std::mem::take(&mut route.interrupted) {
-            route.tell(Message::Interrupted);
+            route.look();
         }
     }
 
@@ -514,41 +486,37 @@ impl State {
         self.routes.retain(|_, route| !route.recipients.is_empty());
         for route in self.routes.values_mut() {
             if route.unacknowledged == 0 {
-                route.tell(Message::Interrupted);
+                route.look();
                 route.interrupted = true;
             }
             route.unacknowledged = 1;
-            route.look_at = None;
         }
     }
 }
 
 impl Route {
-    fn tell(&self, message: Message<'_>) {
-        self.recipients.iter().for_each(|it| it.hear(message));
+    fn look(&self) {
+        self.recipients.iter().for_each(|it| it.look());
     }
 }
 
 impl Subscriber {
     /// Replaces each connection that ends by a next one.
     fn read_for_ever(&self) {
-        let mut pause = BACKOFF.0;
+        let mut pause = FIRST_PAUSE;
         loop {
-            let mut worked = false;
-            let ended = catch_unwind(AssertUnwindSafe(|| self.read(&mut worked)));
-            let error = ended.unwrap_or_else(|_| {
-                // What panics each time is not tried without a pause.
-                worked = false;
+            let ended = catch_unwind(AssertUnwindSafe(|| self.read()));
+            let (worked, error) = ended.unwrap_or_else(|_| {
                 let message = format!("redis at {}: reading messages panicked", self.target);
-                Error::new(ErrorKind::Panicked, message)
+                (false, Error::new(ErrorKind::Panicked, message))
             });
             log::debug!("redis subscriber: {error}");
-            let mut state = self.state.lock();
-            let longest = if is_refusal(&error) {
-                REFUSED
+            pause = if worked {
+                FIRST_PAUSE
             } else {
-                BACKOFF.1
+                (pause * 2).min(longest_pause(&error))
             };
+            let mut state = self.state.lock();
             state.end(if worked && error.is_transient() {
                 Connection::Lost(error)
             } else {
@@ -556,11 +524,6 @@ impl Subscriber {
             });
             self.changed.notify_all();
             self.map_stale.store(true, Ordering::Relaxed);
-            pause = if worked {
-                BACKOFF.0
-            } else {
-                (pause * 2).min(longest)
-            };
             let until = Moment::now() + pause;
             while !state.closed && !until.remaining().is_zero() {
                 self.changed.wait_for(&mut state, until.remaining());
@@ -571,18 +534,29 @@ impl Subscriber {
         }
     }
 
-    /// Opens a connection and reads until its end, or that of the factory. `worked`: the server acknowledged.
-    fn read(&self, worked: &mut bool) -> Error {
+    /// Opens a connection and reads until its end, or that of the factory. Returns whether the server acknowledged
+    /// anything, and why it ended.
+    fn read(&self) -> (bool, Error) {
         let opened = (self.target).open(&self.connector, ProtocolVersion::RESP3);
-        let (address, connection) = match opened {
+        let (address, driver) = match opened {
             Ok(opened) => opened,
-            Err(error) => return error,
+            Err(error) => return (false, error),
         };
         self.state.lock().begin();
-        match PushConnection::new(self, connection).run(worked) {
+        let mut connection = PushConnection {
+            reader: self,
+            driver,
+            worked: false,
+            heard_at: Moment::now(),
+            asked_at: None,
+            looks: HashMap::new(),
+            timeout: Duration::ZERO,
+        };
+        let error = match connection.run() {
             Ok(()) => unavailable(format!("redis at {address}: is not the master any more")),
             Err(error) => read(&error, &address, self.patience()),
-        }
+        };
+        (connection.worked, error)
     }
 
     /// How long a sign of life is waited for. As long as any other answer: a round trip may take longer than
@@ -596,30 +570,20 @@ impl Subscriber {
 struct PushConnection<'a> {
     reader: &'a Subscriber,
     driver: ::redis::Connection,
+    /// The server acknowledged a subscription.
+    worked: bool,
     heard_at: Moment,
-    /// When a sign of life was asked for last.
-    asked_at: Moment,
-    /// No route has an earlier `look_at`.
-    next_look: Option<Moment>,
+    /// When a sign of life was asked for, if nothing was heard since.
+    asked_at: Option<Moment>,
+    /// When one waiter of a mutex looks again although no message came; by the channel of its changes.
+    looks: HashMap<Vec<u8>, Moment>,
     /// What the socket's timeout is set to.
     timeout: Duration,
 }
 
 impl PushConnection<'_> {
-    fn new(reader: &Subscriber, driver: ::redis::Connection) -> PushConnection<'_> {
-        let now = Moment::now();
-        PushConnection {
-            reader,
-            driver,
-            heard_at: now,
-            asked_at: now,
-            next_look: None,
-            timeout: Duration::ZERO,
-        }
-    }
-
-    /// Reads until the connection is to end; `worked` as in [`Subscriber::read`].
-    fn run(&mut self, worked: &mut bool) -> RedisResult<()> {
+    /// Reads until the connection is to end.
+    fn run(&mut self) -> RedisResult<()> {
         self.ask_for_life()?;
         while self.send_unsent()? {
             let wait = self.wake_one_of_each().max(Duration::from_millis(1));
@@ -631,13 +595,20 @@ impl PushConnection<'_> {
             }
             match self.driver.recv_response() {
                 Ok(Value::Push { kind, data }) => {
-                    self.heard_at = Moment::now();
-                    *worked |= kind == PushKind::Subscribe;
+                    (self.heard_at, self.asked_at) = (Moment::now(), None);
+                    self.worked |= kind == PushKind::Subscribe;
                     self.take(&kind, &data);
                 }
                 Ok(Value::ServerError(error)) => return Err(error.into()),
                 Ok(_) => {}
-                Err(error) if is_timeout(&error) => self.check_heartbeat()?,
+                Err(error) if is_timeout(&error) => {
+                    let now = Moment::now();
+                    match self.asked_at {
+                        Some(at) if now - at >= self.reader.patience() => return Err(error),
+                        None if now - self.heard_at >= HEARTBEAT => self.ask_for_life()?,
+                        _ => {}
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -674,55 +645,26 @@ impl PushConnection<'_> {
         Ok(true)
     }
 
-    /// Wakes one waiter of each mutex whose time has come, and says for how long there is nothing to do.
+    /// Wakes one waiter of each mutex whose time has come, and says for how long to wait for a message.
     fn wake_one_of_each(&mut self) -> Duration {
         let now = Moment::now();
-        if self.next_look.is_some_and(|at| at <= now) {
-            let mut state = self.reader.state.lock();
-            let mut next = None;
-            for route in state.routes.values_mut() {
-                if route.look_at.is_some_and(|at| at <= now) {
-                    route.look_at = None;
-                    let mut recipients = route.recipients.iter();
-                    if let Some(waiter) = recipients.find(|it| *it.role.lock() == Role::Waiting) {
-                        waiter.unparker.unpark();
-                    }
-                }
-                next = earlier(next, route.look_at);
+        let due = self.looks.extract_if(|_, at| *at <= now);
+        for (name, _) in due {
+            let state = self.reader.state.lock();
+            let route = state.routes.get(&name);
+            let mut recipients = route.iter().flat_map(|route| &route.recipients);
+            if let Some(waiter) = recipients.find(|it| *it.role.lock() == Role::Waiting) {
+                waiter.look();
             }
-            self.next_look = next;
         }
-        let beat = if self.heartbeat_pending() {
-            // Not in one go: with every heartbeat it is looked what there is to send.
-            (self.asked_at + self.reader.patience()).min(now + HEARTBEAT)
-        } else {
-            self.heard_at + HEARTBEAT
-        };
-        self.next_look.map_or(beat, |at| at.min(beat)) - now
-    }
-
-    /// After a silence: asks for a sign of life, or gives up if one was asked for in vain.
-    fn check_heartbeat(&mut self) -> RedisResult<()> {
-        let now = Moment::now();
-        if self.heartbeat_pending() {
-            if now - self.asked_at >= self.reader.patience() {
-                return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-            }
-        } else if now - self.heard_at >= HEARTBEAT {
-            self.ask_for_life()?;
-        }
-        Ok(())
-    }
-
-    /// Returns `true` if a sign of life was asked for and nothing was heard since.
-    fn heartbeat_pending(&self) -> bool {
-        self.asked_at > self.heard_at
+        let next = self.looks.values().min();
+        next.map_or(HEARTBEAT, |at| (*at - now).min(HEARTBEAT))
     }
 
     /// Subscribes (again) to the control channel. Not PING: its reply is no push, and after a timeout the driver
     /// swallows a reply that is none.
     fn ask_for_life(&mut self) -> RedisResult<()> {
-        self.asked_at = Moment::now();
+        self.asked_at = Some(Moment::now());
         let control = &self.reader.control[..];
         let command = cmd("SUBSCRIBE").arg(control).get_packed_command();
         self.driver.send_packed_command(&command)
@@ -744,39 +686,32 @@ impl PushConnection<'_> {
                 let Some(route) = state.routes.get(name) else {
                     return;
                 };
-                let Some(message) = Message::read(route.channel, said) else {
-                    return;
-                };
-                let recipients = route.recipients.clone();
-                self.plan_look(&mut state, name, message);
+                let (channel, recipients) = (route.channel, route.recipients.clone());
                 drop(state);
-                recipients.iter().for_each(|it| it.hear(message));
+                self.plan_look(channel, name, said);
+                recipients.iter().for_each(|it| it.hear(channel, said));
             }
             _ => {}
         }
     }
 
     /// Notes when one waiter of the mutex looks again: a hand-over may not be claimed, a free mutex not taken.
-    fn plan_look(&mut self, state: &mut State, name: &[u8], message: Message<'_>) {
-        let (mutex, after) = match message {
-            Message::Acquired(_) | Message::Released(_) => (name, None),
-            Message::Yielded => (name, Some(YIELD)),
+    fn plan_look(&mut self, channel: Channel, name: &[u8], said: &[u8]) {
+        let (mutex, after) = match channel {
+            Channel::Changes if said == b"released@@!" => (name, YIELD),
+            Channel::Changes => {
+                self.looks.remove(name);
+                return;
+            }
             // The claim time in the message is for readers of other languages: it is a constant.
-            Message::Handed => (
+            Channel::Handed => (
                 name.strip_suffix(b"!handed").unwrap_or(name),
-                Some(CLAIM_TIME + TOO_EARLY),
+                CLAIM_TIME + TOO_EARLY,
             ),
-            _ => return,
+            Channel::Turn | Channel::Permits => return,
         };
-        if let Some(route) = state.routes.get_mut(mutex) {
-            route.look_at = after.map(|after| self.heard_at + after);
-            self.next_look = earlier(self.next_look, route.look_at);
-        }
+        self.looks.insert(mutex.to_vec(), self.heard_at + after);
     }
-}
-
-fn earlier(one: Option<Moment>, other: Option<Moment>) -> Option<Moment> {
-    one.into_iter().chain(other).min()
 }
 
 #[cfg(test)]
@@ -785,6 +720,7 @@ mod tests {
 
     use super::super::connection::Address;
     use super::*;
+    use crate::parker::Parker;
 
     fn subscriber(server: SocketAddr) -> Arc<Subscriber> {
         let connector = Arc::new(Connector {
@@ -866,18 +802,18 @@ mod tests {
 
     #[test]
     fn recipient_hears_what_concerns_its_role() {
-        let released = Message::read(Channel::Changes, b"released@@a").unwrap();
-        assert!(concerns(Role::Owning, b"a", released), "revoked");
-        assert!(!concerns(Role::Waiting, b"a", released));
-        assert!(concerns(Role::Waiting, b"b", released));
-        let acquired = Message::read(Channel::Changes, b"acquired@@a").unwrap();
-        assert!(!concerns(Role::Owning, b"a", acquired));
-        assert!(concerns(Role::Owning, b"b", acquired));
-        assert!(!concerns(Role::Waiting, b"b", acquired));
-        assert!(concerns(Role::Observing, b"", acquired));
-        let yielded = Message::read(Channel::Changes, b"released@@!").unwrap();
-        assert!(!concerns(Role::Waiting, b"b", yielded));
-        assert!(concerns(Role::Observing, b"", yielded));
-        assert!(!concerns(Role::Idle, b"a", Message::Turn));
+        let change = |role, id: &[u8], said: &[u8]| concerns(role, id, Channel::Changes, said);
+        assert!(change(Role::Owning, b"a", b"released@@a"), "revoked");
+        assert!(!change(Role::Waiting, b"a", b"released@@a"));
+        assert!(change(Role::Waiting, b"b", b"released@@a"));
+        assert!(!change(Role::Owning, b"a", b"acquired@@a"));
+        assert!(change(Role::Owning, b"b", b"acquired@@a"));
+        assert!(!change(Role::Waiting, b"b", b"acquired@@a"));
+        assert!(change(Role::Observing, b"", b"acquired@@a"));
+        assert!(!change(Role::Waiting, b"b", b"released@@!"));
+        assert!(change(Role::Observing, b"", b"released@@!"));
+        assert!(!concerns(Role::Waiting, b"b", Channel::Handed, b"500@@a"));
+        assert!(concerns(Role::Waiting, b"a", Channel::Turn, b"released@@b"));
+        assert!(!concerns(Role::Idle, b"a", Channel::Turn, b"released@@b"));
     }
 }
