@@ -83,7 +83,7 @@ impl Connector {
             true => self.connect_timeout,
             false => self.request_limit,
         };
-        let log_in = self.server.log_in().map_err(RequestError::poison)?;
+        let log_in = (self.server.login.credentials()).map_err(RequestError::poison)?;
         caught(limit, || {
             let mut conn = self.server.open(log_in, self.connect_timeout, limit)?;
             conn.query_drop(SESSION)?;

@@ -2,16 +2,14 @@
 //! connection there.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::consts::CapabilityFlags;
 use mysql::{Conn, OptsBuilder, SslOpts};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::tls::Tls;
-use crate::url::Url;
+use crate::url::{Login, Url, addresses};
 
 /// The server's port unless another one is given.
 pub(super) const DEFAULT_PORT: u16 = 3306;
@@ -23,17 +21,11 @@ const MAX_PACKET: usize = 4 << 20;
 /// Above the number of statements that one connection sees.
 const STATEMENT_CACHE: usize = 64;
 
-/// Asked for user and password whenever a connection is opened.
-pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
-
 /// A MySQL or MariaDB server and the database on it. Its `Debug` shows no credential.
 #[derive(Clone)]
 pub(crate) struct Server {
     pub(crate) address: Address,
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<String>,
-    /// Asked in the place of both.
-    pub(crate) credentials: Option<AskCredentials>,
+    pub(crate) login: Login,
     pub(crate) database: String,
     pub(crate) tls: Tls,
 }
@@ -49,7 +41,7 @@ pub(crate) enum Address {
 
 impl Server {
     pub(crate) fn from_url(url: &Url) -> Result<Server> {
-        let mut addresses = url.addresses(DEFAULT_PORT)?.into_iter();
+        let mut addresses = addresses(&url.hosts, DEFAULT_PORT)?.into_iter();
         let address = match (addresses.next(), addresses.next(), url.text("socket")) {
             (Some((host, port)), None, None) => Address::Tcp(host, port),
             (None, None, Some(path)) => Address::Socket(path.to_owned()),
@@ -61,9 +53,7 @@ impl Server {
             }
         };
         Ok(Server {
-            user: url.user.clone(),
-            password: url.password.clone(),
-            tls: Tls::from_url(url)?,
+            login: url.login.clone(),
             ..Server::new(address, &url.path)
         })
     }
@@ -72,9 +62,7 @@ impl Server {
     pub(crate) fn new(address: Address, database: &str) -> Server {
         Server {
             address,
-            user: None,
-            password: None,
-            credentials: None,
+            login: Login::default(),
             database: database.to_owned(),
             tls: Tls::default(),
         }
@@ -101,23 +89,6 @@ impl Server {
         // The driver reads the files again for every connection.
         self.tls.certificates()?;
         Ok(())
-    }
-
-    /// Returns the user and the password to log in with.
-    ///
-    /// # Errors
-    /// `Unavailable` where the callback panicked: it may be better the next time.
-    pub(super) fn log_in(&self) -> Result<(Option<String>, Option<String>)> {
-        let Some(ask) = &self.credentials else {
-            return Ok((self.user.clone(), self.password.clone()));
-        };
-        match catch_unwind(AssertUnwindSafe(|| ask())) {
-            Ok((user, password)) => Ok((Some(user), Some(password))),
-            Err(_) => Err(Error::new(
-                ErrorKind::Unavailable,
-                "the credentials callback panicked",
-            )),
-        }
     }
 
     /// Opens a connection and does nothing else with it.

@@ -1,7 +1,6 @@
 //! One connection: how it is opened, and how it is kept from outlasting a deadline.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +12,13 @@ use ::redis::{
     ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, ServerErrorKind, Value, cmd,
 };
 
-use super::error::{read_opening, unavailable};
+use super::error::read_opening;
 use super::sentinel::Sentinels;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Connect, Pooled};
 use crate::tls::Certificates;
+use crate::url::Login;
 
 /// The longest pause between two attempts to connect to a server that refuses the log-in: nothing changes by itself
 /// there, and it may log each attempt.
@@ -64,64 +64,6 @@ impl fmt::Display for Address {
     }
 }
 
-/// Returns the user, if not the default one, and the password.
-pub(super) type AskCredentials = dyn Fn() -> (String, String) + Send + Sync;
-
-/// As whom to log in. Its `Debug` shows no credential.
-#[derive(Clone, Default)]
-pub(super) enum Login {
-    /// Without.
-    #[default]
-    None,
-    /// Always the same; an empty user is the default one.
-    Fixed(String, String),
-    /// Asked for with every connection.
-    Asked(Arc<AskCredentials>),
-}
-
-impl Login {
-    pub(super) fn fixed(user: Option<String>, password: Option<String>) -> Login {
-        match (user, password) {
-            (None, None) => Login::None,
-            (user, password) => {
-                Login::Fixed(user.unwrap_or_default(), password.unwrap_or_default())
-            }
-        }
-    }
-
-    pub(super) fn set_user(&mut self, user: String) {
-        *self = match std::mem::take(self) {
-            Login::Fixed(_, password) => Login::Fixed(user, password),
-            _ => Login::Fixed(user, String::new()),
-        };
-    }
-
-    pub(super) fn set_password(&mut self, password: String) {
-        *self = match std::mem::take(self) {
-            Login::Fixed(user, _) => Login::Fixed(user, password),
-            _ => Login::Fixed(String::new(), password),
-        };
-    }
-
-    /// Returns the credentials, if there are any. A panic of the caller's closure is an error like another:
-    /// it must not end the thread that opens connections.
-    fn ask(&self) -> Result<Option<(String, String)>> {
-        match self {
-            Login::None => Ok(None),
-            Login::Fixed(user, password) => Ok(Some((user.clone(), password.clone()))),
-            Login::Asked(ask) => catch_unwind(AssertUnwindSafe(|| ask()))
-                .map(Some)
-                .map_err(|_| unavailable("the credentials callback panicked")),
-        }
-    }
-}
-
-impl fmt::Debug for Login {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Login")
-    }
-}
-
 /// Everything but the address that opening a connection takes. Shows no credential.
 pub(super) struct Connector {
     pub(super) login: Login,
@@ -137,7 +79,7 @@ impl Connector {
         address: &Address,
         protocol: ProtocolVersion,
     ) -> Result<::redis::Connection> {
-        let login = self.login.ask();
+        let login = self.login.credentials();
         let login = login.map_err(|error| error.context(format_args!("redis at {address}")))?;
         let connect = || {
             let connection = self
@@ -151,7 +93,7 @@ impl Connector {
         connect().map_err(|error: RedisError| {
             let error = read_opening(&error, address, self.timeout);
             match &login {
-                Some((user, _)) if error.kind() == ErrorKind::Denied && !user.is_empty() => {
+                (Some(user), _) if error.kind() == ErrorKind::Denied && !user.is_empty() => {
                     error.context(format_args!("user {user:?}"))
                 }
                 _ => error,
@@ -163,18 +105,19 @@ impl Connector {
         &self,
         address: &Address,
         protocol: ProtocolVersion,
-        login: &Option<(String, String)>,
+        (user, password): &(Option<String>, Option<String>),
     ) -> RedisResult<Client> {
         // Without a name for the connection: it would take a further right.
         let mut settings = RedisConnectionInfo::default()
             .set_skip_set_lib_name()
             .set_db(i64::from(self.database))
             .set_protocol(protocol);
-        if let Some((user, password)) = login {
-            if !user.is_empty() {
-                settings = settings.set_username(user);
-            }
-            settings = settings.set_password(password);
+        // An empty user is the default one.
+        if let Some(user) = user.as_ref().filter(|user| !user.is_empty()) {
+            settings = settings.set_username(user);
+        }
+        if user.is_some() || password.is_some() {
+            settings = settings.set_password(password.as_deref().unwrap_or(""));
         }
         let target = match address {
             Address::Unix(path) => ConnectionAddr::Unix(path.clone()),

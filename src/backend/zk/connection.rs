@@ -70,7 +70,7 @@ impl Cipher {
     )]
     fn new(config: &Config, host: &str) -> Result<Cipher> {
         #[cfg(feature = "tls")]
-        if let Some(tls) = config.tls() {
+        if let Some(tls) = config.tls.clone() {
             let invalid = |what: &dyn std::fmt::Display| {
                 Error::new(ErrorKind::Misconfigured, format!("{host}: TLS: {what}"))
             };
