@@ -174,7 +174,7 @@ fn observer_follows_owners(backend: &Backend) {
     let mut observer = Program::start(&url, "observe followed --json");
     let mut text = Program::start(&url, "observe followed");
     assert_eq!(field(&observer.says("followed"), "owner"), "null");
-    text.says("mutex \"followed\"");
+    text.says("owner \"(free)\"");
     let mut first = elect(&url, "followed", "first");
     let fence = number(&first.says("\"acquired\""), "fence");
     let seen = observer.says("\"owner\":\"first\"");

@@ -133,6 +133,7 @@ fn mistaken_command_line_is_a_usage_error() {
         "elect",
         "schedule m -- true",
         "schedule m --every 1s --delay 1s",
+        "schedule m --delay 1s --skip-missed",
         "schedule m --daily-at 25:00",
         "schedule m --daily-at 02:30 --zone nowhere",
         "schedule m --daily-at 02:30 --days mon,funday",
