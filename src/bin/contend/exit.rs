@@ -79,7 +79,11 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure::new(code(error.kind()), error.kind(), error.to_string())
+        let mut message = error.to_string();
+        if error.kind() == ErrorKind::Unreachable {
+            message += "; check the URL, and that the server runs";
+        }
+        Failure::new(code(error.kind()), error.kind(), message)
     }
 }
 

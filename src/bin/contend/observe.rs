@@ -29,11 +29,12 @@ impl Observe {
         observer.start()?;
         loop {
             let event = select! {
-                recv(owners) -> event => event,
-                recv(signals) -> _ => break,
+                recv(owners) -> event => event.ok(),
+                recv(signals) -> _ => None,
             };
-            let Ok(event) = event else { break };
+            let Some(event) = event else { break };
             let owner = Some(event.state.after().owner_id()).filter(|owner| !owner.is_empty());
+            let owner = owner.or((!console.json).then_some("(free)"));
             let (mutex, fence, at) = (&self.mutex, event.fence(), now_ms());
             let json = json!({"at_ms": at, "mutex": mutex, "owner": owner, "fence": fence});
             console.record(&json)?;
