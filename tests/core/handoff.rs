@@ -63,16 +63,11 @@ fn other_locker_waits_for_the_limit_at_most() {
                     }
                 });
             }
-            let waits = (0..10).map(|_| {
-                let began = Instant::now();
-                drop(other.lock().unwrap());
-                began.elapsed()
-            });
-            let longest = waits.max().unwrap();
+            // 50 ms, a hand-over, and what a busy machine adds.
+            let bound = ms(5_000);
+            let is_late = (0..10).any(|_| other.try_lock_for(bound).is_err());
             over.store(true, Ordering::SeqCst);
-            println!("the other locker waited {longest:?} at most");
-            // 50 ms, a hand-over, and what a busy machine adds. Without the limit it would never lock.
-            assert!(longest < ms(5_000), "{longest:?}");
+            assert!(!is_late, "it did not lock within {bound:?}");
         });
     });
 }
