@@ -53,7 +53,7 @@ alone! {
         within(HANG, || {
             let me = std::process::id();
             let before = threads(me);
-            let lease = Lease::new(ms(1_500), ms(1_500)).unwrap();
+            let lease = Lease::new(ms(3_000), ms(1_500)).unwrap();
             let factory = contend::memory::factory("threads", lease);
             let lockers: Vec<Locker> = (0..200)
                 .map(|number| factory.locker(format!("m-{number}")).build().unwrap())

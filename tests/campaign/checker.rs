@@ -116,7 +116,7 @@ pub fn check(
         let count = history.verdict.faults.entry(fault.who.clone());
         *count.or_default() += 1;
     }
-    let beliefs = history.beliefs();
+    let (beliefs, permits) = history.beliefs();
     for (mutex, beliefs) in &beliefs {
         history.verdict.acquisitions += beliefs.len();
         history.check_order(mutex, beliefs);
@@ -126,7 +126,7 @@ pub fn check(
     history.check_writes(chains);
     history.check_liveness(&beliefs);
     history.check_runs();
-    history.check_permits();
+    history.check_permits(&permits);
     history.verdict
 }
 
@@ -161,13 +161,6 @@ fn hits(fault: &Record, mutex: &str) -> bool {
     fault.what == ALL || fault.what == mutex
 }
 
-/// Merges two records of one belief, or of one guard.
-fn merge(all: &mut Record, one: &Record) {
-    all.after = all.after.max(one.after);
-    all.from = all.from.min(one.from);
-    all.until = all.until.max(one.until);
-}
-
 impl<'a> History<'a> {
     fn of(&self, kind: Kind) -> impl Iterator<Item = &'a Record> + use<'a> {
         self.records.iter().filter(move |it| it.kind == kind)
@@ -177,20 +170,16 @@ impl<'a> History<'a> {
         self.verdict.violations.push((rule, what));
     }
 
-    /// Cuts what a record says of the time after its process died.
-    fn cut(&self, record: &mut Record) {
-        if let Some(dead) = self.killed.get(process_of(&record.who)) {
-            record.until = record.until.min(*dead);
-        }
-    }
-
-    /// The ownerships, each cut where it was given up or its process died.
-    fn beliefs(&mut self) -> Beliefs {
+    /// The ownerships, and the permits held, each cut where it was given up or its process died.
+    fn beliefs(&mut self) -> (Beliefs, Vec<Record>) {
         let key = |it: &'a Record| (&*it.who, &*it.what, it.fence);
         let mut merged: HashMap<_, Record> = HashMap::new();
         for record in self.of(Kind::Belief) {
             let belief = merged.entry(key(record));
-            merge(belief.or_insert_with(|| record.clone()), record);
+            let belief = belief.or_insert_with(|| record.clone());
+            belief.after = belief.after.max(record.after);
+            belief.from = belief.from.min(record.from);
+            belief.until = belief.until.max(record.until);
         }
         for record in self.of(Kind::GaveUp) {
             if let Some(belief) = merged.get_mut(&key(record)) {
@@ -205,16 +194,22 @@ impl<'a> History<'a> {
             *first = belief.after.min(*first);
         }
         self.verdict.handed_on = merged.len() - asked.len();
-        let mut beliefs = Beliefs::new();
+        let (mut beliefs, mut permits) = (Beliefs::new(), Vec::new());
         for mut belief in merged.into_values() {
             belief.after = asked[&lease(&belief)];
-            self.cut(&mut belief);
+            if let Some(dead) = self.killed.get(process_of(&belief.who)) {
+                belief.until = belief.until.min(*dead);
+            }
+            if belief.number > 0 {
+                permits.push(belief);
+                continue;
+            }
             beliefs.entry(belief.what.clone()).or_default().push(belief);
         }
         for of_mutex in beliefs.values_mut() {
             of_mutex.sort_by_key(|belief| (belief.fence, belief.from));
         }
-        beliefs
+        (beliefs, permits)
     }
 
     /// Of two ownerships the one with the smaller fence is over when the other begins.
@@ -398,30 +393,18 @@ impl<'a> History<'a> {
     }
 
     /// The permits that are believed to be held never exceed the capacity.
-    fn check_permits(&mut self) {
-        let mut guards: HashMap<(&str, u64), Record> = HashMap::new();
-        for record in self.of(Kind::Permits) {
-            let mut held = record.clone();
-            self.cut(&mut held);
-            let guard = guards.entry((&record.what, record.fence));
-            let guard = guard.or_insert_with(|| held.clone());
-            merge(guard, &held);
-            if guard.who != held.who {
-                let what = format!("{}: granted to {} too", held.to_line(), guard.who);
+    fn check_permits(&mut self, permits: &[Record]) {
+        self.verdict.permit_guards = permits.len();
+        let mut granted = HashMap::new();
+        let mut changes: BTreeMap<&str, Vec<(Nanos, i64)>> = BTreeMap::new();
+        for held in permits {
+            if let Some(other) = granted.insert((&held.what, held.fence), &held.who) {
+                let what = format!("{}: granted to {other} too", held.to_line());
                 self.violate(Rule::FenceIsUnique, what);
             }
-        }
-        for record in self.of(Kind::GavePermitsBack) {
-            if let Some(guard) = guards.get_mut(&(&*record.what, record.fence)) {
-                guard.until = guard.until.min(record.from);
-            }
-        }
-        self.verdict.permit_guards = guards.len();
-        let mut changes: BTreeMap<&str, Vec<(Nanos, i64)>> = BTreeMap::new();
-        for ((semaphore, _), held) in guards {
             if held.until > held.from {
                 let count = i64::try_from(held.number).unwrap_or(i64::MAX);
-                let changes = changes.entry(semaphore).or_default();
+                let changes = changes.entry(&held.what).or_default();
                 changes.extend([(held.from, count), (held.until, -count)]);
             }
         }
@@ -769,7 +752,7 @@ mod tests {
     #[test]
     fn permits_stay_within_capacity() {
         let permits = |who, fence, count, from: u64, until: u64| {
-            let held = Record::new(Kind::Permits, who, "s").fence(fence);
+            let held = Record::new(Kind::Belief, who, "s").fence(fence);
             held.number(count).at(from * MS).until(until * MS)
         };
         let fine = [
@@ -796,7 +779,7 @@ mod tests {
         ] {
             assert_eq!(broken(&[&over[..], &[fault]].concat()), rules);
         }
-        let back = Record::new(Kind::GavePermitsBack, "a/p", "s").fence(1);
+        let back = Record::new(Kind::GaveUp, "a/p", "s").fence(1);
         over.push(back.at(20 * MS));
         assert_eq!(broken(&over), []);
         let twice = [permits("a/p", 1, 1, 10, 12), permits("b/p", 1, 1, 13, 14)];

@@ -248,7 +248,8 @@ impl Process<'_> {
         Witness {
             journal: self.journal,
             who: who.to_owned(),
-            mutex,
+            what: mutex,
+            count: 0,
             after: now(),
             current: None,
         }
@@ -411,14 +412,12 @@ impl Process<'_> {
                 1..8 => random.random_range(50..300),
                 _ => random.random_range(0..30),
             });
-            let (valid, fence) = (|| guard.valid_for(), |_: &str| guard.fence());
-            self.hold(
-                &mut [witness],
-                hold,
-                (&valid, &fence),
-                &mut registers,
-                &mut random,
-            );
+            let held: (&dyn Fn() -> _, &dyn Fn(&str) -> _) =
+                (&|| guard.valid_for(), &|_| guard.fence());
+            self.hold(&mut [witness], hold, held, |mutex, fence| {
+                let think = ms(random.random_range(0..8));
+                self.write_both(&mut registers, mutex, fence, think);
+            });
             drop(guard);
             if random.random_range(0..4) == 0 {
                 thread::sleep(ms(random.random_range(0..30)));
@@ -433,14 +432,13 @@ impl Process<'_> {
         }
     }
 
-    /// Works under what is locked for as long as `hold`, or until it is lost.
+    /// Works under what is held for as long as `hold`, or until it is lost.
     fn hold(
         &self,
         witnesses: &mut [Witness<'_>],
         hold: Duration,
         (valid_for, fence): (&dyn Fn() -> Duration, &dyn Fn(&str) -> u64),
-        registers: &mut RegisterClient,
-        random: &mut StdRng,
+        mut work: impl FnMut(&'static str, u64),
     ) {
         let until = now() + nanos(hold);
         loop {
@@ -452,22 +450,21 @@ impl Process<'_> {
                 break;
             }
             for witness in &mut *witnesses {
-                let fence = fence(witness.mutex);
+                let fence = fence(witness.what);
                 witness.owns(fence, began, ended, began + nanos(valid));
             }
             if ended >= until {
                 break;
             }
-            for witness in &mut *witnesses {
-                let think = ms(random.random_range(0..8));
-                self.write_both(registers, witness.mutex, fence(witness.mutex), think);
+            for witness in &*witnesses {
+                work(witness.what, fence(witness.what));
             }
         }
         for witness in witnesses {
             witness.flush();
-            let record = Record::new(Kind::GaveUp, &witness.who, witness.mutex);
-            let record = record.fence(fence(witness.mutex));
-            self.journal.write(&record.at(now()));
+            let record = Record::new(Kind::GaveUp, &witness.who, witness.what);
+            self.journal
+                .write(&record.fence(fence(witness.what)).at(now()));
         }
     }
 
@@ -490,7 +487,10 @@ impl Process<'_> {
                     let fence = |mutex: &str| guard.fence(mutex).unwrap_or(0);
                     let held: (&dyn Fn() -> _, &dyn Fn(&str) -> _) =
                         (&|| guard.valid_for(), &fence);
-                    self.hold(&mut witnesses, hold, held, &mut registers, &mut random);
+                    self.hold(&mut witnesses, hold, held, |mutex, fence| {
+                        let think = ms(random.random_range(0..8));
+                        self.write_both(&mut registers, mutex, fence, think);
+                    });
                 }
                 Err(error) => self.remark_failure(&who, &error),
             }
@@ -531,37 +531,20 @@ impl Process<'_> {
                     continue;
                 }
             };
-            let hold = match random.random_range(0..10) {
+            let hold = ms(match random.random_range(0..10) {
                 0 => random.random_range(1_000..4_000),
                 _ => random.random_range(0..200),
-            };
-            let record = |kind, semaphore: &str| {
-                let fence = guard.fence(semaphore).unwrap_or(0);
-                Record::new(kind, &who, semaphore).fence(fence)
-            };
-            let until = now() + hold * 1_000_000;
-            loop {
-                let began = now();
-                let valid = guard.valid_for();
-                let ended = now();
-                if valid.is_zero() {
-                    self.journal.remark(&format!("{who}: lost"));
-                    break;
-                }
-                for (semaphore, count) in &wanted {
-                    let held = record(Kind::Permits, semaphore).number((*count).into());
-                    self.journal
-                        .write(&held.at(ended).until(began + nanos(valid)));
-                }
-                if ended >= until {
-                    break;
-                }
-                thread::sleep(ms(10));
-            }
-            for (semaphore, _) in &wanted {
-                let back = record(Kind::GavePermitsBack, semaphore);
-                self.journal.write(&back.at(now()));
-            }
+            });
+            let mut witnesses: Vec<Witness<'_>> = wanted
+                .iter()
+                .map(|&(semaphore, count)| Witness {
+                    count,
+                    ..self.witness(&who, semaphore)
+                })
+                .collect();
+            let fence = |semaphore: &str| guard.fence(semaphore).unwrap_or(0);
+            let held: (&dyn Fn() -> _, &dyn Fn(&str) -> _) = (&|| guard.valid_for(), &fence);
+            self.hold(&mut witnesses, hold, held, |_, _| thread::sleep(SAMPLE));
             drop(guard);
         }
     }
@@ -653,7 +636,9 @@ impl Stalls {
 struct Witness<'a> {
     journal: &'a Journal,
     who: String,
-    mutex: &'static str,
+    what: &'static str,
+    /// Of a semaphore, how many permits.
+    count: u32,
     /// The last time at which it surely did not own the present fence.
     after: Nanos,
     /// What it believes, and when that was written down.
@@ -673,7 +658,8 @@ impl Witness<'_> {
             }
             _ => {
                 self.flush();
-                let belief = Record::new(Kind::Belief, &self.who, self.mutex).fence(fence);
+                let belief = Record::new(Kind::Belief, &self.who, self.what).fence(fence);
+                let belief = belief.number(self.count.into());
                 self.current = Some((belief.after(after).at(ended).until(until), 0));
             }
         }
@@ -713,7 +699,8 @@ mod tests {
         let mut witness = Witness {
             journal: &journal,
             who: "a/s".to_owned(),
-            mutex: LED,
+            what: LED,
+            count: 0,
             after: 100,
             current: None,
         };

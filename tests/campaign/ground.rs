@@ -79,8 +79,8 @@ impl Ground {
             Ground::Redis => (
                 NETWORK,
                 &[
-                    (ServerKill, 2),
-                    (ServerPause, 2),
+                    (Kill, 2),
+                    (Pause, 2),
                     (FlushScripts, 2),
                     (KillSubscribers, 2),
                     (OperatorDelete, 2),
@@ -91,8 +91,8 @@ impl Ground {
             Ground::RedisCluster => (
                 &[(Cut, 3), (KillSubscribers, 3), (FlushScripts, 2)],
                 &[
-                    (MemberPause, 3),
-                    (MemberKill, 2),
+                    (Pause, 3),
+                    (Kill, 2),
                     (Reshard, 3),
                     (OperatorDelete, 1),
                     (Revoke, 1),
@@ -101,8 +101,8 @@ impl Ground {
             Ground::RedisSentinel => (
                 &[(Cut, 3), (KillSubscribers, 3), (FlushScripts, 2)],
                 &[
-                    (MemberPause, 3),
-                    (MemberKill, 2),
+                    (Pause, 3),
+                    (Kill, 2),
                     (FailOver, 2),
                     (OperatorDelete, 1),
                     (Revoke, 1),
@@ -111,23 +111,18 @@ impl Ground {
             Ground::MySql | Ground::MySqlPolling => (
                 NETWORK,
                 &[
-                    (ServerKill, 1),
-                    (ServerPause, 2),
+                    (Kill, 1),
+                    (Pause, 2),
                     (KillConnections, 2),
                     (OperatorDelete, 2),
                     (Revoke, 2),
                 ],
             ),
             // There, to revoke is to delete the node, as an operator would.
-            Ground::Zk => (NETWORK, &[(ServerKill, 1), (ServerPause, 2), (Revoke, 2)]),
+            Ground::Zk => (NETWORK, &[(Kill, 1), (Pause, 2), (Revoke, 2)]),
             Ground::ZkEnsemble => (
                 NETWORK,
-                &[
-                    (MemberKill, 2),
-                    (MemberPause, 3),
-                    (MemberCutOff, 3),
-                    (Revoke, 2),
-                ],
+                &[(Kill, 2), (Pause, 3), (MemberCutOff, 3), (Revoke, 2)],
             ),
         };
         [network, own].concat()
@@ -169,14 +164,10 @@ pub enum Fault {
     Fade,
     /// The reply to a request is lost.
     LoseReply,
-    /// The server is killed and started again on its data.
-    ServerKill,
-    /// The server stands still.
-    ServerPause,
-    /// One of several servers is killed and started again.
-    MemberKill,
-    /// One of several servers stands still.
-    MemberPause,
+    /// A server is killed and started again on its data.
+    Kill,
+    /// A server stands still.
+    Pause,
     /// One of several servers does not reach the others.
     MemberCutOff,
     /// Another server becomes the master on request.

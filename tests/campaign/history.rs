@@ -25,9 +25,9 @@ pub const ALL: &str = "*";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `who` believed that it owns the mutex `what` with `fence`, at a time not after `from` and at one not before
-    /// `until`. At `after` it had not asked for it yet.
+    /// `until`. At `after` it had not asked for it yet. With a `number`, it is so many permits of the semaphore `what`.
     Belief,
-    /// `who` gave the mutex `what` with `fence` back at `from`: what it believed about the time after that is void.
+    /// `who` gave `what` with `fence` back at `from`: what it believed about the time after that is void.
     GaveUp,
     /// The service `who` said at `from` that it acquired `fence`; before that, `number` events are missing.
     Acquired,
@@ -39,10 +39,6 @@ pub enum Kind {
     Run,
     /// The backend said at `from` that the run of `fence` is on record; `what` is the mutex.
     Recorded,
-    /// `who` surely held `number` permits of `what` under `fence`, from not after `from` to not before `until`.
-    Permits,
-    /// The permits of `what` under `fence` were released on purpose at `from`.
-    GavePermitsBack,
     /// The process `who` was killed, and was dead at `from`.
     Killed,
     /// The nemesis did `who` to the mutex `what`, from `from` until `until`.
@@ -56,7 +52,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const KINDS: [Kind; 14] = [
+    const KINDS: [Kind; 12] = [
         Kind::Belief,
         Kind::GaveUp,
         Kind::Acquired,
@@ -64,8 +60,6 @@ impl Kind {
         Kind::Acknowledged,
         Kind::Run,
         Kind::Recorded,
-        Kind::Permits,
-        Kind::GavePermitsBack,
         Kind::Killed,
         Kind::Fault,
         Kind::FenceOnlyFault,

@@ -110,7 +110,7 @@ fn holds(ground: Ground) {
     assert!(worked.iter().all(|count| *count > 0), "{outcome}");
     // Sentinel's nemesis does not go on before the master was replaced; a node of a cluster may be back earlier.
     let had = |fault: &str| verdict.faults.contains_key(fault);
-    let replaced = had(&Fault::FailOver.name()) || had(&Fault::MemberKill.name());
+    let replaced = had(&Fault::FailOver.name()) || had(&Fault::Kill.name());
     if ground == Ground::RedisSentinel && replaced {
         assert!(had(masters::MASTER_CHANGE), "{outcome}");
     }

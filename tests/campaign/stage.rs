@@ -139,7 +139,7 @@ impl Stage {
         random: &mut StdRng,
     ) -> Option<&'static str> {
         let lease = self.ground.lease();
-        let total = u64::try_from(lease.total().as_millis()).unwrap_or(u64::MAX);
+        let total = millis(lease.total());
         match fault {
             Fault::Cut if self.proxies[0].is_empty() => {
                 self.on_redis(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -175,6 +175,7 @@ impl Stage {
                 let delay = lease.ttl() / 8;
                 self.each_weather(&chosen, |weather| weather.delay_replies(delay));
                 self.each_proxy(&chosen, |proxy| proxy.delay_replies(delay));
+                // Long enough for its lease to be renewed by a late reply.
                 thread::sleep(lease.ttl() / 2);
                 nap(random, 0, total / 2);
                 self.black_hole(&chosen, Direction::ToServer);
@@ -191,25 +192,15 @@ impl Stage {
                 }
                 self.pass(&chosen);
             }
-            Fault::ServerKill => self.server(|server| {
-                server.kill();
-                nap(random, 0, total);
-                server.start();
-            }),
-            Fault::ServerPause => self.server(|server| {
-                server.pause();
-                nap(random, 50, total * 3 / 2);
-                server.resume();
-            }),
-            Fault::MemberKill => self.kill_member(random),
-            Fault::MemberPause => {
+            Fault::Kill => self.kill(random),
+            Fault::Pause => {
                 let most = match self.ground {
                     // Longer, and the others take its place: that is a failover.
                     Ground::RedisCluster => 1_200,
                     Ground::RedisSentinel => 600,
                     _ => total * 3 / 2,
                 };
-                self.member(random.random_range(0..100), |server| {
+                self.server(random.random_range(0..100), |server| {
                     server.pause();
                     nap(random, 50, most);
                     server.resume();
@@ -315,19 +306,13 @@ impl Stage {
         self.each_proxy(processes, Proxy::pass);
     }
 
-    /// The one server.
-    fn server(&self, act: impl FnOnce(&testbed::Server)) {
+    /// The server, or one of several, by a number that may be too large.
+    fn server(&self, number: usize, act: impl FnOnce(&testbed::Server)) {
         match &self.servers {
+            Servers::Memory(_) => {}
             Servers::Redis(server) => act(server),
             Servers::MySql(server) => act(server),
             Servers::Zk(server) => act(server),
-            _ => {}
-        }
-    }
-
-    /// One of several, by a number that may be too large.
-    fn member(&self, number: usize, act: impl FnOnce(&testbed::Server)) {
-        match &self.servers {
             Servers::RedisCluster(cluster) => {
                 // Masters are of interest: the one that has the keys.
                 let masters = cluster.masters();
@@ -335,7 +320,6 @@ impl Stage {
             }
             Servers::RedisSentinel(redis) => act(redis.server(redis.master())),
             Servers::ZkEnsemble(ensemble) => act(ensemble.node(number % 3)),
-            _ => {}
         }
     }
 
@@ -362,7 +346,7 @@ impl Stage {
         }
     }
 
-    fn kill_member(&self, random: &mut StdRng) {
+    fn kill(&self, random: &mut StdRng) {
         let number = random.random_range(0..100);
         match &self.servers {
             Servers::RedisCluster(cluster) => {
@@ -390,7 +374,11 @@ impl Stage {
                 node.start();
                 ensemble.wait_whole();
             }
-            _ => {}
+            _ => self.server(number, |server| {
+                server.kill();
+                nap(random, 0, millis(self.ground.lease().total()));
+                server.start();
+            }),
         }
     }
 
@@ -501,6 +489,10 @@ fn make_semaphores(operator: &Factory) {
 /// The key of a mutex on Redis.
 fn key(mutex: &str) -> String {
     format!("simba:{{{mutex}}}")
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// How long a fault lasts: from `least` up to `most` milliseconds.

@@ -210,7 +210,6 @@ facts! {
     scheduler:
         scheduled_work_runs_on_one_leader_and_fails_over,
         stop_keeps_leading_until_running_work_has_ended,
-        a_restarted_scheduler_works_again,
         work_is_cancelled_when_leadership_is_lost,
         a_new_leader_goes_on_where_the_last_one_was,
         a_new_leader_rests_after_the_last_ones_run,

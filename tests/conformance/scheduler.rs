@@ -97,27 +97,6 @@ pub fn stop_keeps_leading_until_running_work_has_ended(subject: &Subject) {
     assert_eq!(runs.recv_timeout(PATIENCE).unwrap(), 0);
 }
 
-pub fn a_restarted_scheduler_works_again(subject: &Subject) {
-    let mutex = name("again");
-    let (sender, runs) = unbounded();
-    let scheduler = often(&subject.factory(), &mutex, move |context| {
-        sender.send(context.fence()).unwrap();
-    });
-    let mut last = 0;
-    for _ in 0..3 {
-        assert_eq!(scheduler.status(), Status::Initial);
-        scheduler.start().unwrap();
-        let error = scheduler.start().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidState);
-        let fence = runs.recv_timeout(PATIENCE).unwrap();
-        assert!(fence > last);
-        last = fence;
-        scheduler.stop().unwrap();
-        scheduler.stop().unwrap();
-        while runs.try_recv().is_ok() {}
-    }
-}
-
 /// Rule 2, for work: it is told at the end of the ttl, and begins no more until it leads again.
 pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
     let mutex = name("cancelled");

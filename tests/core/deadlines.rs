@@ -129,6 +129,7 @@ fn cancellable_wait_gives_a_slow_server_its_time() {
         let factory = hooked::around(&memory(60_000, 1_000), |when, call, _, by| {
             if when == When::After && matches!(call, Call::Acquire(_)) {
                 let left = by.remaining();
+                // Less than a request limit.
                 thread::sleep(left.min(ms(1_300)));
                 if left < ms(1_300) {
                     return Err(no_answer());
@@ -186,8 +187,8 @@ fn lock_all_keeps_its_timeout_however_many_there_are() {
         let outcome = slow.lock_all(&names).try_lock_for(ms(100));
         let took = began.elapsed();
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
-        // One limit to try, one to give back.
-        assert!(took < ms(100 + 2 * 2_000), "{took:?}");
+        // One limit to try, one to give back, and what a busy machine adds: without a bound it takes 6 s.
+        assert!(took < ms(100 + 2 * 2_000 + 1_000), "{took:?}");
         none_is_left(&memory);
     });
 }

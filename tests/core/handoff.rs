@@ -63,16 +63,11 @@ fn other_locker_waits_for_the_limit_at_most() {
                     }
                 });
             }
-            let waits = (0..10).map(|_| {
-                let began = Instant::now();
-                drop(other.lock().unwrap());
-                began.elapsed()
-            });
-            let longest = waits.max().unwrap();
-            over.store(true, Ordering::SeqCst);
-            println!("the other locker waited {longest:?} at most");
             // 50 ms, a hand-over, and what a busy machine adds.
-            assert!(longest < ms(1_000), "{longest:?}");
+            let bound = ms(5_000);
+            let is_late = (0..10).any(|_| other.try_lock_for(bound).is_err());
+            over.store(true, Ordering::SeqCst);
+            assert!(!is_late, "it did not lock within {bound:?}");
         });
     });
 }
@@ -83,7 +78,7 @@ const QUEUES: Duration = ms(200);
 #[test]
 fn heir_shares_the_fence_and_is_lost_alone() {
     within(HANG, || {
-        let memory = memory(1_500, 500);
+        let memory = memory(2_500, 500);
         let locker = memory.locker("m").local_handoff(PATIENCE).build().unwrap();
         let guard = locker.lock().unwrap();
         let (fence, lost) = (guard.fence(), guard.lost());
@@ -96,7 +91,7 @@ fn heir_shares_the_fence_and_is_lost_alone() {
         assert_eq!(next.fence(), fence);
         assert!(next.lost().try_recv().unwrap_err().is_empty());
         // The timer goes on renewing it, over two leases.
-        thread::sleep(ms(4_000));
+        thread::sleep(ms(6_000));
         assert!(next.is_valid());
         assert!(memory.revoke("m", fence).unwrap());
         closed(&next.lost());
@@ -144,12 +139,12 @@ fn own_locker_leaves_the_transition_to_a_lost_guard() {
             let locker = factory.locker("m").local_handoff(limit).build().unwrap();
             let guard = locker.lock().unwrap();
             broken.on();
+            let ends_at = Instant::now() + guard.valid_for();
             let heir = locker.clone();
             let next = thread::spawn(move || (heir.lock().unwrap(), Instant::now()));
             closed(&guard.lost());
-            let lost_at = Instant::now();
             let (next, locked_at) = next.join().unwrap();
-            let left = locked_at - lost_at;
+            let left = locked_at - ends_at;
             assert!(left > ms(1_300), "{left:?} of a transition of 1.5 s");
             // Stuck, it keeps nothing from the next.
             assert!(next.is_valid() && !guard.is_valid());

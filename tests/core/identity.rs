@@ -134,6 +134,7 @@ fn resigning_beside_another_or_a_stop_is_answered() {
         let builder = builder.on_acquired(move |event| told.send(event.kind).unwrap());
         let builder = builder.on_released(move |event| {
             also.send(event.kind).unwrap();
+            // Time for the other call to come beside this one.
             thread::sleep(ms(300));
         });
         let service = builder.build().unwrap();

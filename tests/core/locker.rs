@@ -90,6 +90,7 @@ fn late_grant_is_not_returned() {
             if when == When::After && matches!(call, Call::Acquire(_)) {
                 counted.fetch_add(1, Ordering::SeqCst);
                 if is_slow.take() {
+                    // Longer than the ttl.
                     thread::sleep(ms(3_200));
                 }
             }
@@ -276,6 +277,7 @@ fn passed_deadline_does_not_revive() {
         let (is_slow, comes) = (slow.clone(), renewed.clone());
         let factory = hooked::around(&with_lease(1_000, 10_000), move |when, call, _, _| {
             if (when, call) == (When::After, Call::Renew) && is_slow.is_on() {
+                // Longer than the ttl.
                 thread::sleep(ms(1_500));
                 comes.on();
             }

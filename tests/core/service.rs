@@ -36,6 +36,7 @@ fn stop_releases_nothing_under_a_running_callback() {
                     (When::Before, Call::Renew) if broken.is_on() => return Err(no_answer()),
                     (When::Before, Call::Acquire(_)) => {
                         acquiring.fetch_add(1, Ordering::SeqCst);
+                        // So that the stop comes while it is under way.
                         if broken.is_on() {
                             thread::sleep(ms(150));
                         }
@@ -50,6 +51,7 @@ fn stop_releases_nothing_under_a_running_callback() {
         let winding = running.clone();
         let builder = factory.contend("m").on_released(move |_| {
             winding.on();
+            // Longer than a ttl: the worker is about to own again meanwhile.
             thread::sleep(ms(1_200));
             winding.off();
         });
@@ -148,8 +150,9 @@ fn id_is_free_when_its_worker_is_over() {
 fn callbacks_that_stop_each_other_end_within_the_bound_of_a_stop() {
     within(HANG, || {
         let factory = memory(1_000, 500);
-        // The lease, its drift, a ttl for the call under way, a second for the way out, and one for a busy machine.
-        let bound = ms(1_500 + 20 + 1_000 + 1_000 + 1_000);
+        // The lease, its drift, a ttl for the call under way, a second for the way out, and three for a busy machine.
+        // Without a bound they would wait for ever.
+        let bound = ms(1_500 + 20 + 1_000 + 1_000 + 3_000);
         let pair: Arc<OnceLock<[MutexContendService; 2]>> = Arc::default();
         let both = Arc::new(Barrier::new(2));
         let (told, stops) = crossbeam_channel::unbounded();

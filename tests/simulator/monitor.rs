@@ -34,6 +34,7 @@ pub struct Monitor {
 }
 
 /// What is known of a process.
+#[derive(Default)]
 pub struct Notes {
     pub orders: VecDeque<Order>,
     pub cancel: Option<Cancel>,
@@ -56,12 +57,8 @@ pub struct Notes {
     counted: Option<(u64, Moment)>,
     /// The callback for Acquired has begun, that for Released has not ended.
     open: Option<u64>,
-    /// The end of the transition of the last belief.
-    winding_until: Moment,
-    /// The same for each belief.
+    /// The end of the transition of each belief.
     ends: HashMap<u64, Moment>,
-    /// The fence of the last renewal, and the earliest moment of the next.
-    renewed: Option<(u64, Moment)>,
     /// When belief had ended at the latest.
     due: True,
     /// An owner was woken then, and has not asked since.
@@ -74,27 +71,8 @@ impl Notes {
     pub fn new(lease: Lease) -> Notes {
         let allowance = lease.total() / 100 + Duration::from_millis(5);
         Notes {
-            orders: VecDeque::new(),
-            cancel: None,
-            cancelled_at: None,
-            started: false,
-            ended: false,
-            paused_until: 0,
-            pauses: 0,
-            listens: false,
-            hears: false,
-            announced: None,
-            last_gained: 0,
-            belief: None,
-            spent: 0,
-            counted: None,
-            open: None,
-            winding_until: Moment::from_origin(Duration::ZERO),
-            ends: HashMap::new(),
-            renewed: None,
-            due: 0,
-            woken_at: None,
             wind_down: nanos(lease.transition().saturating_sub(allowance)),
+            ..Notes::default()
         }
     }
 
@@ -171,7 +149,6 @@ impl World {
         notes.belief = new;
         if let Some((fence, left)) = belief {
             let until = local + left;
-            notes.winding_until = notes.winding_until.max(until + lease.transition());
             notes.ends.insert(fence, until + lease.transition());
             let counted = notes.counted;
             if left.is_zero() || counted.is_none_or(|(its, end)| its != fence || end < until) {
@@ -261,20 +238,12 @@ impl World {
             );
         }
         match ask {
-            Ask::Renew(fence) => {
-                notes.woken_at = None;
-                if let Some((its, earliest)) = notes.renewed
-                    && its == fence
-                    && begun < earliest
-                {
-                    let what = format!("P{p} renews {fence} at {begun:?}, before {earliest:?}");
-                    self.violate(SPACING, what);
-                }
-            }
+            Ask::Renew(_) => notes.woken_at = None,
             Ask::Release(fence) => {
                 self.tally.releases += 1;
                 let believes = belief.is_some();
-                let tells = notes.listens && notes.open.is_some() && begun < notes.winding_until;
+                let winds_down = notes.ends.values().any(|end| begun < *end);
+                let tells = notes.listens && notes.open.is_some() && winds_down;
                 if notes.announced.is_some() || believes || tells {
                     let what = format!(
                         "P{p} releases {fence}, announced {:?}, callback of {:?} not over",
@@ -302,14 +271,6 @@ impl World {
                 }
             }
             _ => {}
-        }
-        if let Ask::Renew(fence) = ask {
-            let ttl = process.lease.ttl();
-            let pause = match answer {
-                Answer::Renewed(..) => (ttl / 64).max(Duration::from_millis(1)),
-                _ => ttl / 129,
-            };
-            notes.renewed = Some((fence, process.clock().moment(self.now) + pause));
         }
         self.trace(|_| format!("P{p}: {ask:?} -> {answer:?}"));
     }

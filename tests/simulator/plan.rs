@@ -56,12 +56,9 @@ impl Plan {
         let common = lease(dice);
         let mixed = dice.chance(250);
         let leases: Vec<Lease> = (0..processes)
-            .map(|_| {
-                if mixed {
-                    lease_like(dice, common)
-                } else {
-                    common
-                }
+            .map(|_| match mixed {
+                true => lease_like(dice, common),
+                false => common,
             })
             .collect();
         // Rates in hundreds of ppm, so that the edge is met exactly: the server within 0.5% of true
@@ -87,11 +84,8 @@ impl Plan {
                 }
             })
             .collect();
-        let longest = leases
-            .iter()
-            .map(|lease| nanos(lease.total()))
-            .max()
-            .unwrap_or(0);
+        let totals = leases.iter().map(|lease| nanos(lease.total()));
+        let longest = totals.max().unwrap_or(0);
         let faults_end = longest * dice.between(2, 5) + dice.below(longest);
         let harsh = dice.pick(&[0, 1, 1, 2]);
         let mut rate = |soft: u64, hard: u64| match harsh {
@@ -111,11 +105,8 @@ impl Plan {
                 }
             })
             .collect();
-        let shortest = leases
-            .iter()
-            .map(|lease| millis(lease.ttl()))
-            .min()
-            .unwrap_or(0);
+        let ttls = leases.iter().map(|lease| millis(lease.ttl()));
+        let shortest = ttls.min().unwrap_or(0);
         Plan {
             calm: faults_end + longest / 4,
             habits: Habits {

@@ -31,8 +31,6 @@ pub const TELL_FIRST: &str = "Released is told before the release is sent";
 pub const FENCE: &str = "fences grow";
 /// A call ends within the budget, and no later than belief.
 pub const BUDGET: &str = "no call outlasts its budget or the deadline";
-/// Between two renewals of one ownership lies a pause.
-pub const SPACING: &str = "renewals do not follow at once";
 /// A caller's timeout bounds its call, a cancelled wait ends, unlocking takes a second at most.
 pub const BOUND: &str = "waits end in time";
 /// After the faults a process owns before long.

@@ -4,30 +4,67 @@ use std::thread;
 use std::time::Duration;
 
 use testbed::{
-    MariaDbServer, RedisServer, ZooKeeperEnsemble, ZooKeeperServer, is_alive, rss_kib, threads,
-    wait_until, within,
+    MariaDbServer, RedisServer, Server, ZooKeeperEnsemble, ZooKeeperServer, is_alive, rss_kib,
+    threads, wait_until, within,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Killed, shut down and restarted: `keeps` asserts that its data is there.
+fn comes_back_on_its_port(server: &Server, keeps: impl Fn()) {
+    keeps();
+    let (pid, port) = (server.pid(), server.port());
+    assert!(rss_kib(pid) > 1_000 && threads(pid) > 0);
+    server.kill();
+    assert!(!server.is_running() && !is_alive(pid));
+    server.start();
+    assert_eq!(server.port(), port);
+    assert_ne!(server.pid(), pid);
+    keeps();
+    server.pause();
+    server.resume();
+    server.terminate();
+    assert!(!server.is_running());
+    server.restart();
+    keeps();
+}
+
 #[test]
-fn redis_is_killed_and_comes_back_on_its_port() {
+fn redis_comes_back() {
     within(3 * LIMIT, || {
-        let redis = RedisServer::start();
-        let port = redis.port();
+        let redis = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
         assert_eq!(redis.cli(&["SET", "key", "value"]), "OK");
-        let pid = redis.pid();
-        redis.kill();
-        assert!(!redis.is_running() && !is_alive(pid));
-        redis.start();
-        assert_eq!(redis.port(), port);
-        assert_ne!(redis.pid(), pid);
-        assert_eq!(redis.cli(&["GET", "key"]), "");
-        assert!(threads(redis.pid()) > 0);
-        assert!(redis.terminate().success());
-        redis.restart();
-        assert_eq!(redis.cli(&["PING"]), "PONG");
-        assert_eq!(redis.url(), format!("redis://127.0.0.1:{port}"));
+        comes_back_on_its_port(&redis, || assert_eq!(redis.cli(&["GET", "key"]), "value"));
+    });
+}
+
+#[test]
+fn mariadb_comes_back() {
+    within(3 * LIMIT, || {
+        let mariadb = MariaDbServer::start_with(&["--innodb-lock-wait-timeout=3"]);
+        mariadb.create_database("first");
+        mariadb.sql("CREATE TABLE first.t (a INT, b TEXT)");
+        mariadb.sql("INSERT INTO first.t VALUES (1, 'x'), (2, 'y')");
+        comes_back_on_its_port(&mariadb, || {
+            let rows = mariadb.sql("SELECT * FROM first.t ORDER BY a");
+            assert_eq!(rows, "1\tx\n2\ty");
+            assert_eq!(mariadb.sql("SELECT @@innodb_lock_wait_timeout"), "3");
+        });
+    });
+}
+
+#[test]
+fn zookeeper_comes_back() {
+    within(3 * LIMIT, || {
+        let zookeeper = ZooKeeperServer::start();
+        comes_back_on_its_port(&zookeeper, || {
+            // A slow answer counts as none, so that it is asked again.
+            wait_until(LIMIT, "it says what it is", || {
+                zookeeper.mode().as_deref() == Some("standalone")
+            });
+            let settings = zookeeper.four_letter("conf").unwrap();
+            assert!(settings.contains("minSessionTimeout=400"));
+        });
     });
 }
 
@@ -48,61 +85,6 @@ fn paused_redis_does_not_answer_until_it_is_resumed() {
         wait_until(LIMIT, "it says what it is", || {
             redis.role(Duration::from_secs(1)).as_deref() == Some("master")
         });
-    });
-}
-
-#[test]
-fn mariadb_is_killed_and_comes_back_with_its_data() {
-    within(3 * LIMIT, || {
-        let mariadb = MariaDbServer::start();
-        let url = mariadb.create_database("first");
-        let port = mariadb.port();
-        assert_eq!(url, format!("mysql://root@127.0.0.1:{port}/first"));
-        mariadb.sql("CREATE TABLE first.t (a INT, b TEXT)");
-        mariadb.sql("INSERT INTO first.t VALUES (1, 'x'), (2, 'y')");
-        let pid = mariadb.pid();
-        assert!(rss_kib(pid) > 10_000);
-        mariadb.kill();
-        assert!(!is_alive(pid));
-        mariadb.start();
-        let rows = mariadb.sql("SELECT * FROM first.t ORDER BY a");
-        assert_eq!(rows, "1\tx\n2\ty");
-        mariadb.pause();
-        mariadb.resume();
-        assert!(mariadb.terminate().success());
-        mariadb.restart();
-        assert_eq!(mariadb.sql("SELECT COUNT(*) FROM first.t"), "2");
-
-        let other = MariaDbServer::start_with(&["--innodb-lock-wait-timeout=3"]);
-        assert!(!other.sql("SHOW DATABASES").contains("first"));
-        assert_eq!(other.sql("SELECT @@innodb_lock_wait_timeout"), "3");
-    });
-}
-
-#[test]
-fn zookeeper_is_killed_and_comes_back_on_its_port() {
-    within(3 * LIMIT, || {
-        let jvm = ["-Dznode.container.checkIntervalMs=500"];
-        let zookeeper = ZooKeeperServer::start_with(&[], &jvm);
-        assert_eq!(zookeeper.four_letter("ruok").unwrap(), "imok");
-        // Here and below: a slow answer counts as none, so that it is asked again.
-        wait_until(LIMIT, "it says what it is", || {
-            zookeeper.mode().as_deref() == Some("standalone")
-        });
-        let settings = zookeeper.four_letter("conf").unwrap();
-        assert!(settings.contains("minSessionTimeout=400"));
-        let (pid, port) = (zookeeper.pid(), zookeeper.port());
-        zookeeper.kill();
-        assert!(!is_alive(pid));
-        assert!(zookeeper.four_letter("ruok").is_err());
-        zookeeper.start();
-        assert_eq!(zookeeper.port(), port);
-        assert_eq!(zookeeper.four_letter("ruok").unwrap(), "imok");
-        zookeeper.pause();
-        assert_eq!(zookeeper.mode(), None);
-        zookeeper.resume();
-        let answers = || zookeeper.mode().is_some();
-        wait_until(LIMIT, "it answers again", answers);
     });
 }
 
