@@ -6,12 +6,13 @@
 --        release, '0': the id is not used again   7.. name, count, sorted by name; then process, '' if it does not wait; the
 --        name of the line in which this request stands, or ''; '1' if other requests of the process stand there; not after:
 --        ms of this server's clock, 0 if the caller does not know that clock
--- Result { 1, now in µs, fence, ms left or -1, free permits of each name ..., taken ... }   granted
---        { 2, record }   known: held by another token, or released (see reply)
---        { 0, now, name, capacity, held, wanted, taken ... }   exhausted, or another process comes first
---        { 3, now, taken ... }   exhausted, but there is more to take back: repeat at once
---        `taken` are the external ids of what had expired and was taken back
---        { -1, now } too late; { -2, now, name } no such semaphore; { -3, record } conflict: nothing was done
+-- Result { 1, now in µs, fence, ms left or -1, { free permits of each name }, taken }   granted
+--        { 2, ... }   known: held by another token, or released (see reply)
+--        { 0, now, name, capacity, held, wanted, taken }   exhausted, or another process comes first
+--        { 3, now, taken }   exhausted, but there is more to take back: repeat at once
+--        { -2, now, name, taken }   no such semaphore; nothing else was done
+--        `taken` is the list of the external ids of what had expired and was taken back
+--        { -1, now } too late; { -3, ... } conflict (see reply): nothing was done
 --
 -- Invariant: of no semaphore is more held than its capacity by what this grants. The fence is above every earlier one, and at
 -- least the server's time. What has a ttl is taken back no sooner than a quarter of it after its end.
@@ -32,13 +33,6 @@ local function reclaim(most)
   return #expired
 end
 
-local function with_taken(answer)
-  for _, id in ipairs(taken) do
-    answer[#answer + 1] = id
-  end
-  return answer
-end
-
 -- The first semaphore that has too little, or for which another process has waited since before `place`.
 local function refusal(place)
   local short
@@ -57,12 +51,12 @@ local function refusal(place)
 end
 
 local function granted(fence, left)
-  local answer = { 1, now, fence, left }
+  local room = {}
   for at = 7, last, 2 do
     local seen = count(ARGV[at])
-    answer[#answer + 1] = math.max((seen[1] or 0) - seen[2], 0)
+    room[#room + 1] = math.max((seen[1] or 0) - seen[2], 0)
   end
-  return with_taken(answer)
+  return { 1, now, fence, left, room, taken }
 end
 
 local record = read(id)
@@ -88,7 +82,7 @@ else
   end
   if why and why[1] == 0 and rounds == 5 then
     save()
-    return with_taken({ 3, now })
+    return { 3, now, taken }
   end
   if process ~= '' then
     local fresh = string.format('%.0f', now)
@@ -109,7 +103,8 @@ else
   end
   if why then
     save()
-    return with_taken(why)
+    why[#why + 1] = taken
+    return why
   end
   for at = 7, last, 2 do
     count(ARGV[at], tonumber(ARGV[at + 1]), 1)

@@ -40,11 +40,11 @@ local function ms_left(record, score)
   return record[TTL] > 0 and math.max(math.floor((score - now) / 1000 - record[TTL] / 4), 0) or -1
 end
 
--- { code, now, id, held, token, fence, owner, ttl, ms left or -1, ms since the first grant, name, count, ... }
+-- { code, now, id, held, token, fence, owner, ttl, ms left or -1, ms since the first grant, { name, count, ... } }
 local function reply(code, id, record, score)
   return { code, now, id, score and 1 or 0, record[TOKEN], record[FENCE], record[OWNER], record[TTL],
     score and ms_left(record, score) or -1, math.max(math.floor(now / 1000) - record[CREATED], 0),
-    unpack(record, PERMITS) }
+    { unpack(record, PERMITS) } }
 end
 
 -- What this call read and changed of the counts, by name: { capacity, used, requests, changed, freed }.

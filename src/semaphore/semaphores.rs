@@ -321,7 +321,10 @@ impl Semaphores {
         self.ask(|store, by| {
             store.renew(&grant, by)?.pop().flatten().ok_or_else(|| {
                 let text = "is locked by another transaction; try again";
-                Error::new(ErrorKind::Unavailable, format!("request {external_id:?} {text}"))
+                Error::new(
+                    ErrorKind::Unavailable,
+                    format!("request {external_id:?} {text}"),
+                )
             })
         })
     }

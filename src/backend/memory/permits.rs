@@ -127,7 +127,9 @@ impl State {
     /// Releases what the sweep is for, among the requests of which `also` is true.
     fn sweep(&mut self, sweep: &Sweep, also: impl Fn(&Record) -> bool) -> Vec<Swept> {
         let now = Moment::now();
-        let found = self.held().filter(|(_, it)| it.is_of(sweep, now) && also(it));
+        let found = self
+            .held()
+            .filter(|(_, it)| it.is_of(sweep, now) && also(it));
         let found: Vec<_> = found
             .map(|(id, record)| (Arc::clone(id), record.status.owner.clone()))
             .collect();

@@ -176,8 +176,8 @@ impl Lane {
         let replies = session.and_then(|mut session| session.carry_out(&jobs));
         // No call waits for another one to wake; the next leader comes first.
         drop(lead);
-        let replies = replies
-            .unwrap_or_else(|error| jobs.iter().map(|_| Err(error.clone())).collect());
+        let replies =
+            replies.unwrap_or_else(|error| jobs.iter().map(|_| Err(error.clone())).collect());
         for (seat, reply) in batch.iter().zip(replies) {
             let _ = seat.tell.send(Told::Reply((reply, batch.len() > 1)));
         }

@@ -16,27 +16,24 @@
 mod reply;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::redis::{FromRedisValue, Value};
 use parking_lot::Mutex;
 
-use self::reply::{Fields, Record};
+use self::reply::{Record, Text, head, read};
 use super::Common;
 use super::script::{Command, Script, ms};
 use super::subscriber::Subscription;
 use crate::backend::permit_store::{
     CapacityChange, Discrepancy, Exhausted, Grant, GrantId, Holder, OnTurn, Outcome, Permit,
-    PermitStore, Purge, Reason, Released, Renewed, Request, RequestStatus, ServerLines, Standing,
+    PermitRenewal, PermitStore, Purge, Reason, Released, Request, RequestStatus, Standing,
     StoreTime, Sweep, Swept, Usage, free, log_swept, no_such_semaphore, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Lane;
-
-/// How often a waiting request tries without being told to: more often than its process would lose its place.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The semaphores of one prefix.
 pub(super) struct RedisPermits {
@@ -93,6 +90,13 @@ fn flag(set: bool) -> &'static str {
     if set { "1" } else { "0" }
 }
 
+/// Appends what names a grant.
+fn named(command: Command, grant: &GrantId) -> Command {
+    let token = grant.token.map(|token| token.to_string());
+    let command = command.arg(&*grant.external_id);
+    command.arg(token.unwrap_or_default())
+}
+
 impl RedisPermits {
     pub(super) fn new(common: &Arc<Common>) -> RedisPermits {
         let prefix = &common.settings.prefix;
@@ -104,42 +108,168 @@ impl RedisPermits {
         }
     }
 
-    /// Runs a script whose reply begins with a code, which is returned.
-    fn ask(&self, lane: Lane, by: Moment, command: Command) -> Result<(i64, Fields)> {
-        let value = self.common.deployment.call(lane, by, &command)?;
-        let mut fields = Fields::of(value)?;
-        Ok((fields.code()?, fields))
+    /// Runs a script whose reply begins with a code. Returns that, and what follows the server's time.
+    fn ask(&self, lane: Lane, by: Moment, command: &Command) -> Result<(i64, Value)> {
+        let value = self.common.deployment.call(lane, by, command)?;
+        let (code, _, rest) = head(value)?;
+        Ok((code, rest))
     }
 
     /// Runs a script page by page; its last argument is the cursor. Returns the server's time of the first page;
     /// `None` if the script knows no such semaphore.
-    fn pages(
+    fn pages<T: FromRedisValue>(
         &self,
         by: Moment,
         command: &Command,
-        mut each: impl FnMut(&mut Fields) -> Result<()>,
+        mut each: impl FnMut(T) -> Result<()>,
     ) -> Result<Option<StoreTime>> {
-        let (mut cursor, mut began): (Arc<str>, _) = (Arc::from("0"), None);
+        let (mut cursor, mut began) = (Text(Arc::from("0")), None);
         loop {
-            let command = command.clone().arg(&*cursor);
+            let command = command.clone().arg(&*cursor.0);
             let value = self.common.deployment.call(Lane::Other, by, &command)?;
-            let mut page = Fields::of(value)?;
-            cursor = page.text()?;
-            let now = page.number()?;
+            let (next, now, rest): (Text, StoreTime, Value) = head(value)?;
             let began = *began.get_or_insert(now);
-            while !page.is_empty() {
-                each(&mut page)?;
-            }
-            match &*cursor {
+            read::<Vec<T>>(rest)?.into_iter().try_for_each(&mut each)?;
+            match &*next.0 {
                 "" => return Ok(None),
                 "0" => return Ok(Some(began)),
-                _ => {}
+                _ => cursor = next,
             }
         }
     }
 
-    /// Makes one attempt; `place` for a request that waits.
-    fn attempt(&self, request: &Request, place: Option<&Standing>, by: Moment) -> Result<Outcome> {
+    /// Subscribes to the turns of this process. One that cannot, or has no time to, polls.
+    fn subscribe(&self, by: Moment) {
+        if let Some(mut subscription) = self.subscription.try_lock()
+            && let Some(subscription) = &mut *subscription
+        {
+            let _ = subscription.ensure(&self.common, by);
+        }
+    }
+}
+
+/// Reads fence, ms left, and how much is free of each semaphore.
+fn granted(request: &Request, sent: Moment, reply: (u64, i64, Vec<u64>)) -> Outcome {
+    let (fence, left, free) = reply;
+    let permits = request.permits.iter().map(|(name, count)| Permit {
+        semaphore: Arc::clone(name),
+        count: *count,
+        fence,
+    });
+    Outcome::Granted(Grant {
+        permits: permits.collect(),
+        sent,
+        remaining: reply::duration(left),
+        free,
+    })
+}
+
+impl PermitStore for RedisPermits {
+    fn realm(&self) -> &str {
+        &self.common.realm
+    }
+
+    fn min_ttl(&self) -> Duration {
+        Duration::from_millis(100)
+    }
+
+    fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool> {
+        let command = self.scripts.semaphore.clone().arg("create").arg(name);
+        let (code, _) = self.ask(Lane::Other, by, &command.arg(capacity))?;
+        Ok(code == 1)
+    }
+
+    fn set_capacity(
+        &self,
+        name: &str,
+        capacity: u32,
+        changed_by: Option<&str>,
+        by: Moment,
+    ) -> Result<u32> {
+        let command = self.scripts.semaphore.clone().arg("set").arg(name);
+        let command = command.arg(capacity).arg(changed_by.unwrap_or_default());
+        match self.ask(Lane::Other, by, &command)? {
+            (1, rest) => read::<(u32,)>(rest).map(|(before,)| before),
+            _ => Err(no_such_semaphore(name)),
+        }
+    }
+
+    fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>> {
+        let command = self.scripts.look.clone().arg("history").arg(name);
+        let mut history = Vec::new();
+        self.pages(by, &command, |(changed_at, changed_by, from, to)| {
+            history.push(CapacityChange {
+                semaphore: Arc::from(name),
+                changed_by: Text::some(changed_by),
+                changed_at,
+                from,
+                to,
+            });
+            Ok(())
+        })?;
+        Ok(history)
+    }
+
+    fn delete(&self, name: &str, by: Moment) -> Result<bool> {
+        let command = self.scripts.semaphore.clone().arg("delete").arg(name);
+        match self.ask(Lane::Other, by, &command)? {
+            (0, rest) => {
+                let (capacity, held) = read(rest)?;
+                Err(semaphore_in_use(name, held, capacity))
+            }
+            (code, _) => Ok(code == 1),
+        }
+    }
+
+    fn usage(&self, name: Option<&str>, by: Moment) -> Result<Vec<Usage>> {
+        type Row = (Text, u32, i64, u64, u64);
+        let command = self.scripts.look.clone().arg("usage");
+        let command = command.arg(name.unwrap_or_default());
+        let (_, rest) = self.ask(Lane::Other, by, &command)?;
+        let usage = |(semaphore, capacity, held, requests, expired): Row| Usage {
+            semaphore: semaphore.0,
+            capacity,
+            held: u64::try_from(held).unwrap_or(0),
+            requests,
+            expired,
+            free: free(capacity, held),
+        };
+        let mut found: Vec<Usage> = read::<Vec<Row>>(rest)?.into_iter().map(usage).collect();
+        found.sort_by(|one, two| one.semaphore.cmp(&two.semaphore));
+        Ok(found)
+    }
+
+    fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>> {
+        let command = self.scripts.look.clone().arg("held").arg(name);
+        // A request may be on two pages.
+        let mut holders = BTreeMap::new();
+        let known = self.pages(by, &command, |record| {
+            let holder = Record::of(record)?.holder(name);
+            holders.extend(holder.map(|it| (it.fence, it)));
+            Ok(())
+        })?;
+        known.ok_or_else(|| no_such_semaphore(name))?;
+        Ok(holders.into_values().collect())
+    }
+
+    fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>> {
+        let command = self.scripts.look.clone().arg("status").arg(external_id);
+        match self.ask(Lane::Other, by, &command)? {
+            (0, _) => Ok(None),
+            (_, rest) => Ok(Some(Record::read(rest)?.status)),
+        }
+    }
+
+    fn acquire(
+        &self,
+        request: &Arc<Request>,
+        place: Option<&Standing>,
+        by: Moment,
+    ) -> Result<Outcome> {
+        if place.is_some() {
+            // Before it tries, so that no turn is missed.
+            self.subscribe(by);
+        }
         let mut command = (self.scripts.acquire.clone())
             .arg(&*request.external_id)
             .arg(request.token)
@@ -158,197 +288,70 @@ impl RedisPermits {
         let mut late = false;
         loop {
             let sent = Moment::now();
-            let (code, mut reply) = self.ask(Lane::Other, by, command.clone())?;
-            let outcome = match code {
-                1 => Some(Outcome::Granted(granted(request, sent, &mut reply)?)),
-                0 => Some(Outcome::Exhausted(Exhausted {
-                    semaphore: reply.text()?,
-                    capacity: reply.number()?,
-                    held: reply.number()?,
-                    wanted: reply.number()?,
-                })),
-                2 => return Ok(Outcome::Known(Record::read(reply)?.status)),
+            let (code, rest) = self.ask(Lane::Other, by, &command)?;
+            let (outcome, taken): (_, Vec<Text>) = match code {
+                1 => {
+                    let (fence, left, free, taken) = read(rest)?;
+                    (Some(granted(request, sent, (fence, left, free))), taken)
+                }
+                0 => {
+                    let (semaphore, capacity, held, wanted, taken) = read(rest)?;
+                    let semaphore: Text = semaphore;
+                    let short = Exhausted {
+                        semaphore: semaphore.0,
+                        capacity,
+                        held,
+                        wanted,
+                    };
+                    (Some(Outcome::Exhausted(short)), taken)
+                }
+                2 => return Ok(Outcome::Known(Record::read(rest)?.status)),
                 // There is more to take back than one script takes.
-                3 => None,
+                3 => (None, read::<(_,)>(rest)?.0),
                 // The server's clock was set: the reply told, and the next request knows.
                 -1 if !late => {
                     late = true;
-                    None
+                    continue;
                 }
                 -1 => {
                     let message = "redis: the request came too late";
                     return Err(Error::new(ErrorKind::Timeout, message).not_sent());
                 }
-                -2 => return Err(no_such_semaphore(&reply.text()?)),
+                -2 => {
+                    let (name, _): (Text, Value) = read(rest)?;
+                    return Err(no_such_semaphore(&name.0));
+                }
                 _ => {
-                    let status = Record::read(reply)?.status;
+                    let status = Record::read(rest)?.status;
                     return Err(status.conflict(&request.external_id));
                 }
             };
-            while !reply.is_empty() {
-                log_swept(&reply.text()?, Reason::Expired);
+            for external_id in taken {
+                log_swept(&external_id.0, Reason::Expired);
             }
             if let Some(outcome) = outcome {
                 return Ok(outcome);
             }
         }
     }
-}
 
-fn granted(request: &Request, sent: Moment, reply: &mut Fields) -> Result<Grant> {
-    let fence = reply.number()?;
-    let remaining = reply.ms()?;
-    let (mut permits, mut free) = (Vec::new(), Vec::new());
-    for (name, count) in &request.permits {
-        permits.push(Permit {
-            semaphore: Arc::clone(name),
-            count: *count,
-            fence,
-        });
-        free.push(reply.number()?);
-    }
-    Ok(Grant {
-        permits,
-        sent,
-        remaining,
-        free,
-    })
-}
-
-/// Appends what names a grant.
-fn named(command: Command, grant: &GrantId) -> Command {
-    let token = grant.token.map(|token| token.to_string());
-    let command = command.arg(&*grant.external_id);
-    command.arg(token.unwrap_or_default())
-}
-
-impl PermitStore for RedisPermits {
-    fn realm(&self) -> &str {
-        &self.common.realm
-    }
-
-    fn min_ttl(&self) -> Duration {
-        Duration::from_millis(100)
-    }
-
-    fn poll_interval(&self) -> Duration {
-        POLL_INTERVAL
-    }
-
-    fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool> {
-        let command = self.scripts.semaphore.clone().arg("create").arg(name);
-        let (code, _) = self.ask(Lane::Other, by, command.arg(capacity))?;
-        Ok(code == 1)
-    }
-
-    fn set_capacity(
-        &self,
-        name: &str,
-        capacity: u32,
-        changed_by: Option<&str>,
-        by: Moment,
-    ) -> Result<u32> {
-        let command = self.scripts.semaphore.clone().arg("set").arg(name);
-        let command = command.arg(capacity).arg(changed_by.unwrap_or_default());
-        match self.ask(Lane::Other, by, command)? {
-            (1, mut reply) => reply.number(),
-            _ => Err(no_such_semaphore(name)),
-        }
-    }
-
-    fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>> {
-        let command = self.scripts.look.clone().arg("history").arg(name);
-        let mut history = Vec::new();
-        self.pages(by, &command, |page| {
-            history.push(CapacityChange {
-                semaphore: Arc::from(name),
-                changed_at: page.number()?,
-                changed_by: page.some_text()?,
-                from: page.number()?,
-                to: page.number()?,
-            });
-            Ok(())
-        })?;
-        Ok(history)
-    }
-
-    fn delete(&self, name: &str, by: Moment) -> Result<bool> {
-        let command = self.scripts.semaphore.clone().arg("delete").arg(name);
-        match self.ask(Lane::Other, by, command)? {
-            (0, mut reply) => {
-                let (capacity, held) = (reply.number()?, reply.number()?);
-                Err(semaphore_in_use(name, held, capacity))
-            }
-            (code, _) => Ok(code == 1),
-        }
-    }
-
-    fn usage(&self, name: Option<&str>, by: Moment) -> Result<Vec<Usage>> {
-        let command = self.scripts.look.clone().arg("usage");
-        let command = command.arg(name.unwrap_or_default());
-        let (_, mut reply) = self.ask(Lane::Other, by, command)?;
-        let mut found = Vec::new();
-        while !reply.is_empty() {
-            let semaphore = reply.text()?;
-            let (capacity, held): (u32, i64) = (reply.number()?, reply.number()?);
-            found.push(Usage {
-                semaphore,
-                capacity,
-                held: u64::try_from(held).unwrap_or(0),
-                requests: reply.number()?,
-                expired: reply.number()?,
-                free: free(capacity, held),
-            });
-        }
-        found.sort_by(|one, two| one.semaphore.cmp(&two.semaphore));
-        Ok(found)
-    }
-
-    fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>> {
-        let command = self.scripts.look.clone().arg("held").arg(name);
-        // A request may be on two pages.
-        let mut holders = BTreeMap::new();
-        let known = self.pages(by, &command, |page| {
-            let holder = page.record()?.holder(name);
-            holders.extend(holder.map(|it| (it.fence, it)));
-            Ok(())
-        })?;
-        known.ok_or_else(|| no_such_semaphore(name))?;
-        Ok(holders.into_values().collect())
-    }
-
-    fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>> {
-        let command = self.scripts.look.clone().arg("status").arg(external_id);
-        match self.ask(Lane::Other, by, command)? {
-            (0, _) => Ok(None),
-            (_, reply) => Ok(Some(Record::read(reply)?.status)),
-        }
-    }
-
-    fn acquire(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome> {
-        self.attempt(request, None, by)
-    }
-
-    fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Renewed>> {
+    fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Option<PermitRenewal>>> {
         let command = grants.iter().fold(self.scripts.renew.clone(), named);
-        let (_, mut reply) = self.ask(Lane::Owner, by, command)?;
-        let mut renewed = Vec::with_capacity(grants.len());
-        while !reply.is_empty() {
-            renewed.push(match reply.number::<i64>()? {
-                1 => Renewed::Yes,
-                0 => Renewed::Lost,
-                _ => Renewed::Unknown,
-            });
-        }
-        Ok(renewed)
+        let (_, rest) = self.ask(Lane::Owner, by, &command)?;
+        let renewed = read::<Vec<i64>>(rest)?.into_iter().map(|code| match code {
+            1 => Some(PermitRenewal::Renewed),
+            0 => Some(PermitRenewal::AlreadyReleased),
+            _ => Some(PermitRenewal::Unknown),
+        });
+        Ok(renewed.collect())
     }
 
     fn release(&self, grant: &GrantId, by: Moment) -> Result<Released> {
         let command = named(self.scripts.release.clone(), grant);
         let answer = self.common.deployment.ask(Lane::Owner, by, &command)?;
-        let mut reply = Fields::of(answer.value)?;
-        match (reply.code()?, answer.doubt) {
-            (1, _) => Ok(Released::Permits(reply.counts()?)),
+        let (code, _, rest): (i64, _, _) = head(answer.value)?;
+        match (code, answer.doubt) {
+            (1, _) => Ok(Released::Permits(Text::counts(read(rest)?))),
             // The first of two requests may have released them.
             (_, Some(error)) => Err(error),
             (0, None) => Ok(Released::AlreadyReleased),
@@ -357,18 +360,18 @@ impl PermitStore for RedisPermits {
     }
 
     fn sweep(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>> {
-        let (what, since, owner, reason) = match sweep {
-            Sweep::Expired => ("expired", 0, "", Reason::Expired),
+        let (what, since, owner) = match sweep {
+            Sweep::Expired => ("expired", 0, ""),
             Sweep::Stale(age) => {
                 let age = u64::try_from(age.as_micros()).unwrap_or(u64::MAX);
-                ("stale", age, "", Reason::Stale)
+                ("stale", age, "")
             }
-            Sweep::Owner(owner, before) => ("owner", *before, &**owner, Reason::OwnerDead),
+            Sweep::Owner(owner, before) => ("owner", *before, &**owner),
         };
         let command = self.scripts.sweep.clone().arg(what).arg(since).arg(owner);
         let mut swept = Vec::new();
-        let all = self.pages(by, &command, |page| {
-            swept.push(page.record()?.swept(reason));
+        let all = self.pages(by, &command, |record| {
+            swept.push(Record::of(record)?.swept(sweep.reason()));
             Ok(())
         });
         match all {
@@ -380,8 +383,8 @@ impl PermitStore for RedisPermits {
     fn owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
         let command = self.scripts.look.clone().arg("held").arg("");
         let mut owners = BTreeSet::new();
-        let began = self.pages(by, &command, |page| {
-            owners.extend(page.record()?.status.owner);
+        let began = self.pages(by, &command, |record| {
+            owners.extend(Record::of(record)?.status.owner);
             Ok(())
         })?;
         Ok((owners.into_iter().collect(), began.unwrap_or(0)))
@@ -393,57 +396,33 @@ impl PermitStore for RedisPermits {
             Purge::History => "history",
         };
         let command = self.scripts.purge.clone().arg(what).arg(ms(age));
-        let (purged, _) = self.ask(Lane::Other, by, command.arg(batch))?;
+        let (purged, _) = self.ask(Lane::Other, by, &command.arg(batch))?;
         Ok(u64::try_from(purged).unwrap_or(0))
     }
 
     fn audit(&self, repair: bool, by: Moment) -> Result<Vec<Discrepancy>> {
         let command = self.scripts.audit.clone().arg(flag(repair));
-        let (_, mut reply) = self.ask(Lane::Other, by, command)?;
-        let mut found = Vec::new();
-        while !reply.is_empty() {
-            found.push(Discrepancy {
-                semaphore: reply.text()?,
-                counter: reply.number()?,
-                permits: reply.number()?,
-            });
-        }
-        Ok(found)
+        let (_, rest) = self.ask(Lane::Other, by, &command)?;
+        let wrong = |(semaphore, counter, permits): (Text, i64, i64)| Discrepancy {
+            semaphore: semaphore.0,
+            counter,
+            permits,
+        };
+        Ok(read::<Vec<_>>(rest)?.into_iter().map(wrong).collect())
     }
 
-    fn lines(&self) -> Option<&dyn ServerLines> {
-        Some(self)
-    }
-}
-
-impl ServerLines for RedisPermits {
-    fn on_turn(&self, turn: OnTurn) {
+    fn on_turn(&self, turn: OnTurn) -> bool {
         let prefix = &self.common.settings.prefix;
         let channel = format!("{}:turn:{}", tagged(prefix), self.process);
         let slot = self.common.keys(prefix).slot;
         let subscription = Subscription::of_permits(&channel, slot, turn);
         *self.subscription.lock() = Some(subscription);
-    }
-
-    fn acquire(&self, request: &Arc<Request>, place: &Standing, by: Moment) -> Result<Outcome> {
-        // Before it tries, so that no turn is missed. A process that cannot subscribe polls.
-        if let Some(mut subscription) = self.subscription.try_lock()
-            && let Some(subscription) = &mut *subscription
-        {
-            let _ = subscription.ensure(&self.common, by);
-        }
-        self.attempt(request, Some(place), by)
+        true
     }
 
     fn leave(&self, semaphore: &str, by: Moment) -> Result<()> {
         let command = self.scripts.leave.clone().arg(semaphore);
-        self.ask(Lane::Other, by, command.arg(&*self.process))?;
+        self.ask(Lane::Other, by, &command.arg(&*self.process))?;
         Ok(())
-    }
-}
-
-impl fmt::Debug for RedisPermits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RedisPermits({})", self.common.realm)
     }
 }

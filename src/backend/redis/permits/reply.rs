@@ -3,72 +3,49 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::Value;
+use ::redis::{FromRedisValue, ParsingError, Value, from_redis_value};
 
-use crate::backend::permit_store::{Holder, Permit, Reason, RequestStatus, Swept};
+use crate::backend::permit_store::{Counts, Holder, Permit, Reason, RequestStatus, Swept};
 use crate::backend::redis::error::not_understood;
-use crate::backend::redis::script::integer;
 use crate::error::Result;
 
-/// The fields of a reply, read one after the other.
-pub(super) struct Fields(std::vec::IntoIter<Value>);
+/// Reads a value; of a list, each row in turn.
+pub(super) fn read<T: FromRedisValue>(value: Value) -> Result<T> {
+    from_redis_value(value).map_err(|_| not_understood())
+}
 
-impl Fields {
-    pub(super) fn of(value: Value) -> Result<Fields> {
-        match value {
-            Value::Array(fields) => Ok(Fields(fields.into_iter())),
-            _ => Err(not_understood()),
-        }
+/// Reads the first field of a reply and the server's time, and returns the others with them.
+pub(super) fn head<T: FromRedisValue>(value: Value) -> Result<(T, u64, Value)> {
+    let mut fields = read::<Vec<Value>>(value)?;
+    let rest = fields.split_off(fields.len().min(2));
+    let (first, now) = read(Value::Array(fields))?;
+    Ok((first, now, Value::Array(rest)))
+}
+
+/// Milliseconds; less than none stands for nothing.
+pub(super) fn duration(ms: i64) -> Option<Duration> {
+    u64::try_from(ms).ok().map(Duration::from_millis)
+}
+
+/// A text. Another program may have written it: what is not UTF-8 is replaced.
+pub(super) struct Text(pub(super) Arc<str>);
+
+impl Text {
+    /// An empty one stands for none.
+    pub(super) fn some(self) -> Option<Arc<str>> {
+        Some(self.0).filter(|text| !text.is_empty())
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.len() == 0
+    pub(super) fn counts(rows: Vec<(Text, u32)>) -> Counts {
+        let pairs = rows.into_iter().map(|(name, count)| (name.0, count));
+        pairs.collect()
     }
+}
 
-    pub(super) fn text(&mut self) -> Result<Arc<str>> {
-        match self.0.next() {
-            Some(Value::BulkString(text)) => Ok(String::from_utf8_lossy(&text).into()),
-            _ => Err(not_understood()),
-        }
-    }
-
-    /// Reads a text; an empty one stands for none.
-    pub(super) fn some_text(&mut self) -> Result<Option<Arc<str>>> {
-        Ok(Some(self.text()?).filter(|text| !text.is_empty()))
-    }
-
-    /// Reads a number, which may be written as text.
-    pub(super) fn number<T: TryFrom<i64>>(&mut self) -> Result<T> {
-        T::try_from(integer(self.0.next().as_ref())?).map_err(|_| not_understood())
-    }
-
-    /// Reads milliseconds; `None` for -1.
-    pub(super) fn ms(&mut self) -> Result<Option<Duration>> {
-        let ms: i64 = self.number()?;
-        Ok(u64::try_from(ms).ok().map(Duration::from_millis))
-    }
-
-    /// Reads the code that a reply begins with, and passes over the server's time.
-    pub(super) fn code(&mut self) -> Result<i64> {
-        let code = self.number();
-        self.0.next();
-        code
-    }
-
-    /// Reads names and counts up to the end.
-    pub(super) fn counts(&mut self) -> Result<Vec<(Arc<str>, u32)>> {
-        let mut counts = Vec::new();
-        while !self.is_empty() {
-            counts.push((self.text()?, self.number()?));
-        }
-        Ok(counts)
-    }
-
-    /// Reads a record inside of this reply.
-    pub(super) fn record(&mut self) -> Result<Record> {
-        let mut record = Fields::of(self.0.next().unwrap_or(Value::Nil))?;
-        record.code()?;
-        Record::read(record)
+impl FromRedisValue for Text {
+    fn from_redis_value(value: Value) -> Result<Text, ParsingError> {
+        let bytes: Vec<u8> = from_redis_value(value)?;
+        Ok(Text(String::from_utf8_lossy(&bytes).into()))
     }
 }
 
@@ -80,32 +57,42 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// Reads a record inside of a reply.
+    pub(super) fn of(value: Value) -> Result<Record> {
+        let (_, _, rest): (Value, _, _) = head(value)?;
+        Record::read(rest)
+    }
+
     /// Reads what follows code and time.
-    pub(super) fn read(mut fields: Fields) -> Result<Record> {
-        let external_id = fields.text()?;
-        let held = fields.number::<i64>()? == 1;
-        let _token = fields.text()?;
-        let fence = fields.number()?;
-        let owner = fields.some_text()?;
-        let ttl = fields.ms()?.filter(|ttl| !ttl.is_zero());
-        let expires_in = fields.ms()?;
-        let held_for = fields.ms()?.unwrap_or_default();
-        let permits = fields.counts()?.into_iter();
-        let permits = permits.map(|(semaphore, count)| Permit {
-            semaphore,
+    pub(super) fn read(rest: Value) -> Result<Record> {
+        type Columns = (
+            Text,
+            bool,
+            Value,
+            u64,
+            Text,
+            i64,
+            i64,
+            i64,
+            Vec<(Text, u32)>,
+        );
+        let (external_id, held, _token, fence, owner, ttl, left, age, permits): Columns =
+            read(rest)?;
+        let permits = permits.into_iter().map(|(semaphore, count)| Permit {
+            semaphore: semaphore.0,
             count,
             fence,
         });
         let status = RequestStatus {
             held,
             permits: permits.collect(),
-            owner,
-            ttl,
-            expires_in,
+            owner: owner.some(),
+            ttl: duration(ttl).filter(|ttl| !ttl.is_zero()),
+            expires_in: duration(left),
         };
         Ok(Record {
-            external_id,
-            held_for,
+            external_id: external_id.0,
+            held_for: duration(age).unwrap_or_default(),
             status,
         })
     }
