@@ -36,8 +36,8 @@ fn tree_is_curators() {
         let (data, stat) = reader.get_data(&path, soon()).unwrap();
         assert_eq!(data, b"contender-1");
         assert_ne!(stat.ephemeral_owner, 0);
-        assert_eq!(grant.owner.fence(), stat.czxid as u64);
-        assert_eq!(grant.owner.acquired_at(), stat.ctime as u64);
+        assert_eq!(grant.owner.fence(), stat.czxid);
+        assert_eq!(grant.owner.acquired_at(), stat.ctime);
         assert!(grant.until.unwrap() > Moment::now());
         assert!(grant.until.unwrap() < Moment::now() + LONG);
         assert!(contender.release(grant.owner.fence(), soon()).unwrap());

@@ -229,15 +229,11 @@ pub(super) mod tests {
 
     /// How much a decoded reply holds.
     fn held(reply: &Reply) -> usize {
-        match reply {
-            Reply::Created(path, _) => path.capacity(),
-            Reply::Data(data, _) => data.capacity(),
-            Reply::Children(names) => {
-                names.capacity() * size_of::<String>()
-                    + names.iter().map(String::capacity).sum::<usize>()
-            }
-            Reply::Stat(_) | Reply::Done | Reply::Line(_) => 0,
-        }
+        let names = reply.line.members.iter().chain(&reply.line.others);
+        let names: usize = names
+            .map(|name| name.capacity() + size_of::<String>())
+            .sum();
+        reply.path.capacity() + reply.data.capacity() + names
     }
 
     /// `CONTEND_DECODER_RUNS` says how many runs there are (1 by default), `CONTEND_DECODER_INPUTS` how many
