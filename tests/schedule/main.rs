@@ -9,6 +9,7 @@
 mod child;
 mod journal;
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,9 +17,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use contend::Schedule;
-use testbed::{MariaDbServer, Output, Process, RedisServer, ZooKeeperServer, wait_until, within};
+use testbed::{
+    MariaDbServer, Output, Process, RedisServer, TempDir, ZooKeeperServer, wait_until, within,
+};
 
-use journal::{Journal, Run};
+use journal::Run;
 
 /// When a hung test is ended.
 const HANG: Duration = Duration::from_secs(180);
@@ -43,7 +46,7 @@ struct Fleet {
     url: String,
     mutex: String,
     period: Duration,
-    journal: Journal,
+    folder: TempDir,
 }
 
 impl Fleet {
@@ -54,7 +57,7 @@ impl Fleet {
             url: url.to_owned(),
             mutex: format!("{test}-{number}"),
             period,
-            journal: Journal::new(),
+            folder: TempDir::new(),
         }
     }
 
@@ -67,8 +70,16 @@ impl Fleet {
             .env(child::MUTEX, &self.mutex)
             .env(child::PERIOD_MS, self.period.as_millis().to_string())
             .env(child::TAKES_MS, takes.as_millis().to_string())
-            .env(child::JOURNAL, self.journal.path());
+            .env(child::JOURNAL, self.journal());
         Process::spawn(&command, &Output::Pipe).unwrap()
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.folder.path().join("journal")
+    }
+
+    fn runs(&self) -> Vec<Run> {
+        journal::runs(&self.journal())
     }
 
     /// Ends a process in good order.
@@ -80,15 +91,13 @@ impl Fleet {
 
     /// Waits for the next run that begins after there were `before` of them.
     fn run_after(&self, before: usize) -> Run {
-        wait_until(PATIENCE, "a run begins", || {
-            self.journal.runs().len() > before
-        });
-        self.journal.runs()[before]
+        wait_until(PATIENCE, "a run begins", || self.runs().len() > before);
+        self.runs()[before]
     }
 
     /// What the log says of runs that could not be recorded: the next leader does not know of them.
     fn unrecorded(&self) -> Vec<String> {
-        let mut warnings = self.journal.warnings();
+        let mut warnings = journal::warnings(&self.journal());
         let is_unsupported = |line: &String| line.contains("not available on this backend");
         warnings.retain(|line| line.contains("cannot record a run") && !is_unsupported(line));
         warnings
@@ -96,7 +105,7 @@ impl Fleet {
 
     /// Checks and prints what the journal has.
     fn check(&self, what: &str) {
-        let runs = self.journal.runs();
+        let runs = self.runs();
         let first = runs.first().expect("a run").began;
         let at: Vec<String> = runs
             .iter()
@@ -108,7 +117,7 @@ impl Fleet {
             runs.len(),
             at.join(", ")
         );
-        for line in self.journal.warnings() {
+        for line in journal::warnings(&self.journal()) {
             println!("    {line}");
         }
         // A busy machine may not record a run in time.
@@ -135,7 +144,7 @@ fn rolling_restarts_keep_the_period(url: &str) {
         Fleet::stop(&process);
     }
     fleet.check("six processes of 1.5 s each, period 4 s");
-    assert!(fleet.journal.runs().len() >= 2);
+    assert!(fleet.runs().len() >= 2);
 }
 
 /// The next leader goes on where the dead one was: a period after its last run, or as soon as it leads. A run is
@@ -275,7 +284,7 @@ fn record_run_fails() {
         }
         fleet.check("record_run fails, two processes");
         let unrecorded = fleet.unrecorded().len();
-        assert!(unrecorded >= fleet.journal.runs().len(), "{unrecorded}");
+        assert!(unrecorded >= fleet.runs().len(), "{unrecorded}");
     });
 }
 
