@@ -153,13 +153,7 @@ pub fn run(plan: &Plan) -> Outcome {
         end: Instant::now() + plan.ground.lease().ttl() + plan.lasts,
     };
     let soaked = Watch::new(servers, &journal).during(places, || {
-        let fleet = Fleet::start(
-            &stage,
-            &registers,
-            &folder,
-            &journal,
-            (plan.processes, plan.seed, plan.plant),
-        );
+        let fleet = Fleet::start(plan, &stage, &registers, &folder, &journal);
         let soaked = nemesis.torment(&fleet);
         fleet.stop();
         drop(fleet);

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use crate::history::{ALL, Kind, Nanos, Record};
+use crate::history::{ALL, Kind, Nanos, Record, nanos};
 
 /// What is promised, and against what the records are held.
 #[derive(Clone, Debug)]
@@ -151,10 +151,6 @@ fn process_of(who: &str) -> &str {
 /// A contender's name without the turn.
 fn contender_of(who: &str) -> &str {
     who.split_once('#').map_or(who, |(contender, _)| contender)
-}
-
-fn nanos(duration: Duration) -> Nanos {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn hits(fault: &Record, mutex: &str) -> bool {

@@ -17,7 +17,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::SetOnDrop;
-use crate::history::{Journal, Kind, Nanos, Record, now};
+use crate::history::{Journal, Kind, Nanos, Record, nanos, now};
 use crate::hooked::{self, Call, When};
 use crate::planted::{self, Bug};
 use crate::register::RegisterClient;
@@ -65,16 +65,16 @@ impl Assignment {
 
     /// As text, for the environment.
     pub fn to_text(&self) -> String {
-        let plant = self.plant.map_or("", Bug::name);
-        format!(
-            "{}\n{}\n{}\n{}\n{}\n{}\n{plant}",
-            self.process,
-            self.url,
-            self.journal.display(),
-            self.register,
-            self.seed,
-            self.fixed_ids,
-        )
+        let lines = [
+            self.process.clone(),
+            self.url.clone(),
+            self.journal.display().to_string(),
+            self.register.to_string(),
+            self.seed.to_string(),
+            self.fixed_ids.to_string(),
+            self.plant.map_or("", Bug::name).to_owned(),
+        ];
+        lines.join("\n")
     }
 
     /// From that text.
@@ -83,7 +83,7 @@ impl Assignment {
         Some(Assignment {
             process: lines.next()?.to_owned(),
             url: lines.next()?.to_owned(),
-            journal: PathBuf::from(lines.next()?),
+            journal: lines.next()?.into(),
             register: lines.next()?.parse().ok()?,
             seed: lines.next()?.parse().ok()?,
             fixed_ids: lines.next()?.parse().ok()?,
@@ -92,15 +92,14 @@ impl Assignment {
     }
 
     fn number(&self) -> usize {
-        let number = self.process.split('.').next();
-        number.and_then(|number| number.parse().ok()).unwrap_or(0)
+        let (number, _) = self.process.split_once('.').expect("an incarnation");
+        number.parse().expect("a number")
     }
 
     fn id(&self, contender: &str) -> String {
-        if self.fixed_ids {
-            format!("{}-{contender}", self.number())
-        } else {
-            format!("{}-{contender}", self.process)
+        match self.fixed_ids {
+            true => format!("{}-{contender}", self.number()),
+            false => format!("{}-{contender}", self.process),
         }
     }
 }
@@ -167,10 +166,6 @@ pub fn run(assignment: &Assignment, factory: &Factory, journal: &Journal, stop: 
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
-}
-
-fn nanos(duration: Duration) -> Nanos {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Builds something under an id that a predecessor may still have for a moment: on memory a restart stays in the

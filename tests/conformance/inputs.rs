@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use contend::{ErrorKind, EventKind};
 
-use super::{Subject, name, next, started};
+use super::{Subject, ms, name, next, started};
 
 pub fn bad_input_is_refused(subject: &Subject) {
     let factory = subject.factory();
@@ -33,7 +33,6 @@ pub fn bad_input_is_refused(subject: &Subject) {
         let error = factory.contend("m").id(bad).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad:?}");
     }
-    let ms = Duration::from_millis;
     for (ttl, transition) in [
         (ms(0), ms(100)),
         (ms(5), ms(100)),

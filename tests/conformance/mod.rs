@@ -67,7 +67,7 @@ impl Subject {
 
 /// A lease for tests in which nothing goes wrong with time.
 pub fn lease() -> Lease {
-    Lease::new(Duration::from_millis(3_000), Duration::from_millis(2_000)).unwrap()
+    Lease::new(ms(3_000), ms(2_000)).unwrap()
 }
 
 /// A mutex name that no other test has.
