@@ -71,11 +71,9 @@ impl fmt::Display for Outcome {
         )?;
         write!(
             f,
-            "{} overlaps ({} excused in {:.0} s of {:.0} s), {} violations in all, ",
+            "{} overlaps ({} excused), {} violations in all, ",
             it.count(Rule::NoOverlap),
             it.excused,
-            it.excusing.as_secs_f64(),
-            it.lasted.as_secs_f64(),
             it.violations.len(),
         )?;
         write!(

@@ -366,3 +366,29 @@ pub fn stop_ends_delivery(subject: &Subject) {
     other.stop().unwrap();
     assert!(events.is_empty());
 }
+
+/// Names that look like something to some backend are just names, and not each other.
+pub fn every_name_is_itself(subject: &Subject) {
+    let factory = subject.factory();
+    let tail = name("x");
+    let mut services: Vec<_> = [
+        "a/b", "a%2Fb", "a:b", "A:b", "a", "..", "*", "';--", "a b", "naïve", "日本", "a.b", "@@",
+        "$1",
+    ]
+    .iter()
+    .map(|head| {
+        let mutex = format!("{head}{tail}");
+        let (service, events) = started(&factory, &mutex, "o'%/:*");
+        let acquired = next(&events, EventKind::Acquired);
+        assert!(acquired.state.is_acquired("o'%/:*"), "{mutex}");
+        (service, events)
+    })
+    .collect();
+    // The end of one is not that of another.
+    let (stopped, _) = services.pop().unwrap();
+    stopped.stop().unwrap();
+    assert!(
+        services.iter().all(|(service, _)| service.is_owner()),
+        "one disturbed another"
+    );
+}
