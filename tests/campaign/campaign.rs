@@ -71,11 +71,9 @@ impl fmt::Display for Outcome {
         )?;
         write!(
             f,
-            "{} overlaps ({} excused in {:.0} s of {:.0} s), {} violations in all, ",
+            "{} overlaps ({} excused), {} violations in all, ",
             it.count(Rule::NoOverlap),
             it.excused,
-            it.excusing.as_secs_f64(),
-            it.lasted.as_secs_f64(),
             it.violations.len(),
         )?;
         write!(
@@ -153,13 +151,7 @@ pub fn run(plan: &Plan) -> Outcome {
         end: Instant::now() + plan.ground.lease().ttl() + plan.lasts,
     };
     let soaked = Watch::new(servers, &journal).during(places, || {
-        let fleet = Fleet::start(
-            &stage,
-            &registers,
-            &folder,
-            &journal,
-            (plan.processes, plan.seed, plan.plant),
-        );
+        let fleet = Fleet::start(plan, &stage, &registers, &folder, &journal);
         let soaked = nemesis.torment(&fleet);
         fleet.stop();
         drop(fleet);

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use crate::history::{ALL, Kind, Nanos, Record};
+use crate::history::{ALL, Kind, Nanos, Record, nanos};
 
 /// What is promised, and against what the records are held.
 #[derive(Clone, Debug)]
@@ -65,10 +65,6 @@ pub struct Verdict {
     pub faults: BTreeMap<String, usize>,
     /// Overlaps after a fault that only the fence protects against.
     pub excused: usize,
-    /// The time in which an overlap would be excused: what is proven is proven in the rest.
-    pub excusing: Duration,
-    /// The time from the first belief to the last.
-    pub lasted: Duration,
     /// Acknowledged writes to the registers that check the fence, and how many of them are lost.
     pub fenced: (usize, usize),
     /// The same of the registers that do not.
@@ -121,7 +117,6 @@ pub fn check(
         history.verdict.acquisitions += beliefs.len();
         history.check_order(mutex, beliefs);
     }
-    history.measure_excuses(&beliefs);
     history.check_events();
     history.check_writes(chains);
     history.check_liveness(&beliefs);
@@ -151,10 +146,6 @@ fn process_of(who: &str) -> &str {
 /// A contender's name without the turn.
 fn contender_of(who: &str) -> &str {
     who.split_once('#').map_or(who, |(contender, _)| contender)
-}
-
-fn nanos(duration: Duration) -> Nanos {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn hits(fault: &Record, mutex: &str) -> bool {
@@ -258,31 +249,6 @@ impl<'a> History<'a> {
                 && newer.from >= fault.from
                 && older.until.min(newer.until) <= fault.until + nanos(self.promise.ttl)
         })
-    }
-
-    /// In how much of the time of all beliefs an overlap would be excused, on the mutex that was hit most.
-    fn measure_excuses(&mut self, beliefs: &Beliefs) {
-        let all = || beliefs.values().flatten();
-        let begin = all().map(|belief| belief.from).min().unwrap_or(0);
-        let end = all().map(|belief| belief.until).max().unwrap_or(begin);
-        let excusing = |mutex: &String| {
-            let faults = self.of(Kind::FenceOnlyFault);
-            let mut excuses: Vec<(Nanos, Nanos)> = faults
-                .filter(|fault| hits(fault, mutex))
-                .map(|fault| (fault.from, fault.until + nanos(self.promise.ttl)))
-                .collect();
-            excuses.sort_unstable();
-            let (mut sum, mut counted) = (0, begin);
-            for (from, until) in excuses {
-                let until = until.min(end);
-                sum += until.saturating_sub(from.max(counted));
-                counted = counted.max(until);
-            }
-            sum
-        };
-        let most = beliefs.keys().map(excusing).max().unwrap_or(0);
-        self.verdict.excusing = Duration::from_nanos(most);
-        self.verdict.lasted = Duration::from_nanos(end - begin);
     }
 
     /// Acquired and Released alternate, in pairs with one fence, and none is missing.
@@ -627,22 +593,6 @@ mod tests {
         let late = belief("b/l", 1, 120, 160).after(105 * MS);
         let records = [fence_only(100, 200), late, belief("a/l", 2, 110, 150)];
         assert_eq!(broken(&records), []);
-    }
-
-    #[test]
-    fn excusing_time_is_counted_once() {
-        let verdict = judge(&[
-            fence_only(0, 50),
-            fence_only(250, 300),
-            fence_only(260, 290),
-            fence_only(990, 995),
-            fault(600, 700),
-            belief("a/l", 1, 100, 200),
-            belief("b/l", 2, 900, 1_000),
-        ]);
-        // 100 to 150, 250 to 400, 990 to 1000.
-        assert_eq!(verdict.excusing, Duration::from_millis(50 + 150 + 10));
-        assert_eq!(verdict.lasted, Duration::from_millis(900));
     }
 
     #[test]

@@ -10,9 +10,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use testbed::{FakeClock, Output, Process, wait_until};
 
+use crate::campaign::Plan;
 use crate::contender::{self, Assignment};
 use crate::history::{Journal, Kind, Record, now};
-use crate::planted::Bug;
 use crate::register::RegisterServer;
 use crate::stage::Stage;
 
@@ -25,8 +25,7 @@ pub struct Fleet<'a> {
     registers: &'a RegisterServer,
     folder: &'a Path,
     journal: &'a Journal,
-    seed: u64,
-    plant: Option<Bug>,
+    plan: &'a Plan,
     members: Vec<Mutex<Member>>,
 }
 
@@ -49,26 +48,23 @@ enum Running {
 }
 
 impl<'a> Fleet<'a> {
-    /// Starts `count` processes.
+    /// Starts the processes of the plan.
     pub fn start(
+        plan: &'a Plan,
         stage: &'a Stage,
         registers: &'a RegisterServer,
         folder: &'a Path,
         journal: &'a Journal,
-        (count, seed, plant): (usize, u64, Option<Bug>),
     ) -> Fleet<'a> {
         let fleet = Fleet {
             stage,
             registers,
             folder,
             journal,
-            seed,
-            plant,
-            members: (0..count).map(|_| Mutex::default()).collect(),
+            plan,
+            members: (0..plan.processes).map(|_| Mutex::default()).collect(),
         };
-        for number in 0..count {
-            fleet.launch(number);
-        }
+        (0..plan.processes).for_each(|number| fleet.launch(number));
         fleet
     }
 
@@ -179,16 +175,14 @@ impl<'a> Fleet<'a> {
     fn launch(&self, number: usize) {
         let mut member = self.members[number].lock();
         let process = name(number, member.incarnation);
+        let seed = self.plan.seed.wrapping_mul(0x9e37_79b9);
         let assignment = Assignment {
             url: self.stage.url(number),
             journal: self.folder.join(format!("{process}.log")),
             register: self.registers.addr(),
-            seed: self
-                .seed
-                .wrapping_mul(0x9e37_79b9)
-                .wrapping_add(number as u64 * 1_000 + u64::from(member.incarnation)),
+            seed: seed.wrapping_add(number as u64 * 1_000 + u64::from(member.incarnation)),
             fixed_ids: number % 2 == 1,
-            plant: self.plant,
+            plant: self.plan.plant,
             process,
         };
         if let Some(factory) = self.stage.memory_factory(number) {

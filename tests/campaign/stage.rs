@@ -352,7 +352,7 @@ impl Stage {
             Servers::RedisCluster(cluster) => {
                 cluster.wait_whole();
                 let master = cluster.master_of(&key([LED, LOCKED][number % 2]), 0);
-                cluster.kill(master);
+                cluster.node(master).kill();
                 cluster.wait_ok();
                 nap(random, 0, 4_000);
                 cluster.node(master).start();

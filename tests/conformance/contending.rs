@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use contend::{ErrorKind, Event, EventKind, MutexContendService, Status};
+use contend::{ErrorKind, Event, EventKind, Events, MutexContendService, Status};
 use parking_lot::Mutex;
 use testbed::wait_until;
 
 use super::hooked::failing;
-use super::{PATIENCE, Subject, after, name, next, started, wait_for_owner};
+use super::{PATIENCE, Subject, after, ms, name, next, started, wait_for_owner};
 
 pub fn started_service_owns(subject: &Subject) {
     let mutex = name("start");
@@ -73,18 +73,16 @@ pub fn owner_renews(subject: &Subject) {
             "a fence is fixed during one ownership"
         );
         assert!(!waiter.is_owner());
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(ms(20));
     }
-    assert!(
-        events
-            .try_iter()
-            .all(|event| event.kind != EventKind::Released)
-    );
-    assert!(
-        waiting
-            .try_iter()
-            .all(|event| event.kind == EventKind::OwnerChanged)
-    );
+    only_changes(&events);
+    only_changes(&waiting);
+}
+
+/// No event is left that says that it owns, or no longer does.
+fn only_changes(events: &Events) {
+    let is_change = |event: Event| event.kind == EventKind::OwnerChanged;
+    assert!(events.try_iter().all(is_change));
 }
 
 /// Callbacks count the owners: Released has run before the release is sent, so the count is exact.
@@ -123,7 +121,7 @@ pub fn ten_contenders_have_one_owner(subject: &Subject) {
                 owner.stop().unwrap();
                 owner.start().unwrap();
             }
-            None => std::thread::sleep(Duration::from_millis(1)),
+            None => std::thread::sleep(ms(1)),
         }
     }
     for service in &services {
@@ -332,8 +330,7 @@ pub fn departed_waiter_is_passed_over(subject: &Subject) {
     quitter.stop().unwrap();
     let took = began.elapsed();
     assert!(took < factory.lease().ttl(), "{took:?}");
-    let only_changes = |event: Event| event.kind == EventKind::OwnerChanged;
-    assert!(quitting.try_iter().all(only_changes));
+    only_changes(&quitting);
     owner.stop().unwrap();
     next(&staying, EventKind::Acquired);
     assert!(stayer.is_owner());
@@ -368,4 +365,30 @@ pub fn stop_ends_delivery(subject: &Subject) {
     next(&others, EventKind::Acquired);
     other.stop().unwrap();
     assert!(events.is_empty());
+}
+
+/// Names that look like something to some backend are just names, and not each other.
+pub fn every_name_is_itself(subject: &Subject) {
+    let factory = subject.factory();
+    let tail = name("x");
+    let mut services: Vec<_> = [
+        "a/b", "a%2Fb", "a:b", "A:b", "a", "..", "*", "';--", "a b", "naïve", "日本", "a.b", "@@",
+        "$1",
+    ]
+    .iter()
+    .map(|head| {
+        let mutex = format!("{head}{tail}");
+        let (service, events) = started(&factory, &mutex, "o'%/:*");
+        let acquired = next(&events, EventKind::Acquired);
+        assert!(acquired.state.is_acquired("o'%/:*"), "{mutex}");
+        (service, events)
+    })
+    .collect();
+    // The end of one is not that of another.
+    let (stopped, _) = services.pop().unwrap();
+    stopped.stop().unwrap();
+    assert!(
+        services.iter().all(|(service, _)| service.is_owner()),
+        "one disturbed another"
+    );
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use contend::{Event, EventKind, Executor, Job, MutexContendService, MutexContender, Status};
 use parking_lot::Mutex;
 use testbed::wait_until;
 
-use super::{PATIENCE, Subject, after, name, started, wait_for_owner};
+use super::{PATIENCE, Subject, after, ms, name, started, wait_for_owner};
 
 pub fn slow_callback_delays_no_renewal(subject: &Subject) {
     let mutex = name("slow");
@@ -29,7 +29,7 @@ pub fn slow_callback_delays_no_renewal(subject: &Subject) {
     let fence = service.fence();
     while done.load(Ordering::SeqCst) == 0 {
         assert_eq!(service.fence(), fence, "{:?}", service.last_error());
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(ms(10));
     }
     service.stop().unwrap();
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use testbed::wait_until;
 
 use super::hooked::{self, Call, When, failing};
-use super::{PATIENCE, Subject, closed, elsewhere, name, next, started};
+use super::{PATIENCE, Subject, closed, elsewhere, ms, name, next, started};
 
 pub fn lock_excludes_until_unlocked(subject: &Subject) {
     let mutex = name("lock");
@@ -42,7 +42,7 @@ pub fn unlock_wakes_the_waiter(subject: &Subject) {
         let guard = ours.lock().unwrap();
         let waiting = Waiting::start(&theirs);
         // Longer than a free mutex would have taken.
-        thread::sleep(Duration::from_millis(100));
+        thread::sleep(ms(100));
         assert!(!waiting.is_over());
         let unlocked = Instant::now();
         guard.unlock().unwrap();
@@ -137,10 +137,10 @@ pub fn timed_out_lock_leaves_no_trace(subject: &Subject) {
     let began = Instant::now();
     // Time enough for a slow server to say who holds it.
     let error = elsewhere(|| {
-        let timeout = Duration::from_millis(1_500);
+        let timeout = ms(1_500);
         theirs.try_lock_for(timeout).map(drop).unwrap_err()
     });
-    assert!(began.elapsed() >= Duration::from_millis(1_500));
+    assert!(began.elapsed() >= ms(1_500));
     assert_eq!(error.kind(), ErrorKind::Held);
     assert_eq!(
         error.to_string(),
@@ -164,7 +164,7 @@ pub fn guard_is_renewed(subject: &Subject) {
     let until = Instant::now() + subject.factory().lease().ttl() * 3;
     while Instant::now() < until {
         assert!(guard.is_valid() && guard.valid_for() > Duration::ZERO);
-        thread::sleep(Duration::from_millis(20));
+        thread::sleep(ms(20));
     }
     let error = elsewhere(|| theirs.try_lock().map(drop)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held);
@@ -191,10 +191,7 @@ pub fn unrenewed_guard_is_lost(subject: &Subject) {
     closed(&lost);
     let took = began.elapsed();
     assert!(!guard.is_valid() && guard.valid_for().is_zero());
-    assert!(
-        took + Duration::from_millis(50) >= left,
-        "{took:?} of {left:?}"
-    );
+    assert!(took + ms(50) >= left, "{took:?} of {left:?}");
     closed(&lost_too);
     closed(&guard.lost());
     // The lease was not ended: the backend keeps it through the transition. This is the time to stop in.
@@ -211,7 +208,7 @@ pub fn unrenewed_guard_is_lost(subject: &Subject) {
 pub fn max_hold_ends_a_guard(subject: &Subject) {
     let mutex = name("max-hold");
     let ours = subject.factory().locker(&mutex);
-    let max_hold = Duration::from_millis(700);
+    let max_hold = ms(700);
     let ours = ours.max_hold(max_hold).build().unwrap();
     let theirs = subject.factory().locker(&mutex).build().unwrap();
     let began = Instant::now();
@@ -280,7 +277,7 @@ pub fn lock_all_is_all_or_none(subject: &Subject) {
     let last = sorted.last().unwrap();
     let held = factory.locker(last).build().unwrap();
     let held = elsewhere(|| held.lock().unwrap());
-    let timeout = Duration::from_millis(1_000);
+    let timeout = ms(1_000);
     let error = all().try_lock_for(timeout).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held);
     for mutex in &sorted[..2] {
@@ -317,7 +314,7 @@ pub fn cancel_ends_wait(subject: &Subject) {
 fn theirs_waits(subject: &Subject, mutex: &str) -> bool {
     if !subject.ordered {
         // A locker that polls leaves no trace that could be seen.
-        thread::sleep(Duration::from_millis(300));
+        thread::sleep(ms(300));
         return true;
     }
     let participants = subject.factory().participants(mutex);

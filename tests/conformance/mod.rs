@@ -9,7 +9,6 @@
 mod contending;
 mod contract;
 pub mod hooked;
-mod inputs;
 mod listening;
 mod locker;
 pub mod outage;
@@ -67,7 +66,7 @@ impl Subject {
 
 /// A lease for tests in which nothing goes wrong with time.
 pub fn lease() -> Lease {
-    Lease::new(Duration::from_millis(3_000), Duration::from_millis(2_000)).unwrap()
+    Lease::new(ms(3_000), ms(2_000)).unwrap()
 }
 
 /// A mutex name that no other test has.
@@ -170,7 +169,8 @@ facts! {
         service_stops_at_any_time,
         departed_waiter_is_passed_over,
         processes_with_one_id_do_not_alternate,
-        stop_ends_delivery;
+        stop_ends_delivery,
+        every_name_is_itself;
     contract:
         stale_fence_touches_nothing,
         expired_lease_is_not_renewed,
@@ -188,9 +188,6 @@ facts! {
         callback_can_stop_its_service,
         executor_runs_callbacks_of_an_own_type,
         full_channel_drops_whole_pairs;
-    inputs:
-        bad_input_is_refused,
-        every_name_is_itself;
     locker:
         lock_excludes_until_unlocked,
         unlock_wakes_the_waiter,

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use contend::{Context, ErrorKind, Factory, Missed, RunOutcomeKind, Schedule, Scheduler, Status};
+use contend::{Context, Factory, Missed, RunOutcomeKind, Schedule, Scheduler};
 use crossbeam_channel::{Receiver, unbounded};
 use testbed::wait_until;
 
 use super::hooked::failing;
-use super::{PATIENCE, Subject, name};
+use super::{PATIENCE, Subject, ms, name};
 
 pub fn scheduled_work_runs_on_one_leader_and_fails_over(subject: &Subject) {
     let mutex = name("fail-over");
@@ -24,7 +24,7 @@ pub fn scheduled_work_runs_on_one_leader_and_fails_over(subject: &Subject) {
             let scheduler = often(&subject.factory(), &mutex, move |context| {
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                 working.store(true, Ordering::SeqCst);
-                thread::sleep(Duration::from_millis(3));
+                thread::sleep(ms(3));
                 working.store(false, Ordering::SeqCst);
                 inside.fetch_sub(1, Ordering::SeqCst);
                 sender.send(context.fence()).unwrap();
@@ -56,7 +56,7 @@ pub fn scheduled_work_runs_on_one_leader_and_fails_over(subject: &Subject) {
         assert!(!scheduler.is_leader());
         let after = runs.len();
         assert!(!works.load(Ordering::SeqCst), "stop waited for it");
-        thread::sleep(Duration::from_millis(30));
+        thread::sleep(ms(30));
         assert_eq!(runs.len(), after, "nothing runs after stop");
     }
 }
@@ -77,7 +77,7 @@ pub fn stop_keeps_leading_until_running_work_has_ended(subject: &Subject) {
             let until = Instant::now() + lease.total() + lease.ttl();
             while Instant::now() < until {
                 assert!(context.is_leader());
-                thread::sleep(Duration::from_millis(10));
+                thread::sleep(ms(10));
             }
             inside.fetch_sub(1, Ordering::SeqCst);
         })
@@ -128,7 +128,7 @@ pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
         began.elapsed()
     );
     let before = runs.load(Ordering::SeqCst);
-    thread::sleep(Duration::from_millis(100));
+    thread::sleep(ms(100));
     assert_eq!(
         runs.load(Ordering::SeqCst),
         before,
@@ -164,7 +164,7 @@ pub fn a_new_leader_goes_on_where_the_last_one_was(subject: &Subject) {
         // The first leader may have waited for the servers to start.
         let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
         assert!(Instant::now() < deadline, "only {} runs", runs.len());
-        thread::sleep(Duration::from_millis(300));
+        thread::sleep(ms(300));
         scheduler.stop().unwrap();
     }
     let runs: Vec<Instant> = runs.try_iter().collect();
@@ -179,13 +179,13 @@ pub fn a_new_leader_goes_on_where_the_last_one_was(subject: &Subject) {
 /// The same with a fixed delay: counted from the end of the last leader's run.
 pub fn a_new_leader_rests_after_the_last_ones_run(subject: &Subject) {
     let mutex = name("rests");
-    let delay = Duration::from_millis(1_500);
+    let delay = ms(1_500);
     let (sender, ends) = unbounded();
     let first = subject.factory();
     let first = first
         .scheduler(&mutex)
         .start(Schedule::with_delay(delay), move |_| {
-            thread::sleep(Duration::from_millis(700));
+            thread::sleep(ms(700));
             sender.send(Instant::now())
         })
         .unwrap();
@@ -215,7 +215,7 @@ pub fn work_of_a_lost_leadership_does_not_go_on_in_the_next(subject: &Subject) {
     let scheduler = factory
         .scheduler(&mutex)
         .on_outcome(move |report| tell.send((report.fence, report.kind)).unwrap())
-        .start(Schedule::every(Duration::from_millis(5)), move |context| {
+        .start(Schedule::every(ms(5)), move |context| {
             sender.send(context.clone()).unwrap();
             // Waits on both: the test, and being told.
             crossbeam_channel::select! {
@@ -267,7 +267,7 @@ pub fn a_new_leader_skips_what_was_missed(subject: &Subject) {
 
 /// How much closer than the period two runs may come. The time of a run is taken in its work, which a busy
 /// machine begins late: by 122 ms with 28 threads for two processors.
-const NEARLY: Duration = Duration::from_millis(400);
+const NEARLY: Duration = ms(400);
 
 fn often(
     factory: &Factory,
@@ -276,8 +276,6 @@ fn often(
 ) -> Scheduler {
     let scheduler = factory.scheduler(mutex);
     scheduler
-        .build(Schedule::every(Duration::from_millis(5)), move |context| {
-            work(context)
-        })
+        .build(Schedule::every(ms(5)), move |context| work(context))
         .unwrap()
 }

@@ -341,17 +341,27 @@ fn panicking_backend_costs_one_guard_and_no_turn() {
 #[test]
 fn bad_settings_are_refused_with_the_limit() {
     let factory = memory();
+    let (long_name, long_id) = ("m".repeat(67), "i".repeat(129));
+    for bad in ["", " a", "a ", "a\nb", "a\0b", "{a}", "a}", &long_name] {
+        for error in [
+            factory.locker(bad).build().unwrap_err(),
+            factory.contend(bad).build().unwrap_err(),
+            factory.observe(bad).build().unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad:?}");
+            assert!(error.to_string().contains("1 to 66 bytes"), "{error}");
+        }
+    }
     let m = || factory.locker("m");
-    for (locker, limit) in [
-        (factory.locker(""), "1 to 66 bytes"),
-        (factory.locker("{m}"), "1 to 66 bytes"),
-        (m().id("a@@b"), ""),
+    let bad_ids = ["", " a", "a\rb", "{", "a@@b", &long_id].map(|id| (m().id(id), ""));
+    for (locker, limit) in bad_ids.into_iter().chain([
         (m().id("~a"), "letter or digit"),
         (m().ttl(ms(0)), "26ms"),
+        (m().transition(Duration::MAX), "ttl"),
         (m().max_hold(ms(0)), ""),
         (m().renew_after(Duration::from_secs(9)), ""),
         (m().renew_after(Duration::from_nanos(1)), "156.25ms"),
-    ] {
+    ]) {
         let error = locker.build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(limit), "{error}");

@@ -75,11 +75,6 @@ impl Proxy {
         self.port.addr()
     }
 
-    /// The address of the server.
-    pub fn target(&self) -> SocketAddr {
-        self.target
-    }
-
     /// Behaves from now on: accepts, holds nothing back, delays nothing, loses nothing. What a black
     /// hole held arrives now, as after a network that is mended.
     pub fn pass(&self) {

@@ -59,11 +59,6 @@ impl RedisCluster {
         &self.nodes[index]
     }
 
-    /// Kills a node with SIGKILL; it keeps its place in the cluster for a restart.
-    pub fn kill(&self, index: usize) {
-        self.nodes[index].kill();
-    }
-
     /// The running nodes that call themselves master.
     ///
     /// A paused node does not answer: do not ask while one is.

@@ -27,8 +27,7 @@ impl ZooKeeperEnsemble {
         Self::start_with(false, &[], &[])
     }
 
-    /// Starts one whose nodes reach each other's quorum ports through proxies: see
-    /// [`cut_off`](Self::cut_off) and [`link`](Self::link).
+    /// Starts one whose nodes reach each other's quorum ports through proxies: see [`cut_off`](Self::cut_off).
     ///
     /// Elections do not pass through them, so that a node cut off from its leader still knows who
     /// that is, as in the fault that is to be shown: cut off, but not thrown into a new election.
@@ -100,20 +99,16 @@ impl ZooKeeperEnsemble {
         );
     }
 
-    /// The proxy through which `from` reaches the quorum port of `to`. It has a connection only while
-    /// `from` follows `to`.
+    /// Cuts a node off from the other nodes, leader or not: nothing passes, nothing is closed, and
+    /// its clients stay connected.
     ///
     /// # Panics
     /// When the ensemble was not started with proxies.
-    pub fn link(&self, from: usize, to: usize) -> &Proxy {
-        self.links[from][to]
-            .as_ref()
-            .expect("an ensemble of `start_proxied`, and two different nodes")
-    }
-
-    /// Cuts a node off from the other nodes, leader or not: nothing passes, nothing is closed, and
-    /// its clients stay connected.
     pub fn cut_off(&self, index: usize) {
+        assert!(
+            self.links_of(index).count() > 0,
+            "an ensemble of `start_proxied`"
+        );
         self.links_of(index)
             .for_each(|link| link.black_hole(Direction::Both));
     }
@@ -123,10 +118,11 @@ impl ZooKeeperEnsemble {
         self.links_of(index).for_each(Proxy::pass);
     }
 
+    /// The proxies from and to a node.
     fn links_of(&self, index: usize) -> impl Iterator<Item = &Proxy> {
         (0..NODES)
-            .filter(move |&other| other != index)
-            .flat_map(move |other| [self.link(index, other), self.link(other, index)])
+            .flat_map(move |other| [&self.links[index][other], &self.links[other][index]])
+            .flatten()
     }
 
     fn nodes_up(proxied: bool, config: &[&str], jvm: &[&str]) -> Result<Self, StartFailure> {
