@@ -55,7 +55,7 @@ type Range = (u16, u16, Address);
 
 impl Cluster {
     pub(super) fn new(settings: ServerSettings, seeds: Vec<Address>) -> Result<Cluster> {
-        let cluster = Cluster {
+        Ok(Cluster {
             settings,
             seeds,
             map: Mutex::new(Map {
@@ -64,12 +64,7 @@ impl Cluster {
             }),
             look: Mutex::default(),
             stale: Arc::new(AtomicBool::new(true)),
-        };
-        // So that a connection is being opened before the first call.
-        if let Some(first) = cluster.seeds.first() {
-            cluster.at(first.clone())?;
-        }
-        Ok(cluster)
+        })
     }
 
     /// The master of a slot, as far as known.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ::redis::io::tcp::TcpSettings;
 use ::redis::{
     Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind as Kind, IntoConnectionInfo,
-    ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, ServerErrorKind, Value, cmd,
+    ProtocolVersion, RedisConnectionInfo, RedisResult, ServerErrorKind, Value, cmd,
 };
 
 use super::error::read_opening;
@@ -26,9 +26,6 @@ const REFUSED: Duration = Duration::from_secs(5);
 
 /// The longest pause between two attempts to connect to a server that cannot be reached.
 const UNREACHABLE: Duration = Duration::from_millis(250);
-
-/// No call waits longer, whatever it was allowed.
-const LONGEST: Duration = Duration::from_secs(3600);
 
 /// No call is made with less time.
 pub(super) const LEAST: Duration = Duration::from_millis(1);
@@ -81,16 +78,7 @@ impl Connector {
     ) -> Result<::redis::Connection> {
         let login = self.login.credentials();
         let login = login.map_err(|error| error.context(format_args!("redis at {address}")))?;
-        let connect = || {
-            let connection = self
-                .client(address, protocol, &login)?
-                .get_connection_with_timeout(self.timeout)?;
-            // A paused server answers nothing: no call without an end.
-            connection.set_read_timeout(Some(self.timeout))?;
-            connection.set_write_timeout(Some(self.timeout))?;
-            Ok(connection)
-        };
-        connect().map_err(|error: RedisError| {
+        self.try_open(address, protocol, &login).map_err(|error| {
             let error = read_opening(&error, address, self.timeout);
             match &login {
                 (Some(user), _) if error.kind() == ErrorKind::Denied && !user.is_empty() => {
@@ -101,12 +89,12 @@ impl Connector {
         })
     }
 
-    fn client(
+    fn try_open(
         &self,
         address: &Address,
         protocol: ProtocolVersion,
         (user, password): &(Option<String>, Option<String>),
-    ) -> RedisResult<Client> {
+    ) -> RedisResult<::redis::Connection> {
         // Without a name for the connection: it would take a further right.
         let mut settings = RedisConnectionInfo::default()
             .set_skip_set_lib_name()
@@ -134,11 +122,16 @@ impl Connector {
             .into_connection_info()?
             .set_redis_settings(settings)
             .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-        self.build(info)
+        let client = self.client(info)?;
+        let connection = client.get_connection_with_timeout(self.timeout)?;
+        // A paused server answers nothing: no call without an end.
+        connection.set_read_timeout(Some(self.timeout))?;
+        connection.set_write_timeout(Some(self.timeout))?;
+        Ok(connection)
     }
 
     #[cfg(feature = "tls")]
-    fn build(&self, info: ConnectionInfo) -> RedisResult<Client> {
+    fn client(&self, info: ConnectionInfo) -> RedisResult<Client> {
         match &self.tls {
             Some(tls) if tls.ca.is_some() || tls.own.is_some() => {
                 let own = |(client_cert, client_key)| ::redis::ClientTlsConfig {
@@ -156,7 +149,7 @@ impl Connector {
     }
 
     #[cfg(not(feature = "tls"))]
-    fn build(&self, info: ConnectionInfo) -> RedisResult<Client> {
+    fn client(&self, info: ConnectionInfo) -> RedisResult<Client> {
         Client::open(info)
     }
 }
@@ -169,23 +162,6 @@ pub(super) enum Target {
     Master(Sentinels),
 }
 
-impl Target {
-    /// Opens a connection, and checks that the master of the sentinels knows that it is one.
-    pub(super) fn open(
-        &self,
-        connector: &Connector,
-        protocol: ProtocolVersion,
-    ) -> Result<(Address, ::redis::Connection)> {
-        match self {
-            Target::At(address) => {
-                let connection = connector.open(address, protocol)?;
-                Ok((address.clone(), connection))
-            }
-            Target::Master(sentinels) => sentinels.open_master(connector, protocol),
-        }
-    }
-}
-
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -195,19 +171,46 @@ impl fmt::Display for Target {
     }
 }
 
-/// Opens the connections of a pool.
+/// Opens the connections to one server, for its pool and for messages.
 pub(super) struct Opener {
     pub(super) connector: Arc<Connector>,
-    pub(super) target: Arc<Target>,
+    pub(super) target: Target,
     /// A warning that the server may evict locks was logged.
     pub(super) warned: AtomicBool,
 }
 
-impl Connect for Opener {
+impl Opener {
+    /// Opens a connection, and checks that the master of the sentinels knows that it is one.
+    pub(super) fn open(&self, protocol: ProtocolVersion) -> Result<(Address, ::redis::Connection)> {
+        match &self.target {
+            Target::At(address) => {
+                let connection = self.connector.open(address, protocol)?;
+                Ok((address.clone(), connection))
+            }
+            Target::Master(sentinels) => sentinels.open_master(&self.connector, protocol),
+        }
+    }
+
+    /// Warns once of a server that may throw a lease away while it runs.
+    fn warn_of_eviction(&self, info: &[u8], address: &Address) {
+        let info = String::from_utf8_lossy(info);
+        let policy = (info.lines()).find_map(|line| line.strip_prefix("maxmemory_policy:"));
+        if let Some(policy) = policy
+            && policy != "noeviction"
+            && !self.warned.swap(true, Ordering::Relaxed)
+        {
+            log::warn!(
+                "redis at {address} may evict locks: its maxmemory-policy is {policy}, and should be noeviction"
+            );
+        }
+    }
+}
+
+impl Connect for Arc<Opener> {
     type Connection = Connection;
 
     fn connect(&self) -> Result<Connection> {
-        let (address, driver) = self.target.open(&self.connector, ProtocolVersion::RESP2)?;
+        let (address, driver) = self.open(ProtocolVersion::RESP2)?;
         let opened_at = Moment::now();
         let mut connection = Connection {
             driver,
@@ -238,22 +241,6 @@ impl Connect for Opener {
 
     fn server(&self) -> String {
         format!("redis at {}", self.target)
-    }
-}
-
-impl Opener {
-    /// Warns once of a server that may throw a lease away while it runs.
-    fn warn_of_eviction(&self, info: &[u8], address: &Address) {
-        let info = String::from_utf8_lossy(info);
-        let policy = (info.lines()).find_map(|line| line.strip_prefix("maxmemory_policy:"));
-        if let Some(policy) = policy
-            && policy != "noeviction"
-            && !self.warned.swap(true, Ordering::Relaxed)
-        {
-            log::warn!(
-                "redis at {address} may evict locks: its maxmemory-policy is {policy}, and should be noeviction"
-            );
-        }
     }
 }
 
@@ -311,7 +298,7 @@ impl Connection {
     ///
     /// After any other error the connection is off by one reply, or worse, and is not used again.
     pub(super) fn receive(&mut self, by: Moment) -> RedisResult<Value> {
-        let left = by.remaining().min(LONGEST);
+        let left = by.remaining();
         if left < LEAST {
             return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
         }

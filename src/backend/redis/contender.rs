@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Common;
 use super::keys::Keys;
 use super::script::{Command, Reply, integer, ms};
-use super::subscriber::{Channel, Role, Subscription};
+use super::subscriber::{Channel, Role, Subscription, Wake};
 use crate::backend::{
     Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
 };
@@ -66,7 +66,13 @@ impl RedisContender {
             release: release_request(common, &keys, id),
             withdraw: Command::script(&scripts.withdraw, slot, &[mutex, token, queue])
                 .arg(&[id, claim, counts_all]),
-            subscription: Subscription::new(id, wake.clone(), Role::Waiting, channels, slot),
+            subscription: Subscription::new(
+                id,
+                Wake::Contender(wake.clone()),
+                Role::Waiting,
+                channels,
+                slot,
+            ),
             place: b"0".to_vec(),
             common: Arc::clone(common),
             contender: contender.clone(),
@@ -80,11 +86,14 @@ impl RedisContender {
             return Ok(None);
         };
         let until = pending.sent + self.contender.lease.belief();
-        let Some(answer) = pending.finish(by)? else {
-            return Ok(None);
-        };
-        let reply = Reply::read(answer)?;
-        Ok((reply.outcome >= 0).then_some((reply, Some(until))))
+        match pending.finish(by) {
+            Ok(answer) => {
+                let reply = Reply::read(answer)?;
+                Ok((reply.outcome >= 0).then_some((reply, Some(until))))
+            }
+            Err(failure) if failure.did_nothing() => Ok(None),
+            Err(failure) => Err(failure.error),
+        }
     }
 
     /// Makes one attempt, as often as the script meets more dead waiters than it looks at in one go.
@@ -112,57 +121,48 @@ impl RedisContender {
         by: Moment,
     ) -> Result<Attempt> {
         self.place = b"0".to_vec();
+        let wanted = self.common.replicas;
         if let Some(replicas) = reply.replicas
-            && replicas < self.common.replicas
+            && replicas < i64::from(wanted)
         {
-            return self.give_back(fence, replicas, by);
+            // A failover could lose it.
+            log::warn!(
+                "{}: {}: refused: {replicas} of {wanted} replicas have the grant in time; see Builder::replicas",
+                self.contender.mutex,
+                self.contender.id,
+            );
+            release(&self.common, &self.release, Some(fence), by)?;
+            return Ok(Attempt::Refused(Refusal {
+                owner: MutexOwner::NONE,
+                retry_in: self.contender.lease.request_limit(),
+                asked: true,
+            }));
         }
         self.subscription.set_role(Role::Owning);
         let owner = reply.granted(&self.contender.id, fence, self.contender.lease);
         Ok(Attempt::Granted(Grant { owner, until }))
     }
 
-    /// Releases a grant that too few replicas have: a failover could lose it.
-    fn give_back(&mut self, fence: u64, replicas: u32, by: Moment) -> Result<Attempt> {
-        log::warn!(
-            "{}: {}: refused: {replicas} of {} replicas have the grant in time; see Builder::replicas",
-            self.contender.mutex,
-            self.contender.id,
-            self.common.replicas,
-        );
-        release(&self.common, &self.release, Some(fence), by)?;
-        Ok(Attempt::Refused(Refusal {
-            owner: MutexOwner::NONE,
-            retry_in: self.contender.lease.request_limit(),
-            asked: true,
-        }))
-    }
-
-    fn refused(
-        &mut self,
-        on_refusal: OnRefusal,
-        mut reply: Reply,
-        is_deaf: bool,
-    ) -> Result<Attempt> {
+    fn refused(&mut self, on_refusal: OnRefusal, reply: Reply, is_deaf: bool) -> Refusal {
         let lease = self.contender.lease;
-        if on_refusal == OnRefusal::Enqueue {
-            let place = reply.place()?;
-            if !place.is_empty() {
-                self.place = place;
-            }
-            let next = self.acquire.clone().arg(&self.place[..]);
-            self.subscription
-                .prepare(next, lease.request_limit() * 2 / 3);
-        }
-        let mut retry_in = reply.left()?.unwrap_or(lease.total()) + TICK;
+        let owner = reply.owner(lease);
+        let mut retry_in = reply.left().unwrap_or(lease.total()) + TICK;
         if is_deaf {
             retry_in = retry_in.min(lease.request_limit());
         }
-        Ok(Attempt::Refused(Refusal {
-            owner: reply.owner(lease)?,
+        if on_refusal == OnRefusal::Enqueue {
+            if !reply.place.is_empty() {
+                self.place = reply.place;
+            }
+            let next = self.acquire.clone().arg(&self.place[..]);
+            let longest = lease.request_limit() * 2 / 3;
+            self.subscription.prepare(next, longest);
+        }
+        Refusal {
+            owner,
             retry_in,
             asked: true,
-        }))
+        }
     }
 }
 
@@ -185,7 +185,7 @@ impl RawContender for RedisContender {
         };
         match u64::try_from(reply.outcome) {
             Ok(fence) if fence > 0 => self.granted(fence, &reply, until, by),
-            _ => self.refused(on_refusal, reply, is_deaf),
+            _ => Ok(Attempt::Refused(self.refused(on_refusal, reply, is_deaf))),
         }
     }
 
@@ -194,7 +194,7 @@ impl RawContender for RedisContender {
         let reply = Reply::read((self.common.deployment).ask(Lane::Owner, by, &request)?)?;
         if reply.outcome != 1 {
             self.subscription.set_role(Role::Waiting);
-            return Ok(Renewal::Lost(reply.owner(self.contender.lease)?));
+            return Ok(Renewal::Lost(reply.owner(self.contender.lease)));
         }
         self.subscription.set_role(Role::Owning);
         if self.contender.purpose == Purpose::Lead {

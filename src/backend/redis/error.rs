@@ -48,6 +48,7 @@ const MEANINGS: &[(&str, ErrorKind, &str)] = &[
     ("DB index is out of range", ErrorKind::Misconfigured, "there is no such database, or the user may not SELECT it"),
     ("cluster support disabled", ErrorKind::Misconfigured, "use redis:// instead of redis+cluster://: this server is alone"),
     ("WRONGTYPE", ErrorKind::Misconfigured, "something else uses this key: set another prefix"),
+    ("SENTINEL", ErrorKind::Misconfigured, "this is not a sentinel; for one server write redis://"),
     ("unknown command", ErrorKind::Misconfigured, "is this a Redis server, 6.2 or newer, with all commands enabled?"),
     ("RESP3", ErrorKind::Misconfigured, "Redis 6.2 or newer (or Valkey) is needed"),
     ("MOVED ", ErrorKind::Misconfigured, "this server is part of a cluster: use redis+cluster://"),
@@ -62,7 +63,7 @@ pub(super) struct Failure {
     pub(super) reason: Reason,
 }
 
-/// What a caller can do about a failure. Only after `Closed` and `Other` may the server have done something.
+/// What a caller can do about a failure.
 pub(super) enum Reason {
     /// The slot lives elsewhere.
     Moved(Option<Address>),
@@ -107,6 +108,11 @@ impl Failure {
         };
         let error = read(error, server, waited);
         Failure { error, reason }
+    }
+
+    /// Returns `true` if the server said that it did nothing, so that the same request may be sent elsewhere.
+    pub(super) fn did_nothing(&self) -> bool {
+        !matches!(self.reason, Reason::Closed | Reason::Other)
     }
 
     /// Returns `true` if another node may serve the slot by now.

@@ -141,16 +141,23 @@ impl Command {
     }
 }
 
-/// `{outcome, now, ...}`, as `acquire.lua`, `renew.lua` and `observe.lua` return it.
+/// `{outcome, now, owner, fence, left, place}`, as the scripts return it: as much of it as they have to say.
 pub(super) struct Reply {
-    fields: Vec<Value>,
     /// The fence, 1, 0 or -1: see the script.
     pub(super) outcome: i64,
     /// The server's time, in milliseconds.
     now: u64,
+    /// Who owns; empty for none.
+    id: Arc<str>,
+    /// `None` for an owner that has none (Simba before 4), 0 where the mutex is only handed over.
+    fence: Option<u64>,
+    /// How long the lease or hand-over lasts, in milliseconds; negative if it has no end (an operator's doing).
+    left: i64,
+    /// The place in the queue.
+    pub(super) place: Vec<u8>,
     received: Moment,
     /// As in [`Answer`].
-    pub(super) replicas: Option<u32>,
+    pub(super) replicas: Option<i64>,
 }
 
 impl Reply {
@@ -158,10 +165,22 @@ impl Reply {
         let Value::Array(fields) = answer.value else {
             return Err(not_understood());
         };
+        let text = |at: usize| match fields.get(at) {
+            Some(Value::BulkString(text)) => Ok(&text[..]),
+            None => Ok(&b""[..]),
+            _ => Err(not_understood()),
+        };
+        let fence = match text(3)? {
+            b"" => None,
+            _ => Some(unsigned(fields.get(3))?),
+        };
         Ok(Reply {
             outcome: integer(fields.first())?,
             now: unsigned(fields.get(1))? / 1000,
-            fields,
+            id: String::from_utf8_lossy(text(2)?).into(),
+            fence,
+            left: integer(fields.get(4).or(Some(&Value::Int(0))))?,
+            place: text(5)?.to_vec(),
             received: Moment::now(),
             replicas: answer.replicas,
         })
@@ -181,51 +200,35 @@ impl Reply {
 
     /// The owner that the script saw; `NONE` where the mutex is only handed over. An owner does not tell
     /// its lease: `lease` stands in.
-    pub(super) fn owner(&self, lease: Lease) -> Result<MutexOwner> {
-        let (Some(Value::BulkString(id)), Some(Value::BulkString(fence))) =
-            (self.fields.get(2), self.fields.get(3))
-        else {
-            return Err(not_understood());
-        };
-        if id.is_empty() || fence == b"0" {
-            return Ok(MutexOwner::NONE);
+    pub(super) fn owner(&self, lease: Lease) -> MutexOwner {
+        if self.id.is_empty() || self.fence == Some(0) {
+            return MutexOwner::NONE;
         }
-        let id: Arc<str> = String::from_utf8_lossy(id).into();
-        let fence = if fence.is_empty() {
-            0
-        } else {
-            unsigned(self.fields.get(3))?
-        };
-        let left = self.left()?.unwrap_or(lease.total());
-        let transition_at = self.now + ms(left);
+        let fence = self.fence.unwrap_or(0);
+        let transition_at = self.now + ms(self.left().unwrap_or(lease.total()));
         let acquired_at = acquired_at(fence, self.now).unwrap_or_else(|| {
             let at = transition_at.saturating_sub(ms(lease.total()));
             at.min(self.now)
         });
         let ttl_at = transition_at.saturating_sub(ms(lease.transition()));
-        let owner = MutexOwner::new(id, acquired_at, ttl_at, transition_at, fence);
-        Ok(owner.observed_at(self.now, self.received))
+        MutexOwner::new(
+            Arc::clone(&self.id),
+            acquired_at,
+            ttl_at,
+            transition_at,
+            fence,
+        )
+        .observed_at(self.now, self.received)
     }
 
-    /// How long the lease or hand-over lasts; `None` if it has no end (an operator's doing).
-    pub(super) fn left(&self) -> Result<Option<Duration>> {
-        let left = integer(self.fields.get(4))?;
-        Ok(u64::try_from(left).ok().map(Duration::from_millis))
+    /// How long the lease or hand-over lasts; `None` if it has no end.
+    pub(super) fn left(&self) -> Option<Duration> {
+        u64::try_from(self.left).ok().map(Duration::from_millis)
     }
 
     /// Returns `true` if the script met as many dead waiters as it looks at in one go: there may be more.
     pub(super) fn is_unfinished(&self) -> bool {
-        self.outcome == 0
-            && matches!(self.fields.get(2), Some(Value::BulkString(id)) if id.is_empty())
-            && matches!(self.fields.get(4), Some(Value::Int(0)))
-    }
-
-    /// The place in the queue.
-    pub(super) fn place(&mut self) -> Result<Vec<u8>> {
-        match self.fields.get_mut(5) {
-            Some(Value::BulkString(place)) => Ok(std::mem::take(place)),
-            _ => Err(not_understood()),
-        }
+        self.outcome == 0 && self.id.is_empty() && self.left == 0
     }
 }
 

@@ -14,7 +14,7 @@ use ::redis::{ProtocolVersion, PushKind, RedisResult, Value, cmd};
 use parking_lot::{Condvar, Mutex};
 
 use super::Common;
-use super::connection::{Connector, Target, longest_pause};
+use super::connection::{Opener, longest_pause};
 use super::error::{is_timeout, read, unavailable};
 use super::script::Command;
 use super::server::{Pending, Server};
@@ -39,9 +39,6 @@ const TOO_EARLY: Duration = Duration::from_millis(5);
 
 /// How long the server may take to come to an early acquire. A waiter waits for its reply longer than that.
 const EARLY_LIMIT: Duration = Duration::from_millis(350);
-
-/// How many channels one command names.
-const BATCH: usize = 500;
 
 /// What a channel carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +91,7 @@ pub(super) struct Recipient {
 }
 
 /// Whom a recipient wakes.
-enum Wake {
+pub(super) enum Wake {
     Contender(Unparker),
     Semaphores(OnTurn),
 }
@@ -110,7 +107,7 @@ enum Early {
     None,
     /// What the waiter's next attempt sends, and how long the server may take to come to it.
     Prepared(Arc<Server>, Command, Duration),
-    Sent(Box<Pending>),
+    Sent(Box<Pending<'static>>),
 }
 
 impl Recipient {
@@ -146,7 +143,7 @@ impl Recipient {
     fn send_early(&self) {
         let mut early = self.early.lock();
         if let Early::Prepared(server, request, limit) = &*early {
-            let sent = server.begin(request, Moment::now() + *limit);
+            let sent = server.begin(request.clone(), Moment::now() + *limit);
             *early = sent.map_or(Early::None, |pending| Early::Sent(Box::new(pending)));
         }
     }
@@ -165,28 +162,6 @@ impl Subscription {
     /// A subscription that [`Subscription::ensure`] begins. `id` is empty for an observer.
     pub(super) fn new(
         id: &str,
-        unparker: Unparker,
-        role: Role,
-        channels: Vec<(Vec<u8>, Channel)>,
-        slot: u16,
-    ) -> Subscription {
-        Subscription::of(id, Wake::Contender(unparker), role, channels, slot)
-    }
-
-    /// A subscription to the turns of this process in the lines of the semaphores.
-    pub(super) fn of_permits(channel: &str, slot: u16, on_turn: OnTurn) -> Subscription {
-        let channels = vec![(channel.as_bytes().to_vec(), Channel::Permits)];
-        Subscription::of(
-            "",
-            Wake::Semaphores(on_turn),
-            Role::Observing,
-            channels,
-            slot,
-        )
-    }
-
-    fn of(
-        id: &str,
         wake: Wake,
         role: Role,
         channels: Vec<(Vec<u8>, Channel)>,
@@ -204,6 +179,13 @@ impl Subscription {
             slot,
             server: None,
         }
+    }
+
+    /// A subscription to the turns of this process in the lines of the semaphores.
+    pub(super) fn of_permits(channel: &str, slot: u16, on_turn: OnTurn) -> Subscription {
+        let channels = vec![(channel.as_bytes().to_vec(), Channel::Permits)];
+        let wake = Wake::Semaphores(on_turn);
+        Subscription::new("", wake, Role::Observing, channels, slot)
     }
 
     /// Subscribes on the server that has the slot now, which in a cluster may change. Takes at most half of the
@@ -242,7 +224,7 @@ impl Subscription {
     }
 
     /// Takes what was sent in the meantime; from now on nothing is.
-    pub(super) fn take_early(&self) -> Option<Box<Pending>> {
+    pub(super) fn take_early(&self) -> Option<Box<Pending<'static>>> {
         match std::mem::take(&mut *self.recipient.early.lock()) {
             Early::Sent(pending) => Some(pending),
             Early::None | Early::Prepared(..) => None,
@@ -269,8 +251,7 @@ pub(super) struct Subscriber {
     state: Mutex<State>,
     /// Channels were acknowledged, the connection ended, or the end has come.
     changed: Condvar,
-    connector: Arc<Connector>,
-    target: Arc<Target>,
+    opener: Arc<Opener>,
     /// The channel that wakes the reader. It lies under the same prefix, so a missing right shows at once.
     control: Vec<u8>,
     /// In a cluster: another server may have taken the place of this one.
@@ -282,50 +263,42 @@ pub(super) struct Subscriber {
 #[derive(Default)]
 struct State {
     routes: HashMap<Vec<u8>, Route>,
-    /// Channels to subscribe, or to unsubscribe if they have no recipient. Only while there is a connection: a new one
+    /// Channels to subscribe, or to unsubscribe if they have no route. Only while there is a connection: a new one
     /// begins with all routes.
     unsent: Vec<Vec<u8>>,
-    connection: Connection,
+    /// How many batches the server has acknowledged on this connection.
+    acknowledged: u64,
+    /// They missed messages, and look again once the next connection is subscribed.
+    interrupted: Vec<Arc<Recipient>>,
+    wakeups: Wakeups,
+    /// Why a connection could not be opened. None while one that worked is being replaced.
+    failure: Option<Error>,
     /// The connection is to be replaced: the server is a replica now.
     outdated: bool,
     closed: bool,
 }
 
-/// The connection on which messages arrive.
-#[derive(Default)]
-enum Connection {
-    #[default]
-    Untried,
-    Live,
-    /// It worked, and the next one is being opened.
-    Lost(Error),
-    /// It could not be opened.
-    Failed(Error),
-}
-
-/// Where the messages of one channel go. Stays until the server has acknowledged the end of the subscription.
+/// Where the messages of one channel go.
 struct Route {
     channel: Channel,
     recipients: Vec<Arc<Recipient>>,
-    /// Requests about this channel that the server has not acknowledged. Without a connection one: the next
-    /// connection begins with it.
-    unacknowledged: u32,
-    /// It was acknowledged on an earlier connection: messages may have been missed since.
-    interrupted: bool,
+    /// The batch in which it was subscribed on this connection; `UNSENT` before. The server answers in order, so what
+    /// it says of an earlier subscription of this channel is not taken for the present one's.
+    batch: u64,
 }
+
+const UNSENT: u64 = u64::MAX;
 
 impl Subscriber {
     pub(super) fn new(
-        connector: &Arc<Connector>,
-        target: &Arc<Target>,
+        opener: &Arc<Opener>,
         control: &str,
         map_stale: &Arc<AtomicBool>,
     ) -> Arc<Subscriber> {
         Arc::new(Subscriber {
             state: Mutex::default(),
             changed: Condvar::new(),
-            connector: Arc::clone(connector),
-            target: Arc::clone(target),
+            opener: Arc::clone(opener),
             control: control.as_bytes().to_vec(),
             map_stale: Arc::clone(map_stale),
             thread: Mutex::new(None),
@@ -351,8 +324,7 @@ impl Subscriber {
             let route = state.routes.entry(name.clone()).or_insert_with(|| Route {
                 channel: *channel,
                 recipients: Vec::new(),
-                unacknowledged: 0,
-                interrupted: false,
+                batch: UNSENT,
             });
             route.recipients.push(Arc::clone(recipient));
             if route.recipients.len() == 1 {
@@ -366,19 +338,18 @@ impl Subscriber {
     pub(super) fn wait(&self, channels: &[(Vec<u8>, Channel)], by: Moment) -> Result<()> {
         let mut state = self.state.lock();
         loop {
-            let is_live = matches!(state.connection, Connection::Live);
             let is_acknowledged = |(name, _): &(Vec<u8>, Channel)| {
-                (state.routes.get(name)).is_some_and(|route| route.unacknowledged == 0)
+                (state.routes.get(name)).is_some_and(|route| route.batch <= state.acknowledged)
             };
-            if is_live && channels.iter().all(is_acknowledged) {
+            if channels.iter().all(is_acknowledged) {
                 return Ok(());
             }
-            if let Connection::Failed(error) = &state.connection {
-                return Err(error.clone());
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
             }
             let left = by.remaining();
             if left.is_zero() {
-                let server = &self.target;
+                let server = &self.opener.target;
                 let message = format!("redis at {server}: no answer while subscribing");
                 return Err(Error::new(ErrorKind::Timeout, message).not_sent());
             }
@@ -400,6 +371,7 @@ impl Subscriber {
             if let Some(at) = at {
                 route.recipients.swap_remove(at);
                 if route.recipients.is_empty() {
+                    state.routes.remove(name);
                     state.queue(name);
                 }
             }
@@ -413,13 +385,7 @@ impl Subscriber {
 
     /// Returns how wake-ups work: not tried, working, or why not.
     pub(super) fn condition(&self) -> Wakeups {
-        match &self.state.lock().connection {
-            Connection::Untried => Wakeups::Untried,
-            Connection::Live => Wakeups::Working,
-            Connection::Lost(error) | Connection::Failed(error) => {
-                Wakeups::Polling(error.to_string().into())
-            }
-        }
+        self.state.lock().wakeups.clone()
     }
 
     /// Tells the reader to end. It does so at the next message, or within a heartbeat.
@@ -427,8 +393,7 @@ impl Subscriber {
     pub(super) fn close(&self) -> bool {
         self.state.lock().closed = true;
         self.changed.notify_all();
-        let thread = self.thread.lock();
-        thread.as_ref().is_some_and(|thread| !thread.is_over())
+        self.thread.lock().is_some()
     }
 
     /// Waits until the reader has ended.
@@ -440,63 +405,35 @@ impl Subscriber {
 }
 
 impl State {
-    /// Has the server told whether the channel has recipients.
+    /// Has the server told whether the channel has a route.
     fn queue(&mut self, name: &[u8]) {
-        let is_live = matches!(self.connection, Connection::Live);
-        let Some(route) = self.routes.get_mut(name) else {
-            return;
-        };
-        if is_live {
-            route.unacknowledged += 1;
+        if self.wakeups == Wakeups::Working {
             self.unsent.push(name.to_vec());
-        } else if route.recipients.is_empty() {
-            self.routes.remove(name);
-        } else {
-            route.unacknowledged = 1;
-        }
-    }
-
-    /// The server acknowledged a request about the channel.
-    fn acknowledge(&mut self, name: &[u8]) {
-        let Some(route) = self.routes.get_mut(name) else {
-            return;
-        };
-        route.unacknowledged = route.unacknowledged.saturating_sub(1);
-        if route.unacknowledged > 0 {
-            return;
-        }
-        if route.recipients.is_empty() {
-            self.routes.remove(name);
-        } else if std::mem::take(&mut route.interrupted) {
-            route.look();
         }
     }
 
     /// A connection begins, with all routes.
     fn begin(&mut self) {
-        self.connection = Connection::Live;
+        self.wakeups = Wakeups::Working;
+        self.failure = None;
         self.outdated = false;
+        self.acknowledged = 0;
         self.unsent = self.routes.keys().cloned().collect();
     }
 
-    /// The connection has ended. Waiters hear of it now, and once more when the next one is subscribed.
-    fn end(&mut self, outcome: Connection) {
-        self.connection = outcome;
+    /// The connection has ended, or could not be opened. Waiters hear of it now, and once more when the next one is
+    /// subscribed.
+    fn end(&mut self, error: Error, worked: bool) {
+        self.wakeups = Wakeups::Polling(error.to_string().into());
+        self.failure = (!worked || !error.is_transient()).then_some(error);
         self.unsent.clear();
-        self.routes.retain(|_, route| !route.recipients.is_empty());
         for route in self.routes.values_mut() {
-            if route.unacknowledged == 0 {
-                route.look();
-                route.interrupted = true;
+            if route.batch <= self.acknowledged {
+                route.recipients.iter().for_each(|it| it.look());
+                self.interrupted.extend_from_slice(&route.recipients);
             }
-            route.unacknowledged = 1;
+            route.batch = UNSENT;
         }
-    }
-}
-
-impl Route {
-    fn look(&self) {
-        self.recipients.iter().for_each(|it| it.look());
     }
 }
 
@@ -507,7 +444,7 @@ impl Subscriber {
         loop {
             let ended = catch_unwind(AssertUnwindSafe(|| self.read()));
             let (worked, error) = ended.unwrap_or_else(|_| {
-                let message = format!("redis at {}: reading messages panicked", self.target);
+                let message = format!("redis at {}: reading messages panicked", self.opener.target);
                 (false, Error::new(ErrorKind::Panicked, message))
             });
             log::debug!("redis subscriber: {error}");
@@ -517,11 +454,7 @@ impl Subscriber {
                 (pause * 2).min(longest_pause(&error))
             };
             let mut state = self.state.lock();
-            state.end(if worked && error.is_transient() {
-                Connection::Lost(error)
-            } else {
-                Connection::Failed(error)
-            });
+            state.end(error, worked);
             self.changed.notify_all();
             self.map_stale.store(true, Ordering::Relaxed);
             let until = Moment::now() + pause;
@@ -537,7 +470,7 @@ impl Subscriber {
     /// Opens a connection and reads until its end, or that of the factory. Returns whether the server acknowledged
     /// anything, and why it ended.
     fn read(&self) -> (bool, Error) {
-        let opened = (self.target).open(&self.connector, ProtocolVersion::RESP3);
+        let opened = self.opener.open(ProtocolVersion::RESP3);
         let (address, driver) = match opened {
             Ok(opened) => opened,
             Err(error) => return (false, error),
@@ -547,6 +480,7 @@ impl Subscriber {
             reader: self,
             driver,
             worked: false,
+            batches: 0,
             heard_at: Moment::now(),
             asked_at: None,
             looks: HashMap::new(),
@@ -562,7 +496,7 @@ impl Subscriber {
     /// How long a sign of life is waited for. As long as any other answer: a round trip may take longer than
     /// a heartbeat.
     fn patience(&self) -> Duration {
-        HEARTBEAT.max(self.connector.timeout)
+        HEARTBEAT.max(self.opener.connector.timeout)
     }
 }
 
@@ -572,6 +506,8 @@ struct PushConnection<'a> {
     driver: ::redis::Connection,
     /// The server acknowledged a subscription.
     worked: bool,
+    /// How many batches were sent.
+    batches: u64,
     heard_at: Moment,
     /// When a sign of life was asked for, if nothing was heard since.
     asked_at: Option<Moment>,
@@ -584,7 +520,6 @@ struct PushConnection<'a> {
 impl PushConnection<'_> {
     /// Reads until the connection is to end.
     fn run(&mut self) -> RedisResult<()> {
-        self.ask_for_life()?;
         while self.send_unsent()? {
             let wait = self.wake_one_of_each().max(Duration::from_millis(1));
             // A system call, and with every message the wait begins anew: to wake a little early is
@@ -617,29 +552,25 @@ impl PushConnection<'_> {
 
     /// Sends what was queued. `false`: this connection is to end.
     fn send_unsent(&mut self) -> RedisResult<bool> {
-        let (mut subscribe, mut unsubscribe) = (Vec::new(), Vec::new());
-        {
+        let batch = self.batches + 1;
+        let (subscribe, unsubscribe): (Vec<_>, Vec<_>) = {
             let mut state = self.reader.state.lock();
             if state.closed || state.outdated {
                 return Ok(false);
             }
-            for name in std::mem::take(&mut state.unsent) {
-                let route = state.routes.get(&name);
-                if route.is_some_and(|route| !route.recipients.is_empty()) {
-                    subscribe.push(name);
-                } else {
-                    unsubscribe.push(name);
-                }
-            }
-        }
+            let unsent = std::mem::take(&mut state.unsent);
+            unsent.into_iter().partition(|name| {
+                let route = state.routes.get_mut(name);
+                route.map(|route| route.batch = batch).is_some()
+            })
+        };
         for (verb, channels) in [("UNSUBSCRIBE", &unsubscribe), ("SUBSCRIBE", &subscribe)] {
-            for some in channels.chunks(BATCH) {
-                let command = cmd(verb).arg(some).get_packed_command();
+            if !channels.is_empty() {
+                let command = cmd(verb).arg(channels).get_packed_command();
                 self.driver.send_packed_command(&command)?;
             }
         }
-        if !subscribe.is_empty() {
-            // Its acknowledgement is the end of the batch.
+        if batch == 1 || !subscribe.is_empty() {
             self.ask_for_life()?;
         }
         Ok(true)
@@ -661,9 +592,10 @@ impl PushConnection<'_> {
         next.map_or(HEARTBEAT, |at| (*at - now).min(HEARTBEAT))
     }
 
-    /// Subscribes (again) to the control channel. Not PING: its reply is no push, and after a timeout the driver
-    /// swallows a reply that is none.
+    /// Ends a batch, which may be empty: subscribes (again) to the control channel. Not PING: its reply is no push, and
+    /// after a timeout the driver swallows a reply that is none.
     fn ask_for_life(&mut self) -> RedisResult<()> {
+        self.batches += 1;
         self.asked_at = Some(Moment::now());
         let control = &self.reader.control[..];
         let command = cmd("SUBSCRIBE").arg(control).get_packed_command();
@@ -678,10 +610,12 @@ impl PushConnection<'_> {
         let mut state = self.reader.state.lock();
         match (kind, data.get(1)) {
             (PushKind::Subscribe, _) if *name == self.reader.control => {
+                state.acknowledged += 1;
+                let interrupted = std::mem::take(&mut state.interrupted);
+                interrupted.iter().for_each(|it| it.look());
                 // Once for a batch: a thousand that start together must not wake each other.
                 self.reader.changed.notify_all();
             }
-            (PushKind::Subscribe | PushKind::Unsubscribe, _) => state.acknowledge(name),
             (PushKind::Message, Some(Value::BulkString(said))) => {
                 let Some(route) = state.routes.get(name) else {
                     return;
@@ -718,7 +652,7 @@ impl PushConnection<'_> {
 mod tests {
     use std::net::{SocketAddr, TcpListener};
 
-    use super::super::connection::Address;
+    use super::super::connection::{Address, Connector, Target};
     use super::*;
     use crate::parker::Parker;
 
@@ -729,13 +663,17 @@ mod tests {
             tls: None,
             timeout: Duration::from_millis(100),
         });
-        let target = Target::At(Address::Tcp(server.ip().to_string(), server.port()));
-        Subscriber::new(&connector, &Arc::new(target), "control", &Arc::default())
+        let opener = Opener {
+            connector,
+            target: Target::At(Address::Tcp(server.ip().to_string(), server.port())),
+            warned: AtomicBool::new(false),
+        };
+        Subscriber::new(&Arc::new(opener), "control", &Arc::default())
     }
 
     fn recipient() -> Arc<Recipient> {
-        let unparker = Parker::new().unparker();
-        let subscription = Subscription::new("a", unparker, Role::Waiting, Vec::new(), 0);
+        let wake = Wake::Contender(Parker::new().unparker());
+        let subscription = Subscription::new("a", wake, Role::Waiting, Vec::new(), 0);
         Arc::clone(&subscription.recipient)
     }
 
@@ -786,12 +724,12 @@ mod tests {
             attempts.get() >= 5
         });
         let reader = &subscriber;
-        reader.state.lock().connection = Connection::Untried;
+        reader.state.lock().failure = None;
         wait_until(|| {
             accepted();
             // Under the lock: an attempt has just failed, and it pauses until it is told.
             let mut state = reader.state.lock();
-            state.closed = matches!(state.connection, Connection::Failed(_));
+            state.closed = state.failure.is_some();
             state.closed
         });
         accepted();
