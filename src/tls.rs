@@ -65,15 +65,16 @@ impl Tls {
 impl Tls {
     /// The settings of a client with these options.
     pub(crate) fn client_config(&self) -> Result<Option<Arc<rustls::ClientConfig>>> {
+        use std::fmt::Display;
+
         use rustls::pki_types::pem::PemObject;
         use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
         let Some(files) = self.certificates()? else {
             return Ok(None);
         };
-        let invalid = |option: &str, what: &dyn std::fmt::Display| {
-            Error::invalid(format!("{option}: {what}"))
-        };
+        let invalid =
+            |option: &str, what: &dyn Display| Error::invalid(format!("{option}: {what}"));
         let chain = |option: &str, pem: &[u8]| {
             let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
             match found {

@@ -35,19 +35,14 @@ impl Url {
                 "not a URL; one looks like scheme://host:port/path?key=value, such as redis://127.0.0.1:6379",
             )
         })?;
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        // Either a password with a bare '?', of which no part may be taken for something else and
-        // shown, or a parameter that can be written otherwise.
+        let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        // Perhaps a password with a bare '/' or '?', of which no part may be taken for something else and shown.
         ensure(
-            !query.contains('@'),
-            "a URL with an '@' after a '?': write '?' in a password as %3F, and '@' in a parameter as %40",
+            !rest.contains('@'),
+            "a URL with an '@' after a '/' or a '?': write these in a password as %2F and %3F, and '@' in a \
+             path or a parameter as %40",
         )?;
-        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        // Perhaps a password with a bare '/', of which no part may be taken for something else and shown.
-        ensure(
-            !path.contains('@'),
-            "a URL with an '@' after a '/': write '/' in a user or a password as %2F, and '@' in a path as %40",
-        )?;
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         // The last '@': a password may contain one, a host may not.
         let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
         let (user, password) = match credentials.split_once(':') {
@@ -300,28 +295,28 @@ fn decode(text: &str) -> Result<String> {
 /// # Errors
 /// `InvalidInput` for anything else, with the allowed forms in the message.
 pub fn parse_duration(text: &str) -> Result<Duration> {
-    let bad = || {
+    let units = [
+        ("ms", 1e3),
+        ("s", 1e6),
+        ("m", 60e6),
+        ("h", 3600e6),
+        ("d", 86_400e6),
+    ];
+    let found = (units.iter()).find_map(|(unit, micros)| Some((text.strip_suffix(unit)?, micros)));
+    let micros = found.and_then(|(number, micros)| {
+        let is_plain = number
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || byte == b'.');
+        let number: f64 = number.parse().ok().filter(|_| is_plain)?;
+        // Through whole microseconds, so that 0.3s is 300 ms and not a hair less.
+        Some((number * micros).round()).filter(|micros| *micros <= 1e18)
+    });
+    let micros = micros.ok_or_else(|| {
         Error::invalid(format!(
             "{text:?} is not a duration; write a number and a unit, such as 500ms, 2s, 5m, 4h or 1d"
         ))
-    };
-    let is_unit = |c: char| !c.is_ascii_digit() && c != '.';
-    let (number, unit) = text.split_at(text.find(is_unit).ok_or_else(bad)?);
-    let seconds = match unit {
-        "ms" => 0.001,
-        "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        "d" => 86_400.0,
-        _ => return Err(bad()),
-    };
-    let number: f64 = number.parse().map_err(|_| bad())?;
-    // Through whole microseconds, so that 0.3s is 300 ms and not a hair less.
-    let micros = (number * seconds * 1e6).round();
-    if micros > 1e18 {
-        return Err(bad());
-    }
-    Ok(Duration::from_micros(micros as u64))
+    });
+    micros.map(|micros| Duration::from_micros(micros as u64))
 }
 
 #[cfg(test)]

@@ -93,17 +93,13 @@ impl Builder {
 
         /// Sets the user's password. Defaults to none.
         fn password(password: impl Into<String>) { self.server.login.password = Some(password.into()) }
-    }
 
-    /// Sets a function that returns user and password, for passwords that rotate. It is called by threads
-    /// of the factory whenever a connection is opened, in the place of the fixed user and password. Defaults
-    /// to none.
-    pub fn credentials(
-        mut self,
-        ask: impl Fn() -> (String, String) + Send + Sync + 'static,
-    ) -> Builder {
-        self.server.login.ask = Some(Arc::new(ask));
-        self
+        /// Sets a function that returns user and password, for passwords that rotate. It is called by threads
+        /// of the factory whenever a connection is opened, in the place of the fixed user and password. Defaults
+        /// to none.
+        fn credentials(ask: impl Fn() -> (String, String) + Send + Sync + 'static) {
+            self.server.login.ask = Some(Arc::new(ask))
+        }
     }
 
     options! {
@@ -190,13 +186,6 @@ impl Builder {
     }
 
     fn database(self, lease: Lease) -> Result<Database> {
-        if let Address::Tcp(host, _) = &self.server.address {
-            // Not repeated: what stands before an @ may be a password.
-            ensure(
-                !host.contains('@'),
-                "a host has no '@': user and password have setters of their own",
-            )?;
-        }
         self.server.check()?;
         let polls =
             (Duration::from_millis(20)..=Duration::from_secs(60)).contains(&self.poll_interval);

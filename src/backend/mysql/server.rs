@@ -9,7 +9,7 @@ use mysql::{Conn, OptsBuilder, SslOpts};
 
 use crate::error::{Error, Result};
 use crate::tls::Tls;
-use crate::url::{Login, Url, addresses};
+use crate::url::{Login, Url, addresses, ensure};
 
 /// The server's port unless another one is given.
 pub(super) const DEFAULT_PORT: u16 = 3306;
@@ -70,10 +70,15 @@ impl Server {
 
     /// Refuses what could not work, before a connection is tried.
     pub(crate) fn check(&self) -> Result<()> {
-        let (Address::Tcp(name, _) | Address::Socket(name)) = &self.address;
-        if name.is_empty() {
-            return Err(Error::invalid("the MySQL server has no host name"));
-        }
+        let is_named = match &self.address {
+            Address::Tcp(host, _) => !host.is_empty() && !host.contains('@'),
+            Address::Socket(path) => !path.is_empty(),
+        };
+        // Not repeated: what stands before an '@' may be a password.
+        ensure(
+            is_named,
+            "the MySQL server has no host name, or one with an '@'",
+        )?;
         // With a slash it would be a table or nothing at all.
         if self.database.is_empty() || self.database.contains(['/', '`', '\0']) {
             return Err(Error::invalid(format!(

@@ -24,11 +24,9 @@ use crate::url::{Login, Url, address, addresses, ensure, host_list, options, set
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-const NO_HOST: &str =
-    "a redis URL names a host: redis://host:6379; several are redis+cluster://host1,host2";
+const NO_HOST: &str = "a redis URL names a host: redis://host:6379, redis+cluster://host1,host2";
 const NOT_ONE: &str = "a unix socket is one server's: redis:///0?socket=/path/of/its.sock";
-const NO_MASTER: &str =
-    "a redis+sentinel URL names the master: redis+sentinel://host:26379/mymaster";
+const NO_MASTER: &str = "a redis+sentinel URL names the master: redis+sentinel://host/mymaster";
 
 /// Builds a factory on Redis. Its `Debug` output shows no password.
 #[derive(Clone)]
@@ -115,17 +113,13 @@ impl Builder {
 
         /// Sets the number of the database; a cluster has only database 0. Defaults to 0.
         fn database(database: u32) { self.database = database }
-    }
 
-    /// Sets a function that returns user (empty for the default one) and password, for passwords that
-    /// rotate. It is called by the factory's threads whenever a connection is opened; if it panics, that
-    /// connection is not opened, and the next one calls it again. Defaults to the fixed user and password.
-    pub fn credentials(
-        mut self,
-        ask: impl Fn() -> (String, String) + Send + Sync + 'static,
-    ) -> Builder {
-        self.login.ask = Some(Arc::new(ask));
-        self
+        /// Sets a function that returns user (empty for the default one) and password, for passwords that
+        /// rotate. It is called by the factory's threads whenever a connection is opened; if it panics, that
+        /// connection is not opened, and the next one calls it again. Defaults to the fixed user and password.
+        fn credentials(ask: impl Fn() -> (String, String) + Send + Sync + 'static) {
+            self.login.ask = Some(Arc::new(ask))
+        }
     }
 
     options! {

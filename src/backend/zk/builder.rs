@@ -146,11 +146,8 @@ impl Builder {
     /// # Errors
     /// As [`Builder::build`].
     pub fn session(self) -> Result<Session> {
-        Session::open(
-            &Arc::new(self.config()?),
-            Probed::default(),
-            connection::run,
-        )
+        let config = Arc::new(self.config()?);
+        Session::open(&config, Probed::default(), connection::run)
     }
 
     /// `zk://user:password@h1:2181,h2:2181/chroot?ttl=10s&transition=6s&tls=true`.
