@@ -28,9 +28,6 @@ pub trait PermitStore: Send + Sync {
     /// Where the semaphores are, without credentials.
     fn realm(&self) -> &str;
 
-    /// Returns the shortest ttl whose renewals, with a retry, have room in it.
-    fn min_ttl(&self) -> Duration;
-
     /// Makes what the store needs, where it is missing. Defaults to nothing.
     ///
     /// # Errors
@@ -96,8 +93,8 @@ pub trait PermitStore: Send + Sync {
     /// Any; belief runs on to its old end.
     fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Option<PermitRenewal>>>;
 
-    /// Gives the permits back.
-    fn release(&self, grant: &GrantId, by: Moment) -> Result<Released>;
+    /// Gives the permits back. Returns with that what is free again now.
+    fn release(&self, grant: &GrantId, by: Moment) -> Result<(Release, Counts)>;
 
     /// Takes permits back, each rechecked in the statement that releases it. One that is locked by another
     /// transaction does not hold up the others.
@@ -299,17 +296,6 @@ pub struct Grant {
     pub remaining: Option<Duration>,
     /// How much each semaphore has left, in the order of the request.
     pub free: Vec<u64>,
-}
-
-/// What became of a release.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Released {
-    /// So many permits of these semaphores are free again.
-    Permits(Counts),
-    /// They were not held, or not by that grant.
-    AlreadyReleased,
-    /// There is no request with this external id.
-    Unknown,
 }
 
 /// What a purge deletes.

@@ -8,7 +8,7 @@ use crossbeam_channel::Receiver;
 
 use super::holds::Hold;
 use super::semaphores::SharedSemaphores;
-use crate::backend::permit_store::{Permit, Released};
+use crate::backend::permit_store::{Permit, Release};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::LiveId;
 use crate::thread::Local;
@@ -45,8 +45,8 @@ pub struct PermitGuard {
     /// With the external id, which has one guard at a time.
     shared: Local<(Arc<SharedSemaphores>, LiveId)>,
     hold: Arc<Hold>,
-    /// They renew it, and end belief in it.
-    tasks: [TaskId; 2],
+    /// It renews it, and ends belief in it.
+    task: TaskId,
     over: bool,
 }
 
@@ -54,13 +54,13 @@ impl PermitGuard {
     pub(super) fn new(
         shared: &Arc<SharedSemaphores>,
         hold: Arc<Hold>,
-        tasks: [TaskId; 2],
+        task: TaskId,
         id: LiveId,
     ) -> PermitGuard {
         PermitGuard {
             shared: Local::new((Arc::clone(shared), id)),
             hold,
-            tasks,
+            task,
             over: false,
         }
     }
@@ -132,7 +132,7 @@ impl PermitGuard {
         // In a child process the permits are still the parent's.
         let (shared, _) = self.shared.get()?;
         let (hold, id) = (&self.hold, &self.hold.grant.external_id);
-        shared.holds.remove(hold, self.tasks, &shared.core.timer);
+        shared.holds.remove(self.task, &shared.core.timer);
         let was_valid = hold.end();
         shared.count(&hold.permits, -1);
         log::debug!("releases the permits of {id:?}");
@@ -143,7 +143,7 @@ impl PermitGuard {
             return Err(lost(id));
         }
         match shared.give_back(&hold.grant) {
-            Ok(Released::Permits(_)) => Ok(()),
+            Ok(Release::Released) => Ok(()),
             Ok(_) => Err(lost(id)),
             Err(error) => {
                 later();

@@ -8,9 +8,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::mutexes::{Registry, now};
 use crate::backend::permit_store::{
-    CapacityChange, Grant, GrantId, Holder, Outcome, Permit, PermitRenewal, PermitStore, Purge,
-    Recognised, Released, Request, RequestStatus, Standing, StoreTime, Sweep, Swept, Usage, counts,
-    free, log_swept, no_such_semaphore, reclaim_after, semaphore_in_use,
+    CapacityChange, Counts, Grant, GrantId, Holder, Outcome, Permit, PermitRenewal, PermitStore,
+    Purge, Recognised, Release, Request, RequestStatus, Standing, StoreTime, Sweep, Swept, Usage,
+    counts, free, log_swept, no_such_semaphore, reclaim_after, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::Result;
@@ -217,14 +217,6 @@ impl PermitStore for MemoryPermits {
         &self.realm
     }
 
-    fn min_ttl(&self) -> Duration {
-        Duration::from_millis(100)
-    }
-
-    fn create_tables(&self, _by: Moment) -> Result<()> {
-        self.registry.reach().map(drop)
-    }
-
     fn create(&self, name: &str, capacity: u32, _by: Moment) -> Result<bool> {
         let mut state = self.state()?;
         let is_new = !state.semaphores.contains_key(name);
@@ -361,14 +353,15 @@ impl PermitStore for MemoryPermits {
         Ok(grants.iter().map(renew).collect())
     }
 
-    fn release(&self, grant: &GrantId, _by: Moment) -> Result<Released> {
+    fn release(&self, grant: &GrantId, _by: Moment) -> Result<(Release, Counts)> {
         let mut state = self.state()?;
         Ok(match state.requests.get(&grant.external_id) {
-            None => Released::Unknown,
+            None => (Release::Unknown, Vec::new()),
             Some(record) if record.status.held && grant.names(record.token) => {
-                Released::Permits(counts(&state.release(&grant.external_id)))
+                let freed = counts(&state.release(&grant.external_id));
+                (Release::Released, freed)
             }
-            Some(_) => Released::AlreadyReleased,
+            Some(_) => (Release::AlreadyReleased, Vec::new()),
         })
     }
 

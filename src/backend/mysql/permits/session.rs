@@ -3,7 +3,7 @@
 use mysql::prelude::Queryable;
 
 use super::MysqlPermits;
-use super::sql::{Answer, COMMIT, ROLLBACK};
+use super::sql::{Answer, COMMIT, ROLLBACK, answer};
 use crate::backend::mysql::connection::Connector;
 use crate::backend::mysql::error::RequestError;
 use crate::clock::Moment;
@@ -52,6 +52,11 @@ impl Session<'_> {
     pub(super) fn ask(&mut self, sql: &str) -> Result<Vec<Answer>> {
         self.send(sql)
             .map_err(|error| self.store.statements.explain(error))
+    }
+
+    /// As [`ask`](Session::ask), for the answer to the last statement.
+    pub(super) fn ask_last(&mut self, sql: &str) -> Result<Answer> {
+        answer(self.ask(sql)?.pop())
     }
 
     /// Sends a whole transaction in one message. What `sql` answers comes after what BEGIN does.

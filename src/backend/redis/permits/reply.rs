@@ -35,11 +35,11 @@ impl Text {
     pub(super) fn some(self) -> Option<Arc<str>> {
         Some(self.0).filter(|text| !text.is_empty())
     }
+}
 
-    pub(super) fn counts(rows: Vec<(Text, u32)>) -> Counts {
-        let pairs = rows.into_iter().map(|(name, count)| (name.0, count));
-        pairs.collect()
-    }
+pub(super) fn counts(pairs: Vec<(Text, u32)>) -> Counts {
+    let pairs = pairs.into_iter().map(|(name, count)| (name.0, count));
+    pairs.collect()
 }
 
 impl FromRedisValue for Text {
@@ -65,19 +65,10 @@ impl Record {
 
     /// Reads what follows code and time.
     pub(super) fn read(rest: Value) -> Result<Record> {
-        type Columns = (
-            Text,
-            bool,
-            Value,
-            u64,
-            Text,
-            i64,
-            i64,
-            i64,
-            Vec<(Text, u32)>,
-        );
-        let (external_id, held, _token, fence, owner, ttl, left, age, permits): Columns =
-            read(rest)?;
+        type Pairs = Vec<(Text, u32)>;
+        type Columns = (Text, bool, u64, Text, i64, i64, i64, Pairs);
+        let columns: Columns = read(rest)?;
+        let (external_id, held, fence, owner, ttl, left, age, permits) = columns;
         let permits = permits.into_iter().map(|(semaphore, count)| Permit {
             semaphore: semaphore.0,
             count,
