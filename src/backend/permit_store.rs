@@ -43,13 +43,7 @@ pub trait PermitStore: Send + Sync {
     ///
     /// # Errors
     /// `NotFound`; any.
-    fn set_capacity(
-        &self,
-        name: &str,
-        capacity: u32,
-        changed_by: Option<&str>,
-        by: Moment,
-    ) -> Result<u32>;
+    fn set_capacity(&self, name: &str, to: u32, who: Option<&str>, by: Moment) -> Result<u32>;
 
     /// Reads the changes of a capacity, oldest first.
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>>;
@@ -532,11 +526,10 @@ pub struct Swept {
 }
 
 /// Logs that permits were taken back, as what a semaphore does, whichever store it is in.
-pub(crate) fn log_swept(external_id: &str, reason: Reason) {
-    log::info!(
-        target: "contend::semaphore",
-        "took the permits of {external_id:?} back: {reason:?}"
-    );
+pub(crate) fn log_swept<'a>(ids: impl IntoIterator<Item = &'a Arc<str>>, reason: Reason) {
+    for id in ids {
+        log::info!(target: "contend::semaphore", "took the permits of {id:?} back: {reason:?}");
+    }
 }
 
 /// A semaphore whose counter differs from the sum of its held permits.

@@ -40,27 +40,25 @@ impl SharedSemaphores {
         let mut place = waits.then(|| self.queue.join(request, &parker));
         let is_behind = place.as_ref().is_some_and(|it| it.turn() == Turn::Stay);
         // What an earlier call holds under the id needs no turn.
-        let mut is_due = is_behind && self.is_known(request, deadline);
-        let mut poll = Some(Poll {
-            at: Moment::now(),
-            pause: FIRST_POLL,
-        });
+        let mut is_due = !is_behind || self.is_known(request, deadline);
+        let mut poll: Option<Poll> = None;
         let (mut last, mut tries, mut is_unknown) = (None, 0, false);
         let outcome = loop {
             if wait.cancelled_at().is_some() {
                 break Err(Error::new(Cancelled, "the wait was cancelled"));
             }
-            is_due |= match place.as_ref().map_or(Turn::Poll, Place::turn) {
-                Turn::Try => true,
-                Turn::Poll => {
-                    let poll = poll.get_or_insert_with(|| Poll::after(FIRST_POLL));
-                    poll.at.remaining().is_zero()
-                }
-                Turn::Stay => {
-                    poll = None;
-                    false
-                }
-            };
+            is_due = is_due
+                || match place.as_ref().map_or(Turn::Poll, Place::turn) {
+                    Turn::Try => true,
+                    Turn::Poll => {
+                        let poll = poll.get_or_insert_with(|| Poll::after(FIRST_POLL));
+                        poll.at.remaining().is_zero()
+                    }
+                    Turn::Stay => {
+                        poll = None;
+                        false
+                    }
+                };
             // A request that never came first asks once at its end, as one that does not wait.
             if is_due || last.is_none() && end.remaining().is_zero() {
                 is_due = false;
@@ -106,8 +104,7 @@ impl SharedSemaphores {
     }
 
     fn found_exhausted(&self, request: &Request, short: &Exhausted, waits: bool) {
-        let name = &short.semaphore;
-        self.probe.tell(|probe| probe.exhausted(name));
+        (self.probe).tell(|probe| probe.exhausted(&short.semaphore));
         if waits && short.is_beyond_capacity() {
             log::warn!("request {:?} waits: {short}", request.external_id);
         }

@@ -19,9 +19,6 @@ use crate::timer::{Next, Task, TaskId, Timer};
 /// So many requests are renewed with one call.
 const BATCH: usize = 200;
 
-/// The shortest pause after a renewal that failed.
-const REST: Duration = Duration::from_millis(10);
-
 /// What a guard and the tasks that renew it both know.
 pub(super) struct Hold {
     pub(super) grant: GrantId,
@@ -113,7 +110,7 @@ impl Hold {
                     self.grant.external_id
                 );
             }
-            None => belief.due = Moment::now() + (ttl / 16).max(REST),
+            None => belief.due = Moment::now() + ttl / 16,
         }
     }
 }
@@ -163,8 +160,10 @@ impl Holds {
         let due = due.filter(|hold| hold.take(now)).take(BATCH);
         let due: Vec<Arc<Hold>> = due.cloned().collect();
         drop(list);
-        let limits = due.iter().map(|hold| hold.lease.request_limit());
-        let limit = limits.fold(own.valid_for(), Duration::min);
+        let limit = due.iter().map(|hold| hold.lease.request_limit()).min();
+        let Some(limit) = limit.map(|limit| limit.min(own.valid_for())) else {
+            return;
+        };
         let grants: Vec<GrantId> = due.iter().map(|hold| hold.grant.clone()).collect();
         let sent = Moment::now();
         let renewed = shared.call(limit, |store, by| store.renew(&grants, by));

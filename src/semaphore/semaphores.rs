@@ -8,9 +8,10 @@ use std::time::Duration;
 use super::guard::PermitGuard;
 use super::holds::{Hold, Holds, ReleaseOnce};
 use super::maintenance::MaintenanceBuilder;
-use super::outcome::{Acquisition, Liveness, exhausted_error, used_up};
 use super::queue::WaitQueue;
-use super::request::{MAX_TEXT, PermitRequest, Wait, lease_of};
+use super::request::{
+    Acquisition, Liveness, MAX_TEXT, PermitRequest, Wait, exhausted_error, lease_of, used_up,
+};
 use crate::backend::permit_store::{
     CapacityChange, Counts, Discrepancy, GrantId, Holder, Outcome, Permit, PermitRenewal,
     PermitStore, Purge, Release, RequestStatus, Sweep, Swept, Usage, counts, no_such_semaphore,
@@ -272,12 +273,10 @@ impl Semaphores {
             Outcome::Exhausted(exhausted) => return Err(named(exhausted_error(&exhausted))),
         };
         let hold = Arc::new(Hold::new(&request, grant, lease));
-        let task = Holds::add(shared, &hold).map_err(|error| {
+        PermitGuard::new(shared, hold, id).map_err(|error| {
             shared.release_later(request.grant_id(), lease.ttl());
             named(error)
-        })?;
-        shared.count(&hold.permits, 1);
-        Ok(PermitGuard::new(shared, hold, task, id))
+        })
     }
 
     /// Gives back the permits held under an external id. Safe to repeat, from any process. A guard that
@@ -370,8 +369,7 @@ impl Semaphores {
     /// # Errors
     /// `InvalidInput` for a batch of zero; otherwise as [`sweep_expired`](Semaphores::sweep_expired).
     pub fn delete_requests(&self, age: Duration, batch: usize) -> Result<u64> {
-        let shared = self.shared.get()?;
-        shared.purge(Purge::Requests, age, batch, || true)
+        (self.shared.get()?).purge(Purge::Requests, age, batch, || true)
     }
 
     /// Deletes capacity changes older than `age`, `batch` at a time. Returns how many were deleted.
@@ -379,8 +377,7 @@ impl Semaphores {
     /// # Errors
     /// As [`delete_requests`](Semaphores::delete_requests).
     pub fn delete_history(&self, age: Duration, batch: usize) -> Result<u64> {
-        let shared = self.shared.get()?;
-        shared.purge(Purge::History, age, batch, || true)
+        (self.shared.get()?).purge(Purge::History, age, batch, || true)
     }
 
     /// Compares the counter of every semaphore with its permits. Returns those that are wrong.
@@ -391,8 +388,7 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn check(&self) -> Result<Vec<Discrepancy>> {
-        let shared = self.shared.get()?;
-        shared.retried(SWEEP_LIMIT, |store, by| store.audit(false, by))
+        (self.shared.get()?).retried(SWEEP_LIMIT, |store, by| store.audit(false, by))
     }
 
     /// Corrects wrong counters. Returns those that were wrong.
@@ -400,8 +396,7 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn repair(&self) -> Result<Vec<Discrepancy>> {
-        let shared = self.shared.get()?;
-        shared.retried(SWEEP_LIMIT, |store, by| store.audit(true, by))
+        (self.shared.get()?).retried(SWEEP_LIMIT, |store, by| store.audit(true, by))
     }
 
     /// Returns a builder for maintenance in the background: sweeps and removals, by one process at a

@@ -11,10 +11,9 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::MysqlPermits;
-use super::session::Session;
 use super::sql::which;
 use super::transaction::Transaction;
+use super::{MysqlPermits, Session};
 use crate::backend::permit_store::{Counts, GrantId, Outcome, Release, Request};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -92,10 +91,6 @@ struct Line {
 }
 
 impl Line {
-    fn position(&self, number: u64) -> Option<usize> {
-        self.queue.iter().position(|(other, _)| *other == number)
-    }
-
     /// The next jobs. Of two with one external id, the second waits for what the first one gets.
     fn take(&mut self) -> Vec<(u64, Job)> {
         let mut batch: Vec<(u64, Job)> = Vec::new();
@@ -124,12 +119,16 @@ impl Lane {
             if let Some(reply) = line.replies.remove(&number) {
                 return reply;
             }
-            match line.position(number) {
+            let mut queue = line.queue.iter();
+            match queue.position(|(other, _)| *other == number) {
                 // In a transaction, which has a limit of its own.
                 None => self.changed.wait(&mut line),
                 Some(_) if !line.is_led => {
                     line.is_led = true;
-                    MutexGuard::unlocked(&mut line, || self.lead(store, number, by));
+                    let led = MutexGuard::unlocked(&mut line, || self.lead(store, number, by));
+                    if let Err(error) = led {
+                        return (Err(error), false);
+                    }
                 }
                 Some(at) if by.remaining().is_zero() => {
                     line.queue.remove(at);
@@ -140,29 +139,28 @@ impl Lane {
         }
     }
 
-    /// Carries out one transaction. Without a connection in time, only this call fails: others may have more time.
-    fn lead(&self, store: &MysqlPermits, number: u64, by: Moment) {
+    /// Carries out one transaction.
+    ///
+    /// # Errors
+    /// There was no connection in time. The other calls may have more time than this one.
+    fn lead(&self, store: &MysqlPermits, number: u64, by: Moment) -> Result<()> {
         let mut turn = Turn {
             lane: self,
             batch: Vec::new(),
             replies: Vec::new(),
         };
-        let session = store.session(by);
-        let mut line = self.line.lock();
-        turn.batch = match &session {
-            Ok(_) => line.take(),
-            Err(_) => {
-                let own = line.position(number);
-                own.and_then(|at| line.queue.remove(at))
-                    .into_iter()
-                    .collect()
-            }
-        };
-        drop(line);
+        let mut session = store.session(by).inspect_err(|_| {
+            // Before another call leads, which would carry it out.
+            let mut line = self.line.lock();
+            line.queue.retain(|(other, _)| *other != number);
+        })?;
+        turn.batch = self.line.lock().take();
         let jobs: Vec<Job> = turn.batch.iter().map(|(_, job)| job.clone()).collect();
-        let replies = session.and_then(|mut session| session.carry_out(&jobs));
-        turn.replies =
-            replies.unwrap_or_else(|error| jobs.iter().map(|_| Err(error.clone())).collect());
+        turn.replies = match session.carry_out(&jobs) {
+            Ok(replies) => replies,
+            Err(error) => jobs.iter().map(|_| Err(error.clone())).collect(),
+        };
+        Ok(())
     }
 }
 

@@ -13,7 +13,6 @@
 //! batch of renewals.
 
 mod lane;
-mod session;
 mod sql;
 mod sweep;
 mod transaction;
@@ -21,16 +20,16 @@ mod transaction;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mysql::prelude::FromRow;
+use mysql::prelude::{FromRow, Queryable};
 
 use self::lane::{Job, Lanes, Reply, no_reply};
-use self::session::Session;
 use self::sql::{
-    Answer, BEGIN, COMMIT, answer, duration, fill, list, micros, quote, quote_all, quote_option,
-    requests, rows, which,
+    Answer, BEGIN, COMMIT, ROLLBACK, answer, duration, fill, list, micros, quote, quote_all,
+    quote_option, requests, rows, which,
 };
 pub(super) use self::sql::{DEFAULT_PREFIX, Statements};
-use super::connection::LOCK_WAIT;
+use super::connection::{Connector, LOCK_WAIT};
+use super::error::RequestError;
 use super::rows::Rows;
 use crate::backend::permit_store::{
     CapacityChange, Counts, Discrepancy, GrantId, Holder, Outcome, PermitRenewal, PermitStore,
@@ -39,7 +38,7 @@ use crate::backend::permit_store::{
 };
 use crate::clock::Moment;
 use crate::error::Result;
-use crate::pool::Lane as PoolLane;
+use crate::pool::{Checkout, Lane as PoolLane};
 
 /// What an answer may take beyond the longest wait for a lock.
 const BEYOND_LOCK_WAIT: Duration = Duration::from_millis(250);
@@ -120,7 +119,78 @@ impl MysqlPermits {
     }
 }
 
+/// A connection on loan, and until when its requests may take.
+struct Session<'s> {
+    store: &'s MysqlPermits,
+    connection: Checkout<Connector>,
+    by: Moment,
+}
+
 impl Session<'_> {
+    /// Sends statements in one message and reads their answers.
+    fn send(&mut self, sql: &str) -> Result<Vec<Answer>, RequestError> {
+        let outcome = self
+            .connection
+            .run_within(self.store.patience, self.by, |conn| {
+                let mut result = conn.query_iter(sql)?;
+                let mut answers = Vec::new();
+                while let Some(set) = result.iter() {
+                    let mut answer = Answer {
+                        rows: Vec::new(),
+                        matched: set.affected_rows(),
+                        last_insert_id: set.last_insert_id().unwrap_or(0),
+                    };
+                    for row in set {
+                        answer.rows.push(row?);
+                    }
+                    answers.push(answer);
+                }
+                Ok(answers)
+            });
+        if let Err(error) = &outcome
+            && error.is_poison()
+        {
+            let pool = &self.store.rows.pool;
+            pool.lost(&error.clone().into_error());
+            pool.discard_idle(self.connection.sent());
+        }
+        outcome
+    }
+
+    /// As [`send`](Session::send), with an error for the caller.
+    fn ask(&mut self, sql: &str) -> Result<Vec<Answer>> {
+        self.send(sql)
+            .map_err(|error| self.store.statements.explain(error))
+    }
+
+    /// As [`ask`](Session::ask), for the answer to the last statement.
+    fn ask_last(&mut self, sql: &str) -> Result<Answer> {
+        answer(self.ask(sql)?.pop())
+    }
+
+    /// Sends a whole transaction in one message. What `sql` answers comes after what BEGIN does.
+    fn commit(&mut self, sql: &str) -> Result<Vec<Answer>> {
+        let begin = &self.store.statements.begin;
+        let outcome = self.ask(&format!("{begin};\n{sql};\n{COMMIT}"));
+        self.or_roll_back(outcome)
+    }
+
+    /// Ends the transaction if it failed: a lock wait timeout or a duplicate key leaves it open.
+    fn or_roll_back<T>(&mut self, outcome: Result<T>) -> Result<T> {
+        if outcome.is_err() {
+            self.roll_back();
+        }
+        outcome
+    }
+
+    /// Ends a transaction without a trace; gives the connection up where that is not sure.
+    fn roll_back(&mut self) {
+        self.by = Moment::FAR;
+        if !self.connection.is_poisoned() && self.send(ROLLBACK).is_err() {
+            self.connection.poison();
+        }
+    }
+
     /// Releases a grant, or whatever its request holds: one message, one try.
     fn release(&mut self, grant: &GrantId) -> Result<(Release, Counts)> {
         let statements = &self.store.statements;
@@ -205,14 +275,8 @@ impl PermitStore for MysqlPermits {
         Ok(self.one(&sql, by)?.matched > 0)
     }
 
-    fn set_capacity(
-        &self,
-        name: &str,
-        capacity: u32,
-        changed_by: Option<&str>,
-        by: Moment,
-    ) -> Result<u32> {
-        let (id, new, who) = (quote(name), capacity.to_string(), quote_option(changed_by));
+    fn set_capacity(&self, name: &str, to: u32, who: Option<&str>, by: Moment) -> Result<u32> {
+        let (id, new, who) = (quote(name), to.to_string(), quote_option(who));
         let values = [
             ("{name}", &*id),
             ("{capacity}", &new),
@@ -375,14 +439,12 @@ impl PermitStore for MysqlPermits {
     }
 
     fn audit(&self, repair: bool, by: Moment) -> Result<Vec<Discrepancy>> {
-        let found = self.read(&self.statements.audit, by, |(name, counter, permits)| {
-            let semaphore: String = name;
-            Discrepancy {
-                semaphore: Arc::from(semaphore),
-                counter,
-                permits,
-            }
-        })?;
+        let wrong = |(name, counter, permits): (String, i64, i64)| Discrepancy {
+            semaphore: Arc::from(name),
+            counter,
+            permits,
+        };
+        let found = self.read(&self.statements.audit, by, wrong)?;
         if repair && !found.is_empty() {
             let names = quote_all(found.iter().map(|wrong| &wrong.semaphore));
             let values = [("{names}", &*names)];

@@ -153,19 +153,16 @@ pub(super) fn answer(answer: Option<Answer>) -> Result<Answer> {
     })
 }
 
-/// The columns of a row.
-fn columns<T: FromRow>(row: mysql::Row) -> Result<T> {
-    mysql::from_row_opt(row).map_err(|_| {
-        Error::new(
-            ErrorKind::Misconfigured,
-            "a table of the semaphores has a column of another type than in sql/init-semaphore.sql",
-        )
-    })
-}
-
 /// All rows of an answer.
 pub(super) fn rows<T: FromRow>(answer: Answer) -> Result<Vec<T>> {
+    let columns = |row| mysql::from_row_opt(row).map_err(|_| other_type());
     answer.rows.into_iter().map(columns).collect()
+}
+
+fn other_type() -> Error {
+    let text =
+        "a table of the semaphores has a column of another type than in sql/init-semaphore.sql";
+    Error::new(ErrorKind::Misconfigured, text)
 }
 
 /// A request as `request-read.sql` and `request-lock-held.sql` read it.

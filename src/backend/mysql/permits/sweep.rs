@@ -28,9 +28,7 @@ impl MysqlPermits {
         let look = [("{names}", &*names), ("{limit}", &*limit)];
         let look = fill(&self.statements.expired, &look);
         let swept = self.release_all(&look, EXPIRED, Reason::Expired, by)?;
-        for one in &swept {
-            log_swept(&one.external_id, one.reason);
-        }
+        log_swept(swept.iter().map(|it| &it.external_id), Reason::Expired);
         Ok(!swept.is_empty())
     }
 

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::session::Session;
+use super::Session;
 use super::sql::{
     Answer, BEGIN, COMMIT, RequestRow, Statements, answer, fill, list, quote, quote_all,
     quote_option, requests, rows,

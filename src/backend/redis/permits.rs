@@ -13,17 +13,15 @@
 //!   twice, until the ttl of the first holder has passed.
 //! - `usage` counts what has expired in the first thousand requests that have.
 
-mod reply;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{FromRedisValue, Value};
+use ::redis::{FromRedisValue, ParsingError, Value, from_redis_value};
 use parking_lot::Mutex;
 
-use self::reply::{Record, Text, counts, duration, head, read};
 use super::Common;
+use super::error::not_understood;
 use super::script::{Command, Script, ms};
 use super::subscriber::Subscription;
 use crate::backend::permit_store::{
@@ -35,27 +33,19 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Lane;
 
-/// The parts of the script, by the first argument of a call.
-const PARTS: [(&str, &str); 9] = [
-    (
-        "acquire",
-        include_str!("../../../../lua/permits-acquire.lua"),
-    ),
-    ("leave", include_str!("../../../../lua/permits-leave.lua")),
-    (
-        "release",
-        include_str!("../../../../lua/permits-release.lua"),
-    ),
-    ("renew", include_str!("../../../../lua/permits-renew.lua")),
-    (
-        "semaphore",
-        include_str!("../../../../lua/permits-semaphore.lua"),
-    ),
-    ("look", include_str!("../../../../lua/permits-look.lua")),
-    ("sweep", include_str!("../../../../lua/permits-sweep.lua")),
-    ("purge", include_str!("../../../../lua/permits-purge.lua")),
-    ("audit", include_str!("../../../../lua/permits-audit.lua")),
-];
+/// One script: the first argument of a call says which part of it runs.
+const SCRIPT: &str = concat!(
+    include_str!("../../../lua/permits-prelude.lua"),
+    include_str!("../../../lua/permits-acquire.lua"),
+    include_str!("../../../lua/permits-leave.lua"),
+    include_str!("../../../lua/permits-release.lua"),
+    include_str!("../../../lua/permits-renew.lua"),
+    include_str!("../../../lua/permits-semaphore.lua"),
+    include_str!("../../../lua/permits-look.lua"),
+    include_str!("../../../lua/permits-sweep.lua"),
+    include_str!("../../../lua/permits-purge.lua"),
+    include_str!("../../../lua/permits-audit.lua"),
+);
 
 /// The semaphores of one prefix.
 pub(super) struct RedisPermits {
@@ -78,26 +68,19 @@ fn flag(set: bool) -> &'static str {
 /// Appends what names a grant.
 fn named(command: Command, grant: &GrantId) -> Command {
     let token = grant.token.map(|token| token.to_string());
-    let command = command.arg(&*grant.external_id);
-    command.arg(token.unwrap_or_default())
+    (command.arg(&*grant.external_id)).arg(token.unwrap_or_default())
 }
 
 impl RedisPermits {
     pub(super) fn new(common: &Arc<Common>) -> RedisPermits {
         let prefix = &common.settings.prefix;
-        let (tagged, slot) = (
-            format!("{prefix}:permits:{{{prefix}}}"),
-            common.keys(prefix).slot,
-        );
+        let tagged = format!("{prefix}:permits:{{{prefix}}}");
+        let slot = common.keys(prefix).slot;
         let keys = ["counts", "requests", "held", "released", "queue", "history"];
         let keys = keys.map(|name| format!("{tagged}:{name}"));
         let keys = keys.each_ref().map(String::as_str);
-        let mut text = include_str!("../../../../lua/permits-prelude.lua").to_owned();
-        for (name, part) in PARTS {
-            text += &format!("if PART == '{name}' then\n{part}\nend\n");
-        }
         RedisPermits {
-            script: Command::script(&Script::new(text), slot, &keys),
+            script: Command::script(&Script::new(SCRIPT.to_owned()), slot, &keys),
             tagged,
             slot,
             process: format!("{:032x}", rand::random::<u128>()),
@@ -114,7 +97,7 @@ impl RedisPermits {
     /// Makes a call whose reply begins with a code. Returns that, and what follows the server's time.
     fn ask(&self, lane: Lane, by: Moment, command: &Command) -> Result<(i64, Value)> {
         let value = self.common.deployment.call(lane, by, command)?;
-        let (code, _, rest) = head(value)?;
+        let ((code, _), rest): ((i64, Value), _) = head(value, 2)?;
         Ok((code, rest))
     }
 
@@ -130,7 +113,7 @@ impl RedisPermits {
         loop {
             let command = command.clone().arg(&*cursor.0);
             let value = self.common.deployment.call(Lane::Other, by, &command)?;
-            let (next, now, rest): (Text, StoreTime, Value) = head(value)?;
+            let ((next, now), rest): ((Text, StoreTime), _) = head(value, 2)?;
             let began = *began.get_or_insert(now);
             read::<Vec<T>>(rest)?.into_iter().try_for_each(&mut each)?;
             match &*next.0 {
@@ -153,15 +136,9 @@ impl PermitStore for RedisPermits {
         Ok(code == 1)
     }
 
-    fn set_capacity(
-        &self,
-        name: &str,
-        capacity: u32,
-        changed_by: Option<&str>,
-        by: Moment,
-    ) -> Result<u32> {
+    fn set_capacity(&self, name: &str, to: u32, who: Option<&str>, by: Moment) -> Result<u32> {
         let command = self.part("semaphore").arg("set").arg(name);
-        let command = command.arg(capacity).arg(changed_by.unwrap_or_default());
+        let command = command.arg(to).arg(who.unwrap_or_default());
         match self.ask(Lane::Other, by, &command)? {
             (1, rest) => read::<(u32,)>(rest).map(|(before,)| before),
             _ => Err(no_such_semaphore(name)),
@@ -264,56 +241,46 @@ impl PermitStore for RedisPermits {
             .not_after();
         loop {
             let sent = Moment::now();
-            let (code, rest) = self.ask(Lane::Other, by, &command)?;
-            let (outcome, taken): (_, Vec<Text>) = match code {
+            let value = self.common.deployment.call(Lane::Other, by, &command)?;
+            let ((code, _, taken), rest): ((i64, Value, Vec<Text>), _) = head(value, 3)?;
+            log_swept(taken.iter().map(|id| &id.0), Reason::Expired);
+            match code {
                 1 => {
-                    let (fence, left, free, taken) = read(rest)?;
+                    let (fence, left, free) = read(rest)?;
                     let permits = request.permits.iter().map(|(name, count)| Permit {
                         semaphore: Arc::clone(name),
                         count: *count,
                         fence,
                     });
-                    let grant = Grant {
+                    return Ok(Outcome::Granted(Grant {
                         permits: permits.collect(),
                         sent,
                         remaining: duration(left),
                         free,
-                    };
-                    (Some(Outcome::Granted(grant)), taken)
+                    }));
                 }
                 0 => {
-                    let (semaphore, capacity, held, wanted, taken) = read(rest)?;
-                    let semaphore: Text = semaphore;
-                    let short = Exhausted {
+                    let (semaphore, capacity, held, wanted): (Text, _, _, _) = read(rest)?;
+                    return Ok(Outcome::Exhausted(Exhausted {
                         semaphore: semaphore.0,
                         capacity,
                         held,
                         wanted,
-                    };
-                    (Some(Outcome::Exhausted(short)), taken)
+                    }));
                 }
                 2 => return Ok(Outcome::Known(Record::read(rest)?.status)),
                 // There is more to take back than one script takes.
-                3 => (None, read::<(_,)>(rest)?.0),
+                3 => {}
                 // Also where the server's clock was set: the next request knows.
                 -1 => {
                     let message = "redis: the request came too late";
                     return Err(Error::new(ErrorKind::Timeout, message).not_sent());
                 }
-                -2 => {
-                    let (name, _): (Text, Value) = read(rest)?;
-                    return Err(no_such_semaphore(&name.0));
-                }
+                -2 => return Err(no_such_semaphore(&read::<(Text,)>(rest)?.0.0)),
                 _ => {
                     let status = Record::read(rest)?.status;
                     return Err(status.conflict(&request.external_id));
                 }
-            };
-            for external_id in taken {
-                log_swept(&external_id.0, Reason::Expired);
-            }
-            if let Some(outcome) = outcome {
-                return Ok(outcome);
             }
         }
     }
@@ -332,7 +299,7 @@ impl PermitStore for RedisPermits {
     fn release(&self, grant: &GrantId, by: Moment) -> Result<(Release, Counts)> {
         let command = named(self.part("release"), grant);
         let answer = self.common.deployment.ask(Lane::Owner, by, &command)?;
-        let (code, _, rest): (i64, _, _) = head(answer.value)?;
+        let ((code, _), rest): ((i64, Value), _) = head(answer.value, 2)?;
         match (code, answer.doubt) {
             (1, _) => Ok((Release::Released, counts(read(rest)?))),
             // The first of two requests may have released them.
@@ -405,5 +372,106 @@ impl PermitStore for RedisPermits {
         let command = self.part("leave").arg(semaphore);
         self.ask(Lane::Other, by, &command.arg(&*self.process))?;
         Ok(())
+    }
+}
+
+/// Reads a value; of a list, each row in turn.
+fn read<T: FromRedisValue>(value: Value) -> Result<T> {
+    from_redis_value(value).map_err(|_| not_understood())
+}
+
+/// Reads the first fields of a reply, so many, and returns the others with them.
+fn head<T: FromRedisValue>(value: Value, count: usize) -> Result<(T, Value)> {
+    let mut fields = read::<Vec<Value>>(value)?;
+    let rest = fields.split_off(fields.len().min(count));
+    Ok((read(Value::Array(fields))?, Value::Array(rest)))
+}
+
+/// Milliseconds; less than none stands for nothing.
+fn duration(ms: i64) -> Option<Duration> {
+    u64::try_from(ms).ok().map(Duration::from_millis)
+}
+
+/// A text. Another program may have written it: what is not UTF-8 is replaced.
+struct Text(Arc<str>);
+
+impl Text {
+    /// An empty one stands for none.
+    fn some(self) -> Option<Arc<str>> {
+        Some(self.0).filter(|text| !text.is_empty())
+    }
+}
+
+fn counts(pairs: Vec<(Text, u32)>) -> Counts {
+    let pairs = pairs.into_iter().map(|(name, count)| (name.0, count));
+    pairs.collect()
+}
+
+impl FromRedisValue for Text {
+    fn from_redis_value(value: Value) -> Result<Text, ParsingError> {
+        let bytes: Vec<u8> = from_redis_value(value)?;
+        Ok(Text(String::from_utf8_lossy(&bytes).into()))
+    }
+}
+
+/// A request as the server knows it.
+struct Record {
+    external_id: Arc<str>,
+    held_for: Duration,
+    status: RequestStatus,
+}
+
+impl Record {
+    /// Reads a record inside of a reply.
+    fn of(value: Value) -> Result<Record> {
+        let (_, rest): ((Value, Value), _) = head(value, 2)?;
+        Record::read(rest)
+    }
+
+    /// Reads what follows code and time.
+    fn read(rest: Value) -> Result<Record> {
+        type Pairs = Vec<(Text, u32)>;
+        type Columns = (Text, bool, u64, Text, i64, i64, i64, Pairs);
+        let columns: Columns = read(rest)?;
+        let (external_id, held, fence, owner, ttl, left, age, permits) = columns;
+        let permits = permits.into_iter().map(|(semaphore, count)| Permit {
+            semaphore: semaphore.0,
+            count,
+            fence,
+        });
+        let status = RequestStatus {
+            held,
+            permits: permits.collect(),
+            owner: owner.some(),
+            ttl: duration(ttl).filter(|ttl| !ttl.is_zero()),
+            expires_in: duration(left),
+        };
+        Ok(Record {
+            external_id: external_id.0,
+            held_for: duration(age).unwrap_or_default(),
+            status,
+        })
+    }
+
+    fn holder(&self, semaphore: &str) -> Option<Holder> {
+        let mut permits = self.status.permits.iter();
+        let permit = permits.find(|it| *it.semaphore == *semaphore)?;
+        Some(Holder {
+            external_id: Arc::clone(&self.external_id),
+            owner: self.status.owner.clone(),
+            count: permit.count,
+            fence: permit.fence,
+            held_for: self.held_for,
+            expires_in: self.status.expires_in,
+        })
+    }
+
+    fn swept(self, reason: Reason) -> Swept {
+        Swept {
+            external_id: self.external_id,
+            owner: self.status.owner,
+            permits: self.status.permits,
+            reason,
+        }
     }
 }
