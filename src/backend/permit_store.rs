@@ -28,9 +28,6 @@ pub trait PermitStore: Send + Sync {
     /// Where the semaphores are, without credentials.
     fn realm(&self) -> &str;
 
-    /// Returns the shortest ttl whose renewals, with a retry, have room in it.
-    fn min_ttl(&self) -> Duration;
-
     /// Makes what the store needs, where it is missing. Defaults to nothing.
     ///
     /// # Errors
@@ -46,13 +43,7 @@ pub trait PermitStore: Send + Sync {
     ///
     /// # Errors
     /// `NotFound`; any.
-    fn set_capacity(
-        &self,
-        name: &str,
-        capacity: u32,
-        changed_by: Option<&str>,
-        by: Moment,
-    ) -> Result<u32>;
+    fn set_capacity(&self, name: &str, to: u32, who: Option<&str>, by: Moment) -> Result<u32>;
 
     /// Reads the changes of a capacity, oldest first.
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>>;
@@ -96,8 +87,8 @@ pub trait PermitStore: Send + Sync {
     /// Any; belief runs on to its old end.
     fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Option<PermitRenewal>>>;
 
-    /// Gives the permits back.
-    fn release(&self, grant: &GrantId, by: Moment) -> Result<Released>;
+    /// Gives the permits back. Returns with that what is free again now.
+    fn release(&self, grant: &GrantId, by: Moment) -> Result<(Release, Counts)>;
 
     /// Takes permits back, each rechecked in the statement that releases it. One that is locked by another
     /// transaction does not hold up the others.
@@ -299,17 +290,6 @@ pub struct Grant {
     pub remaining: Option<Duration>,
     /// How much each semaphore has left, in the order of the request.
     pub free: Vec<u64>,
-}
-
-/// What became of a release.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Released {
-    /// So many permits of these semaphores are free again.
-    Permits(Counts),
-    /// They were not held, or not by that grant.
-    AlreadyReleased,
-    /// There is no request with this external id.
-    Unknown,
 }
 
 /// What a purge deletes.
@@ -546,11 +526,10 @@ pub struct Swept {
 }
 
 /// Logs that permits were taken back, as what a semaphore does, whichever store it is in.
-pub(crate) fn log_swept(external_id: &str, reason: Reason) {
-    log::info!(
-        target: "contend::semaphore",
-        "took the permits of {external_id:?} back: {reason:?}"
-    );
+pub(crate) fn log_swept<'a>(ids: impl IntoIterator<Item = &'a Arc<str>>, reason: Reason) {
+    for id in ids {
+        log::info!(target: "contend::semaphore", "took the permits of {id:?} back: {reason:?}");
+    }
 }
 
 /// A semaphore whose counter differs from the sum of its held permits.

@@ -8,7 +8,8 @@ use super::request::Wait;
 use super::semaphores::{MAX_TRIES, REQUEST_LIMIT, SharedSemaphores};
 use crate::backend::permit_store::{Exhausted, Outcome, Request};
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::ErrorKind::{Cancelled, Panicked, Protocol, Timeout, Unreachable};
+use crate::error::{Error, Result};
 use crate::parker::Parker;
 
 /// The first pause between two tries.
@@ -39,21 +40,25 @@ impl SharedSemaphores {
         let mut place = waits.then(|| self.queue.join(request, &parker));
         let is_behind = place.as_ref().is_some_and(|it| it.turn() == Turn::Stay);
         // What an earlier call holds under the id needs no turn.
-        let mut is_due = is_behind && self.is_known(request, deadline);
-        let mut poll = Some(Poll::now());
+        let mut is_due = !is_behind || self.is_known(request, deadline);
+        let mut poll: Option<Poll> = None;
         let (mut last, mut tries, mut is_unknown) = (None, 0, false);
         let outcome = loop {
             if wait.cancelled_at().is_some() {
-                break Err(Error::new(ErrorKind::Cancelled, "the wait was cancelled"));
+                break Err(Error::new(Cancelled, "the wait was cancelled"));
             }
-            is_due |= match place.as_ref().map_or(Turn::Poll, Place::turn) {
-                Turn::Try => true,
-                Turn::Poll => poll.get_or_insert_with(|| Poll::after(FIRST_POLL)).is_due(),
-                Turn::Stay => {
-                    poll = None;
-                    false
-                }
-            };
+            is_due = is_due
+                || match place.as_ref().map_or(Turn::Poll, Place::turn) {
+                    Turn::Try => true,
+                    Turn::Poll => {
+                        let poll = poll.get_or_insert_with(|| Poll::after(FIRST_POLL));
+                        poll.at.remaining().is_zero()
+                    }
+                    Turn::Stay => {
+                        poll = None;
+                        false
+                    }
+                };
             // A request that never came first asks once at its end, as one that does not wait.
             if is_due || last.is_none() && end.remaining().is_zero() {
                 is_due = false;
@@ -99,8 +104,7 @@ impl SharedSemaphores {
     }
 
     fn found_exhausted(&self, request: &Request, short: &Exhausted, waits: bool) {
-        let name = &short.semaphore;
-        self.probe.tell(|probe| probe.exhausted(name));
+        (self.probe).tell(|probe| probe.exhausted(&short.semaphore));
         if waits && short.is_beyond_capacity() {
             log::warn!("request {:?} waits: {short}", request.external_id);
         }
@@ -133,7 +137,6 @@ impl SharedSemaphores {
         }
         if request.take_over {
             self.release_later(request.grant_id(), request.ttl.unwrap_or_default());
-            return error.context(format_args!("request {id:?}, which may have been granted"));
         }
         error.context(format_args!(
             "request {id:?} may have been granted; repeat it under the same external id, or release it"
@@ -143,13 +146,8 @@ impl SharedSemaphores {
 
 /// An error of the server is an answer: it granted nothing.
 fn may_have_been_granted(error: &Error) -> bool {
-    let unanswered = [
-        ErrorKind::Unreachable,
-        ErrorKind::Timeout,
-        ErrorKind::Protocol,
-        ErrorKind::Panicked,
-    ];
-    !error.is_not_sent() && unanswered.contains(&error.kind())
+    let is_unanswered = matches!(error.kind(), Unreachable | Timeout | Protocol | Panicked);
+    is_unanswered && !error.is_not_sent()
 }
 
 /// When a request that is the first of its line, or in none, tries next.
@@ -161,22 +159,11 @@ struct Poll {
 }
 
 impl Poll {
-    fn now() -> Poll {
-        Poll {
-            at: Moment::now(),
-            pause: FIRST_POLL,
-        }
-    }
-
     fn after(pause: Duration) -> Poll {
         let jitter = 0.75 + rand::random::<f64>() / 2.0;
         Poll {
             at: Moment::now() + pause.mul_f64(jitter),
             pause: (pause * 2).min(MAX_POLL),
         }
-    }
-
-    fn is_due(self) -> bool {
-        self.at.remaining().is_zero()
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use super::holds::Hold;
+use super::holds::{Hold, Holds};
 use super::semaphores::SharedSemaphores;
-use crate::backend::permit_store::{Permit, Released};
+use crate::backend::permit_store::{Permit, Release};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::LiveId;
 use crate::thread::Local;
@@ -45,24 +45,24 @@ pub struct PermitGuard {
     /// With the external id, which has one guard at a time.
     shared: Local<(Arc<SharedSemaphores>, LiveId)>,
     hold: Arc<Hold>,
-    /// They renew it, and end belief in it.
-    tasks: [TaskId; 2],
-    over: bool,
+    /// It renews it, and ends belief in it. `None` once the guard has ended.
+    task: Option<TaskId>,
 }
 
 impl PermitGuard {
+    /// Holds what was granted.
+    ///
+    /// # Errors
+    /// As [`Holds::add`].
     pub(super) fn new(
         shared: &Arc<SharedSemaphores>,
         hold: Arc<Hold>,
-        tasks: [TaskId; 2],
         id: LiveId,
-    ) -> PermitGuard {
-        PermitGuard {
-            shared: Local::new((Arc::clone(shared), id)),
-            hold,
-            tasks,
-            over: false,
-        }
+    ) -> Result<PermitGuard> {
+        let task = Some(Holds::add(shared, &hold)?);
+        shared.count(&hold.permits, 1);
+        let shared = Local::new((Arc::clone(shared), id));
+        Ok(PermitGuard { shared, hold, task })
     }
 
     /// Returns the permits, in the order of the semaphores' names.
@@ -126,13 +126,13 @@ impl PermitGuard {
     }
 
     fn end(&mut self) -> Result<()> {
-        if std::mem::replace(&mut self.over, true) {
+        let Some(task) = self.task.take() else {
             return Ok(());
-        }
+        };
         // In a child process the permits are still the parent's.
         let (shared, _) = self.shared.get()?;
         let (hold, id) = (&self.hold, &self.hold.grant.external_id);
-        shared.holds.remove(hold, self.tasks, &shared.core.timer);
+        shared.holds.remove(task, &shared.core.timer);
         let was_valid = hold.end();
         shared.count(&hold.permits, -1);
         log::debug!("releases the permits of {id:?}");
@@ -143,7 +143,7 @@ impl PermitGuard {
             return Err(lost(id));
         }
         match shared.give_back(&hold.grant) {
-            Ok(Released::Permits(_)) => Ok(()),
+            Ok(Release::Released) => Ok(()),
             Ok(_) => Err(lost(id)),
             Err(error) => {
                 later();

@@ -19,9 +19,6 @@ use crate::timer::{Next, Task, TaskId, Timer};
 /// So many requests are renewed with one call.
 const BATCH: usize = 200;
 
-/// The shortest pause after a renewal that failed.
-const REST: Duration = Duration::from_millis(10);
-
 /// What a guard and the tasks that renew it both know.
 pub(super) struct Hold {
     pub(super) grant: GrantId,
@@ -57,7 +54,8 @@ impl Hold {
     }
 
     pub(super) fn valid_for(&self) -> Duration {
-        self.until().map_or(Duration::ZERO, Moment::remaining)
+        let until = self.belief.lock().until;
+        until.map_or(Duration::ZERO, Moment::remaining)
     }
 
     pub(super) fn lost(&self) -> Receiver<()> {
@@ -71,15 +69,12 @@ impl Hold {
         until.is_some_and(|until| Moment::now() < until)
     }
 
-    fn until(&self) -> Option<Moment> {
-        self.belief.lock().until
-    }
-
-    /// When it is renewed next; `None` once belief has ended.
+    /// When there is something to do: it is due, or belief ends. `None` once that has ended.
     fn next(&self) -> Option<Next> {
         let belief = self.belief.lock();
-        let (at, ends) = (belief.due, belief.until?);
-        (Moment::now() < ends).then_some(Next { at, ends })
+        let ends = belief.until?;
+        let at = belief.due.min(ends);
+        Some(Next { at, ends })
     }
 
     /// Takes it into a batch if it is due, or will be soon. Until the call is over, no other batch takes it.
@@ -105,7 +100,7 @@ impl Hold {
                 belief.until = Some(until.max(sent + self.lease.belief()));
                 belief.due = sent + ttl / 3;
             }
-            // `Expire` ends it.
+            // Its own task ends it.
             Some(PermitRenewal::Renewed) => {}
             Some(PermitRenewal::AlreadyReleased | PermitRenewal::Unknown) => {
                 drop(belief);
@@ -115,39 +110,38 @@ impl Hold {
                     self.grant.external_id
                 );
             }
-            None => belief.due = Moment::now() + (ttl / 16).max(REST),
+            None => belief.due = Moment::now() + ttl / 16,
         }
     }
 }
 
-/// All that guards of a factory hold, by token.
+/// All that guards of a factory hold, by the task of each.
 #[derive(Default)]
-pub(super) struct Holds(Mutex<HashMap<Option<u64>, Arc<Hold>>>);
+pub(super) struct Holds(Mutex<HashMap<TaskId, Arc<Hold>>>);
 
 impl Holds {
-    /// Renews `hold` after every third of its ttl, until it is removed or lost. Returns the tasks that do so, and that
-    /// end belief.
+    /// Renews `hold` after every third of its ttl, until it is removed or lost.
     ///
     /// # Errors
     /// `Timeout` if it has ended already; `Unavailable` if the system allows no more threads.
-    pub(super) fn add(shared: &Arc<SharedSemaphores>, hold: &Arc<Hold>) -> Result<[TaskId; 2]> {
-        let (timer, next) = (&shared.core.timer, hold.next().ok_or_else(too_late)?);
-        let expire = Arc::new(Expire(Arc::clone(hold)));
-        let expire = timer.add(expire, Next::at(next.ends))?;
-        let renew = Arc::new(Renew {
+    pub(super) fn add(shared: &Arc<SharedSemaphores>, hold: &Arc<Hold>) -> Result<TaskId> {
+        if hold.valid_for().is_zero() {
+            let text = "the permits were granted too late to be held; they are given back";
+            return Err(Error::new(ErrorKind::Timeout, text));
+        }
+        let keep = Arc::new(Keep {
             shared: Arc::downgrade(shared),
             hold: Arc::clone(hold),
         });
-        let renew = timer.add(renew, next);
-        let renew = renew.inspect_err(|_| timer.remove(expire))?;
-        let mut list = shared.holds.0.lock();
-        list.insert(hold.grant.token, Arc::clone(hold));
-        Ok([renew, expire])
+        let next = hold.next().unwrap_or(Next::at(Moment::now()));
+        let task = shared.core.timer.add(keep, next)?;
+        shared.holds.0.lock().insert(task, Arc::clone(hold));
+        Ok(task)
     }
 
-    pub(super) fn remove(&self, hold: &Hold, tasks: [TaskId; 2], timer: &Timer) {
-        self.0.lock().remove(&hold.grant.token);
-        tasks.into_iter().for_each(|task| timer.remove(task));
+    pub(super) fn remove(&self, task: TaskId, timer: &Timer) {
+        self.0.lock().remove(&task);
+        timer.remove(task);
     }
 
     /// Ends the belief of what `which` names: it is given back without its guard.
@@ -158,7 +152,7 @@ impl Holds {
         }
     }
 
-    /// Renews `own`, and with it others that are due or will be soon.
+    /// Renews `own`, and with it others that are due or will be soon. Takes no longer than belief in `own` lasts.
     fn renew(&self, own: &Arc<Hold>, shared: &SharedSemaphores) {
         let now = Moment::now();
         let list = self.0.lock();
@@ -166,7 +160,8 @@ impl Holds {
         let due = due.filter(|hold| hold.take(now)).take(BATCH);
         let due: Vec<Arc<Hold>> = due.cloned().collect();
         drop(list);
-        let Some(limit) = due.iter().map(|hold| hold.lease.request_limit()).min() else {
+        let limit = due.iter().map(|hold| hold.lease.request_limit()).min();
+        let Some(limit) = limit.map(|limit| limit.min(own.valid_for())) else {
             return;
         };
         let grants: Vec<GrantId> = due.iter().map(|hold| hold.grant.clone()).collect();
@@ -179,21 +174,23 @@ impl Holds {
     }
 }
 
-fn too_late() -> Error {
-    let text = "the permits were granted too late to be held; they are given back";
-    Error::new(ErrorKind::Timeout, text)
-}
-
-/// Renews a hold, and with it all others that are due.
-struct Renew {
+/// Renews a hold, and with it all others that are due; ends belief in it in time.
+struct Keep {
     shared: Weak<SharedSemaphores>,
     hold: Arc<Hold>,
 }
 
-impl Task for Renew {
+impl Task for Keep {
     fn run(&self) -> Option<Next> {
         let shared = self.shared.upgrade()?;
-        if self.hold.next()?.at <= Moment::now() {
+        let next = self.hold.next()?;
+        if next.ends.remaining().is_zero() {
+            self.hold.end();
+            log::warn!(
+                "the permits of {:?} could not be renewed in time: lost",
+                self.hold.grant.external_id
+            );
+        } else if next.at.remaining().is_zero() {
             shared.holds.renew(&self.hold, &shared);
         }
         self.hold.next()
@@ -201,28 +198,6 @@ impl Task for Renew {
 
     fn panicked(&self) {
         self.hold.end();
-    }
-}
-
-/// Tells the holder when its belief ends. Makes no call, so a server that hangs does not delay it.
-struct Expire(Arc<Hold>);
-
-impl Task for Expire {
-    fn run(&self) -> Option<Next> {
-        let until = self.0.until()?;
-        if Moment::now() < until {
-            return Some(Next::at(until));
-        }
-        self.0.end();
-        log::warn!(
-            "the permits of {:?} could not be renewed in time: lost",
-            self.0.grant.external_id
-        );
-        None
-    }
-
-    fn panicked(&self) {
-        self.0.end();
     }
 }
 

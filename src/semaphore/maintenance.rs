@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::outcome::Liveness;
+use super::request::Liveness;
 use super::semaphores::{SWEEP_LIMIT, Semaphores};
 use crate::backend::permit_store::{Purge, Sweep, log_swept};
 use crate::clock::Moment;
@@ -188,7 +188,7 @@ impl Tasks {
         }
         swept.extend(shared.sweep(&Sweep::Stale(settings.stale_after))?);
         for one in swept {
-            log_swept(&one.external_id, one.reason);
+            log_swept([&one.external_id], one.reason);
         }
         let purge = |what, age| {
             let go_on = || !context.is_cancelled();

@@ -8,15 +8,16 @@ use std::time::Duration;
 use super::guard::PermitGuard;
 use super::holds::{Hold, Holds, ReleaseOnce};
 use super::maintenance::MaintenanceBuilder;
-use super::outcome::{Acquisition, Liveness, exhausted_error, used_up};
 use super::queue::WaitQueue;
-use super::request::{MAX_TEXT, PermitRequest, Wait, check_ttl, lease_of};
+use super::request::{
+    Acquisition, Liveness, MAX_TEXT, PermitRequest, Wait, exhausted_error, lease_of, used_up,
+};
 use crate::backend::permit_store::{
     CapacityChange, Counts, Discrepancy, GrantId, Holder, Outcome, Permit, PermitRenewal,
-    PermitStore, Purge, Release, Released, RequestStatus, Sweep, Swept, Usage, counts,
-    no_such_semaphore,
+    PermitStore, Purge, Release, RequestStatus, Sweep, Swept, Usage, counts, no_such_semaphore,
 };
 use crate::clock::Moment;
+use crate::error::ErrorKind::{Conflict, InvalidState, NotFound};
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory::Core;
 use crate::id::LiveId;
@@ -94,7 +95,7 @@ impl Semaphores {
     /// # Errors
     /// `InvalidInput` if it is too short to be renewed, or too long.
     pub fn with_ttl(mut self, ttl: Duration) -> Result<Semaphores> {
-        check_ttl(ttl, self.shared.get()?.store.min_ttl())?;
+        lease_of(ttl)?;
         self.default_ttl = ttl;
         Ok(self)
     }
@@ -231,7 +232,7 @@ impl Semaphores {
         wait: impl Into<Wait>,
     ) -> Result<Acquisition> {
         let shared = self.shared.get()?;
-        let request = Arc::new(request.plain(shared.store.min_ttl())?);
+        let request = Arc::new(request.check(None)?);
         Ok(match shared.acquire(&request, &wait.into())? {
             // An earlier try got them, and its answer came after their end.
             Outcome::Granted(grant) if grant.remaining == Some(Duration::ZERO) => {
@@ -262,7 +263,7 @@ impl Semaphores {
     /// [`acquire`](Semaphores::acquire).
     pub fn guard(&self, request: &PermitRequest, wait: impl Into<Wait>) -> Result<PermitGuard> {
         let shared = self.shared.get()?;
-        let request = Arc::new(request.guarded(self.default_ttl, shared.store.min_ttl())?);
+        let request = Arc::new(request.check(Some(self.default_ttl))?);
         let lease = lease_of(request.ttl.unwrap_or(self.default_ttl))?;
         let id = live_id(shared, &request.external_id)?;
         let named = |error: Error| error.context(format_args!("request {:?}", request.external_id));
@@ -272,12 +273,10 @@ impl Semaphores {
             Outcome::Exhausted(exhausted) => return Err(named(exhausted_error(&exhausted))),
         };
         let hold = Arc::new(Hold::new(&request, grant, lease));
-        let tasks = Holds::add(shared, &hold).map_err(|error| {
+        PermitGuard::new(shared, hold, id).map_err(|error| {
             shared.release_later(request.grant_id(), lease.ttl());
             named(error)
-        })?;
-        shared.count(&hold.permits, 1);
-        Ok(PermitGuard::new(shared, hold, tasks, id))
+        })
     }
 
     /// Gives back the permits held under an external id. Safe to repeat, from any process. A guard that
@@ -294,19 +293,15 @@ impl Semaphores {
             .end(|hold| *hold.grant.external_id == *external_id);
         let grant = GrantId::any(external_id);
         let mut tries = 0;
-        let released = shared.retried(REQUEST_LIMIT, |store, by| {
+        let (release, freed) = shared.retried(REQUEST_LIMIT, |store, by| {
             tries += 1;
             store.release(&grant, by)
         })?;
-        Ok(match released {
-            Released::Permits(permits) => {
-                shared.wake(&permits);
-                Release::Released
-            }
+        shared.wake(&freed);
+        Ok(match release {
             // A try whose answer was lost may have done it.
-            Released::AlreadyReleased if tries > 1 => Release::Released,
-            Released::AlreadyReleased => Release::AlreadyReleased,
-            Released::Unknown => Release::Unknown,
+            Release::AlreadyReleased if tries > 1 => Release::Released,
+            release => release,
         })
     }
 
@@ -374,9 +369,7 @@ impl Semaphores {
     /// # Errors
     /// `InvalidInput` for a batch of zero; otherwise as [`sweep_expired`](Semaphores::sweep_expired).
     pub fn delete_requests(&self, age: Duration, batch: usize) -> Result<u64> {
-        check_batch(batch)?;
-        let shared = self.shared.get()?;
-        shared.purge(Purge::Requests, age, batch, || true)
+        (self.shared.get()?).purge(Purge::Requests, age, batch, || true)
     }
 
     /// Deletes capacity changes older than `age`, `batch` at a time. Returns how many were deleted.
@@ -384,9 +377,7 @@ impl Semaphores {
     /// # Errors
     /// As [`delete_requests`](Semaphores::delete_requests).
     pub fn delete_history(&self, age: Duration, batch: usize) -> Result<u64> {
-        check_batch(batch)?;
-        let shared = self.shared.get()?;
-        shared.purge(Purge::History, age, batch, || true)
+        (self.shared.get()?).purge(Purge::History, age, batch, || true)
     }
 
     /// Compares the counter of every semaphore with its permits. Returns those that are wrong.
@@ -397,8 +388,7 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn check(&self) -> Result<Vec<Discrepancy>> {
-        let shared = self.shared.get()?;
-        shared.retried(SWEEP_LIMIT, |store, by| store.audit(false, by))
+        (self.shared.get()?).retried(SWEEP_LIMIT, |store, by| store.audit(false, by))
     }
 
     /// Corrects wrong counters. Returns those that were wrong.
@@ -406,8 +396,7 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn repair(&self) -> Result<Vec<Discrepancy>> {
-        let shared = self.shared.get()?;
-        shared.retried(SWEEP_LIMIT, |store, by| store.audit(true, by))
+        (self.shared.get()?).retried(SWEEP_LIMIT, |store, by| store.audit(true, by))
     }
 
     /// Returns a builder for maintenance in the background: sweeps and removals, by one process at a
@@ -445,7 +434,9 @@ impl SharedSemaphores {
     ) -> Result<T> {
         let sent = Moment::now();
         let outcome = call(&*self.store, sent + limit);
-        let failed = outcome.as_ref().err().filter(|error| !is_answer(error));
+        let is_answer = |kind| matches!(kind, NotFound | Conflict | InvalidState);
+        let failed = outcome.as_ref().err();
+        let failed = failed.filter(|error| !is_answer(error.kind()));
         self.core.link.lock().note(sent, Moment::now(), failed);
         outcome
     }
@@ -475,12 +466,10 @@ impl SharedSemaphores {
     }
 
     /// Releases a grant, and calls requests that wait for its permits.
-    pub(super) fn give_back(&self, grant: &GrantId) -> Result<Released> {
-        let released = self.call(REQUEST_LIMIT, |store, by| store.release(grant, by))?;
-        if let Released::Permits(permits) = &released {
-            self.wake(permits);
-        }
-        Ok(released)
+    pub(super) fn give_back(&self, grant: &GrantId) -> Result<Release> {
+        let (release, freed) = self.call(REQUEST_LIMIT, |store, by| store.release(grant, by))?;
+        self.wake(&freed);
+        Ok(release)
     }
 
     /// Makes one attempt in the background to release what a guard may hold, for a ttl at most. A retry by a guard
@@ -550,6 +539,9 @@ impl SharedSemaphores {
         batch: usize,
         go_on: impl Fn() -> bool,
     ) -> Result<u64> {
+        if batch == 0 {
+            return Err(Error::invalid("a batch of no rows would never end"));
+        }
         let mut sum = 0;
         while go_on() {
             let done = self.retried(SWEEP_LIMIT, |store, by| store.purge(what, age, batch, by))?;
@@ -560,16 +552,6 @@ impl SharedSemaphores {
         }
         Ok(sum)
     }
-}
-
-/// Returns `true` if the server has said so.
-fn is_answer(error: &Error) -> bool {
-    let answers = [
-        ErrorKind::NotFound,
-        ErrorKind::Conflict,
-        ErrorKind::InvalidState,
-    ];
-    answers.contains(&error.kind())
 }
 
 /// The right to the only guard of a request in its factory.
@@ -584,13 +566,6 @@ fn live_id(shared: &SharedSemaphores, external_id: &Arc<str>) -> Result<LiveId> 
             ),
         )
     })
-}
-
-fn check_batch(batch: usize) -> Result<()> {
-    if batch == 0 {
-        return Err(Error::invalid("a batch of no rows would never end"));
-    }
-    Ok(())
 }
 
 fn check_name(name: &str) -> Result<()> {

@@ -8,18 +8,15 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::mutexes::{Registry, now};
 use crate::backend::permit_store::{
-    CapacityChange, Grant, GrantId, Holder, Outcome, Permit, PermitRenewal, PermitStore, Purge,
-    Recognised, Released, Request, RequestStatus, Standing, StoreTime, Sweep, Swept, Usage, counts,
-    free, log_swept, no_such_semaphore, reclaim_after, semaphore_in_use,
+    CapacityChange, Counts, Grant, GrantId, Holder, Outcome, Permit, PermitRenewal, PermitStore,
+    Purge, Reason, Recognised, Release, Request, RequestStatus, Standing, StoreTime, Sweep, Swept,
+    Usage, counts, free, log_swept, no_such_semaphore, reclaim_after, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::Result;
 
 /// The semaphores of one registry.
-#[derive(Debug, Default)]
-pub(super) struct Permits {
-    state: Mutex<State>,
-}
+pub(super) type Permits = Mutex<State>;
 
 /// A handle of one factory on the semaphores of a registry.
 pub(super) struct MemoryPermits {
@@ -28,7 +25,7 @@ pub(super) struct MemoryPermits {
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     semaphores: BTreeMap<Arc<str>, Semaphore>,
     requests: HashMap<Arc<str>, Record>,
     history: Vec<CapacityChange>,
@@ -208,21 +205,13 @@ impl MemoryPermits {
 
     fn state(&self) -> Result<MutexGuard<'_, State>> {
         self.registry.reach().map(drop)?;
-        Ok(self.registry.permits.state.lock())
+        Ok(self.registry.permits.lock())
     }
 }
 
 impl PermitStore for MemoryPermits {
     fn realm(&self) -> &str {
         &self.realm
-    }
-
-    fn min_ttl(&self) -> Duration {
-        Duration::from_millis(100)
-    }
-
-    fn create_tables(&self, _by: Moment) -> Result<()> {
-        self.registry.reach().map(drop)
     }
 
     fn create(&self, name: &str, capacity: u32, _by: Moment) -> Result<bool> {
@@ -235,24 +224,18 @@ impl PermitStore for MemoryPermits {
         Ok(is_new)
     }
 
-    fn set_capacity(
-        &self,
-        name: &str,
-        capacity: u32,
-        changed_by: Option<&str>,
-        _by: Moment,
-    ) -> Result<u32> {
+    fn set_capacity(&self, name: &str, to: u32, who: Option<&str>, _by: Moment) -> Result<u32> {
         let mut state = self.state()?;
         let semaphore = state.semaphores.get_mut(name);
         let semaphore = semaphore.ok_or_else(|| no_such_semaphore(name))?;
-        let old = std::mem::replace(&mut semaphore.capacity, capacity);
-        if old != capacity {
+        let old = std::mem::replace(&mut semaphore.capacity, to);
+        if old != to {
             state.history.push(CapacityChange {
                 semaphore: Arc::from(name),
-                changed_by: changed_by.map(Arc::from),
+                changed_by: who.map(Arc::from),
                 changed_at: now().ms,
                 from: old,
-                to: capacity,
+                to,
             });
         }
         Ok(old)
@@ -342,9 +325,7 @@ impl PermitStore for MemoryPermits {
             let mut names = request.permits.iter().map(|(name, _)| name);
             names.any(|name| record.permit_of(name).is_some())
         });
-        for one in swept {
-            log_swept(&one.external_id, one.reason);
-        }
+        log_swept(swept.iter().map(|it| &it.external_id), Reason::Expired);
         state.acquire(request, sent)
     }
 
@@ -361,14 +342,15 @@ impl PermitStore for MemoryPermits {
         Ok(grants.iter().map(renew).collect())
     }
 
-    fn release(&self, grant: &GrantId, _by: Moment) -> Result<Released> {
+    fn release(&self, grant: &GrantId, _by: Moment) -> Result<(Release, Counts)> {
         let mut state = self.state()?;
         Ok(match state.requests.get(&grant.external_id) {
-            None => Released::Unknown,
+            None => (Release::Unknown, Vec::new()),
             Some(record) if record.status.held && grant.names(record.token) => {
-                Released::Permits(counts(&state.release(&grant.external_id)))
+                let freed = counts(&state.release(&grant.external_id));
+                (Release::Released, freed)
             }
-            Some(_) => Released::AlreadyReleased,
+            Some(_) => (Release::AlreadyReleased, Vec::new()),
         })
     }
 

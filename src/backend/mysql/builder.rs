@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::Connector;
-use super::permits::{DEFAULT_PREFIX, PermitSettings};
+use super::permits::{DEFAULT_PREFIX, Statements};
 use super::repository::Repository;
 use super::server::{Address, DEFAULT_PORT, Server};
 use super::table::{DEFAULT_NAME, Table};
@@ -163,14 +163,11 @@ impl Builder {
         let lease = Lease::new(self.ttl, self.transition)?;
         let delay = self.initial_delay;
         let realm = format!("{}?table={}", self.server, self.table);
-        let permits = PermitSettings {
-            prefix: self.table_prefix.clone(),
-        };
-        permits.check()?;
+        let statements = Arc::new(Statements::new(&self.table_prefix)?);
         let backend = Mysql {
             realm,
             database: Arc::new(self.database(lease)?),
-            permits,
+            statements,
         };
         Ok(Factory::new(Arc::new(backend), lease).with_initial_delay(delay))
     }

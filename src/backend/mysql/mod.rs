@@ -78,7 +78,7 @@ use std::time::Duration;
 use self::connection::{Connector, MysqlPool};
 use self::contender::MysqlContender;
 use self::observer::MysqlObserver;
-use self::permits::{MysqlPermits, PermitSettings};
+use self::permits::{MysqlPermits, Statements};
 use self::rows::{Call, Rows, Whose};
 use self::waiting::Waiting;
 use super::{Backend, Condition, Contender, Participant, PermitStore, RawContender, RawObserver};
@@ -107,7 +107,8 @@ pub(super) fn connect(url: &Url) -> Result<Factory> {
 pub(crate) struct Mysql {
     realm: String,
     database: Arc<Database>,
-    permits: PermitSettings,
+    /// Of the permits, which use the connections of the mutexes.
+    statements: Arc<Statements>,
 }
 
 /// What the contenders of one factory share.
@@ -182,9 +183,8 @@ impl Backend for Mysql {
         true
     }
 
-    /// The permits use the connections of the mutexes.
     fn permits(&self) -> Result<Arc<dyn PermitStore>> {
-        let store = MysqlPermits::new(&self.permits, &self.database.rows)?;
+        let store = MysqlPermits::new(&self.statements, &self.database.rows);
         Ok(Arc::new(store))
     }
 

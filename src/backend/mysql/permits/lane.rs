@@ -1,7 +1,7 @@
 //! Lanes: calls of one factory for the same semaphores share a transaction.
 //!
 //! A call that finds its [`Lane`] without a leader leads. It waits for a connection, carries out in one
-//! [`Transaction`] what has queued up meanwhile, and tells each call its reply. So the number of connections and
+//! [`Transaction`] what has queued up meanwhile, and leaves the replies in the lane. So the number of connections and
 //! of lock waits on the server does not grow with the number of threads, and under load a commit is shared by many.
 //!
 //! A shared transaction is tried once. If it fails, each of its calls goes on alone, on its own thread.
@@ -9,14 +9,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::MysqlPermits;
-use super::session::Session;
 use super::sql::which;
 use super::transaction::Transaction;
-use crate::backend::permit_store::{Counts, GrantId, Outcome, Released, Request};
+use super::{MysqlPermits, Session};
+use crate::backend::permit_store::{Counts, GrantId, Outcome, Release, Request};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -52,18 +50,11 @@ impl Job {
 
 pub(super) enum Reply {
     Acquired(Outcome),
-    Released(Released),
+    Released(Release, Counts),
 }
 
 /// A reply, and whether other calls shared the transaction and may be why it failed.
 pub(super) type Shared = (Result<Reply>, bool);
-
-/// What a call that waits is told.
-enum Told {
-    Reply(Shared),
-    /// It leads from now on.
-    Lead,
-}
 
 /// All lanes of a factory, by their semaphores.
 #[derive(Default)]
@@ -85,36 +76,31 @@ impl Lanes {
 #[derive(Default)]
 pub(super) struct Lane {
     line: Mutex<Line>,
+    /// There are replies, and the next call may lead.
+    changed: Condvar,
 }
 
 #[derive(Default)]
 struct Line {
     next: u64,
     /// Calls that are not in a transaction yet.
-    queue: VecDeque<Seat>,
-    /// The first of the queue leads, or was told to, or its transaction is under way. Meanwhile others queue up, which
-    /// makes batches larger.
+    queue: VecDeque<(u64, Job)>,
+    replies: HashMap<u64, Shared>,
+    /// A call waits for a connection, or its transaction is under way. Meanwhile others queue up.
     is_led: bool,
 }
 
-/// A call; its reply is missing if this is dropped without one.
-struct Seat {
-    number: u64,
-    job: Job,
-    tell: Sender<Told>,
-}
-
 impl Line {
-    /// The next jobs, at most `most`. Of two with one external id, the second waits for what the first one gets.
-    fn take(&mut self, most: usize) -> Vec<Seat> {
-        let mut batch: Vec<Seat> = Vec::new();
-        for seat in std::mem::take(&mut self.queue) {
-            let id = seat.job.external_id();
-            let is_later = batch.iter().any(|other| other.job.external_id() == id);
-            if is_later || batch.len() >= most {
-                self.queue.push_back(seat);
+    /// The next jobs. Of two with one external id, the second waits for what the first one gets.
+    fn take(&mut self) -> Vec<(u64, Job)> {
+        let mut batch: Vec<(u64, Job)> = Vec::new();
+        for (number, job) in std::mem::take(&mut self.queue) {
+            let id = job.external_id();
+            let is_later = batch.iter().any(|(_, other)| other.external_id() == id);
+            if is_later || batch.len() >= MAX_BATCH {
+                self.queue.push_back((number, job));
             } else {
-                batch.push(seat);
+                batch.push((number, job));
             }
         }
         batch
@@ -125,75 +111,77 @@ impl Lane {
     /// Has `job` carried out by this thread, or by the one that leads. Nothing is sent if there is no connection, or
     /// no turn, by `by`.
     pub(super) fn submit(&self, store: &MysqlPermits, job: Job, by: Moment) -> Shared {
-        // One message to lead, and one reply.
-        let (tell, told) = bounded(2);
         let mut line = self.line.lock();
         let number = line.next;
         line.next += 1;
-        line.queue.push_back(Seat { number, job, tell });
-        let is_led = std::mem::replace(&mut line.is_led, true);
-        drop(line);
-        let mut message = match is_led {
-            true => self.wait(number, &told, by),
-            false => Some(Told::Lead),
+        line.queue.push_back((number, job));
+        loop {
+            if let Some(reply) = line.replies.remove(&number) {
+                return reply;
+            }
+            let mut queue = line.queue.iter();
+            match queue.position(|(other, _)| *other == number) {
+                // In a transaction, which has a limit of its own.
+                None => self.changed.wait(&mut line),
+                Some(_) if !line.is_led => {
+                    line.is_led = true;
+                    let led = MutexGuard::unlocked(&mut line, || self.lead(store, number, by));
+                    if let Err(error) = led {
+                        return (Err(error), false);
+                    }
+                }
+                Some(at) if by.remaining().is_zero() => {
+                    line.queue.remove(at);
+                    return (Err(no_turn()), false);
+                }
+                Some(_) => drop(self.changed.wait_for(&mut line, by.remaining())),
+            }
+        }
+    }
+
+    /// Carries out one transaction.
+    ///
+    /// # Errors
+    /// There was no connection in time. The other calls may have more time than this one.
+    fn lead(&self, store: &MysqlPermits, number: u64, by: Moment) -> Result<()> {
+        let mut turn = Turn {
+            lane: self,
+            batch: Vec::new(),
+            replies: Vec::new(),
         };
-        if matches!(message, Some(Told::Lead)) {
-            self.lead(store, by);
-            message = told.recv().ok();
-        }
-        match message {
-            Some(Told::Reply(reply)) => reply,
-            _ => (Err(no_reply()), false),
-        }
-    }
-
-    /// Waits for a message; without a limit once the call is in a transaction, which has one of its own.
-    fn wait(&self, number: u64, told: &Receiver<Told>, by: Moment) -> Option<Told> {
-        if let Ok(message) = told.recv_timeout(by.remaining()) {
-            return Some(message);
-        }
-        let mut line = self.line.lock();
-        // The lead is passed on under this lock: it may have come just now.
-        if let Ok(message) = told.try_recv() {
-            return Some(message);
-        }
-        if let Some(at) = line.queue.iter().position(|seat| seat.number == number) {
-            line.queue.remove(at);
-            return Some(Told::Reply((Err(no_turn()), false)));
-        }
-        drop(line);
-        told.recv().ok()
-    }
-
-    /// Carries out one transaction. Without a connection in time, only the call that leads fails: others may have more
-    /// time.
-    fn lead(&self, store: &MysqlPermits, by: Moment) {
-        let lead = Lead(self);
-        let session = store.session(by);
-        let most = if session.is_ok() { MAX_BATCH } else { 1 };
-        let batch = self.line.lock().take(most);
-        let jobs: Vec<Job> = batch.iter().map(|seat| seat.job.clone()).collect();
-        let replies = session.and_then(|mut session| session.carry_out(&jobs));
-        // No call waits for another one to wake; the next leader comes first.
-        drop(lead);
-        let replies =
-            replies.unwrap_or_else(|error| jobs.iter().map(|_| Err(error.clone())).collect());
-        for (seat, reply) in batch.iter().zip(replies) {
-            let _ = seat.tell.send(Told::Reply((reply, batch.len() > 1)));
-        }
+        let mut session = store.session(by).inspect_err(|_| {
+            // Before another call leads, which would carry it out.
+            let mut line = self.line.lock();
+            line.queue.retain(|(other, _)| *other != number);
+        })?;
+        turn.batch = self.line.lock().take();
+        let jobs: Vec<Job> = turn.batch.iter().map(|(_, job)| job.clone()).collect();
+        turn.replies = match session.carry_out(&jobs) {
+            Ok(replies) => replies,
+            Err(error) => jobs.iter().map(|_| Err(error.clone())).collect(),
+        };
+        Ok(())
     }
 }
 
-/// The lead of a lane; passed on when it is dropped.
-struct Lead<'a>(&'a Lane);
+/// The time for which one call leads a lane. Each call of its batch gets a reply, also if it panics.
+struct Turn<'a> {
+    lane: &'a Lane,
+    batch: Vec<(u64, Job)>,
+    replies: Vec<Result<Reply>>,
+}
 
-impl Drop for Lead<'_> {
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut line = self.0.line.lock();
-        match line.queue.front() {
-            Some(next) => drop(next.tell.send(Told::Lead)),
-            None => line.is_led = false,
+        let is_shared = self.batch.len() > 1;
+        let mut replies = self.replies.drain(..);
+        let mut line = self.lane.line.lock();
+        for (number, _) in &self.batch {
+            let reply = replies.next().unwrap_or_else(|| Err(no_reply()));
+            line.replies.insert(*number, (reply, is_shared));
         }
+        line.is_led = false;
+        self.lane.changed.notify_all();
     }
 }
 
@@ -201,7 +189,8 @@ impl Session<'_> {
     /// Carries out jobs on the same semaphores: a release alone with a single statement, others in one transaction.
     pub(super) fn carry_out(&mut self, jobs: &[Job]) -> Result<Vec<Result<Reply>>> {
         if let [Job::Release(grant)] = jobs {
-            return Ok(vec![self.release(grant).map(Reply::Released)]);
+            let (release, freed) = self.release(grant)?;
+            return Ok(vec![Ok(Reply::Released(release, freed))]);
         }
         let Some(first) = jobs.first() else {
             return Ok(Vec::new());
@@ -228,7 +217,7 @@ impl Session<'_> {
             Job::Release(grant) => {
                 let mut released = done.released.iter();
                 match released.any(|row| row.external_id == grant.external_id) {
-                    true => Ok(Reply::Released(Released::Permits(grant.permits.clone()))),
+                    true => Ok(Reply::Released(Release::Released, grant.permits.clone())),
                     false => Err(passed_over()),
                 }
             }

@@ -13,7 +13,6 @@
 //! batch of renewals.
 
 mod lane;
-mod session;
 mod sql;
 mod sweep;
 mod transaction;
@@ -21,50 +20,33 @@ mod transaction;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mysql::prelude::FromRow;
+use mysql::prelude::{FromRow, Queryable};
 
 use self::lane::{Job, Lanes, Reply, no_reply};
-use self::session::Session;
-pub(super) use self::sql::DEFAULT_PREFIX;
 use self::sql::{
-    Answer, BEGIN, COMMIT, Statements, answer, duration, fill, list, micros, quote, quote_all,
+    Answer, BEGIN, COMMIT, ROLLBACK, answer, duration, fill, list, micros, quote, quote_all,
     quote_option, requests, rows, which,
 };
-use super::connection::LOCK_WAIT;
+pub(super) use self::sql::{DEFAULT_PREFIX, Statements};
+use super::connection::{Connector, LOCK_WAIT};
+use super::error::RequestError;
 use super::rows::Rows;
 use crate::backend::permit_store::{
-    CapacityChange, Discrepancy, GrantId, Holder, Outcome, PermitRenewal, PermitStore, Purge,
-    Released, Request, RequestStatus, Standing, StoreTime, Sweep, Swept, Usage, counts, free,
+    CapacityChange, Counts, Discrepancy, GrantId, Holder, Outcome, PermitRenewal, PermitStore,
+    Purge, Release, Request, RequestStatus, Standing, StoreTime, Sweep, Swept, Usage, counts, free,
     no_such_semaphore, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::Result;
-use crate::pool::Lane as PoolLane;
-
-/// A renewal has a quarter of the ttl: time for a slow answer.
-const MIN_TTL: Duration = Duration::from_secs(1);
+use crate::pool::{Checkout, Lane as PoolLane};
 
 /// What an answer may take beyond the longest wait for a lock.
 const BEYOND_LOCK_WAIT: Duration = Duration::from_millis(250);
 
-/// How a factory's semaphores are set up.
-#[derive(Clone, Debug)]
-pub(super) struct PermitSettings {
-    pub(super) prefix: String,
-}
-
-impl PermitSettings {
-    /// # Errors
-    /// `InvalidInput` for a prefix that is not allowed.
-    pub(super) fn check(&self) -> Result<()> {
-        Statements::new(&self.prefix).map(drop)
-    }
-}
-
 /// The semaphores in one database, for one factory.
 pub(super) struct MysqlPermits {
     realm: String,
-    statements: Statements,
+    statements: Arc<Statements>,
     lanes: Lanes,
     rows: Arc<Rows>,
     /// The longest wait for an answer: a wait for a lock ends before it, and not with the connection.
@@ -73,18 +55,15 @@ pub(super) struct MysqlPermits {
 
 impl MysqlPermits {
     /// Permits that use the connections of `rows`.
-    ///
-    /// # Errors
-    /// `InvalidInput` for a prefix that is not allowed.
-    pub(super) fn new(settings: &PermitSettings, rows: &Arc<Rows>) -> Result<MysqlPermits> {
-        let (connector, prefix) = (rows.pool.connector(), &settings.prefix);
-        Ok(MysqlPermits {
-            realm: format!("{}?table_prefix={prefix}", connector.server),
-            statements: Statements::new(prefix)?,
+    pub(super) fn new(statements: &Arc<Statements>, rows: &Arc<Rows>) -> MysqlPermits {
+        let server = &rows.pool.connector().server;
+        MysqlPermits {
+            realm: format!("{server}?table_prefix={}", statements.prefix),
+            statements: Arc::clone(statements),
             lanes: Lanes::default(),
             rows: Arc::clone(rows),
             patience: rows.request_limit().max(LOCK_WAIT + BEYOND_LOCK_WAIT),
-        })
+        }
     }
 
     /// A connection that came free by `by`. Each message on it may take as long as a wait for a lock.
@@ -102,7 +81,7 @@ impl MysqlPermits {
 
     /// One statement that commits by itself.
     fn one(&self, sql: &str, by: Moment) -> Result<Answer> {
-        answer(&mut self.session(by)?.ask(sql)?, 0)
+        self.session(by)?.ask_last(sql)
     }
 
     /// Reads with one statement; `each` makes something of the columns of a row.
@@ -125,8 +104,8 @@ impl MysqlPermits {
         let is_unsure = !error.is_not_sent();
         match (reply, job) {
             (Err(next), _) if is_unsure && next.is_not_sent() => Err(error),
-            (Ok(Reply::Released(Released::AlreadyReleased)), Job::Release(grant)) if is_unsure => {
-                Ok(Reply::Released(Released::Permits(grant.permits.clone())))
+            (Ok(Reply::Released(Release::AlreadyReleased, _)), Job::Release(it)) if is_unsure => {
+                Ok(Reply::Released(Release::Released, it.permits.clone()))
             }
             (reply, _) => reply,
         }
@@ -135,34 +114,105 @@ impl MysqlPermits {
     fn acquire_once(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome> {
         match self.carry_out(Job::Acquire(Arc::clone(request)), by)? {
             Reply::Acquired(outcome) => Ok(outcome),
-            Reply::Released(_) => Err(no_reply()),
+            Reply::Released(..) => Err(no_reply()),
         }
     }
 }
 
+/// A connection on loan, and until when its requests may take.
+struct Session<'s> {
+    store: &'s MysqlPermits,
+    connection: Checkout<Connector>,
+    by: Moment,
+}
+
 impl Session<'_> {
+    /// Sends statements in one message and reads their answers.
+    fn send(&mut self, sql: &str) -> Result<Vec<Answer>, RequestError> {
+        let outcome = self
+            .connection
+            .run_within(self.store.patience, self.by, |conn| {
+                let mut result = conn.query_iter(sql)?;
+                let mut answers = Vec::new();
+                while let Some(set) = result.iter() {
+                    let mut answer = Answer {
+                        rows: Vec::new(),
+                        matched: set.affected_rows(),
+                        last_insert_id: set.last_insert_id().unwrap_or(0),
+                    };
+                    for row in set {
+                        answer.rows.push(row?);
+                    }
+                    answers.push(answer);
+                }
+                Ok(answers)
+            });
+        if let Err(error) = &outcome
+            && error.is_poison()
+        {
+            let pool = &self.store.rows.pool;
+            pool.lost(&error.clone().into_error());
+            pool.discard_idle(self.connection.sent());
+        }
+        outcome
+    }
+
+    /// As [`send`](Session::send), with an error for the caller.
+    fn ask(&mut self, sql: &str) -> Result<Vec<Answer>> {
+        self.send(sql)
+            .map_err(|error| self.store.statements.explain(error))
+    }
+
+    /// As [`ask`](Session::ask), for the answer to the last statement.
+    fn ask_last(&mut self, sql: &str) -> Result<Answer> {
+        answer(self.ask(sql)?.pop())
+    }
+
+    /// Sends a whole transaction in one message. What `sql` answers comes after what BEGIN does.
+    fn commit(&mut self, sql: &str) -> Result<Vec<Answer>> {
+        let begin = &self.store.statements.begin;
+        let outcome = self.ask(&format!("{begin};\n{sql};\n{COMMIT}"));
+        self.or_roll_back(outcome)
+    }
+
+    /// Ends the transaction if it failed: a lock wait timeout or a duplicate key leaves it open.
+    fn or_roll_back<T>(&mut self, outcome: Result<T>) -> Result<T> {
+        if outcome.is_err() {
+            self.roll_back();
+        }
+        outcome
+    }
+
+    /// Ends a transaction without a trace; gives the connection up where that is not sure.
+    fn roll_back(&mut self) {
+        self.by = Moment::FAR;
+        if !self.connection.is_poisoned() && self.send(ROLLBACK).is_err() {
+            self.connection.poison();
+        }
+    }
+
     /// Releases a grant, or whatever its request holds: one message, one try.
-    fn release(&mut self, grant: &GrantId) -> Result<Released> {
+    fn release(&mut self, grant: &GrantId) -> Result<(Release, Counts)> {
         let statements = &self.store.statements;
         let release = fill(&statements.release, &[("{which}", &which(grant))]);
         if grant.token.is_some() {
-            return Ok(match answer(&mut self.ask(&release)?, 1)?.matched {
-                0 => Released::AlreadyReleased,
-                _ => Released::Permits(grant.permits.clone()),
+            return Ok(match self.ask_last(&release)?.matched {
+                0 => (Release::AlreadyReleased, Vec::new()),
+                _ => (Release::Released, grant.permits.clone()),
             });
         }
         // What it holds is read first, to wake those who wait for it.
         let ids = quote(&grant.external_id);
         let read = fill(&statements.read, &[("{external_ids}", &ids)]);
-        let mut answers = self.ask(&format!("{read};\n{release}"))?;
-        let known = requests(answer(&mut answers, 0)?)?.pop();
-        let is_released = answer(&mut answers, 2)?.matched > 0;
+        let mut answers = self.ask(&format!("{read};\n{release}"))?.into_iter();
+        let known = requests(answer(answers.next())?)?.pop();
+        let is_released = answer(answers.last())?.matched > 0;
         Ok(match known {
-            Some(row) if is_released => Released::Permits(counts(&row.status.permits)),
-            Some(_) => Released::AlreadyReleased,
+            Some(row) if is_released => (Release::Released, counts(&row.status.permits)),
+            Some(_) => (Release::AlreadyReleased, Vec::new()),
             // Granted between the two.
-            None if is_released => Released::Permits(Vec::new()),
-            None => Released::Unknown,
+            None if is_released => (Release::Released, Vec::new()),
+            None => (Release::Unknown, Vec::new()),
         })
     }
 
@@ -170,9 +220,10 @@ impl Session<'_> {
     fn renew(&mut self, grants: &[GrantId]) -> Result<Vec<Option<PermitRenewal>>> {
         let statements = &self.store.statements;
         let ids = quote_all(grants.iter().map(|grant| &grant.external_id));
-        let mut answers = self.ask(&fill(&statements.renew_lock, &[("{external_ids}", &ids)]))?;
-        let locked = rows::<(String, u64)>(answer(&mut answers, BEGIN)?)?;
-        let known = rows::<(String, u64, bool)>(answer(&mut answers, BEGIN + 1)?)?;
+        let lock = fill(&statements.renew_lock, &[("{external_ids}", &ids)]);
+        let mut answers = self.ask(&lock)?.into_iter().skip(BEGIN);
+        let locked = rows::<(String, u64)>(answer(answers.next())?)?;
+        let known = rows::<(String, u64, bool)>(answer(answers.next())?)?;
         let mut renewed = Vec::with_capacity(grants.len());
         let mut ours = Vec::new();
         for grant in grants {
@@ -204,50 +255,36 @@ impl PermitStore for MysqlPermits {
         &self.realm
     }
 
-    fn min_ttl(&self) -> Duration {
-        MIN_TTL
-    }
-
     fn create_tables(&self, by: Moment) -> Result<()> {
-        let mut session = self.session(by)?;
-        for (look, create) in self.statements.init() {
-            // Where a table is, no right to make it is needed.
-            match session.send(&look) {
-                Err(error) if error.is_missing_table() => drop(session.ask(&create)?),
-                looked => drop(looked.map_err(|error| self.statements.explain(error))?),
+        let (statements, mut session) = (&self.statements, self.session(by)?);
+        // Where the tables are, no right to make them is needed.
+        match session.send(&statements.check_tables) {
+            Err(error) if error.is_missing_table() => {
+                session.ask(&statements.create_tables())?;
+                session.ask(&statements.check_tables).map(drop)
             }
+            checked => checked.map(drop).map_err(|error| statements.explain(error)),
         }
-        Ok(())
     }
 
     fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool> {
         let sql = self.statements.tables(&format!(
-            "INSERT INTO {{semaphore}} (name, capacity) VALUES ({}, {capacity})",
+            "INSERT IGNORE INTO {{semaphore}} (name, capacity) VALUES ({}, {capacity})",
             quote(name)
         ));
-        match self.session(by)?.send(&sql) {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_duplicate() => Ok(false),
-            Err(error) => Err(self.statements.explain(error)),
-        }
+        Ok(self.one(&sql, by)?.matched > 0)
     }
 
-    fn set_capacity(
-        &self,
-        name: &str,
-        capacity: u32,
-        changed_by: Option<&str>,
-        by: Moment,
-    ) -> Result<u32> {
-        let (id, new, who) = (quote(name), capacity.to_string(), quote_option(changed_by));
+    fn set_capacity(&self, name: &str, to: u32, who: Option<&str>, by: Moment) -> Result<u32> {
+        let (id, new, who) = (quote(name), to.to_string(), quote_option(who));
         let values = [
             ("{name}", &*id),
             ("{capacity}", &new),
             ("{changed_by}", &who),
         ];
         let sql = fill(&self.statements.set_capacity, &values);
-        let mut answers = self.session(by)?.commit(&sql)?;
-        let before = rows::<(u32,)>(answer(&mut answers, BEGIN)?)?.pop();
+        let answers = self.session(by)?.commit(&sql)?;
+        let before = rows::<(u32,)>(answer(answers.into_iter().nth(BEGIN))?)?.pop();
         let (before,) = before.ok_or_else(|| no_such_semaphore(name))?;
         Ok(before)
     }
@@ -272,7 +309,7 @@ impl PermitStore for MysqlPermits {
 
     fn delete(&self, name: &str, by: Moment) -> Result<bool> {
         let sql = fill(&self.statements.delete, &[("{name}", &quote(name))]);
-        if answer(&mut self.session(by)?.ask(&sql)?, 1)?.matched > 0 {
+        if self.session(by)?.ask_last(&sql)?.matched > 0 {
             return Ok(true);
         }
         match self.usage(Some(name), by)?.pop() {
@@ -352,12 +389,12 @@ impl PermitStore for MysqlPermits {
         session.or_roll_back(renewed)
     }
 
-    fn release(&self, grant: &GrantId, by: Moment) -> Result<Released> {
+    fn release(&self, grant: &GrantId, by: Moment) -> Result<(Release, Counts)> {
         if grant.token.is_none() {
             return self.session(by)?.release(grant);
         }
         match self.carry_out(Job::Release(Arc::new(grant.clone())), by)? {
-            Reply::Released(released) => Ok(released),
+            Reply::Released(release, freed) => Ok((release, freed)),
             Reply::Acquired(_) => Err(no_reply()),
         }
     }
@@ -371,9 +408,9 @@ impl PermitStore for MysqlPermits {
             "SELECT TIMESTAMPDIFF(MICROSECOND, CAST('1970-01-01' AS DATETIME(6)), SYSDATE(6));\
              SELECT DISTINCT owner FROM {request} WHERE state = 'ACQUIRED' AND owner IS NOT NULL",
         );
-        let mut answers = self.session(by)?.ask(&sql)?;
-        let now = rows::<(u64,)>(answer(&mut answers, 0)?)?;
-        let owners = rows::<(String,)>(answer(&mut answers, 1)?)?;
+        let mut answers = self.session(by)?.ask(&sql)?.into_iter();
+        let now = rows::<(u64,)>(answer(answers.next())?)?;
+        let owners = rows::<(String,)>(answer(answers.next())?)?;
         let owners = owners.into_iter().map(|(owner,)| Arc::from(owner));
         Ok((owners.collect(), now.first().map_or(0, |(now,)| *now)))
     }
@@ -397,18 +434,17 @@ impl PermitStore for MysqlPermits {
         }
         let ids = list(ids);
         let sql = fill(&self.statements.purge, &[("{ids}", &ids)]);
-        Ok(answer(&mut self.session(by)?.commit(&sql)?, BEGIN + 1)?.matched)
+        let answers = self.session(by)?.commit(&sql)?;
+        Ok(answer(answers.into_iter().nth(BEGIN + 1))?.matched)
     }
 
     fn audit(&self, repair: bool, by: Moment) -> Result<Vec<Discrepancy>> {
-        let found = self.read(&self.statements.audit, by, |(name, counter, permits)| {
-            let semaphore: String = name;
-            Discrepancy {
-                semaphore: Arc::from(semaphore),
-                counter,
-                permits,
-            }
-        })?;
+        let wrong = |(name, counter, permits): (String, i64, i64)| Discrepancy {
+            semaphore: Arc::from(name),
+            counter,
+            permits,
+        };
+        let found = self.read(&self.statements.audit, by, wrong)?;
         if repair && !found.is_empty() {
             let names = quote_all(found.iter().map(|wrong| &wrong.semaphore));
             let values = [("{names}", &*names)];

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::MysqlPermits;
-use super::sql::{RequestRow, answer, fill, list, micros, quote, quote_all, rows};
+use super::sql::{RequestRow, fill, list, micros, quote, quote_all, rows};
 use super::transaction::Transaction;
 use crate::backend::permit_store::{Reason, Request, Sweep, Swept, log_swept};
 use crate::clock::Moment;
@@ -28,9 +28,7 @@ impl MysqlPermits {
         let look = [("{names}", &*names), ("{limit}", &*limit)];
         let look = fill(&self.statements.expired, &look);
         let swept = self.release_all(&look, EXPIRED, Reason::Expired, by)?;
-        for one in &swept {
-            log_swept(&one.external_id, one.reason);
-        }
+        log_swept(swept.iter().map(|it| &it.external_id), Reason::Expired);
         Ok(!swept.is_empty())
     }
 
@@ -110,7 +108,7 @@ impl MysqlPermits {
     ) -> Result<(usize, Vec<RequestRow>)> {
         let mut session = self.session(by)?;
         let look = fill(&self.statements.semaphores, &[("{look}", look)]);
-        let found = rows::<(u64, String)>(answer(&mut session.ask(&look)?, 0)?)?;
+        let found = rows::<(u64, String)>(session.ask_last(&look)?)?;
         if found.is_empty() {
             return Ok((0, Vec::new()));
         }

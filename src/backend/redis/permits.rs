@@ -13,77 +13,52 @@
 //!   twice, until the ttl of the first holder has passed.
 //! - `usage` counts what has expired in the first thousand requests that have.
 
-mod reply;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{FromRedisValue, Value};
+use ::redis::{FromRedisValue, ParsingError, Value, from_redis_value};
 use parking_lot::Mutex;
 
-use self::reply::{Record, Text, head, read};
 use super::Common;
+use super::error::not_understood;
 use super::script::{Command, Script, ms};
 use super::subscriber::Subscription;
 use crate::backend::permit_store::{
-    CapacityChange, Discrepancy, Exhausted, Grant, GrantId, Holder, OnTurn, Outcome, Permit,
-    PermitRenewal, PermitStore, Purge, Reason, Released, Request, RequestStatus, Standing,
+    CapacityChange, Counts, Discrepancy, Exhausted, Grant, GrantId, Holder, OnTurn, Outcome,
+    Permit, PermitRenewal, PermitStore, Purge, Reason, Release, Request, RequestStatus, Standing,
     StoreTime, Sweep, Swept, Usage, free, log_swept, no_such_semaphore, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Lane;
 
+/// One script: the first argument of a call says which part of it runs.
+const SCRIPT: &str = concat!(
+    include_str!("../../../lua/permits-prelude.lua"),
+    include_str!("../../../lua/permits-acquire.lua"),
+    include_str!("../../../lua/permits-leave.lua"),
+    include_str!("../../../lua/permits-release.lua"),
+    include_str!("../../../lua/permits-renew.lua"),
+    include_str!("../../../lua/permits-semaphore.lua"),
+    include_str!("../../../lua/permits-look.lua"),
+    include_str!("../../../lua/permits-sweep.lua"),
+    include_str!("../../../lua/permits-purge.lua"),
+    include_str!("../../../lua/permits-audit.lua"),
+);
+
 /// The semaphores of one prefix.
 pub(super) struct RedisPermits {
     common: Arc<Common>,
-    scripts: Scripts,
+    /// The script with its keys; a call appends its arguments.
+    script: Command,
+    /// What the keys and channels of the prefix begin with.
+    tagged: String,
+    slot: u16,
     /// This factory, in the lines of the semaphores.
     process: String,
     /// To the channel on which it hears that its turn has come.
     subscription: Mutex<Option<Subscription>>,
-}
-
-/// The scripts with their keys; a call appends its arguments.
-struct Scripts {
-    acquire: Command,
-    leave: Command,
-    release: Command,
-    renew: Command,
-    semaphore: Command,
-    look: Command,
-    sweep: Command,
-    purge: Command,
-    audit: Command,
-}
-
-impl Scripts {
-    fn new(prefix: &str, slot: u16) -> Scripts {
-        let keys = ["counts", "requests", "held", "released", "queue", "history"];
-        let keys = keys.map(|name| format!("{}:{name}", tagged(prefix)));
-        let keys = keys.each_ref().map(String::as_str);
-        let script = |text: &str| {
-            let prelude = include_str!("../../../../lua/permits-prelude.lua");
-            Command::script(&Script::new(format!("{prelude}{text}")), slot, &keys)
-        };
-        Scripts {
-            acquire: script(include_str!("../../../../lua/permits-acquire.lua")),
-            leave: script(include_str!("../../../../lua/permits-leave.lua")),
-            release: script(include_str!("../../../../lua/permits-release.lua")),
-            renew: script(include_str!("../../../../lua/permits-renew.lua")),
-            semaphore: script(include_str!("../../../../lua/permits-semaphore.lua")),
-            look: script(include_str!("../../../../lua/permits-look.lua")),
-            sweep: script(include_str!("../../../../lua/permits-sweep.lua")),
-            purge: script(include_str!("../../../../lua/permits-purge.lua")),
-            audit: script(include_str!("../../../../lua/permits-audit.lua")),
-        }
-    }
-}
-
-/// What the keys and channels of a prefix begin with.
-fn tagged(prefix: &str) -> String {
-    format!("{prefix}:permits:{{{prefix}}}")
 }
 
 fn flag(set: bool) -> &'static str {
@@ -93,30 +68,41 @@ fn flag(set: bool) -> &'static str {
 /// Appends what names a grant.
 fn named(command: Command, grant: &GrantId) -> Command {
     let token = grant.token.map(|token| token.to_string());
-    let command = command.arg(&*grant.external_id);
-    command.arg(token.unwrap_or_default())
+    (command.arg(&*grant.external_id)).arg(token.unwrap_or_default())
 }
 
 impl RedisPermits {
     pub(super) fn new(common: &Arc<Common>) -> RedisPermits {
         let prefix = &common.settings.prefix;
+        let tagged = format!("{prefix}:permits:{{{prefix}}}");
+        let slot = common.keys(prefix).slot;
+        let keys = ["counts", "requests", "held", "released", "queue", "history"];
+        let keys = keys.map(|name| format!("{tagged}:{name}"));
+        let keys = keys.each_ref().map(String::as_str);
         RedisPermits {
-            scripts: Scripts::new(prefix, common.keys(prefix).slot),
+            script: Command::script(&Script::new(SCRIPT.to_owned()), slot, &keys),
+            tagged,
+            slot,
             process: format!("{:032x}", rand::random::<u128>()),
             subscription: Mutex::new(None),
             common: Arc::clone(common),
         }
     }
 
-    /// Runs a script whose reply begins with a code. Returns that, and what follows the server's time.
+    /// A call of one part of the script.
+    fn part(&self, name: &str) -> Command {
+        self.script.clone().arg(name)
+    }
+
+    /// Makes a call whose reply begins with a code. Returns that, and what follows the server's time.
     fn ask(&self, lane: Lane, by: Moment, command: &Command) -> Result<(i64, Value)> {
         let value = self.common.deployment.call(lane, by, command)?;
-        let (code, _, rest) = head(value)?;
+        let ((code, _), rest): ((i64, Value), _) = head(value, 2)?;
         Ok((code, rest))
     }
 
-    /// Runs a script page by page; its last argument is the cursor. Returns the server's time of the first page;
-    /// `None` if the script knows no such semaphore.
+    /// Makes a call page by page; its last argument is the cursor. Returns the server's time of the first page; `None`
+    /// if there is no such semaphore.
     fn pages<T: FromRedisValue>(
         &self,
         by: Moment,
@@ -127,7 +113,7 @@ impl RedisPermits {
         loop {
             let command = command.clone().arg(&*cursor.0);
             let value = self.common.deployment.call(Lane::Other, by, &command)?;
-            let (next, now, rest): (Text, StoreTime, Value) = head(value)?;
+            let ((next, now), rest): ((Text, StoreTime), _) = head(value, 2)?;
             let began = *began.get_or_insert(now);
             read::<Vec<T>>(rest)?.into_iter().try_for_each(&mut each)?;
             match &*next.0 {
@@ -137,31 +123,6 @@ impl RedisPermits {
             }
         }
     }
-
-    /// Subscribes to the turns of this process. One that cannot, or has no time to, polls.
-    fn subscribe(&self, by: Moment) {
-        if let Some(mut subscription) = self.subscription.try_lock()
-            && let Some(subscription) = &mut *subscription
-        {
-            let _ = subscription.ensure(&self.common, by);
-        }
-    }
-}
-
-/// Reads fence, ms left, and how much is free of each semaphore.
-fn granted(request: &Request, sent: Moment, reply: (u64, i64, Vec<u64>)) -> Outcome {
-    let (fence, left, free) = reply;
-    let permits = request.permits.iter().map(|(name, count)| Permit {
-        semaphore: Arc::clone(name),
-        count: *count,
-        fence,
-    });
-    Outcome::Granted(Grant {
-        permits: permits.collect(),
-        sent,
-        remaining: reply::duration(left),
-        free,
-    })
 }
 
 impl PermitStore for RedisPermits {
@@ -169,25 +130,15 @@ impl PermitStore for RedisPermits {
         &self.common.realm
     }
 
-    fn min_ttl(&self) -> Duration {
-        Duration::from_millis(100)
-    }
-
     fn create(&self, name: &str, capacity: u32, by: Moment) -> Result<bool> {
-        let command = self.scripts.semaphore.clone().arg("create").arg(name);
+        let command = self.part("semaphore").arg("create").arg(name);
         let (code, _) = self.ask(Lane::Other, by, &command.arg(capacity))?;
         Ok(code == 1)
     }
 
-    fn set_capacity(
-        &self,
-        name: &str,
-        capacity: u32,
-        changed_by: Option<&str>,
-        by: Moment,
-    ) -> Result<u32> {
-        let command = self.scripts.semaphore.clone().arg("set").arg(name);
-        let command = command.arg(capacity).arg(changed_by.unwrap_or_default());
+    fn set_capacity(&self, name: &str, to: u32, who: Option<&str>, by: Moment) -> Result<u32> {
+        let command = self.part("semaphore").arg("set").arg(name);
+        let command = command.arg(to).arg(who.unwrap_or_default());
         match self.ask(Lane::Other, by, &command)? {
             (1, rest) => read::<(u32,)>(rest).map(|(before,)| before),
             _ => Err(no_such_semaphore(name)),
@@ -195,7 +146,7 @@ impl PermitStore for RedisPermits {
     }
 
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>> {
-        let command = self.scripts.look.clone().arg("history").arg(name);
+        let command = self.part("look").arg("history").arg(name);
         let mut history = Vec::new();
         self.pages(by, &command, |(changed_at, changed_by, from, to)| {
             history.push(CapacityChange {
@@ -211,7 +162,7 @@ impl PermitStore for RedisPermits {
     }
 
     fn delete(&self, name: &str, by: Moment) -> Result<bool> {
-        let command = self.scripts.semaphore.clone().arg("delete").arg(name);
+        let command = self.part("semaphore").arg("delete").arg(name);
         match self.ask(Lane::Other, by, &command)? {
             (0, rest) => {
                 let (capacity, held) = read(rest)?;
@@ -223,7 +174,7 @@ impl PermitStore for RedisPermits {
 
     fn usage(&self, name: Option<&str>, by: Moment) -> Result<Vec<Usage>> {
         type Row = (Text, u32, i64, u64, u64);
-        let command = self.scripts.look.clone().arg("usage");
+        let command = self.part("look").arg("usage");
         let command = command.arg(name.unwrap_or_default());
         let (_, rest) = self.ask(Lane::Other, by, &command)?;
         let usage = |(semaphore, capacity, held, requests, expired): Row| Usage {
@@ -240,7 +191,7 @@ impl PermitStore for RedisPermits {
     }
 
     fn holders(&self, name: &str, by: Moment) -> Result<Vec<Holder>> {
-        let command = self.scripts.look.clone().arg("held").arg(name);
+        let command = self.part("look").arg("held").arg(name);
         // A request may be on two pages.
         let mut holders = BTreeMap::new();
         let known = self.pages(by, &command, |record| {
@@ -253,7 +204,7 @@ impl PermitStore for RedisPermits {
     }
 
     fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>> {
-        let command = self.scripts.look.clone().arg("status").arg(external_id);
+        let command = self.part("look").arg("status").arg(external_id);
         match self.ask(Lane::Other, by, &command)? {
             (0, _) => Ok(None),
             (_, rest) => Ok(Some(Record::read(rest)?.status)),
@@ -266,11 +217,14 @@ impl PermitStore for RedisPermits {
         place: Option<&Standing>,
         by: Moment,
     ) -> Result<Outcome> {
-        if place.is_some() {
-            // Before it tries, so that no turn is missed.
-            self.subscribe(by);
+        // Before it tries, so that no turn is missed. A process that cannot subscribe polls.
+        if let (Some(_), Some(mut subscription)) = (place, self.subscription.try_lock())
+            && let Some(subscription) = &mut *subscription
+        {
+            let _ = subscription.ensure(&self.common, by);
         }
-        let mut command = (self.scripts.acquire.clone())
+        let mut command = self
+            .part("acquire")
             .arg(&*request.external_id)
             .arg(request.token)
             .arg(request.owner.as_deref().unwrap_or_default())
@@ -285,58 +239,54 @@ impl PermitStore for RedisPermits {
             .arg(place.and_then(|it| it.line.as_deref()).unwrap_or_default())
             .arg(flag(place.is_some_and(|it| it.others)))
             .not_after();
-        let mut late = false;
         loop {
             let sent = Moment::now();
-            let (code, rest) = self.ask(Lane::Other, by, &command)?;
-            let (outcome, taken): (_, Vec<Text>) = match code {
+            let value = self.common.deployment.call(Lane::Other, by, &command)?;
+            let ((code, _, taken), rest): ((i64, Value, Vec<Text>), _) = head(value, 3)?;
+            log_swept(taken.iter().map(|id| &id.0), Reason::Expired);
+            match code {
                 1 => {
-                    let (fence, left, free, taken) = read(rest)?;
-                    (Some(granted(request, sent, (fence, left, free))), taken)
+                    let (fence, left, free) = read(rest)?;
+                    let permits = request.permits.iter().map(|(name, count)| Permit {
+                        semaphore: Arc::clone(name),
+                        count: *count,
+                        fence,
+                    });
+                    return Ok(Outcome::Granted(Grant {
+                        permits: permits.collect(),
+                        sent,
+                        remaining: duration(left),
+                        free,
+                    }));
                 }
                 0 => {
-                    let (semaphore, capacity, held, wanted, taken) = read(rest)?;
-                    let semaphore: Text = semaphore;
-                    let short = Exhausted {
+                    let (semaphore, capacity, held, wanted): (Text, _, _, _) = read(rest)?;
+                    return Ok(Outcome::Exhausted(Exhausted {
                         semaphore: semaphore.0,
                         capacity,
                         held,
                         wanted,
-                    };
-                    (Some(Outcome::Exhausted(short)), taken)
+                    }));
                 }
                 2 => return Ok(Outcome::Known(Record::read(rest)?.status)),
                 // There is more to take back than one script takes.
-                3 => (None, read::<(_,)>(rest)?.0),
-                // The server's clock was set: the reply told, and the next request knows.
-                -1 if !late => {
-                    late = true;
-                    continue;
-                }
+                3 => {}
+                // Also where the server's clock was set: the next request knows.
                 -1 => {
                     let message = "redis: the request came too late";
                     return Err(Error::new(ErrorKind::Timeout, message).not_sent());
                 }
-                -2 => {
-                    let (name, _): (Text, Value) = read(rest)?;
-                    return Err(no_such_semaphore(&name.0));
-                }
+                -2 => return Err(no_such_semaphore(&read::<(Text,)>(rest)?.0.0)),
                 _ => {
                     let status = Record::read(rest)?.status;
                     return Err(status.conflict(&request.external_id));
                 }
-            };
-            for external_id in taken {
-                log_swept(&external_id.0, Reason::Expired);
-            }
-            if let Some(outcome) = outcome {
-                return Ok(outcome);
             }
         }
     }
 
     fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Option<PermitRenewal>>> {
-        let command = grants.iter().fold(self.scripts.renew.clone(), named);
+        let command = grants.iter().fold(self.part("renew"), named);
         let (_, rest) = self.ask(Lane::Owner, by, &command)?;
         let renewed = read::<Vec<i64>>(rest)?.into_iter().map(|code| match code {
             1 => Some(PermitRenewal::Renewed),
@@ -346,16 +296,16 @@ impl PermitStore for RedisPermits {
         Ok(renewed.collect())
     }
 
-    fn release(&self, grant: &GrantId, by: Moment) -> Result<Released> {
-        let command = named(self.scripts.release.clone(), grant);
+    fn release(&self, grant: &GrantId, by: Moment) -> Result<(Release, Counts)> {
+        let command = named(self.part("release"), grant);
         let answer = self.common.deployment.ask(Lane::Owner, by, &command)?;
-        let (code, _, rest): (i64, _, _) = head(answer.value)?;
+        let ((code, _), rest): ((i64, Value), _) = head(answer.value, 2)?;
         match (code, answer.doubt) {
-            (1, _) => Ok(Released::Permits(Text::counts(read(rest)?))),
+            (1, _) => Ok((Release::Released, counts(read(rest)?))),
             // The first of two requests may have released them.
             (_, Some(error)) => Err(error),
-            (0, None) => Ok(Released::AlreadyReleased),
-            _ => Ok(Released::Unknown),
+            (0, None) => Ok((Release::AlreadyReleased, Vec::new())),
+            _ => Ok((Release::Unknown, Vec::new())),
         }
     }
 
@@ -368,7 +318,7 @@ impl PermitStore for RedisPermits {
             }
             Sweep::Owner(owner, before) => ("owner", *before, &**owner),
         };
-        let command = self.scripts.sweep.clone().arg(what).arg(since).arg(owner);
+        let command = self.part("sweep").arg(what).arg(since).arg(owner);
         let mut swept = Vec::new();
         let all = self.pages(by, &command, |record| {
             swept.push(Record::of(record)?.swept(sweep.reason()));
@@ -381,7 +331,7 @@ impl PermitStore for RedisPermits {
     }
 
     fn owners(&self, by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
-        let command = self.scripts.look.clone().arg("held").arg("");
+        let command = self.part("look").arg("held").arg("");
         let mut owners = BTreeSet::new();
         let began = self.pages(by, &command, |record| {
             owners.extend(Record::of(record)?.status.owner);
@@ -395,13 +345,13 @@ impl PermitStore for RedisPermits {
             Purge::Requests => "requests",
             Purge::History => "history",
         };
-        let command = self.scripts.purge.clone().arg(what).arg(ms(age));
+        let command = self.part("purge").arg(what).arg(ms(age));
         let (purged, _) = self.ask(Lane::Other, by, &command.arg(batch))?;
         Ok(u64::try_from(purged).unwrap_or(0))
     }
 
     fn audit(&self, repair: bool, by: Moment) -> Result<Vec<Discrepancy>> {
-        let command = self.scripts.audit.clone().arg(flag(repair));
+        let command = self.part("audit").arg(flag(repair));
         let (_, rest) = self.ask(Lane::Other, by, &command)?;
         let wrong = |(semaphore, counter, permits): (Text, i64, i64)| Discrepancy {
             semaphore: semaphore.0,
@@ -412,17 +362,116 @@ impl PermitStore for RedisPermits {
     }
 
     fn on_turn(&self, turn: OnTurn) -> bool {
-        let prefix = &self.common.settings.prefix;
-        let channel = format!("{}:turn:{}", tagged(prefix), self.process);
-        let slot = self.common.keys(prefix).slot;
-        let subscription = Subscription::of_permits(&channel, slot, turn);
+        let channel = format!("{}:turn:{}", self.tagged, self.process);
+        let subscription = Subscription::of_permits(&channel, self.slot, turn);
         *self.subscription.lock() = Some(subscription);
         true
     }
 
     fn leave(&self, semaphore: &str, by: Moment) -> Result<()> {
-        let command = self.scripts.leave.clone().arg(semaphore);
+        let command = self.part("leave").arg(semaphore);
         self.ask(Lane::Other, by, &command.arg(&*self.process))?;
         Ok(())
+    }
+}
+
+/// Reads a value; of a list, each row in turn.
+fn read<T: FromRedisValue>(value: Value) -> Result<T> {
+    from_redis_value(value).map_err(|_| not_understood())
+}
+
+/// Reads the first fields of a reply, so many, and returns the others with them.
+fn head<T: FromRedisValue>(value: Value, count: usize) -> Result<(T, Value)> {
+    let mut fields = read::<Vec<Value>>(value)?;
+    let rest = fields.split_off(fields.len().min(count));
+    Ok((read(Value::Array(fields))?, Value::Array(rest)))
+}
+
+/// Milliseconds; less than none stands for nothing.
+fn duration(ms: i64) -> Option<Duration> {
+    u64::try_from(ms).ok().map(Duration::from_millis)
+}
+
+/// A text. Another program may have written it: what is not UTF-8 is replaced.
+struct Text(Arc<str>);
+
+impl Text {
+    /// An empty one stands for none.
+    fn some(self) -> Option<Arc<str>> {
+        Some(self.0).filter(|text| !text.is_empty())
+    }
+}
+
+fn counts(pairs: Vec<(Text, u32)>) -> Counts {
+    let pairs = pairs.into_iter().map(|(name, count)| (name.0, count));
+    pairs.collect()
+}
+
+impl FromRedisValue for Text {
+    fn from_redis_value(value: Value) -> Result<Text, ParsingError> {
+        let bytes: Vec<u8> = from_redis_value(value)?;
+        Ok(Text(String::from_utf8_lossy(&bytes).into()))
+    }
+}
+
+/// A request as the server knows it.
+struct Record {
+    external_id: Arc<str>,
+    held_for: Duration,
+    status: RequestStatus,
+}
+
+impl Record {
+    /// Reads a record inside of a reply.
+    fn of(value: Value) -> Result<Record> {
+        let (_, rest): ((Value, Value), _) = head(value, 2)?;
+        Record::read(rest)
+    }
+
+    /// Reads what follows code and time.
+    fn read(rest: Value) -> Result<Record> {
+        type Pairs = Vec<(Text, u32)>;
+        type Columns = (Text, bool, u64, Text, i64, i64, i64, Pairs);
+        let columns: Columns = read(rest)?;
+        let (external_id, held, fence, owner, ttl, left, age, permits) = columns;
+        let permits = permits.into_iter().map(|(semaphore, count)| Permit {
+            semaphore: semaphore.0,
+            count,
+            fence,
+        });
+        let status = RequestStatus {
+            held,
+            permits: permits.collect(),
+            owner: owner.some(),
+            ttl: duration(ttl).filter(|ttl| !ttl.is_zero()),
+            expires_in: duration(left),
+        };
+        Ok(Record {
+            external_id: external_id.0,
+            held_for: duration(age).unwrap_or_default(),
+            status,
+        })
+    }
+
+    fn holder(&self, semaphore: &str) -> Option<Holder> {
+        let mut permits = self.status.permits.iter();
+        let permit = permits.find(|it| *it.semaphore == *semaphore)?;
+        Some(Holder {
+            external_id: Arc::clone(&self.external_id),
+            owner: self.status.owner.clone(),
+            count: permit.count,
+            fence: permit.fence,
+            held_for: self.held_for,
+            expires_in: self.status.expires_in,
+        })
+    }
+
+    fn swept(self, reason: Reason) -> Swept {
+        Swept {
+            external_id: self.external_id,
+            owner: self.status.owner,
+            permits: self.status.permits,
+            reason,
+        }
     }
 }
