@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::consts::CapabilityFlags;
-use mysql::{Conn, OptsBuilder, SslOpts};
+use mysql::{OptsBuilder, SslOpts};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tls::Tls;
@@ -19,9 +19,6 @@ pub(super) const DEFAULT_PORT: u16 = 3306;
 /// Above the longest statement, which waits for [many mutexes](super::waiting); given, it saves a round trip per
 /// connection.
 const MAX_PACKET: usize = 4 << 20;
-
-/// Above the number of statements that one connection sees.
-const STATEMENT_CACHE: usize = 64;
 
 /// Asked for user and password whenever a connection is opened.
 pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
@@ -103,30 +100,21 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the user and the password to log in with.
+    /// Returns what the driver opens a connection with.
     ///
     /// # Errors
-    /// `Unavailable` where the callback panicked: it may be better the next time.
-    pub(super) fn log_in(&self) -> Result<(Option<String>, Option<String>)> {
-        let Some(ask) = &self.credentials else {
-            return Ok((self.user.clone(), self.password.clone()));
+    /// `Unavailable` where the credentials callback panicked: it may be better the next time.
+    pub(super) fn options(&self, connect: Duration, read: Duration) -> Result<OptsBuilder> {
+        let (user, password) = match &self.credentials {
+            None => (self.user.clone(), self.password.clone()),
+            Some(ask) => {
+                let asked = catch_unwind(AssertUnwindSafe(|| ask())).map_err(|_| {
+                    let message = "the credentials callback panicked";
+                    Error::new(ErrorKind::Unavailable, message)
+                })?;
+                (Some(asked.0), Some(asked.1))
+            }
         };
-        match catch_unwind(AssertUnwindSafe(|| ask())) {
-            Ok((user, password)) => Ok((Some(user), Some(password))),
-            Err(_) => Err(Error::new(
-                ErrorKind::Unavailable,
-                "the credentials callback panicked",
-            )),
-        }
-    }
-
-    /// Opens a connection and does nothing else with it.
-    pub(super) fn open(
-        &self,
-        (user, password): (Option<String>, Option<String>),
-        connect: Duration,
-        read: Duration,
-    ) -> mysql::Result<Conn> {
         let options = OptsBuilder::new()
             .user(user)
             .pass(password)
@@ -136,20 +124,18 @@ impl Server {
             // Else the driver looks for a unix socket and connects a second time.
             .prefer_socket(false)
             .max_allowed_packet(Some(MAX_PACKET))
-            .stmt_cache_size(STATEMENT_CACHE)
             // "Affected" counts the rows that matched: a renewal in the same millisecond as the one
             // before changes nothing, and is a success all the same.
             .additional_capabilities(CapabilityFlags::CLIENT_FOUND_ROWS)
             .ssl_opts(self.ssl_opts());
-        let options = match &self.address {
+        Ok(match &self.address {
             Address::Socket(path) => options.socket(Some(path.clone())),
             Address::Tcp(host, port) => options
                 .ip_or_hostname(Some(bracketed(host)))
                 .tcp_port(*port)
                 .tcp_connect_timeout(Some(connect))
                 .tcp_nodelay(true),
-        };
-        Conn::new(options)
+        })
     }
 
     fn ssl_opts(&self) -> Option<SslOpts> {
