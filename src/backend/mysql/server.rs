@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use mysql::consts::CapabilityFlags;
-use mysql::{Conn, OptsBuilder, SslOpts};
+use mysql::{OptsBuilder, SslOpts};
 
 use crate::error::{Error, Result};
 use crate::tls::Tls;
@@ -17,9 +17,6 @@ pub(super) const DEFAULT_PORT: u16 = 3306;
 /// Above the longest statement, which waits for [many mutexes](super::waiting); given, it saves a round trip per
 /// connection.
 const MAX_PACKET: usize = 4 << 20;
-
-/// Above the number of statements that one connection sees.
-const STATEMENT_CACHE: usize = 64;
 
 /// A MySQL or MariaDB server and the database on it. Its `Debug` shows no credential.
 #[derive(Clone)]
@@ -96,13 +93,12 @@ impl Server {
         Ok(())
     }
 
-    /// Opens a connection and does nothing else with it.
-    pub(super) fn open(
-        &self,
-        (user, password): (Option<String>, Option<String>),
-        connect: Duration,
-        read: Duration,
-    ) -> mysql::Result<Conn> {
+    /// Returns what the driver opens a connection with.
+    ///
+    /// # Errors
+    /// `Unavailable` where the credentials callback panicked: it may be better the next time.
+    pub(super) fn options(&self, connect: Duration, read: Duration) -> Result<OptsBuilder> {
+        let (user, password) = self.login.credentials()?;
         let options = OptsBuilder::new()
             .user(user)
             .pass(password)
@@ -112,20 +108,18 @@ impl Server {
             // Else the driver looks for a unix socket and connects a second time.
             .prefer_socket(false)
             .max_allowed_packet(Some(MAX_PACKET))
-            .stmt_cache_size(STATEMENT_CACHE)
             // "Affected" counts the rows that matched: a renewal in the same millisecond as the one
             // before changes nothing, and is a success all the same.
             .additional_capabilities(CapabilityFlags::CLIENT_FOUND_ROWS)
             .ssl_opts(self.ssl_opts());
-        let options = match &self.address {
+        Ok(match &self.address {
             Address::Socket(path) => options.socket(Some(path.clone())),
             Address::Tcp(host, port) => options
                 .ip_or_hostname(Some(bracketed(host)))
                 .tcp_port(*port)
                 .tcp_connect_timeout(Some(connect))
                 .tcp_nodelay(true),
-        };
-        Conn::new(options)
+        })
     }
 
     fn ssl_opts(&self) -> Option<SslOpts> {
