@@ -112,28 +112,6 @@ fn ghost_of_an_unanswered_attempt_is_deleted() {
 }
 
 #[test]
-fn ghost_of_a_dropped_contender_is_swept_away() {
-    within(HANG, || {
-        let mutex = name("sweep");
-        let proxy = Proxy::to(SERVER.addr());
-        let factory = factory(proxy.addr(), LONG);
-        let reader = session(SERVER.addr(), LONG);
-        let mut first = long_seat(&factory, &mutex, "first");
-        let fence = granted(&mut *first, OnRefusal::Leave).owner.fence();
-        first.release(fence, soon()).unwrap();
-        let mut contender = long_seat(&factory, &mutex, "a");
-        proxy.lose_reply_to(b"latch-");
-        contender.acquire(OnRefusal::Leave, soon()).unwrap_err();
-        assert_eq!(line(&reader, &mutex).len(), 1);
-        // Dropped before the session is connected again, as likely as after.
-        drop(contender);
-        wait_until(PATIENCE, "the ghost is gone", || {
-            line(&reader, &mutex).is_empty()
-        });
-    });
-}
-
-#[test]
 fn unanswered_release_is_made_up_for() {
     within(HANG, || {
         let mutex = name("release");

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::path::Line;
 use super::watches::Kind;
-use super::wire::{Decoder, Encoder, Malformed};
-use crate::error::{self, Error, ErrorKind};
+use super::wire::{Decoder, Encoder};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Reserved transaction ids.
 pub(super) const XID_EVENT: i32 = -1;
@@ -118,7 +118,7 @@ pub enum Request {
 }
 
 /// The server's answer to a request: what was asked for, or why not.
-pub type Outcome = Result<Reply, Code>;
+pub type Outcome = std::result::Result<Reply, Code>;
 
 /// What was asked for. What the request did not ask for is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,7 +135,7 @@ pub struct Reply {
 }
 
 /// What was asked for; `None` if the node at `path` is not there.
-pub(super) fn found(outcome: Outcome, path: &str) -> error::Result<Option<Reply>> {
+pub(super) fn found(outcome: Outcome, path: &str) -> Result<Option<Reply>> {
     match outcome {
         Ok(reply) => Ok(Some(reply)),
         Err(Code::NO_NODE) => Ok(None),
@@ -246,7 +246,7 @@ impl Request {
     }
 
     /// Decodes the body of the reply to this request.
-    pub(super) fn decode(&self, mut body: Decoder<'_>) -> Result<Outcome, Malformed> {
+    pub(super) fn decode(&self, mut body: Decoder<'_>) -> Result<Outcome> {
         let mut reply = Reply::default();
         match self {
             Request::Create { .. } => {
@@ -268,7 +268,7 @@ impl Request {
 
 /// The results of the operations of a `multi`. Where one failed, none was done: the one at fault has
 /// its own code, the others have `OK` or `RUNTIME_INCONSISTENCY`.
-fn operations(body: &mut Decoder<'_>) -> Result<Outcome, Malformed> {
+fn operations(body: &mut Decoder<'_>) -> Result<Outcome> {
     let mut outcome = Ok(Reply::default());
     loop {
         let (op, done, _code) = (body.int()?, body.bool()?, body.int()?);
@@ -282,7 +282,7 @@ fn operations(body: &mut Decoder<'_>) -> Result<Outcome, Malformed> {
     }
 }
 
-fn stat(body: &mut Decoder<'_>) -> Result<Stat, Malformed> {
+fn stat(body: &mut Decoder<'_>) -> Result<Stat> {
     let mut number = || body.long().map(i64::cast_unsigned);
     let (czxid, _mzxid, ctime, mtime) = (number()?, number()?, number()?, number()?);
     let _versions = [body.int()?, body.int()?, body.int()?];
@@ -305,37 +305,17 @@ pub(super) struct Head {
 }
 
 impl Head {
-    pub(super) fn decode(frame: &mut Decoder<'_>) -> Result<Head, Malformed> {
+    pub(super) fn decode(frame: &mut Decoder<'_>) -> Result<Head> {
         let (xid, zxid, code) = (frame.int()?, frame.long()?, Code(frame.int()?));
         Ok(Head { xid, zxid, code })
     }
 }
 
-/// Something happened to a watched node.
-#[derive(Clone, Debug)]
-pub(super) struct Event {
-    pub(super) path: String,
-    /// The watches that it fires. None, if it is about the session, or unknown here.
-    pub(super) fires: &'static [Kind],
-    pub(super) deleted: bool,
-}
-
-impl Event {
-    pub(super) fn decode(mut body: Decoder<'_>) -> Result<Event, Malformed> {
-        let change = body.int()?;
-        let _state = body.int()?;
-        Ok(Event {
-            path: body.text()?,
-            fires: match change {
-                1 => &[Kind::Exists],
-                2 => &[Kind::Data, Kind::Exists, Kind::Children],
-                3 => &[Kind::Data],
-                4 => &[Kind::Children],
-                _ => &[],
-            },
-            deleted: change == 2,
-        })
-    }
+/// Decodes that something happened to a watched node: its path, and whether it was deleted. The path is empty if it is
+/// about the session.
+pub(super) fn decode_event(mut body: Decoder<'_>) -> Result<(String, bool)> {
+    let (change, _state) = (body.int()?, body.int()?);
+    Ok((body.text()?, change == 2))
 }
 
 /// The first frame of a connection: opens a session (`id` zero) or resumes one. Not on a server that has lost its
@@ -366,7 +346,7 @@ pub(super) struct Welcome {
 }
 
 impl Welcome {
-    pub(super) fn decode(frame: &[u8]) -> Result<Welcome, Malformed> {
+    pub(super) fn decode(frame: &[u8]) -> Result<Welcome> {
         let mut body = Decoder::new(frame);
         let _version = body.int()?;
         Ok(Welcome {

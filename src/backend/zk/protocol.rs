@@ -25,12 +25,12 @@ use std::time::Duration;
 use super::builder::Config;
 use super::heartbeat::{Beat, Heartbeat};
 use super::message::{
-    Code, Event, Head, Mode, Outcome, Request, Welcome, XID_AUTH, XID_EVENT, XID_SET_WATCHES,
-    encode_digest, encode_hello, encode_set_watches,
+    Code, Head, Mode, Outcome, Request, Welcome, XID_AUTH, XID_EVENT, XID_SET_WATCHES,
+    decode_event, encode_digest, encode_hello, encode_set_watches,
 };
 use super::path::protection;
 use super::watches::{Kind, Watch, Watches};
-use super::wire::{Decoder, Encoder, Frames, MAX_FRAME, Malformed};
+use super::wire::{Decoder, Encoder, Frames, MAX_FRAME, malformed};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -249,7 +249,7 @@ impl<C: Caller> Protocol<C> {
                 Stage::CatchingUp { .. } | Stage::Serving => MAX_FRAME,
                 Stage::Away | Stage::Over(_) => return Ok(()),
             };
-            let Some(frame) = self.frames.next(limit).map_err(malformed)? else {
+            let Some(frame) = self.frames.next(limit)? else {
                 break;
             };
             match self.stage {
@@ -286,19 +286,10 @@ impl<C: Caller> Protocol<C> {
 
     /// Does what is due at `now`. An error means that the server has to be left.
     pub(super) fn tick(&mut self, now: Moment) -> Result<()> {
-        if self.enter_by() <= now {
+        if self.late_at() <= now {
             return Err(Error::new(
                 ErrorKind::Timeout,
-                "no answer within the time for a handshake; the server hangs, or is not a ZooKeeper server",
-            ));
-        }
-        if self.heartbeat.silent_at() <= now {
-            return Err(Error::new(
-                ErrorKind::Timeout,
-                format!(
-                    "the server acknowledged no heartbeat for {:?}",
-                    self.timeout() / 4
-                ),
+                "no answer in time; the server hangs, or is not a ZooKeeper server",
             ));
         }
         if self.heartbeat.due() <= now {
@@ -306,7 +297,9 @@ impl<C: Caller> Protocol<C> {
             self.end_leases(now);
             if self.is_serving() {
                 self.sweep();
-                self.unwatch();
+                for path in self.watches.prune() {
+                    self.enqueue(Request::Unwatch(path).into(), To::Cleanup);
+                }
             }
         }
         self.pump();
@@ -315,14 +308,15 @@ impl<C: Caller> Protocol<C> {
 
     /// When [`tick`](Protocol::tick) has something to do.
     pub(super) fn wake_at(&self) -> Moment {
-        let beats = self.heartbeat.due().min(self.heartbeat.silent_at());
-        beats.min(self.enter_by())
+        self.heartbeat.due().min(self.late_at())
     }
 
-    fn enter_by(&self) -> Moment {
+    /// When a server that has not answered must be left.
+    fn late_at(&self) -> Moment {
+        let silent_at = self.heartbeat.silent_at();
         match self.stage {
-            Stage::Greeting { by, .. } | Stage::CatchingUp { by } => by,
-            _ => Moment::FAR,
+            Stage::Greeting { by, .. } | Stage::CatchingUp { by } => by.min(silent_at),
+            _ => silent_at,
         }
     }
 
@@ -418,7 +412,7 @@ impl<C: Caller> Protocol<C> {
     }
 
     fn welcomed(&mut self, frame: &[u8], sent: Moment, by: Moment, now: Moment) -> Result<()> {
-        let welcome = Welcome::decode(frame).map_err(malformed)?;
+        let welcome = Welcome::decode(frame)?;
         self.refused_since = None;
         let (asked, realm) = (self.config.session_timeout, &self.config.realm);
         let timeout = Duration::from_millis(u64::try_from(welcome.timeout_ms).unwrap_or(0));
@@ -489,43 +483,34 @@ impl<C: Caller> Protocol<C> {
     /// Takes a frame after the handshake.
     fn replied(&mut self, frame: &[u8], now: Moment) -> Result<()> {
         let mut body = Decoder::new(frame);
-        let head = Head::decode(&mut body).map_err(malformed)?;
-        match head.xid {
-            XID_EVENT => {
-                self.watches.fire(Event::decode(body).map_err(malformed)?);
-                return Ok(());
-            }
-            XID_AUTH | XID_SET_WATCHES => {
-                return match head.code {
-                    Code::OK => Ok(()),
-                    code => Err(code.error("after the handshake")),
-                };
-            }
-            _ => {}
+        let head = Head::decode(&mut body)?;
+        if head.xid == XID_EVENT {
+            let (path, deleted) = decode_event(body)?;
+            self.watches.fire(&path, deleted);
+            return Ok(());
         }
-        let pending = match self.sent.front() {
-            Some(sent) if sent.xid == head.xid => self.sent.pop_front(),
-            _ => None,
+        if matches!(head.xid, XID_AUTH | XID_SET_WATCHES) {
+            return match head.code {
+                Code::OK => Ok(()),
+                code => Err(code.error("after the handshake")),
+            };
+        }
+        let Some(sent) = self.sent.front().filter(|sent| sent.xid == head.xid) else {
+            return Err(malformed("a reply to something not asked"));
         };
-        let Some(pending) = pending else {
-            return Err(malformed(Malformed("a reply to something not asked")));
-        };
-        let decoded = match head.code {
-            Code::OK => pending.ask.request.decode(body).map_err(malformed),
+        let outcome = match head.code {
+            Code::OK => sent.ask.request.decode(body)?,
             // The next handshake tells which, and for certain.
-            code @ (Code::SESSION_EXPIRED | Code::SESSION_MOVED) => Err(code.error("a request")),
-            code => Ok(Err(code)),
+            code @ (Code::SESSION_EXPIRED | Code::SESSION_MOVED) => {
+                return Err(code.error("a request"));
+            }
+            code => Err(code),
         };
-        match decoded {
-            Ok(outcome) => {
-                self.last_zxid = self.last_zxid.max(head.zxid);
-                self.complete(pending, outcome, now)
-            }
-            Err(error) => {
-                // Not answered: its caller learns of the broken connection with the others.
-                self.sent.push_front(pending);
-                Err(error)
-            }
+        self.last_zxid = self.last_zxid.max(head.zxid);
+        // Only now: where decoding failed, its caller learns of the broken connection with the others.
+        match self.sent.pop_front() {
+            Some(pending) => self.complete(pending, outcome, now),
+            None => Ok(()),
         }
     }
 
@@ -544,6 +529,8 @@ impl<C: Caller> Protocol<C> {
                 log::debug!("{realm}: cannot delete a node, trying again: {error}");
                 self.suspect(path);
             }
+            // The server has dropped the watches, too, that were set after this was asked.
+            (Request::Unwatch(path), _) => self.watches.fire(path, false),
             _ => {}
         }
         match to {
@@ -581,7 +568,7 @@ impl<C: Caller> Protocol<C> {
             (Request::Children(_), Ok(_)) => Kind::Children,
             _ => return,
         };
-        self.watches.add(kind, ask.path().to_owned(), watch);
+        self.watches.add(kind, ask.path(), watch);
     }
 
     fn list(&mut self, path: String, callers: Vec<C>) {
@@ -698,28 +685,6 @@ impl<C: Caller> Protocol<C> {
             Err(_) => _ = self.suspects.insert(mutex.to_owned()),
         }
     }
-
-    /// Tells the server which watches have no holder any more.
-    fn unwatch(&mut self) {
-        let mut unwatched = self.watches.prune();
-        for pending in self.sent.iter().chain(&self.queue) {
-            if pending.ask.watch.is_some() {
-                // The server would drop the new watch with the old one.
-                unwatched.remove(pending.ask.path());
-            }
-        }
-        for path in unwatched {
-            self.enqueue(Request::Unwatch(path).into(), To::Cleanup);
-        }
-    }
-}
-
-fn malformed(what: Malformed) -> Error {
-    Error::new(
-        ErrorKind::Protocol,
-        "the server sent what a ZooKeeper server would not; is this a ZooKeeper server?",
-    )
-    .with_source(what)
 }
 
 #[cfg(test)]
@@ -1397,6 +1362,56 @@ mod tests {
                 return;
             }
         }
+    }
+
+    /// It would come without the nodes of this one.
+    #[test]
+    fn session_of_another_id_is_refused() {
+        let mut protocol = protocol();
+        served(&mut protocol, 0);
+        protocol.disconnected(&lost());
+        protocol.begin(at(100), Duration::from_millis(T / 4));
+        let mut welcome = welcome(T);
+        // The last byte of the id, before a password of 16 bytes and its length.
+        let place = welcome.len() - 21;
+        welcome[place] += 1;
+        let error = protocol.received(&welcome, at(101)).unwrap_err();
+        assert!(error.to_string().contains("the session we asked for"));
+        assert!(protocol.id == SESSION && !protocol.is_serving());
+    }
+
+    /// The server drops all watches on the node, also those that were set meanwhile.
+    #[test]
+    fn forgotten_watches_are_told_and_new_ones_start_over() {
+        let mut protocol = protocol();
+        served(&mut protocol, 0);
+        let wake = Arc::new(crate::parker::Parker::new().unparker());
+        let watches: Vec<_> = (0..200).map(|_| Watch::new(&wake)).collect();
+        for (number, watch) in watches.iter().enumerate() {
+            let watch = Arc::downgrade(watch);
+            protocol
+                .watches
+                .add(Kind::Exists, &format!("/{number}"), &watch);
+        }
+        drop(watches);
+        protocol.tick(at(T / 24 + 1)).unwrap();
+        let sent = requests(&protocol.take_output());
+        assert!(sent.iter().skip(1).all(|(_, op)| *op == 18), "{sent:?}");
+        let again = Watch::new(&wake);
+        for number in 0..200 {
+            let path = format!("/{number}");
+            protocol
+                .watches
+                .add(Kind::Exists, &path, &Arc::downgrade(&again));
+        }
+        protocol
+            .received(&ok(sent[0].0, 0), at(T / 24 + 2))
+            .unwrap();
+        assert!(again.is_set());
+        protocol
+            .received(&ok(sent[1].0, 0), at(T / 24 + 2))
+            .unwrap();
+        assert!(!again.is_set());
     }
 
     /// Another server may have a lower `maxSessionTimeout`.
