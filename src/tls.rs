@@ -84,16 +84,19 @@ impl Tls {
                 found => found.map_err(|error| invalid(option, &error)),
             }
         };
-        let trusted = match &files.ca {
-            Some(pem) => chain("tls_ca", pem)?,
-            None => rustls_native_certs::load_native_certs().certs,
-        };
         let mut roots = rustls::RootCertStore::empty();
-        roots.add_parsable_certificates(trusted);
-        ensure(
-            !roots.is_empty(),
-            "tls_ca: there is no certificate of an authority to trust",
-        )?;
+        if let Some(pem) = &files.ca {
+            for certificate in chain("tls_ca", pem)? {
+                let added = roots.add(certificate);
+                added.map_err(|error| invalid("tls_ca", &error))?;
+            }
+        } else {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            ensure(
+                !roots.is_empty(),
+                "the system trusts no authority; give tls_ca",
+            )?;
+        }
         let builder = rustls::ClientConfig::builder().with_root_certificates(roots);
         let config = match &files.own {
             None => builder.with_no_client_auth(),
