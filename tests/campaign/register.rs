@@ -24,17 +24,13 @@ pub struct Register {
 }
 
 impl Register {
-    /// A register that refuses fences smaller than the largest it has seen.
-    pub fn fenced() -> Register {
+    /// A register that takes what comes; or one that refuses fences smaller than the largest it has seen, if its
+    /// name says so.
+    pub fn named(name: &str) -> Register {
         Register {
-            fence: Some(0),
+            fence: name.starts_with("fenced").then_some(0),
             ..Register::default()
         }
-    }
-
-    /// A register that takes what comes.
-    pub fn plain() -> Register {
-        Register::default()
     }
 
     /// The state, for a holder with this fence. A read counts: an older holder must not write any more,
@@ -131,45 +127,33 @@ impl RegisterServer {
 
 fn serve(client: &TcpStream, shared: &Shared) -> io::Result<()> {
     client.set_nodelay(true)?;
-    let mut reader = BufReader::new(client);
-    let mut line = String::new();
-    while reader.read_line(&mut line)? > 0 {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let number = |index: usize| words.get(index)?.parse::<u64>().ok();
-        let answer = (|| {
-            let name = *words.get(1)?;
-            let mut registers = shared.registers.lock();
-            let register = registers.entry(name.to_owned()).or_insert_with(|| {
-                if name.starts_with("fenced") {
-                    Register::fenced()
-                } else {
-                    Register::plain()
-                }
-            });
-            match *words.first()? {
-                "read" => {
-                    let base = register.read(number(2)?);
-                    let process = usize::try_from(number(3)?).ok()?;
-                    shared.readers.lock().insert(name.to_owned(), process);
-                    Some(base.map(|base| base.to_string()))
-                }
-                "write" => {
-                    let written = register.write(number(2)?, number(3)?, number(4)?);
-                    Some(written.then(|| "ok".to_owned()))
-                }
-                _ => None,
-            }
-        })();
-        let text = match answer {
-            Some(Some(text)) => text,
-            Some(None) => "refused".to_owned(),
-            None => "what".to_owned(),
-        };
-        let mut writer = client;
-        writer.write_all(format!("{text}\n").as_bytes())?;
-        line.clear();
+    let mut writer = client;
+    for line in BufReader::new(client).lines() {
+        let answer = shared.answer(&line?);
+        let answer = answer.unwrap_or_else(|| "refused".to_owned());
+        writer.write_all(format!("{answer}\n").as_bytes())?;
     }
     Ok(())
+}
+
+impl Shared {
+    /// `read REGISTER FENCE PROCESS` or `write REGISTER FENCE BASE TOKEN`; `None` if it is refused.
+    fn answer(&self, line: &str) -> Option<String> {
+        let mut words = line.split_whitespace();
+        let (question, name) = (words.next()?, words.next()?);
+        let mut number = || words.next()?.parse::<u64>().ok();
+        let mut registers = self.registers.lock();
+        let register = registers.entry(name.to_owned());
+        let register = register.or_insert_with(|| Register::named(name));
+        let fence = number()?;
+        if question == "write" {
+            let written = register.write(fence, number()?, number()?);
+            return written.then(|| "ok".to_owned());
+        }
+        let process = usize::try_from(number()?).ok()?;
+        self.readers.lock().insert(name.to_owned(), process);
+        Some(register.read(fence)?.to_string())
+    }
 }
 
 /// A contender's connection to the registers.
@@ -231,10 +215,10 @@ mod tests {
 
     #[test]
     fn fenced_register_loses_no_write_and_plain_one_does() {
-        let (acknowledged, chain) = race(Register::fenced());
+        let (acknowledged, chain) = race(Register::named("fenced-m"));
         assert_eq!(acknowledged, [22]);
         assert!(chain.contains(&22));
-        let (acknowledged, chain) = race(Register::plain());
+        let (acknowledged, chain) = race(Register::named("plain-m"));
         assert_eq!(acknowledged, [11, 22]);
         assert!(!chain.contains(&11), "a lost write is seen as lost");
     }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use testbed::wait_until;
 
 use super::hooked::failing;
-use super::{PATIENCE, Subject, after, ms, name, next, started, wait_for_owner};
+use super::{PATIENCE, Subject, ms, name, next, opposite, started, wait_for_owner};
 
 pub fn started_service_owns(subject: &Subject) {
     let mutex = name("start");
@@ -297,7 +297,7 @@ pub fn service_stops_at_any_time(subject: &Subject) {
         for event in events.try_iter() {
             if event.kind != EventKind::OwnerChanged {
                 assert_eq!(event.kind, expected, "round {round}");
-                expected = after(expected);
+                expected = opposite(expected);
             }
         }
         assert_eq!(

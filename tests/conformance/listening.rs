@@ -8,7 +8,7 @@ use contend::{Event, EventKind, Executor, Job, MutexContendService, MutexContend
 use parking_lot::Mutex;
 use testbed::wait_until;
 
-use super::{PATIENCE, Subject, after, ms, name, started, wait_for_owner};
+use super::{PATIENCE, Subject, ms, name, opposite, started, wait_for_owner};
 
 pub fn slow_callback_delays_no_renewal(subject: &Subject) {
     let mutex = name("slow");
@@ -199,7 +199,7 @@ pub fn full_channel_drops_whole_pairs(subject: &Subject) {
     let mut expected = EventKind::Acquired;
     for event in events.try_iter() {
         assert_eq!(event.kind, expected);
-        expected = after(expected);
+        expected = opposite(expected);
         seen += 1 + event.missed;
     }
     assert_eq!(

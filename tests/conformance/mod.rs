@@ -115,7 +115,7 @@ pub fn next(events: &Events, kind: EventKind) -> Event {
 }
 
 /// Acquired and Released alternate.
-pub fn after(kind: EventKind) -> EventKind {
+pub fn opposite(kind: EventKind) -> EventKind {
     match kind {
         EventKind::Acquired => EventKind::Released,
         _ => EventKind::Acquired,

@@ -369,10 +369,7 @@ impl World {
                 }
                 self.monitor.highest_grant = highest.max(held.fence);
                 self.monitor.granted = (held.fence, self.now);
-                // A clean-up that adopts what came late may run out of time over it: the drop of a factory waits for
-                // 400 ms, and the late request has cost it two calls. That lease ends by itself, too.
-                let adopted_late = before.is_some() && self.monitor.granted_late;
-                self.monitor.granted_late = late || adopted_late;
+                self.monitor.granted_late = late;
             }
             Answer::Renewed(..) => self.tally.renewals += 1,
             _ => {}
