@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mysql::prelude::Queryable;
-use mysql::{Binary, Conn, Params, QueryResult, Statement};
+use mysql::{Conn, Statement};
 
 use super::error::RequestError;
 use super::server::Server;
@@ -194,28 +194,14 @@ impl Connection {
         outcome
     }
 
-    /// Makes one request with a prepared statement, as [`run`](Connection::run); one more before it, to
-    /// prepare the statement, the first time.
-    pub(super) fn exec<T>(
-        &mut self,
-        by: Moment,
-        sql: &str,
-        params: impl Into<Params>,
-        read: impl FnOnce(QueryResult<'_, '_, '_, Binary>) -> mysql::Result<T>,
-    ) -> Result<T, RequestError> {
-        let statement = self.prepare(by, sql)?;
-        self.run(by, |conn| read(conn.exec_iter(statement, params)?))
-    }
-
     /// Prepares a statement, unless it is. A request of its own: together with the execution it would have
     /// the time of one answer for two.
     pub(super) fn prepare(&mut self, by: Moment, sql: &str) -> Result<Statement, RequestError> {
         if let Some((_, statement)) = self.prepared.iter().find(|(text, _)| text == sql) {
             return Ok(statement.clone());
         }
-        let statement = self
-            .run(by, |conn| conn.prep(sql))
-            .map_err(RequestError::not_sent)?;
+        let prepared = self.run(by, |conn| conn.prep(sql));
+        let statement = prepared.map_err(RequestError::not_sent)?;
         self.prepared.push((sql.to_owned(), statement.clone()));
         Ok(statement)
     }

@@ -80,24 +80,20 @@ impl Server {
     /// Refuses what could not work, before a connection is tried.
     pub(crate) fn check(&self) -> Result<()> {
         let (Address::Tcp(name, _) | Address::Socket(name)) = &self.address;
-        if name.is_empty() {
-            return Err(Error::invalid("the MySQL server has no host name"));
-        }
         // With a slash it would be a table or nothing at all.
-        if self.database.is_empty() || self.database.contains(['/', '`', '\0']) {
-            return Err(Error::invalid(format!(
-                "{:?} is not a database name; a URL is mysql://user:password@host:port/database",
-                self.database
-            )));
-        }
-        if self.tls.on && matches!(self.address, Address::Socket(_)) {
-            return Err(Error::invalid(
-                "a unix socket needs no TLS: leave tls or socket away",
-            ));
-        }
-        // The driver reads the files again for every connection.
-        self.tls.certificates()?;
-        Ok(())
+        let is_database = !self.database.is_empty() && !self.database.contains(['/', '`', '\0']);
+        let why = if name.is_empty() {
+            "the MySQL server has no host name".to_owned()
+        } else if !is_database {
+            let right = "a URL is mysql://user:password@host:port/database";
+            format!("{:?} is not a database name; {right}", self.database)
+        } else if self.tls.on && matches!(self.address, Address::Socket(_)) {
+            "a unix socket needs no TLS: leave tls or socket away".to_owned()
+        } else {
+            // The driver reads the files again for every connection.
+            return self.tls.certificates().map(drop);
+        };
+        Err(Error::invalid(why))
     }
 
     /// Returns what the driver opens a connection with.
