@@ -71,11 +71,7 @@ impl Connector {
         });
         opened.map_err(|error| {
             let error = error.into_error();
-            let hint = match error.kind() {
-                ErrorKind::Timeout => "; it hangs, or is not a MySQL server",
-                _ => "",
-            };
-            let message = format!("cannot connect to {}: {error}{hint}", self.server);
+            let message = format!("cannot connect to {}: {error}", self.server);
             Error::new(error.kind(), message).not_sent()
         })
     }
@@ -136,7 +132,7 @@ impl pool::Connect for Connector {
 pub(crate) struct Connection {
     conn: Conn,
     /// The longest that one request can take.
-    pub(super) patience: Duration,
+    patience: Duration,
     /// The shortest that one has taken: no answer comes sooner than after the round trip.
     pub(super) round_trip: Duration,
     poisoned: bool,

@@ -377,6 +377,7 @@ impl Waiting {
                 // Perhaps an operator has locked the row.
                 let at = Moment::now() + LOCKED_ROW;
                 self.state.lock().left.push(Left { token, mutex, at });
+                return;
             }
         }
     }
