@@ -5,8 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::ground::{
-    PATIENCE, SHORT, acquired, addr_of, connect, exhausted, locked, number, semaphores, through,
-    want,
+    PATIENCE, SHORT, acquired, addr_of, connect, exhausted, locked, number, on_mysql, through, want,
 };
 use crate::mysql_ground::{HANG, ms, operator, status};
 use contend::semaphore::{Acquisition, PermitRequest, Release};
@@ -55,8 +54,7 @@ fn opposite_requests_do_not_deadlock() {
 /// Here: the external id is found, and the grant is the one that there is.
 #[test]
 fn lost_commit_reply_and_retry_are_one_grant() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&through(&url, proxy.addr()));
         client.usage("a").unwrap();
@@ -103,8 +101,7 @@ fn lost_commit_reply_and_retry_are_one_grant() {
 /// Here: one transaction, all or nothing.
 #[test]
 fn failure_in_the_middle_leaves_nothing() {
-    within(HANG, || {
-        let (semaphores, url) = semaphores(&[("a", 5), ("b", 5)]);
+    on_mysql(&[("a", 5), ("b", 5)], |semaphores, url| {
         let mut conn = operator(&url);
         conn.query_drop(
             "CREATE TRIGGER broken BEFORE INSERT ON contend_permit FOR EACH ROW IF NEW.count = 2 THEN \
@@ -128,8 +125,7 @@ fn failure_in_the_middle_leaves_nothing() {
 /// Here: those of one process wait in memory and share a transaction.
 #[test]
 fn many_threads_need_few_connections() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1_000), ("other", 1)]);
+    on_mysql(&[("a", 1_000), ("other", 1)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&format!("{}?pool_size=3", through(&url, proxy.addr())));
         let row = locked(&url, "semaphore", "name = 'a'");
@@ -162,8 +158,7 @@ fn many_threads_need_few_connections() {
 /// Here: it is tried again, which the external id makes safe.
 #[test]
 fn lost_connection_and_lock_wait_are_tried_again() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 100)]);
+    on_mysql(&[("a", 100)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&through(&url, proxy.addr()));
         for round in 0..6 {
@@ -192,8 +187,7 @@ fn lost_connection_and_lock_wait_are_tried_again() {
 /// A connection on which a call waits for a row is not given up before the server gives up the wait.
 #[test]
 fn locked_row_ends_in_a_clear_error_and_in_time() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&format!("{}?pool_size=1", through(&url, proxy.addr())));
         client.usage("a").unwrap();
@@ -224,8 +218,7 @@ fn locked_row_ends_in_a_clear_error_and_in_time() {
 /// A call that its caller gave up is granted something: what the next call under its id was told it holds stays held.
 #[test]
 fn retry_after_a_timeout_holds_what_it_was_told() {
-    within(HANG, || {
-        let (here, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |here, url| {
         let beside = connect(&url);
         operator(&url)
             .query_drop(
@@ -252,8 +245,7 @@ fn retry_after_a_timeout_holds_what_it_was_told() {
 /// transaction that it shares with its neighbours.
 #[test]
 fn request_that_blocks_does_not_fail_its_neighbours() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1_000)]);
+    on_mysql(&[("a", 1_000)], |direct, url| {
         let client = connect(&url);
         let mut blocker = operator(&url);
         blocker.query_drop("BEGIN").unwrap();
@@ -339,8 +331,7 @@ fn acquire_and_release_need_few_statements() {
 /// A program that only uses semaphores sees in its health that the server hangs.
 #[test]
 fn hanging_server_shows_in_health() {
-    within(HANG, || {
-        let (_, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |_, url| {
         let proxy = Proxy::to(addr_of(&url));
         let factory = contend::connect(&through(&url, proxy.addr())).unwrap();
         let here = factory.semaphores().unwrap();

@@ -1,6 +1,6 @@
 //! The tables: made where they are missing, recognised where they are another program's, and mended.
 
-use crate::ground::{HOUR, acquired, connect, ids, locked, number, semaphores, want};
+use crate::ground::{HOUR, acquired, connect, ids, locked, number, on_mysql, want};
 use crate::mysql_ground::{HANG, empty_database, operator};
 use contend::ErrorKind;
 use contend::semaphore::Liveness;
@@ -85,8 +85,7 @@ fn tables_can_be_made_by_hand() {
 
 #[test]
 fn planted_counter_error_is_found_and_corrected() {
-    within(HANG, || {
-        let (semaphores, url) = semaphores(&[("a", 5), ("b", 5), ("c", 5)]);
+    on_mysql(&[("a", 5), ("b", 5), ("c", 5)], |semaphores, url| {
         let request = want("job", "a", 2).permits("b", 1);
         acquired(semaphores.acquire(&request).unwrap());
         assert_eq!(semaphores.check().unwrap(), []);
@@ -119,8 +118,7 @@ fn planted_counter_error_is_found_and_corrected() {
 /// meanwhile is not taken.
 #[test]
 fn renewal_between_look_and_release_wins() {
-    within(HANG, || {
-        let (semaphores, url) = semaphores(&[("a", 10)]);
+    on_mysql(&[("a", 10)], |semaphores, url| {
         let sweeps: [(&str, &dyn Fn() -> Vec<String>); 3] = [
             ("expired", &|| ids(semaphores.sweep_expired().unwrap())),
             ("stale", &|| ids(semaphores.sweep_stale(24 * HOUR).unwrap())),
