@@ -95,7 +95,7 @@ fn what_a_crashed_client_held_comes_back() {
 }
 
 #[test]
-fn usage_shows_what_has_expired() {
+fn expired_permit_is_shown_and_can_be_renewed() {
     everywhere(&[("a", 10), ("b", 10)], |here, elsewhere| {
         let soon = want("soon", "a", 2).permits("b", 1).ttl(SHORT);
         acquired(here.acquire(&soon).unwrap());
@@ -109,25 +109,18 @@ fn usage_shows_what_has_expired() {
         let told = |it: &Usage| (it.held, it.expired, it.free, it.requests);
         let usage: Vec<_> = here.list().unwrap().iter().map(told).collect();
         assert_eq!(usage, [(6, 2, 4, 3), (1, 1, 9, 1)]);
+        // It is its holder's still, and comes back by a renewal.
+        let status = || elsewhere.status("soon").unwrap().unwrap();
+        assert_eq!((status().held, status().expires_in), (true, Some(ms(0))));
+        assert_eq!(here.renew("soon").unwrap(), PermitRenewal::Renewed);
+        assert_eq!(here.sweep_expired().unwrap(), []);
+        assert!(status().expires_in > Some(SHORT / 2));
+        wait_until(PATIENCE, "it has expired again", || {
+            here.usage("a").unwrap().expired > 0
+        });
         acquired(elsewhere.acquire(&want("wide", "a", 6)).unwrap());
         let usage: Vec<_> = here.list().unwrap().iter().map(told).collect();
         assert_eq!(usage, [(10, 0, 0, 3), (0, 0, 10, 0)]);
-    });
-}
-
-#[test]
-fn expired_permit_can_be_renewed_until_a_sweep() {
-    everywhere(&[("a", 1)], |here, elsewhere| {
-        acquired(here.acquire(&want("job", "a", 1).ttl(SHORT)).unwrap());
-        wait_until(PATIENCE, "it has expired", || {
-            let status = here.status("job").unwrap().unwrap();
-            assert!(status.held);
-            status.expires_in == Some(ms(0))
-        });
-        assert_eq!(here.renew("job").unwrap(), PermitRenewal::Renewed);
-        assert_eq!(here.sweep_expired().unwrap(), []);
-        let left = elsewhere.status("job").unwrap().unwrap().expires_in;
-        assert!(left > Some(SHORT / 2), "{left:?}");
     });
 }
 

@@ -58,27 +58,18 @@ fn foreign_tables_are_recognised_and_left_alone() {
     });
 }
 
-/// The file can be applied as it is, and makes what `create_tables` makes.
+/// The file can be applied as it is, again and again.
 #[test]
 fn tables_can_be_made_by_hand() {
     within(HANG, || {
-        let (by_hand, by_call) = (empty_database(), empty_database());
+        let url = empty_database();
         let file = include_str!("../../sql/init-semaphore.sql");
-        operator(&by_hand).query_drop(file).unwrap();
-        let semaphores = connect(&by_hand);
+        operator(&url).query_drop(file).unwrap();
+        let semaphores = connect(&url);
         semaphores.create("a", 1).unwrap();
         acquired(semaphores.acquire(&want("job", "a", 1)).unwrap());
-        let other = connect(&by_call);
-        other.create_tables().unwrap();
-        let columns = |url: &str| -> Vec<(String, String, String)> {
-            let sql = "SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS \
-                       WHERE TABLE_SCHEMA = DATABASE() ORDER BY TABLE_NAME, ORDINAL_POSITION";
-            operator(url).query(sql).unwrap()
-        };
-        assert!(!columns(&by_hand).is_empty());
-        assert_eq!(columns(&by_hand), columns(&by_call));
-        // Again, it keeps what there is.
-        operator(&by_hand).query_drop(file).unwrap();
+        operator(&url).query_drop(file).unwrap();
+        semaphores.create_tables().unwrap();
         assert_eq!(semaphores.usage("a").unwrap().held, 1);
     });
 }
