@@ -289,6 +289,20 @@ fn acquire_and_release_need_few_statements() {
         let release = spent(&|| drop(client.release("job").unwrap()));
         let expected = [("select", 1), ("set_option", 1), ("update_multi", 1)];
         assert_eq!(release, expected);
+        // A try in vain is three SELECTs. Behind another request, only an id that may be known is looked up first.
+        acquired(client.acquire(&want("all", "a", 100)).unwrap());
+        let generated = PermitRequest::generated().permits("a", 1);
+        for (request, looks) in [(&generated, 0), (&want("named", "a", 1), 1)] {
+            let spent = spent(&|| {
+                thread::scope(|scope| {
+                    scope.spawn(|| client.guard(&generated, ms(700)).unwrap_err());
+                    thread::sleep(ms(350)); // it waits
+                    client.guard(request, ms(50)).unwrap_err();
+                });
+            });
+            let count = |of| spent.iter().find(|(name, _)| *name == of).unwrap().1;
+            assert_eq!(count("select") - 3 * count("begin"), looks, "{spent:?}");
+        }
     });
 }
 
