@@ -22,6 +22,7 @@
 
 mod binary;
 mod certificates;
+mod cpu_load;
 mod fake_clock;
 mod mariadb;
 mod port;
@@ -41,6 +42,7 @@ mod zookeeper;
 mod zookeeper_ensemble;
 
 pub use certificates::Certificates;
+pub use cpu_load::{CpuLoad, cpu_load};
 pub use fake_clock::FakeClock;
 pub use mariadb::{MariaDbServer, is_mysql};
 pub use port::Port;
