@@ -189,8 +189,8 @@ impl Bare {
                 ("{names}", "'s'"),
                 ("{external_ids}", &format!("'{id}'")),
                 ("{which}", &format!("r.external_id = '{id}'")),
-                ("{changes}", "WHEN 1 THEN 1"),
-                ("{ids}", "1"),
+                ("{change}", "1"),
+                ("{id}", "1"),
             ];
             let comment = |line: &&str| !line.starts_with("--");
             let mut text: Vec<String> = files
@@ -213,7 +213,7 @@ impl Bare {
         let second = script(&[
             include_str!("../sql/request-insert.sql"),
             include_str!("../sql/permit-insert.sql"),
-            include_str!("../sql/semaphore-change-counters.sql"),
+            include_str!("../sql/semaphore-change-counter.sql"),
             "COMMIT;SET wait_timeout = 86400",
         ]);
         let times = "30, SYSDATE(6) + INTERVAL 30 SECOND, SYSDATE(6) + INTERVAL 30 * 1.25 SECOND";

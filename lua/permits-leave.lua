@@ -3,7 +3,9 @@
 -- ARGV   1 name   2 process
 -- Result { 1, now }
 -- Invariant: the other processes keep their places.
-leave(ARGV[1], ARGV[2])
-count(ARGV[1])[5] = true
-save()
-return { 1, now }
+if PART == 'leave' then
+  leave(ARGV[1], ARGV[2])
+  count(ARGV[1])[5] = true
+  save()
+  return { 1, now }
+end

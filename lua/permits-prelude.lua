@@ -1,4 +1,5 @@
--- Semaphores: what all scripts of permits share. It is put in front of each of them. All take the same keys.
+-- Semaphores: the head of their script. The other files are its parts; the first argument of a call names one, and is
+-- not among the ARGV that they describe. All take the same keys.
 --
 -- KEYS   1 P:counts    hash    c:NAME capacity; u:NAME permits held; r:NAME requests that hold some; fence: the last one;
 --                              w:LENGTH:NAME:PROCESS place of a waiting process, and the µs until which it counts as alive
@@ -18,6 +19,7 @@
 -- keys exist from the first semaphore on, by a member '' that is no request: a slot that is being moved answers for keys
 -- that exist.
 local call = redis.call
+local PART = table.remove(ARGV, 1)
 local COUNTS, REQUESTS, HELD, RELEASED, QUEUE, HISTORY = unpack(KEYS)
 local TOKEN, FENCE, TTL, CREATED, KEPT, OWNER, PERMITS = 1, 2, 3, 4, 5, 6, 7
 local NEVER = 4503599627370496
@@ -40,11 +42,11 @@ local function ms_left(record, score)
   return record[TTL] > 0 and math.max(math.floor((score - now) / 1000 - record[TTL] / 4), 0) or -1
 end
 
--- { code, now, id, held, token, fence, owner, ttl, ms left or -1, ms since the first grant, name, count, ... }
+-- { code, now, id, held, fence, owner, ttl, ms left or -1, ms since the first grant, { name, count, ... } }
 local function reply(code, id, record, score)
-  return { code, now, id, score and 1 or 0, record[TOKEN], record[FENCE], record[OWNER], record[TTL],
+  return { code, now, id, score and 1 or 0, record[FENCE], record[OWNER], record[TTL],
     score and ms_left(record, score) or -1, math.max(math.floor(now / 1000) - record[CREATED], 0),
-    unpack(record, PERMITS) }
+    { unpack(record, PERMITS) } }
 end
 
 -- What this call read and changed of the counts, by name: { capacity, used, requests, changed, freed }.

@@ -6,22 +6,24 @@
 --        4 cursor
 -- Result { cursor, now, record, ... }: what was taken back
 -- Invariant: a request is judged by its state at this moment; one that was renewed since the caller looked is left alone.
-local what, since = ARGV[1], tonumber(ARGV[2])
-if what == 'stale' then
-  since = now - since
-end
-local page = call('ZSCAN', HELD, ARGV[4], 'COUNT', 250)
-local answer = { page[1], now }
-for at = 1, #page[2], 2 do
-  local id, score = page[2][at], tonumber(page[2][at + 1])
-  if id ~= '' and (what == 'owner' or score <= now or what == 'stale' and score >= NEVER) then
-    local record = read(id) or { '', '0', 0, 0, 0, '' }
-    local ttl = record[TTL]
-    local idle = score - (ttl > 0 and ttl * 1250 or NEVER) <= since
-    if (what == 'expired' or idle and (what == 'stale' or record[OWNER] == ARGV[3])) and free(id, record) then
-      answer[#answer + 1] = reply(1, id, record)
+if PART == 'sweep' then
+  local what, since = ARGV[1], tonumber(ARGV[2])
+  if what == 'stale' then
+    since = now - since
+  end
+  local page = call('ZSCAN', HELD, ARGV[4], 'COUNT', 250)
+  local answer = { page[1], now }
+  for at = 1, #page[2], 2 do
+    local id, score = page[2][at], tonumber(page[2][at + 1])
+    if id ~= '' and (what == 'owner' or score <= now or what == 'stale' and score >= NEVER) then
+      local record = read(id) or { '', '0', 0, 0, 0, '' }
+      local ttl = record[TTL]
+      local idle = score - (ttl > 0 and ttl * 1250 or NEVER) <= since
+      if (what == 'expired' or idle and (what == 'stale' or record[OWNER] == ARGV[3])) and free(id, record) then
+        answer[#answer + 1] = reply(1, id, record)
+      end
     end
   end
+  save()
+  return answer
 end
-save()
-return answer

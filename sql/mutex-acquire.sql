@@ -15,7 +15,7 @@
 -- the owner renew only while transition_at > now, so at equality no contender can. Here the owner
 -- always may, which leaves no gap and contradicts no peer.
 UPDATE {table}
-SET fencing_token = LAST_INSERT_ID(GREATEST(fencing_token + 1, {micros})),
+SET fencing_token = LAST_INSERT_ID(GREATEST(fencing_token + 1, CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED))),
     acquired_at   = {now},
     ttl_at        = LEAST(GREATEST(IF(owner_id = :id, ttl_at, 0), {now} + :ttl), {clock} + :ttl),
     transition_at = LEAST(GREATEST(IF(owner_id = :id, transition_at, 0), {now} + :total), {clock} + :total),

@@ -8,6 +8,6 @@
 UPDATE {table}
 SET waiters = CONCAT(waiters, ':', :token)
 WHERE mutex = :mutex
-  AND LENGTH(waiters) <= 3971
+  AND LENGTH(waiters) <= {room}
   AND LOCATE(CONCAT(':', :token), waiters) = 0
   AND owner_id <> CONCAT('~', :token)

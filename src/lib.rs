@@ -127,8 +127,8 @@ mod timer;
 mod tls;
 // Memory has neither hosts nor numbers in its URL.
 #[cfg_attr(
-    not(any(feature = "mysql", feature = "redis", feature = "zk")),
-    allow(dead_code)
+    not(all(feature = "mysql", feature = "redis", feature = "zk")),
+    allow(unused)
 )]
 mod url;
 mod virtual_time;

@@ -119,6 +119,7 @@ struct Shared<C> {
     freed: Condvar,
 }
 
+#[derive(Clone)]
 struct Failure {
     error: Error,
     pause: Duration,
@@ -295,10 +296,7 @@ impl<C: Connect> Pool<C> {
 
 impl<C: Connect> fmt::Debug for Pool<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool")
-            .field("server", &self.shared.connect.server())
-            .field("usage", &self.usage())
-            .finish_non_exhaustive()
+        write!(f, "Pool({})", self.shared.connect.server())
     }
 }
 
@@ -329,7 +327,8 @@ impl<C: Connect> ManageConnection for Manager<C> {
     /// Opens a connection; in the pause after a failure, returns that instead.
     fn connect(&self) -> Result<C::Connection> {
         let shared = &*self.0;
-        if let Some(failure) = &*shared.failure.lock()
+        let earlier = shared.failure.lock().clone();
+        if let Some(failure) = &earlier
             && !failure.next_attempt_at.remaining().is_zero()
         {
             return Err(failure.error.clone());
@@ -337,24 +336,24 @@ impl<C: Connect> ManageConnection for Manager<C> {
         // r2d2 would never again count the connection on which a panic came.
         let opened = catch_unwind(AssertUnwindSafe(|| shared.connect.connect()));
         let opened = opened.unwrap_or_else(|_| {
-            Err(Error::new(
-                ErrorKind::Panicked,
-                format!("{}: connecting panicked", shared.connect.server()),
-            ))
+            let message = format!("{}: connecting panicked", shared.connect.server());
+            Err(Error::new(ErrorKind::Panicked, message))
         });
-        match opened {
-            Ok(connection) => {
-                *shared.failure.lock() = None;
-                shared.probe.tell(|probe| probe.connected());
-                Ok(connection)
+        let opened = opened.map_err(Error::not_sent);
+        *shared.failure.lock() = opened.as_ref().err().map(|error| {
+            let doubled = earlier.map_or(FIRST_PAUSE, |earlier| earlier.pause * 2);
+            let pause = doubled.min(shared.connect.longest_pause(error));
+            Failure {
+                error: error.clone(),
+                pause,
+                next_attempt_at: Moment::now() + pause,
             }
-            Err(error) => {
-                let error = error.not_sent();
-                shared.note_failure(error.clone());
-                shared.probe.tell(|probe| probe.disconnected(&error));
-                Err(error)
-            }
-        }
+        });
+        shared.probe.tell(|probe| match &opened {
+            Ok(_) => probe.connected(),
+            Err(error) => probe.disconnected(error),
+        });
+        opened
     }
 
     /// Asks the server nothing.
@@ -371,20 +370,6 @@ impl<C: Connect> ManageConnection for Manager<C> {
 }
 
 impl<C: Connect> Shared<C> {
-    fn note_failure(&self, error: Error) {
-        let longest = self.connect.longest_pause(&error);
-        let mut failure = self.failure.lock();
-        let pause = failure
-            .as_ref()
-            .map_or(FIRST_PAUSE, |earlier| earlier.pause * 2)
-            .min(longest);
-        *failure = Some(Failure {
-            error,
-            pause,
-            next_attempt_at: Moment::now() + pause,
-        });
-    }
-
     fn connect_error(&self) -> Option<Error> {
         let failure = self.failure.lock();
         failure.as_ref().map(|failure| failure.error.clone())

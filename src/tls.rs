@@ -1,10 +1,12 @@
-//! The TLS options that the backends on a network share: their setters, their URL parameters, and the
-//! certificates that they name.
+//! TLS for the backends on a network: its options, and the certificates that they name.
 
+use std::fs;
 use std::path::PathBuf;
+#[cfg(all(feature = "tls", feature = "zk"))]
+use std::sync::Arc;
 
-use crate::error::{Error, Result};
-use crate::url::Url;
+use crate::error::{Error, ErrorKind, Result};
+use crate::url::ensure;
 
 /// Whether connections are encrypted, and the PEM files to do it with.
 #[derive(Clone, Debug, Default)]
@@ -19,7 +21,7 @@ pub(crate) struct Tls {
 }
 
 /// The contents of the PEM files.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 #[cfg_attr(not(all(feature = "tls", feature = "redis")), allow(dead_code))]
 pub(crate) struct Certificates {
     /// The authorities to trust. Defaults to those that the system trusts.
@@ -29,92 +31,86 @@ pub(crate) struct Certificates {
 }
 
 impl Tls {
-    pub(crate) fn from_url(url: &Url) -> Result<Tls> {
-        let mut tls = Tls::default();
-        url.set("tls", &mut tls.on)?;
-        url.set("tls_ca", &mut tls.ca)?;
-        url.set("tls_cert", &mut tls.cert)?;
-        url.set("tls_key", &mut tls.key)?;
-        Ok(tls)
-    }
-
     /// Checks the options and reads the files. Returns `None` if connections are not encrypted.
     pub(crate) fn certificates(&self) -> Result<Option<Certificates>> {
+        if !self.on {
+            let no_file = self.ca.is_none() && self.cert.is_none() && self.key.is_none();
+            ensure(no_file, "tls_ca, tls_cert and tls_key need tls=true")?;
+            return Ok(None);
+        }
+        if cfg!(not(feature = "tls")) {
+            let message = "TLS needs the Cargo feature \"tls\"";
+            return Err(Error::new(ErrorKind::FeatureDisabled, message));
+        }
+        // The drivers panic on their first connection if rustls has no provider, or several are compiled in. An error
+        // means that the program has chosen one already.
+        #[cfg(feature = "tls")]
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let both = self.cert.is_some() == self.key.is_some();
+        ensure(both, "tls_cert and tls_key go together")?;
         let read = |option: &str, file: &Option<PathBuf>| -> Result<Option<Vec<u8>>> {
             let Some(file) = file else { return Ok(None) };
-            std::fs::read(file).map(Some).map_err(|error| {
+            fs::read(file).map(Some).map_err(|error| {
                 Error::invalid(format!("{option}: cannot read {}: {error}", file.display()))
             })
         };
-        if !self.on {
-            return if self.ca.is_some() || self.cert.is_some() || self.key.is_some() {
-                Err(Error::invalid("tls_ca, tls_cert and tls_key need tls=true"))
-            } else {
-                Ok(None)
-            };
-        }
-        install_provider()?;
-        if self.cert.is_some() != self.key.is_some() {
-            return Err(Error::invalid("tls_cert and tls_key go together"));
-        }
-        let own = read("tls_cert", &self.cert)?.zip(read("tls_key", &self.key)?);
         Ok(Some(Certificates {
             ca: read("tls_ca", &self.ca)?,
-            own,
+            own: read("tls_cert", &self.cert)?.zip(read("tls_key", &self.key)?),
         }))
     }
 }
 
-/// Chooses ring as rustls' provider: the drivers panic on their first connection if there is none, or if
-/// several are compiled in.
-#[cfg(feature = "tls")]
-#[allow(clippy::unnecessary_wraps)]
-fn install_provider() -> Result<()> {
-    // An error means that the program has chosen one already.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    Ok(())
+#[cfg(all(feature = "tls", feature = "zk"))]
+impl Tls {
+    /// The settings of a client with these options.
+    pub(crate) fn client_config(&self) -> Result<Option<Arc<rustls::ClientConfig>>> {
+        use std::fmt::Display;
+
+        use rustls::pki_types::pem::PemObject;
+        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+        let Some(files) = self.certificates()? else {
+            return Ok(None);
+        };
+        let invalid =
+            |option: &str, what: &dyn Display| Error::invalid(format!("{option}: {what}"));
+        let chain = |option: &str, pem: &[u8]| {
+            let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+            match found {
+                Ok(none) if none.is_empty() => {
+                    Err(invalid(option, &"the file contains no certificate"))
+                }
+                found => found.map_err(|error| invalid(option, &error)),
+            }
+        };
+        let mut roots = rustls::RootCertStore::empty();
+        if let Some(pem) = &files.ca {
+            for certificate in chain("tls_ca", pem)? {
+                let added = roots.add(certificate);
+                added.map_err(|error| invalid("tls_ca", &error))?;
+            }
+        } else {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            ensure(
+                !roots.is_empty(),
+                "the system trusts no authority; give tls_ca",
+            )?;
+        }
+        let builder = rustls::ClientConfig::builder().with_root_certificates(roots);
+        let config = match &files.own {
+            None => builder.with_no_client_auth(),
+            Some((cert, key)) => {
+                // The error may not quote the key.
+                let key = PrivateKeyDer::from_pem_slice(key)
+                    .map_err(|_| invalid("tls_key", &"the file contains no PEM private key"))?;
+                let config = builder.with_client_auth_cert(chain("tls_cert", cert)?, key);
+                config.map_err(|error| invalid("tls_cert", &error))?
+            }
+        };
+        Ok(Some(Arc::new(config)))
+    }
 }
-
-#[cfg(not(feature = "tls"))]
-fn install_provider() -> Result<()> {
-    Err(Error::new(
-        crate::error::ErrorKind::FeatureDisabled,
-        "TLS needs the Cargo feature \"tls\"",
-    ))
-}
-
-/// Adds the setters of the TLS options, which are in the field that is named, to a builder.
-macro_rules! tls_setters {
-    ($($tls:ident).+) => {
-        /// Sets whether connections are encrypted and the server's certificate and host name are checked;
-        /// needs the Cargo feature `tls`. Defaults to `false`.
-        pub fn tls(mut self, tls: bool) -> Builder {
-            self.$($tls).+.on = tls;
-            self
-        }
-
-        /// Sets the PEM file with the certificates of the authorities to trust. Defaults to those that the
-        /// system trusts, on MySQL to the public ones.
-        pub fn tls_ca(mut self, file: impl Into<std::path::PathBuf>) -> Builder {
-            self.$($tls).+.ca = Some(file.into());
-            self
-        }
-
-        /// Sets the PEM file with the client's certificate chain, for servers that ask for one. Needs
-        /// [`tls_key`](Builder::tls_key). Defaults to none.
-        pub fn tls_cert(mut self, file: impl Into<std::path::PathBuf>) -> Builder {
-            self.$($tls).+.cert = Some(file.into());
-            self
-        }
-
-        /// Sets the PEM file with the key of the client's certificate. Defaults to none.
-        pub fn tls_key(mut self, file: impl Into<std::path::PathBuf>) -> Builder {
-            self.$($tls).+.key = Some(file.into());
-            self
-        }
-    };
-}
-pub(crate) use tls_setters;
 
 #[cfg(test)]
 mod tests {
@@ -122,37 +118,30 @@ mod tests {
 
     #[test]
     fn options_that_cannot_work_are_refused() {
-        let certificates = |parameters: &str| {
-            let url = Url::parse(&format!("zk://h?{parameters}")).unwrap();
-            Tls::from_url(&url).and_then(|tls| tls.certificates())
+        let off = Tls::default();
+        let on = || Tls {
+            on: true,
+            ..Tls::default()
         };
-        assert!(certificates("tls=off").unwrap().is_none());
-        for (parameters, says) in [
-            (
-                "tls=maybe",
-                "URL parameter tls: \"maybe\" is neither true nor false",
-            ),
-            ("tls_ca=x", "tls_ca, tls_cert and tls_key need tls=true"),
-            (
-                "tls=no&tls_key=x",
-                "tls_ca, tls_cert and tls_key need tls=true",
-            ),
-        ] {
-            let error = certificates(parameters).err().unwrap();
-            assert_eq!(error.to_string(), says);
-        }
+        let file = || Some(PathBuf::from("/none"));
+        assert!(off.certificates().unwrap().is_none());
+        let says = |tls: Tls| tls.certificates().err().unwrap().to_string();
+        let needs = "tls_ca, tls_cert and tls_key need tls=true";
+        let (ca, key) = (file(), file());
+        assert_eq!(says(Tls { ca, ..off.clone() }), needs);
+        assert_eq!(says(Tls { key, ..off }), needs);
         if cfg!(feature = "tls") {
-            for (parameters, says) in [
-                ("tls=on&tls_cert=x", "tls_cert and tls_key go together"),
-                ("tls=yes&tls_ca=/none", "tls_ca: cannot read /none: "),
-            ] {
-                let error = certificates(parameters).err().unwrap().to_string();
-                assert!(error.starts_with(says), "{error}");
-            }
-            assert!(certificates("tls=true").unwrap().unwrap().ca.is_none());
+            let (ca, cert) = (file(), file());
+            assert_eq!(
+                says(Tls { cert, ..on() }),
+                "tls_cert and tls_key go together"
+            );
+            let error = says(Tls { ca, ..on() });
+            assert!(error.starts_with("tls_ca: cannot read /none: "), "{error}");
+            assert!(on().certificates().unwrap().unwrap().ca.is_none());
         } else {
-            let error = certificates("tls=true").err().unwrap();
-            assert_eq!(error.kind(), crate::error::ErrorKind::FeatureDisabled);
+            let error = on().certificates().err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::FeatureDisabled);
         }
     }
 }

@@ -24,15 +24,9 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// Every call may fail with any error of the store; named below is what else a failure says. All but `create` and
 /// `set_capacity` are safe to repeat.
-pub trait PermitStore: fmt::Debug + Send + Sync {
+pub trait PermitStore: Send + Sync {
     /// Where the semaphores are, without credentials.
     fn realm(&self) -> &str;
-
-    /// Returns the shortest ttl whose renewals, with a retry, have room in it.
-    fn min_ttl(&self) -> Duration;
-
-    /// Returns the longest pause between two tries of a waiting request.
-    fn poll_interval(&self) -> Duration;
 
     /// Makes what the store needs, where it is missing. Defaults to nothing.
     ///
@@ -49,13 +43,7 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// `NotFound`; any.
-    fn set_capacity(
-        &self,
-        name: &str,
-        capacity: u32,
-        changed_by: Option<&str>,
-        by: Moment,
-    ) -> Result<u32>;
+    fn set_capacity(&self, name: &str, to: u32, who: Option<&str>, by: Moment) -> Result<u32>;
 
     /// Reads the changes of a capacity, oldest first.
     fn history(&self, name: &str, by: Moment) -> Result<Vec<CapacityChange>>;
@@ -79,22 +67,28 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
     fn status(&self, external_id: &str, by: Moment) -> Result<Option<RequestStatus>>;
 
     /// Takes all permits of the request, or none. Where a semaphore is exhausted, takes back what has
-    /// expired there and tries once more.
+    /// expired there and tries once more. `place` is that of a request that waits: a server with lines keeps one for
+    /// its process, and grants it nothing for which another process has waited longer.
     ///
     /// # Errors
     /// `NotFound` for a semaphore; `Conflict` where the external id is in use for something else; any. The outcome
     /// counts as unknown, unless the error [`is_not_sent`](Error::is_not_sent) or says that the server refused.
-    fn acquire(&self, request: &Arc<Request>, by: Moment) -> Result<Outcome>;
+    fn acquire(
+        &self,
+        request: &Arc<Request>,
+        place: Option<&Standing>,
+        by: Moment,
+    ) -> Result<Outcome>;
 
-    /// Restarts the ttl of each of these, never to an earlier end. One that is locked by another transaction
-    /// does not hold up the others.
+    /// Restarts the ttl of each of these, never to an earlier end. Tells of each what became of it; `None` if another
+    /// transaction has it locked, which does not hold up the others: try again soon.
     ///
     /// # Errors
     /// Any; belief runs on to its old end.
-    fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Renewed>>;
+    fn renew(&self, grants: &[GrantId], by: Moment) -> Result<Vec<Option<PermitRenewal>>>;
 
-    /// Gives the permits back.
-    fn release(&self, grant: &GrantId, by: Moment) -> Result<Released>;
+    /// Gives the permits back. Returns with that what is free again now.
+    fn release(&self, grant: &GrantId, by: Moment) -> Result<(Release, Counts)>;
 
     /// Takes permits back, each rechecked in the statement that releases it. One that is locked by another
     /// transaction does not hold up the others.
@@ -115,31 +109,20 @@ pub trait PermitStore: fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Returns the lines in which processes wait on the server. Defaults to none: waiting requests poll.
-    fn lines(&self) -> Option<&dyn ServerLines> {
-        None
+    /// Takes what is called with the name of a semaphore, and how many permits of it are free, when this process is the
+    /// first in its line and permits came back. Called once, before the first request. Returns `false` where the server
+    /// has no lines: waiting requests poll. Defaults to that.
+    fn on_turn(&self, _turn: OnTurn) -> bool {
+        false
     }
-}
 
-/// The lines in which processes wait on the server, one for each semaphore. The process that is first in a line hears of
-/// each release, its own included.
-pub trait ServerLines {
-    /// Takes what is called with the name of a semaphore, and how many permits of it are free, when this process
-    /// comes first. Called once, before the first request waits.
-    fn on_turn(&self, turn: OnTurn);
-
-    /// As [`PermitStore::acquire`], for a request that waits: its process stands in the line of the semaphore that it is
-    /// found short of, and takes nothing for which another process has waited longer.
-    ///
-    /// # Errors
-    /// As [`PermitStore::acquire`].
-    fn acquire(&self, request: &Arc<Request>, place: &Standing, by: Moment) -> Result<Outcome>;
-
-    /// Leaves a line in which no request of this process waits any more.
+    /// Leaves the line of a semaphore, in which no request of this process waits any more.
     ///
     /// # Errors
     /// Any; the place is lost by itself in time.
-    fn leave(&self, semaphore: &str, by: Moment) -> Result<()>;
+    fn leave(&self, _semaphore: &str, _by: Moment) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// What hears that it is the turn of this process.
@@ -157,6 +140,9 @@ pub struct Standing {
 /// Microseconds since the epoch on the store's clock.
 pub type StoreTime = u64;
 
+/// Semaphores, and how many permits of each.
+pub type Counts = Vec<(Arc<str>, u32)>;
+
 /// A request for permits that passed the checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -167,7 +153,7 @@ pub struct Request {
     /// How long the permits last without a renewal.
     pub ttl: Option<Duration>,
     /// Semaphores and counts, sorted by name, each name once.
-    pub permits: Vec<(Arc<str>, u32)>,
+    pub permits: Counts,
     /// Random; kept with the grant. A retry whose first reply was lost recognises its own grant by it.
     pub token: u64,
     /// Releases what another call holds under the external id, and grants as many new permits, in one transaction.
@@ -178,12 +164,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns `true` if permits of `name` are among those wanted.
-    #[must_use]
-    pub fn wants(&self, name: &str) -> bool {
-        self.permits.iter().any(|(wanted, _)| **wanted == *name)
-    }
-
     /// Names what it was granted, or may have been.
     #[must_use]
     pub fn grant_id(&self) -> GrantId {
@@ -267,7 +247,7 @@ pub struct GrantId {
     /// That of the call that was granted; `None` for whatever the request holds.
     pub token: Option<u64>,
     /// Its semaphores and counts, sorted by name; empty where it has no token.
-    pub permits: Vec<(Arc<str>, u32)>,
+    pub permits: Counts,
 }
 
 impl GrantId {
@@ -312,30 +292,6 @@ pub struct Grant {
     pub free: Vec<u64>,
 }
 
-/// What became of one renewal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Renewed {
-    /// The ttl was restarted.
-    Yes,
-    /// The permits are held, but another transaction has their request locked: try again soon.
-    Busy,
-    /// The permits are not held any more.
-    Lost,
-    /// There is no request with this external id.
-    Unknown,
-}
-
-/// What became of a release.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Released {
-    /// So many permits of these semaphores are free again.
-    Permits(Vec<(Arc<str>, u32)>),
-    /// They were not held, or not by that grant.
-    AlreadyReleased,
-    /// There is no request with this external id.
-    Unknown,
-}
-
 /// What a purge deletes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purge {
@@ -355,6 +311,18 @@ pub enum Sweep {
     Stale(Duration),
     /// Those of an owner that were acquired and last renewed before a time.
     Owner(Arc<str>, StoreTime),
+}
+
+impl Sweep {
+    /// What is said of permits that it takes back.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        match self {
+            Sweep::Expired => Reason::Expired,
+            Sweep::Stale(_) => Reason::Stale,
+            Sweep::Owner(..) => Reason::OwnerDead,
+        }
+    }
 }
 
 /// A share of one semaphore.
@@ -448,42 +416,19 @@ pub struct RequestStatus {
 }
 
 impl RequestStatus {
-    /// The semaphores and counts of its permits.
-    #[cfg(feature = "mysql")]
-    pub(crate) fn counts(&self) -> Vec<(Arc<str>, u32)> {
-        let permits = self.permits.iter();
-        permits
-            .map(|it| (Arc::clone(&it.semaphore), it.count))
-            .collect()
-    }
-
     /// Returns `true` if this is what `request` asks for.
-    #[must_use]
-    pub fn matches(&self, request: &Request) -> bool {
-        let mut granted: Vec<(&str, u32)> = self
-            .permits
-            .iter()
-            .map(|permit| (&*permit.semaphore, permit.count))
-            .collect();
+    fn matches(&self, request: &Request) -> bool {
+        let mut granted = counts(&self.permits);
         granted.sort_unstable();
-        let wanted = request
-            .permits
-            .iter()
-            .map(|(name, count)| (&**name, *count));
-        granted.into_iter().eq(wanted) && self.owner == request.owner
+        granted == request.permits && self.owner == request.owner
     }
 
     /// The refusal of a request that is not what the external id is in use for.
-    #[must_use]
-    pub fn conflict(&self, external_id: &str) -> Error {
-        let mut parts: Vec<String> = self
-            .permits
-            .iter()
-            .map(|permit| format!("{} of {:?}", permit.count, permit.semaphore))
-            .collect();
-        if let Some(owner) = &self.owner {
-            parts.push(format!("owner {owner:?}"));
-        }
+    pub(crate) fn conflict(&self, external_id: &str) -> Error {
+        let permits = self.permits.iter();
+        let permits = permits.map(|it| format!("{} of {:?}", it.count, it.semaphore));
+        let owner = self.owner.iter().map(|it| format!("owner {it:?}"));
+        let parts: Vec<String> = permits.chain(owner).collect();
         Error::new(
             ErrorKind::Conflict,
             format!(
@@ -493,6 +438,12 @@ impl RequestStatus {
             ),
         )
     }
+}
+
+/// The semaphores and counts of these permits.
+pub(crate) fn counts(permits: &[Permit]) -> Counts {
+    let pair = |permit: &Permit| (Arc::clone(&permit.semaphore), permit.count);
+    permits.iter().map(pair).collect()
 }
 
 /// A request that holds permits of a semaphore.
@@ -574,18 +525,11 @@ pub struct Swept {
     pub reason: Reason,
 }
 
-impl Swept {
-    pub(crate) fn log(&self) {
-        log_swept(&self.external_id, self.reason);
-    }
-}
-
 /// Logs that permits were taken back, as what a semaphore does, whichever store it is in.
-pub(crate) fn log_swept(external_id: &str, reason: Reason) {
-    log::info!(
-        target: "contend::semaphore",
-        "took the permits of {external_id:?} back: {reason:?}"
-    );
+pub(crate) fn log_swept<'a>(ids: impl IntoIterator<Item = &'a Arc<str>>, reason: Reason) {
+    for id in ids {
+        log::info!(target: "contend::semaphore", "took the permits of {id:?} back: {reason:?}");
+    }
 }
 
 /// A semaphore whose counter differs from the sum of its held permits.

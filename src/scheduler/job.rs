@@ -5,7 +5,6 @@
 use std::error::Error as StdError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{Receiver, TryRecvError};
@@ -13,22 +12,19 @@ use parking_lot::{Condvar, Mutex};
 
 use super::schedule::{Clocks, Plan, Schedule};
 use super::scheduler::RunReport;
-use crate::backend::Backend;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
+use crate::factory::Core;
 use crate::ownership::Ownership;
-use crate::probe::Probed;
 use crate::service::MutexContendService;
 
 /// How long the record of a run is kept: longer than the longest period.
 const RECORD_KEPT: Duration = Duration::from_secs(400 * 24 * 3600);
 
-/// The longest single wait for a run: the wall clock may be set, the machine may be suspended, leadership may be lost.
+/// The longest single wait. For a run: the wall clock may be set, the machine may be suspended, leadership may be lost.
+/// For the backend: a call that failed is made again.
 const SLICE: Duration = Duration::from_secs(1);
-
-/// How long after a failed call to the backend the next one is made.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The error that work returns, and what a panic in it is turned into.
 pub(super) type WorkError = Box<dyn StdError + Send + Sync>;
@@ -132,7 +128,7 @@ impl Context {
 
     /// Waits before the next call to the backend, or until cancelled.
     fn pause(&self) {
-        let _ = self.cancelled.recv_timeout(RETRY_AFTER);
+        let _ = self.cancelled.recv_timeout(SLICE);
     }
 
     /// Returns when this run was due by the wall clock; `None` if [`run_now`](super::Scheduler::run_now)
@@ -151,22 +147,18 @@ impl Context {
 
 /// Scheduled work, and what its loop shares with the threads that call the scheduler.
 pub(super) struct ScheduledJob {
-    pub(super) backend: Arc<dyn Backend>,
-    pub(super) mutex: Arc<str>,
+    pub(super) factory: Arc<Core>,
     pub(super) request_limit: Duration,
     pub(super) schedule: Schedule,
-    pub(super) probe: Probed,
     pub(super) work: Mutex<Work>,
     pub(super) control: Mutex<Control>,
     /// Something in `control` has changed.
     pub(super) changed: Condvar,
-    /// The last call that reads or writes a record has failed. It is logged when that changes.
-    pub(super) failing: AtomicBool,
 }
 
 pub(super) struct Work {
     pub(super) run: Box<dyn FnMut(&Context) -> std::result::Result<(), WorkError> + Send>,
-    pub(super) on_outcome: Option<Box<dyn FnMut(&RunReport) + Send>>,
+    pub(super) on_outcome: Box<dyn FnMut(&RunReport) + Send>,
 }
 
 #[derive(Default)]
@@ -177,7 +169,7 @@ pub(super) struct Control {
     /// The present leadership, for as long as its loop runs.
     leadership: Option<Ownership>,
     run_requested: bool,
-    next_run: Option<SystemTime>,
+    pub(super) next_run: Option<SystemTime>,
 }
 
 impl ScheduledJob {
@@ -209,10 +201,6 @@ impl ScheduledJob {
         leads
     }
 
-    pub(super) fn next_run(&self) -> Option<SystemTime> {
-        self.control.lock().next_run
-    }
-
     /// The Acquired callback: returns when the leadership ends, or at a stop.
     pub(super) fn lead(&self, event: &Event) {
         let Some(context) = self.begin(event) else {
@@ -239,7 +227,7 @@ impl ScheduledJob {
         control.run_requested = false;
         control.leadership = Some(ownership.clone());
         Some(Context {
-            mutex: Arc::clone(&self.mutex),
+            mutex: Arc::clone(&event.mutex),
             cancelled: ownership.lost(),
             ownership,
             due: None,
@@ -262,9 +250,10 @@ impl ScheduledJob {
 
     /// Asks how long ago the last run was, until there is an answer. `None`: stopped, or not the leader.
     fn age_of_last_run(&self, context: &Context) -> Option<Option<Duration>> {
+        let (backend, mutex) = (&self.factory.backend, &context.mutex);
         let what = "cannot read when the last run was";
         while self.schedule.is_recorded() {
-            match self.ask(what, |by| self.backend.last_run(&context.mutex, by)) {
+            match self.ask(mutex, what, |by| backend.last_run(mutex, by)) {
                 Err(error) if error.is_transient() => context.pause(),
                 // What is refused is not known: none is assumed.
                 age => return Some(age.ok().flatten()),
@@ -320,13 +309,12 @@ impl ScheduledJob {
         let ended = Clocks::read();
         let report = RunReport::new(context, took, result);
         report.log();
-        self.probe.tell(|probe| {
+        self.factory.probe().tell(|probe| {
             probe.scheduled_run(&report.mutex, report.kind, report.late, took);
         });
-        if let Some(on_outcome) = &mut work.on_outcome
-            && catch_unwind(AssertUnwindSafe(|| on_outcome(&report))).is_err()
-        {
-            log::error!("{}: on_outcome panicked; the schedule goes on", self.mutex);
+        if catch_unwind(AssertUnwindSafe(|| (work.on_outcome)(&report))).is_err() {
+            let mutex = &report.mutex;
+            log::error!("{mutex}: on_outcome panicked; the schedule goes on");
         }
         Some((began, ended))
     }
@@ -334,25 +322,18 @@ impl ScheduledJob {
     /// Records a run. Returns `false` if the backend says that this leadership is over; a failure is logged, and
     /// the work runs all the same.
     fn record(&self, context: &Context) -> bool {
-        let (mutex, fence) = (&context.mutex, context.fence());
-        let recorded = self.ask("cannot record a run; the work runs all the same", |by| {
-            self.backend.record_run(mutex, fence, RECORD_KEPT, by)
-        });
-        recorded.unwrap_or(true)
+        let what = "cannot record a run; the work runs all the same";
+        let (backend, mutex, fence) = (&self.factory.backend, &context.mutex, context.fence());
+        let record = |by| backend.record_run(mutex, fence, RECORD_KEPT, by);
+        self.ask(mutex, what, record).unwrap_or(true)
     }
 
-    /// Makes a call to the backend. The first of several failures is logged.
-    fn ask<T>(&self, what: &str, call: impl FnOnce(Moment) -> Result<T>) -> Result<T> {
+    /// Makes a call to the backend, and logs it if that fails.
+    fn ask<T>(&self, mutex: &str, what: &str, call: impl FnOnce(Moment) -> Result<T>) -> Result<T> {
         let by = Moment::now() + self.request_limit;
         let answer = catch_unwind(AssertUnwindSafe(|| call(by)))
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Panicked, "the backend panicked")));
-        let was_failing = self.failing.swap(answer.is_err(), Ordering::Relaxed);
-        match &answer {
-            Err(error) if !was_failing => log::warn!("{}: {what}: {}", self.mutex, chain(error)),
-            Ok(_) if was_failing => log::info!("{}: runs are recorded again", self.mutex),
-            _ => {}
-        }
-        answer
+        answer.inspect_err(|error| log::warn!("{mutex}: {what}: {}", chain(error)))
     }
 }
 

@@ -18,25 +18,3 @@ mod scheduler;
 pub use job::Context;
 pub use schedule::{Missed, Schedule, Weekday};
 pub use scheduler::{RunReport, Scheduler, SchedulerBuilder, WorkResult};
-
-/// A scheduler that is dropped at the semicolon runs nothing, and the compiler warns of it.
-///
-/// ```compile_fail
-/// #![deny(unused_must_use)]
-/// let factory = contend::connect("memory://semicolon")?;
-/// let hourly = contend::Schedule::every(std::time::Duration::from_secs(3600));
-/// factory.scheduler("m").start(hourly, |_| {})?;
-/// # Ok::<(), contend::Error>(())
-/// ```
-///
-/// The same, kept:
-///
-/// ```
-/// #![deny(unused_must_use)]
-/// let factory = contend::connect("memory://semicolon")?;
-/// let hourly = contend::Schedule::every(std::time::Duration::from_secs(3600));
-/// let _kept = factory.scheduler("m").start(hourly, |_| {})?;
-/// # Ok::<(), contend::Error>(())
-/// ```
-#[cfg(doctest)]
-struct DroppedAtTheSemicolon;

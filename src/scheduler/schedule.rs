@@ -3,7 +3,7 @@
 //! [`Plan`] is a schedule at work in one leadership. It is made from the age of the last run, asked how
 //! long to wait, and told when a run began and ended.
 
-use std::fmt;
+use std::collections::BTreeSet;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
@@ -208,7 +208,7 @@ impl Schedule {
         } else {
             return Ok(());
         };
-        Err(Error::invalid(format!("the schedule {self}: {wrong}")))
+        Err(Error::invalid(format!("the schedule: {wrong}")))
     }
 
     /// Whether runs are recorded: so is the end of a run with a fixed delay, and the beginning of another.
@@ -225,7 +225,8 @@ impl Schedule {
     fn period(&self) -> Duration {
         match &self.times {
             Times::Every(period) | Times::WithDelay(period) => *period,
-            Times::OfDay(time) => time.period(),
+            Times::OfDay(time) if time.days.len() == 1 => Duration::from_secs(7 * DAY),
+            Times::OfDay(_) => Duration::from_secs(DAY),
         }
     }
 
@@ -242,31 +243,6 @@ impl Schedule {
         match self.times {
             Times::Every(_) | Times::WithDelay(_) => clocks.boot,
             Times::OfDay(_) => clocks.wall,
-        }
-    }
-}
-
-impl fmt::Display for Schedule {
-    /// The schedule in words, such as "every 5s".
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.times {
-            Times::Every(period) => write!(f, "every {period:?}"),
-            Times::WithDelay(period) => write!(f, "{period:?} after each run"),
-            Times::OfDay(TimeOfDay {
-                days,
-                time,
-                zone_name,
-                ..
-            }) => {
-                let days: Vec<String> = days.iter().map(|day| format!("{day:?}")).collect();
-                let is_daily = days.len() == Weekday::ALL.len();
-                let days = if is_daily {
-                    "daily".to_owned()
-                } else {
-                    days.join(", ")
-                };
-                write!(f, "{days} at {time} {zone_name}")
-            }
         }
     }
 }
@@ -411,18 +387,15 @@ impl FromStr for Weekday {
 /// A time of day on some days of the week, in a time zone.
 #[derive(Clone, Debug, PartialEq)]
 struct TimeOfDay {
-    days: Vec<Weekday>,
+    /// Counted from Monday.
+    days: BTreeSet<i8>,
     time: Time,
     zone: TimeZone,
-    /// The zone as it was given.
-    zone_name: String,
 }
 
 impl TimeOfDay {
     fn new(days: impl IntoIterator<Item = Weekday>, time: &str, zone: &str) -> Result<TimeOfDay> {
-        let mut days: Vec<Weekday> = days.into_iter().collect();
-        days.sort_by_key(|day| *day as i8);
-        days.dedup();
+        let days: BTreeSet<i8> = days.into_iter().map(|day| day as i8).collect();
         if days.is_empty() {
             return Err(Error::invalid("a weekly schedule needs a day of the week"));
         }
@@ -433,12 +406,7 @@ impl TimeOfDay {
             time: parsed
                 .map_err(|error| Error::invalid(format!("{time:?} {help}")).with_source(error))?,
             zone: parse_zone(zone)?,
-            zone_name: zone.to_owned(),
         })
-    }
-
-    fn period(&self) -> Duration {
-        Duration::from_secs(if self.days.len() == 1 { 7 * DAY } else { DAY })
     }
 
     /// The first such time after `wall`, both as time since the epoch. In a gap of the clocks it is later by the
@@ -448,12 +416,9 @@ impl TimeOfDay {
         let instant = instant.unwrap_or(Timestamp::MAX);
         let today = self.zone.to_datetime(instant).date();
         // From yesterday, whose time a gap may move past midnight, to the same day next week and a day more.
-        (-1..=8)
-            .filter_map(|days| today.checked_add(days.days()).ok())
-            .filter(|date| {
-                let weekday = date.weekday().to_monday_zero_offset();
-                self.days.iter().any(|day| *day as i8 == weekday)
-            })
+        let dates = today.saturating_sub(1.day()).series(1.day()).take(10);
+        dates
+            .filter(|date| self.days.contains(&date.weekday().to_monday_zero_offset()))
             .filter_map(|date| self.zone.to_timestamp(date.to_datetime(self.time)).ok())
             .filter_map(|instant| Duration::try_from(instant.as_duration()).ok())
             .find(|instant| *instant > wall)

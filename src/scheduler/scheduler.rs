@@ -3,7 +3,6 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use log::Level;
@@ -145,7 +144,7 @@ impl Scheduler {
     /// Returns when the next run is due; `None` unless this process leads.
     #[must_use]
     pub fn next_run(&self) -> Option<SystemTime> {
-        self.job.here()?.next_run()
+        self.job.here()?.control.lock().next_run
     }
 
     /// Returns `true` if this process leads at the moment of the call.
@@ -216,7 +215,7 @@ impl fmt::Debug for Scheduler {
 pub struct SchedulerBuilder {
     contend: ContendBuilder,
     stop_within: Duration,
-    on_outcome: Option<Box<dyn FnMut(&RunReport) + Send>>,
+    on_outcome: Box<dyn FnMut(&RunReport) + Send>,
 }
 
 impl SchedulerBuilder {
@@ -226,7 +225,7 @@ impl SchedulerBuilder {
         SchedulerBuilder {
             contend: ContendBuilder::new(factory.core(), mutex),
             stop_within: Duration::from_secs(30),
-            on_outcome: None,
+            on_outcome: Box::new(|_| {}),
         }
     }
 
@@ -239,7 +238,7 @@ impl SchedulerBuilder {
     /// Sets a callback that is called after each run, on the thread that runs the work. A stop waits for it too.
     /// Failures are logged with or without it. Defaults to none.
     pub fn on_outcome(mut self, on_outcome: impl FnMut(&RunReport) + Send + 'static) -> Self {
-        self.on_outcome = Some(Box::new(on_outcome));
+        self.on_outcome = Box::new(on_outcome);
         self
     }
 
@@ -256,21 +255,17 @@ impl SchedulerBuilder {
     ) -> Result<Scheduler> {
         schedule.check()?;
         let settings = &self.contend.settings;
-        let factory = settings.factory.clone()?;
         let request_limit = Lease::new(settings.ttl, settings.transition)?.request_limit();
         let job = Arc::new(ScheduledJob {
-            backend: Arc::clone(&factory.backend),
-            mutex: Arc::clone(&settings.mutex),
+            factory: settings.factory.clone()?,
             request_limit,
             schedule,
-            probe: factory.probe().clone(),
             work: Mutex::new(Work {
                 run: Box::new(move |context| work(context).into_result()),
                 on_outcome: self.on_outcome,
             }),
             control: Mutex::default(),
             changed: Condvar::new(),
-            failing: AtomicBool::new(false),
         });
         let leads = Arc::clone(&job);
         let service = self.contend.on_acquired(move |event| leads.lead(event));
@@ -384,11 +379,8 @@ impl RunReport {
             RunOutcomeKind::Lost => Level::Warn,
         };
         let (mutex, kind, took) = (&self.mutex, self.kind, self.took);
-        let error = self
-            .error
-            .as_ref()
-            .map(|error| format!(": {}", chain(&**error)));
-        let error = error.unwrap_or_default();
+        let error = self.error.as_deref().map(|error| chain(error));
+        let error = error.map_or_else(String::new, |error| format!(": {error}"));
         log::log!(
             level,
             "{mutex}: scheduled work: {kind:?} after {took:?}{error}"

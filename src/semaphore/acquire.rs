@@ -7,16 +7,16 @@ use super::queue::{Place, Turn};
 use super::request::Wait;
 use super::semaphores::{MAX_TRIES, REQUEST_LIMIT, SharedSemaphores};
 use crate::backend::permit_store::{Exhausted, Outcome, Request};
-use crate::cancel::{Cancel, cancelled};
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::ErrorKind::{Cancelled, Panicked, Protocol, Timeout, Unreachable};
+use crate::error::{Error, Result};
 use crate::parker::Parker;
 
 /// The first pause between two tries.
 const FIRST_POLL: Duration = Duration::from_millis(50);
 
-/// The longest, however seldom the store is to be asked.
-const MAX_POLL: Duration = Duration::from_millis(250);
+/// The longest, give or take a quarter. On Redis, a process that has not tried for half a second loses its place.
+const MAX_POLL: Duration = Duration::from_millis(200);
 
 impl SharedSemaphores {
     /// Tries until the request is granted or refused, or its wait is over. Transient failures are tried again: three
@@ -30,121 +30,81 @@ impl SharedSemaphores {
         request: &Arc<Request>,
         wait: &Wait,
     ) -> Result<Outcome> {
-        let parker = Parker::new();
-        let mut place = (!wait.is_zero()).then(|| self.queue.join(request, &parker));
-        let (mut is_unknown, deadline) = (false, wait.deadline());
-        let outcome = self.tries(request, wait, &parker, &mut place, &mut is_unknown);
-        // Otherwise a release would call this process for a while. A last try without an answer took all the time that
-        // this call had.
-        if let Some(name) = place.and_then(Place::give_up)
-            && let Some(lines) = self.store.lines()
-            && !is_unknown
-        {
-            let cancelled_at = wait.cancelled_by().iter().filter_map(Cancel::cancelled_at);
-            let end = cancelled_at.fold(deadline.min(Moment::now()), Moment::min);
-            let left = lines.leave(&name, end + REQUEST_LIMIT);
-            left.unwrap_or_else(|error| log::debug!("cannot leave the line of {name:?}: {error}"));
-        }
-        outcome.map_err(|error| {
-            let id = &request.external_id;
-            if !is_unknown {
-                return error.context(format_args!("request {id:?}"));
-            }
-            if request.take_over {
-                self.release_later(request.grant_id(), request.ttl.unwrap_or_default());
-                return error.context(format_args!("request {id:?}, which may have been granted"));
-            }
-            error.context(format_args!(
-                "request {id:?} may have been granted; repeat it under the same external id, or release it"
-            ))
-        })
-    }
-
-    /// `is_unknown` says after an error whether something may have been granted.
-    fn tries(
-        &self,
-        request: &Arc<Request>,
-        wait: &Wait,
-        parker: &Parker,
-        place: &mut Option<Place<'_>>,
-        is_unknown: &mut bool,
-    ) -> Result<Outcome> {
-        let (waits, deadline) = (!wait.is_zero(), wait.deadline());
-        // Without a wait, no try begins after the time of one request.
-        let last_try = Moment::now() + REQUEST_LIMIT;
-        let cancels = wait.cancelled_by();
-        let unparkers = cancels.iter().map(|it| it.watch(&parker.unparker()));
-        let _watched: Vec<_> = unparkers.collect();
+        let (parker, waits, deadline) = (Parker::new(), !wait.is_zero(), wait.deadline());
+        let _watched = wait.watch(&parker.unparker());
+        let end = match waits {
+            true => deadline,
+            // No try begins after the time of one request.
+            false => deadline + REQUEST_LIMIT,
+        };
+        let mut place = waits.then(|| self.queue.join(request, &parker));
+        let is_behind = place.as_ref().is_some_and(|it| it.turn() == Turn::Stay);
         // What an earlier call holds under the id needs no turn.
-        let mut replay =
-            place.as_ref().is_some_and(Place::waits) && self.is_known(request, deadline);
-        let mut poll = Poll::new(self.store.poll_interval().min(MAX_POLL));
-        let mut last: Option<Result<Exhausted>> = None;
-        let mut tries = 0;
-        loop {
-            if cancels.iter().any(Cancel::is_cancelled) {
-                return Err(match *is_unknown {
-                    true => Error::new(ErrorKind::Cancelled, "the wait was cancelled"),
-                    false => cancelled("nothing was granted"),
-                });
+        let mut is_due = !is_behind || self.is_known(request, deadline);
+        let mut poll: Option<Poll> = None;
+        let (mut last, mut tries, mut is_unknown) = (None, 0, false);
+        let outcome = loop {
+            if wait.cancelled_at().is_some() {
+                break Err(Error::new(Cancelled, "the wait was cancelled"));
             }
-            let turn = place.as_ref().map_or(Turn::Poll, Place::turn);
-            let is_over = waits && deadline.remaining().is_zero();
+            is_due = is_due
+                || match place.as_ref().map_or(Turn::Poll, Place::turn) {
+                    Turn::Try => true,
+                    Turn::Poll => {
+                        let poll = poll.get_or_insert_with(|| Poll::after(FIRST_POLL));
+                        poll.at.remaining().is_zero()
+                    }
+                    Turn::Stay => {
+                        poll = None;
+                        false
+                    }
+                };
             // A request that never came first asks once at its end, as one that does not wait.
-            let asks_at_end = is_over && last.is_none();
-            if std::mem::take(&mut replay) || asks_at_end || poll.is_due(turn) {
+            if is_due || last.is_none() && end.remaining().is_zero() {
+                is_due = false;
                 tries += 1;
                 let standing = place.as_ref().map(Place::standing);
-                let outcome = self.call(REQUEST_LIMIT, |store, by| {
-                    match (store.lines(), &standing) {
-                        (Some(lines), Some(standing)) => lines.acquire(request, standing, by),
-                        _ => store.acquire(request, by),
-                    }
+                let tried = self.call(REQUEST_LIMIT, |store, by| {
+                    store.acquire(request, standing.as_ref(), by)
                 });
-                match outcome {
+                is_unknown |= tried.as_ref().is_err_and(may_have_been_granted);
+                match tried {
                     Ok(Outcome::Exhausted(short)) => {
                         // The semaphores were locked for it: an earlier try has come or gone by now.
-                        *is_unknown = false;
+                        is_unknown = false;
                         if !matches!(last, Some(Ok(_))) {
                             self.found_exhausted(request, &short, waits);
                         }
-                        match place {
-                            Some(place) => place.move_to(&short),
-                            None => return Ok(Outcome::Exhausted(short)),
+                        if let Some(place) = &mut place {
+                            place.move_to(&short.semaphore);
                         }
-                        poll.later();
-                        last = Some(Ok(short));
+                        poll = Some(Poll::after(poll.map_or(FIRST_POLL, |it| it.pause)));
+                        last = Some(Ok(Outcome::Exhausted(short)));
                     }
-                    Ok(outcome) => {
-                        if let (Outcome::Granted(grant), Some(place)) = (&outcome, place.take()) {
-                            // One that came since the call has none.
-                            let others = standing.is_some_and(|it| it.others);
-                            place.granted(&grant.free, others || self.store.lines().is_none());
-                        }
-                        return Ok(outcome);
-                    }
-                    Err(error) => {
-                        *is_unknown |= may_have_been_granted(&error);
-                        let again = waits || tries < MAX_TRIES && !last_try.remaining().is_zero();
-                        if !error.is_transient() || !again {
-                            return Err(error);
-                        }
-                        poll = Poll::new(poll.longest);
-                        poll.later();
+                    Err(error) if error.is_transient() => {
+                        poll = Some(Poll::after(FIRST_POLL));
                         last = Some(Err(error));
                     }
+                    tried => break tried,
                 }
-            } else if let Some(last) = last.take_if(|_| is_over) {
-                return last.map(Outcome::Exhausted);
             }
-            let next = poll.at.unwrap_or(Moment::FAR);
-            parker.park(if waits { deadline.min(next) } else { next });
+            let is_over = end.remaining().is_zero()
+                || !waits && (tries == MAX_TRIES || matches!(last, Some(Ok(_))));
+            if let Some(last) = last.take_if(|_| is_over) {
+                break last;
+            }
+            parker.park(end.min(poll.map_or(Moment::FAR, |it| it.at)));
+        };
+        match (&outcome, place) {
+            (Ok(Outcome::Granted(grant)), Some(place)) => place.granted(&grant.free),
+            (_, Some(place)) => self.leave(place, wait, deadline, is_unknown),
+            _ => {}
         }
+        outcome.map_err(|error| self.explain(request, error, is_unknown))
     }
 
     fn found_exhausted(&self, request: &Request, short: &Exhausted, waits: bool) {
-        let name = &short.semaphore;
-        self.probe.tell(|probe| probe.exhausted(name));
+        (self.probe).tell(|probe| probe.exhausted(&short.semaphore));
         if waits && short.is_beyond_capacity() {
             log::warn!("request {:?} waits: {short}", request.external_id);
         }
@@ -157,51 +117,53 @@ impl SharedSemaphores {
         let look = || self.call(limit, |store, by| store.status(id, by));
         !request.generated && look().is_ok_and(|status| status.is_some())
     }
+
+    /// Gives a place up, on the server too if this was the last request there: otherwise a release would call this
+    /// process for a while. A last try without an answer took all the time that this call had.
+    fn leave(&self, place: Place<'_>, wait: &Wait, deadline: Moment, is_unknown: bool) {
+        let end = wait.cancelled_at().unwrap_or(Moment::FAR);
+        let end = end.min(deadline).min(Moment::now());
+        if let Some(name) = place.give_up().filter(|_| !is_unknown)
+            && let Err(error) = self.store.leave(&name, end + REQUEST_LIMIT)
+        {
+            log::debug!("cannot leave the line of {name:?}: {error}");
+        }
+    }
+
+    fn explain(self: &Arc<Self>, request: &Request, error: Error, is_unknown: bool) -> Error {
+        let id = &request.external_id;
+        if !is_unknown {
+            return error.context(format_args!("request {id:?}"));
+        }
+        if request.take_over {
+            self.release_later(request.grant_id(), request.ttl.unwrap_or_default());
+        }
+        error.context(format_args!(
+            "request {id:?} may have been granted; repeat it under the same external id, or release it"
+        ))
+    }
 }
 
 /// An error of the server is an answer: it granted nothing.
 fn may_have_been_granted(error: &Error) -> bool {
-    let unanswered = [
-        ErrorKind::Unreachable,
-        ErrorKind::Timeout,
-        ErrorKind::Protocol,
-        ErrorKind::Panicked,
-    ];
-    !error.is_not_sent() && unanswered.contains(&error.kind())
+    let is_unanswered = matches!(error.kind(), Unreachable | Timeout | Protocol | Panicked);
+    is_unanswered && !error.is_not_sent()
 }
 
 /// When a request that is the first of its line, or in none, tries next.
+#[derive(Clone, Copy)]
 struct Poll {
-    /// `None` while others come first.
-    at: Option<Moment>,
+    at: Moment,
+    /// What follows that try.
     pause: Duration,
-    longest: Duration,
 }
 
 impl Poll {
-    /// Polls at once.
-    fn new(longest: Duration) -> Poll {
-        Poll {
-            at: Some(Moment::now()),
-            pause: FIRST_POLL.min(longest),
-            longest,
-        }
-    }
-
-    fn is_due(&mut self, turn: Turn) -> bool {
-        if turn == Turn::Stay {
-            self.at = None;
-        } else if turn == Turn::Poll && self.at.is_none() {
-            *self = Poll::new(self.longest);
-            self.later();
-        }
-        turn == Turn::Try || self.at.is_some_and(|at| at.remaining().is_zero())
-    }
-
-    /// Polls after a pause, which grows.
-    fn later(&mut self) {
+    fn after(pause: Duration) -> Poll {
         let jitter = 0.75 + rand::random::<f64>() / 2.0;
-        self.at = Some(Moment::now() + self.pause.mul_f64(jitter));
-        self.pause = (self.pause * 2).min(self.longest);
+        Poll {
+            at: Moment::now() + pause.mul_f64(jitter),
+            pause: (pause * 2).min(MAX_POLL),
+        }
     }
 }

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use super::holds::Hold;
+use super::holds::{Hold, Holds};
 use super::semaphores::SharedSemaphores;
-use crate::backend::permit_store::{Permit, Released};
-use crate::clock::Moment;
+use crate::backend::permit_store::{Permit, Release};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::LiveId;
 use crate::thread::Local;
@@ -46,26 +45,24 @@ pub struct PermitGuard {
     /// With the external id, which has one guard at a time.
     shared: Local<(Arc<SharedSemaphores>, LiveId)>,
     hold: Arc<Hold>,
-    /// Its renewal.
-    task: TaskId,
-    since: Moment,
-    over: bool,
+    /// It renews it, and ends belief in it. `None` once the guard has ended.
+    task: Option<TaskId>,
 }
 
 impl PermitGuard {
+    /// Holds what was granted.
+    ///
+    /// # Errors
+    /// As [`Holds::add`].
     pub(super) fn new(
         shared: &Arc<SharedSemaphores>,
         hold: Arc<Hold>,
-        task: TaskId,
         id: LiveId,
-    ) -> PermitGuard {
-        PermitGuard {
-            shared: Local::new((Arc::clone(shared), id)),
-            hold,
-            task,
-            since: Moment::now(),
-            over: false,
-        }
+    ) -> Result<PermitGuard> {
+        let task = Some(Holds::add(shared, &hold)?);
+        shared.count(&hold.permits, 1);
+        let shared = Local::new((Arc::clone(shared), id));
+        Ok(PermitGuard { shared, hold, task })
     }
 
     /// Returns the permits, in the order of the semaphores' names.
@@ -129,42 +126,38 @@ impl PermitGuard {
     }
 
     fn end(&mut self) -> Result<()> {
-        if std::mem::replace(&mut self.over, true) {
+        let Some(task) = self.task.take() else {
             return Ok(());
-        }
+        };
         // In a child process the permits are still the parent's.
         let (shared, _) = self.shared.get()?;
-        let (hold, grant) = (&self.hold, &self.hold.grant);
-        shared.holds.remove(self.task, &shared.core.timer);
+        let (hold, id) = (&self.hold, &self.hold.grant.external_id);
+        shared.holds.remove(task, &shared.core.timer);
         let was_valid = hold.end();
         shared.count(&hold.permits, -1);
-        log::debug!(
-            "releases the permits of {:?}, held for {:?}",
-            grant.external_id,
-            Moment::now() - self.since
-        );
-        let lost = || {
-            let id = &grant.external_id;
-            let message = format!("the permits of {id:?} were lost before they were given back");
-            Err(Error::new(ErrorKind::Lost, message))
-        };
+        log::debug!("releases the permits of {id:?}");
+        let later = || shared.release_later(hold.grant.clone(), hold.lease.ttl());
         if !was_valid {
             // The server may hang still.
-            shared.release_later(grant.clone(), hold.lease.ttl());
-            return lost();
+            later();
+            return Err(lost(id));
         }
-        match shared.give_back(grant) {
-            Ok(Released::Permits(_)) => Ok(()),
-            Ok(_) => lost(),
+        match shared.give_back(&hold.grant) {
+            Ok(Release::Released) => Ok(()),
+            Ok(_) => Err(lost(id)),
             Err(error) => {
-                shared.release_later(grant.clone(), hold.lease.ttl());
+                later();
                 Err(error.context(format_args!(
-                    "request {:?} is not released; one more attempt follows, else it ends with its ttl",
-                    grant.external_id
+                    "request {id:?} is not released; one more attempt follows, else it ends with its ttl"
                 )))
             }
         }
     }
+}
+
+fn lost(external_id: &str) -> Error {
+    let message = format!("the permits of {external_id:?} were lost before they were given back");
+    Error::new(ErrorKind::Lost, message)
 }
 
 impl Drop for PermitGuard {

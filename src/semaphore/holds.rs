@@ -9,9 +9,9 @@ use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 
 use super::semaphores::{RELEASE_PAUSE, SharedSemaphores};
-use crate::backend::permit_store::{GrantId, Permit, Renewed};
+use crate::backend::permit_store::{Grant, GrantId, Permit, PermitRenewal, Request};
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::ownership::Loss;
 use crate::timer::{Next, Task, TaskId, Timer};
@@ -19,11 +19,7 @@ use crate::timer::{Next, Task, TaskId, Timer};
 /// So many requests are renewed with one call.
 const BATCH: usize = 200;
 
-/// The shortest pause after a renewal that failed.
-const REST: Duration = Duration::from_millis(10);
-
 /// What a guard and the tasks that renew it both know.
-#[derive(Debug)]
 pub(super) struct Hold {
     pub(super) grant: GrantId,
     /// In the order of the semaphores' names.
@@ -33,7 +29,6 @@ pub(super) struct Hold {
     loss: Loss,
 }
 
-#[derive(Debug)]
 struct Belief {
     /// Until when the permits are surely held; `None` once that has ended.
     until: Option<Moment>,
@@ -41,21 +36,17 @@ struct Belief {
     due: Moment,
 }
 
-impl Belief {
-    fn lasts(&self) -> bool {
-        self.until.is_some_and(|until| Moment::now() < until)
-    }
-}
-
 impl Hold {
-    pub(super) fn new(grant: GrantId, permits: Vec<Permit>, lease: Lease, until: Moment) -> Hold {
+    pub(super) fn new(request: &Request, grant: Grant, lease: Lease) -> Hold {
+        let remaining = grant.remaining.unwrap_or(Duration::ZERO);
+        let until = grant.sent + remaining.min(lease.belief());
         let belief = Belief {
             until: Some(until),
             due: Moment::now() + until.remaining() / 3,
         };
         Hold {
-            grant,
-            permits,
+            grant: request.grant_id(),
+            permits: grant.permits,
             lease,
             belief: Mutex::new(belief),
             loss: Loss::default(),
@@ -63,12 +54,8 @@ impl Hold {
     }
 
     pub(super) fn valid_for(&self) -> Duration {
-        let belief = self.belief.lock();
-        belief.until.map_or(Duration::ZERO, Moment::remaining)
-    }
-
-    pub(super) fn until(&self) -> Option<Moment> {
-        self.belief.lock().until
+        let until = self.belief.lock().until;
+        until.map_or(Duration::ZERO, Moment::remaining)
     }
 
     pub(super) fn lost(&self) -> Receiver<()> {
@@ -77,47 +64,45 @@ impl Hold {
 
     /// Ends belief for good. Returns `true` if it lasted until now.
     pub(super) fn end(&self) -> bool {
-        let mut belief = self.belief.lock();
-        let valid = belief
-            .until
-            .take()
-            .is_some_and(|until| Moment::now() < until);
+        let until = self.belief.lock().until.take();
         self.loss.close();
-        valid
+        until.is_some_and(|until| Moment::now() < until)
     }
 
-    /// When it is renewed next; `None` once belief has ended.
+    /// When there is something to do: it is due, or belief ends. `None` once that has ended.
     fn next(&self) -> Option<Next> {
         let belief = self.belief.lock();
-        let (at, ends) = (belief.due, belief.until?);
-        belief.lasts().then_some(Next { at, ends })
+        let ends = belief.until?;
+        let at = belief.due.min(ends);
+        Some(Next { at, ends })
     }
 
     /// Takes it into a batch if it is due, or will be soon. Until the call is over, no other batch takes it.
     fn take(&self, now: Moment) -> bool {
         let mut belief = self.belief.lock();
-        let due = belief.lasts() && belief.due <= now + self.lease.ttl() / 12;
-        if due {
+        let soon = now + self.lease.ttl() / 12;
+        let is_due = belief.until.is_some_and(|until| now < until) && belief.due <= soon;
+        if is_due {
             // Beyond what a batch takes along.
             belief.due = now + self.lease.request_limit().max(self.lease.ttl() / 8);
         }
-        due
+        is_due
     }
 
     /// What a renewal that was sent at `sent` came to; `None` for an error.
-    fn settle(&self, sent: Moment, renewed: Option<Renewed>) {
+    fn settle(&self, sent: Moment, renewed: Option<PermitRenewal>) {
         let ttl = self.lease.ttl();
         let mut belief = self.belief.lock();
         let Some(until) = belief.until else { return };
         match renewed {
             // The clock is read under the lock: a deadline that was seen to pass never revives.
-            Some(Renewed::Yes) if Moment::now() < until => {
+            Some(PermitRenewal::Renewed) if Moment::now() < until => {
                 belief.until = Some(until.max(sent + self.lease.belief()));
                 belief.due = sent + ttl / 3;
             }
-            // `Expire` ends it.
-            Some(Renewed::Yes) => {}
-            Some(Renewed::Lost | Renewed::Unknown) => {
+            // Its own task ends it.
+            Some(PermitRenewal::Renewed) => {}
+            Some(PermitRenewal::AlreadyReleased | PermitRenewal::Unknown) => {
                 drop(belief);
                 self.end();
                 log::warn!(
@@ -125,85 +110,87 @@ impl Hold {
                     self.grant.external_id
                 );
             }
-            Some(Renewed::Busy) | None => belief.due = Moment::now() + (ttl / 16).max(REST),
+            None => belief.due = Moment::now() + ttl / 16,
         }
     }
 }
 
-/// All that guards of a factory hold.
-#[derive(Debug, Default)]
-pub(super) struct Holds {
-    /// By its renewal: what is held, and the task that ends belief in it.
-    list: Mutex<HashMap<TaskId, (Arc<Hold>, TaskId)>>,
-}
+/// All that guards of a factory hold, by the task of each.
+#[derive(Default)]
+pub(super) struct Holds(Mutex<HashMap<TaskId, Arc<Hold>>>);
 
 impl Holds {
     /// Renews `hold` after every third of its ttl, until it is removed or lost.
+    ///
+    /// # Errors
+    /// `Timeout` if it has ended already; `Unavailable` if the system allows no more threads.
     pub(super) fn add(shared: &Arc<SharedSemaphores>, hold: &Arc<Hold>) -> Result<TaskId> {
-        let timer = &shared.core.timer;
-        let expire = Arc::new(Expire(Arc::clone(hold)));
-        let until = hold.until().unwrap_or(Moment::FAR);
-        let expire = timer.add(expire, Next::at(until))?;
-        let renew = Arc::new(Renew {
+        if hold.valid_for().is_zero() {
+            let text = "the permits were granted too late to be held; they are given back";
+            return Err(Error::new(ErrorKind::Timeout, text));
+        }
+        let keep = Arc::new(Keep {
             shared: Arc::downgrade(shared),
             hold: Arc::clone(hold),
         });
-        // Listed first: its renewal takes it from the list.
-        let mut list = shared.holds.list.lock();
-        let renew = timer
-            .add(renew, hold.next().unwrap_or(Next::at(Moment::FAR)))
-            .inspect_err(|_| timer.remove(expire))?;
-        list.insert(renew, (Arc::clone(hold), expire));
-        Ok(renew)
+        let next = hold.next().unwrap_or(Next::at(Moment::now()));
+        let task = shared.core.timer.add(keep, next)?;
+        shared.holds.0.lock().insert(task, Arc::clone(hold));
+        Ok(task)
     }
 
-    pub(super) fn remove(&self, id: TaskId, timer: &Timer) {
-        let removed = self.list.lock().remove(&id);
-        timer.remove(id);
-        if let Some((_, expire)) = removed {
-            timer.remove(expire);
-        }
+    pub(super) fn remove(&self, task: TaskId, timer: &Timer) {
+        self.0.lock().remove(&task);
+        timer.remove(task);
     }
 
     /// Ends the belief of what `which` names: it is given back without its guard.
     pub(super) fn end(&self, which: impl Fn(&Hold) -> bool) {
-        let list = self.list.lock();
-        for (hold, _) in list.values().filter(|(hold, _)| which(hold)) {
+        let list = self.0.lock();
+        for hold in list.values().filter(|hold| which(hold)) {
             hold.end();
         }
     }
 
-    /// Renews `own`, and with it others that are due or will be soon.
+    /// Renews `own`, and with it others that are due or will be soon. Takes no longer than belief in `own` lasts.
     fn renew(&self, own: &Arc<Hold>, shared: &SharedSemaphores) {
         let now = Moment::now();
-        let list = self.list.lock();
-        let others = list.values().map(|(hold, _)| hold);
-        let due = iter::once(own).chain(others).filter(|it| it.take(now));
-        let due: Vec<Arc<Hold>> = due.take(BATCH).cloned().collect();
+        let list = self.0.lock();
+        let due = iter::once(own).chain(list.values());
+        let due = due.filter(|hold| hold.take(now)).take(BATCH);
+        let due: Vec<Arc<Hold>> = due.cloned().collect();
         drop(list);
-        let Some(limit) = due.iter().map(|hold| hold.lease.request_limit()).min() else {
+        let limit = due.iter().map(|hold| hold.lease.request_limit()).min();
+        let Some(limit) = limit.map(|limit| limit.min(own.valid_for())) else {
             return;
         };
         let grants: Vec<GrantId> = due.iter().map(|hold| hold.grant.clone()).collect();
         let sent = Moment::now();
         let renewed = shared.call(limit, |store, by| store.renew(&grants, by));
-        for (index, hold) in due.iter().enumerate() {
-            let renewed = renewed.as_ref().ok().and_then(|it| it.get(index));
-            hold.settle(sent, renewed.copied());
+        let renewed = renewed.unwrap_or_default().into_iter();
+        for (hold, renewed) in due.iter().zip(renewed.chain(iter::repeat(None))) {
+            hold.settle(sent, renewed);
         }
     }
 }
 
-/// Renews a hold, and with it all others that are due.
-struct Renew {
+/// Renews a hold, and with it all others that are due; ends belief in it in time.
+struct Keep {
     shared: Weak<SharedSemaphores>,
     hold: Arc<Hold>,
 }
 
-impl Task for Renew {
+impl Task for Keep {
     fn run(&self) -> Option<Next> {
         let shared = self.shared.upgrade()?;
-        if self.hold.next()?.at <= Moment::now() {
+        let next = self.hold.next()?;
+        if next.ends.remaining().is_zero() {
+            self.hold.end();
+            log::warn!(
+                "the permits of {:?} could not be renewed in time: lost",
+                self.hold.grant.external_id
+            );
+        } else if next.at.remaining().is_zero() {
             shared.holds.renew(&self.hold, &shared);
         }
         self.hold.next()
@@ -211,28 +198,6 @@ impl Task for Renew {
 
     fn panicked(&self) {
         self.hold.end();
-    }
-}
-
-/// Tells the holder when its belief ends. Makes no call, so a server that hangs does not delay it.
-struct Expire(Arc<Hold>);
-
-impl Task for Expire {
-    fn run(&self) -> Option<Next> {
-        let until = self.0.until()?;
-        if Moment::now() < until {
-            return Some(Next::at(until));
-        }
-        self.0.end();
-        log::warn!(
-            "the permits of {:?} could not be renewed in time: lost",
-            self.0.grant.external_id
-        );
-        None
-    }
-
-    fn panicked(&self) {
-        self.0.end();
     }
 }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::outcome::Liveness;
+use super::request::Liveness;
 use super::semaphores::{SWEEP_LIMIT, Semaphores};
-use crate::backend::permit_store::{Purge, Sweep, Swept};
+use crate::backend::permit_store::{Purge, Sweep, log_swept};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
@@ -187,7 +187,9 @@ impl Tasks {
             swept.extend(shared.sweep_dead(liveness)?);
         }
         swept.extend(shared.sweep(&Sweep::Stale(settings.stale_after))?);
-        swept.iter().for_each(Swept::log);
+        for one in swept {
+            log_swept([&one.external_id], one.reason);
+        }
         let purge = |what, age| {
             let go_on = || !context.is_cancelled();
             shared.purge(what, age, settings.batch, go_on)

@@ -49,15 +49,13 @@ mod acquire;
 mod guard;
 mod holds;
 mod maintenance;
-mod outcome;
 mod queue;
 mod request;
 mod semaphores;
 
 pub use self::guard::PermitGuard;
 pub use self::maintenance::{Maintenance, MaintenanceBuilder};
-pub use self::outcome::{Acquisition, Liveness};
-pub use self::request::{PermitRequest, Wait};
+pub use self::request::{Acquisition, Liveness, PermitRequest, Wait};
 pub use self::semaphores::Semaphores;
 pub(crate) use self::semaphores::SharedSemaphores;
 pub use crate::backend::permit_store::{

@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::backend::permit_store::{Exhausted, Request, Standing};
+use crate::backend::permit_store::{Request, Standing};
 use crate::parker::{Parker, Unparker};
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct WaitQueue {
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     next: u64,
     /// By semaphore; none is empty.
@@ -25,35 +25,13 @@ struct State {
 }
 
 /// The requests that wait for one semaphore, by number.
-#[derive(Debug, Default)]
-struct Line(BTreeMap<u64, Waiting>);
+type Line = BTreeMap<u64, Waiting>;
 
-#[derive(Debug)]
 struct Waiting {
     wanted: u32,
     /// It should try: permits may have come back for it.
     called: bool,
     unparker: Unparker,
-}
-
-impl Line {
-    fn is_first(&self, number: u64) -> bool {
-        self.0.keys().next() == Some(&number)
-    }
-
-    /// Calls the requests that `room` permits are enough for, in order; the first one in any case, because some may
-    /// have been free before.
-    fn call(&mut self, room: u64) {
-        let mut left = Some(room);
-        for (at, waiting) in self.0.values_mut().enumerate() {
-            left = left.and_then(|left| left.checked_sub(u64::from(waiting.wanted)));
-            if at > 0 && left.is_none() {
-                return;
-            }
-            waiting.called = true;
-            waiting.unparker.unpark();
-        }
-    }
 }
 
 /// What a waiting request should do.
@@ -87,14 +65,24 @@ impl WaitQueue {
         place
     }
 
-    /// Permits came back, or a capacity changed.
-    pub(super) fn released<'a>(&self, permits: impl IntoIterator<Item = (&'a str, u64)>) {
-        let mut state = self.state.lock();
-        for (name, count) in permits {
-            if let Some(line) = state.lines.get_mut(name) {
-                line.call(count);
-            }
+    /// Permits came back, or a capacity grew: calls the requests that these permits are enough for, in order. The first
+    /// one is called in any case, because some may have been free before.
+    pub(super) fn released(&self, name: &str, permits: u64) {
+        if let Some(line) = self.state.lock().lines.get_mut(name) {
+            call(line, permits);
         }
+    }
+}
+
+fn call(line: &mut Line, permits: u64) {
+    let mut left = Some(permits);
+    for (at, waiting) in line.values_mut().enumerate() {
+        left = left.and_then(|left| left.checked_sub(u64::from(waiting.wanted)));
+        if at > 0 && left.is_none() {
+            return;
+        }
+        waiting.called = true;
+        waiting.unparker.unpark();
     }
 }
 
@@ -103,116 +91,101 @@ pub(super) struct Place<'a> {
     queue: &'a WaitQueue,
     request: &'a Request,
     number: u64,
+    /// The semaphore in whose line it stands.
     line: Option<Arc<str>>,
     unparker: Unparker,
 }
 
 impl Place<'_> {
-    /// Whether it stands in a line.
-    pub(super) fn waits(&self) -> bool {
-        self.line.is_some()
-    }
-
+    /// What to do now. A call is answered once.
     pub(super) fn turn(&self) -> Turn {
         let mut state = self.queue.state.lock();
-        let line = self
-            .line
-            .as_ref()
-            .and_then(|name| state.lines.get_mut(name));
+        let line = self.line.as_ref().and_then(|it| state.lines.get_mut(it));
         let Some(line) = line else {
             return Turn::Poll;
         };
-        let own = line.0.get_mut(&self.number);
-        if own.is_some_and(|own| std::mem::take(&mut own.called)) {
-            Turn::Try
-        } else if line.is_first(self.number) {
-            Turn::Poll
-        } else {
-            Turn::Stay
+        let is_first = line.keys().next() == Some(&self.number);
+        let own = line.get_mut(&self.number);
+        match own.is_some_and(|own| std::mem::take(&mut own.called)) {
+            true => Turn::Try,
+            false if is_first => Turn::Poll,
+            false => Turn::Stay,
         }
     }
 
-    /// The request was found short of a semaphore. The first of a line is called at once: permits may have come back
-    /// between its try and this.
-    pub(super) fn move_to(&mut self, short: &Exhausted) {
-        if self.line.as_ref() != Some(&short.semaphore) {
-            self.leave(true);
-            let queue = self.queue;
-            self.enter(&mut queue.state.lock(), &short.semaphore);
-        }
-    }
-
-    /// What a line on the server is told of it.
+    /// What the server is told of it.
     pub(super) fn standing(&self) -> Standing {
         let state = self.queue.state.lock();
         let line = self.line.as_ref().and_then(|name| state.lines.get(name));
         Standing {
             line: self.line.clone(),
-            others: line.is_some_and(|line| line.0.len() > 1),
+            others: line.is_some_and(|line| line.len() > 1),
+        }
+    }
+
+    /// The request was found short of `semaphore`. The first of a line is called at once: permits may have come back
+    /// between its try and this.
+    pub(super) fn move_to(&mut self, semaphore: &Arc<str>) {
+        if self.line.as_ref() != Some(semaphore) {
+            self.leave(false);
+            let queue = self.queue;
+            self.enter(&mut queue.state.lock(), semaphore);
+        }
+    }
+
+    /// The request was granted and left so much of each of its semaphores.
+    pub(super) fn granted(mut self, free: &[u64]) {
+        self.leave(true);
+        for ((name, _), free) in self.request.permits.iter().zip(free) {
+            if *free > 0 {
+                self.queue.released(name, *free);
+            }
         }
     }
 
     /// Gives the place up. Returns the semaphore in whose line no request waits any more.
     pub(super) fn give_up(mut self) -> Option<Arc<str>> {
-        let name = self.line.clone()?;
-        self.leave(true);
-        let empty = !self.queue.state.lock().lines.contains_key(&name);
-        empty.then_some(name)
-    }
-
-    /// The request was granted and left so much of each of its semaphores. The next of its line is called if the server
-    /// has no place for it.
-    pub(super) fn granted(mut self, free: &[u64], next_has_place: bool) {
-        self.leave(!next_has_place);
-        let names = self.request.permits.iter().map(|(name, _)| &**name);
-        let left = names.zip(free.iter().copied());
-        self.queue.released(left.filter(|(_, free)| *free > 0));
-    }
-
-    fn wanted(&self, name: &str) -> u32 {
-        let mut permits = self.request.permits.iter();
-        let own = permits.find(|(own, _)| **own == *name);
-        own.map_or(0, |(_, count)| *count)
+        self.leave(false)
     }
 
     fn enter(&mut self, state: &mut State, name: &Arc<str>) {
+        let mut permits = self.request.permits.iter();
+        let own = permits.find(|(own, _)| own == name);
+        let line = state.lines.entry(Arc::clone(name)).or_default();
         let waiting = Waiting {
-            wanted: self.wanted(name),
-            called: false,
+            wanted: own.map_or(0, |(_, count)| *count),
+            called: line.keys().next().is_none_or(|first| *first > self.number),
             unparker: self.unparker.clone(),
         };
-        let line = state.lines.entry(Arc::clone(name)).or_default();
-        line.0.insert(self.number, waiting);
-        if line.is_first(self.number) {
-            line.call(0);
-        }
+        line.insert(self.number, waiting);
         self.line = Some(Arc::clone(name));
     }
 
-    /// Leaves its line. If it may not have used what it was called for, the next one is called.
-    fn leave(&mut self, unused: bool) {
-        let Some(name) = self.line.take() else { return };
+    /// Leaves the line; returns its semaphore if it is empty now. Unless the request was granted what it was called for,
+    /// the next one is called.
+    fn leave(&mut self, is_granted: bool) -> Option<Arc<str>> {
+        let name = self.line.take()?;
         let mut state = self.queue.state.lock();
-        let Some(line) = state.lines.get_mut(&name) else {
-            return;
-        };
-        let first = line.is_first(self.number);
-        let own = line.0.remove(&self.number);
-        let called = own.is_some_and(|own| own.called);
-        if line.0.is_empty() {
+        let line = state.lines.get_mut(&name)?;
+        let was_first = line.keys().next() == Some(&self.number);
+        let was_called = line.remove(&self.number).is_some_and(|own| own.called);
+        let Some(next) = line.values().next() else {
             state.lines.remove(&name);
-        } else if called || unused && first {
-            line.call(0);
-        } else if first && let Some(next) = line.0.values().next() {
+            return Some(name);
+        };
+        if was_called || was_first && !is_granted {
+            call(line, 0);
+        } else if was_first {
             // It polls from now on.
             next.unparker.unpark();
         }
+        None
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.leave(true);
+        self.leave(false);
     }
 }
 
@@ -235,19 +208,10 @@ mod tests {
         }
     }
 
-    fn short(semaphore: &str) -> Exhausted {
-        Exhausted {
-            semaphore: Arc::from(semaphore),
-            capacity: 1,
-            held: 1,
-            wanted: 1,
-        }
-    }
-
     /// Joins, and has tried in vain.
     fn waits<'a>(queue: &'a WaitQueue, request: &'a Request, name: &str) -> Place<'a> {
         let mut place = queue.join(request, &Parker::new());
-        place.move_to(&short(name));
+        place.move_to(&Arc::from(name));
         place.turn();
         place
     }
@@ -258,8 +222,8 @@ mod tests {
         let (queue, one) = (WaitQueue::default(), request(&[("a", 1)]));
         let mut first = queue.join(&one, &Parker::new());
         assert_eq!(first.turn(), Turn::Poll);
-        queue.released([("a", 1)]);
-        first.move_to(&short("a"));
+        queue.released("a", 1);
+        first.move_to(&Arc::from("a"));
         assert_eq!(first.turn(), Turn::Try);
         assert_eq!(first.turn(), Turn::Poll);
         let second = queue.join(&one, &Parker::new());
@@ -271,17 +235,17 @@ mod tests {
         let queue = WaitQueue::default();
         let (one, two) = (request(&[("a", 1)]), request(&[("a", 2)]));
         let places = [&one, &two, &one].map(|it| waits(&queue, it, "a"));
-        queue.released([("a", 2)]);
+        queue.released("a", 2);
         assert_eq!(
             places.each_ref().map(Place::turn),
             [Turn::Try, Turn::Stay, Turn::Stay]
         );
-        queue.released([("a", 3)]);
+        queue.released("a", 3);
         assert_eq!(
             places.each_ref().map(Place::turn),
             [Turn::Try, Turn::Try, Turn::Stay]
         );
-        queue.released([("b", 3)]);
+        queue.released("b", 3);
         assert_eq!(
             places.each_ref().map(Place::turn),
             [Turn::Poll, Turn::Stay, Turn::Stay]
@@ -295,7 +259,7 @@ mod tests {
         let mut first = waits(&queue, &both, "a");
         let second = waits(&queue, &other, "b");
         assert_eq!(second.turn(), Turn::Poll);
-        first.move_to(&short("b"));
+        first.move_to(&Arc::from("b"));
         assert_eq!(first.turn(), Turn::Try);
         assert_eq!(second.turn(), Turn::Stay);
         assert!(!queue.state.lock().lines.contains_key("a"));
@@ -305,20 +269,14 @@ mod tests {
     fn giving_up_calls_the_next_and_a_grant_only_if_permits_are_left() {
         let (queue, one) = (WaitQueue::default(), request(&[("a", 1)]));
         let [first, second, third, fourth] = [(); 4].map(|()| waits(&queue, &one, "a"));
-        first.granted(&[0], true);
+        first.granted(&[0]);
         assert_eq!(second.turn(), Turn::Poll);
-        second.granted(&[1], true);
+        second.granted(&[1]);
         assert_eq!(third.turn(), Turn::Try);
-        queue.released([("a", 1)]);
+        queue.released("a", 1);
         drop(third);
         assert_eq!(fourth.turn(), Turn::Try);
-        // The server has no place for the next one.
-        let [first, second] = [(); 2].map(|()| waits(&queue, &one, "a"));
-        drop(fourth);
-        first.turn();
-        first.granted(&[0], false);
-        assert_eq!(second.turn(), Turn::Try);
-        assert_eq!(second.give_up().as_deref(), Some("a"));
+        assert_eq!(fourth.give_up().as_deref(), Some("a"));
         assert!(queue.state.lock().lines.is_empty());
     }
 }

@@ -1,21 +1,25 @@
-//! `PermitRequest`: what a caller wants, and `Wait`: for how long.
+//! `PermitRequest`: what a caller wants, `Acquisition`: what it gets, and `Wait`: for how long it waits.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::permit_store::Request;
-use crate::cancel::Cancel;
+use crate::backend::permit_store::{Exhausted, Permit, Request};
+use crate::cancel::{Cancel, Watched};
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::ContenderIdGenerator;
 use crate::lease::Lease;
 use crate::name::check_text;
+use crate::parker::Unparker;
 
 /// Longest name, external id and owner, in bytes.
 pub(super) const MAX_TEXT: usize = 255;
 
 /// More semaphores than this in one request are a mistake.
 const MAX_SEMAPHORES: usize = 64;
+
+/// The shortest ttl: a renewal has a quarter of it.
+const MIN_TTL: Duration = Duration::from_millis(100);
 
 /// A request for permits of one or more semaphores, all of them or none.
 ///
@@ -88,66 +92,52 @@ impl PermitRequest {
         self.external_id.as_deref()
     }
 
-    /// The request as a guard carries it out.
-    pub(super) fn guarded(&self, default_ttl: Duration, min_ttl: Duration) -> Result<Request> {
-        let generate = || Arc::from(ContenderIdGenerator::Host.generate());
-        let external_id = self.external_id.clone().unwrap_or_else(generate);
-        let ttl = self.ttl.unwrap_or(default_ttl);
-        let request = self.check(external_id, Some(ttl), min_ttl)?;
-        Ok(Request {
-            take_over: true,
-            generated: self.external_id.is_none(),
-            ..request
-        })
-    }
-
-    /// The request as it is carried out without a guard.
-    pub(super) fn plain(&self, min_ttl: Duration) -> Result<Request> {
-        let external_id = self.external_id.clone().ok_or_else(|| {
-            Error::invalid(
-                "without a guard a request needs an external id, which its release names: \
-                 PermitRequest::new(id)",
-            )
-        })?;
-        self.check(external_id, self.ttl, min_ttl)
-    }
-
-    fn check(
-        &self,
-        external_id: Arc<str>,
-        ttl: Option<Duration>,
-        min_ttl: Duration,
-    ) -> Result<Request> {
+    /// The request as it is carried out: by a guard, with the ttl that it has by default, or without one.
+    pub(super) fn check(&self, guard: Option<Duration>) -> Result<Request> {
+        let external_id = match &self.external_id {
+            Some(id) => Arc::clone(id),
+            None if guard.is_some() => Arc::from(ContenderIdGenerator::Host.generate()),
+            None => {
+                return Err(Error::invalid(
+                    "without a guard a request needs an external id, which its release names: \
+                     PermitRequest::new(id)",
+                ));
+            }
+        };
         check_text("external id", &external_id, MAX_TEXT)?;
         if let Some(owner) = &self.owner {
             check_text("owner", owner, MAX_TEXT)?;
         }
+        let ttl = self.ttl.or(guard);
         if let Some(ttl) = ttl {
-            check_ttl(ttl, min_ttl)?;
+            lease_of(ttl)?;
         }
-        if self.permits.is_empty() || self.permits.len() > MAX_SEMAPHORES {
-            return Err(Error::invalid(format!(
-                "request {external_id:?} names {} semaphores; it must name 1 to {MAX_SEMAPHORES}",
-                self.permits.len()
-            )));
-        }
-        for (semaphore, count) in &self.permits {
-            check_text("semaphore name", semaphore, MAX_TEXT)?;
-            if *count == 0 || i32::try_from(*count).is_err() {
-                return Err(Error::invalid(format!(
-                    "request {external_id:?} wants {count} permits of the semaphore {semaphore:?}; it \
-                     must want 1 to {}",
-                    i32::MAX
-                )));
-            }
-        }
+        let refused = |text: String| Err(Error::invalid(format!("request {external_id:?} {text}")));
         let mut permits = self.permits.clone();
         permits.sort();
-        let neighbours = permits.iter().zip(permits.iter().skip(1));
-        if let Some(((name, _), _)) = neighbours.into_iter().find(|(one, two)| one.0 == two.0) {
-            return Err(Error::invalid(format!(
-                "request {external_id:?} names the semaphore {name:?} twice; add the counts up"
-            )));
+        if permits.is_empty() || permits.len() > MAX_SEMAPHORES {
+            let count = permits.len();
+            return refused(format!(
+                "names {count} semaphores; it must name 1 to {MAX_SEMAPHORES}"
+            ));
+        }
+        for (at, (semaphore, count)) in permits.iter().enumerate() {
+            check_text("semaphore name", semaphore, MAX_TEXT)?;
+            if *count == 0 || i32::try_from(*count).is_err() {
+                return refused(format!(
+                    "wants {count} permits of the semaphore {semaphore:?}; it must want 1 to {}",
+                    i32::MAX
+                ));
+            }
+            if permits
+                .iter()
+                .skip(at + 1)
+                .any(|(other, _)| other == semaphore)
+            {
+                return refused(format!(
+                    "names the semaphore {semaphore:?} twice; add the counts up"
+                ));
+            }
         }
         Ok(Request {
             external_id,
@@ -155,26 +145,93 @@ impl PermitRequest {
             ttl,
             permits,
             token: rand::random::<u64>() >> 1,
-            take_over: false,
-            generated: false,
+            take_over: guard.is_some(),
+            generated: self.external_id.is_none(),
         })
     }
 }
 
-/// Refuses a ttl that could not be renewed in time, or that a server cannot count.
-pub(super) fn check_ttl(ttl: Duration, min_ttl: Duration) -> Result<()> {
-    if ttl < min_ttl {
+/// A ttl and the quarter of it in which the permits are not taken back.
+///
+/// # Errors
+/// `InvalidInput` for a ttl that could not be renewed in time, or that a server cannot count.
+pub(super) fn lease_of(ttl: Duration) -> Result<Lease> {
+    if ttl < MIN_TTL {
         return Err(Error::invalid(format!(
-            "a ttl of {ttl:?} is too short to renew in; at least {min_ttl:?} is needed here"
+            "a ttl of {ttl:?} is too short to renew in; at least {MIN_TTL:?} is needed"
         )));
     }
-    lease_of(ttl).map(drop)
-}
-
-/// A ttl and the quarter of it in which the permits are not taken back.
-pub(super) fn lease_of(ttl: Duration) -> Result<Lease> {
     let quarter = Duration::from_millis(u64::try_from((ttl / 4).as_millis()).unwrap_or(u64::MAX));
     Lease::new(ttl, quarter)
+}
+
+/// The outcome of a request for permits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Acquisition {
+    /// All permits were acquired.
+    Acquired(Vec<Permit>),
+    /// An earlier call with the same external id holds these permits; nothing was changed.
+    #[non_exhaustive]
+    AlreadyAcquired {
+        /// The permits.
+        permits: Vec<Permit>,
+        /// How much of their ttl is left; zero once they may be taken back. `None` without a ttl.
+        expires_in: Option<Duration>,
+    },
+    /// The external id is used up: what was acquired under it has been released, or nothing ever was
+    /// acquired.
+    AlreadyReleased,
+    /// A semaphore does not have enough free permits; nothing was taken from any.
+    Exhausted(Exhausted),
+}
+
+impl Acquisition {
+    /// Returns the permits if they are held, whether this call or an earlier one acquired them.
+    ///
+    /// # Errors
+    /// `Exhausted`; `Conflict` if the external id is used up; `Lost` if the ttl of what an earlier call
+    /// acquired has passed.
+    pub fn into_permits(self) -> Result<Vec<Permit>> {
+        match self {
+            Acquisition::AlreadyAcquired {
+                expires_in: Some(Duration::ZERO),
+                ..
+            } => Err(Error::new(
+                ErrorKind::Lost,
+                "the ttl of the permits that an earlier call acquired under this external id has passed; \
+                 renew them before it does, or hold them with a guard",
+            )),
+            Acquisition::Acquired(permits) | Acquisition::AlreadyAcquired { permits, .. } => {
+                Ok(permits)
+            }
+            Acquisition::AlreadyReleased => Err(used_up()),
+            Acquisition::Exhausted(exhausted) => Err(exhausted_error(&exhausted)),
+        }
+    }
+}
+
+/// Whether the owner of a permit is alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// It is alive: its permits are left alone.
+    Alive,
+    /// It is gone for good: its permits are released.
+    Dead,
+    /// It is not known: its permits are left alone.
+    Unknown,
+}
+
+/// The error of a request that was released before.
+pub(super) fn used_up() -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "the permits of this external id were released; ask again under a new one",
+    )
+}
+
+pub(super) fn exhausted_error(exhausted: &Exhausted) -> Error {
+    Error::new(ErrorKind::Exhausted, exhausted.to_string())
 }
 
 /// How long a request waits for permits, and what ends the wait.
@@ -211,7 +268,7 @@ impl Wait {
     pub fn at_most(timeout: Duration) -> Wait {
         Wait {
             timeout: Some(timeout),
-            cancels: Vec::new(),
+            ..Wait::forever()
         }
     }
 
@@ -231,8 +288,14 @@ impl Wait {
         self.timeout.is_some_and(|timeout| timeout.is_zero())
     }
 
-    pub(super) fn cancelled_by(&self) -> &[Cancel] {
-        &self.cancels
+    /// Unparks `unparker` when the wait is cancelled.
+    pub(super) fn watch(&self, unparker: &Unparker) -> Vec<Watched> {
+        let cancels = self.cancels.iter();
+        cancels.map(|cancel| cancel.watch(unparker)).collect()
+    }
+
+    pub(super) fn cancelled_at(&self) -> Option<Moment> {
+        self.cancels.iter().filter_map(Cancel::cancelled_at).min()
     }
 }
 
@@ -245,9 +308,6 @@ impl From<Duration> for Wait {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
-
-    const MIN: Duration = Duration::from_millis(400);
 
     #[test]
     fn what_makes_no_sense_is_refused_before_anything_is_sent() {
@@ -264,8 +324,8 @@ mod tests {
             (PermitRequest::new("id").permits(&*long, 1), "is too long"),
             (base().permits("b", 1).permits("a", 2), "twice"),
             (base().owner(""), "owner"),
-            (base().ttl(Duration::ZERO), "at least 400ms"),
-            (base().ttl(Duration::from_millis(399)), "at least 400ms"),
+            (base().ttl(Duration::ZERO), "at least 100ms"),
+            (base().ttl(Duration::from_millis(99)), "at least 100ms"),
             (base().ttl(Duration::from_nanos(500_000_001)), "ttl"),
             (base().ttl(Duration::MAX), "ttl"),
             (
@@ -273,7 +333,7 @@ mod tests {
                 "needs an external id",
             ),
         ] {
-            let error = request.plain(MIN).unwrap_err();
+            let error = request.check(None).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{request:?}");
             assert!(error.to_string().contains(says), "{error}");
         }
@@ -283,11 +343,11 @@ mod tests {
     fn a_request_is_sorted_by_name_and_every_guard_has_a_ttl_and_an_id() {
         let request = PermitRequest::generated().permits("b", 2).permits("a", 1);
         let default = Duration::from_secs(30);
-        let checked = request.guarded(default, MIN).unwrap();
+        let checked = request.check(Some(default)).unwrap();
         let names: Vec<&str> = checked.permits.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["a", "b"]);
         assert_eq!(checked.ttl, Some(default));
-        let other = request.guarded(default, MIN).unwrap();
+        let other = request.check(Some(default)).unwrap();
         assert_ne!(checked.external_id, other.external_id);
     }
 }

@@ -8,14 +8,16 @@ use std::time::Duration;
 use super::guard::PermitGuard;
 use super::holds::{Hold, Holds, ReleaseOnce};
 use super::maintenance::MaintenanceBuilder;
-use super::outcome::{Acquisition, Liveness, exhausted_error, used_up};
 use super::queue::WaitQueue;
-use super::request::{MAX_TEXT, PermitRequest, Wait, check_ttl, lease_of};
+use super::request::{
+    Acquisition, Liveness, MAX_TEXT, PermitRequest, Wait, exhausted_error, lease_of, used_up,
+};
 use crate::backend::permit_store::{
-    CapacityChange, Discrepancy, GrantId, Holder, Outcome, Permit, PermitRenewal, PermitStore,
-    Purge, Release, Released, Renewed, RequestStatus, Sweep, Swept, Usage, no_such_semaphore,
+    CapacityChange, Counts, Discrepancy, GrantId, Holder, Outcome, Permit, PermitRenewal,
+    PermitStore, Purge, Release, RequestStatus, Sweep, Swept, Usage, counts, no_such_semaphore,
 };
 use crate::clock::Moment;
+use crate::error::ErrorKind::{Conflict, InvalidState, NotFound};
 use crate::error::{Error, ErrorKind, Result};
 use crate::factory::Core;
 use crate::id::LiveId;
@@ -67,6 +69,8 @@ pub struct Semaphores {
 pub(crate) struct SharedSemaphores {
     pub(super) holds: Holds,
     pub(super) queue: Arc<WaitQueue>,
+    /// The server tells which process is next; otherwise each wakes its own requests.
+    has_lines: bool,
     pub(super) probe: Probed,
     pub(super) store: Arc<dyn PermitStore>,
     pub(super) core: Arc<Core>,
@@ -91,7 +95,7 @@ impl Semaphores {
     /// # Errors
     /// `InvalidInput` if it is too short to be renewed, or too long.
     pub fn with_ttl(mut self, ttl: Duration) -> Result<Semaphores> {
-        check_ttl(ttl, self.shared.get()?.store.min_ttl())?;
+        lease_of(ttl)?;
         self.default_ttl = ttl;
         Ok(self)
     }
@@ -145,7 +149,7 @@ impl Semaphores {
             store.set_capacity(name, capacity, changed_by, by)
         })?;
         let more = capacity.saturating_sub(before);
-        shared.queue.released([(name, u64::from(more))]);
+        shared.queue.released(name, u64::from(more));
         Ok(before)
     }
 
@@ -155,8 +159,7 @@ impl Semaphores {
     /// As [`create`](Semaphores::create).
     pub fn history(&self, name: &str) -> Result<Vec<CapacityChange>> {
         check_name(name)?;
-        let shared = self.shared.get()?;
-        shared.retried(REQUEST_LIMIT, |store, by| store.history(name, by))
+        self.ask(|store, by| store.history(name, by))
     }
 
     /// Deletes a semaphore of which no permits are held. Returns `false` if it does not exist. Permits that have
@@ -175,8 +178,7 @@ impl Semaphores {
     /// # Errors
     /// `Misconfigured` without tables; `Unreachable` and the like.
     pub fn list(&self) -> Result<Vec<Usage>> {
-        let shared = self.shared.get()?;
-        shared.retried(REQUEST_LIMIT, |store, by| store.usage(None, by))
+        self.ask(|store, by| store.usage(None, by))
     }
 
     /// Returns how full a semaphore is.
@@ -185,8 +187,7 @@ impl Semaphores {
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
     pub fn usage(&self, name: &str) -> Result<Usage> {
         check_name(name)?;
-        let shared = self.shared.get()?;
-        let mut found = shared.retried(REQUEST_LIMIT, |store, by| store.usage(Some(name), by))?;
+        let mut found = self.ask(|store, by| store.usage(Some(name), by))?;
         found.pop().ok_or_else(|| no_such_semaphore(name))
     }
 
@@ -196,8 +197,7 @@ impl Semaphores {
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
     pub fn holders(&self, name: &str) -> Result<Vec<Holder>> {
         check_name(name)?;
-        let shared = self.shared.get()?;
-        shared.retried(REQUEST_LIMIT, |store, by| store.holders(name, by))
+        self.ask(|store, by| store.holders(name, by))
     }
 
     /// Acquires the permits, all of them or none, and does not wait if there are not enough.
@@ -232,7 +232,7 @@ impl Semaphores {
         wait: impl Into<Wait>,
     ) -> Result<Acquisition> {
         let shared = self.shared.get()?;
-        let request = Arc::new(request.plain(shared.store.min_ttl())?);
+        let request = Arc::new(request.check(None)?);
         Ok(match shared.acquire(&request, &wait.into())? {
             // An earlier try got them, and its answer came after their end.
             Outcome::Granted(grant) if grant.remaining == Some(Duration::ZERO) => {
@@ -263,7 +263,7 @@ impl Semaphores {
     /// [`acquire`](Semaphores::acquire).
     pub fn guard(&self, request: &PermitRequest, wait: impl Into<Wait>) -> Result<PermitGuard> {
         let shared = self.shared.get()?;
-        let request = Arc::new(request.guarded(self.default_ttl, shared.store.min_ttl())?);
+        let request = Arc::new(request.check(Some(self.default_ttl))?);
         let lease = lease_of(request.ttl.unwrap_or(self.default_ttl))?;
         let id = live_id(shared, &request.external_id)?;
         let named = |error: Error| error.context(format_args!("request {:?}", request.external_id));
@@ -272,27 +272,11 @@ impl Semaphores {
             Outcome::Known(_) => return Err(named(used_up())),
             Outcome::Exhausted(exhausted) => return Err(named(exhausted_error(&exhausted))),
         };
-        let remaining = grant.remaining.unwrap_or(Duration::ZERO);
-        let until = grant.sent + remaining.min(lease.belief());
-        let hold = Hold::new(request.grant_id(), grant.permits, lease, until);
-        let hold = Arc::new(hold);
-        let added = match hold.valid_for().is_zero() {
-            true => Err(Error::new(
-                ErrorKind::Timeout,
-                "the permits were granted too late to be held; they are given back",
-            )),
-            false => Holds::add(shared, &hold),
-        };
-        match added {
-            Ok(task) => {
-                shared.count(&hold.permits, 1);
-                Ok(PermitGuard::new(shared, hold, task, id))
-            }
-            Err(error) => {
-                shared.release_later(request.grant_id(), lease.ttl());
-                Err(named(error))
-            }
-        }
+        let hold = Arc::new(Hold::new(&request, grant, lease));
+        PermitGuard::new(shared, hold, id).map_err(|error| {
+            shared.release_later(request.grant_id(), lease.ttl());
+            named(error)
+        })
     }
 
     /// Gives back the permits held under an external id. Safe to repeat, from any process. A guard that
@@ -309,19 +293,15 @@ impl Semaphores {
             .end(|hold| *hold.grant.external_id == *external_id);
         let grant = GrantId::any(external_id);
         let mut tries = 0;
-        let released = shared.retried(REQUEST_LIMIT, |store, by| {
+        let (release, freed) = shared.retried(REQUEST_LIMIT, |store, by| {
             tries += 1;
             store.release(&grant, by)
         })?;
-        Ok(match released {
-            Released::Permits(permits) => {
-                shared.wake(permits);
-                Release::Released
-            }
+        shared.wake(&freed);
+        Ok(match release {
             // A try whose answer was lost may have done it.
-            Released::AlreadyReleased if tries > 1 => Release::Released,
-            Released::AlreadyReleased => Release::AlreadyReleased,
-            Released::Unknown => Release::Unknown,
+            Release::AlreadyReleased if tries > 1 => Release::Released,
+            release => release,
         })
     }
 
@@ -333,16 +313,14 @@ impl Semaphores {
     pub fn renew(&self, external_id: &str) -> Result<PermitRenewal> {
         check_text("external id", external_id, MAX_TEXT)?;
         let grant = [GrantId::any(external_id)];
-        self.shared.get()?.retried(REQUEST_LIMIT, |store, by| {
-            match store.renew(&grant, by)?.first() {
-                Some(Renewed::Yes) => Ok(PermitRenewal::Renewed),
-                Some(Renewed::Lost) => Ok(PermitRenewal::AlreadyReleased),
-                Some(Renewed::Unknown) => Ok(PermitRenewal::Unknown),
-                Some(Renewed::Busy) | None => Err(Error::new(
+        self.ask(|store, by| {
+            store.renew(&grant, by)?.pop().flatten().ok_or_else(|| {
+                let text = "is locked by another transaction; try again";
+                Error::new(
                     ErrorKind::Unavailable,
-                    format!("request {external_id:?} is locked by another transaction; try again"),
-                )),
-            }
+                    format!("request {external_id:?} {text}"),
+                )
+            })
         })
     }
 
@@ -352,8 +330,7 @@ impl Semaphores {
     /// As [`release`](Semaphores::release).
     pub fn status(&self, external_id: &str) -> Result<Option<RequestStatus>> {
         check_text("external id", external_id, MAX_TEXT)?;
-        let shared = self.shared.get()?;
-        shared.retried(REQUEST_LIMIT, |store, by| store.status(external_id, by))
+        self.ask(|store, by| store.status(external_id, by))
     }
 
     /// Takes back all permits whose ttl plus a quarter has passed on the store's clock. An acquire that
@@ -392,9 +369,7 @@ impl Semaphores {
     /// # Errors
     /// `InvalidInput` for a batch of zero; otherwise as [`sweep_expired`](Semaphores::sweep_expired).
     pub fn delete_requests(&self, age: Duration, batch: usize) -> Result<u64> {
-        check_batch(batch)?;
-        let shared = self.shared.get()?;
-        shared.purge(Purge::Requests, age, batch, || true)
+        (self.shared.get()?).purge(Purge::Requests, age, batch, || true)
     }
 
     /// Deletes capacity changes older than `age`, `batch` at a time. Returns how many were deleted.
@@ -402,9 +377,7 @@ impl Semaphores {
     /// # Errors
     /// As [`delete_requests`](Semaphores::delete_requests).
     pub fn delete_history(&self, age: Duration, batch: usize) -> Result<u64> {
-        check_batch(batch)?;
-        let shared = self.shared.get()?;
-        shared.purge(Purge::History, age, batch, || true)
+        (self.shared.get()?).purge(Purge::History, age, batch, || true)
     }
 
     /// Compares the counter of every semaphore with its permits. Returns those that are wrong.
@@ -415,8 +388,7 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn check(&self) -> Result<Vec<Discrepancy>> {
-        let shared = self.shared.get()?;
-        shared.retried(SWEEP_LIMIT, |store, by| store.audit(false, by))
+        (self.shared.get()?).retried(SWEEP_LIMIT, |store, by| store.audit(false, by))
     }
 
     /// Corrects wrong counters. Returns those that were wrong.
@@ -424,8 +396,7 @@ impl Semaphores {
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn repair(&self) -> Result<Vec<Discrepancy>> {
-        let shared = self.shared.get()?;
-        shared.retried(SWEEP_LIMIT, |store, by| store.audit(true, by))
+        (self.shared.get()?).retried(SWEEP_LIMIT, |store, by| store.audit(true, by))
     }
 
     /// Returns a builder for maintenance in the background: sweeps and removals, by one process at a
@@ -433,18 +404,22 @@ impl Semaphores {
     pub fn maintenance(&self) -> MaintenanceBuilder {
         MaintenanceBuilder::new(self.clone())
     }
+
+    /// Makes a request that is safe to repeat.
+    fn ask<T>(&self, call: impl FnMut(&dyn PermitStore, Moment) -> Result<T>) -> Result<T> {
+        self.shared.get()?.retried(REQUEST_LIMIT, call)
+    }
 }
 
 impl SharedSemaphores {
     pub(crate) fn new(core: &Arc<Core>) -> Result<Arc<SharedSemaphores>> {
         let (store, queue) = (core.backend.permits()?, Arc::<WaitQueue>::default());
-        if let Some(lines) = store.lines() {
-            let queue = Arc::clone(&queue);
-            lines.on_turn(Arc::new(move |name, free| queue.released([(name, free)])));
-        }
+        let on_turn = Arc::clone(&queue);
+        let on_turn = move |name: &str, free| on_turn.released(name, free);
         Ok(Arc::new(SharedSemaphores {
             holds: Holds::default(),
             queue,
+            has_lines: store.on_turn(Arc::new(on_turn)),
             probe: core.probe().clone(),
             store,
             core: Arc::clone(core),
@@ -459,7 +434,9 @@ impl SharedSemaphores {
     ) -> Result<T> {
         let sent = Moment::now();
         let outcome = call(&*self.store, sent + limit);
-        let failed = outcome.as_ref().err().filter(|error| !is_answer(error));
+        let is_answer = |kind| matches!(kind, NotFound | Conflict | InvalidState);
+        let failed = outcome.as_ref().err();
+        let failed = failed.filter(|error| !is_answer(error.kind()));
         self.core.link.lock().note(sent, Moment::now(), failed);
         outcome
     }
@@ -489,12 +466,10 @@ impl SharedSemaphores {
     }
 
     /// Releases a grant, and calls requests that wait for its permits.
-    pub(super) fn give_back(&self, grant: &GrantId) -> Result<Released> {
-        let released = self.call(REQUEST_LIMIT, |store, by| store.release(grant, by))?;
-        if let Released::Permits(permits) = &released {
-            self.wake(permits.clone());
-        }
-        Ok(released)
+    pub(super) fn give_back(&self, grant: &GrantId) -> Result<Release> {
+        let (release, freed) = self.call(REQUEST_LIMIT, |store, by| store.release(grant, by))?;
+        self.wake(&freed);
+        Ok(release)
     }
 
     /// Makes one attempt in the background to release what a guard may hold, for a ttl at most. A retry by a guard
@@ -513,12 +488,9 @@ impl SharedSemaphores {
 
     /// Permits were given back: requests that they suffice for are called, unless the server calls the process whose
     /// turn it is.
-    fn wake(&self, permits: impl IntoIterator<Item = (Arc<str>, u32)>) {
-        if self.store.lines().is_some() {
-            return;
-        }
-        for (name, count) in permits {
-            self.queue.released([(&*name, u64::from(count))]);
+    fn wake(&self, permits: &Counts) {
+        for (name, count) in permits.iter().filter(|_| !self.has_lines) {
+            self.queue.released(name, u64::from(*count));
         }
     }
 
@@ -535,8 +507,7 @@ impl SharedSemaphores {
         let swept = self.retried(SWEEP_LIMIT, |store, by| store.sweep(sweep, by))?;
         for one in &swept {
             self.holds.end(|hold| hold.permits == one.permits);
-            let permits = one.permits.iter();
-            self.wake(permits.map(|it| (Arc::clone(&it.semaphore), it.count)));
+            self.wake(&counts(&one.permits));
         }
         Ok(swept)
     }
@@ -568,6 +539,9 @@ impl SharedSemaphores {
         batch: usize,
         go_on: impl Fn() -> bool,
     ) -> Result<u64> {
+        if batch == 0 {
+            return Err(Error::invalid("a batch of no rows would never end"));
+        }
         let mut sum = 0;
         while go_on() {
             let done = self.retried(SWEEP_LIMIT, |store, by| store.purge(what, age, batch, by))?;
@@ -578,16 +552,6 @@ impl SharedSemaphores {
         }
         Ok(sum)
     }
-}
-
-/// Returns `true` if the server has said so.
-fn is_answer(error: &Error) -> bool {
-    let answers = [
-        ErrorKind::NotFound,
-        ErrorKind::Conflict,
-        ErrorKind::InvalidState,
-    ];
-    answers.contains(&error.kind())
 }
 
 /// The right to the only guard of a request in its factory.
@@ -602,13 +566,6 @@ fn live_id(shared: &SharedSemaphores, external_id: &Arc<str>) -> Result<LiveId> 
             ),
         )
     })
-}
-
-fn check_batch(batch: usize) -> Result<()> {
-    if batch == 0 {
-        return Err(Error::invalid("a batch of no rows would never end"));
-    }
-    Ok(())
 }
 
 fn check_name(name: &str) -> Result<()> {

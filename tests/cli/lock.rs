@@ -1,45 +1,20 @@
 //! `contend lock`: processes, signals and a server that goes away.
 
-use crate::CONTEND;
-
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testbed::{Output, Process, RedisServer, TempDir, is_alive, wait_until, within};
+use rustix::process::Signal;
+use testbed::{RedisServer, TempDir, is_alive, wait_until, within};
 
-use crate::program::run;
+use crate::program::{HANG, PATIENCE, Program, run, run_script};
 
-const HANG: Duration = Duration::from_secs(120);
-const PATIENCE: Duration = Duration::from_secs(40);
+/// Ttl and transition.
+const LEASE: Duration = Duration::from_secs(4);
+const LOCK: &str = "lock m --ttl 2s --transition 2s";
 
-const TTL: Duration = Duration::from_millis(2_000);
-const TRANSITION: Duration = Duration::from_millis(2_000);
-
-/// `lock` on this server, running a shell script.
-fn lock(server: &RedisServer, options: &[&str], script: &str) -> Process {
-    let mut command = Command::new(CONTEND);
-    command
-        .args(["lock", "--url", &server.url(), "m"])
-        .args(["--ttl", "2s", "--transition", "2s"])
-        .args(options)
-        .args(["--", "sh", "-c", script]);
-    Process::spawn(&command, &Output::Pipe).unwrap()
-}
-
-/// The next line that the command writes, or "" at its end.
-fn line(process: &Process) -> String {
-    let mut line = String::new();
-    let mut stdout = BufReader::new(process.take_stdout().unwrap());
-    stdout.read_line(&mut line).unwrap();
-    line.trim().to_owned()
-}
-
-fn code(process: &Process) -> Option<i32> {
-    let status = process.wait(PATIENCE).expect("it ends");
-    status.code()
+fn pid(program: &mut Program) -> u32 {
+    u32::try_from(program.says_number("pid ")).unwrap()
 }
 
 #[test]
@@ -57,10 +32,8 @@ fn processes_exclude_each_other() {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for _ in 0..TURNS {
-                        assert_eq!(
-                            code(&lock(&server, &["--timeout", "30s"], &script)),
-                            Some(0)
-                        );
+                        let (code, _, err) = run_script(&server.url(), LOCK, &script);
+                        assert_eq!(code, 0, "{err}");
                     }
                 });
             }
@@ -77,22 +50,25 @@ fn processes_exclude_each_other() {
 fn exit_code_is_the_commands() {
     within(HANG, || {
         let server = RedisServer::start();
-        assert_eq!(code(&lock(&server, &[], "exit 7")), Some(7));
-        assert_eq!(code(&lock(&server, &[], "kill -TERM $$")), Some(128 + 15));
+        let url = server.url();
+        assert_eq!(run_script(&url, LOCK, "exit 7").0, 7);
+        assert_eq!(run_script(&url, LOCK, "kill -TERM $$").0, 128 + 15);
+        assert_eq!(run(&url, "lock m -- /no/such/program").0, 127);
+        assert_eq!(run(&url, "lock m -- /etc/passwd").0, 126);
 
-        let holder = lock(&server, &["--id", "the-holder"], "echo in; exec sleep 60");
-        assert_eq!(line(&holder), "in");
-        let refused = ["lock", "m", "--timeout", "300ms", "--", "true"];
-        let (code_of_refused, _, err) = run(&server.url(), &refused);
-        assert_eq!(code_of_refused, 75);
+        let holder = format!("{LOCK} --id the-holder");
+        let mut holder = Program::start_script(&url, &holder, "echo in; exec sleep 60");
+        holder.says("in");
+        let (code, _, err) = run(&url, "lock m --timeout 300ms -- true");
+        assert_eq!(code, 75);
         assert_eq!(
             err,
             "contend: waiting: m: held by \"the-holder\"\n\
              contend: m: held by \"the-holder\", and was not free within 300ms\n"
         );
         // A signal is passed on to the command, and what it exits with comes back.
-        assert_eq!(holder.terminate(PATIENCE).code(), Some(128 + 15));
-        assert_eq!(code(&lock(&server, &["--timeout", "1s"], "true")), Some(0));
+        assert_eq!(holder.terminate().0, 128 + 15);
+        assert_eq!(run(&url, "lock m --timeout 1s -- true").0, 0);
     });
 }
 
@@ -101,81 +77,51 @@ fn exit_code_is_the_commands() {
 fn killed_holder_lets_next_in() {
     within(HANG, || {
         let server = RedisServer::start();
-        let holder = lock(&server, &[], "sh -c 'echo $$; exec sleep 60'; true");
-        let sleeper: u32 = line(&holder).parse().unwrap();
-        let next = lock(&server, &[], "echo in");
-        // In the queue, that is: nothing tells from outside, and it may come later just as well.
-        thread::sleep(Duration::from_millis(500));
-        assert!(is_alive(sleeper));
+        let script = "sh -c 'echo pid $$; exec sleep 60'; true";
+        let mut holder = Program::start_script(&server.url(), LOCK, script);
+        let sleeper = pid(&mut holder);
+        let mut next = Program::start_script(&server.url(), LOCK, "echo in");
+        next.says("waiting");
         let killed = Instant::now();
-        holder.kill();
-        wait_until(TTL, "its command was ended too", || !is_alive(sleeper));
-        assert_eq!(line(&next), "in");
+        holder.signal(Signal::KILL);
+        wait_until(LEASE / 2, "its command was ended too", || {
+            !is_alive(sleeper)
+        });
+        next.says("in");
         let took = killed.elapsed();
-        println!(
-            "in {took:?} after the kill; ttl + transition is {:?}",
-            TTL + TRANSITION
-        );
-        assert!(took < TTL + TRANSITION + Duration::from_secs(1), "{took:?}");
-        assert_eq!(code(&next), Some(0));
+        println!("in {took:?} after the kill; the lease is {LEASE:?}");
+        assert!(took < LEASE + Duration::from_secs(1), "{took:?}");
+        assert_eq!(next.ends().0, 0);
     });
 }
 
-/// Rule 2: told at the end of the ttl, ended before the transition is over.
+/// Told at the end of the ttl, and ended before the transition is over, even if it is deaf to SIGTERM.
 #[test]
 fn lost_server_ends_command() {
     within(HANG, || {
-        for (script, is_deaf) in [
-            ("echo $$; exec sleep 60", false),
-            ("trap '' TERM; echo $$; sleep 60; sleep 60", true),
+        let leader = LOCK.replace("lock", "schedule --every 1h");
+        let deaf = "trap '' TERM; echo pid $$; sleep 60; sleep 60";
+        for (line, script, code) in [
+            (LOCK, "echo pid $$; exec sleep 60", 76),
+            (LOCK, deaf, 76),
+            (&leader, deaf, 0),
         ] {
             let server = RedisServer::start();
-            let holder = lock(&server, &[], script);
-            let command: u32 = line(&holder).parse().unwrap();
+            let mut holder = Program::start_script(&server.url(), line, script);
+            let command = pid(&mut holder);
             let lost = Instant::now();
             server.kill();
             wait_until(PATIENCE, "the command has ended", || !is_alive(command));
             let took = lost.elapsed();
-            println!("ended {took:?} after the server was killed; deaf to SIGTERM: {is_deaf}");
+            println!("{line}: {script}: ended {took:?} after the server was killed");
             // The lease was renewed at the latest when the server died.
-            assert!(took < TTL + TRANSITION, "{took:?}");
-            assert_eq!(code(&holder), Some(76));
+            assert!(took < LEASE, "{took:?}");
+            let ended = if code == 0 {
+                holder.terminate()
+            } else {
+                holder.ends()
+            };
+            assert_eq!(ended.0, code, "{:#?}", ended.1);
         }
-    });
-}
-
-/// A command that is deaf to SIGTERM is gone before another process can lead.
-#[test]
-fn lost_leadership_ends_scheduled_command() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let mut command = Command::new(CONTEND);
-        command
-            .args([
-                "schedule",
-                "m",
-                "--every",
-                "1h",
-                "--ttl",
-                "2s",
-                "--transition",
-                "2s",
-            ])
-            .args([
-                "--",
-                "sh",
-                "-c",
-                "trap '' TERM; echo $$; sleep 60; sleep 60",
-            ])
-            .env("CONTEND_URL", server.url());
-        let leader = Process::spawn(&command, &Output::Pipe).unwrap();
-        let pid: u32 = line(&leader).parse().unwrap();
-        let lost = Instant::now();
-        server.kill();
-        wait_until(PATIENCE, "the command has ended", || !is_alive(pid));
-        let took = lost.elapsed();
-        println!("ended {took:?} after the server was killed");
-        assert!(took < TTL + TRANSITION, "{took:?}");
-        assert_eq!(leader.terminate(PATIENCE).code(), Some(0));
     });
 }

@@ -4,191 +4,171 @@
 use mysql::prelude::Queryable;
 use testbed::{Direction, Proxy, RedisServer, within};
 
-use crate::backends::{Backend, HANG, mysql, redis, zk};
-use crate::mysql_ground;
-use crate::program::{field, run};
+use crate::backends::{Backend, mysql, redis, zk};
+use crate::mysql_ground::{empty_database, operator};
+use crate::program::{HANG, contend, field, run};
 
-/// How one backend is used wrongly.
-struct Ways {
-    backend: &'static Backend,
-    /// A server of another kind, and the exit code for it.
-    other_kind: &'static Backend,
-    other_code: i32,
-    /// A URL with a wrong password, and what is said of it.
-    wrong_password: String,
-    denied: &'static str,
-    /// A URL of a user without a privilege that is needed, and what is said of it.
-    unprivileged: String,
-    lacks: &'static str,
+/// Asserts that a URL is refused with this code, by a line that contains these words.
+fn fails(url: &str, code: i32, says: &str) {
+    let (exit, out, err) = run(url, "lock m --no-wait -- true");
+    assert_eq!(exit, code, "{url}: {out}{err}");
+    assert!(err.starts_with("contend: "), "{err}");
+    assert!(err.contains(says), "{url}: no {says:?} in {err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+}
+
+/// Mistakes that are the same everywhere. `other` is a server of another kind.
+fn make_mistakes(backend: &Backend, other: &Backend, code_of_other: i32) {
+    let proxy = Proxy::to(backend.addr);
+    proxy.refuse();
+    fails(&backend.through(&proxy), 69, "refused");
+    fails(&(backend.url)(other.addr), code_of_other, "not locked");
+    let proxy = Proxy::to(backend.addr);
+    proxy.black_hole(Direction::Both);
+    fails(&backend.through(&proxy), 69, "not locked");
+    let (code, _, err) = run(&backend.url(), "lock m --ttl 1ms -- true");
+    assert_eq!(code, 64, "{err}");
+    assert!(err.contains("at least"), "{err}");
 }
 
 #[test]
 fn mistakes_on_redis() {
     within(HANG, || {
+        make_mistakes(redis(), mysql(), 78);
+        let wrong = format!("redis://bob:wrong@{}", redis().addr);
+        fails(&wrong, 77, "\"bob\"");
         let server = RedisServer::start();
         // May do everything but listen.
         let rules = "ACL SETUSER deaf on >pw ~* resetchannels +@all";
         server.cli(&rules.split(' ').collect::<Vec<_>>());
-        make_mistakes(&Ways {
-            backend: redis(),
-            other_kind: mysql(),
-            other_code: 78,
-            wrong_password: format!("redis://bob:wrong@{}", redis().addr),
-            denied: "\"bob\"",
-            unprivileged: format!("redis://deaf:pw@{}", server.addr()),
-            lacks: "channel",
-        });
+        let deaf = format!("redis://deaf:pw@{}", server.addr());
+        fails(&deaf, 77, "channel");
     });
 }
 
 #[test]
 fn mistakes_on_mysql() {
     within(HANG, || {
-        let backend = mysql();
-        let url = (backend.url)(backend.addr);
+        make_mistakes(mysql(), redis(), 69);
+        let url = (mysql().url)(mysql().addr);
         let (_, rest) = url.split_once('@').unwrap();
         let (_, database) = rest.split_once('/').unwrap();
-        let mut operator = mysql_ground::operator(&url);
-        for statement in [
-            "CREATE USER IF NOT EXISTS reader IDENTIFIED BY 'pw'".to_owned(),
-            format!("GRANT SELECT ON {database}.* TO reader"),
-        ] {
-            operator.query_drop(statement).unwrap();
-        }
-        make_mistakes(&Ways {
-            backend,
-            other_kind: redis(),
-            other_code: 69,
-            wrong_password: format!("mysql://reader:wrong@{rest}"),
-            denied: "'reader'",
-            unprivileged: format!("mysql://reader:pw@{rest}"),
-            lacks: "denied",
-        });
+        let create = "CREATE USER IF NOT EXISTS reader IDENTIFIED BY 'pw'";
+        let grant = format!("GRANT SELECT ON {database}.* TO reader");
+        let mut operator = operator(&url);
+        operator.query_drop(create).unwrap();
+        operator.query_drop(grant).unwrap();
+        fails(&format!("mysql://reader:wrong@{rest}"), 77, "'reader'");
+        fails(&format!("mysql://reader:pw@{rest}"), 77, "denied");
     });
 }
 
 #[test]
 fn mistakes_on_zookeeper() {
     within(HANG, || {
-        let backend = zk();
+        make_mistakes(zk(), redis(), 69);
         // A digest is never wrong by itself: it is another user, to whom the nodes do not belong.
-        let owner = format!("zk://alice:pw@{}/mine?acl=creator_all", backend.addr);
-        assert_eq!(run(&owner, &["lock", "m", "--", "true"]).0, 0);
-        let stranger = format!("zk://alice:wrong@{}/mine?acl=creator_all", backend.addr);
-        make_mistakes(&Ways {
-            backend,
-            other_kind: redis(),
-            other_code: 69,
-            wrong_password: stranger.clone(),
-            denied: "ACL",
-            unprivileged: stranger,
-            lacks: "ACL",
-        });
+        let url = |password| {
+            let addr = zk().addr;
+            format!("zk://alice:{password}@{addr}/mine?acl=creator_all")
+        };
+        assert_eq!(run(&url("pw"), "lock m -- true").0, 0);
+        fails(&url("wrong"), 77, "ACL");
     });
-}
-
-fn make_mistakes(ways: &Ways) {
-    let backend = ways.backend;
-    let fails = |url: &str, code: i32, says: &str| {
-        let (exit, out, err) = run(url, &["lock", "m", "--no-wait", "--", "true"]);
-        assert_eq!(exit, code, "{url}: {out}{err}");
-        assert!(err.starts_with("contend: "), "{err}");
-        assert!(err.contains(says), "{url}: no {says:?} in {err}");
-        assert_eq!(err.lines().count(), 1, "{err}");
-    };
-    let proxy = Proxy::to(backend.addr);
-    proxy.refuse();
-    fails(&backend.through(&proxy), 69, "refused");
-    let other = (backend.url)(ways.other_kind.addr);
-    fails(&other, ways.other_code, "not locked");
-    let proxy = Proxy::to(backend.addr);
-    proxy.black_hole(Direction::Both);
-    fails(&backend.through(&proxy), 69, "not locked");
-    fails(&ways.unprivileged, 77, ways.lacks);
-    fails(&ways.wrong_password, 77, ways.denied);
-    let short = ["lock", "m", "--ttl", "1ms", "--", "true"];
-    let (code, _, err) = run(&backend.url(), &short);
-    assert_eq!(code, 64, "{err}");
-    assert!(err.contains("at least"), "{err}");
 }
 
 /// What a retry cannot fix ends `elect`, `schedule` and `observe` at once: a supervisor would see a healthy process.
 #[test]
 fn refusal_for_good_ends_what_runs_for_long() {
     within(HANG, || {
-        let no_table = mysql_ground::empty_database();
-        let server = RedisServer::start();
-        let stranger = server.url().replace("redis://", "redis://nobody:wrong@");
+        let no_table = empty_database();
+        let stranger = format!("redis://nobody:wrong@{}", redis().addr);
         for (url, expected, kind) in [(&no_table, 78, "misconfigured"), (&stranger, 77, "denied")] {
-            for args in [
-                &["elect", "m"][..],
-                &["schedule", "m", "--every", "1h", "--", "true"],
-                &["observe", "m"],
-                &["ping"],
+            for line in [
+                "elect m",
+                "schedule m --every 1h -- true",
+                "observe m",
+                "ping",
             ] {
-                let (code, out, err) = run(url, args);
-                assert_eq!(code, expected, "{args:?}: {out}{err}");
-                let (_, out, err) = run(url, &[&["--json"][..], args].concat());
+                let (code, out, err) = run(url, line);
+                assert_eq!(code, expected, "{line}: {out}{err}");
+                let (_, out, err) = run(url, &format!("--json {line}"));
                 let last = format!("{out}{err}");
-                assert_eq!(field(&last, "kind"), kind, "{args:?}: {last}");
+                assert_eq!(field(&last, "kind"), kind, "{line}: {last}");
             }
         }
-        let creating = format!("{no_table}?create_table=true");
-        assert_eq!(run(&creating, &["ping"]).0, 0);
-        assert_eq!(
-            run(&no_table, &["ping"]).0,
-            0,
-            "the ping before has made it"
-        );
+        assert_eq!(run(&format!("{no_table}?create_table=true"), "ping").0, 0);
+        let (code, _, err) = run(&no_table, "ping");
+        assert_eq!(code, 0, "the ping before has made it: {err}");
     });
 }
 
 /// Each would lead in its own memory, and run what only one may run.
 #[test]
 fn no_command_runs_without_server() {
-    for args in [
-        &["elect", "m", "--", "echo", "ran"][..],
-        &["schedule", "m", "--every", "1s", "--", "echo", "ran"],
-        &["lock", "m", "--", "echo", "ran"],
-        &["semaphore", "run", "m", "--", "echo", "ran"],
-        &["status"],
+    for line in [
+        "elect m -- echo ran",
+        "schedule m --every 1s -- echo ran",
+        "lock m -- echo ran",
+        "semaphore run m -- echo ran",
+        "status",
     ] {
-        let (code, out, err) = run("", args);
-        assert_eq!((code, &*out), (64, ""), "{args:?}: {err}");
-        assert!(err.contains("no server: give --url"), "{args:?}: {err}");
+        let (code, out, err) = run("", line);
+        assert_eq!((code, &*out), (64, ""), "{line}: {err}");
+        assert!(err.contains("no server: give --url"), "{line}: {err}");
     }
 }
 
 #[test]
 fn mistaken_command_line_is_a_usage_error() {
-    for args in [
-        &[][..],
-        &["nonsense"],
-        &["lock", "--", "true"],
-        &["lock", "m"],
-        &["lock", "m", "echo", "hi"],
-        &["lock", "m", "--timeout", "soon", "--", "true"],
-        &["lock", "m", "--no-wait", "--timeout", "1s", "--", "true"],
-        &["revoke", "m"],
-        &["elect"],
-        &["schedule", "m", "--", "true"],
-        &["schedule", "m", "--every", "1s", "--delay", "1s"],
-        &["schedule", "m", "--daily-at", "25:00"],
-        &["schedule", "m", "--daily-at", "02:30", "--zone", "nowhere"],
-        &[
-            "schedule",
-            "m",
-            "--daily-at",
-            "02:30",
-            "--days",
-            "mon,funday",
-        ],
-        &["schedule", "m", "--every", "1h", "--days", "mon"],
-        &["status", ""],
+    for line in [
+        "",
+        "nonsense",
+        "lock -- true",
+        "lock m",
+        "lock m echo hi",
+        "lock m --timeout soon -- true",
+        "lock m --no-wait --timeout 1s -- true",
+        "revoke m",
+        "elect",
+        "schedule m -- true",
+        "schedule m --every 1s --delay 1s",
+        "schedule m --delay 1s --skip-missed",
+        "schedule m --daily-at 25:00",
+        "schedule m --daily-at 02:30 --zone nowhere",
+        "schedule m --daily-at 02:30 --days mon,funday",
+        "schedule m --every 1h --days mon",
+        "status {}",
     ] {
-        let (code, out, err) = run("memory://", args);
-        assert_eq!((code, &*out), (64, ""), "{args:?}: {err}");
+        let (code, out, err) = run("memory://", line);
+        assert_eq!((code, &*out), (64, ""), "{line}: {err}");
     }
-    let (code, _, err) = run("nowhere", &["ping"]);
+    let (code, _, err) = run("nowhere", "ping");
     assert_eq!(code, 64, "{err}");
+}
+
+#[test]
+fn no_password_is_shown() {
+    let url = "redis://user:open-sesame@127.0.0.1:1";
+    for line in ["ping --timeout 300ms", "--help", "status --help"] {
+        let (_, out, err) = run(url, line);
+        assert!(!format!("{out}{err}").contains("open-sesame"), "{out}{err}");
+    }
+}
+
+#[test]
+fn unwritable_output_has_its_code() {
+    let full = || std::fs::File::options().write(true).open("/dev/full");
+    let output = contend("memory://", "ping")
+        .stdout(full().unwrap())
+        .output();
+    let output = output.unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(74), "{err}");
+    let says = "contend: cannot write the output: ";
+    assert!(err.starts_with(says), "{err}");
+    let mut help = contend("memory://", "--help");
+    let help = help.stdout(full().unwrap()).output().unwrap();
+    let err = String::from_utf8(help.stderr).unwrap();
+    assert!(!err.contains("panicked"), "{err}");
 }

@@ -15,19 +15,30 @@ use crate::CONTEND;
 /// How long anything may take that is not expected to hang.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// `contend` with its server in the environment.
-pub fn contend(url: &str, args: &[&str]) -> Command {
+/// When a hung test is ended.
+pub const HANG: Duration = Duration::from_secs(240);
+
+/// `contend` with its server in the environment; `line` has its arguments.
+pub fn contend(url: &str, line: &str) -> Command {
     let mut command = Command::new(CONTEND);
-    command.args(args).env("CONTEND_URL", url);
+    command.args(line.split_whitespace());
+    command.env("CONTEND_URL", url).stdin(Stdio::null());
     command
 }
 
 /// Runs it to its end: exit code, standard output and standard error.
-pub fn run(url: &str, args: &[&str]) -> (i32, String, String) {
-    let mut command = contend(url, args);
+pub fn run(url: &str, line: &str) -> (i32, String, String) {
+    end_of(&mut contend(url, line))
+}
+
+/// The same with a shell script as its command.
+pub fn run_script(url: &str, line: &str, script: &str) -> (i32, String, String) {
+    end_of(contend(url, line).args(["--", "sh", "-c", script]))
+}
+
+fn end_of(command: &mut Command) -> (i32, String, String) {
     // A program that does not end by itself fails here, and does not hang.
-    let output = within(PATIENCE, || command.stdin(Stdio::null()).output());
-    let output: Output = output.expect("contend runs");
+    let output: Output = within(PATIENCE, || command.output()).expect("contend runs");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("it writes text");
     let code = output.status.code().expect("it exits");
     (code, text(output.stdout), text(output.stderr))
@@ -41,6 +52,11 @@ pub fn field<'a>(line: &'a str, name: &str) -> &'a str {
     rest.split([',', '}']).next().unwrap().trim_matches('"')
 }
 
+/// The number behind `"name":`.
+pub fn number(line: &str, name: &str) -> u64 {
+    field(line, name).parse().expect("a number")
+}
+
 /// A running `contend`, killed on drop.
 pub struct Program {
     child: Child,
@@ -49,8 +65,27 @@ pub struct Program {
 }
 
 impl Program {
-    pub fn start(url: &str, args: &[&str]) -> Program {
-        let (mut child, sender, lines) = Program::spawn(url, args);
+    pub fn start(url: &str, line: &str) -> Program {
+        Program::spawn(url, line, &[])
+    }
+
+    /// Starts it with a shell script as its command.
+    pub fn start_script(url: &str, line: &str, script: &str) -> Program {
+        Program::spawn(url, line, &["--", "sh", "-c", script])
+    }
+
+    fn spawn(url: &str, line: &str, command: &[&str]) -> Program {
+        // It does not outlive the test that started it, however that ends.
+        let mut child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--", CONTEND])
+            .args(line.split_whitespace().chain(command.iter().copied()))
+            .env("CONTEND_URL", url)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("contend starts");
+        let (sender, lines) = unbounded();
         read(child.stdout.take().expect("a pipe"), sender.clone());
         read(child.stderr.take().expect("a pipe"), sender);
         Program {
@@ -60,56 +95,26 @@ impl Program {
         }
     }
 
-    /// Starts it with streams whose readers have gone away.
-    pub fn start_unread(url: &str, args: &[&str]) -> Program {
-        let (mut child, _, lines) = Program::spawn(url, args);
-        drop((child.stdout.take(), child.stderr.take()));
-        Program {
-            child,
-            lines,
-            seen: Vec::new(),
-        }
-    }
-
-    fn spawn(url: &str, args: &[&str]) -> (Child, Sender<String>, Receiver<String>) {
-        // It does not outlive the test that started it, however that ends.
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "--", CONTEND])
-            .args(args)
-            .env("CONTEND_URL", url)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("contend starts");
-        let (sender, lines) = unbounded();
-        (child, sender, lines)
-    }
-
     /// The next line, of either stream, that contains `text`.
     #[track_caller]
     pub fn says(&mut self, text: &str) -> String {
-        self.says_within(PATIENCE, text)
-            .unwrap_or_else(|| panic!("it did not say {text:?}, but {:#?}", self.seen))
-    }
-
-    /// As `says`, or `None` if it does not within `limit`.
-    pub fn says_within(&mut self, limit: Duration, text: &str) -> Option<String> {
-        let end = Instant::now() + limit;
+        let end = Instant::now() + PATIENCE;
         while let Ok(line) = self.lines.recv_deadline(end) {
             self.seen.push(line.clone());
             if line.contains(text) {
-                return Some(line);
+                return line;
             }
         }
-        None
+        panic!("it did not say {text:?}, but {:#?}", self.seen)
     }
 
-    /// The next line of either stream; `None` if there is none by `end`.
-    pub fn next_by(&mut self, end: Instant) -> Option<String> {
-        let line = self.lines.recv_deadline(end).ok()?;
-        self.seen.push(line.clone());
-        Some(line)
+    /// The number behind `text` in the next line that contains it.
+    #[track_caller]
+    pub fn says_number(&mut self, text: &str) -> u64 {
+        let line = self.says(text);
+        let (_, rest) = line.split_once(text).expect("it is in the line");
+        let number = rest.split(|c: char| !c.is_ascii_digit()).next();
+        number.unwrap_or_default().parse().expect("a number")
     }
 
     pub fn pid(&self) -> u32 {

@@ -3,10 +3,19 @@
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use testbed::{TempDir, wait_until, within};
+use rustix::process::Signal;
+use testbed::{TempDir, within};
 
-use crate::backends::HANG;
-use crate::program::{PATIENCE, Program, field};
+use crate::program::{HANG, Program, field};
+use crate::unread;
+
+/// The code in the only line about a command's end.
+fn code_in(lines: &[String]) -> &str {
+    let mut ended = lines.iter().filter(|line| line.contains("\"ended\""));
+    let code = field(ended.next().expect("it ended"), "code");
+    assert!(ended.next().is_none(), "{lines:#?}");
+    code
+}
 
 /// A deploy does not cut a backup short: leadership is renewed until the command has ended.
 #[test]
@@ -14,30 +23,18 @@ fn stopped_schedule_lets_its_command_finish() {
     within(HANG, || {
         let folder = TempDir::new();
         let end = folder.path().join("end");
-        let script = "echo begun; until [ -e \"$0\" ]; do sleep 0.05; done; echo done; exit 7";
-        let args = [
-            "schedule",
-            "m",
-            "--every",
-            "1h",
-            "--ttl",
-            "1s",
-            "--transition",
-            "1s",
-            "--json",
-        ];
-        let command = ["--", "sh", "-c", script, end.to_str().unwrap()];
-        let mut schedule = Program::start("memory://", &[&args[..], &command].concat());
+        let script = "echo begun; until [ -e END ]; do sleep 0.05; done; echo done; exit 7";
+        let script = script.replace("END", end.to_str().unwrap());
+        let line = "schedule m --every 1h --ttl 1s --transition 1s --json";
+        let mut schedule = Program::start_script("memory://", line, &script);
         schedule.says("begun");
-        schedule.signal(rustix::process::Signal::TERM);
+        schedule.signal(Signal::TERM);
         // Longer than the whole lease: without renewals, or with a SIGTERM, the command would be gone.
         thread::sleep(Duration::from_millis(2_500));
         std::fs::write(&end, "").unwrap();
         schedule.says("done");
         let (exit, lines) = schedule.ends();
-        let ended = lines.iter().find(|line| line.contains("\"ended\""));
-        let code = ended.map(|line| field(line, "code"));
-        assert_eq!((exit, code), (0, Some("7")), "{lines:#?}");
+        assert_eq!((exit, code_in(&lines)), (0, "7"), "{lines:#?}");
     });
 }
 
@@ -48,22 +45,11 @@ fn stop_within_ends_command() {
         let plain = "echo begun; exec sleep 60";
         let deaf = "trap '' TERM; echo begun; while :; do sleep 0.05; done";
         for (script, code) in [(clean, "0"), (plain, "143"), (deaf, "137")] {
-            let args = [
-                "schedule",
-                "m",
-                "--every",
-                "1h",
-                "--transition",
-                "2s",
-                "--json",
-            ];
-            let command = ["--stop-within", "300ms", "--", "sh", "-c", script];
-            let mut schedule = Program::start("memory://", &[&args[..], &command].concat());
+            let line = "schedule m --every 1h --transition 2s --json --stop-within 300ms";
+            let mut schedule = Program::start_script("memory://", line, script);
             schedule.says("begun");
             let (exit, lines) = schedule.terminate();
-            let ended = lines.iter().find(|line| line.contains("\"ended\""));
-            let said = ended.map(|line| field(line, "code"));
-            assert_eq!((exit, said), (0, Some(code)), "{lines:#?}");
+            assert_eq!((exit, code_in(&lines)), (0, code), "{lines:#?}");
         }
     });
 }
@@ -75,27 +61,14 @@ fn schedule_runs_on_its_days_alone() {
         // Long enough for two programs to start on a busy machine.
         let soon = now.as_secs() + 8;
         let second = soon % 86_400;
-        let time = format!(
-            "{:02}:{:02}:{:02}",
-            second / 3600,
-            second / 60 % 60,
-            second % 60
-        );
+        let time = [second / 3600, second / 60 % 60, second % 60].map(|part| format!("{part:02}"));
         // 1970-01-01 was a Thursday.
         let mut days = ["thu", "fri", "sat", "sun", "mon", "tue", "wed"];
         days.rotate_left(usize::try_from(soon / 86_400 % 7).unwrap());
         let start = |mutex, days: &[&str]| {
-            let days = days.join(",");
-            let args = [
-                "schedule",
-                mutex,
-                "--daily-at",
-                &time,
-                "--days",
-                &days,
-                "--json",
-            ];
-            Program::start("memory://", &args)
+            let (time, days) = (time.join(":"), days.join(","));
+            let line = format!("schedule {mutex} --daily-at {time} --days {days} --json");
+            Program::start("memory://", &line)
         };
         let mut others = start("others", &days[1..]);
         others.says("\"started\"");
@@ -110,40 +83,18 @@ fn schedule_runs_on_its_days_alone() {
 fn failed_command_is_reported_once() {
     within(HANG, || {
         for (command, code, failure) in [("false", "1", "ended"), ("/none", "127", "/none")] {
-            let args = ["schedule", "m", "--every", "1h", "--json", "--", command];
-            let mut schedule = Program::start("memory://", &args);
+            let line = format!("schedule m --every 1h --json -- {command}");
+            let mut schedule = Program::start("memory://", &line);
             schedule.says(failure);
             let (_, lines) = schedule.terminate();
             let said = lines.iter().filter(|line| line.contains(failure));
-            assert_eq!(said.count(), 1, "{lines:#?}");
-            let ended = lines.iter().find(|line| line.contains("\"ended\""));
-            assert_eq!(ended.map(|line| field(line, "code")), Some(code));
+            assert_eq!((said.count(), code_in(&lines)), (1, code), "{lines:#?}");
         }
     });
 }
 
-/// The reader of its lines has gone: a command runs on all the same, and without one there is nothing to do.
+/// Without a command and a reader there is nothing to do.
 #[test]
-fn schedule_without_reader() {
-    within(HANG, || {
-        let schedule = ["schedule", "m", "--every", "100ms"];
-        assert_eq!(
-            Program::start_unread("memory://", &schedule).ends().0,
-            128 + 13
-        );
-        let folder = TempDir::new();
-        let runs = folder.path().join("runs");
-        let command = [
-            "--",
-            "sh",
-            "-c",
-            "echo run >> \"$0\"",
-            runs.to_str().unwrap(),
-        ];
-        let schedule = Program::start_unread("memory://", &[&schedule[..], &command].concat());
-        wait_until(PATIENCE, "it runs again and again", || {
-            std::fs::read_to_string(&runs).is_ok_and(|text| text.lines().count() >= 5)
-        });
-        assert_eq!(schedule.terminate().0, 0);
-    });
+fn unread_schedule_ends() {
+    within(HANG, || unread("memory://", "schedule m --every 100ms"));
 }

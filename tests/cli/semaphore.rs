@@ -6,32 +6,29 @@ use mysql::prelude::Queryable;
 use rustix::process::Signal;
 use testbed::{Direction, Proxy, TempDir, is_alive, wait_until, within};
 
-use crate::mysql_ground::{HANG, empty_database, operator};
-use crate::program::{PATIENCE, Program, field, run};
+use crate::mysql_ground::{empty_database, operator};
+use crate::program::{HANG, PATIENCE, Program, field, run, run_script};
 
 struct Shell {
     url: String,
 }
 
 impl Shell {
-    fn new() -> Shell {
-        Shell {
-            url: empty_database(),
-        }
+    /// With a semaphore of this capacity.
+    fn new(semaphore: &str) -> Shell {
+        let url = empty_database();
+        let shell = Shell { url };
+        shell.says(&format!("create {semaphore}"), 0, "");
+        shell
     }
 
-    /// Its exit code and what it printed.
-    fn run(&self, args: &[&str]) -> (i32, String) {
-        let (code, out, _) = run(&self.url, &[&["semaphore", "--json"], args].concat());
-        (code, out.trim_end().to_owned())
-    }
-
+    /// Checks the exit code, and that each of these `name=value` is printed.
     #[track_caller]
-    fn says(&self, args: &[&str], code: i32, fields: &[(&str, &str)]) {
-        let (exit, printed) = self.run(args);
-        assert_eq!(exit, code, "{args:?}: {printed}");
-        for (name, value) in fields {
-            assert_eq!(field(&printed, name), *value, "{args:?}: {printed}");
+    fn says(&self, line: &str, code: i32, fields: &str) {
+        let (exit, out, err) = run(&self.url, &format!("semaphore --json {line}"));
+        assert_eq!(exit, code, "{line}: {out}{err}");
+        for (name, value) in fields.split(' ').filter_map(|field| field.split_once('=')) {
+            assert_eq!(field(&out, name), value, "{line}: {out}");
         }
     }
 }
@@ -39,56 +36,43 @@ impl Shell {
 #[test]
 fn shell_creates_acquires_runs_and_releases() {
     within(HANG, || {
-        let shell = Shell::new();
-        shell.says(&["usage"], 78, &[]);
-        let usage = |held, free| [("capacity", "2"), ("held", held), ("free", free)];
-        shell.says(&["create", "backup", "2"], 0, &usage("0", "2"));
-        let result = |result| [("result", result)];
-        shell.says(&["acquire", "job-1", "backup"], 0, &result("acquired"));
-        let again = [
-            ("result", "already_acquired"),
-            ("semaphore", "backup"),
-            ("fence", "1"),
-        ];
-        shell.says(&["acquire", "job-1", "backup:1"], 0, &again);
-        shell.says(&["usage", "backup"], 0, &usage("1", "1"));
-        let exhausted = [("result", "exhausted"), ("held", "1"), ("wanted", "2")];
-        let waits = ["acquire", "job-2", "backup:2", "--timeout", "300ms"];
-        shell.says(&waits, 75, &exhausted);
-        let holder = [
-            ("external_id", "job-1"),
-            ("owner", "null"),
-            ("expires_in_ms", "null"),
-        ];
-        shell.says(&["holders", "backup"], 0, &holder);
-        shell.says(&["release", "job-1"], 0, &result("released"));
-        shell.says(&["release", "job-1"], 0, &result("already_released"));
-        shell.says(
-            &["acquire", "job-1", "backup"],
-            73,
-            &result("already_released"),
-        );
-        shell.says(&["release", "unknown"], 66, &result("unknown"));
-        shell.says(&["sweep"], 0, &[]);
+        let shell = Shell {
+            url: empty_database(),
+        };
+        shell.says("usage", 78, "");
+        shell.says("create backup 2", 0, "capacity=2 held=0 free=2");
+        shell.says("acquire job-1 backup", 0, "result=acquired");
+        let again = "result=already_acquired semaphore=backup fence=1";
+        shell.says("acquire job-1 backup:1", 0, again);
+        shell.says("usage backup", 0, "capacity=2 held=1 free=1");
+        let waits = "acquire job-2 backup:2 --timeout 300ms";
+        shell.says(waits, 75, "result=exhausted held=1 wanted=2");
+        let holder = "external_id=job-1 owner=null expires_in_ms=null";
+        shell.says("holders backup", 0, holder);
+        shell.says("release job-1", 0, "result=released");
+        shell.says("release job-1", 0, "result=already_released");
+        shell.says("acquire job-1 backup", 73, "result=already_released");
+        shell.says("release unknown", 66, "result=unknown");
+        shell.says("sweep", 0, "");
         // While a command runs its permit is held, and its exit code is that of contend.
         let inner = format!("{} semaphore --json usage; exit 7", crate::CONTEND);
-        let run = ["run", "backup:2", "--", "sh", "-c", &inner];
-        shell.says(&run, 7, &usage("2", "0"));
-        shell.says(&["usage"], 0, &usage("0", "2"));
-        for (args, code) in [
-            (&["usage", "none"][..], 66),
-            (&["acquire", "x", "none"], 66),
-            (&["set-capacity", "none", "4"], 66),
-            (&["acquire", "x", "backup:0"], 64),
-            (&["acquire", "x", "backup:many"], 64),
-            (&["acquire", "x"], 64),
-            (&["acquire", "x", "backup", "--ttl", "-1s"], 64),
-            (&["acquire", "x", "backup", "backup"], 64),
-            (&["create", "backup", "-1"], 64),
-            (&["run", "backup"], 64),
-            (&[], 64),
+        let (code, out, _) = run_script(&shell.url, "semaphore run backup:2", &inner);
+        assert_eq!((code, field(&out, "held")), (7, "2"), "{out}");
+        shell.says("usage", 0, "capacity=2 held=0 free=2");
+        for (line, code) in [
+            ("usage none", 66),
+            ("acquire x none", 66),
+            ("set-capacity none 4", 66),
+            ("acquire x backup:0", 64),
+            ("acquire x backup:many", 64),
+            ("acquire x", 64),
+            ("acquire x backup --ttl -1s", 64),
+            ("acquire x backup backup", 64),
+            ("create backup -1", 64),
+            ("run backup", 64),
+            ("", 64),
         ] {
-            assert_eq!(shell.run(args), (code, String::new()), "{args:?}");
+            shell.says(line, code, "");
         }
     });
 }
@@ -96,15 +80,13 @@ fn shell_creates_acquires_runs_and_releases() {
 #[test]
 fn expired_permits_are_shown_and_swept() {
     within(HANG, || {
-        let shell = Shell::new();
-        shell.says(&["create", "gpu", "2"], 0, &[]);
-        shell.says(&["acquire", "job", "gpu", "--ttl", "1h"], 0, &[]);
+        let shell = Shell::new("gpu 2");
+        shell.says("acquire job gpu --ttl 1h", 0, "");
         let age = "UPDATE contend_permit_request SET reclaim_at = reclaim_at - INTERVAL 2 HOUR";
         operator(&shell.url).query_drop(age).unwrap();
-        shell.says(&["usage", "gpu"], 0, &[("held", "1"), ("expired", "1")]);
-        let swept = [("external_id", "job"), ("reason", "expired")];
-        shell.says(&["sweep"], 0, &swept);
-        shell.says(&["usage", "gpu"], 0, &[("held", "0"), ("expired", "0")]);
+        shell.says("usage gpu", 0, "held=1 expired=1");
+        shell.says("sweep", 0, "external_id=job reason=expired");
+        shell.says("usage gpu", 0, "held=0 expired=0");
     });
 }
 
@@ -112,20 +94,21 @@ fn expired_permits_are_shown_and_swept() {
 #[test]
 fn killed_parent_ends_command_under_permits() {
     within(HANG, || {
-        let shell = Shell::new();
-        shell.says(&["create", "gpu", "1"], 0, &[]);
-        let script = "trap '' TERM; sh -c 'echo fence $CONTEND_FENCE pid $$ as $CONTEND_EXTERNAL_ID; exec sleep 600'; true";
-        let run = ["semaphore", "run", "gpu", "--", "sh", "-c", script];
-        let mut parent = Program::start(&shell.url, &run);
-        let line = parent.says("fence ");
-        let words: Vec<&str> = line.split(' ').collect();
-        assert!(words[1].parse::<u64>().is_ok(), "{line}");
-        let sleeper: u32 = words[3].parse().unwrap();
+        let shell = Shell::new("gpu 1");
+        let script = "trap '' TERM; \
+                      sh -c 'echo pid $$ fence $CONTEND_FENCE as $CONTEND_EXTERNAL_ID; exec sleep 600'; true";
+        let mut parent = Program::start_script(&shell.url, "semaphore run gpu", script);
+        let line = parent.says("pid ");
+        let [_, sleeper, _, fence, _, id] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        assert!(fence.parse::<u64>().is_ok(), "{line}");
+        let sleeper: u32 = sleeper.parse().unwrap();
         assert!(is_alive(sleeper));
-        shell.says(&["holders", "gpu"], 0, &[("external_id", words[5])]);
-        shell.says(&["run", "gpu", "--no-wait", "--", "true"], 75, &[]);
+        shell.says("holders gpu", 0, &format!("external_id={id}"));
+        shell.says("run gpu --no-wait -- true", 75, "");
         // By default it waits, and says for what; a signal ends the wait at once, and nothing is held.
-        let mut waiting = Program::start(&shell.url, &["semaphore", "run", "gpu", "--", "true"]);
+        let mut waiting = Program::start(&shell.url, "semaphore run gpu -- true");
         waiting.says("\"gpu\" is exhausted: 1 of 1 permits are held, 1 wanted");
         assert_eq!(waiting.terminate().0, 128 + 15);
         let killed = Instant::now();
@@ -139,17 +122,16 @@ fn killed_parent_ends_command_under_permits() {
 #[test]
 fn hanging_server_at_release_keeps_exit_code() {
     within(HANG, || {
-        let shell = Shell::new();
-        shell.says(&["create", "gpu", "1"], 0, &[]);
+        let shell = Shell::new("gpu 1");
         let (before, rest) = shell.url.split_once('@').unwrap();
         let (addr, database) = rest.split_once('/').unwrap();
         let proxy = Proxy::to(addr.replace("localhost", "127.0.0.1").parse().unwrap());
         let through = format!("{before}@{}/{database}", proxy.addr());
         let folder = TempDir::new();
         let end = folder.path().join("end");
-        let script = "echo in; until [ -e \"$0\" ]; do sleep 0.05; done; exit 7";
-        let run = ["semaphore", "run", "gpu", "--", "sh", "-c", script];
-        let mut program = Program::start(&through, &[&run[..], &[end.to_str().unwrap()]].concat());
+        let script = "echo in; until [ -e END ]; do sleep 0.05; done; exit 7";
+        let script = script.replace("END", end.to_str().unwrap());
+        let mut program = Program::start_script(&through, "semaphore run gpu", &script);
         program.says("in");
         proxy.black_hole(Direction::Both);
         std::fs::write(&end, "").unwrap();
@@ -162,17 +144,11 @@ fn hanging_server_at_release_keeps_exit_code() {
 #[test]
 fn url_for_mutexes_serves_semaphores() {
     within(HANG, || {
-        let url = empty_database();
-        let parameters = "create_table=true&ttl=2s&transition=1s&table=other";
-        for args in [
-            &["create", "gpu", "1"][..],
-            &["acquire", "job", "gpu"],
-            &["release", "job"],
-            &["run", "gpu", "--", "true"],
-        ] {
-            let args = [&["semaphore"], args].concat();
-            let (code, out, err) = run(&format!("{url}?{parameters}"), &args);
-            assert_eq!(code, 0, "{args:?}: {out}{err}");
+        let url = Shell::new("gpu 1").url;
+        let url = format!("{url}?create_table=true&ttl=2s&transition=1s&table=other");
+        for line in ["acquire job gpu", "release job", "run gpu -- true"] {
+            let (code, out, err) = run(&url, &format!("semaphore {line}"));
+            assert_eq!(code, 0, "{line}: {out}{err}");
         }
     });
 }
@@ -181,17 +157,13 @@ fn url_for_mutexes_serves_semaphores() {
 #[test]
 fn create_keeps_capacity() {
     within(HANG, || {
-        let shell = Shell::new();
-        let three = [("capacity", "3")];
-        shell.says(&["create", "gpu", "3"], 0, &three);
-        shell.says(&["create", "gpu", "3"], 0, &three);
-        shell.says(&["create", "gpu", "5"], 65, &[]);
-        let (_, _, err) = run(&shell.url, &["semaphore", "create", "gpu", "5"]);
+        let shell = Shell::new("gpu 3");
+        shell.says("create gpu 3", 0, "capacity=3");
+        let (code, _, err) = run(&shell.url, "semaphore create gpu 5");
         let help = "gpu: exists with capacity 3; `contend semaphore set-capacity gpu 5` changes it";
-        assert!(err.contains(help), "{err}");
-        shell.says(&["usage", "gpu"], 0, &three);
-        let changed = [("before", "3"), ("capacity", "5")];
-        shell.says(&["set-capacity", "gpu", "5"], 0, &changed);
+        assert!(code == 65 && err.contains(help), "{code}: {err}");
+        shell.says("usage gpu", 0, "capacity=3");
+        shell.says("set-capacity gpu 5", 0, "before=3 capacity=5");
     });
 }
 
@@ -214,16 +186,12 @@ fn user_without_a_grant_is_denied() {
             operator.query_drop(statement).unwrap();
         }
         for tables in ["absent", "present"] {
-            for args in [
-                &["semaphore", "create", "gpu", "1"][..],
-                &["semaphore", "usage"],
-                &["semaphore", "run", "gpu", "--", "true"],
-            ] {
-                let (code, out, err) = run(&theirs, args);
-                assert_eq!(code, 77, "{tables}: {args:?}: {out}{err}");
+            for line in ["create gpu 1", "usage", "run gpu -- true"] {
+                let (code, out, err) = run(&theirs, &format!("semaphore {line}"));
+                assert_eq!(code, 77, "{tables}: {line}: {out}{err}");
                 assert!(err.contains("grant SELECT"), "{err}");
             }
-            assert_eq!(run(&url, &["semaphore", "create", "gpu", "1"]).0, 0);
+            assert_eq!(run(&url, "semaphore create gpu 1").0, 0);
         }
     });
 }
@@ -232,27 +200,14 @@ fn user_without_a_grant_is_denied() {
 #[test]
 fn signal_is_passed_on_to_the_command() {
     within(HANG, || {
-        let shell = Shell::new();
-        shell.says(&["create", "gpu", "1"], 0, &[]);
-        let locks = format!("{}?create_table=true", shell.url);
-        for (script, code) in [
-            ("echo in; exec sleep 60", 128 + 15),
-            (
-                "trap 'exit 7' TERM; echo in; while :; do sleep 0.05; done",
-                7,
-            ),
-        ] {
-            for (url, run) in [
-                (&shell.url, &["semaphore", "run", "gpu"][..]),
-                (&locks, &["lock", "m"]),
-            ] {
-                let command = [run, &["--", "sh", "-c", script]].concat();
-                let mut program = Program::start(url, &command);
-                program.says("in");
-                let (ended, lines) = program.terminate();
-                assert_eq!(ended, code, "{run:?} {script}: {lines:#?}");
-            }
-            shell.says(&["usage", "gpu"], 0, &[("held", "0")]);
+        let shell = Shell::new("gpu 1");
+        let traps = "trap 'exit 7' TERM; echo in; while :; do sleep 0.05; done";
+        for (script, code) in [("echo in; exec sleep 60", 128 + 15), (traps, 7)] {
+            let mut program = Program::start_script(&shell.url, "semaphore run gpu", script);
+            program.says("in");
+            let (ended, lines) = program.terminate();
+            assert_eq!(ended, code, "{script}: {lines:#?}");
+            shell.says("usage gpu", 0, "held=0");
         }
     });
 }

@@ -343,10 +343,11 @@ impl Side {
             let owner = side.try_acquire(OnRefusal::Enqueue);
             assert!(owner.is_none(), "{}: granted to a waiter", side.mutex);
         };
-        queue_up(self);
         let backend = Arc::clone(&self.backend);
         let is_untried = || backend.condition().wakeups == Wakeups::Untried;
-        if backend.realm().starts_with("mysql") && is_untried() {
+        let is_first = is_untried();
+        queue_up(self);
+        if backend.realm().starts_with("mysql") && is_first {
             wait_until(PATIENCE, "it can be woken", || !is_untried());
             queue_up(self);
         }

@@ -459,7 +459,7 @@ fn wrong_urls_are_refused_with_what_is_right() {
     for (url, says) in [
         (
             "h/d?tll=2s",
-            "known are: ttl, transition, initial_delay, table, create_table, table_prefix, pool_size",
+            "known are: socket, ttl, transition, initial_delay, table, create_table, table_prefix, pool_size",
         ),
         ("h", "database"),
         ("h/a/b", "database name"),
@@ -475,6 +475,9 @@ fn wrong_urls_are_refused_with_what_is_right() {
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
         assert!(error.to_string().contains(says), "{url}: {error}");
     }
+    let builder = contend::mysql::Builder::new("root:s3cret@h", "d");
+    let shown = format!("{builder:?} {:?}", builder.clone().build());
+    assert!(!shown.contains("s3cret"), "{shown}");
 }
 
 /// A call must be able to end within a quarter of the lease that it is for: connections that wait for

@@ -51,8 +51,8 @@ fn unusable_url_is_refused_with_what_is_allowed() {
     assert_eq!(
         error("redis://h?tll=1s").to_string(),
         "unknown parameter \"tll\" in a redis:// URL; known are: \
-         ttl, transition, initial_delay, prefix, pool_size, connect_timeout, tls, tls_ca, tls_cert, tls_key, \
-         socket, sentinel_user, sentinel_password, simba, replicas"
+         socket, ttl, transition, initial_delay, prefix, pool_size, connect_timeout, tls, tls_ca, tls_cert, tls_key, \
+         sentinel_user, sentinel_password, simba, replicas"
     );
     for (url, says) in [
         ("redis://", "names a host"),
@@ -69,15 +69,23 @@ fn unusable_url_is_refused_with_what_is_allowed() {
         ("redis+sentinel://h/m/x", "the number of a database"),
         ("redis+cluster://h?socket=/s", "one server's"),
         ("redis:///0?socket=/s&tls=true", "not encrypted"),
-        ("redis://h?connect_timeout=0s", "connect timeout"),
+        ("redis://h?connect_timeout=0s", "connect_timeout"),
         ("redis://h:99999", "host:port"),
     ] {
         let error = error(url);
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}: {error}");
         assert!(error.to_string().contains(says), "{url}: {error}");
     }
-    if !cfg!(feature = "tls") {
+    if cfg!(feature = "tls") {
+        let encrypted = connect("rediss://h?tls=off").unwrap();
+        assert_eq!(encrypted.realm(), "rediss://h:6379/0?prefix=simba");
+    } else {
         assert_eq!(error("rediss://h").kind(), ErrorKind::FeatureDisabled);
+    }
+    for host in ["me:s3cret@h", "s3cret@h"] {
+        let builder = contend::redis::Builder::new(host);
+        let shown = format!("{builder:?} {}", builder.clone().build().unwrap_err());
+        assert!(!shown.contains("s3cret"), "{shown}");
     }
 }
 

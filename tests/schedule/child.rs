@@ -11,7 +11,6 @@ use crate::journal;
 
 pub const URL: &str = "CONTEND_TEST_URL";
 pub const MUTEX: &str = "CONTEND_TEST_MUTEX";
-pub const SCHEDULE: &str = "CONTEND_TEST_SCHEDULE";
 pub const PERIOD_MS: &str = "CONTEND_TEST_PERIOD_MS";
 pub const TAKES_MS: &str = "CONTEND_TEST_TAKES_MS";
 pub const JOURNAL: &str = "CONTEND_TEST_JOURNAL";
@@ -27,11 +26,7 @@ fn child() {
     let path = PathBuf::from(text(JOURNAL));
     journal::log_to(&path);
     let takes = duration(TAKES_MS);
-    let schedule = match text(SCHEDULE).as_str() {
-        "every" => Schedule::every(duration(PERIOD_MS)),
-        "delay" => Schedule::with_delay(duration(PERIOD_MS)),
-        other => panic!("{other}"),
-    };
+    let schedule = Schedule::every(duration(PERIOD_MS));
     let factory = contend::connect(&url).unwrap();
     let scheduler = factory
         .scheduler(text(MUTEX))

@@ -5,13 +5,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use testbed::TempDir;
-
-/// A file that several processes append to.
-pub struct Journal {
-    folder: TempDir,
-}
-
 /// A run, as its process wrote it.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
@@ -21,42 +14,30 @@ pub struct Run {
     pub pid: u32,
 }
 
-impl Journal {
-    pub fn new() -> Journal {
-        let folder = TempDir::new();
-        Journal { folder }
-    }
+pub fn runs(path: &Path) -> Vec<Run> {
+    let runs = lines(path, "run ").into_iter();
+    runs.map(|line| {
+        let words: Vec<u64> = line.split(' ').map(|word| word.parse().unwrap()).collect();
+        Run {
+            began: Duration::from_micros(words[0]),
+            fence: words[1],
+            pid: u32::try_from(words[2]).unwrap(),
+        }
+    })
+    .collect()
+}
 
-    pub fn path(&self) -> PathBuf {
-        self.folder.path().join("journal")
-    }
+pub fn warnings(path: &Path) -> Vec<String> {
+    lines(path, "log ")
+}
 
-    pub fn runs(&self) -> Vec<Run> {
-        let lines = self.lines();
-        let runs = lines.iter().filter_map(|line| line.strip_prefix("run "));
-        runs.map(|line| {
-            let words: Vec<&str> = line.split(' ').collect();
-            Run {
-                began: Duration::from_micros(words[0].parse().unwrap()),
-                fence: words[1].parse().unwrap(),
-                pid: words[2].parse().unwrap(),
-            }
-        })
-        .collect()
-    }
-
-    pub fn warnings(&self) -> Vec<String> {
-        let lines = self.lines();
-        let logged = lines.iter().filter_map(|line| line.strip_prefix("log "));
-        logged.map(str::to_owned).collect()
-    }
-
-    fn lines(&self) -> Vec<String> {
-        let text = std::fs::read_to_string(self.path()).unwrap_or_default();
-        // The last line may be half written.
-        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-        whole.lines().map(str::to_owned).collect()
-    }
+/// The lines that begin so, without that.
+fn lines(path: &Path, prefix: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    // The last line may be half written.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let lines = whole.lines().filter_map(|line| line.strip_prefix(prefix));
+    lines.map(str::to_owned).collect()
 }
 
 pub fn write_run(path: &Path, fence: u64) {

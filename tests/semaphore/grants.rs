@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::ground::{HOUR, PLACES, connect};
 use crate::mysql_ground::HANG;
 use contend::Moment;
-use contend::backend::permit_store::{Grant, GrantId, Outcome, Purge, Released, Renewed, Request};
+use contend::backend::permit_store::{Grant, GrantId, Outcome, Purge, Request};
+use contend::semaphore::{PermitRenewal, Release};
 use testbed::within;
 
 fn by() -> Moment {
@@ -37,7 +38,7 @@ fn delayed_call_touches_no_later_grant() {
             let factory = contend::connect(&url).unwrap();
             let store = factory.backend().unwrap().permits().unwrap();
             let granted = |request: &Arc<Request>| -> Grant {
-                match store.acquire(request, by()).unwrap() {
+                match store.acquire(request, None, by()).unwrap() {
                     Outcome::Granted(grant) => grant,
                     other => panic!("{other:?}"),
                 }
@@ -51,24 +52,27 @@ fn delayed_call_touches_no_later_grant() {
             assert!(before < fence);
 
             let release = |grant: &GrantId| store.release(grant, by()).unwrap();
-            let freed = Released::Permits(vec![(Arc::from("a"), 2)]);
-            assert_eq!(release(&ids[0]), Released::AlreadyReleased);
-            let repeated = store.acquire(&first, by()).unwrap();
+            let freed = (Release::Released, vec![(Arc::from("a"), 2)]);
+            let not_held = (Release::AlreadyReleased, Vec::new());
+            assert_eq!(release(&ids[0]), not_held);
+            let repeated = store.acquire(&first, None, by()).unwrap();
             assert!(matches!(repeated, Outcome::Known(_)), "{repeated:?}");
             let renew = || store.renew(&ids[..2], by()).unwrap();
-            assert_eq!(renew(), [Renewed::Lost, Renewed::Yes]);
+            let (renewed, released) = (PermitRenewal::Renewed, PermitRenewal::AlreadyReleased);
+            assert_eq!(renew(), [Some(released), Some(renewed)]);
             let any = [GrantId::any("job"), GrantId::any("none")];
-            let renewed = store.renew(&any, by()).unwrap();
-            assert_eq!(renewed, [Renewed::Yes, Renewed::Unknown]);
-            assert_eq!(release(&any[1]), Released::Unknown);
+            let unknown = PermitRenewal::Unknown;
+            let both = store.renew(&any, by()).unwrap();
+            assert_eq!(both, [Some(renewed), Some(unknown)]);
+            assert_eq!(release(&any[1]), (Release::Unknown, Vec::new()));
             let holders = store.holders("a", by()).unwrap();
             assert_eq!(holders.len(), 1);
             assert_eq!((holders[0].fence, holders[0].count), (fence, 2));
 
             assert_eq!(release(&ids[1]), freed);
-            assert_eq!(release(&ids[1]), Released::AlreadyReleased);
-            assert_eq!(release(&any[0]), Released::AlreadyReleased);
-            assert_eq!(renew(), [Renewed::Lost; 2]);
+            assert_eq!(release(&ids[1]), not_held);
+            assert_eq!(release(&any[0]), not_held);
+            assert_eq!(renew(), [Some(released); 2]);
             // Without the permits that were superseded.
             let status = store.status("job", by()).unwrap().unwrap();
             assert_eq!((status.held, status.permits.len()), (false, 1));
@@ -77,7 +81,7 @@ fn delayed_call_touches_no_later_grant() {
             assert_eq!(purged.unwrap(), 1);
             granted(&third);
             for old in &ids[..2] {
-                assert_eq!(release(old), Released::AlreadyReleased);
+                assert_eq!(release(old), not_held);
             }
             let usage = store.usage(Some("a"), by()).unwrap();
             assert_eq!((usage[0].held, usage[0].requests), (2, 1));

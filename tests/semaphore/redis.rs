@@ -134,7 +134,7 @@ impl Call {
     fn run(&self, store: &dyn PermitStore, last_fence: &mut u64) -> String {
         let failed = |error: contend::Error| format!("{:?}", error.kind());
         match self {
-            Call::Acquire(request) => match store.acquire(&Arc::new(request.clone()), by()) {
+            Call::Acquire(request) => match store.acquire(&Arc::new(request.clone()), None, by()) {
                 Ok(Outcome::Granted(grant)) => {
                     let fences: Vec<u64> = grant.permits.iter().map(|it| it.fence).collect();
                     // A retry finds the fences of its grant.
@@ -248,7 +248,7 @@ fn request_that_comes_too_late_grants_nothing() {
         // Connections are open, and the server's clock is known.
         store.usage(None, by()).unwrap();
         server.pause();
-        let late = store.acquire(&call, Moment::now() + ms(250));
+        let late = store.acquire(&call, None, Moment::now() + ms(250));
         assert_eq!(late.unwrap_err().kind(), ErrorKind::Timeout);
         // Past its end, by the server's clock too.
         thread::sleep(ms(100));
@@ -273,7 +273,7 @@ fn fences_grow_over_a_clock_set_back_and_lost_data() {
         let mut fence = || {
             number += 1;
             let request = Arc::new(request(&number.to_string(), 1, &[("a", 1)]));
-            grant(store.acquire(&request, by()).unwrap()).permits[0].fence
+            grant(store.acquire(&request, None, by()).unwrap()).permits[0].fence
         };
         let first = fence();
         let ahead = first + 1_000_000_000_000;
@@ -284,7 +284,8 @@ fn fences_grow_over_a_clock_set_back_and_lost_data() {
             assert!(fence() > first, "{broken}");
         }
         server.cli(&["FLUSHALL"]);
-        let gone = store.acquire(&Arc::new(request("gone", 1, &[("a", 1)])), by());
+        let gone = Arc::new(request("gone", 1, &[("a", 1)]));
+        let gone = store.acquire(&gone, None, by());
         assert_eq!(gone.unwrap_err().kind(), ErrorKind::NotFound);
         store.create("a", 9, by()).unwrap();
         assert!(fence() > first);
@@ -419,8 +420,8 @@ fn silent_process_loses_its_place() {
         here.create("a", 1).unwrap();
         acquired(here.acquire(&want("held", "a", 1)).unwrap());
         let waits = Arc::new(request("silent", 1, &[("a", 1)]));
-        let lines = silent.lines().unwrap();
-        let outcome = lines.acquire(&waits, &Standing::default(), by()).unwrap();
+        let place = Standing::default();
+        let outcome = silent.acquire(&waits, Some(&place), by()).unwrap();
         assert!(matches!(outcome, Outcome::Exhausted(_)), "{outcome:?}");
         here.release("held").unwrap();
         // A call that does not wait may overtake; one that waits may not.

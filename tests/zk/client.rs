@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use crate::support::{CREATOR, HANG, PATIENCE, Verbs, builder, name, session, soon, wait_for};
+use contend::ErrorKind;
 use contend::zk::{Mode, Session, SessionState};
-use contend::{ErrorKind, Moment};
 use testbed::{Direction, Proxy, ZooKeeperServer, wait_until, within};
 
 static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start);
@@ -15,24 +15,6 @@ static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start)
 const SHORT: Duration = Duration::from_millis(1_500);
 const T: Duration = Duration::from_secs(6);
 const LONG: Duration = Duration::from_secs(30);
-
-#[test]
-fn late_reply_is_not_taken_for_the_next() {
-    within(HANG, || {
-        let proxy = Proxy::to(SERVER.addr());
-        let session = session(proxy.addr(), LONG);
-        let root = format!("/{}", name("late"));
-        session
-            .create(&root, b"right", Mode::Persistent, soon())
-            .unwrap();
-        proxy.black_hole(Direction::ToClient);
-        let by = Moment::now() + Duration::from_millis(200);
-        assert!(session.get_children("/", by).is_err());
-        proxy.pass();
-        assert_eq!(session.get_data(&root, soon()).unwrap().0, b"right");
-        assert_eq!(proxy.accepted(), 1, "the connection was kept");
-    });
-}
 
 #[test]
 fn dropped_session_keeps_nothing_alive_while_cut_off() {
@@ -118,59 +100,6 @@ fn ephemeral(session: &Session, root: &str) -> String {
     made.unwrap().0
 }
 
-/// What a server answers to a handshake: version 0, T, the session, its password, not read-only.
-fn welcome(id: i64, timeout: Duration) -> Vec<u8> {
-    let fields: [&[u8]; 6] = [
-        &0i32.to_be_bytes(),
-        &(timeout.as_millis() as i32).to_be_bytes(),
-        &id.to_be_bytes(),
-        &16i32.to_be_bytes(),
-        &[1; 16],
-        &[0],
-    ];
-    let body = fields.concat();
-    [&(body.len() as u32).to_be_bytes()[..], &body].concat()
-}
-
-/// Answers the first handshake with session 7 and what follows with nonsense, later handshakes with session 8.
-fn impostor() -> std::net::SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        let mut answers = vec![welcome(7, LONG), vec![0xff; 64]];
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut request = [0; 4096];
-            for answer in &answers {
-                if !matches!(stream.read(&mut request), Ok(1..))
-                    || stream.write_all(answer).is_err()
-                {
-                    break;
-                }
-            }
-            answers = vec![welcome(8, LONG)];
-        }
-    });
-    address
-}
-
-#[test]
-fn session_of_another_id_is_refused() {
-    within(HANG, || {
-        let session = builder(impostor(), LONG).session().unwrap();
-        session.sync(soon()).unwrap_err();
-        wait_until(PATIENCE, "it was offered another session", || {
-            session
-                .sync(soon())
-                .unwrap_err()
-                .to_string()
-                .contains("did not give us the session we asked for")
-        });
-        assert_eq!(session.id(), 7);
-        assert_ne!(session.state(), SessionState::Connected);
-    });
-}
-
 /// A stand-in that lets a client in, acknowledges its heartbeats and does not answer its goodbye. It closes
 /// nothing: the connection must be ended by the client, though nothing is due to wake its thread.
 #[test]
@@ -189,7 +118,12 @@ fn closed_session_ends_its_connection_without_an_answer() {
             Some((frame, client.try_clone().unwrap()))
         };
         let (_, mut client) = frame().unwrap();
-        client.write_all(&welcome(7, T)).unwrap();
+        // A version, T, the session, and its password.
+        let mut welcome = vec![0, 0, 0, 36, 0, 0, 0, 0];
+        welcome.extend_from_slice(&(T.as_millis() as u32).to_be_bytes());
+        welcome.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 16]);
+        welcome.extend_from_slice(&[1; 16]);
+        client.write_all(&welcome).unwrap();
         let server = std::thread::spawn(move || {
             while let Some((request, mut client)) = frame() {
                 // A `sync`, answered without an error.

@@ -6,8 +6,8 @@ use crate::conformance::elsewhere;
 use crate::support::{
     CREATOR, HANG, PATIENCE, Verbs, builder, factory, line, name, packets, session, soon,
 };
-use contend::ErrorKind;
 use contend::zk::Mode;
+use contend::{ErrorKind, Parker};
 use testbed::{Proxy, ZooKeeperServer, cpu_load, rss_kib, wait_until, within};
 
 const T: Duration = Duration::from_secs(9);
@@ -45,6 +45,27 @@ fn more_mutexes_cost_no_more_each() {
         });
         println!("requests per lock with 900 and 1,100 mutexes: {per_lock:.2?}");
         assert!(per_lock[1] < per_lock[0] + 0.5, "{per_lock:?}");
+    });
+}
+
+/// A server keeps the watches on names that never exist until it is told.
+#[test]
+fn dropped_observer_leaves_no_watch() {
+    within(HANG * 2, || {
+        let server = ZooKeeperServer::start();
+        let ours = factory(server.addr(), Duration::from_secs(6));
+        let (backend, wake) = (ours.backend().unwrap(), Parker::new().unparker());
+        for number in 0..1_500 {
+            let mutex = format!("never-{number}").into();
+            let mut observer = backend.observer(&mutex, &wake).unwrap();
+            observer.observe(soon()).unwrap();
+        }
+        wait_until(PATIENCE, "few watches are left", || {
+            let answer = server.four_letter("wchs").unwrap();
+            let mut lines = answer.lines();
+            let total = lines.find_map(|line| line.strip_prefix("Total watches:"));
+            total.unwrap().trim().parse::<u64>().unwrap() < 300
+        });
     });
 }
 

@@ -103,10 +103,8 @@ pub trait Verbs {
         mode: Mode,
         by: Moment,
     ) -> Result<(String, Stat), Error> {
-        match self.done(Request::create(path, data, mode, who), by)? {
-            Reply::Created(path, stat) => Ok((path, stat)),
-            other => panic!("{other:?}"),
-        }
+        let made = self.done(Request::create(path, data, mode, who), by)?;
+        Ok((made.path, made.stat))
     }
 
     fn delete(&self, path: &str, by: Moment) -> Result<(), Error> {
@@ -115,8 +113,7 @@ pub trait Verbs {
 
     fn exists(&self, path: &str, by: Moment) -> Result<Option<Stat>, Error> {
         match self.outcome(Request::Exists(path.into()), by)? {
-            Ok(Reply::Stat(stat)) => Ok(Some(stat)),
-            Ok(other) => panic!("{other:?}"),
+            Ok(reply) => Ok(Some(reply.stat)),
             Err(code) => match code.error(path) {
                 error if error.kind() == ErrorKind::NotFound => Ok(None),
                 error => Err(error),
@@ -125,17 +122,14 @@ pub trait Verbs {
     }
 
     fn get_data(&self, path: &str, by: Moment) -> Result<(Vec<u8>, Stat), Error> {
-        match self.done(Request::Data(path.into()), by)? {
-            Reply::Data(data, stat) => Ok((data, stat)),
-            other => panic!("{other:?}"),
-        }
+        let read = self.done(Request::Data(path.into()), by)?;
+        Ok((read.data, read.stat))
     }
 
     fn get_children(&self, path: &str, by: Moment) -> Result<Vec<String>, Error> {
-        match self.done(Request::Children(path.into()), by)? {
-            Reply::Children(names) => Ok(names),
-            other => panic!("{other:?}"),
-        }
+        let read = self.done(Request::Children(path.into()), by)?;
+        let line = &read.line;
+        Ok(line.members.iter().chain(&line.others).cloned().collect())
     }
 
     fn sync(&self, by: Moment) -> Result<(), Error> {

@@ -120,8 +120,8 @@ impl Handle {
 }
 
 pub(super) fn connect(url: &Url) -> Result<Factory> {
-    url.expect_parameters(&["ttl", "transition"])?;
-    if url.user.is_some() || url.password.is_some() || url.hosts.len() > 1 || !url.path.is_empty() {
+    let has_login = url.login.user.is_some() || url.login.password.is_some();
+    if has_login || url.hosts.len() > 1 || !url.path.is_empty() {
         return Err(Error::invalid(
             "a memory URL is memory:// or memory://NAME, with ttl and transition as parameters",
         ));

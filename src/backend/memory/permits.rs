@@ -1,6 +1,6 @@
 //! Semaphores in the memory of one process: the same rules as in the tables, behind one lock.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,31 +8,24 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::mutexes::{Registry, now};
 use crate::backend::permit_store::{
-    CapacityChange, Grant, GrantId, Holder, Outcome, Permit, PermitStore, Purge, Reason,
-    Recognised, Released, Renewed, Request, RequestStatus, StoreTime, Sweep, Swept, Usage, free,
-    no_such_semaphore, reclaim_after, semaphore_in_use,
+    CapacityChange, Counts, Grant, GrantId, Holder, Outcome, Permit, PermitRenewal, PermitStore,
+    Purge, Reason, Recognised, Release, Request, RequestStatus, Standing, StoreTime, Sweep, Swept,
+    Usage, counts, free, log_swept, no_such_semaphore, reclaim_after, semaphore_in_use,
 };
 use crate::clock::Moment;
 use crate::error::Result;
 
-/// How often a waiting request looks for what another factory of this process released.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
-
 /// The semaphores of one registry.
-#[derive(Debug, Default)]
-pub(super) struct Permits {
-    state: Mutex<State>,
-}
+pub(super) type Permits = Mutex<State>;
 
 /// A handle of one factory on the semaphores of a registry.
-#[derive(Debug)]
 pub(super) struct MemoryPermits {
     realm: String,
     registry: Arc<Registry>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     semaphores: BTreeMap<Arc<str>, Semaphore>,
     requests: HashMap<Arc<str>, Record>,
     history: Vec<CapacityChange>,
@@ -57,13 +50,10 @@ struct Record {
 }
 
 impl Record {
+    /// When its permits may be taken back; never without a ttl.
     fn reclaim_at(&self) -> Option<Moment> {
         let ttl = self.status.ttl;
         ttl.map(|ttl| self.updated + reclaim_after(ttl))
-    }
-
-    fn is_reclaimable(&self, now: Moment) -> bool {
-        self.reclaim_at().is_some_and(|at| at <= now)
     }
 
     fn status(&self) -> RequestStatus {
@@ -74,10 +64,22 @@ impl Record {
         }
     }
 
-    fn count_of(&self, semaphore: &str) -> u64 {
-        let permits = self.status.permits.iter();
-        let own = permits.filter(|it| *it.semaphore == *semaphore);
-        own.map(|permit| u64::from(permit.count)).sum()
+    fn permit_of(&self, semaphore: &str) -> Option<&Permit> {
+        let mut permits = self.status.permits.iter();
+        permits.find(|permit| *permit.semaphore == *semaphore)
+    }
+
+    fn is_of(&self, sweep: &Sweep, now: Moment) -> bool {
+        let is_expired = self.reclaim_at().is_some_and(|at| at <= now);
+        match sweep {
+            Sweep::Expired => is_expired,
+            Sweep::Stale(age) => {
+                self.updated + *age <= now && (is_expired || self.status.ttl.is_none())
+            }
+            Sweep::Owner(owner, before) => {
+                self.status.owner.as_ref() == Some(owner) && micros(self.updated) <= *before
+            }
+        }
     }
 }
 
@@ -119,17 +121,20 @@ impl State {
         permits
     }
 
-    fn sweep(&mut self, reason: Reason, which: impl Fn(&Record) -> bool) -> Vec<Swept> {
-        let found: Vec<(Arc<str>, Option<Arc<str>>)> = self
+    /// Releases what the sweep is for, among the requests of which `also` is true.
+    fn sweep(&mut self, sweep: &Sweep, also: impl Fn(&Record) -> bool) -> Vec<Swept> {
+        let now = Moment::now();
+        let found = self
             .held()
-            .filter(|(_, record)| which(record))
+            .filter(|(_, it)| it.is_of(sweep, now) && also(it));
+        let found: Vec<_> = found
             .map(|(id, record)| (Arc::clone(id), record.status.owner.clone()))
             .collect();
         let swept = found.into_iter().map(|(external_id, owner)| Swept {
             permits: self.release(&external_id),
             external_id,
             owner,
-            reason,
+            reason: sweep.reason(),
         });
         swept.collect()
     }
@@ -140,10 +145,7 @@ impl State {
             let remaining = status.expires_in;
             return Ok(match request.recognise(record.token, status)? {
                 Recognised::Known(status) => Outcome::Known(status),
-                Recognised::Own => {
-                    let permits = record.status.permits.clone();
-                    Outcome::Granted(self.grant(request, permits, sent, remaining))
-                }
+                Recognised::Own => self.grant(request, sent, remaining),
                 Recognised::TakeOver => {
                     self.release(&request.external_id);
                     self.insert(request, sent)
@@ -157,48 +159,42 @@ impl State {
     }
 
     fn insert(&mut self, request: &Request, sent: Moment) -> Outcome {
-        let before = self.requests.remove(&request.external_id);
-        let mut permits = Vec::with_capacity(request.permits.len());
-        for (name, count) in &request.permits {
-            permits.push(Permit {
-                semaphore: Arc::clone(name),
-                count: *count,
-                fence: self.next_fence(),
-            });
-        }
-        self.count(&permits, 1);
+        let before = self.requests.get(&request.external_id);
         let now = Moment::now();
-        let status = RequestStatus {
-            held: true,
-            permits: permits.clone(),
-            owner: request.owner.clone(),
-            ttl: request.ttl,
-            expires_in: None,
-        };
+        let created = before.map_or(now, |record| record.created);
+        let permits = request.permits.iter().map(|(name, count)| Permit {
+            semaphore: Arc::clone(name),
+            count: *count,
+            fence: self.next_fence(),
+        });
+        let permits: Vec<Permit> = permits.collect();
+        self.count(&permits, 1);
         let record = Record {
             token: request.token,
-            status,
-            created: before.map_or(now, |record| record.created),
+            status: RequestStatus {
+                held: true,
+                permits,
+                owner: request.owner.clone(),
+                ttl: request.ttl,
+                expires_in: None,
+            },
+            created,
             updated: now,
         };
         self.requests
             .insert(Arc::clone(&request.external_id), record);
-        Outcome::Granted(self.grant(request, permits, sent, request.ttl))
+        self.grant(request, sent, request.ttl)
     }
 
-    fn grant(
-        &self,
-        request: &Request,
-        permits: Vec<Permit>,
-        sent: Moment,
-        remaining: Option<Duration>,
-    ) -> Grant {
-        Grant {
-            permits,
+    /// What the request holds, as it is told to its caller.
+    fn grant(&self, request: &Request, sent: Moment, remaining: Option<Duration>) -> Outcome {
+        let record = self.requests.get(&request.external_id);
+        Outcome::Granted(Grant {
+            permits: record.map_or_else(Vec::new, |it| it.status.permits.clone()),
             sent,
             remaining,
             free: request.free(|name| self.semaphore(name)),
-        }
+        })
     }
 }
 
@@ -209,7 +205,7 @@ impl MemoryPermits {
 
     fn state(&self) -> Result<MutexGuard<'_, State>> {
         self.registry.reach().map(drop)?;
-        Ok(self.registry.permits.state.lock())
+        Ok(self.registry.permits.lock())
     }
 }
 
@@ -218,50 +214,29 @@ impl PermitStore for MemoryPermits {
         &self.realm
     }
 
-    fn min_ttl(&self) -> Duration {
-        Duration::from_millis(100)
-    }
-
-    fn poll_interval(&self) -> Duration {
-        POLL_INTERVAL
-    }
-
-    fn create_tables(&self, _by: Moment) -> Result<()> {
-        self.registry.reach().map(drop)
-    }
-
     fn create(&self, name: &str, capacity: u32, _by: Moment) -> Result<bool> {
         let mut state = self.state()?;
-        if state.semaphores.contains_key(name) {
-            return Ok(false);
+        let is_new = !state.semaphores.contains_key(name);
+        if is_new {
+            let semaphore = Semaphore { capacity, used: 0 };
+            state.semaphores.insert(Arc::from(name), semaphore);
         }
-        let semaphore = Semaphore { capacity, used: 0 };
-        state.semaphores.insert(Arc::from(name), semaphore);
-        Ok(true)
+        Ok(is_new)
     }
 
-    fn set_capacity(
-        &self,
-        name: &str,
-        capacity: u32,
-        changed_by: Option<&str>,
-        _by: Moment,
-    ) -> Result<u32> {
+    fn set_capacity(&self, name: &str, to: u32, who: Option<&str>, _by: Moment) -> Result<u32> {
         let mut state = self.state()?;
-        let semaphore = state
-            .semaphores
-            .get_mut(name)
-            .ok_or_else(|| no_such_semaphore(name))?;
-        let old = std::mem::replace(&mut semaphore.capacity, capacity);
-        if old != capacity {
-            let change = CapacityChange {
+        let semaphore = state.semaphores.get_mut(name);
+        let semaphore = semaphore.ok_or_else(|| no_such_semaphore(name))?;
+        let old = std::mem::replace(&mut semaphore.capacity, to);
+        if old != to {
+            state.history.push(CapacityChange {
                 semaphore: Arc::from(name),
-                changed_by: changed_by.map(Arc::from),
+                changed_by: who.map(Arc::from),
                 changed_at: now().ms,
                 from: old,
-                to: capacity,
-            };
-            state.history.push(change);
+                to,
+            });
         }
         Ok(old)
     }
@@ -274,33 +249,36 @@ impl PermitStore for MemoryPermits {
 
     fn delete(&self, name: &str, _by: Moment) -> Result<bool> {
         let mut state = self.state()?;
-        match state.semaphores.get(name) {
-            None => Ok(false),
-            Some(semaphore) if semaphore.used != 0 => {
-                Err(semaphore_in_use(name, semaphore.used, semaphore.capacity))
-            }
-            Some(_) => Ok(state.semaphores.remove(name).is_some()),
+        match state.semaphore(name) {
+            Some((capacity, used)) if used != 0 => Err(semaphore_in_use(name, used, capacity)),
+            _ => Ok(state.semaphores.remove(name).is_some()),
         }
     }
 
     fn usage(&self, name: Option<&str>, _by: Moment) -> Result<Vec<Usage>> {
         let state = self.state()?;
         let now = Moment::now();
-        let wanted = |known: &str| name.is_none_or(|name| name == known);
         let usage = |(known, it): (&Arc<str>, &Semaphore)| {
-            let held = || state.held().map(|(_, record)| record);
-            let expired = held().filter(|record| record.is_reclaimable(now));
-            let requests = held().filter(|record| record.count_of(known) > 0);
+            let (mut expired, mut requests) = (0, 0);
+            for (_, record) in state.held() {
+                if let Some(permit) = record.permit_of(known) {
+                    requests += 1;
+                    if record.is_of(&Sweep::Expired, now) {
+                        expired += u64::from(permit.count);
+                    }
+                }
+            }
             Usage {
                 semaphore: Arc::clone(known),
                 capacity: it.capacity,
                 held: u64::try_from(it.used).unwrap_or(0),
-                expired: expired.map(|record| record.count_of(known)).sum(),
+                expired,
                 free: free(it.capacity, it.used),
-                requests: requests.count() as u64,
+                requests,
             }
         };
-        let found = state.semaphores.iter().filter(|(known, _)| wanted(known));
+        let found = state.semaphores.iter();
+        let found = found.filter(|(known, _)| name.is_none_or(|name| name == &***known));
         Ok(found.map(usage).collect())
     }
 
@@ -309,20 +287,18 @@ impl PermitStore for MemoryPermits {
         if !state.semaphores.contains_key(name) {
             return Err(no_such_semaphore(name));
         }
-        let mut holders = Vec::new();
-        for (external_id, record) in state.held() {
-            let permits = record.status.permits.iter();
-            for permit in permits.filter(|it| *it.semaphore == *name) {
-                holders.push(Holder {
-                    external_id: Arc::clone(external_id),
-                    owner: record.status.owner.clone(),
-                    count: permit.count,
-                    fence: permit.fence,
-                    held_for: Moment::now() - record.created,
-                    expires_in: record.status().expires_in,
-                });
-            }
-        }
+        let holder = |(external_id, record): (&Arc<str>, &Record)| {
+            let permit = record.permit_of(name)?;
+            Some(Holder {
+                external_id: Arc::clone(external_id),
+                owner: record.status.owner.clone(),
+                count: permit.count,
+                fence: permit.fence,
+                held_for: Moment::now() - record.created,
+                expires_in: record.status().expires_in,
+            })
+        };
+        let mut holders: Vec<Holder> = state.held().filter_map(holder).collect();
         holders.sort_by_key(|holder| holder.fence);
         Ok(holders)
     }
@@ -332,7 +308,12 @@ impl PermitStore for MemoryPermits {
         Ok(state.requests.get(external_id).map(Record::status))
     }
 
-    fn acquire(&self, request: &Arc<Request>, _by: Moment) -> Result<Outcome> {
+    fn acquire(
+        &self,
+        request: &Arc<Request>,
+        _place: Option<&Standing>,
+        _by: Moment,
+    ) -> Result<Outcome> {
         // Before the lock, which others may hold: belief is counted from here.
         let sent = Moment::now();
         let mut state = self.state()?;
@@ -340,67 +321,48 @@ impl PermitStore for MemoryPermits {
         if !matches!(outcome, Outcome::Exhausted(_)) {
             return Ok(outcome);
         }
-        let now = Moment::now();
-        let swept = state.sweep(Reason::Expired, |record| {
-            let mut permits = record.status.permits.iter();
-            record.is_reclaimable(now) && permits.any(|it| request.wants(&it.semaphore))
+        let swept = state.sweep(&Sweep::Expired, |record| {
+            let mut names = request.permits.iter().map(|(name, _)| name);
+            names.any(|name| record.permit_of(name).is_some())
         });
-        if swept.is_empty() {
-            return Ok(outcome);
-        }
-        let outcome = state.acquire(request, sent);
-        drop(state);
-        swept.iter().for_each(Swept::log);
-        outcome
+        log_swept(swept.iter().map(|it| &it.external_id), Reason::Expired);
+        state.acquire(request, sent)
     }
 
-    fn renew(&self, grants: &[GrantId], _by: Moment) -> Result<Vec<Renewed>> {
+    fn renew(&self, grants: &[GrantId], _by: Moment) -> Result<Vec<Option<PermitRenewal>>> {
         let mut state = self.state()?;
         let renew = |grant: &GrantId| match state.requests.get_mut(&grant.external_id) {
             Some(record) if record.status.held && grant.names(record.token) => {
                 record.updated = Moment::now();
-                Renewed::Yes
+                Some(PermitRenewal::Renewed)
             }
-            Some(_) => Renewed::Lost,
-            None => Renewed::Unknown,
+            Some(_) => Some(PermitRenewal::AlreadyReleased),
+            None => Some(PermitRenewal::Unknown),
         };
         Ok(grants.iter().map(renew).collect())
     }
 
-    fn release(&self, grant: &GrantId, _by: Moment) -> Result<Released> {
+    fn release(&self, grant: &GrantId, _by: Moment) -> Result<(Release, Counts)> {
         let mut state = self.state()?;
-        let Some(record) = state.requests.get(&grant.external_id) else {
-            return Ok(Released::Unknown);
-        };
-        if !record.status.held || !grant.names(record.token) {
-            return Ok(Released::AlreadyReleased);
-        }
-        let permits = state.release(&grant.external_id);
-        let counts = permits.into_iter().map(|it| (it.semaphore, it.count));
-        Ok(Released::Permits(counts.collect()))
+        Ok(match state.requests.get(&grant.external_id) {
+            None => (Release::Unknown, Vec::new()),
+            Some(record) if record.status.held && grant.names(record.token) => {
+                let freed = counts(&state.release(&grant.external_id));
+                (Release::Released, freed)
+            }
+            Some(_) => (Release::AlreadyReleased, Vec::new()),
+        })
     }
 
     fn sweep(&self, sweep: &Sweep, _by: Moment) -> Result<Vec<Swept>> {
-        let mut state = self.state()?;
-        let now = Moment::now();
-        Ok(match sweep {
-            Sweep::Expired => state.sweep(Reason::Expired, |it| it.is_reclaimable(now)),
-            Sweep::Stale(age) => state.sweep(Reason::Stale, |it| {
-                it.updated + *age <= now && it.reclaim_at().is_none_or(|at| at <= now)
-            }),
-            Sweep::Owner(owner, before) => state.sweep(Reason::OwnerDead, |it| {
-                it.status.owner.as_ref() == Some(owner) && micros(it.updated) <= *before
-            }),
-        })
+        Ok(self.state()?.sweep(sweep, |_| true))
     }
 
     fn owners(&self, _by: Moment) -> Result<(Vec<Arc<str>>, StoreTime)> {
         let state = self.state()?;
         let owners = state.held().filter_map(|(_, it)| it.status.owner.clone());
-        let mut owners: Vec<Arc<str>> = owners.collect();
-        owners.sort();
-        owners.dedup();
-        Ok((owners, micros(Moment::now())))
+        let owners: BTreeSet<Arc<str>> = owners.collect();
+        Ok((owners.into_iter().collect(), micros(Moment::now())))
     }
 
     fn purge(&self, what: Purge, age: Duration, batch: usize, _by: Moment) -> Result<u64> {
@@ -414,13 +376,9 @@ impl PermitStore for MemoryPermits {
             return Ok(count as u64);
         }
         let now = Moment::now();
-        let old: Vec<Arc<str>> = state
-            .requests
-            .iter()
-            .filter(|(_, it)| !it.status.held && it.updated + age <= now)
-            .map(|(id, _)| Arc::clone(id))
-            .take(batch)
-            .collect();
+        let old = state.requests.iter();
+        let old = old.filter(|(_, it)| !it.status.held && it.updated + age <= now);
+        let old: Vec<Arc<str>> = old.map(|(id, _)| Arc::clone(id)).take(batch).collect();
         for id in &old {
             state.requests.remove(id);
         }
@@ -464,7 +422,7 @@ mod tests {
                 let state = registry.permits.state.lock();
                 let waits = scope.spawn(|| {
                     begins.store(true, Ordering::SeqCst);
-                    store.acquire(&request, Moment::FAR).unwrap()
+                    store.acquire(&request, None, Moment::FAR).unwrap()
                 });
                 while !begins.load(Ordering::SeqCst) {
                     thread::yield_now();

@@ -50,7 +50,8 @@ impl Connector {
     /// Opens a connection that holds a named lock and waits.
     pub(super) fn open_for_waiting(&self) -> Result<Connection> {
         self.open(self.request_limit + LONGEST_WAIT, |connection| {
-            connection.run(Moment::FAR, |conn| conn.query_drop(WAITING_SESSION))
+            let set = connection.run(Moment::FAR, |conn| conn.query_drop(WAITING_SESSION));
+            Ok(set?)
         })
     }
 
@@ -58,11 +59,14 @@ impl Connector {
     fn open(
         &self,
         patience: Duration,
-        prepare: impl FnOnce(&mut Connection) -> Result<(), RequestError>,
+        prepare: impl FnOnce(&mut Connection) -> Result<()>,
     ) -> Result<Connection> {
         let opened = self.log_in().and_then(|mut connection| {
-            prepare(&mut connection)?;
-            connection.patience = patience;
+            match prepare(&mut connection) {
+                Err(error) if connection.poisoned => return Err(RequestError::poison(error)),
+                // The first real request reports it.
+                _ => connection.patience = patience,
+            }
             Ok(connection)
         });
         opened.map_err(|error| {
@@ -83,23 +87,21 @@ impl Connector {
             true => self.connect_timeout,
             false => self.request_limit,
         };
-        let log_in = self.server.log_in().map_err(RequestError::poison)?;
+        let options = self.server.options(self.connect_timeout, limit);
+        let options = options.map_err(RequestError::poison)?;
         caught(limit, || {
-            let mut conn = self.server.open(log_in, self.connect_timeout, limit)?;
+            let mut conn = Conn::new(options)?;
             conn.query_drop(SESSION)?;
             let sent = Moment::now();
             let millis: Option<u64> =
                 conn.query_first("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)")?;
-            let last_reply_at = Moment::now();
             self.clock.learn(millis.unwrap_or(0), sent);
             Ok(Connection {
                 conn,
                 patience: limit,
-                round_trip: last_reply_at - sent,
-                socket_timeout: limit,
+                round_trip: Moment::now() - sent,
                 poisoned: false,
                 sent,
-                last_reply_at,
                 prepared: Vec::new(),
             })
         })
@@ -112,11 +114,7 @@ impl pool::Connect for Connector {
     /// Prepares what cycles need: a call that had to prepare it first might not fit in its time.
     fn connect(&self) -> Result<Connection> {
         self.open(self.request_limit, |connection| {
-            match self.table.prepare(connection) {
-                Err(error) if connection.poisoned => Err(RequestError::poison(error)),
-                // The first real request reports it.
-                _ => Ok(()),
-            }
+            self.table.prepare(connection)
         })
     }
 
@@ -138,36 +136,17 @@ impl pool::Connect for Connector {
 pub(crate) struct Connection {
     conn: Conn,
     /// The longest that one request can take.
-    patience: Duration,
+    pub(super) patience: Duration,
     /// The shortest that one has taken: no answer comes sooner than after the round trip.
-    round_trip: Duration,
-    /// How long its socket waits at the moment; a request with less time shortens it.
-    socket_timeout: Duration,
+    pub(super) round_trip: Duration,
     poisoned: bool,
     /// When the last request was sent.
     sent: Moment,
-    /// When the last answer came.
-    last_reply_at: Moment,
     /// What was prepared on it, by its text: the driver would read the text anew for every request.
     prepared: Vec<(String, Statement)>,
 }
 
 impl Connection {
-    fn set_socket_timeout(&mut self, timeout: Duration) -> Result<(), RequestError> {
-        if timeout == self.socket_timeout {
-            return Ok(());
-        }
-        #[cfg(unix)]
-        {
-            let socket = socket2::SockRef::from(&self.conn);
-            let set = socket.set_read_timeout(Some(timeout));
-            let set = set.and_then(|()| socket.set_write_timeout(Some(timeout)));
-            set.map_err(|error| RequestError::new(error.into(), timeout))?;
-        }
-        self.socket_timeout = timeout;
-        Ok(())
-    }
-
     /// Makes one request: `work` sends one statement and reads its answer, for which it waits until `by`
     /// and never longer than its patience. What leaves the outcome unknown leaves the connection unusable: a late
     /// answer would be taken for that of the next request.
@@ -197,17 +176,20 @@ impl Connection {
         // it comes: that would cost the connection, and with it several round trips.
         let answer = (self.round_trip + self.round_trip / 4).min(left);
         let limit = (left - left / 8).max(answer).min(patience);
-        self.set_socket_timeout(limit)?;
         let conn = &mut self.conn;
         self.sent = Moment::now();
-        let outcome = caught(limit, || work(conn));
-        let now = Moment::now();
+        let outcome = caught(limit, || {
+            #[cfg(unix)]
+            {
+                let socket = socket2::SockRef::from(&*conn);
+                socket.set_read_timeout(Some(limit))?;
+                socket.set_write_timeout(Some(limit))?;
+            }
+            work(conn)
+        });
         match &outcome {
-            Ok(_) => self.round_trip = self.round_trip.min(now - self.sent),
+            Ok(_) => self.round_trip = self.round_trip.min(Moment::now() - self.sent),
             Err(error) => self.poisoned |= error.is_poison(),
-        }
-        if !self.poisoned {
-            self.last_reply_at = now;
         }
         outcome
     }
@@ -238,16 +220,6 @@ impl Connection {
         Ok(statement)
     }
 
-    /// The longest that one request can take.
-    pub(crate) fn patience(&self) -> Duration {
-        self.patience
-    }
-
-    /// The shortest that a request has taken.
-    pub(super) fn round_trip(&self) -> Duration {
-        self.round_trip
-    }
-
     /// When the last request was sent.
     pub(crate) fn sent(&self) -> Moment {
         self.sent
@@ -269,8 +241,9 @@ impl pool::Pooled for Connection {
         self.poisoned
     }
 
+    /// No earlier than its request, if there was one.
     fn last_reply_at(&self) -> Moment {
-        self.last_reply_at
+        self.sent
     }
 }
 
@@ -298,7 +271,11 @@ fn caught<T>(
 ) -> Result<T, RequestError> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(outcome) => outcome.map_err(|error| RequestError::new(error, patience)),
-        Err(_) => Err(RequestError::panicked()),
+        Err(_) => {
+            let message = "the driver could not read the answer; is this a MySQL server?";
+            let error = Error::new(ErrorKind::Protocol, message);
+            Err(RequestError::poison(error))
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Database;
-use super::rows::{Call, Whose, millis};
+use super::rows::{Call, Whose};
 use super::token::Token;
 use crate::backend::{
     Attempt, CLAIM_TIME, Contender, Grant, OnRefusal, RawContender, Refusal, Renewal, Wakeups,
@@ -22,17 +22,16 @@ const ROUNDS: usize = 3;
 /// The shortest pause before another look.
 const SOON: Duration = Duration::from_millis(20);
 
-/// How soon a contender looks again that poked: its KILL may have come before the WAIT that it was meant for.
+/// How soon a contender looks again that poked, because its KILL may have come before the WAIT that it was meant for;
+/// or for which the waiting connections are being opened.
 const POKED: Duration = Duration::from_millis(50);
 
 pub(super) struct MysqlContender {
     database: Arc<Database>,
     contender: Contender,
     unparker: Unparker,
-    /// What it waits under; [`Token::NONE`] where it has no place.
+    /// What may stand in the row for it; [`Token::NONE`] where it has no place.
     token: Token,
-    /// The token may stand in the row.
-    registered: bool,
     /// There was no row, and perhaps no time to make it.
     missing: bool,
     /// When this ownership began, on the server's clock.
@@ -46,7 +45,6 @@ impl MysqlContender {
             contender: who.clone(),
             unparker: wake.clone(),
             token: Token::NONE,
-            registered: false,
             missing: false,
             acquired_at: 0,
         }
@@ -56,22 +54,18 @@ impl MysqlContender {
     fn attempt(&mut self, call: &mut Call<'_>, on_refusal: OnRefusal) -> Result<Attempt> {
         let waiting = Arc::clone(&self.database.waiting);
         let queues = on_refusal == OnRefusal::Enqueue;
-        if !queues && self.registered {
-            // It is leaving, unsure whether it owns. Its place goes whatever comes of that.
-            waiting.leave_to_thread(self.forget_place());
-        } else if queues
-            && self.token == Token::NONE
-            && let Some(token) = waiting.take_over(&self.contender, &self.unparker)
-        {
-            (self.token, self.registered) = (token, true);
+        if !queues {
+            // It may be leaving, unsure whether it owns. Its place goes whatever comes of that.
+            waiting.leave(self.take_token());
+        } else if self.token == Token::NONE {
+            self.token = waiting.take_over(&self.contender, &self.unparker);
         }
         if self.missing {
             self.insert(call).map_err(Error::not_sent)?;
         }
         for _ in 0..ROUNDS {
             if let Some(owner) = call.acquire(&self.contender, self.token)? {
-                waiting.remove(self.token);
-                self.forget_place();
+                waiting.forget(self.take_token());
                 self.acquired_at = owner.acquired_at();
                 return Ok(Attempt::Granted(Grant { owner, until: None }));
             }
@@ -89,13 +83,11 @@ impl MysqlContender {
         let waiting = Arc::clone(&self.database.waiting);
         let Contender { mutex, id, .. } = &self.contender;
         // First the named lock is held, then the token registered: otherwise it would count as dead.
-        if queues
-            && !self.registered
-            && waiting.wakeups() == Wakeups::Working
-            && waiting.join(&mut self.token, &self.contender, &self.unparker)
-        {
-            self.registered = true;
-            call.register(mutex, self.token)?;
+        if queues && self.token == Token::NONE {
+            self.token = waiting.join(&self.contender, &self.unparker);
+            if self.token != Token::NONE {
+                call.register(mutex, self.token)?;
+            }
         }
         let Some(row) = call.look_for(mutex, id, self.token)? else {
             self.insert(call)?;
@@ -107,23 +99,25 @@ impl MysqlContender {
         }
         let poll = self.database.poll_interval.max(SOON);
         let mut retry_in = row.left.clamp(SOON, poll);
-        if queues {
-            let working = waiting.join(&mut self.token, &self.contender, &self.unparker);
-            let place = row.position(self.token);
-            if self.registered && place.is_none() && row.has_room() {
-                // Another process took this one for dead.
-                self.registered = false;
-                call.expect_time()?;
-                return Ok(None);
-            }
-            if let (true, Some(place)) = (working, place) {
+        match (waiting.wakeups(), row.position(self.token)) {
+            (Wakeups::Working, Some(place)) => {
                 // Those before it have the claim time.
                 retry_in = row.left + CLAIM_TIME.min(CLAIM_TIME * place);
-                if waiting.sleeps(self.token, row.fence) {
-                    waiting.poke(call);
+                if waiting.sleeps(call, self.token, row.fence) {
                     retry_in = retry_in.min(POKED);
                 }
             }
+            (Wakeups::Working, None) if self.token != Token::NONE && row.has_room() => {
+                // Another process took this one for dead.
+                call.register(mutex, self.token)?;
+                call.expect_time()?;
+                return Ok(None);
+            }
+            (Wakeups::Untried, _) if queues => {
+                waiting.start();
+                retry_in = retry_in.min(POKED);
+            }
+            _ => {}
         }
         Ok(Some(refused(row.owner(), retry_in)))
     }
@@ -136,8 +130,7 @@ impl MysqlContender {
         call.expect_time()
     }
 
-    fn forget_place(&mut self) -> Token {
-        self.registered = false;
+    fn take_token(&mut self) -> Token {
         std::mem::replace(&mut self.token, Token::NONE)
     }
 }
@@ -154,9 +147,9 @@ impl RawContender for MysqlContender {
     /// However late an answer comes, the server grants nothing after `by`.
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         let rows = Arc::clone(&self.database.rows);
-        let had_place = self.registered;
-        let outcome = rows.call(Lane::Other, by, |call| self.attempt(call, on_refusal));
-        outcome.map_err(|error| match self.registered && !had_place {
+        let had_place = self.token != Token::NONE;
+        let outcome = self.attempt(&mut rows.call(Lane::Other, by)?, on_refusal);
+        outcome.map_err(|error| match self.token != Token::NONE && !had_place {
             // There is a place to give up, whatever failed after it was taken.
             true => error.perhaps_sent(),
             false => error,
@@ -164,24 +157,13 @@ impl RawContender for MysqlContender {
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
-        let Contender {
-            mutex, id, lease, ..
-        } = &self.contender;
-        self.database.rows.call(Lane::Owner, by, |call| {
-            let sent = Moment::now();
-            if let Some(ttl_at) = call.renew(&self.contender, fence)? {
-                let (ttl, total) = millis(*lease);
-                let now = ttl_at.saturating_sub(ttl);
-                let end = now.saturating_add(total);
-                let owner = MutexOwner::new(Arc::clone(id), self.acquired_at, ttl_at, end, fence);
-                let owner = owner.observed_at(now, sent);
-                return Ok(Renewal::Renewed(Grant { owner, until: None }));
-            }
-            // Lost, that is known: to whom is worth a look, but not an error.
-            let row = call.look(mutex).ok().flatten();
-            let owner = row.map_or(MutexOwner::NONE, |row| row.owner());
-            Ok(Renewal::Lost(owner))
-        })
+        let mut call = self.database.rows.call(Lane::Owner, by)?;
+        if let Some(owner) = call.renew(&self.contender, self.acquired_at, fence)? {
+            return Ok(Renewal::Renewed(Grant { owner, until: None }));
+        }
+        // Lost, that is known: to whom is worth a look, but not an error.
+        let owner = call.owner(&self.contender.mutex);
+        Ok(Renewal::Lost(owner.unwrap_or(MutexOwner::NONE)))
     }
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
@@ -190,29 +172,13 @@ impl RawContender for MysqlContender {
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
-        let Database { rows, waiting, .. } = &*Arc::clone(&self.database);
-        let registered = self.registered;
-        let token = self.forget_place();
-        if registered && !waiting.leave(token) {
-            return Ok(());
-        }
-        if registered {
-            let mutex = &self.contender.mutex;
-            let withdrawn = rows.call(Lane::Other, by, |call| waiting.withdraw(call, mutex, token));
-            withdrawn.inspect_err(|_| waiting.leave_to_thread(token))?;
-        }
-        waiting.remove(token);
-        Ok(())
+        let token = self.take_token();
+        self.database.waiting.withdraw(token, by)
     }
 }
 
 impl Drop for MysqlContender {
     fn drop(&mut self) {
-        let waiting = &self.database.waiting;
-        if self.registered {
-            waiting.leave_to_thread(self.token);
-        } else {
-            waiting.remove(self.token);
-        }
+        self.database.waiting.leave(self.token);
     }
 }

@@ -42,18 +42,7 @@ impl RequestError {
     /// The server said no.
     fn answered(answer: &mysql::MySqlError) -> RequestError {
         let code = answer.code;
-        let advice = match code {
-            1044 => "; check that the database exists, and that the user has a grant in it",
-            1045 | 1698 => {
-                "; check the user, the password, and the hosts that the account may come from"
-            }
-            1129 => {
-                "; an operator must run FLUSH HOSTS (MySQL 8: TRUNCATE performance_schema.host_cache)"
-            }
-            _ if is_read_only(code) => "; the server is read-only",
-            _ => "",
-        };
-        let message = format!("MySQL error {code}: {}{advice}", answer.message);
+        let message = format!("MySQL error {code}: {}", answer.message);
         RequestError {
             code: Some(code),
             poisoned: !leaves_connection_alone(code),
@@ -67,11 +56,6 @@ impl RequestError {
             poisoned: true,
             error,
         }
-    }
-
-    /// The driver panicked on what it read.
-    pub(super) fn panicked() -> RequestError {
-        RequestError::poison(not_understood(&"the driver could not read the answer"))
     }
 
     /// Nothing was sent, because the answer might have come too late.
@@ -151,12 +135,8 @@ fn from_io(error: &io::Error, patience: Duration) -> Error {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
             no_answer(patience)
         }
-        kind => {
-            let what = match kind {
-                io::ErrorKind::UnexpectedEof => "the MySQL server closed it".to_owned(),
-                _ => error.to_string(),
-            };
-            let message = format!("the connection to the MySQL server broke: {what}");
+        _ => {
+            let message = format!("the connection to the MySQL server broke: {error}");
             Error::new(ErrorKind::Unreachable, message)
         }
     }
@@ -165,14 +145,9 @@ fn from_io(error: &io::Error, patience: Duration) -> Error {
 fn from_driver(error: DriverError, patience: Duration) -> Error {
     let kind = match &error {
         DriverError::ConnectTimeout | DriverError::Timeout => return no_answer(patience),
-        DriverError::CouldNotConnect(Some((_, what, _))) => {
-            return Error::new(ErrorKind::Unreachable, what.as_str());
-        }
-        DriverError::CouldNotConnect(None) => ErrorKind::Unreachable,
+        DriverError::CouldNotConnect(_) => ErrorKind::Unreachable,
         // MySQL 9 asks a user that it does not know for a plugin that the driver does not have.
-        DriverError::UnknownAuthPlugin(_)
-        | DriverError::OldMysqlPasswordDisabled
-        | DriverError::CleartextPluginDisabled => ErrorKind::Denied,
+        DriverError::UnknownAuthPlugin(_) => ErrorKind::Denied,
         DriverError::TlsNotSupported => ErrorKind::Misconfigured,
         _ => ErrorKind::Protocol,
     };
@@ -199,7 +174,8 @@ fn no_answer(patience: Duration) -> Error {
 }
 
 /// The server answered the statement by an error, and nothing of it remains. Any other number may come from a server,
-/// or a proxy before it, that ends the connection or has lost a part of what was sent.
+/// or a proxy before it, that ends the connection or has lost a part of what was sent; or from one that is read-only,
+/// while after a failover another one behind the same address is not.
 fn leaves_connection_alone(code: u16) -> bool {
     // There already: table, column, key; KILL without its aim; missing grant; locked, deadlock; interrupted; too many
     // prepared statements.
@@ -211,12 +187,6 @@ fn leaves_connection_alone(code: u16) -> bool {
 
 fn is_schema(code: u16) -> bool {
     matches!(code, 1054 | 1146 | 1264 | 1292 | 1364 | 1366 | 1406 | 1412)
-}
-
-/// This server does not write now, but another behind the same address may: read-only, where after a failover the old
-/// primary keeps old connections; or a Galera node outside of its cluster.
-fn is_read_only(code: u16) -> bool {
-    matches!(code, 1047 | 1290 | 1792 | 1836)
 }
 
 /// What a retry cannot fix is known; every other number may pass by itself.

@@ -78,10 +78,12 @@ use std::time::Duration;
 use self::connection::{Connector, MysqlPool};
 use self::contender::MysqlContender;
 use self::observer::MysqlObserver;
-use self::permits::{MysqlPermits, PermitSettings};
+use self::permits::{MysqlPermits, Statements};
 use self::rows::{Call, Rows, Whose};
 use self::waiting::Waiting;
-use super::{Backend, Condition, Contender, Participant, PermitStore, RawContender, RawObserver};
+use super::{
+    Backend, Condition, Contender, Participant, PermitStore, RawContender, RawObserver, Wakeups,
+};
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::factory::Factory;
@@ -107,7 +109,8 @@ pub(super) fn connect(url: &Url) -> Result<Factory> {
 pub(crate) struct Mysql {
     realm: String,
     database: Arc<Database>,
-    permits: PermitSettings,
+    /// Of the permits, which use the connections of the mutexes.
+    statements: Arc<Statements>,
 }
 
 /// What the contenders of one factory share.
@@ -136,6 +139,10 @@ impl Database {
             table: Arc::clone(&connector.table),
             pool: MysqlPool::new(connector, settings)?,
         });
+        let wakeups = match wakeups {
+            true => Wakeups::Untried,
+            false => Wakeups::Polling("wakeups=off".into()),
+        };
         Ok(Database {
             waiting: Arc::new(Waiting::new(Arc::clone(&rows), wakeups)),
             rows,
@@ -144,20 +151,19 @@ impl Database {
         })
     }
 
-    /// A request that loses nothing if it waits.
-    fn call<T>(&self, by: Moment, work: impl FnOnce(&mut Call<'_>) -> Result<T>) -> Result<T> {
-        self.rows.call(Lane::Other, by, work)
+    /// Begins a call that loses nothing if it waits.
+    fn call(&self, by: Moment) -> Result<Call<'_>> {
+        self.rows.call(Lane::Other, by)
     }
 
     /// Ends an ownership and wakes the next contender. Returns `false` if there was none.
     fn release(&self, mutex: &str, whose: Whose<'_>, by: Moment) -> Result<bool> {
-        self.rows.call(Lane::Owner, by, |call| {
-            let next = call.release(mutex, whose)?;
-            if let Some(next) = next {
-                self.waiting.wake(call, mutex, next);
-            }
-            Ok(next.is_some())
-        })
+        let mut call = self.rows.call(Lane::Owner, by)?;
+        let next = call.release(mutex, whose)?;
+        if let Some(next) = next {
+            self.waiting.wake(&mut call, mutex, next);
+        }
+        Ok(next.is_some())
     }
 }
 
@@ -182,9 +188,8 @@ impl Backend for Mysql {
         true
     }
 
-    /// The permits use the connections of the mutexes.
     fn permits(&self) -> Result<Arc<dyn PermitStore>> {
-        let store = MysqlPermits::new(&self.permits, &self.database.rows)?;
+        let store = MysqlPermits::new(&self.statements, &self.database.rows);
         Ok(Arc::new(store))
     }
 
@@ -202,26 +207,27 @@ impl Backend for Mysql {
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
-        self.database.call(by, |call| call.ping())
+        self.database.call(by)?.look("").map(drop)
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        let row = self.database.call(by, |call| call.look(mutex))?;
-        Ok(row.map_or(MutexOwner::NONE, |row| row.owner()))
+        self.database.call(by)?.owner(mutex)
     }
 
     /// The tokens of the contenders that wait; first the one that the mutex is handed over to.
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
-        let Some(row) = self.database.call(by, |call| call.look(mutex))? else {
+        let Some(row) = self.database.call(by)?.look(mutex)? else {
             return Ok(Vec::new());
         };
-        let handed = row.handed_to.iter().filter(|_| !row.left.is_zero());
-        let tokens = handed.map(String::as_str).chain(row.tokens());
+        let handed = row.owner_id.strip_prefix('~');
+        let handed = handed.filter(|_| !row.left.is_zero());
+        let tokens = handed.into_iter().chain(row.tokens());
         Ok(tokens.map(|token| Participant::new(token, None)).collect())
     }
 
     fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
-        self.database.call(by, |call| call.list())
+        let names = self.database.call(by)?.list()?;
+        Ok(names.into_iter().map(Arc::from).collect())
     }
 
     /// The owner learns of it with its next renewal: owning needs no connection that could be woken.
@@ -230,7 +236,7 @@ impl Backend for Mysql {
     }
 
     fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
-        let row = self.database.call(by, |call| call.look(mutex))?;
+        let row = self.database.call(by)?.look(mutex)?;
         let row = row.filter(|row| row.run_at > 0);
         Ok(row.map(|row| Duration::from_millis(row.now.saturating_sub(row.run_at))))
     }
@@ -242,8 +248,8 @@ impl Backend for Mysql {
         _keep: Duration,
         by: Moment,
     ) -> Result<bool> {
-        let record = |call: &mut Call<'_>| call.record_run(mutex, fence);
-        self.database.rows.call(Lane::Owner, by, record)
+        let mut call = self.database.rows.call(Lane::Owner, by)?;
+        call.record_run(mutex, fence)
     }
 
     fn condition(&self) -> Condition {

@@ -8,7 +8,6 @@ use crate::backend::{RawObserver, View};
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::owner::MutexOwner;
-use crate::pool::Lane;
 
 pub(super) struct MysqlObserver {
     pub(super) database: Arc<Database>,
@@ -17,8 +16,7 @@ pub(super) struct MysqlObserver {
 
 impl RawObserver for MysqlObserver {
     fn observe(&mut self, by: Moment) -> Result<View> {
-        let rows = &self.database.rows;
-        let row = rows.call(Lane::Other, by, |call| call.look(&self.mutex))?;
+        let row = self.database.call(by)?.look(&self.mutex)?;
         let left = row.as_ref().map(|row| row.left);
         let left = left.filter(|left| !left.is_zero());
         let poll = self.database.poll_interval;

@@ -44,7 +44,7 @@ impl Repository {
     /// # Errors
     /// `Denied` without the privilege to create tables, and the errors of every request.
     pub fn create_table(&self) -> Result<()> {
-        self.call(|call| call.create_table())
+        self.database.rows.create_table(self.by())
     }
 
     /// Creates the row of a mutex.
@@ -52,8 +52,7 @@ impl Repository {
     /// # Errors
     /// `Conflict` if it already exists.
     pub fn init_mutex(&self, mutex: &str) -> Result<()> {
-        name::check_mutex(mutex)?;
-        if !self.call(|call| call.insert(mutex))? {
+        if !self.call(mutex)?.insert(mutex)? {
             let message = format!("the mutex {mutex:?} has its row already");
             return Err(Error::new(ErrorKind::Conflict, message));
         }
@@ -71,8 +70,7 @@ impl Repository {
     /// # Errors
     /// `NotFound` if there is no row.
     pub fn get_owner(&self, mutex: &str) -> Result<MutexRow> {
-        name::check_mutex(mutex)?;
-        self.call(|call| read(call, mutex))
+        read(&mut self.call(mutex)?, mutex)
     }
 
     /// Acquires the mutex for `id`, again if `id` already owns it. Returns `false` if another contender
@@ -90,7 +88,6 @@ impl Repository {
     /// # Errors
     /// `NotFound` if there is no row.
     pub fn acquire_and_get_owner(&self, mutex: &str, id: &str, lease: Lease) -> Result<MutexRow> {
-        name::check_mutex(mutex)?;
         name::check_id(id)?;
         let contender = Contender {
             mutex: mutex.into(),
@@ -98,10 +95,9 @@ impl Repository {
             lease,
             purpose: Purpose::Lock,
         };
-        self.call(|call| {
-            call.acquire(&contender, Token::NONE)?;
-            read(call, mutex)
-        })
+        let mut call = self.call(mutex)?;
+        call.acquire(&contender, Token::NONE)?;
+        read(&mut call, mutex)
     }
 
     /// Releases the mutex for `id`, whatever its fence. Returns `false` if `id` did not own it.
@@ -119,15 +115,14 @@ impl Repository {
     /// # Errors
     /// The errors of every request.
     pub fn ensure_owner(&self, mutex: &str) -> Result<MutexRow> {
-        name::check_mutex(mutex)?;
-        self.call(|call| {
-            call.insert(mutex)?;
-            read(call, mutex)
-        })
+        let mut call = self.call(mutex)?;
+        call.insert(mutex)?;
+        read(&mut call, mutex)
     }
 
-    fn call<T>(&self, work: impl FnOnce(&mut Call<'_>) -> Result<T>) -> Result<T> {
-        self.database.rows.call(Lane::Owner, self.by(), work)
+    fn call(&self, mutex: &str) -> Result<Call<'_>> {
+        name::check_mutex(mutex)?;
+        self.database.rows.call(Lane::Owner, self.by())
     }
 
     fn by(&self) -> Moment {

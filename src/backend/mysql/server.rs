@@ -2,16 +2,14 @@
 //! connection there.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::consts::CapabilityFlags;
-use mysql::{Conn, OptsBuilder, SslOpts};
+use mysql::{OptsBuilder, SslOpts};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::tls::Tls;
-use crate::url::Url;
+use crate::url::{Login, Url, addresses, ensure};
 
 /// The server's port unless another one is given.
 pub(super) const DEFAULT_PORT: u16 = 3306;
@@ -20,20 +18,11 @@ pub(super) const DEFAULT_PORT: u16 = 3306;
 /// connection.
 const MAX_PACKET: usize = 4 << 20;
 
-/// Above the number of statements that one connection sees.
-const STATEMENT_CACHE: usize = 64;
-
-/// Asked for user and password whenever a connection is opened.
-pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
-
 /// A MySQL or MariaDB server and the database on it. Its `Debug` shows no credential.
 #[derive(Clone)]
 pub(crate) struct Server {
     pub(crate) address: Address,
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<String>,
-    /// Asked in the place of both.
-    pub(crate) credentials: Option<AskCredentials>,
+    pub(crate) login: Login,
     pub(crate) database: String,
     pub(crate) tls: Tls,
 }
@@ -49,7 +38,7 @@ pub(crate) enum Address {
 
 impl Server {
     pub(crate) fn from_url(url: &Url) -> Result<Server> {
-        let mut addresses = url.addresses(DEFAULT_PORT)?.into_iter();
+        let mut addresses = addresses(&url.hosts, DEFAULT_PORT)?.into_iter();
         let address = match (addresses.next(), addresses.next(), url.text("socket")) {
             (Some((host, port)), None, None) => Address::Tcp(host, port),
             (None, None, Some(path)) => Address::Socket(path.to_owned()),
@@ -61,9 +50,7 @@ impl Server {
             }
         };
         Ok(Server {
-            user: url.user.clone(),
-            password: url.password.clone(),
-            tls: Tls::from_url(url)?,
+            login: url.login.clone(),
             ..Server::new(address, &url.path)
         })
     }
@@ -72,9 +59,7 @@ impl Server {
     pub(crate) fn new(address: Address, database: &str) -> Server {
         Server {
             address,
-            user: None,
-            password: None,
-            credentials: None,
+            login: Login::default(),
             database: database.to_owned(),
             tls: Tls::default(),
         }
@@ -82,10 +67,15 @@ impl Server {
 
     /// Refuses what could not work, before a connection is tried.
     pub(crate) fn check(&self) -> Result<()> {
-        let (Address::Tcp(name, _) | Address::Socket(name)) = &self.address;
-        if name.is_empty() {
-            return Err(Error::invalid("the MySQL server has no host name"));
-        }
+        let is_named = match &self.address {
+            Address::Tcp(host, _) => !host.is_empty() && !host.contains('@'),
+            Address::Socket(path) => !path.is_empty(),
+        };
+        // Not repeated: what stands before an '@' may be a password.
+        ensure(
+            is_named,
+            "the MySQL server has no host name, or one with an '@'",
+        )?;
         // With a slash it would be a table or nothing at all.
         if self.database.is_empty() || self.database.contains(['/', '`', '\0']) {
             return Err(Error::invalid(format!(
@@ -103,30 +93,12 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the user and the password to log in with.
+    /// Returns what the driver opens a connection with.
     ///
     /// # Errors
-    /// `Unavailable` where the callback panicked: it may be better the next time.
-    pub(super) fn log_in(&self) -> Result<(Option<String>, Option<String>)> {
-        let Some(ask) = &self.credentials else {
-            return Ok((self.user.clone(), self.password.clone()));
-        };
-        match catch_unwind(AssertUnwindSafe(|| ask())) {
-            Ok((user, password)) => Ok((Some(user), Some(password))),
-            Err(_) => Err(Error::new(
-                ErrorKind::Unavailable,
-                "the credentials callback panicked",
-            )),
-        }
-    }
-
-    /// Opens a connection and does nothing else with it.
-    pub(super) fn open(
-        &self,
-        (user, password): (Option<String>, Option<String>),
-        connect: Duration,
-        read: Duration,
-    ) -> mysql::Result<Conn> {
+    /// `Unavailable` where the credentials callback panicked: it may be better the next time.
+    pub(super) fn options(&self, connect: Duration, read: Duration) -> Result<OptsBuilder> {
+        let (user, password) = self.login.credentials()?;
         let options = OptsBuilder::new()
             .user(user)
             .pass(password)
@@ -136,20 +108,18 @@ impl Server {
             // Else the driver looks for a unix socket and connects a second time.
             .prefer_socket(false)
             .max_allowed_packet(Some(MAX_PACKET))
-            .stmt_cache_size(STATEMENT_CACHE)
             // "Affected" counts the rows that matched: a renewal in the same millisecond as the one
             // before changes nothing, and is a success all the same.
             .additional_capabilities(CapabilityFlags::CLIENT_FOUND_ROWS)
             .ssl_opts(self.ssl_opts());
-        let options = match &self.address {
+        Ok(match &self.address {
             Address::Socket(path) => options.socket(Some(path.clone())),
             Address::Tcp(host, port) => options
                 .ip_or_hostname(Some(bracketed(host)))
                 .tcp_port(*port)
                 .tcp_connect_timeout(Some(connect))
                 .tcp_nodelay(true),
-        };
-        Conn::new(options)
+        })
     }
 
     fn ssl_opts(&self) -> Option<SslOpts> {

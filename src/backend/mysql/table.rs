@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::connection::Connection;
 use super::error::RequestError;
 use super::token::Token;
+use crate::backend::CLAIM_TIME;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -28,35 +29,23 @@ pub(super) const DEFAULT_NAME: &str = "simba_mutex";
 /// The longest list of waiting tokens that has room for one more of 19 characters.
 pub(super) const ROOM: usize = 3990 - 19;
 
-/// What several statements share. `now` is the clock when the statement began: a lease counts from there. `clock` is
-/// the clock now: during a wait for a row lock NOW() has stood still. `claim` is the claim time.
-const FRAGMENTS: [(&str, &str); 8] = [
-    (
-        "{takeable}",
-        "(owner_id = :id OR owner_id = CONCAT('~', :token) OR (transition_at < {now} AND (waiters = '' \
-         OR SUBSTRING(waiters, 2, 18) = :token OR transition_at + {claim} < {now})))",
-    ),
-    (
-        "{quiet}",
-        "(mutex = {mutex} AND {listed} AND NOT (transition_at < {now} \
-         AND (SUBSTRING(waiters, 2, 18) IN ({tokens}) OR transition_at + {claim} < {now})))",
-    ),
-    (
-        "{owned}",
-        "fencing_token = :fence AND owner_id <> '' AND owner_id NOT LIKE '~%' AND transition_at >= {clock}",
-    ),
-    ("{changed}", "IF(version < 2147483647, version + 1, 1)"),
-    ("{now}", "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"),
-    (
-        "{clock}",
-        "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)",
-    ),
-    (
-        "{micros}",
-        "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)",
-    ),
-    ("{claim}", "500"),
-];
+/// The clock when the statement began: a lease counts from there.
+const NOW: &str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
+
+/// The clock now: during a wait for a row lock NOW() has stood still.
+const CLOCK: &str = "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)";
+
+/// A contender may take the mutex.
+const TAKEABLE: &str = "(owner_id = :id OR owner_id = CONCAT('~', :token) OR (transition_at < {now} \
+    AND (waiters = '' OR SUBSTRING(waiters, 2, 18) = :token OR transition_at + {claim} < {now})))";
+
+/// No token of those waited for has anything to do.
+const QUIET: &str = "(mutex = {mutex} AND {listed} AND NOT (transition_at < {now} \
+    AND (SUBSTRING(waiters, 2, 18) IN ({tokens}) OR transition_at + {claim} < {now})))";
+
+/// An owner has this fence.
+const OWNED: &str = "fencing_token = :fence AND owner_id <> '' AND owner_id NOT LIKE '~%' \
+    AND transition_at >= {clock}";
 
 /// The table, and whether it has been looked at.
 #[derive(Debug)]
@@ -69,6 +58,9 @@ pub(super) struct Table {
     checked: Mutex<Option<WakeupsOff>>,
 }
 
+/// The tokens that a WAIT is for, by their mutex.
+pub(super) type Listed = BTreeMap<Arc<str>, Vec<Token>>;
+
 /// Why no contender can be woken on a server, if its settings say so.
 pub(super) type WakeupsOff = Option<&'static str>;
 
@@ -78,17 +70,12 @@ pub(super) struct Statements {
     pub(super) acquire: String,
     pub(super) renew: String,
     pub(super) release: String,
-    pub(super) release_any: String,
-    pub(super) revoke: String,
-    pub(super) pass_on: String,
-    pub(super) pass_on_from_dead: String,
     pub(super) register: String,
     pub(super) unregister: String,
     pub(super) look: String,
     pub(super) insert: String,
     pub(super) record_run: String,
     pub(super) list: String,
-    pub(super) ping: String,
     look_many: String,
     wait: String,
     quiet: String,
@@ -113,14 +100,15 @@ impl Table {
     /// Prepares on a new connection what owners and waiters have no time to prepare where the server is far away.
     pub(super) fn prepare(&self, connection: &mut Connection) -> Result<()> {
         self.check(connection, Moment::FAR)?;
-        let sql = &self.sql;
-        for text in [
-            &sql.acquire,
-            &sql.renew,
-            &sql.release,
-            &sql.look,
-            &sql.register,
-        ] {
+        let Statements {
+            acquire,
+            renew,
+            release,
+            look,
+            register,
+            ..
+        } = &self.sql;
+        for text in [acquire, renew, release, look, register] {
             connection.prepare(Moment::FAR, text)?;
         }
         Ok(())
@@ -169,28 +157,25 @@ impl Table {
         if error.is_schema() {
             self.forget();
         }
-        let needed = if error.is_missing_table() {
-            "apply sql/init-mutex.sql, or add ?create_table=true to the URL"
-        } else if error.is_missing_grant() {
-            "grant SELECT, INSERT and UPDATE on the table; to make or change it, CREATE or ALTER too"
-        } else {
+        if !error.is_missing_grant() {
             return error.into_error();
-        };
+        }
         let error = error.into_error();
-        Error::new(error.kind(), format!("{error}; {needed}"))
+        let advice = "grant SELECT, INSERT and UPDATE on the table; to make or change it, CREATE or ALTER too";
+        Error::new(error.kind(), format!("{error}; {advice}"))
     }
 
     /// The statement that makes the table what it must be, unless it is.
     fn cure(&self, connection: &mut Connection, by: Moment) -> Result<Option<String>> {
         // A table's name can be nothing else.
         let sql = format!(
-            "SELECT LOWER(column_name), COALESCE(character_maximum_length, 0), COALESCE(collation_name, '_bin'), \
-             column_key = 'PRI' FROM information_schema.columns \
+            "SELECT LOWER(column_name), \
+             COALESCE(character_maximum_length >= IF(column_name = 'owner_id', 128, 66) \
+             AND collation_name LIKE '%bin', FALSE), column_key = 'PRI' FROM information_schema.columns \
              WHERE table_schema = DATABASE() AND table_name = '{}'",
             self.name
         );
-        let found: Vec<(String, usize, String, bool)> =
-            connection.run(by, |conn| conn.query(sql))?;
+        let found: Vec<(String, bool, bool)> = connection.run(by, |conn| conn.query(sql))?;
         if found.is_empty() {
             return Ok(Some(self.create_statement()));
         }
@@ -199,10 +184,7 @@ impl Table {
         let is_needed = |line: &&str| {
             let name = line.split(' ').nth(2).unwrap_or_default();
             let column = found.iter().find(|(found, ..)| found == name);
-            column.is_none_or(|(_, length, collation, _)| {
-                let least = if name == "owner_id" { 128 } else { 66 };
-                line.starts_with("MODIFY") && (*length < least || !collation.ends_with("_bin"))
-            })
+            column.is_none_or(|(_, fits, _)| line.starts_with("MODIFY") && !fits)
         };
         let lines = script.lines().skip(1);
         let lines = lines.map(|line| line.trim().trim_end_matches([',', ';']));
@@ -239,81 +221,74 @@ fn check_server(connection: &mut Connection, by: Moment) -> Result<WakeupsOff> {
 
 impl Statements {
     fn new(table: &str) -> Statements {
+        let table = format!("`{table}`");
+        let (claim, room) = (CLAIM_TIME.as_millis().to_string(), ROOM.to_string());
         let fill = |sql: &str| {
-            let sql = strip(sql).replace("{table}", &format!("`{table}`"));
-            let fill = |sql: String, (name, text): &(&str, &str)| sql.replace(name, text);
-            FRAGMENTS.iter().fold(sql, fill)
+            strip(sql)
+                .replace("{table}", &table)
+                .replace("{takeable}", TAKEABLE)
+                .replace("{owned}", OWNED)
+                .replace("{changed}", "IF(version < 2147483647, version + 1, 1)")
+                .replace("{now}", NOW)
+                .replace("{clock}", CLOCK)
+                .replace("{claim}", &claim)
+                .replace("{room}", &room)
         };
-        let release = |first: &str, whose: &str| {
-            let sql = strip(include_str!("../../../sql/mutex-release.sql"));
-            fill(&sql.replace("{first}", first).replace("{whose}", whose))
-        };
-        let handed = "owner_id = CONCAT('~', :token)";
-        let dead = "waiters = REGEXP_REPLACE(waiters, CONCAT(':', SUBSTRING(:token, 1, 12), '[0-9]*'), ''),";
         Statements {
             acquire: fill(include_str!("../../../sql/mutex-acquire.sql")),
             renew: fill(include_str!("../../../sql/mutex-renew.sql")),
-            release: release(
-                "",
-                "owner_id = :id AND fencing_token = :fence AND transition_at >= {clock}",
-            ),
-            release_any: release("", "owner_id = :id"),
-            revoke: release("", "{owned}"),
-            pass_on: release("", handed),
-            pass_on_from_dead: release(dead, handed),
+            release: fill(include_str!("../../../sql/mutex-release.sql")),
             register: fill(include_str!("../../../sql/mutex-register.sql")),
             unregister: fill(include_str!("../../../sql/mutex-unregister.sql")),
             look: fill(include_str!("../../../sql/mutex-look.sql")),
             insert: fill(include_str!("../../../sql/mutex-insert.sql")),
             record_run: fill(include_str!("../../../sql/mutex-record-run.sql")),
             list: fill(include_str!("../../../sql/mutex-list.sql")),
-            ping: fill("SELECT 1 FROM {table} LIMIT 0"),
             look_many: fill(include_str!("../../../sql/mutex-look-many.sql")),
-            // What is quiet differs from mutex to mutex.
-            wait: strip(include_str!("../../../sql/mutex-wait.sql"))
-                .replace("{table}", &format!("`{table}`")),
-            quiet: fill("{quiet}"),
+            wait: fill(include_str!("../../../sql/mutex-wait.sql")),
+            quiet: fill(QUIET),
         }
     }
 
-    /// The statement that reads the rows of `mutexes`.
-    pub(super) fn look_many(&self, mutexes: &[Arc<str>]) -> String {
-        let names: Vec<String> = mutexes.iter().map(|mutex| literal(mutex)).collect();
-        self.look_many.replace("{mutexes}", &names.join(", "))
+    /// The statement that reads the rows of what is waited for.
+    pub(super) fn look_many(&self, listed: &Listed) -> String {
+        let names = listed.keys().map(|mutex| literal(mutex));
+        self.look_many.replace("{mutexes}", &join(names, ", "))
     }
 
     /// The statement that waits until one of the tokens has something to do.
-    pub(super) fn wait(&self, process: u64, listed: &BTreeMap<Arc<str>, Vec<Token>>) -> String {
-        let quiet = |(mutex, tokens): (&Arc<str>, &Vec<Token>)| {
-            let all = |separator: &str, each: &dyn Fn(&Token) -> String| {
-                tokens.iter().map(each).collect::<Vec<_>>().join(separator)
-            };
-            let listed = all(" AND ", &|token| format!("LOCATE(':{token}', waiters) > 0"));
+    pub(super) fn wait(&self, process: u64, listed: &Listed) -> String {
+        let quiet = listed.iter().map(|(mutex, tokens)| {
+            let finds = tokens.iter();
+            let finds = finds.map(|token| format!("LOCATE(':{token}', waiters) > 0"));
+            let tokens = tokens.iter().map(|token| format!("'{token}'"));
             self.quiet
                 .replace("{mutex}", &literal(mutex))
-                .replace("{listed}", &listed)
-                .replace("{tokens}", &all(", ", &|token| format!("'{token}'")))
-        };
-        let quiet: Vec<String> = listed.iter().map(quiet).collect();
+                .replace("{listed}", &join(finds, " AND "))
+                .replace("{tokens}", &join(tokens, ", "))
+        });
         self.wait
             .replace("{process}", &process.to_string())
             .replace("{count}", &listed.len().to_string())
-            .replace("{quiet}", &quiet.join(" OR "))
+            .replace("{each_quiet}", &join(quiet, " OR "))
     }
 }
 
 /// A name as a literal that can be nothing else.
 fn literal(name: &str) -> String {
-    let hex: String = name.bytes().map(|byte| format!("{byte:02x}")).collect();
-    format!("_utf8mb4 x'{hex}'")
+    let hex = name.bytes().map(|byte| format!("{byte:02x}"));
+    format!("_utf8mb4 x'{}'", join(hex, ""))
+}
+
+fn join(parts: impl Iterator<Item = String>, separator: &str) -> String {
+    parts.collect::<Vec<_>>().join(separator)
 }
 
 /// A file's statement without its comments.
 pub(crate) fn strip(sql: &str) -> String {
-    let lines = sql
-        .lines()
-        .filter(|line| !line.trim_start().starts_with("--"));
-    lines.collect::<Vec<_>>().join("\n").trim().to_owned()
+    let lines = sql.lines().map(str::to_owned);
+    let code = lines.filter(|line| !line.trim_start().starts_with("--"));
+    join(code, "\n").trim().to_owned()
 }
 
 #[cfg(test)]
@@ -337,7 +312,7 @@ mod tests {
             Token::new(123_456_789_012, 2),
         );
         let listed = [("a'b".into(), vec![one, two]), ("ü".into(), vec![one])];
-        let listed: BTreeMap<Arc<str>, _> = listed.into();
+        let listed = Listed::from(listed);
         let wait = statements.wait(123_456_789_012, &listed);
         assert!(wait.contains("mutex = _utf8mb4 x'612762'"), "{wait}");
         assert!(wait.contains("IN ('123456789012000001', '123456789012000002')"));
@@ -346,10 +321,6 @@ mod tests {
             &statements.acquire,
             &statements.renew,
             &statements.release,
-            &statements.release_any,
-            &statements.revoke,
-            &statements.pass_on,
-            &statements.pass_on_from_dead,
             &statements.register,
             &statements.unregister,
             &statements.look,
@@ -357,19 +328,11 @@ mod tests {
             &statements.record_run,
             &statements.list,
             &wait,
-            &statements.look_many(&["ü".into()]),
+            &statements.look_many(&listed),
         ] {
             assert!(!sql.contains(['{', '}']) && !sql.contains("--"), "{sql}");
         }
         let create = Table::new("other", false).unwrap().create_statement();
         assert!(create.starts_with("CREATE TABLE IF NOT EXISTS `other`"));
-    }
-
-    #[test]
-    fn sql_says_what_constants_say() {
-        let claim = crate::backend::CLAIM_TIME.as_millis().to_string();
-        assert!(FRAGMENTS.contains(&("{claim}", claim.as_str())));
-        let register = Statements::new("t").register;
-        assert!(register.contains(&format!("LENGTH(waiters) <= {ROOM}")));
     }
 }

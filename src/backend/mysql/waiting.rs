@@ -16,7 +16,8 @@
 //! - A busy place (woken, or talking to the server) is in no WAIT: its row may be its to take, and WAIT would end at
 //!   once, again and again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +25,8 @@ use mysql::prelude::Queryable;
 use parking_lot::{Condvar, Mutex};
 
 use super::connection::Connection;
-use super::error::RequestError;
 use super::rows::{Call, Rows, Whose};
+use super::table::Listed;
 use super::token::Token;
 use crate::backend::{Contender, Purpose, Wakeups};
 use crate::clock::Moment;
@@ -34,7 +35,7 @@ use crate::parker::Unparker;
 use crate::pool::Lane;
 use crate::thread::{self, Thread};
 
-/// How often idle connections are used, so that a dead one is noticed.
+/// How often an idle connection is used, so that a dead one is noticed.
 const BEAT: Duration = Duration::from_secs(3);
 
 /// The shortest and the longest pause before the connections are opened again.
@@ -61,14 +62,16 @@ pub(super) struct Waiting {
 #[derive(Default)]
 struct State {
     wakeups: Wakeups,
+    /// Of every contender whose token may stand in a row.
     places: BTreeMap<Token, Place>,
+    left: Vec<Left>,
     /// The number of the last token.
     number: u64,
-    /// A WAIT is under way, for the places that are `listed`.
-    in_wait: bool,
-    /// A contender pokes the WAIT under way.
+    /// The tokens that the WAIT under way knows.
+    known: Option<BTreeSet<Token>>,
+    /// A contender pokes that WAIT.
     poked: bool,
-    /// Started with the first wait.
+    /// Started by the first contender that waits.
     thread: Option<Thread>,
     stopped: bool,
 }
@@ -77,45 +80,36 @@ struct State {
 struct Place {
     mutex: Arc<str>,
     unparker: Unparker,
-    doing: Doing,
-    /// The WAIT under way knows it.
-    listed: bool,
+    /// Neither woken nor talking to the server.
+    asleep: bool,
     /// A service, which is told when the owner changes.
     leads: bool,
     /// The fence that it saw last.
     fence: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Doing {
-    /// Woken, or talking to the server.
-    Busy,
-    Asleep,
-    /// Its contender is gone. The token is to be withdrawn, not before then; until that, another contender may take
-    /// the place over.
-    Left(Moment),
+/// A token whose contender is gone. Another contender for the mutex may take it over, until it is withdrawn.
+struct Left {
+    token: Token,
+    mutex: Arc<str>,
+    /// Not withdrawn before then.
+    at: Moment,
 }
-
-/// The tokens that a WAIT is for.
-type Listed = BTreeMap<Arc<str>, Vec<Token>>;
 
 /// A row, as a look at many reads it: name, tokens, fence, whether the lease or hand-over is over, and the claim time
 /// after it too.
 type Seen = (String, String, u64, bool, bool);
 
 impl Waiting {
-    pub(super) fn new(rows: Arc<Rows>, wakeups: bool) -> Waiting {
-        let wakeups = match wakeups {
-            true => Wakeups::Untried,
-            false => Wakeups::Polling("wakeups=off".into()),
+    pub(super) fn new(rows: Arc<Rows>, wakeups: Wakeups) -> Waiting {
+        let state = State {
+            wakeups,
+            ..State::default()
         };
         Waiting {
             process: rand::random_range(100_000_000_000..1_000_000_000_000),
             rows,
-            state: Mutex::new(State {
-                wakeups,
-                ..State::default()
-            }),
+            state: Mutex::new(state),
             changed: Condvar::new(),
         }
     }
@@ -127,115 +121,105 @@ impl Waiting {
 
     // The contender's side.
 
-    /// Takes over the place that another contender for the mutex has left.
-    pub(super) fn take_over(&self, who: &Contender, unparker: &Unparker) -> Option<Token> {
+    /// Takes over the token that another contender for the mutex has left, if there is one.
+    pub(super) fn take_over(&self, who: &Contender, unparker: &Unparker) -> Token {
         let mut state = self.state.lock();
-        let is_left = |place: &Place| matches!(place.doing, Doing::Left(_));
-        let mut places = state.places.iter_mut();
-        let (token, place) =
-            places.find(|(_, place)| is_left(place) && place.mutex == who.mutex)?;
-        place.unparker = unparker.clone();
-        place.doing = Doing::Busy;
-        place.leads = who.purpose == Purpose::Lead;
-        Some(*token)
+        let left = state.left.iter().position(|it| it.mutex == who.mutex);
+        left.map_or(Token::NONE, |left| {
+            let token = state.left.swap_remove(left).token;
+            state.places.insert(token, Place::new(who, unparker));
+            token
+        })
     }
 
-    /// Takes a place, if `token` has none, and starts the thread with the first. The place is busy until
-    /// [`sleeps`](Waiting::sleeps). Returns `true` if the contender will be woken.
-    pub(super) fn join(
-        self: &Arc<Waiting>,
-        token: &mut Token,
-        who: &Contender,
-        unparker: &Unparker,
-    ) -> bool {
+    /// Starts the thread, with the first contender that waits.
+    pub(super) fn start(self: &Arc<Waiting>) {
         let mut state = self.state.lock();
-        if *token == Token::NONE {
-            if state.places.len() >= MAX_PLACES {
-                return false;
-            }
-            // A number that is in use is not given out again.
-            while *token == Token::NONE || state.places.contains_key(token) {
-                state.number += 1;
-                *token = Token::new(self.process, state.number);
-            }
-            let place = Place {
-                mutex: Arc::clone(&who.mutex),
-                unparker: unparker.clone(),
-                doing: Doing::Busy,
-                listed: false,
-                leads: who.purpose == Purpose::Lead,
-                fence: 0,
-            };
-            state.places.insert(*token, place);
-        } else if let Some(place) = state.places.get_mut(token) {
-            place.doing = Doing::Busy;
-        }
-        if state.wakeups == Wakeups::Untried && state.thread.is_none() && !state.stopped {
+        if state.thread.is_none() {
             let waiting = Arc::clone(self);
             match thread::start("contend-mysql-wait", move || waiting.run()) {
                 Ok(thread) => state.thread = Some(thread),
                 Err(error) => state.wakeups = Wakeups::Polling(error.to_string().into()),
             }
         }
-        state.wakeups == Wakeups::Working
     }
 
-    /// The contender sleeps from here on. Returns `true` if the WAIT under way does not know it: the caller then
-    /// [pokes](Waiting::poke).
-    pub(super) fn sleeps(&self, token: Token, fence: u64) -> bool {
+    /// Takes a place, for a contender that is going to register. [`Token::NONE`]: it will not be woken.
+    pub(super) fn join(&self, who: &Contender, unparker: &Unparker) -> Token {
         let mut state = self.state.lock();
-        let in_wait = state.in_wait;
-        let Some(place) = state.places.get_mut(&token) else {
-            return false;
-        };
-        (place.doing, place.fence) = (Doing::Asleep, fence);
-        let unseen = in_wait && !place.listed;
-        state.poked |= unseen;
-        self.changed.notify_all();
-        unseen
-    }
-
-    /// Ends the WAIT under way.
-    pub(super) fn poke(&self, call: &mut Call<'_>) {
-        call.kill(self.process);
-    }
-
-    /// Gives up a place whose token may stand in the row. Returns `true` if the caller has to withdraw it; the place
-    /// stays until then.
-    pub(super) fn leave(&self, token: Token) -> bool {
-        let mut state = self.state.lock();
-        let in_wait = state.in_wait;
-        let Some(place) = state.places.get_mut(&token) else {
-            return false;
-        };
-        // A KILL for it reaches the thread.
-        let is_known = place.doing == Doing::Asleep && (place.listed || !in_wait);
-        if is_known {
-            place.doing = Doing::Left(Moment::now());
-            self.changed.notify_all();
+        if state.wakeups != Wakeups::Working || state.places.len() >= MAX_PLACES {
+            return Token::NONE;
         }
-        !is_known
+        // A number that is in use is not given out again.
+        let mut token = Token::NONE;
+        while token == Token::NONE || state.is_in_use(token) {
+            state.number += 1;
+            token = Token::new(self.process, state.number);
+        }
+        state.places.insert(token, Place::new(who, unparker));
+        token
+    }
+
+    /// The contender sleeps from here on. Returns `true` if it poked, because the WAIT under way does not know it.
+    pub(super) fn sleeps(&self, call: &mut Call<'_>, token: Token, fence: u64) -> bool {
+        {
+            let mut state = self.state.lock();
+            if let Some(place) = state.places.get_mut(&token) {
+                (place.asleep, place.fence) = (true, fence);
+            }
+            self.changed.notify_all();
+            if state.is_known(token) {
+                return false;
+            }
+            state.poked = true;
+        }
+        call.kill(self.process);
+        true
+    }
+
+    /// Leaves the queue.
+    pub(super) fn withdraw(&self, token: Token, by: Moment) -> Result<()> {
+        let mutex = {
+            let mut state = self.state.lock();
+            let Some(place) = state.places.get(&token) else {
+                return Ok(());
+            };
+            if place.asleep && state.is_known(token) {
+                // A KILL for it reaches the thread.
+                state.leave(token);
+                self.changed.notify_all();
+                return Ok(());
+            }
+            Arc::clone(&place.mutex)
+        };
+        let call = self.rows.call(Lane::Other, by);
+        let withdrawn = call.and_then(|call| self.take_out(call, &mutex, token));
+        match withdrawn {
+            Ok(()) => self.forget(token),
+            Err(_) => self.leave(token),
+        }
+        withdrawn
     }
 
     /// Has the thread withdraw a token when it can.
-    pub(super) fn leave_to_thread(&self, token: Token) {
-        if let Some(place) = self.state.lock().places.get_mut(&token) {
-            place.doing = Doing::Left(Moment::now());
+    pub(super) fn leave(&self, token: Token) {
+        if token != Token::NONE {
+            self.state.lock().leave(token);
+            self.changed.notify_all();
         }
-        self.changed.notify_all();
     }
 
-    /// Gives up a place whose token does not stand in the row.
-    pub(super) fn remove(&self, token: Token) {
+    /// Gives up a token that does not stand in the row.
+    pub(super) fn forget(&self, token: Token) {
         self.state.lock().places.remove(&token);
     }
 
     /// Takes a token out of the row. What was handed over to it is passed on.
-    pub(super) fn withdraw(&self, call: &mut Call<'_>, mutex: &str, token: Token) -> Result<()> {
+    fn take_out(&self, mut call: Call<'_>, mutex: &str, token: Token) -> Result<()> {
         if !call.unregister(mutex, token)?
-            && let Some(next) = call.release(mutex, Whose::Handed(token))?
+            && let Some(next) = call.release(mutex, Whose::Handed(token, false))?
         {
-            self.wake(call, mutex, next);
+            self.wake(&mut call, mutex, next);
         }
         Ok(())
     }
@@ -244,17 +228,14 @@ impl Waiting {
     pub(super) fn wake(&self, call: &mut Call<'_>, mutex: &str, mut token: Token) {
         for _ in 0..MAX_DEAD {
             let is_ours = token.process() == self.process;
-            if token == Token::NONE || (is_ours && self.tell(token)) {
-                return;
-            }
-            if !is_ours && call.kill(token.process()) {
-                return;
-            }
-            let whose = match is_ours {
-                true => Whose::Handed(token),
-                false => Whose::Dead(token),
+            let is_awake = match is_ours {
+                true => self.tell(token),
+                false => token == Token::NONE || call.kill(token.process()),
             };
-            match call.expect_time().and_then(|()| call.release(mutex, whose)) {
+            if is_awake || call.expect_time().is_err() {
+                return;
+            }
+            match call.release(mutex, Whose::Handed(token, !is_ours)) {
                 Ok(Some(next)) => token = next,
                 _ => return,
             }
@@ -264,8 +245,7 @@ impl Waiting {
     /// Wakes a contender of this process. Returns `false` if it is gone.
     fn tell(&self, token: Token) -> bool {
         let mut state = self.state.lock();
-        let place = state.places.get_mut(&token);
-        place.is_some_and(Place::tell)
+        state.places.get_mut(&token).map(Place::tell).is_some()
     }
 
     /// Ends the wait and the thread.
@@ -277,28 +257,33 @@ impl Waiting {
         };
         self.changed.notify_all();
         let Some(mut thread) = thread else { return };
-        if let Some(mut connection) = self.rows.pool.try_checkout(Lane::Owner) {
-            let by = Moment::now() + Duration::from_millis(200);
-            self.poke(&mut self.rows.on(&mut connection, by));
+        let by = Moment::now() + Duration::from_millis(200);
+        if let Ok(mut call) = self.rows.call(Lane::Owner, by) {
+            call.kill(self.process);
         }
         thread.join(Moment::now() + Duration::from_millis(700));
     }
 
     // The thread's side.
 
+    /// The limit of a request of the thread, and of a wait for a connection before it.
+    fn soon(&self) -> Moment {
+        Moment::now() + self.rows.request_limit() * 2
+    }
+
     fn run(&self) {
-        let _ended = Ended(self);
-        let server = &self.rows.pool.connector().server;
         let mut pause = PAUSES.0;
         loop {
-            let served = self.open().and_then(|(waiter, blocker)| {
-                pause = PAUSES.0;
-                self.set_wakeups(Wakeups::Working);
-                self.serve(waiter, blocker)
-            });
-            let Err(error) = served else { return };
-            if self.set_wakeups(Wakeups::Polling(error.to_string().into())) {
+            let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
+            let panicked = || Err(Error::new(ErrorKind::Panicked, "waiting panicked"));
+            let Err(error) = served.unwrap_or_else(|_| panicked()) else {
+                return;
+            };
+            let before = self.set_wakeups(Wakeups::Polling(error.to_string().into()));
+            if !matches!(before, Wakeups::Polling(_)) {
+                let server = &self.rows.pool.connector().server;
                 log::warn!("{server}: contenders poll until this is over: {error}");
+                pause = PAUSES.0;
             }
             let mut state = self.state.lock();
             if !state.stopped {
@@ -311,72 +296,89 @@ impl Waiting {
         }
     }
 
+    /// Waits for all contenders, until it is stopped or a connection breaks.
+    fn serve(&self) -> Result<()> {
+        let (mut waiter, mut blocker) = self.open()?;
+        self.set_wakeups(Wakeups::Working);
+        while !self.state.lock().stopped {
+            self.withdraw_left();
+            for connection in [&mut waiter, &mut blocker] {
+                if Moment::now() - connection.sent() >= BEAT {
+                    connection.run(Moment::FAR, |conn| conn.query_drop("DO 1"))?;
+                }
+            }
+            let Some(listed) = self.begin_wait() else {
+                continue;
+            };
+            let killed = self.wait(&mut waiter, &listed);
+            let poked = {
+                let mut state = self.state.lock();
+                state.known = None;
+                state.poked
+            };
+            let mut tokens = listed.values().flatten();
+            match (killed?, tokens.next(), tokens.next()) {
+                // By another process, and there is only one place that it can be for.
+                (true, Some(token), None) if !poked => drop(self.tell(*token)),
+                _ => self.look_many(&mut waiter, &listed)?,
+            }
+        }
+        Ok(())
+    }
+
     /// Opens both connections, after the pool has reached the server: it knows how often one may knock.
     fn open(&self) -> Result<(Connection, Connection)> {
-        let soon = || Moment::now() + self.rows.request_limit() * 2;
-        let wakeups_off = self.rows.call(Lane::Other, soon(), |call| {
-            call.ping()?;
-            call.check()
-        })?;
-        if let Some(why) = wakeups_off {
+        let call = || self.rows.call(Lane::Other, self.soon());
+        call()?.look("")?;
+        if let Some(why) = call()?.wakeups_off {
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
-        let connector = self.rows.pool.connector();
-        let mut blocker = connector.open_for_waiting()?;
-        hold(&mut blocker, &format!("contend:wait:{}", self.process))?;
-        let mut waiter = connector.open_for_waiting()?;
-        let name = format!("contend:{}", self.process);
-        hold(&mut waiter, &name)?;
-        let seen: Option<Option<u64>> = self.rows.call(Lane::Other, soon(), |call| {
-            call.ask(|conn| conn.query_first(format!("SELECT IS_USED_LOCK('{name}')")))
-        })?;
-        if seen.flatten().is_none() {
+        let blocker = self.hold(&format!("contend:wait:{}", self.process))?;
+        let waiter = self.hold(&format!("contend:{}", self.process))?;
+        if !call()?.kill(self.process) {
             let why = "one connection does not see what another has locked; is there a proxy?";
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         Ok((waiter, blocker))
     }
 
-    fn serve(&self, mut waiter: Connection, mut blocker: Connection) -> Result<()> {
-        let mut beat = Moment::now();
-        while !self.state.lock().stopped {
-            self.withdraw_left(&mut blocker)?;
-            if Moment::now() - beat >= BEAT {
-                beat = Moment::now();
-                ask(&mut blocker, "DO 1")?;
-                ask(&mut waiter, "DO 1")?;
-            }
-            let Some(listed) = self.begin_wait() else {
-                continue;
-            };
-            let killed = self.wait(&mut waiter, &listed);
-            let poked = self.end_wait();
-            let mut tokens = listed.values().flatten();
-            match (killed?, tokens.next(), tokens.next()) {
-                // By another process, and there is only one place that it can be for.
-                (true, Some(token), None) if !poked => drop(self.tell(*token)),
-                _ => self.look_many(&mut waiter)?,
+    /// Opens a connection that holds a named lock. A half-open connection of this process that still holds it is ended:
+    /// by the name, never by its number, which another connection may have by now.
+    fn hold(&self, name: &str) -> Result<Connection> {
+        let mut connection = self.rows.pool.connector().open_for_waiting()?;
+        let sql = format!("KILL CONNECTION IS_USED_LOCK('{name}')");
+        // Refused where there is none.
+        drop(connection.run(Moment::FAR, |conn| conn.query_drop(sql)));
+        let sql = format!("SELECT GET_LOCK('{name}', 1)");
+        let held: Option<Option<i64>> =
+            connection.run(Moment::FAR, |conn| conn.query_first(sql))?;
+        match held.flatten() {
+            Some(1) => Ok(connection),
+            _ => {
+                let message = "another connection holds the named lock that wakes this process";
+                Err(Error::new(ErrorKind::Unavailable, message))
             }
         }
-        Ok(())
     }
 
     /// Withdraws the tokens of contenders that have left.
-    fn withdraw_left(&self, blocker: &mut Connection) -> Result<()> {
+    fn withdraw_left(&self) {
         loop {
-            let left = self.state.lock().take_left();
-            let Some((token, mut place)) = left else {
-                return Ok(());
+            // Taken out, so that no contender takes it over any more.
+            let left = {
+                let mut state = self.state.lock();
+                let left = state.next_left();
+                left.map(|left| state.left.swap_remove(left))
             };
-            let by = Moment::now() + blocker.patience();
-            let call = &mut self.rows.on(blocker, by);
-            if let Err(error) = self.withdraw(call, &place.mutex, token) {
+            let Some(Left { token, mutex, .. }) = left else {
+                return;
+            };
+            let call = self.rows.call(Lane::Owner, self.soon());
+            let taken_out = call.and_then(|call| self.take_out(call, &mutex, token));
+            if taken_out.is_err() {
                 // Perhaps an operator has locked the row.
-                place.doing = Doing::Left(Moment::now() + LOCKED_ROW);
-                self.state.lock().places.insert(token, place);
-                if blocker.is_poisoned() {
-                    return Err(error);
-                }
+                let at = Moment::now() + LOCKED_ROW;
+                self.state.lock().left.push(Left { token, mutex, at });
             }
         }
     }
@@ -384,13 +386,12 @@ impl Waiting {
     /// Returns what to wait for. `None`: after a pause there may be something to do.
     fn begin_wait(&self) -> Option<Listed> {
         let mut state = self.state.lock();
-        if state.stopped || state.left().is_some() {
+        if state.stopped || state.next_left().is_some() {
             return None;
         }
         let mut listed = Listed::new();
-        for (token, place) in &mut state.places {
-            if place.doing == Doing::Asleep {
-                place.listed = true;
+        for (token, place) in &state.places {
+            if place.asleep {
                 let tokens = listed.entry(Arc::clone(&place.mutex)).or_default();
                 tokens.push(*token);
             }
@@ -399,7 +400,8 @@ impl Waiting {
             self.changed.wait_for(&mut state, BEAT);
             return None;
         }
-        (state.in_wait, state.poked) = (true, false);
+        state.known = Some(listed.values().flatten().copied().collect());
+        state.poked = false;
         Some(listed)
     }
 
@@ -419,26 +421,9 @@ impl Waiting {
         }
     }
 
-    /// Returns whether a contender poked.
-    fn end_wait(&self) -> bool {
-        let mut state = self.state.lock();
-        state.in_wait = false;
-        let places = state.places.values_mut();
-        places.for_each(|place| place.listed = false);
-        state.poked
-    }
-
-    /// Wakes every contender that has something to do.
-    fn look_many(&self, waiter: &mut Connection) -> Result<()> {
-        let mutexes: Vec<Arc<str>> = {
-            let state = self.state.lock();
-            let asleep = state.places.values().filter(|it| it.doing == Doing::Asleep);
-            asleep.map(|place| Arc::clone(&place.mutex)).collect()
-        };
-        if mutexes.is_empty() {
-            return Ok(());
-        }
-        let sql = self.rows.table.sql.look_many(&mutexes);
+    /// Wakes those that were waited for and have something to do.
+    fn look_many(&self, waiter: &mut Connection, listed: &Listed) -> Result<()> {
+        let sql = self.rows.table.sql.look_many(listed);
         let rows: Vec<Seen> = match waiter.run(Moment::FAR, |conn| conn.query(sql)) {
             Ok(rows) => rows,
             Err(error) if error.is_poison() => return Err(error.into()),
@@ -449,52 +434,64 @@ impl Waiting {
         for (token, place) in &mut state.places {
             let row = rows.iter().find(|(mutex, ..)| **mutex == *place.mutex);
             let is_due = row.is_none_or(|row| place.is_due(*token, row));
-            if place.doing == Doing::Asleep && mutexes.contains(&place.mutex) && is_due {
+            if place.asleep && listed.contains_key(&place.mutex) && is_due {
                 place.tell();
             }
         }
         Ok(())
     }
 
-    /// Says how contenders learn of a release, and has all of them look: they missed what happened. Returns `true` if
-    /// that changed.
-    fn set_wakeups(&self, wakeups: Wakeups) -> bool {
+    /// Says how contenders learn of a release, and has all of them look: they missed what happened. Returns what was
+    /// said before.
+    fn set_wakeups(&self, wakeups: Wakeups) -> Wakeups {
         let mut state = self.state.lock();
-        let before = std::mem::replace(&mut state.wakeups, wakeups);
         for place in state.places.values_mut() {
             place.tell();
         }
-        before != state.wakeups
+        std::mem::replace(&mut state.wakeups, wakeups)
     }
 }
 
 impl State {
-    /// A token to be withdrawn now.
-    fn left(&self) -> Option<Token> {
-        let now = Moment::now();
-        let is_left = |place: &Place| matches!(place.doing, Doing::Left(at) if at <= now);
-        let mut places = self.places.iter();
-        places
-            .find(|(_, place)| is_left(place))
-            .map(|(token, _)| *token)
+    /// Returns `false` if the WAIT under way does not know the token.
+    fn is_known(&self, token: Token) -> bool {
+        let known = self.known.as_ref();
+        known.is_none_or(|known| known.contains(&token))
     }
 
-    /// Takes its place out, so that no contender takes it over any more.
-    fn take_left(&mut self) -> Option<(Token, Place)> {
-        let token = self.left()?;
-        self.places.remove_entry(&token)
+    /// Returns `true` if a new contender cannot have the token.
+    fn is_in_use(&self, token: Token) -> bool {
+        self.places.contains_key(&token) || self.left.iter().any(|left| left.token == token)
+    }
+
+    fn leave(&mut self, token: Token) {
+        if let Some(Place { mutex, .. }) = self.places.remove(&token) {
+            let at = Moment::now();
+            self.left.push(Left { token, mutex, at });
+        }
+    }
+
+    /// Which token is to be withdrawn now.
+    fn next_left(&self) -> Option<usize> {
+        let now = Moment::now();
+        self.left.iter().position(|left| left.at <= now)
     }
 }
 
 impl Place {
-    /// Wakes the contender. Returns `false` if it has left.
-    fn tell(&mut self) -> bool {
-        if matches!(self.doing, Doing::Left(_)) {
-            return false;
+    fn new(who: &Contender, unparker: &Unparker) -> Place {
+        Place {
+            mutex: Arc::clone(&who.mutex),
+            unparker: unparker.clone(),
+            asleep: false,
+            leads: who.purpose == Purpose::Lead,
+            fence: 0,
         }
-        self.doing = Doing::Busy;
+    }
+
+    fn tell(&mut self) {
+        self.asleep = false;
         self.unparker.unpark();
-        true
     }
 
     /// Whether a contender that sleeps under `token` has something to do: what `sql/mutex-wait.sql` calls not quiet.
@@ -503,39 +500,5 @@ impl Place {
         let is_gone = !waiters.contains(&token);
         let may_take = *over && (waiters.starts_with(&token) || *unclaimed);
         is_gone || may_take || (self.leads && *fence != self.fence)
-    }
-}
-
-/// Says that contenders poll once the thread is over, even if it panicked.
-struct Ended<'a>(&'a Waiting);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        let why = "the thread that waits for wake-ups is over";
-        self.0.set_wakeups(Wakeups::Polling(why.into()));
-    }
-}
-
-/// Acquires a named lock. A half-open connection of this process that still holds it is ended: by the name, never by its
-/// number, which another connection may have by now.
-fn hold(connection: &mut Connection, name: &str) -> Result<()> {
-    ask(
-        connection,
-        &format!("KILL CONNECTION IS_USED_LOCK('{name}')"),
-    )?;
-    let sql = format!("SELECT GET_LOCK('{name}', 1)");
-    let held: Option<Option<i64>> = connection.run(Moment::FAR, |conn| conn.query_first(sql))?;
-    if held.flatten() != Some(1) {
-        let message = "another connection holds the named lock that wakes this process";
-        return Err(Error::new(ErrorKind::Unavailable, message));
-    }
-    Ok(())
-}
-
-/// Makes a request that the server may refuse.
-fn ask(connection: &mut Connection, sql: &str) -> Result<(), RequestError> {
-    match connection.run(Moment::FAR, |conn| conn.query_drop(sql)) {
-        Err(error) if error.is_poison() => Err(error),
-        _ => Ok(()),
     }
 }

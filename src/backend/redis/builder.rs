@@ -1,12 +1,13 @@
 //! How a factory on Redis is set up, by hand or by URL.
 
-use std::path::Path;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use super::cluster::Cluster;
-use super::connection::{Address, Connector, Login, Target};
+use super::connection::{Address, Connector, Target};
 use super::script::{Scripts, ms};
 use super::sentinel::Sentinels;
 use super::server::{Deployment, Server, ServerSettings};
@@ -17,37 +18,22 @@ use crate::factory::Factory;
 use crate::lease::Lease;
 use crate::pool;
 use crate::probe::Probed;
-use crate::tls::{Tls, tls_setters};
-use crate::url::{Url, address};
+use crate::tls::Tls;
+use crate::url::{Login, Url, address, addresses, ensure, host_list, options, setters};
 
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-const PARAMETERS: &[&str] = &[
-    "ttl",
-    "transition",
-    "initial_delay",
-    "prefix",
-    "pool_size",
-    "connect_timeout",
-    "tls",
-    "tls_ca",
-    "tls_cert",
-    "tls_key",
-    "socket",
-    "sentinel_user",
-    "sentinel_password",
-    "simba",
-    "replicas",
-];
+const NO_HOST: &str = "a redis URL names a host: redis://host:6379, redis+cluster://host1,host2";
+const NOT_ONE: &str = "a unix socket is one server's: redis:///0?socket=/path/of/its.sock";
+const NO_MASTER: &str = "a redis+sentinel URL names the master: redis+sentinel://host/mymaster";
 
 /// Builds a factory on Redis. Its `Debug` output shows no password.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use]
 pub struct Builder {
     /// Read at once, complained about by `build`.
     at: Result<At>,
-    tls: Tls,
     login: Login,
     sentinel_login: Login,
     database: u32,
@@ -57,6 +43,7 @@ pub struct Builder {
     initial_delay: Duration,
     pool_size: u32,
     connect_timeout: Duration,
+    tls: Tls,
     simba: bool,
     replicas: u32,
 }
@@ -65,8 +52,8 @@ pub struct Builder {
 #[derive(Clone, Debug)]
 enum At {
     One(Address),
-    Cluster(Vec<Address>),
-    Sentinel(Vec<Address>, String),
+    Cluster(Vec<(String, u16)>),
+    Sentinel(Vec<(String, u16)>, String),
 }
 
 impl Builder {
@@ -102,7 +89,6 @@ impl Builder {
     fn at(at: Result<At>) -> Builder {
         Builder {
             at,
-            tls: Tls::default(),
             login: Login::default(),
             sentinel_login: Login::default(),
             database: 0,
@@ -112,108 +98,85 @@ impl Builder {
             initial_delay: Duration::ZERO,
             pool_size: 8,
             connect_timeout: Duration::from_secs(2),
+            tls: Tls::default(),
             simba: false,
             replicas: 0,
         }
     }
 
-    tls_setters!(tls);
+    setters! {
+        /// Sets the ACL user. Defaults to the server's `default` user.
+        fn user(user: impl Into<String>) { self.login.user = Some(user.into()) }
 
-    /// Sets the ACL user. Defaults to the server's `default` user.
-    pub fn user(mut self, user: impl Into<String>) -> Builder {
-        self.login.set_user(user.into());
-        self
+        /// Sets the password. Defaults to none.
+        fn password(password: impl Into<String>) { self.login.password = Some(password.into()) }
+
+        /// Sets the number of the database; a cluster has only database 0. Defaults to 0.
+        fn database(database: u32) { self.database = database }
+
+        /// Sets a function that returns user (empty for the default one) and password, for passwords that
+        /// rotate. It is called by the factory's threads whenever a connection is opened; if it panics, that
+        /// connection is not opened, and the next one calls it again. Defaults to the fixed user and password.
+        fn credentials(ask: impl Fn() -> (String, String) + Send + Sync + 'static) {
+            self.login.ask = Some(Arc::new(ask))
+        }
     }
 
-    /// Sets the password. Defaults to none.
-    pub fn password(mut self, password: impl Into<String>) -> Builder {
-        self.login.set_password(password.into());
-        self
-    }
+    options! {
+        /// Sets how long an owner may believe that it owns without a renewal. Defaults to 10 s.
+        fn ttl(ttl: Duration) { self.ttl = ttl }
 
-    /// Sets a function that returns user (empty for the default one) and password, for passwords that
-    /// rotate. It is called by the factory's threads whenever a connection is opened; if it panics, that
-    /// connection is not opened, and the next one calls it again. Defaults to the fixed user and password.
-    pub fn credentials(
-        mut self,
-        ask: impl Fn() -> (String, String) + Send + Sync + 'static,
-    ) -> Builder {
-        self.login = Login::Asked(Arc::new(ask));
-        self
-    }
+        /// Sets how long after the ttl no other contender can own: the time to wind down work. Defaults to 6 s.
+        fn transition(transition: Duration) { self.transition = transition }
 
-    /// Sets the user to log in to sentinels as. Defaults to none.
-    pub fn sentinel_user(mut self, user: impl Into<String>) -> Builder {
-        self.sentinel_login.set_user(user.into());
-        self
-    }
+        /// Sets the delay before a service's first attempt. Defaults to zero.
+        fn initial_delay(initial_delay: Duration) { self.initial_delay = initial_delay }
 
-    /// Sets the password to log in to sentinels with. Defaults to none.
-    pub fn sentinel_password(mut self, password: impl Into<String>) -> Builder {
-        self.sentinel_login.set_password(password.into());
-        self
-    }
+        /// Sets the prefix of all keys and channels. Defaults to `simba`, as in Simba.
+        fn prefix(prefix: impl Into<String>) { self.prefix = prefix.into() }
 
-    /// Sets the number of the database; a cluster has only database 0. Defaults to 0.
-    pub fn database(mut self, database: u32) -> Builder {
-        self.database = database;
-        self
-    }
+        /// Sets the maximum number of connections for commands, for each master of a cluster; a quarter of
+        /// them, at least one, is reserved for owners. One more is for messages. Defaults to 8.
+        fn pool_size(size: u32) { self.pool_size = size }
 
-    /// Sets the prefix of all keys and channels. Defaults to `simba`, as in Simba.
-    pub fn prefix(mut self, prefix: impl Into<String>) -> Builder {
-        self.prefix = prefix.into();
-        self
-    }
+        /// Sets how long opening a connection may take. It happens in the background: no call waits longer
+        /// than its lease allows. Defaults to 2 s.
+        fn connect_timeout(timeout: Duration) { self.connect_timeout = timeout }
 
-    /// Sets how long an owner may believe that it owns without a renewal. Defaults to 10 s.
-    pub fn ttl(mut self, ttl: Duration) -> Builder {
-        self.ttl = ttl;
-        self
-    }
+        /// Sets whether connections are encrypted and the server's certificate and host name are checked;
+        /// needs the Cargo feature `tls`. Defaults to `false`.
+        fn tls(tls: bool) { self.tls.on = tls }
 
-    /// Sets how long after the ttl no other contender can own: the time to wind down work. Defaults to 6 s.
-    pub fn transition(mut self, transition: Duration) -> Builder {
-        self.transition = transition;
-        self
-    }
+        /// Sets the PEM file with the certificates of the authorities to trust. Defaults to those that the
+        /// system trusts.
+        fn tls_ca(file: impl Into<PathBuf>) { self.tls.ca = Some(file.into()) }
 
-    /// Sets the delay before a service's first attempt. Defaults to zero.
-    pub fn initial_delay(mut self, initial_delay: Duration) -> Builder {
-        self.initial_delay = initial_delay;
-        self
-    }
+        /// Sets the PEM file with the client's certificate chain, for servers that ask for one. Needs
+        /// [`tls_key`](Builder::tls_key). Defaults to none.
+        fn tls_cert(file: impl Into<PathBuf>) { self.tls.cert = Some(file.into()) }
 
-    /// Sets the maximum number of connections for commands, for each master of a cluster; a quarter of
-    /// them, at least one, is reserved for owners. One more is for messages. Defaults to 8.
-    pub fn pool_size(mut self, size: u32) -> Builder {
-        self.pool_size = size;
-        self
-    }
+        /// Sets the PEM file with the key of the client's certificate. Defaults to none.
+        fn tls_key(file: impl Into<PathBuf>) { self.tls.key = Some(file.into()) }
 
-    /// Sets how long opening a connection may take. It happens in the background: no call waits longer
-    /// than its lease allows. Defaults to 2 s.
-    pub fn connect_timeout(mut self, timeout: Duration) -> Builder {
-        self.connect_timeout = timeout;
-        self
-    }
+        /// Sets the user to log in to sentinels as. Defaults to none.
+        fn sentinel_user(user: impl Into<String>) { self.sentinel_login.user = Some(user.into()) }
 
-    /// Sets whether Simba contenders of version 3.2 or later share the mutexes. If so, the last fence never
-    /// expires, because Simba 4 would count from 1 again. And every 8th release is left to contenders that do
-    /// not queue: they would get nothing while those of this library wait. Mutual exclusion holds without it.
-    /// Defaults to `false`.
-    pub fn simba(mut self, simba: bool) -> Builder {
-        self.simba = simba;
-        self
-    }
+        /// Sets the password to log in to sentinels with. Defaults to none.
+        fn sentinel_password(password: impl Into<String>) {
+            self.sentinel_login.password = Some(password.into())
+        }
 
-    /// Sets how many replicas must have a grant before it counts. After each grant the server is asked with `WAIT`, in
-    /// the time of the same request; with fewer acknowledgements the grant is released, counts as a refusal, and a
-    /// warning is logged. This narrows the window in which a failover loses a grant; it does not close it, as another
-    /// replica may be promoted. Defaults to 0, which asks nothing.
-    pub fn replicas(mut self, replicas: u32) -> Builder {
-        self.replicas = replicas;
-        self
+        /// Sets whether Simba contenders of version 3.2 or later share the mutexes. If so, the last fence never
+        /// expires, because Simba 4 would count from 1 again. And every 8th release is left to contenders that do
+        /// not queue: they would get nothing while those of this library wait. Mutual exclusion holds without it.
+        /// Defaults to `false`.
+        fn simba(simba: bool) { self.simba = simba }
+
+        /// Sets how many replicas must have a grant before it counts. After each grant the server is asked with
+        /// `WAIT`, in the time of the same request; with fewer acknowledgements the grant is released, counts as a
+        /// refusal, and a warning is logged. This narrows the window in which a failover loses a grant; it does not
+        /// close it, as another replica may be promoted. Defaults to 0, which asks nothing.
+        fn replicas(replicas: u32) { self.replicas = replicas }
     }
 
     /// Builds the factory. Validates all settings and returns without blocking. Connects in the background,
@@ -224,40 +187,47 @@ impl Builder {
     /// `FeatureDisabled` for TLS without the Cargo feature `tls`.
     pub fn build(self) -> Result<Factory> {
         let lease = Lease::new(self.ttl, self.transition)?;
-        let at = self.checked()?;
+        let realm = self.realm()?;
+        let is_odd = |c: char| "{}!".contains(c) || c.is_control();
+        ensure(
+            !self.prefix.is_empty() && !self.prefix.contains(is_odd),
+            "a redis prefix is not empty and contains no brace, no ! and no control character",
+        )?;
+        pool::check_size(self.pool_size)?;
+        let has_time = !self.connect_timeout.is_zero();
+        ensure(has_time, "connect_timeout must not be zero")?;
         let tls = self.tls.certificates()?;
-        let realm = self.realm(&at);
+        let connector = |login, database| Connector {
+            login,
+            database,
+            tls: tls.clone(),
+            timeout: self.connect_timeout,
+        };
         let settings = ServerSettings {
-            connector: Arc::new(Connector {
-                login: self.login.clone(),
-                database: self.database,
-                tls: tls.clone(),
-                timeout: self.connect_timeout,
-            }),
+            connector: Arc::new(connector(self.login, self.database)),
             pool_size: self.pool_size,
-            prefix: self.prefix.clone(),
+            prefix: self.prefix,
             probe: Probed::default(),
         };
         let one = |target| -> Result<Deployment> {
             let server = Server::new(&settings, target, &Arc::default())?;
             Ok(Deployment::One(Arc::new(server)))
         };
-        let deployment = match at {
+        let tcp = |hosts: Vec<(String, u16)>| {
+            let hosts = hosts.into_iter();
+            hosts.map(|(host, port)| Address::Tcp(host, port)).collect()
+        };
+        let deployment = match self.at? {
             At::One(address) => one(Target::At(address))?,
-            At::Sentinel(addresses, name) => one(Target::Master(Sentinels {
+            At::Cluster(seeds) => {
+                Deployment::Cluster(Box::new(Cluster::new(settings.clone(), tcp(seeds))?))
+            }
+            At::Sentinel(sentinels, name) => one(Target::Master(Sentinels {
                 name,
-                addresses,
-                connector: Connector {
-                    login: self.sentinel_login.clone(),
-                    database: 0,
-                    tls,
-                    timeout: self.connect_timeout,
-                },
+                addresses: tcp(sentinels),
+                connector: connector(self.sentinel_login, 0),
                 first: AtomicUsize::new(0),
             }))?,
-            At::Cluster(seeds) => {
-                Deployment::Cluster(Box::new(Cluster::new(settings.clone(), seeds)?))
-            }
         };
         let common = Arc::new(Common {
             realm,
@@ -273,131 +243,64 @@ impl Builder {
         Ok(factory.with_initial_delay(self.initial_delay))
     }
 
-    fn checked(&self) -> Result<At> {
-        let wrong = |message: &str| Err(Error::invalid(message));
-        let mut at = self.at.clone()?;
-        if let At::Cluster(hosts) | At::Sentinel(hosts, _) = &mut at {
-            hosts.sort();
-            hosts.dedup();
-            if hosts.is_empty() {
-                return wrong("a redis URL names a host: redis+cluster://host:6379");
+    /// Where the mutexes are. Refuses what does not exist there.
+    fn realm(&self) -> Result<String> {
+        let place = match self.at.as_ref().map_err(Clone::clone)? {
+            At::One(address @ Address::Unix(_)) => {
+                ensure(!self.tls.on, "tls=true: a unix socket is not encrypted")?;
+                format!("redis+unix://{address}")
             }
-        }
-        match &at {
-            At::Cluster(_) if self.database != 0 => {
-                return wrong("a redis cluster has only database 0");
-            }
-            At::Sentinel(_, name) if name.is_empty() => {
-                return wrong(
-                    "a redis+sentinel URL names the master: redis+sentinel://host:26379/mymaster",
-                );
-            }
-            At::One(Address::Unix(_)) if self.tls.on => {
-                return wrong("a unix socket is not encrypted: leave tls out");
-            }
-            _ => {}
-        }
-        if self.prefix.is_empty()
-            || self.prefix.contains(['{', '}', '!'])
-            || self.prefix.contains(char::is_control)
-        {
-            return wrong(
-                "a redis prefix is not empty and contains no brace, no ! and no control character",
-            );
-        }
-        pool::check_size(self.pool_size)?;
-        if self.connect_timeout.is_zero() {
-            return wrong("the connect timeout may not be zero");
-        }
-        Ok(at)
-    }
-
-    fn realm(&self, at: &At) -> String {
-        let join = |hosts: &[Address]| {
-            let hosts: Vec<_> = hosts.iter().map(Address::to_string).collect();
-            hosts.join(",")
-        };
-        let place = match at {
-            At::One(address @ Address::Unix(_)) => format!("redis+unix://{address}"),
             At::One(address) if self.tls.on => format!("rediss://{address}"),
             At::One(address) => format!("redis://{address}"),
-            At::Cluster(hosts) => format!("redis+cluster://{}", join(hosts)),
-            At::Sentinel(hosts, name) => format!("redis+sentinel://{}/{name}", join(hosts)),
+            At::Cluster(hosts) => {
+                ensure(!hosts.is_empty(), NO_HOST)?;
+                ensure(self.database == 0, "a redis cluster has only database 0")?;
+                format!("redis+cluster://{}", host_list(hosts))
+            }
+            At::Sentinel(hosts, name) => {
+                ensure(!hosts.is_empty(), NO_HOST)?;
+                ensure(!name.is_empty(), NO_MASTER)?;
+                format!("redis+sentinel://{}/{name}", host_list(hosts))
+            }
         };
-        format!("{place}/{}?prefix={}", self.database, self.prefix)
+        Ok(format!("{place}/{}?prefix={}", self.database, self.prefix))
     }
 }
 
-fn addresses<H: AsRef<str>>(hosts: impl IntoIterator<Item = H>, port: u16) -> Result<Vec<Address>> {
-    hosts
-        .into_iter()
-        .map(|host| address(host.as_ref(), port).map(|(host, port)| Address::Tcp(host, port)))
-        .collect()
+/// Without the passwords.
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Builder({:?}, prefix {:?})", self.at, self.prefix)
+    }
 }
 
 /// `redis://`, `rediss://`, `redis+cluster://` and `redis+sentinel://`.
 pub(crate) fn connect(url: &Url) -> Result<Factory> {
-    url.expect_parameters(PARAMETERS)?;
-    let sentinel = url.scheme == "redis+sentinel";
-    let hosts = || addresses(&url.hosts, if sentinel { SENTINEL_PORT } else { PORT });
-    let (mut path, mut builder) = (
-        url.path.as_str(),
-        match url.text("socket") {
-            Some(_) if sentinel || url.scheme == "redis+cluster" => {
-                return Err(Error::invalid(
-                    "socket: a unix socket is one server's; write redis://",
-                ));
-            }
-            Some(socket) => Builder::socket(socket),
-            None if url.scheme == "redis+cluster" => Builder::at(hosts().map(At::Cluster)),
-            None if sentinel => {
-                Builder::at(hosts().map(|hosts| At::Sentinel(hosts, String::new())))
-            }
-            None => match url.hosts.as_slice() {
-                [host] => Builder::new(host),
-                [] => {
-                    return Err(Error::invalid(
-                        "a redis URL names a host: redis://host:6379",
-                    ));
-                }
-                _ => {
-                    return Err(Error::invalid(
-                        "a redis:// URL names one server; for a cluster write redis+cluster://host1,host2",
-                    ));
-                }
-            },
-        },
-    );
-    if let Ok(At::Sentinel(_, name)) = &mut builder.at {
-        let (master, database) = path.split_once('/').unwrap_or((path, ""));
-        master.clone_into(name);
-        path = database;
-    }
-    url.set("ttl", &mut builder.ttl)?;
-    url.set("transition", &mut builder.transition)?;
-    builder.tls = Tls::from_url(url)?;
+    let mut path = url.path.as_str();
+    let (socket, hosts) = (url.text("socket"), url.hosts.as_slice());
+    let mut builder = match (url.scheme.as_str(), socket, hosts) {
+        ("redis" | "rediss", Some(socket), _) => Builder::socket(socket),
+        ("redis" | "rediss", None, [host]) => Builder::new(host),
+        ("redis+cluster", None, _) => Builder::cluster(hosts),
+        ("redis+sentinel", None, _) => {
+            let (master, database) = path.split_once('/').unwrap_or((path, ""));
+            path = database;
+            Builder::sentinel(hosts, master)
+        }
+        (_, None, _) => return Err(Error::invalid(NO_HOST)),
+        (_, Some(_), _) => return Err(Error::invalid(NOT_ONE)),
+    };
+    builder.read_options(url)?;
     builder.tls.on |= url.scheme == "rediss";
-    if url.user.is_some() && url.password.is_none() {
-        // Rather a password without its colon, which must not be shown as a user.
-        return Err(Error::invalid(
-            "a redis URL with a user and no password: write redis://user:password@host, or redis://:password@host",
-        ));
-    }
-    let text = |key| url.text(key).map(str::to_owned);
-    builder.login = Login::fixed(url.user.clone(), url.password.clone());
-    builder.sentinel_login = Login::fixed(text("sentinel_user"), text("sentinel_password"));
-    url.set("simba", &mut builder.simba)?;
-    url.set("replicas", &mut builder.replicas)?;
-    url.set("initial_delay", &mut builder.initial_delay)?;
-    url.set("prefix", &mut builder.prefix)?;
-    url.set("pool_size", &mut builder.pool_size)?;
-    url.set("connect_timeout", &mut builder.connect_timeout)?;
+    // Rather a password without its colon, which must not be shown as a user.
+    ensure(
+        url.login.user.is_none() || url.login.password.is_some(),
+        "a redis URL with a user and no password: write redis://user:password@host, or redis://:password@host",
+    )?;
+    builder.login = url.login.clone();
     if !path.is_empty() {
-        builder.database = path.parse().map_err(|_| {
-            Error::invalid(format!(
-                "the path of a redis URL is the number of a database, not {path:?}"
-            ))
-        })?;
+        let message = format!("the path of a redis URL is the number of a database, not {path:?}");
+        builder.database = path.parse().map_err(|_| Error::invalid(message))?;
     }
     builder.build()
 }

@@ -55,7 +55,7 @@ type Range = (u16, u16, Address);
 
 impl Cluster {
     pub(super) fn new(settings: ServerSettings, seeds: Vec<Address>) -> Result<Cluster> {
-        let cluster = Cluster {
+        Ok(Cluster {
             settings,
             seeds,
             map: Mutex::new(Map {
@@ -64,12 +64,7 @@ impl Cluster {
             }),
             look: Mutex::default(),
             stale: Arc::new(AtomicBool::new(true)),
-        };
-        // So that a connection is being opened before the first call.
-        if let Some(first) = cluster.seeds.first() {
-            cluster.at(first.clone())?;
-        }
-        Ok(cluster)
+        })
     }
 
     /// The master of a slot, as far as known.
@@ -130,7 +125,7 @@ impl Cluster {
         if !self.stale.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let has_map = !self.map.lock().masters().is_empty();
+        let has_map = self.map.lock().masters.iter().any(Option::is_some);
         let wait = if has_map {
             Duration::ZERO
         } else {
@@ -146,11 +141,9 @@ impl Cluster {
         };
         let is_due = look.at.is_none_or(|at| Moment::now() - at >= PAUSE);
         if self.stale.load(Ordering::Relaxed) && is_due {
-            self.stale.store(false, Ordering::Relaxed);
             look.failure = self.ask_nodes(by).err();
-            if look.failure.is_some() {
-                self.mark_stale();
-            }
+            // Not before: a node that does not answer this says no more.
+            self.stale.store(look.failure.is_some(), Ordering::Relaxed);
             look.at = Some(Moment::now());
         }
         match &look.failure {

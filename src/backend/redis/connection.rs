@@ -1,7 +1,6 @@
 //! One connection: how it is opened, and how it is kept from outlasting a deadline.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,25 +9,23 @@ use std::time::Duration;
 use ::redis::io::tcp::TcpSettings;
 use ::redis::{
     Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind as Kind, IntoConnectionInfo,
-    ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, ServerErrorKind, Value, cmd,
+    ProtocolVersion, RedisConnectionInfo, RedisResult, ServerErrorKind, Value, cmd,
 };
 
-use super::error::{read_opening, unavailable};
+use super::error::read_opening;
 use super::sentinel::Sentinels;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Connect, Pooled};
 use crate::tls::Certificates;
+use crate::url::Login;
 
 /// The longest pause between two attempts to connect to a server that refuses the log-in: nothing changes by itself
 /// there, and it may log each attempt.
-pub(super) const REFUSED: Duration = Duration::from_secs(5);
+const REFUSED: Duration = Duration::from_secs(5);
 
 /// The longest pause between two attempts to connect to a server that cannot be reached.
 const UNREACHABLE: Duration = Duration::from_millis(250);
-
-/// No call waits longer, whatever it was allowed.
-const LONGEST: Duration = Duration::from_secs(3600);
 
 /// No call is made with less time.
 pub(super) const LEAST: Duration = Duration::from_millis(1);
@@ -64,64 +61,6 @@ impl fmt::Display for Address {
     }
 }
 
-/// Returns the user, if not the default one, and the password.
-pub(super) type AskCredentials = dyn Fn() -> (String, String) + Send + Sync;
-
-/// As whom to log in. Its `Debug` shows no credential.
-#[derive(Clone, Default)]
-pub(super) enum Login {
-    /// Without.
-    #[default]
-    None,
-    /// Always the same; an empty user is the default one.
-    Fixed(String, String),
-    /// Asked for with every connection.
-    Asked(Arc<AskCredentials>),
-}
-
-impl Login {
-    pub(super) fn fixed(user: Option<String>, password: Option<String>) -> Login {
-        match (user, password) {
-            (None, None) => Login::None,
-            (user, password) => {
-                Login::Fixed(user.unwrap_or_default(), password.unwrap_or_default())
-            }
-        }
-    }
-
-    pub(super) fn set_user(&mut self, user: String) {
-        *self = match std::mem::take(self) {
-            Login::Fixed(_, password) => Login::Fixed(user, password),
-            _ => Login::Fixed(user, String::new()),
-        };
-    }
-
-    pub(super) fn set_password(&mut self, password: String) {
-        *self = match std::mem::take(self) {
-            Login::Fixed(user, _) => Login::Fixed(user, password),
-            _ => Login::Fixed(String::new(), password),
-        };
-    }
-
-    /// Returns the credentials, if there are any. A panic of the caller's closure is an error like another:
-    /// it must not end the thread that opens connections.
-    fn ask(&self) -> Result<Option<(String, String)>> {
-        match self {
-            Login::None => Ok(None),
-            Login::Fixed(user, password) => Ok(Some((user.clone(), password.clone()))),
-            Login::Asked(ask) => catch_unwind(AssertUnwindSafe(|| ask()))
-                .map(Some)
-                .map_err(|_| unavailable("the credentials callback panicked")),
-        }
-    }
-}
-
-impl fmt::Debug for Login {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Login")
-    }
-}
-
 /// Everything but the address that opening a connection takes. Shows no credential.
 pub(super) struct Connector {
     pub(super) login: Login,
@@ -137,21 +76,12 @@ impl Connector {
         address: &Address,
         protocol: ProtocolVersion,
     ) -> Result<::redis::Connection> {
-        let login = self.login.ask();
+        let login = self.login.credentials();
         let login = login.map_err(|error| error.context(format_args!("redis at {address}")))?;
-        let connect = || {
-            let connection = self
-                .client(address, protocol, &login)?
-                .get_connection_with_timeout(self.timeout)?;
-            // A paused server answers nothing: no call without an end.
-            connection.set_read_timeout(Some(self.timeout))?;
-            connection.set_write_timeout(Some(self.timeout))?;
-            Ok(connection)
-        };
-        connect().map_err(|error: RedisError| {
+        self.try_open(address, protocol, &login).map_err(|error| {
             let error = read_opening(&error, address, self.timeout);
             match &login {
-                Some((user, _)) if error.kind() == ErrorKind::Denied && !user.is_empty() => {
+                (Some(user), _) if error.kind() == ErrorKind::Denied && !user.is_empty() => {
                     error.context(format_args!("user {user:?}"))
                 }
                 _ => error,
@@ -159,22 +89,23 @@ impl Connector {
         })
     }
 
-    fn client(
+    fn try_open(
         &self,
         address: &Address,
         protocol: ProtocolVersion,
-        login: &Option<(String, String)>,
-    ) -> RedisResult<Client> {
+        (user, password): &(Option<String>, Option<String>),
+    ) -> RedisResult<::redis::Connection> {
         // Without a name for the connection: it would take a further right.
         let mut settings = RedisConnectionInfo::default()
             .set_skip_set_lib_name()
             .set_db(i64::from(self.database))
             .set_protocol(protocol);
-        if let Some((user, password)) = login {
-            if !user.is_empty() {
-                settings = settings.set_username(user);
-            }
-            settings = settings.set_password(password);
+        // An empty user is the default one.
+        if let Some(user) = user.as_ref().filter(|user| !user.is_empty()) {
+            settings = settings.set_username(user);
+        }
+        if user.is_some() || password.is_some() {
+            settings = settings.set_password(password.as_deref().unwrap_or(""));
         }
         let target = match address {
             Address::Unix(path) => ConnectionAddr::Unix(path.clone()),
@@ -191,11 +122,16 @@ impl Connector {
             .into_connection_info()?
             .set_redis_settings(settings)
             .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-        self.build(info)
+        let client = self.client(info)?;
+        let connection = client.get_connection_with_timeout(self.timeout)?;
+        // A paused server answers nothing: no call without an end.
+        connection.set_read_timeout(Some(self.timeout))?;
+        connection.set_write_timeout(Some(self.timeout))?;
+        Ok(connection)
     }
 
     #[cfg(feature = "tls")]
-    fn build(&self, info: ConnectionInfo) -> RedisResult<Client> {
+    fn client(&self, info: ConnectionInfo) -> RedisResult<Client> {
         match &self.tls {
             Some(tls) if tls.ca.is_some() || tls.own.is_some() => {
                 let own = |(client_cert, client_key)| ::redis::ClientTlsConfig {
@@ -213,7 +149,7 @@ impl Connector {
     }
 
     #[cfg(not(feature = "tls"))]
-    fn build(&self, info: ConnectionInfo) -> RedisResult<Client> {
+    fn client(&self, info: ConnectionInfo) -> RedisResult<Client> {
         Client::open(info)
     }
 }
@@ -226,23 +162,6 @@ pub(super) enum Target {
     Master(Sentinels),
 }
 
-impl Target {
-    /// Opens a connection, and checks that the master of the sentinels knows that it is one.
-    pub(super) fn open(
-        &self,
-        connector: &Connector,
-        protocol: ProtocolVersion,
-    ) -> Result<(Address, ::redis::Connection)> {
-        match self {
-            Target::At(address) => {
-                let connection = connector.open(address, protocol)?;
-                Ok((address.clone(), connection))
-            }
-            Target::Master(sentinels) => sentinels.open_master(connector, protocol),
-        }
-    }
-}
-
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -252,19 +171,46 @@ impl fmt::Display for Target {
     }
 }
 
-/// Opens the connections of a pool.
+/// Opens the connections to one server, for its pool and for messages.
 pub(super) struct Opener {
     pub(super) connector: Arc<Connector>,
-    pub(super) target: Arc<Target>,
+    pub(super) target: Target,
     /// A warning that the server may evict locks was logged.
     pub(super) warned: AtomicBool,
 }
 
-impl Connect for Opener {
+impl Opener {
+    /// Opens a connection, and checks that the master of the sentinels knows that it is one.
+    pub(super) fn open(&self, protocol: ProtocolVersion) -> Result<(Address, ::redis::Connection)> {
+        match &self.target {
+            Target::At(address) => {
+                let connection = self.connector.open(address, protocol)?;
+                Ok((address.clone(), connection))
+            }
+            Target::Master(sentinels) => sentinels.open_master(&self.connector, protocol),
+        }
+    }
+
+    /// Warns once of a server that may throw a lease away while it runs.
+    fn warn_of_eviction(&self, info: &[u8], address: &Address) {
+        let info = String::from_utf8_lossy(info);
+        let policy = (info.lines()).find_map(|line| line.strip_prefix("maxmemory_policy:"));
+        if let Some(policy) = policy
+            && policy != "noeviction"
+            && !self.warned.swap(true, Ordering::Relaxed)
+        {
+            log::warn!(
+                "redis at {address} may evict locks: its maxmemory-policy is {policy}, and should be noeviction"
+            );
+        }
+    }
+}
+
+impl Connect for Arc<Opener> {
     type Connection = Connection;
 
     fn connect(&self) -> Result<Connection> {
-        let (address, driver) = self.target.open(&self.connector, ProtocolVersion::RESP2)?;
+        let (address, driver) = self.open(ProtocolVersion::RESP2)?;
         let opened_at = Moment::now();
         let mut connection = Connection {
             driver,
@@ -290,11 +236,7 @@ impl Connect for Opener {
     }
 
     fn longest_pause(&self, error: &Error) -> Duration {
-        if is_refusal(error) {
-            REFUSED
-        } else {
-            UNREACHABLE
-        }
+        longest_pause(error)
     }
 
     fn server(&self) -> String {
@@ -302,25 +244,12 @@ impl Connect for Opener {
     }
 }
 
-impl Opener {
-    /// Warns once of a server that may throw a lease away while it runs.
-    fn warn_of_eviction(&self, info: &[u8], address: &Address) {
-        let info = String::from_utf8_lossy(info);
-        let policy = (info.lines()).find_map(|line| line.strip_prefix("maxmemory_policy:"));
-        if let Some(policy) = policy
-            && policy != "noeviction"
-            && !self.warned.swap(true, Ordering::Relaxed)
-        {
-            log::warn!(
-                "redis at {address} may evict locks: its maxmemory-policy is {policy}, and should be noeviction"
-            );
-        }
+/// The longest pause between two attempts to connect.
+pub(super) fn longest_pause(error: &Error) -> Duration {
+    match error.kind() {
+        ErrorKind::Denied | ErrorKind::Misconfigured => REFUSED,
+        _ => UNREACHABLE,
     }
-}
-
-/// Returns `true` if an operator must put it right: a password, a right, an address.
-pub(super) fn is_refusal(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Denied | ErrorKind::Misconfigured)
 }
 
 /// A connection for commands.
@@ -369,7 +298,7 @@ impl Connection {
     ///
     /// After any other error the connection is off by one reply, or worse, and is not used again.
     pub(super) fn receive(&mut self, by: Moment) -> RedisResult<Value> {
-        let left = by.remaining().min(LONGEST);
+        let left = by.remaining();
         if left < LEAST {
             return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
         }

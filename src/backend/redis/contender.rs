@@ -6,8 +6,7 @@ use std::time::Duration;
 use super::Common;
 use super::keys::Keys;
 use super::script::{Command, Reply, integer, ms};
-use super::server::Answer;
-use super::subscriber::{Channel, Role, Subscription};
+use super::subscriber::{Channel, Role, Subscription, Wake};
 use crate::backend::{
     Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
 };
@@ -67,52 +66,49 @@ impl RedisContender {
             release: release_request(common, &keys, id),
             withdraw: Command::script(&scripts.withdraw, slot, &[mutex, token, queue])
                 .arg(&[id, claim, counts_all]),
-            subscription: Subscription::new(id, wake.clone(), Role::Waiting, channels, slot),
+            subscription: Subscription::new(
+                id,
+                Wake::Contender(wake.clone()),
+                Role::Waiting,
+                channels,
+                slot,
+            ),
             place: b"0".to_vec(),
             common: Arc::clone(common),
             contender: contender.clone(),
         }
     }
 
-    /// Reads what the early acquire came to, if one was sent. `None`: the server did nothing.
-    fn early(&mut self, by: Moment) -> Result<Option<(Answer, Moment)>> {
-        let Some(early) = self.subscription.take_early() else {
+    /// Reads what the early acquire came to, and until when it may be believed. `None`: there was none, or the server
+    /// did nothing.
+    fn early(&mut self, by: Moment) -> Result<Option<(Reply, Option<Moment>)>> {
+        let Some(pending) = self.subscription.take_early() else {
             return Ok(None);
         };
-        match early.pending.finish(by) {
-            Ok(answer) => Ok(Some((answer, early.until))),
-            Err(failure) => {
-                self.common.deployment.note(&failure);
-                if failure.did_nothing() {
-                    Ok(None)
-                } else {
-                    Err(failure.into_error())
-                }
+        let until = pending.sent + self.contender.lease.belief();
+        match pending.finish(by) {
+            Ok(answer) => {
+                let reply = Reply::read(answer)?;
+                Ok((reply.outcome >= 0).then_some((reply, Some(until))))
             }
+            Err(failure) if failure.did_nothing() => Ok(None),
+            Err(failure) => Err(failure.error),
         }
     }
 
     /// Makes one attempt, as often as the script meets more dead waiters than it looks at in one go.
-    fn ask(&mut self, request: &Command, by: Moment) -> Result<(Reply, Option<u32>)> {
-        let mut doubtful = false;
-        // Of several requests, the first may have been granted.
-        let doubt = |error: Error, doubtful| match doubtful {
-            true => error.perhaps_sent(),
-            false => error,
-        };
+    fn ask(&self, request: &Command, by: Moment) -> Result<Reply> {
         loop {
-            let answer = self.common.deployment.ask(Lane::Other, by, request);
-            let answer = answer.map_err(|error| doubt(error, doubtful))?;
-            doubtful |= answer.doubt.is_some();
-            let reply = Reply::read(answer.value)?;
+            let answer = self.common.deployment.ask(Lane::Other, by, request)?;
+            let is_doubtful = answer.doubt.is_some();
+            let reply = Reply::read(answer)?;
             if reply.outcome < 0 {
                 // The request was late, or the server's clock was set. The next one knows the clock.
-                let message = "redis: the request came too late";
-                let error = Error::new(ErrorKind::Timeout, message).not_sent();
-                return Err(doubt(error, doubtful));
+                let error = Error::new(ErrorKind::Timeout, "redis: the request came too late");
+                return Err(if is_doubtful { error } else { error.not_sent() });
             }
             if !reply.is_unfinished() || by.remaining() <= TICK {
-                return Ok((reply, answer.replicas));
+                return Ok(reply);
             }
         }
     }
@@ -122,60 +118,51 @@ impl RedisContender {
         fence: u64,
         reply: &Reply,
         until: Option<Moment>,
-        replicas: Option<u32>,
         by: Moment,
     ) -> Result<Attempt> {
         self.place = b"0".to_vec();
-        if let Some(replicas) = replicas
-            && replicas < self.common.replicas
+        let wanted = self.common.replicas;
+        if let Some(replicas) = reply.replicas
+            && replicas < i64::from(wanted)
         {
-            return self.give_back(fence, replicas, by);
+            // A failover could lose it.
+            log::warn!(
+                "{}: {}: refused: {replicas} of {wanted} replicas have the grant in time; see Builder::replicas",
+                self.contender.mutex,
+                self.contender.id,
+            );
+            release(&self.common, &self.release, Some(fence), by)?;
+            return Ok(Attempt::Refused(Refusal {
+                owner: MutexOwner::NONE,
+                retry_in: self.contender.lease.request_limit(),
+                asked: true,
+            }));
         }
         self.subscription.set_role(Role::Owning);
         let owner = reply.granted(&self.contender.id, fence, self.contender.lease);
         Ok(Attempt::Granted(Grant { owner, until }))
     }
 
-    /// Releases a grant that too few replicas have: a failover could lose it.
-    fn give_back(&mut self, fence: u64, replicas: u32, by: Moment) -> Result<Attempt> {
-        log::warn!(
-            "{}: {}: refused: {replicas} of {} replicas have the grant in time; see Builder::replicas",
-            self.contender.mutex,
-            self.contender.id,
-            self.common.replicas,
-        );
-        release(&self.common, &self.release, Some(fence), by)?;
-        Ok(Attempt::Refused(Refusal {
-            owner: MutexOwner::NONE,
-            retry_in: self.contender.lease.request_limit(),
-            asked: true,
-        }))
-    }
-
-    fn refused(
-        &mut self,
-        on_refusal: OnRefusal,
-        mut reply: Reply,
-        is_deaf: bool,
-    ) -> Result<Attempt> {
+    fn refused(&mut self, on_refusal: OnRefusal, reply: Reply, is_deaf: bool) -> Refusal {
         let lease = self.contender.lease;
-        if on_refusal == OnRefusal::Enqueue {
-            let place = reply.place()?;
-            if !place.is_empty() {
-                self.place = place;
-            }
-            let next = self.acquire.clone().arg(&self.place[..]);
-            self.subscription.prepare(next, lease);
-        }
-        let mut retry_in = reply.left()?.unwrap_or(lease.total()) + TICK;
+        let owner = reply.owner(lease);
+        let mut retry_in = reply.left().unwrap_or(lease.total()) + TICK;
         if is_deaf {
             retry_in = retry_in.min(lease.request_limit());
         }
-        Ok(Attempt::Refused(Refusal {
-            owner: reply.owner(lease)?,
+        if on_refusal == OnRefusal::Enqueue {
+            if !reply.place.is_empty() {
+                self.place = reply.place;
+            }
+            let next = self.acquire.clone().arg(&self.place[..]);
+            let longest = lease.request_limit() * 2 / 3;
+            self.subscription.prepare(next, longest);
+        }
+        Refusal {
+            owner,
             retry_in,
             asked: true,
-        }))
+        }
     }
 }
 
@@ -183,42 +170,31 @@ impl RawContender for RedisContender {
     fn acquire(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
         // From here on, and not from the refusal on: a message may come in between.
         self.subscription.set_role(Role::Waiting);
-        let (mut early, mut is_deaf) = (None, false);
-        if let Some((answer, until)) = self.early(by)? {
-            let reply = Reply::read(answer.value)?;
-            // Else it came too late, and nothing was done.
-            if reply.outcome >= 0 {
-                early = Some((reply, answer.replicas, Some(until)));
-            }
-        }
-        let (reply, replicas, until) = match early {
+        let mut is_deaf = false;
+        let (reply, until) = match self.early(by)? {
             Some(early) => early,
             None => {
-                let place: &[u8] = match on_refusal {
-                    OnRefusal::Leave => b"",
-                    OnRefusal::Enqueue => &self.place,
-                };
-                let request = self.acquire.clone().arg(place);
+                let mut place = &b""[..];
                 if on_refusal == OnRefusal::Enqueue {
                     is_deaf = self.subscription.ensure(&self.common, by).is_err();
+                    place = &self.place;
                 }
-                let (reply, replicas) = self.ask(&request, by)?;
-                (reply, replicas, None)
+                let request = self.acquire.clone().arg(place);
+                (self.ask(&request, by)?, None)
             }
         };
         match u64::try_from(reply.outcome) {
-            Ok(fence) if fence > 0 => self.granted(fence, &reply, until, replicas, by),
-            _ => self.refused(on_refusal, reply, is_deaf),
+            Ok(fence) if fence > 0 => self.granted(fence, &reply, until, by),
+            _ => Ok(Attempt::Refused(self.refused(on_refusal, reply, is_deaf))),
         }
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
         let request = self.renew.clone().arg(fence);
-        let value = (self.common.deployment).call(Lane::Owner, by, &request)?;
-        let reply = Reply::read(value)?;
+        let reply = Reply::read((self.common.deployment).ask(Lane::Owner, by, &request)?)?;
         if reply.outcome != 1 {
             self.subscription.set_role(Role::Waiting);
-            return Ok(Renewal::Lost(reply.owner(self.contender.lease)?));
+            return Ok(Renewal::Lost(reply.owner(self.contender.lease)));
         }
         self.subscription.set_role(Role::Owning);
         if self.contender.purpose == Purpose::Lead {
@@ -236,8 +212,7 @@ impl RawContender for RedisContender {
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
         // The turn may just have come: what was acquired is released. If that fails, its lease runs out.
-        if let Ok(Some((answer, _))) = self.early(by - by.remaining() / 2)
-            && let Ok(reply) = Reply::read(answer.value)
+        if let Ok(Some((reply, _))) = self.early(by - by.remaining() / 2)
             && let Ok(fence @ 1..) = u64::try_from(reply.outcome)
         {
             let _ = release(&self.common, &self.release, Some(fence), by);

@@ -18,8 +18,7 @@ const RIGHTS: &str = "the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCR
 /// What the server or the driver says, what it means, and what to do. The first line that matches counts.
 #[rustfmt::skip]
 const MEANINGS: &[(&str, ErrorKind, &str)] = &[
-    ("certificate", ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
-    ("Certificate", ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
+    ("ertificate", ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
     ("fatal alert", ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
     // A server that restarts closes a connection in its handshake, too.
     ("handshake", ErrorKind::Unreachable, "does this port speak TLS?"),
@@ -49,81 +48,80 @@ const MEANINGS: &[(&str, ErrorKind, &str)] = &[
     ("DB index is out of range", ErrorKind::Misconfigured, "there is no such database, or the user may not SELECT it"),
     ("cluster support disabled", ErrorKind::Misconfigured, "use redis:// instead of redis+cluster://: this server is alone"),
     ("WRONGTYPE", ErrorKind::Misconfigured, "something else uses this key: set another prefix"),
+    ("SENTINEL", ErrorKind::Misconfigured, "this is not a sentinel; for one server write redis://"),
     ("unknown command", ErrorKind::Misconfigured, "is this a Redis server, 6.2 or newer, with all commands enabled?"),
     ("RESP3", ErrorKind::Misconfigured, "Redis 6.2 or newer (or Valkey) is needed"),
+    ("MOVED ", ErrorKind::Misconfigured, "this server is part of a cluster: use redis+cluster://"),
+    ("ASK ", ErrorKind::Misconfigured, "this server is part of a cluster: use redis+cluster://"),
     ("TRYAGAIN", ErrorKind::Unavailable, "the slot is on its way"),
     ("CLUSTERDOWN", ErrorKind::Unavailable, "the cluster does not serve this slot"),
 ];
 
-/// Why a request failed, as far as the caller acts on it.
-pub(super) enum Failure {
-    /// The slot lives elsewhere, and nothing was done here.
+/// Why a request failed.
+pub(super) struct Failure {
+    pub(super) error: Error,
+    pub(super) reason: Reason,
+}
+
+/// What a caller can do about a failure.
+pub(super) enum Reason {
+    /// The slot lives elsewhere.
     Moved(Option<Address>),
     /// The slot is on its way there: ask there, this once.
     Ask(Address),
-    /// The slot is on its way, and its keys are on both sides. Nothing was done.
-    TryAgain(Error),
-    /// The connection was closed before an answer came: the outcome is unknown.
-    Closed(Error),
-    /// The server has become a replica. Nothing was done.
-    ReadOnly(Error),
-    /// The node does not serve its slots now; another one may. Nothing was done.
-    NotServing(Error),
+    /// The slot is on its way, and its keys are on both sides.
+    TryAgain,
+    /// The connection was closed before an answer came.
+    Closed,
+    /// The server has become a replica.
+    ReadOnly,
+    /// The node does not serve its slots now; another one may.
+    NotServing,
     /// Anything else.
-    Other(Error),
+    Other,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let reason = Reason::Other;
+        Failure { error, reason }
+    }
 }
 
 impl Failure {
     /// Reads an error of the request that was sent to `server` `waited` ago.
     pub(super) fn new(error: &RedisError, server: &Address, waited: Duration) -> Failure {
-        let meaning = read(error, server, waited);
-        match error.kind() {
-            Kind::Server(ServerErrorKind::Moved) => Failure::Moved(redirected(error, server)),
+        let reason = match error.kind() {
+            Kind::Server(ServerErrorKind::Moved) => Reason::Moved(redirected(error, server)),
             Kind::Server(ServerErrorKind::Ask) => {
-                redirected(error, server).map_or(Failure::Other(meaning), Failure::Ask)
+                redirected(error, server).map_or(Reason::Other, Reason::Ask)
             }
-            Kind::Server(ServerErrorKind::TryAgain) => Failure::TryAgain(meaning),
-            Kind::Server(ServerErrorKind::ReadOnly) => Failure::ReadOnly(meaning),
+            Kind::Server(ServerErrorKind::TryAgain) => Reason::TryAgain,
             Kind::Server(
                 ServerErrorKind::ClusterDown
                 | ServerErrorKind::MasterDown
                 | ServerErrorKind::BusyLoading,
-            ) => Failure::NotServing(meaning),
-            _ if error.is_io_error() && !is_timeout(error) => Failure::Closed(meaning),
-            _ if said(error).contains("READONLY") => Failure::ReadOnly(meaning),
-            _ => Failure::Other(meaning),
-        }
-    }
-
-    /// Returns `true` if another node may serve the slot by now.
-    pub(super) fn suggests_new_map(&self) -> bool {
-        match self {
-            Failure::Closed(_) | Failure::ReadOnly(_) | Failure::NotServing(_) => true,
-            Failure::Other(error) => {
-                matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Timeout)
-            }
-            _ => false,
-        }
+            ) => Reason::NotServing,
+            Kind::Io if !is_timeout(error) => Reason::Closed,
+            _ if said(error).contains("READONLY") => Reason::ReadOnly,
+            _ => Reason::Other,
+        };
+        let error = read(error, server, waited);
+        Failure { error, reason }
     }
 
     /// Returns `true` if the server said that it did nothing, so that the same request may be sent elsewhere.
     pub(super) fn did_nothing(&self) -> bool {
-        !matches!(self, Failure::Closed(_) | Failure::Other(_))
+        !matches!(self.reason, Reason::Closed | Reason::Other)
     }
 
-    pub(super) fn into_error(self) -> Error {
-        match self {
-            Failure::TryAgain(error)
-            | Failure::Closed(error)
-            | Failure::ReadOnly(error)
-            | Failure::NotServing(error)
-            | Failure::Other(error) => error,
-            Failure::Moved(_) | Failure::Ask(_) => Error::new(
-                ErrorKind::Misconfigured,
-                "redis: the mutex lives on another node; this server is part of a cluster: use \
-                 redis+cluster://",
-            ),
-        }
+    /// Returns `true` if another node may serve the slot by now.
+    pub(super) fn suggests_new_map(&self) -> bool {
+        matches!(self.reason, Reason::ReadOnly | Reason::NotServing)
+            || matches!(
+                self.error.kind(),
+                ErrorKind::Unreachable | ErrorKind::Timeout
+            )
     }
 }
 
@@ -156,19 +154,11 @@ pub(super) fn read(error: &RedisError, server: &Address, waited: Duration) -> Er
 
 /// Reads an error of `server` to which a connection is being opened.
 pub(super) fn read_opening(error: &RedisError, server: &Address, waited: Duration) -> Error {
-    let closed = io_error(error).is_some_and(|error| {
-        matches!(
-            error.kind(),
-            io::ErrorKind::UnexpectedEof
-                | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::ConnectionAborted
-                | io::ErrorKind::BrokenPipe
-        )
-    });
-    let error = read(error, server, waited);
+    let meaning = read(error, server, waited);
+    let closed = error.is_connection_dropped() && !error.is_connection_refusal();
     // What is said of TLS says more.
-    if !closed || error.kind() != ErrorKind::Unreachable || error.to_string().contains("TLS") {
-        return error;
+    if !closed || meaning.to_string().contains("TLS") {
+        return meaning;
     }
     // As servers of other kinds do. One that restarts does so, too: it may pass.
     let message = format!(
@@ -179,14 +169,10 @@ pub(super) fn read_opening(error: &RedisError, server: &Address, waited: Duratio
 
 /// Returns `true` for a timeout, or for the interruption that a paused and resumed process sees in its stead.
 pub(super) fn is_timeout(error: &RedisError) -> bool {
-    let interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
-    error.is_timeout() || io_error(error).is_some_and(interrupted)
-}
-
-fn io_error(error: &RedisError) -> Option<&io::Error> {
-    std::error::Error::source(error)
+    let cause = std::error::Error::source(error)
         .and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>())
-        .and_then(|source| source.downcast_ref())
+        .and_then(|source| source.downcast_ref::<io::Error>());
+    error.is_timeout() || cause.is_some_and(|it| it.kind() == io::ErrorKind::Interrupted)
 }
 
 /// The cause in one line and once.

@@ -7,7 +7,7 @@ use super::Common;
 use super::contender::TICK;
 use super::keys::Keys;
 use super::script::{Command, Reply};
-use super::subscriber::{Channel, Role, Subscription};
+use super::subscriber::{Channel, Role, Subscription, Wake};
 use crate::backend::{RawObserver, View};
 use crate::clock::Moment;
 use crate::error::Result;
@@ -30,9 +30,8 @@ pub(super) fn owner(
     request: &Command,
     by: Moment,
 ) -> Result<(MutexOwner, Option<Duration>)> {
-    let value = common.deployment.call(Lane::Other, by, request)?;
-    let reply = Reply::observed(value)?;
-    Ok((reply.owner(common.lease)?, reply.left()?))
+    let reply = Reply::read(common.deployment.ask(Lane::Other, by, request)?)?;
+    Ok((reply.owner(common.lease), reply.left()))
 }
 
 pub(super) struct RedisObserver {
@@ -48,9 +47,10 @@ impl RedisObserver {
             (keys.changes(), Channel::Changes),
             (keys.handed(), Channel::Handed),
         ];
+        let wake = Wake::Contender(wake.clone());
         RedisObserver {
             request: owner_request(common, &keys),
-            subscription: Subscription::new("", wake.clone(), Role::Observing, channels, keys.slot),
+            subscription: Subscription::new("", wake, Role::Observing, channels, keys.slot),
             common: Arc::clone(common),
         }
     }

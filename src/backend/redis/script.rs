@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{Arg, Cmd, ToRedisArgs, Value, cmd};
+use ::redis::{Cmd, ToRedisArgs, Value};
 
 use super::error::not_understood;
+use super::server::Answer;
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::lease::Lease;
@@ -56,9 +57,10 @@ impl Scripts {
 /// A script with its keys and arguments, or a plain command, for the server that has a slot. May be sent twice.
 #[derive(Clone, Debug)]
 pub(super) struct Command {
-    command: Cmd,
     pub(super) slot: u16,
     script: Option<Arc<Script>>,
+    keys: Arc<[String]>,
+    arguments: Vec<Vec<u8>>,
     not_after: bool,
     optional_queue: bool,
     /// How many replicas must have a grant.
@@ -68,19 +70,20 @@ pub(super) struct Command {
 impl Command {
     /// A script with its keys, which all lie in `slot`.
     pub(super) fn script(script: &Arc<Script>, slot: u16, keys: &[&str]) -> Command {
-        let mut request = Command::plain(slot, &[b"EVALSHA", script.sha.as_bytes()]);
-        request.script = Some(Arc::clone(script));
-        request.arg(keys.len()).arg(keys)
+        Command {
+            script: Some(Arc::clone(script)),
+            keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+            ..Command::plain(slot, &[])
+        }
     }
 
     /// A plain command.
     pub(super) fn plain(slot: u16, words: &[&[u8]]) -> Command {
-        let mut command = Cmd::new();
-        command.arg(words);
         Command {
-            command,
             slot,
             script: None,
+            keys: Arc::default(),
+            arguments: words.to_redis_args(),
             not_after: false,
             optional_queue: false,
             replicas: 0,
@@ -89,7 +92,7 @@ impl Command {
 
     /// Appends one argument, or several.
     pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Command {
-        self.command.arg(argument);
+        self.arguments.extend(argument.to_redis_args());
         self
     }
 
@@ -100,7 +103,7 @@ impl Command {
         self
     }
 
-    /// Marks the third of three keys: it may be left out.
+    /// Marks the last key, the queue: it may be left out.
     pub(super) fn optional_queue(mut self) -> Command {
         self.optional_queue = true;
         self
@@ -109,79 +112,78 @@ impl Command {
     /// The same request without the queue, if that is optional. Where a slot is on its way, a script may name only
     /// keys that exist.
     pub(super) fn without_queue(&self) -> Option<Command> {
-        let words: Vec<&[u8]> = self.words().collect();
-        let [name, sha, _, mutex, token, _, arguments @ ..] = words.as_slice() else {
-            return None;
-        };
-        let shorter = Command::plain(self.slot, &[*name, *sha, b"2", *mutex, *token]);
+        let (_, keys) = self.keys.split_last()?;
         self.optional_queue.then(|| Command {
-            script: self.script.clone(),
-            ..shorter.arg(arguments)
-        })
-    }
-
-    /// The bytes to send.
-    pub(super) fn packed(&self, not_after: u64) -> Vec<u8> {
-        if self.not_after {
-            let mut command = self.command.clone();
-            command.arg(not_after).get_packed_command()
-        } else {
-            self.command.get_packed_command()
-        }
-    }
-
-    /// The same request with the script's text, for a server that does not know it yet. The server remembers it from
-    /// then on: one round trip, and no right to `SCRIPT LOAD` needed.
-    pub(super) fn with_text(&self) -> Option<Command> {
-        let mut command = cmd("EVAL");
-        command.arg(&self.script.as_ref()?.text);
-        for word in self.words().skip(2) {
-            command.arg(word);
-        }
-        Some(Command {
-            command,
+            keys: keys.into(),
+            optional_queue: false,
             ..self.clone()
         })
     }
 
-    fn words(&self) -> impl Iterator<Item = &[u8]> {
-        self.command.args_iter().map(|word| match word {
-            Arg::Simple(word) => word,
-            _ => b"",
-        })
+    /// The bytes to send. A server that does not know the script yet is sent its text, and remembers it from then on:
+    /// one round trip, and no right to `SCRIPT LOAD` needed.
+    pub(super) fn packed(&self, as_text: bool, not_after: u64) -> Vec<u8> {
+        let mut command = Cmd::new();
+        if let Some(script) = &self.script {
+            let (verb, code) = if as_text {
+                ("EVAL", &script.text)
+            } else {
+                ("EVALSHA", &script.sha)
+            };
+            command.arg(verb).arg(code);
+            command.arg(self.keys.len()).arg(&*self.keys);
+        }
+        command.arg(&self.arguments);
+        if self.not_after {
+            command.arg(not_after);
+        }
+        command.get_packed_command()
     }
 }
 
-/// `{outcome, now, ...}`, as `acquire.lua` and `renew.lua` return it.
+/// `{outcome, now, owner, fence, left, place}`, as the scripts return it: as much of it as they have to say.
 pub(super) struct Reply {
-    fields: Vec<Value>,
     /// The fence, 1, 0 or -1: see the script.
     pub(super) outcome: i64,
     /// The server's time, in milliseconds.
     now: u64,
+    /// Who owns; empty for none.
+    id: Arc<str>,
+    /// `None` for an owner that has none (Simba before 4), 0 where the mutex is only handed over.
+    fence: Option<u64>,
+    /// How long the lease or hand-over lasts, in milliseconds; negative if it has no end (an operator's doing).
+    left: i64,
+    /// The place in the queue.
+    pub(super) place: Vec<u8>,
     received: Moment,
+    /// As in [`Answer`].
+    pub(super) replicas: Option<i64>,
 }
 
 impl Reply {
-    pub(super) fn read(value: Value) -> Result<Reply> {
-        let Value::Array(fields) = value else {
+    pub(super) fn read(answer: Answer) -> Result<Reply> {
+        let Value::Array(fields) = answer.value else {
             return Err(not_understood());
+        };
+        let text = |at: usize| match fields.get(at) {
+            Some(Value::BulkString(text)) => Ok(&text[..]),
+            None => Ok(&b""[..]),
+            _ => Err(not_understood()),
+        };
+        let fence = match text(3)? {
+            b"" => None,
+            _ => Some(unsigned(fields.get(3))?),
         };
         Ok(Reply {
             outcome: integer(fields.first())?,
             now: unsigned(fields.get(1))? / 1000,
-            fields,
+            id: String::from_utf8_lossy(text(2)?).into(),
+            fence,
+            left: integer(fields.get(4).or(Some(&Value::Int(0))))?,
+            place: text(5)?.to_vec(),
             received: Moment::now(),
+            replicas: answer.replicas,
         })
-    }
-
-    /// Reads `{now, ...}`, as `observe.lua` returns it.
-    pub(super) fn observed(value: Value) -> Result<Reply> {
-        let Value::Array(mut fields) = value else {
-            return Err(not_understood());
-        };
-        fields.insert(0, Value::Int(0));
-        Reply::read(Value::Array(fields))
     }
 
     /// The owner that this contender became, or is still.
@@ -198,51 +200,35 @@ impl Reply {
 
     /// The owner that the script saw; `NONE` where the mutex is only handed over. An owner does not tell
     /// its lease: `lease` stands in.
-    pub(super) fn owner(&self, lease: Lease) -> Result<MutexOwner> {
-        let (Some(Value::BulkString(id)), Some(Value::BulkString(fence))) =
-            (self.fields.get(2), self.fields.get(3))
-        else {
-            return Err(not_understood());
-        };
-        if id.is_empty() || fence == b"0" {
-            return Ok(MutexOwner::NONE);
+    pub(super) fn owner(&self, lease: Lease) -> MutexOwner {
+        if self.id.is_empty() || self.fence == Some(0) {
+            return MutexOwner::NONE;
         }
-        let id: Arc<str> = String::from_utf8_lossy(id).into();
-        let fence = if fence.is_empty() {
-            0
-        } else {
-            unsigned(self.fields.get(3))?
-        };
-        let left = self.left()?.unwrap_or(lease.total());
-        let transition_at = self.now + ms(left);
+        let fence = self.fence.unwrap_or(0);
+        let transition_at = self.now + ms(self.left().unwrap_or(lease.total()));
         let acquired_at = acquired_at(fence, self.now).unwrap_or_else(|| {
             let at = transition_at.saturating_sub(ms(lease.total()));
             at.min(self.now)
         });
         let ttl_at = transition_at.saturating_sub(ms(lease.transition()));
-        let owner = MutexOwner::new(id, acquired_at, ttl_at, transition_at, fence);
-        Ok(owner.observed_at(self.now, self.received))
+        MutexOwner::new(
+            Arc::clone(&self.id),
+            acquired_at,
+            ttl_at,
+            transition_at,
+            fence,
+        )
+        .observed_at(self.now, self.received)
     }
 
-    /// How long the lease or hand-over lasts; `None` if it has no end (an operator's doing).
-    pub(super) fn left(&self) -> Result<Option<Duration>> {
-        let left = integer(self.fields.get(4))?;
-        Ok(u64::try_from(left).ok().map(Duration::from_millis))
+    /// How long the lease or hand-over lasts; `None` if it has no end.
+    pub(super) fn left(&self) -> Option<Duration> {
+        u64::try_from(self.left).ok().map(Duration::from_millis)
     }
 
     /// Returns `true` if the script met as many dead waiters as it looks at in one go: there may be more.
     pub(super) fn is_unfinished(&self) -> bool {
-        self.outcome == 0
-            && matches!(self.fields.get(2), Some(Value::BulkString(id)) if id.is_empty())
-            && matches!(self.fields.get(4), Some(Value::Int(0)))
-    }
-
-    /// The place in the queue.
-    pub(super) fn place(&mut self) -> Result<Vec<u8>> {
-        match self.fields.get_mut(5) {
-            Some(Value::BulkString(place)) => Ok(std::mem::take(place)),
-            _ => Err(not_understood()),
-        }
+        self.outcome == 0 && self.id.is_empty() && self.left == 0
     }
 }
 
@@ -291,15 +277,17 @@ mod tests {
             .arg(5);
         let sha = &*script.sha;
         let by_hash = packed(&["EVALSHA", sha, "3", "m", "t", "q", "id", "5"]);
-        assert_eq!(request.packed(9), by_hash);
+        assert_eq!(request.packed(false, 9), by_hash);
         let by_text = packed(&["EVAL", "return 1", "3", "m", "t", "q", "id", "5"]);
-        assert_eq!(request.with_text().unwrap().packed(9), by_text);
+        assert_eq!(request.packed(true, 9), by_text);
         assert!(request.without_queue().is_none());
         let request = request.optional_queue().not_after();
-        let shorter = packed(&["EVALSHA", sha, "2", "m", "t", "id", "5"]);
-        assert_eq!(request.without_queue().unwrap().packed(9), shorter);
+        let shorter = packed(&["EVALSHA", sha, "2", "m", "t", "id", "5", "9"]);
+        let without = request.without_queue().unwrap();
+        assert_eq!(without.packed(false, 9), shorter);
+        assert!(without.without_queue().is_none());
         let late = packed(&["EVALSHA", sha, "3", "m", "t", "q", "id", "5", "9"]);
-        assert_eq!(request.packed(9), late);
+        assert_eq!(request.packed(false, 9), late);
     }
 
     #[test]

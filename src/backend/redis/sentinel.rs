@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ::redis::{ConnectionLike, ProtocolVersion, RedisError, Value, cmd};
+use ::redis::{ConnectionLike, ProtocolVersion, Value, cmd};
 
 use super::connection::{Address, Connector};
 use super::error::{not_understood, read_opening, unavailable};
@@ -33,10 +33,9 @@ impl Sentinels {
         protocol: ProtocolVersion,
     ) -> Result<(Address, ::redis::Connection)> {
         let first = self.first.load(Ordering::Relaxed);
-        let indexes =
-            (0..self.addresses.len()).map(|offset| (first + offset) % self.addresses.len());
+        let all = self.addresses.iter().enumerate().cycle().skip(first);
         let (mut failure, mut tried) = (None, Vec::new());
-        for (index, sentinel) in indexes.filter_map(|it| Some((it, self.addresses.get(it)?))) {
+        for (index, sentinel) in all.take(self.addresses.len()) {
             match self.ask(sentinel) {
                 Ok(master) if tried.contains(&master) => {}
                 Ok(master) => match open(connector, &master, protocol) {
@@ -65,7 +64,7 @@ impl Sentinels {
                     .arg(&self.name),
             )
             .and_then(Value::extract_error)
-            .map_err(|error| self.error(&error, sentinel))?;
+            .map_err(|error| read_opening(&error, sentinel, self.connector.timeout))?;
         let fields: Vec<String> = ::redis::from_redis_value(answer).unwrap_or_default();
         if let [host, port] = fields.as_slice() {
             let port = port.parse().map_err(|_| not_understood())?;
@@ -76,15 +75,6 @@ impl Sentinels {
             self.name
         );
         Err(Error::new(ErrorKind::Misconfigured, message))
-    }
-
-    fn error(&self, error: &RedisError, sentinel: &Address) -> Error {
-        if error.to_string().contains("unknown command") {
-            let message =
-                format!("redis at {sentinel} is not a sentinel; for one server write redis://");
-            return Error::new(ErrorKind::Misconfigured, message);
-        }
-        read_opening(error, sentinel, self.connector.timeout)
     }
 }
 

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
-use ::redis::{RedisError, RedisResult, Value, cmd};
+use ::redis::{ErrorKind as Kind, RedisError, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::cluster::Cluster;
-use super::connection::{Connection, Connector, LEAST, Opener, Target};
-use super::error::{Failure, unavailable};
+use super::connection::{Connector, LEAST, Opener, Target};
+use super::error::{Failure, Reason, unavailable};
 use super::script::{Command, integer};
 use super::subscriber::{Channel, Recipient, Subscriber};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Checkout, Lane, Pool, PoolSettings};
+use crate::pool::{Checkout, Connect, Lane, Pool, PoolSettings};
 use crate::probe::Probed;
 
 /// A connection that was idle for longer is not trusted: servers, firewalls and address translators
@@ -48,199 +48,180 @@ pub(super) struct ServerSettings {
 
 /// One server: a pool, and a subscriber.
 pub(super) struct Server {
-    target: Arc<Target>,
     pub(super) subscriber: Arc<Subscriber>,
-    pub(super) pool: Pool<Opener>,
+    pub(super) pool: Pool<Arc<Opener>>,
     /// Wakes the thread that reads messages: it has something to send.
     wake_reader: Command,
     /// The server's clock less the local one, in milliseconds; `i64::MIN` until a reply told.
     skew: AtomicI64,
+    /// In a cluster: another server may have taken the place of this one.
+    map_stale: Arc<AtomicBool>,
 }
 
 /// What a server replied.
 pub(super) struct Answer {
     pub(super) value: Value,
     /// How many replicas have the grant, if the request asks for some and was granted.
-    pub(super) replicas: Option<u32>,
+    pub(super) replicas: Option<i64>,
     /// The error of an earlier try of unknown outcome, if there was one.
     pub(super) doubt: Option<Error>,
 }
 
 /// A request that was sent, and its reply not read yet. One that is dropped takes its connection along.
-pub(super) struct Pending {
+pub(super) struct Pending<'a> {
     server: Arc<Server>,
-    connection: Checkout<Opener>,
-    request: Command,
+    connection: Checkout<Arc<Opener>>,
+    request: Cow<'a, Command>,
+    /// Its slot is on its way here.
+    asking: bool,
     pub(super) sent: Moment,
 }
 
 impl Server {
-    /// `map_stale` is set when another server may have taken the place of this one.
     pub(super) fn new(
         settings: &ServerSettings,
         target: Target,
         map_stale: &Arc<AtomicBool>,
     ) -> Result<Server> {
-        let target = Arc::new(target);
         // Without a brace, so no mutex has it; random, so no other factory has it.
-        let control = format!(
-            "{}:!control:{:032x}",
-            settings.prefix,
-            rand::random::<u128>()
-        );
-        let opener = Opener {
+        let random = rand::random::<u128>();
+        let control = format!("{}:!control:{random:032x}", settings.prefix);
+        let opener = Arc::new(Opener {
             connector: Arc::clone(&settings.connector),
-            target: Arc::clone(&target),
+            target,
             warned: AtomicBool::new(false),
+        });
+        let pool = PoolSettings {
+            name: "contend-redis",
+            size: settings.pool_size,
+            idle_timeout: IDLE,
+            probe: settings.probe.clone(),
         };
-        let pool = Pool::new(
-            opener,
-            PoolSettings {
-                name: "contend-redis",
-                size: settings.pool_size,
-                idle_timeout: IDLE,
-                probe: settings.probe.clone(),
-            },
-        )?;
         Ok(Server {
             wake_reader: Command::plain(0, &[b"PUBLISH", control.as_bytes(), b""]),
-            subscriber: Subscriber::new(&settings.connector, &target, &control, map_stale),
-            target,
-            pool,
+            subscriber: Subscriber::new(&opener, &control, map_stale),
+            pool: Pool::new(opener, pool)?,
             skew: AtomicI64::new(i64::MIN),
+            map_stale: Arc::clone(map_stale),
         })
+    }
+
+    /// Sends a plain command to this server.
+    pub(super) fn command(self: &Arc<Self>, request: &Command, by: Moment) -> Result<Value> {
+        let answer = self.ask(None, Lane::Other, by, request)?;
+        Ok(answer.value)
+    }
+
+    /// Sends a request, again where that helps, and in `cluster` to the server that has the slot.
+    fn ask(
+        self: &Arc<Self>,
+        cluster: Option<&Cluster>,
+        lane: Lane,
+        by: Moment,
+        request: &Command,
+    ) -> Result<Answer> {
+        let mut doubt = None;
+        match self.follow(cluster, lane, by, request, &mut doubt) {
+            Ok(answer) => Ok(Answer { doubt, ..answer }),
+            // The last try was not sent; the one before it was.
+            Err(error) if doubt.is_some() => Err(error.perhaps_sent()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn follow(
+        self: &Arc<Self>,
+        cluster: Option<&Cluster>,
+        lane: Lane,
+        by: Moment,
+        request: &Command,
+        doubt: &mut Option<Error>,
+    ) -> Result<Answer> {
+        let mut server = Arc::clone(self);
+        let mut request = Cow::Borrowed(request);
+        let (mut asking, mut repeated, mut rounds) = (false, false, 0);
+        while rounds < ROUNDS {
+            let Failure { error, reason } = match server.send(&request, lane, asking, by) {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            asking = false;
+            rounds += 1;
+            match (reason, cluster) {
+                // An idle connection was closed. Acquire is idempotent, renew and release name their fence.
+                (Reason::Closed, _) if !repeated => {
+                    repeated = true;
+                    *doubt = Some(error);
+                }
+                // The sentinels may know a new master by now.
+                (Reason::ReadOnly, _) if !repeated && server.is_watched() => repeated = true,
+                (Reason::Moved(Some(to)), Some(cluster)) => {
+                    server = cluster.set_master(request.slot, to)?;
+                }
+                (Reason::Moved(None), Some(cluster)) => {
+                    cluster.mark_stale();
+                    server = cluster.server(request.slot, by)?;
+                }
+                (Reason::Ask(to), Some(cluster)) => {
+                    asking = true;
+                    server = cluster.at(to)?;
+                }
+                (Reason::TryAgain, Some(cluster)) => {
+                    rounds = 0;
+                    match request.without_queue() {
+                        Some(shorter) => request = Cow::Owned(shorter),
+                        None if by.remaining() < TRY_AGAIN * 2 => return Err(error),
+                        None => std::thread::sleep(TRY_AGAIN),
+                    }
+                    server = cluster.server(request.slot, by)?;
+                }
+                _ => return Err(error),
+            }
+        }
+        Err(unavailable(
+            "redis cluster: the nodes do not agree on which of them has the mutex",
+        ))
     }
 
     /// Sends a request once and reads the reply before `by`. `asking`: its slot is on its way here.
     fn send(
-        &self,
+        self: &Arc<Self>,
         request: &Command,
         lane: Lane,
         asking: bool,
         by: Moment,
     ) -> Result<Answer, Failure> {
-        let mut connection = self.pool.checkout(lane, by).map_err(Failure::Other)?;
-        let sent = Moment::now();
-        if by - sent < LEAST {
-            let message = format!("redis at {}: no time was left to ask", self.target);
-            let error = Error::new(ErrorKind::Timeout, message);
-            return Err(Failure::Other(error.not_sent()));
+        let connection = self.pool.checkout(lane, by);
+        let connection = connection.map_err(|error| self.noted(error.into()))?;
+        if by.remaining() < LEAST {
+            let message = format!("{}: no time was left to ask", self.opener().server());
+            return Err(Error::new(ErrorKind::Timeout, message).not_sent().into());
         }
-        let exchange = |connection: &mut Connection| {
-            if asking {
-                connection.ask(&cmd("ASKING"), by)?;
-            }
-            connection.send(&request.packed(self.server_ms(by)))?;
-            self.read(connection, request, asking, sent, by)
-        };
-        exchange(&mut connection).map_err(|error| self.failed(&mut connection, &error, sent))
-    }
-
-    /// Sends a plain command, once more if the first connection turns out to be closed.
-    pub(super) fn command(&self, request: &Command, by: Moment) -> Result<Value> {
-        let answer = match self.send(request, Lane::Other, false, by) {
-            Err(Failure::Closed(_)) => self.send(request, Lane::Other, false, by),
-            answer => answer,
-        };
-        answer
-            .map(|answer| answer.value)
-            .map_err(Failure::into_error)
+        let request = Cow::Borrowed(request);
+        Pending::send(self, connection, request, asking, by)?.finish(by)
     }
 
     /// Sends a request on an idle connection, or not at all. Never waits. The server does nothing after `not_after`.
-    pub(super) fn begin(self: Arc<Self>, request: Command, not_after: Moment) -> Option<Pending> {
-        let sent = Moment::now();
-        let mut connection = self.pool.try_checkout(Lane::Other)?;
-        if let Err(error) = connection.send(&request.packed(self.server_ms(not_after))) {
-            self.failed(&mut connection, &error, sent);
-            return None;
-        }
-        Some(Pending {
-            server: self,
-            connection,
-            request,
-            sent,
-        })
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        request: Command,
+        not_after: Moment,
+    ) -> Option<Pending<'static>> {
+        let connection = self.pool.try_checkout(Lane::Other)?;
+        Pending::send(self, connection, Cow::Owned(request), false, not_after).ok()
     }
 
-    /// Reads the reply to what was sent at `sent`.
-    fn read(
-        &self,
-        connection: &mut Connection,
-        request: &Command,
-        asking: bool,
-        sent: Moment,
-        by: Moment,
-    ) -> RedisResult<Answer> {
-        let mut reply = connection.receive(by);
-        if reply.as_ref().is_err_and(is_unknown_script)
-            && let Some(request) = request.with_text()
-        {
-            if asking {
-                connection.ask(&cmd("ASKING"), by)?;
-            }
-            connection.send(&request.packed(self.server_ms(by)))?;
-            reply = connection.receive(by);
-        }
-        let value = reply?;
-        self.learn(&value, sent);
-        let mut replicas = None;
-        if request.replicas > 0 && is_grant(&value) {
-            // The server counts the writes of this connection.
-            let left = by.remaining();
-            let wait = (left - left / 4).as_millis().max(1) as u64;
-            let count = connection.ask(cmd("WAIT").arg(request.replicas).arg(wait), by)?;
-            replicas = integer(Some(&count))
-                .ok()
-                .and_then(|it| u32::try_from(it).ok());
-        }
-        Ok(Answer {
-            value,
-            replicas,
-            doubt: None,
-        })
-    }
-
-    /// Reads an error, and does what it means for the connections.
-    fn failed(&self, connection: &mut Connection, error: &RedisError, sent: Moment) -> Failure {
-        let waited = Moment::now() - sent;
-        let failure = Failure::new(error, &connection.address, waited);
-        match &failure {
-            Failure::Closed(error) => {
-                connection.poison();
-                self.pool.lost(error);
-                // The idle ones were closed with it more often than not.
-                self.pool.discard_idle(sent);
-            }
-            Failure::ReadOnly(error) => {
-                connection.poison();
-                self.pool.lost(error);
-                self.pool.discard_idle(Moment::now());
-                self.subscriber.reconnect();
-            }
-            Failure::Other(error) => match error.kind() {
-                ErrorKind::Timeout => {
-                    self.pool.lost(error);
-                    if self.is_watched() && waited >= SILENT {
-                        // The next connection asks the sentinels.
-                        self.pool.discard_idle(sent);
-                        self.subscriber.reconnect();
-                    }
-                }
-                // The next connection logs in anew, or is another server's.
-                ErrorKind::Denied | ErrorKind::Misconfigured | ErrorKind::Protocol => {
-                    connection.poison();
-                }
-                _ => {}
-            },
-            _ => {}
+    /// Has the next call look at the slots, if the failure suggests it.
+    fn noted(&self, failure: Failure) -> Failure {
+        if failure.suggests_new_map() {
+            self.map_stale.store(true, Ordering::Relaxed);
         }
         failure
     }
 
     /// Subscribes, and returns once the server has acknowledged it.
     pub(super) fn subscribe(
-        &self,
+        self: &Arc<Self>,
         channels: &[(Vec<u8>, Channel)],
         recipient: &Arc<Recipient>,
         by: Moment,
@@ -251,9 +232,13 @@ impl Server {
         self.subscriber.wait(channels, by)
     }
 
+    fn opener(&self) -> &Arc<Opener> {
+        self.pool.connector()
+    }
+
     /// Returns `true` if sentinels say which server this is.
     fn is_watched(&self) -> bool {
-        matches!(*self.target, Target::Master(_))
+        matches!(self.opener().target, Target::Master(_))
     }
 
     /// Returns the server's clock at `at`, in milliseconds; 0 while it is not known.
@@ -274,35 +259,97 @@ impl Server {
             self.skew.store(skew, Ordering::Relaxed);
         }
     }
-
-    /// Tells the reader to end.
-    fn close(&self) {
-        if self.subscriber.close() {
-            // Without it, the reader ends at its next heartbeat. The reply is of no interest.
-            if let Some(mut connection) = self.pool.try_checkout(Lane::Owner) {
-                let _ = connection.send(&self.wake_reader.packed(0));
-            }
-        }
-    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.close();
+        self.subscriber.close();
     }
 }
 
-impl Pending {
-    /// Reads the reply before `by`.
-    pub(super) fn finish(mut self, by: Moment) -> Result<Answer, Failure> {
-        let Pending {
-            server,
+impl<'a> Pending<'a> {
+    fn send(
+        server: &Arc<Server>,
+        connection: Checkout<Arc<Opener>>,
+        request: Cow<'a, Command>,
+        asking: bool,
+        by: Moment,
+    ) -> Result<Pending<'a>, Failure> {
+        let mut pending = Pending {
+            server: Arc::clone(server),
             connection,
             request,
-            sent,
-        } = &mut self;
-        let answer = server.read(connection, request, false, *sent, by);
-        answer.map_err(|error| server.failed(connection, &error, *sent))
+            asking,
+            sent: Moment::now(),
+        };
+        match pending.write(false, by) {
+            Ok(()) => Ok(pending),
+            Err(error) => Err(pending.failed(&error)),
+        }
+    }
+
+    /// Reads the reply before `by`.
+    pub(super) fn finish(mut self, by: Moment) -> Result<Answer, Failure> {
+        self.read(by).map_err(|error| self.failed(&error))
+    }
+
+    fn write(&mut self, as_text: bool, by: Moment) -> RedisResult<()> {
+        if self.asking {
+            self.connection.ask(&cmd("ASKING"), by)?;
+        }
+        let not_after = self.server.server_ms(by);
+        let request = self.request.packed(as_text, not_after);
+        self.connection.send(&request)
+    }
+
+    fn read(&mut self, by: Moment) -> RedisResult<Answer> {
+        let mut reply = self.connection.receive(by);
+        if reply.as_ref().is_err_and(is_unknown_script) {
+            self.write(true, by)?;
+            reply = self.connection.receive(by);
+        }
+        let value = reply?;
+        self.server.learn(&value, self.sent);
+        let mut replicas = None;
+        if self.request.replicas > 0 && is_grant(&value) {
+            // The server counts the writes of this connection. A release may have to follow.
+            let wait = (by.remaining() / 2).as_millis().max(1) as u64;
+            let question = cmd("WAIT").arg(self.request.replicas).arg(wait).to_owned();
+            let count = self.connection.ask(&question, by)?;
+            replicas = integer(Some(&count)).ok();
+        }
+        Ok(Answer {
+            value,
+            replicas,
+            doubt: None,
+        })
+    }
+
+    /// Reads an error, and does what it means for the connections.
+    fn failed(&mut self, error: &RedisError) -> Failure {
+        let (server, waited) = (&self.server, Moment::now() - self.sent);
+        let failure = Failure::new(error, &self.connection.address, waited);
+        let is_timeout = failure.error.kind() == ErrorKind::Timeout;
+        let is_silent = is_timeout && server.is_watched() && waited >= SILENT;
+        // The next connection asks the sentinels.
+        let is_outdated = is_silent || matches!(failure.reason, Reason::ReadOnly);
+        let is_gone = is_outdated || matches!(failure.reason, Reason::Closed);
+        if is_outdated {
+            server.subscriber.reconnect();
+        }
+        if is_gone {
+            // The idle ones are as it is, more often than not.
+            server.pool.discard_idle(self.sent);
+        }
+        if is_gone || is_timeout {
+            server.pool.lost(&failure.error);
+        }
+        // The next connection logs in anew, or is another server's.
+        let is_refused = matches!(failure.reason, Reason::Other) && !failure.error.is_transient();
+        if is_gone || is_refused {
+            self.connection.poison();
+        }
+        server.noted(failure)
     }
 }
 
@@ -325,81 +372,12 @@ impl Deployment {
 
     /// As [`Deployment::call`], with all that is known of the answer.
     pub(super) fn ask(&self, lane: Lane, by: Moment, request: &Command) -> Result<Answer> {
-        let mut server = self.server(request.slot, by)?;
-        let mut request = Cow::Borrowed(request);
-        let (mut asking, mut repeated, mut rounds) = (false, false, 0);
-        let mut doubt: Option<Error> = None;
-        let outcome = loop {
-            let failure = match server.send(&request, lane, asking, by) {
-                Ok(answer) => break Ok(answer),
-                Err(failure) => failure,
-            };
-            asking = false;
-            rounds += 1;
-            let next = match (failure, self) {
-                // An idle connection was closed. Acquire is idempotent, renew and release name their fence.
-                (Failure::Closed(error), _) if !repeated => {
-                    repeated = true;
-                    doubt = Some(error);
-                    Ok(server)
-                }
-                // The sentinels may know a new master by now.
-                (Failure::ReadOnly(_), _) if !repeated && server.is_watched() => {
-                    repeated = true;
-                    Ok(server)
-                }
-                (Failure::Moved(Some(to)), Deployment::Cluster(cluster)) => {
-                    cluster.set_master(request.slot, to)
-                }
-                (Failure::Moved(None), Deployment::Cluster(cluster)) => {
-                    cluster.mark_stale();
-                    cluster.server(request.slot, by)
-                }
-                (Failure::Ask(to), Deployment::Cluster(cluster)) => {
-                    asking = true;
-                    cluster.at(to)
-                }
-                (Failure::TryAgain(error), Deployment::Cluster(cluster)) => {
-                    rounds = 0;
-                    if let Some(shorter) = request.without_queue() {
-                        request = Cow::Owned(shorter);
-                    } else if by.remaining() >= TRY_AGAIN * 2 {
-                        std::thread::sleep(TRY_AGAIN);
-                    } else {
-                        break Err(error);
-                    }
-                    cluster.server(request.slot, by)
-                }
-                (failure, _) => {
-                    self.note(&failure);
-                    break Err(failure.into_error());
-                }
-            };
-            match next {
-                Ok(next) if rounds < ROUNDS => server = next,
-                Ok(_) => {
-                    break Err(unavailable(
-                        "redis cluster: the nodes do not agree on which of them has the mutex",
-                    ));
-                }
-                Err(error) => break Err(error),
-            }
+        let cluster = match self {
+            Deployment::One(_) => None,
+            Deployment::Cluster(cluster) => Some(&**cluster),
         };
-        match outcome {
-            Ok(answer) => Ok(Answer { doubt, ..answer }),
-            // The last try was not sent; the one before it was.
-            Err(error) if doubt.is_some() => Err(error.perhaps_sent()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// In a cluster, another node may have taken over: the next call looks.
-    pub(super) fn note(&self, failure: &Failure) {
-        if let Deployment::Cluster(cluster) = self
-            && failure.suggests_new_map()
-        {
-            cluster.mark_stale();
-        }
+        let server = self.server(request.slot, by)?;
+        server.ask(cluster, lane, by, request)
     }
 
     /// The server that has the slot.
@@ -430,7 +408,12 @@ impl Deployment {
 impl Drop for Deployment {
     fn drop(&mut self) {
         let servers = self.known();
-        servers.iter().for_each(|server| server.close());
+        for server in &servers {
+            if server.subscriber.close() {
+                // Otherwise the reader ends at its next heartbeat. The reply is of no interest.
+                drop(server.begin(server.wake_reader.clone(), Moment::now()));
+            }
+        }
         let deadline = Moment::now() + FAREWELL;
         for server in servers {
             server.subscriber.join(deadline);
@@ -439,7 +422,7 @@ impl Drop for Deployment {
 }
 
 fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == ::redis::ErrorKind::Server(::redis::ServerErrorKind::NoScript)
+    error.kind() == Kind::Server(ServerErrorKind::NoScript)
 }
 
 /// Reads the reply to an acquire.

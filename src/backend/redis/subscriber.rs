@@ -6,15 +6,15 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use ::redis::{ProtocolVersion, PushKind, RedisResult, Value, cmd};
 use parking_lot::{Condvar, Mutex};
 
 use super::Common;
-use super::connection::{Connector, REFUSED, Target, is_refusal};
+use super::connection::{Opener, longest_pause};
 use super::error::{is_timeout, read, unavailable};
 use super::script::Command;
 use super::server::{Pending, Server};
@@ -22,12 +22,11 @@ use crate::backend::permit_store::OnTurn;
 use crate::backend::{CLAIM_TIME, Wakeups};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::Lease;
-use crate::parker::{Parker, Unparker};
+use crate::parker::Unparker;
 use crate::thread::{self, Thread};
 
-/// Pauses between failed attempts to connect; up to [`REFUSED`] where the server refuses the log-in.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The pause before a lost connection is replaced; it doubles with each attempt that fails.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 /// After this much silence the server is asked for a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -41,15 +40,12 @@ const TOO_EARLY: Duration = Duration::from_millis(5);
 /// How long the server may take to come to an early acquire. A waiter waits for its reply longer than that.
 const EARLY_LIMIT: Duration = Duration::from_millis(350);
 
-/// How many channels one command names.
-const BATCH: usize = 500;
-
 /// What a channel carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Channel {
     /// `released@@ID`: the turn of the contender whose channel this is.
     Turn,
-    /// `acquired@@ID` and `released@@ID`, to all.
+    /// `acquired@@ID` and `released@@ID`, to all; `released@@!` while waiters leave a free mutex to others.
     Changes,
     /// `CLAIM@@ID`: the mutex was handed to ID, which has CLAIM ms to acquire it.
     Handed,
@@ -70,52 +66,17 @@ pub(super) enum Role {
     Observing,
 }
 
-/// What happened, as far as a recipient is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Message<'a> {
-    /// The turn of this recipient has come.
-    Turn,
-    /// This id has acquired.
-    Acquired(&'a [u8]),
-    /// This id has released, and no waiter in particular was told.
-    Released(&'a [u8]),
-    /// The mutex is free, for those first that do not queue.
-    Yielded,
-    /// The mutex was handed to a waiter.
-    Handed,
-    /// This process comes first in the line of this semaphore, which has so many free permits.
-    Permits(&'a str, u64),
-    /// Messages may have been missed.
-    Interrupted,
-}
-
-impl Message<'_> {
-    fn read(channel: Channel, said: &[u8]) -> Option<Message<'_>> {
-        match channel {
-            Channel::Turn => Some(Message::Turn),
-            Channel::Handed => Some(Message::Handed),
-            Channel::Changes if said == b"released@@!" => Some(Message::Yielded),
-            Channel::Changes => {
-                let acquired = said.strip_prefix(b"acquired@@").map(Message::Acquired);
-                acquired.or_else(|| said.strip_prefix(b"released@@").map(Message::Released))
-            }
-            Channel::Permits => {
-                let (free, semaphore) = std::str::from_utf8(said).ok()?.split_once("@@")?;
-                Some(Message::Permits(semaphore, free.parse().unwrap_or(0)))
-            }
-        }
-    }
-}
-
 /// Returns `true` if a recipient with this role and id should look again.
-fn concerns(role: Role, id: &[u8], message: Message<'_>) -> bool {
-    match (role, message) {
+fn concerns(role: Role, id: &[u8], channel: Channel, said: &[u8]) -> bool {
+    match (role, channel) {
         (Role::Idle, _) => false,
-        (_, Message::Turn | Message::Interrupted) => true,
-        (Role::Waiting, Message::Released(by)) => by != id,
+        (Role::Waiting, Channel::Turn) => true,
+        (Role::Waiting, Channel::Changes) => said
+            .strip_prefix(b"released@@")
+            .is_some_and(|by| by != id && by != b"!"),
         (Role::Waiting, _) => false,
-        (Role::Owning, Message::Acquired(by)) => by != id,
         // An owner that hears of its own release was revoked.
+        (Role::Owning, Channel::Changes) => said.strip_prefix(b"acquired@@") != Some(id),
         (Role::Owning | Role::Observing, _) => true,
     }
 }
@@ -124,10 +85,15 @@ fn concerns(role: Role, id: &[u8], message: Message<'_>) -> bool {
 pub(super) struct Recipient {
     /// The contender's id; empty for an observer.
     id: Vec<u8>,
-    unparker: Unparker,
+    wake: Wake,
     role: Mutex<Role>,
     early: Mutex<Early>,
-    on_turn: OnceLock<OnTurn>,
+}
+
+/// Whom a recipient wakes.
+pub(super) enum Wake {
+    Contender(Unparker),
+    Semaphores(OnTurn),
 }
 
 /// An early acquire, between the message that a waiter's turn has come and the waiter's own attempt. The thread that
@@ -139,51 +105,47 @@ pub(super) struct Recipient {
 enum Early {
     #[default]
     None,
-    Prepared(Prepared),
-    Sent(Box<EarlyAcquire>),
-}
-
-/// All that the next attempt of a waiter takes.
-struct Prepared {
-    server: Weak<Server>,
-    request: Command,
-    lease: Lease,
-}
-
-/// An attempt that was sent.
-pub(super) struct EarlyAcquire {
-    pub(super) pending: Pending,
-    /// The end of belief, should it be granted: counted from before it was sent.
-    pub(super) until: Moment,
+    /// What the waiter's next attempt sends, and how long the server may take to come to it.
+    Prepared(Arc<Server>, Command, Duration),
+    Sent(Box<Pending<'static>>),
 }
 
 impl Recipient {
-    fn hear(&self, message: Message<'_>) {
-        if !concerns(*self.role.lock(), &self.id, message) {
-            return;
+    fn hear(&self, channel: Channel, said: &[u8]) {
+        let role = *self.role.lock();
+        match &self.wake {
+            Wake::Semaphores(on_turn) => {
+                let said = std::str::from_utf8(said).unwrap_or_default();
+                if let Some((free, semaphore)) = said.split_once("@@") {
+                    on_turn(semaphore, free.parse().unwrap_or(0));
+                }
+            }
+            Wake::Contender(unparker) if concerns(role, &self.id, channel, said) => {
+                if channel == Channel::Turn {
+                    self.send_early();
+                }
+                unparker.unpark();
+            }
+            Wake::Contender(_) => {}
         }
-        if let (Message::Permits(semaphore, free), Some(on_turn)) = (message, self.on_turn.get()) {
-            on_turn(semaphore, free);
-        }
-        if message == Message::Turn {
-            let mut early = self.early.lock();
-            *early = match std::mem::take(&mut *early) {
-                Early::Prepared(prepared) => prepared.send().map_or(Early::None, Early::Sent),
-                other => other,
-            };
-        }
-        self.unparker.unpark();
     }
-}
 
-impl Prepared {
-    /// Sends the attempt. Never waits: `None` if there is no connection to spare, or it is broken.
-    fn send(self) -> Option<Box<EarlyAcquire>> {
-        let now = Moment::now();
-        let limit = EARLY_LIMIT.min(self.lease.request_limit() * 2 / 3);
-        let pending = self.server.upgrade()?.begin(self.request, now + limit)?;
-        let until = pending.sent + self.lease.belief();
-        Some(Box::new(EarlyAcquire { pending, until }))
+    /// Has it look again, although no message came.
+    fn look(&self) {
+        if let Wake::Contender(unparker) = &self.wake
+            && *self.role.lock() != Role::Idle
+        {
+            unparker.unpark();
+        }
+    }
+
+    /// Sends what was prepared, if there is a connection to spare. Never waits.
+    fn send_early(&self) {
+        let mut early = self.early.lock();
+        if let Early::Prepared(server, request, limit) = &*early {
+            let sent = server.begin(request.clone(), Moment::now() + *limit);
+            *early = sent.map_or(Early::None, |pending| Early::Sent(Box::new(pending)));
+        }
     }
 }
 
@@ -200,17 +162,16 @@ impl Subscription {
     /// A subscription that [`Subscription::ensure`] begins. `id` is empty for an observer.
     pub(super) fn new(
         id: &str,
-        unparker: Unparker,
+        wake: Wake,
         role: Role,
         channels: Vec<(Vec<u8>, Channel)>,
         slot: u16,
     ) -> Subscription {
         let recipient = Recipient {
             id: id.as_bytes().to_vec(),
-            unparker,
+            wake,
             role: Mutex::new(role),
             early: Mutex::default(),
-            on_turn: OnceLock::new(),
         };
         Subscription {
             recipient: Arc::new(recipient),
@@ -223,10 +184,8 @@ impl Subscription {
     /// A subscription to the turns of this process in the lines of the semaphores.
     pub(super) fn of_permits(channel: &str, slot: u16, on_turn: OnTurn) -> Subscription {
         let channels = vec![(channel.as_bytes().to_vec(), Channel::Permits)];
-        let unparker = Parker::new().unparker();
-        let subscription = Subscription::new("", unparker, Role::Observing, channels, slot);
-        let _ = subscription.recipient.on_turn.set(on_turn);
-        subscription
+        let wake = Wake::Semaphores(on_turn);
+        Subscription::new("", wake, Role::Observing, channels, slot)
     }
 
     /// Subscribes on the server that has the slot now, which in a cluster may change. Takes at most half of the
@@ -255,22 +214,20 @@ impl Subscription {
         *self.recipient.role.lock() = role;
     }
 
-    /// Has the next attempt sent as soon as the turn comes.
-    pub(super) fn prepare(&self, request: Command, lease: Lease) {
+    /// Has `request`, the next attempt, sent as soon as the turn comes. `longest` is how long the server may take to
+    /// come to it.
+    pub(super) fn prepare(&self, request: Command, longest: Duration) {
         if let Some(server) = &self.server {
-            *self.recipient.early.lock() = Early::Prepared(Prepared {
-                server: Arc::downgrade(server),
-                request,
-                lease,
-            });
+            let limit = EARLY_LIMIT.min(longest);
+            *self.recipient.early.lock() = Early::Prepared(Arc::clone(server), request, limit);
         }
     }
 
     /// Takes what was sent in the meantime; from now on nothing is.
-    pub(super) fn take_early(&self) -> Option<Box<EarlyAcquire>> {
+    pub(super) fn take_early(&self) -> Option<Box<Pending<'static>>> {
         match std::mem::take(&mut *self.recipient.early.lock()) {
-            Early::Sent(sent) => Some(sent),
-            Early::None | Early::Prepared(_) => None,
+            Early::Sent(pending) => Some(pending),
+            Early::None | Early::Prepared(..) => None,
         }
     }
 
@@ -294,8 +251,7 @@ pub(super) struct Subscriber {
     state: Mutex<State>,
     /// Channels were acknowledged, the connection ended, or the end has come.
     changed: Condvar,
-    connector: Arc<Connector>,
-    target: Arc<Target>,
+    opener: Arc<Opener>,
     /// The channel that wakes the reader. It lies under the same prefix, so a missing right shows at once.
     control: Vec<u8>,
     /// In a cluster: another server may have taken the place of this one.
@@ -307,52 +263,42 @@ pub(super) struct Subscriber {
 #[derive(Default)]
 struct State {
     routes: HashMap<Vec<u8>, Route>,
-    /// Channels to subscribe, or to unsubscribe if they have no recipient. Only while there is a connection: a new one
+    /// Channels to subscribe, or to unsubscribe if they have no route. Only while there is a connection: a new one
     /// begins with all routes.
     unsent: Vec<Vec<u8>>,
-    connection: Connection,
+    /// How many batches the server has acknowledged on this connection.
+    acknowledged: u64,
+    /// They missed messages, and look again once the next connection is subscribed.
+    interrupted: Vec<Arc<Recipient>>,
+    wakeups: Wakeups,
+    /// Why a connection could not be opened. None while one that worked is being replaced.
+    failure: Option<Error>,
     /// The connection is to be replaced: the server is a replica now.
     outdated: bool,
     closed: bool,
 }
 
-/// The connection on which messages arrive.
-#[derive(Default)]
-enum Connection {
-    #[default]
-    Untried,
-    Live,
-    /// It worked, and the next one is being opened.
-    Lost(Error),
-    /// It could not be opened.
-    Failed(Error),
-}
-
-/// Where the messages of one channel go. Stays until the server has acknowledged the end of the subscription.
+/// Where the messages of one channel go.
 struct Route {
     channel: Channel,
     recipients: Vec<Arc<Recipient>>,
-    /// Requests about this channel that the server has not acknowledged. Without a connection one: the next
-    /// connection begins with it.
-    unacknowledged: u32,
-    /// It was acknowledged on an earlier connection: messages may have been missed since.
-    interrupted: bool,
-    /// When one waiter looks again although no message came.
-    look_at: Option<Moment>,
+    /// The batch in which it was subscribed on this connection; `UNSENT` before. The server answers in order, so what
+    /// it says of an earlier subscription of this channel is not taken for the present one's.
+    batch: u64,
 }
+
+const UNSENT: u64 = u64::MAX;
 
 impl Subscriber {
     pub(super) fn new(
-        connector: &Arc<Connector>,
-        target: &Arc<Target>,
+        opener: &Arc<Opener>,
         control: &str,
         map_stale: &Arc<AtomicBool>,
     ) -> Arc<Subscriber> {
         Arc::new(Subscriber {
             state: Mutex::default(),
             changed: Condvar::new(),
-            connector: Arc::clone(connector),
-            target: Arc::clone(target),
+            opener: Arc::clone(opener),
             control: control.as_bytes().to_vec(),
             map_stale: Arc::clone(map_stale),
             thread: Mutex::new(None),
@@ -378,9 +324,7 @@ impl Subscriber {
             let route = state.routes.entry(name.clone()).or_insert_with(|| Route {
                 channel: *channel,
                 recipients: Vec::new(),
-                unacknowledged: 0,
-                interrupted: false,
-                look_at: None,
+                batch: UNSENT,
             });
             route.recipients.push(Arc::clone(recipient));
             if route.recipients.len() == 1 {
@@ -394,19 +338,18 @@ impl Subscriber {
     pub(super) fn wait(&self, channels: &[(Vec<u8>, Channel)], by: Moment) -> Result<()> {
         let mut state = self.state.lock();
         loop {
-            let is_live = matches!(state.connection, Connection::Live);
             let is_acknowledged = |(name, _): &(Vec<u8>, Channel)| {
-                (state.routes.get(name)).is_some_and(|route| route.unacknowledged == 0)
+                (state.routes.get(name)).is_some_and(|route| route.batch <= state.acknowledged)
             };
-            if is_live && channels.iter().all(is_acknowledged) {
+            if channels.iter().all(is_acknowledged) {
                 return Ok(());
             }
-            if let Connection::Failed(error) = &state.connection {
-                return Err(error.clone());
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
             }
             let left = by.remaining();
             if left.is_zero() {
-                let server = &self.target;
+                let server = &self.opener.target;
                 let message = format!("redis at {server}: no answer while subscribing");
                 return Err(Error::new(ErrorKind::Timeout, message).not_sent());
             }
@@ -428,6 +371,7 @@ impl Subscriber {
             if let Some(at) = at {
                 route.recipients.swap_remove(at);
                 if route.recipients.is_empty() {
+                    state.routes.remove(name);
                     state.queue(name);
                 }
             }
@@ -441,13 +385,7 @@ impl Subscriber {
 
     /// Returns how wake-ups work: not tried, working, or why not.
     pub(super) fn condition(&self) -> Wakeups {
-        match &self.state.lock().connection {
-            Connection::Untried => Wakeups::Untried,
-            Connection::Live => Wakeups::Working,
-            Connection::Lost(error) | Connection::Failed(error) => {
-                Wakeups::Polling(error.to_string().into())
-            }
-        }
+        self.state.lock().wakeups.clone()
     }
 
     /// Tells the reader to end. It does so at the next message, or within a heartbeat.
@@ -455,8 +393,7 @@ impl Subscriber {
     pub(super) fn close(&self) -> bool {
         self.state.lock().closed = true;
         self.changed.notify_all();
-        let thread = self.thread.lock();
-        thread.as_ref().is_some_and(|thread| !thread.is_over())
+        self.thread.lock().is_some()
     }
 
     /// Waits until the reader has ended.
@@ -468,99 +405,58 @@ impl Subscriber {
 }
 
 impl State {
-    /// Has the server told whether the channel has recipients.
+    /// Has the server told whether the channel has a route.
     fn queue(&mut self, name: &[u8]) {
-        let is_live = matches!(self.connection, Connection::Live);
-        let Some(route) = self.routes.get_mut(name) else {
-            return;
-        };
-        if is_live {
-            route.unacknowledged += 1;
+        if self.wakeups == Wakeups::Working {
             self.unsent.push(name.to_vec());
-        } else if route.recipients.is_empty() {
-            self.routes.remove(name);
-        } else {
-            route.unacknowledged = 1;
-        }
-    }
-
-    /// The server acknowledged a request about the channel.
-    fn acknowledge(&mut self, name: &[u8]) {
-        let Some(route) = self.routes.get_mut(name) else {
-            return;
-        };
-        route.unacknowledged = route.unacknowledged.saturating_sub(1);
-        if route.unacknowledged > 0 {
-            return;
-        }
-        if route.recipients.is_empty() {
-            self.routes.remove(name);
-        } else if std::mem::take(&mut route.interrupted) {
-            route.tell(Message::Interrupted);
         }
     }
 
     /// A connection begins, with all routes.
     fn begin(&mut self) {
-        self.connection = Connection::Live;
+        self.wakeups = Wakeups::Working;
+        self.failure = None;
         self.outdated = false;
+        self.acknowledged = 0;
         self.unsent = self.routes.keys().cloned().collect();
     }
 
-    /// The connection has ended. Waiters hear of it now, and once more when the next one is subscribed.
-    fn end(&mut self, outcome: Connection) {
-        self.connection = outcome;
+    /// The connection has ended, or could not be opened. Waiters hear of it now, and once more when the next one is
+    /// subscribed.
+    fn end(&mut self, error: Error, worked: bool) {
+        self.wakeups = Wakeups::Polling(error.to_string().into());
+        self.failure = (!worked || !error.is_transient()).then_some(error);
         self.unsent.clear();
-        self.routes.retain(|_, route| !route.recipients.is_empty());
         for route in self.routes.values_mut() {
-            if route.unacknowledged == 0 {
-                route.tell(Message::Interrupted);
-                route.interrupted = true;
+            if route.batch <= self.acknowledged {
+                route.recipients.iter().for_each(|it| it.look());
+                self.interrupted.extend_from_slice(&route.recipients);
             }
-            route.unacknowledged = 1;
-            route.look_at = None;
+            route.batch = UNSENT;
         }
-    }
-}
-
-impl Route {
-    fn tell(&self, message: Message<'_>) {
-        self.recipients.iter().for_each(|it| it.hear(message));
     }
 }
 
 impl Subscriber {
     /// Replaces each connection that ends by a next one.
     fn read_for_ever(&self) {
-        let mut pause = BACKOFF.0;
+        let mut pause = FIRST_PAUSE;
         loop {
-            let mut worked = false;
-            let ended = catch_unwind(AssertUnwindSafe(|| self.read(&mut worked)));
-            let error = ended.unwrap_or_else(|_| {
-                // What panics each time is not tried without a pause.
-                worked = false;
-                let message = format!("redis at {}: reading messages panicked", self.target);
-                Error::new(ErrorKind::Panicked, message)
+            let ended = catch_unwind(AssertUnwindSafe(|| self.read()));
+            let (worked, error) = ended.unwrap_or_else(|_| {
+                let message = format!("redis at {}: reading messages panicked", self.opener.target);
+                (false, Error::new(ErrorKind::Panicked, message))
             });
             log::debug!("redis subscriber: {error}");
-            let mut state = self.state.lock();
-            let longest = if is_refusal(&error) {
-                REFUSED
+            pause = if worked {
+                FIRST_PAUSE
             } else {
-                BACKOFF.1
+                (pause * 2).min(longest_pause(&error))
             };
-            state.end(if worked && error.is_transient() {
-                Connection::Lost(error)
-            } else {
-                Connection::Failed(error)
-            });
+            let mut state = self.state.lock();
+            state.end(error, worked);
             self.changed.notify_all();
             self.map_stale.store(true, Ordering::Relaxed);
-            pause = if worked {
-                BACKOFF.0
-            } else {
-                (pause * 2).min(longest)
-            };
             let until = Moment::now() + pause;
             while !state.closed && !until.remaining().is_zero() {
                 self.changed.wait_for(&mut state, until.remaining());
@@ -571,24 +467,36 @@ impl Subscriber {
         }
     }
 
-    /// Opens a connection and reads until its end, or that of the factory. `worked`: the server acknowledged.
-    fn read(&self, worked: &mut bool) -> Error {
-        let opened = (self.target).open(&self.connector, ProtocolVersion::RESP3);
-        let (address, connection) = match opened {
+    /// Opens a connection and reads until its end, or that of the factory. Returns whether the server acknowledged
+    /// anything, and why it ended.
+    fn read(&self) -> (bool, Error) {
+        let opened = self.opener.open(ProtocolVersion::RESP3);
+        let (address, driver) = match opened {
             Ok(opened) => opened,
-            Err(error) => return error,
+            Err(error) => return (false, error),
         };
         self.state.lock().begin();
-        match PushConnection::new(self, connection).run(worked) {
+        let mut connection = PushConnection {
+            reader: self,
+            driver,
+            worked: false,
+            batches: 0,
+            heard_at: Moment::now(),
+            asked_at: None,
+            looks: HashMap::new(),
+            timeout: Duration::ZERO,
+        };
+        let error = match connection.run() {
             Ok(()) => unavailable(format!("redis at {address}: is not the master any more")),
             Err(error) => read(&error, &address, self.patience()),
-        }
+        };
+        (connection.worked, error)
     }
 
     /// How long a sign of life is waited for. As long as any other answer: a round trip may take longer than
     /// a heartbeat.
     fn patience(&self) -> Duration {
-        HEARTBEAT.max(self.connector.timeout)
+        HEARTBEAT.max(self.opener.connector.timeout)
     }
 }
 
@@ -596,31 +504,22 @@ impl Subscriber {
 struct PushConnection<'a> {
     reader: &'a Subscriber,
     driver: ::redis::Connection,
+    /// The server acknowledged a subscription.
+    worked: bool,
+    /// How many batches were sent.
+    batches: u64,
     heard_at: Moment,
-    /// When a sign of life was asked for last.
-    asked_at: Moment,
-    /// No route has an earlier `look_at`.
-    next_look: Option<Moment>,
+    /// When a sign of life was asked for, if nothing was heard since.
+    asked_at: Option<Moment>,
+    /// When one waiter of a mutex looks again although no message came; by the channel of its changes.
+    looks: HashMap<Vec<u8>, Moment>,
     /// What the socket's timeout is set to.
     timeout: Duration,
 }
 
 impl PushConnection<'_> {
-    fn new(reader: &Subscriber, driver: ::redis::Connection) -> PushConnection<'_> {
-        let now = Moment::now();
-        PushConnection {
-            reader,
-            driver,
-            heard_at: now,
-            asked_at: now,
-            next_look: None,
-            timeout: Duration::ZERO,
-        }
-    }
-
-    /// Reads until the connection is to end; `worked` as in [`Subscriber::read`].
-    fn run(&mut self, worked: &mut bool) -> RedisResult<()> {
-        self.ask_for_life()?;
+    /// Reads until the connection is to end.
+    fn run(&mut self) -> RedisResult<()> {
         while self.send_unsent()? {
             let wait = self.wake_one_of_each().max(Duration::from_millis(1));
             // A system call, and with every message the wait begins anew: to wake a little early is
@@ -631,13 +530,20 @@ impl PushConnection<'_> {
             }
             match self.driver.recv_response() {
                 Ok(Value::Push { kind, data }) => {
-                    self.heard_at = Moment::now();
-                    *worked |= kind == PushKind::Subscribe;
+                    (self.heard_at, self.asked_at) = (Moment::now(), None);
+                    self.worked |= kind == PushKind::Subscribe;
                     self.take(&kind, &data);
                 }
                 Ok(Value::ServerError(error)) => return Err(error.into()),
                 Ok(_) => {}
-                Err(error) if is_timeout(&error) => self.check_heartbeat()?,
+                Err(error) if is_timeout(&error) => {
+                    let now = Moment::now();
+                    match self.asked_at {
+                        Some(at) if now - at >= self.reader.patience() => return Err(error),
+                        None if now - self.heard_at >= HEARTBEAT => self.ask_for_life()?,
+                        _ => {}
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -646,83 +552,51 @@ impl PushConnection<'_> {
 
     /// Sends what was queued. `false`: this connection is to end.
     fn send_unsent(&mut self) -> RedisResult<bool> {
-        let (mut subscribe, mut unsubscribe) = (Vec::new(), Vec::new());
-        {
+        let batch = self.batches + 1;
+        let (subscribe, unsubscribe): (Vec<_>, Vec<_>) = {
             let mut state = self.reader.state.lock();
             if state.closed || state.outdated {
                 return Ok(false);
             }
-            for name in std::mem::take(&mut state.unsent) {
-                let route = state.routes.get(&name);
-                if route.is_some_and(|route| !route.recipients.is_empty()) {
-                    subscribe.push(name);
-                } else {
-                    unsubscribe.push(name);
-                }
-            }
-        }
+            let unsent = std::mem::take(&mut state.unsent);
+            unsent.into_iter().partition(|name| {
+                let route = state.routes.get_mut(name);
+                route.map(|route| route.batch = batch).is_some()
+            })
+        };
         for (verb, channels) in [("UNSUBSCRIBE", &unsubscribe), ("SUBSCRIBE", &subscribe)] {
-            for some in channels.chunks(BATCH) {
-                let command = cmd(verb).arg(some).get_packed_command();
+            if !channels.is_empty() {
+                let command = cmd(verb).arg(channels).get_packed_command();
                 self.driver.send_packed_command(&command)?;
             }
         }
-        if !subscribe.is_empty() {
-            // Its acknowledgement is the end of the batch.
+        if batch == 1 || !subscribe.is_empty() {
             self.ask_for_life()?;
         }
         Ok(true)
     }
 
-    /// Wakes one waiter of each mutex whose time has come, and says for how long there is nothing to do.
+    /// Wakes one waiter of each mutex whose time has come, and says for how long to wait for a message.
     fn wake_one_of_each(&mut self) -> Duration {
         let now = Moment::now();
-        if self.next_look.is_some_and(|at| at <= now) {
-            let mut state = self.reader.state.lock();
-            let mut next = None;
-            for route in state.routes.values_mut() {
-                if route.look_at.is_some_and(|at| at <= now) {
-                    route.look_at = None;
-                    let mut recipients = route.recipients.iter();
-                    if let Some(waiter) = recipients.find(|it| *it.role.lock() == Role::Waiting) {
-                        waiter.unparker.unpark();
-                    }
-                }
-                next = earlier(next, route.look_at);
+        let due = self.looks.extract_if(|_, at| *at <= now);
+        for (name, _) in due {
+            let state = self.reader.state.lock();
+            let route = state.routes.get(&name);
+            let mut recipients = route.iter().flat_map(|route| &route.recipients);
+            if let Some(waiter) = recipients.find(|it| *it.role.lock() == Role::Waiting) {
+                waiter.look();
             }
-            self.next_look = next;
         }
-        let beat = if self.heartbeat_pending() {
-            // Not in one go: with every heartbeat it is looked what there is to send.
-            (self.asked_at + self.reader.patience()).min(now + HEARTBEAT)
-        } else {
-            self.heard_at + HEARTBEAT
-        };
-        self.next_look.map_or(beat, |at| at.min(beat)) - now
+        let next = self.looks.values().min();
+        next.map_or(HEARTBEAT, |at| (*at - now).min(HEARTBEAT))
     }
 
-    /// After a silence: asks for a sign of life, or gives up if one was asked for in vain.
-    fn check_heartbeat(&mut self) -> RedisResult<()> {
-        let now = Moment::now();
-        if self.heartbeat_pending() {
-            if now - self.asked_at >= self.reader.patience() {
-                return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-            }
-        } else if now - self.heard_at >= HEARTBEAT {
-            self.ask_for_life()?;
-        }
-        Ok(())
-    }
-
-    /// Returns `true` if a sign of life was asked for and nothing was heard since.
-    fn heartbeat_pending(&self) -> bool {
-        self.asked_at > self.heard_at
-    }
-
-    /// Subscribes (again) to the control channel. Not PING: its reply is no push, and after a timeout the driver
-    /// swallows a reply that is none.
+    /// Ends a batch, which may be empty: subscribes (again) to the control channel. Not PING: its reply is no push, and
+    /// after a timeout the driver swallows a reply that is none.
     fn ask_for_life(&mut self) -> RedisResult<()> {
-        self.asked_at = Moment::now();
+        self.batches += 1;
+        self.asked_at = Some(Moment::now());
         let control = &self.reader.control[..];
         let command = cmd("SUBSCRIBE").arg(control).get_packed_command();
         self.driver.send_packed_command(&command)
@@ -736,55 +610,51 @@ impl PushConnection<'_> {
         let mut state = self.reader.state.lock();
         match (kind, data.get(1)) {
             (PushKind::Subscribe, _) if *name == self.reader.control => {
+                state.acknowledged += 1;
+                let interrupted = std::mem::take(&mut state.interrupted);
+                interrupted.iter().for_each(|it| it.look());
                 // Once for a batch: a thousand that start together must not wake each other.
                 self.reader.changed.notify_all();
             }
-            (PushKind::Subscribe | PushKind::Unsubscribe, _) => state.acknowledge(name),
             (PushKind::Message, Some(Value::BulkString(said))) => {
                 let Some(route) = state.routes.get(name) else {
                     return;
                 };
-                let Some(message) = Message::read(route.channel, said) else {
-                    return;
-                };
-                let recipients = route.recipients.clone();
-                self.plan_look(&mut state, name, message);
+                let (channel, recipients) = (route.channel, route.recipients.clone());
                 drop(state);
-                recipients.iter().for_each(|it| it.hear(message));
+                self.plan_look(channel, name, said);
+                recipients.iter().for_each(|it| it.hear(channel, said));
             }
             _ => {}
         }
     }
 
     /// Notes when one waiter of the mutex looks again: a hand-over may not be claimed, a free mutex not taken.
-    fn plan_look(&mut self, state: &mut State, name: &[u8], message: Message<'_>) {
-        let (mutex, after) = match message {
-            Message::Acquired(_) | Message::Released(_) => (name, None),
-            Message::Yielded => (name, Some(YIELD)),
+    fn plan_look(&mut self, channel: Channel, name: &[u8], said: &[u8]) {
+        let (mutex, after) = match channel {
+            Channel::Changes if said == b"released@@!" => (name, YIELD),
+            Channel::Changes => {
+                self.looks.remove(name);
+                return;
+            }
             // The claim time in the message is for readers of other languages: it is a constant.
-            Message::Handed => (
+            Channel::Handed => (
                 name.strip_suffix(b"!handed").unwrap_or(name),
-                Some(CLAIM_TIME + TOO_EARLY),
+                CLAIM_TIME + TOO_EARLY,
             ),
-            _ => return,
+            Channel::Turn | Channel::Permits => return,
         };
-        if let Some(route) = state.routes.get_mut(mutex) {
-            route.look_at = after.map(|after| self.heard_at + after);
-            self.next_look = earlier(self.next_look, route.look_at);
-        }
+        self.looks.insert(mutex.to_vec(), self.heard_at + after);
     }
-}
-
-fn earlier(one: Option<Moment>, other: Option<Moment>) -> Option<Moment> {
-    one.into_iter().chain(other).min()
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::{SocketAddr, TcpListener};
 
-    use super::super::connection::Address;
+    use super::super::connection::{Address, Connector, Target};
     use super::*;
+    use crate::parker::Parker;
 
     fn subscriber(server: SocketAddr) -> Arc<Subscriber> {
         let connector = Arc::new(Connector {
@@ -793,13 +663,17 @@ mod tests {
             tls: None,
             timeout: Duration::from_millis(100),
         });
-        let target = Target::At(Address::Tcp(server.ip().to_string(), server.port()));
-        Subscriber::new(&connector, &Arc::new(target), "control", &Arc::default())
+        let opener = Opener {
+            connector,
+            target: Target::At(Address::Tcp(server.ip().to_string(), server.port())),
+            warned: AtomicBool::new(false),
+        };
+        Subscriber::new(&Arc::new(opener), "control", &Arc::default())
     }
 
     fn recipient() -> Arc<Recipient> {
-        let unparker = Parker::new().unparker();
-        let subscription = Subscription::new("a", unparker, Role::Waiting, Vec::new(), 0);
+        let wake = Wake::Contender(Parker::new().unparker());
+        let subscription = Subscription::new("a", wake, Role::Waiting, Vec::new(), 0);
         Arc::clone(&subscription.recipient)
     }
 
@@ -850,12 +724,12 @@ mod tests {
             attempts.get() >= 5
         });
         let reader = &subscriber;
-        reader.state.lock().connection = Connection::Untried;
+        reader.state.lock().failure = None;
         wait_until(|| {
             accepted();
             // Under the lock: an attempt has just failed, and it pauses until it is told.
             let mut state = reader.state.lock();
-            state.closed = matches!(state.connection, Connection::Failed(_));
+            state.closed = state.failure.is_some();
             state.closed
         });
         accepted();
@@ -866,18 +740,18 @@ mod tests {
 
     #[test]
     fn recipient_hears_what_concerns_its_role() {
-        let released = Message::read(Channel::Changes, b"released@@a").unwrap();
-        assert!(concerns(Role::Owning, b"a", released), "revoked");
-        assert!(!concerns(Role::Waiting, b"a", released));
-        assert!(concerns(Role::Waiting, b"b", released));
-        let acquired = Message::read(Channel::Changes, b"acquired@@a").unwrap();
-        assert!(!concerns(Role::Owning, b"a", acquired));
-        assert!(concerns(Role::Owning, b"b", acquired));
-        assert!(!concerns(Role::Waiting, b"b", acquired));
-        assert!(concerns(Role::Observing, b"", acquired));
-        let yielded = Message::read(Channel::Changes, b"released@@!").unwrap();
-        assert!(!concerns(Role::Waiting, b"b", yielded));
-        assert!(concerns(Role::Observing, b"", yielded));
-        assert!(!concerns(Role::Idle, b"a", Message::Turn));
+        let change = |role, id: &[u8], said: &[u8]| concerns(role, id, Channel::Changes, said);
+        assert!(change(Role::Owning, b"a", b"released@@a"), "revoked");
+        assert!(!change(Role::Waiting, b"a", b"released@@a"));
+        assert!(change(Role::Waiting, b"b", b"released@@a"));
+        assert!(!change(Role::Owning, b"a", b"acquired@@a"));
+        assert!(change(Role::Owning, b"b", b"acquired@@a"));
+        assert!(!change(Role::Waiting, b"b", b"acquired@@a"));
+        assert!(change(Role::Observing, b"", b"acquired@@a"));
+        assert!(!change(Role::Waiting, b"b", b"released@@!"));
+        assert!(change(Role::Observing, b"", b"released@@!"));
+        assert!(!concerns(Role::Waiting, b"b", Channel::Handed, b"500@@a"));
+        assert!(concerns(Role::Waiting, b"a", Channel::Turn, b"released@@b"));
+        assert!(!concerns(Role::Idle, b"a", Channel::Turn, b"released@@b"));
     }
 }

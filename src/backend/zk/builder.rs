@@ -1,6 +1,7 @@
 //! Where the ensemble is and how to talk to it.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,22 +13,8 @@ use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
 use crate::probe::Probed;
-use crate::tls::{Tls, tls_setters};
-use crate::url::Url;
-
-/// What a `zk://` URL may say.
-const PARAMETERS: &[&str] = &[
-    "ttl",
-    "transition",
-    "session_timeout",
-    "connect_timeout",
-    "initial_delay",
-    "acl",
-    "tls",
-    "tls_ca",
-    "tls_cert",
-    "tls_key",
-];
+use crate::tls::Tls;
+use crate::url::{Parameter, Url, addresses, ensure, host_list, options};
 
 /// Builds a factory on a ZooKeeper ensemble.
 ///
@@ -88,46 +75,6 @@ impl Builder {
         self
     }
 
-    /// Sets how long an owner may believe that it owns without a renewal. Defaults to 10 s, or to what
-    /// [`session_timeout`](Builder::session_timeout) leaves after the transition.
-    pub fn ttl(mut self, ttl: Duration) -> Builder {
-        self.ttl = Some(ttl);
-        self
-    }
-
-    /// Sets how long after the ttl no other contender can acquire. Defaults to 6 s, or to a sixth of
-    /// [`session_timeout`](Builder::session_timeout) if that is set. An owner whose session cannot be kept
-    /// alive stops believing that it owns at least a sixth of the session timeout before the session ends,
-    /// whatever is set here.
-    pub fn transition(mut self, transition: Duration) -> Builder {
-        self.transition = Some(transition);
-        self
-    }
-
-    /// Sets how long the ensemble keeps the factory's nodes without hearing from it. Defaults to ttl +
-    /// transition. A server grants 2 to 20 of its ticks unless configured otherwise (`minSessionTimeout`,
-    /// `maxSessionTimeout`, the same on every server). If it grants less than is requested, the factory's
-    /// calls fail with an error that says so. Heartbeats need at least two ticks: do not set less, even
-    /// if the server's `minSessionTimeout` allows it.
-    pub fn session_timeout(mut self, timeout: Duration) -> Builder {
-        self.session_timeout = Some(timeout);
-        self
-    }
-
-    /// Sets how long one server may take to accept a connection. Defaults to 1 s. It then has a quarter of the
-    /// session timeout to answer the handshake, or this time if it is longer and no ownership depends on the
-    /// session.
-    pub fn connect_timeout(mut self, timeout: Duration) -> Builder {
-        self.connect_timeout = timeout;
-        self
-    }
-
-    /// Sets the delay before a service's first attempt. Defaults to zero.
-    pub fn initial_delay(mut self, initial_delay: Duration) -> Builder {
-        self.initial_delay = initial_delay;
-        self
-    }
-
     /// Authenticates every connection with ZooKeeper's `digest` scheme, which sends the password in clear
     /// unless [`tls`](Builder::tls) is on. Defaults to no authentication.
     pub fn digest(mut self, user: impl Into<String>, password: impl Into<String>) -> Builder {
@@ -135,15 +82,52 @@ impl Builder {
         self
     }
 
-    /// Sets the ACL of the nodes that the factory creates below `/simba`. Defaults to [`Acl::CreatorAll`]
-    /// with authentication, [`Acl::Open`] without. With `CreatorAll`, every user can still read `/simba` itself
-    /// and create nodes in it.
-    pub fn acl(mut self, acl: Acl) -> Builder {
-        self.acl = Some(acl);
-        self
-    }
+    options! {
+        /// Sets how long an owner may believe that it owns without a renewal. Defaults to 10 s, or to what
+        /// [`session_timeout`](Builder::session_timeout) leaves after the transition.
+        fn ttl(ttl: Duration) { self.ttl = Some(ttl) }
 
-    tls_setters!(tls);
+        /// Sets how long after the ttl no other contender can acquire. Defaults to 6 s, or to a sixth of
+        /// [`session_timeout`](Builder::session_timeout) if that is set. An owner whose session cannot be kept
+        /// alive stops believing that it owns at least a sixth of the session timeout before the session ends,
+        /// whatever is set here.
+        fn transition(transition: Duration) { self.transition = Some(transition) }
+
+        /// Sets how long the ensemble keeps the factory's nodes without hearing from it. Defaults to ttl +
+        /// transition. A server grants 2 to 20 of its ticks unless configured otherwise (`minSessionTimeout`,
+        /// `maxSessionTimeout`, the same on every server). If it grants less than is requested, the factory's
+        /// calls fail with an error that says so. Heartbeats need at least two ticks: do not set less, even
+        /// if the server's `minSessionTimeout` allows it.
+        fn session_timeout(timeout: Duration) { self.session_timeout = Some(timeout) }
+
+        /// Sets how long one server may take to accept a connection. Defaults to 1 s. It then has a quarter of the
+        /// session timeout to answer the handshake, or this time if it is longer and no ownership depends on the
+        /// session.
+        fn connect_timeout(timeout: Duration) { self.connect_timeout = timeout }
+
+        /// Sets the delay before a service's first attempt. Defaults to zero.
+        fn initial_delay(initial_delay: Duration) { self.initial_delay = initial_delay }
+
+        /// Sets the ACL of the nodes that the factory creates below `/simba`. Defaults to [`Acl::CreatorAll`]
+        /// with authentication, [`Acl::Open`] without. With `CreatorAll`, every user can still read `/simba`
+        /// itself and create nodes in it.
+        fn acl(acl: Acl) { self.acl = Some(acl) }
+
+        /// Sets whether connections are encrypted and the server's certificate and host name are checked;
+        /// needs the Cargo feature `tls`. Defaults to `false`.
+        fn tls(tls: bool) { self.tls.on = tls }
+
+        /// Sets the PEM file with the certificates of the authorities to trust. Defaults to those that the
+        /// system trusts.
+        fn tls_ca(file: impl Into<PathBuf>) { self.tls.ca = Some(file.into()) }
+
+        /// Sets the PEM file with the client's certificate chain, for servers that ask for one. Needs
+        /// [`tls_key`](Builder::tls_key). Defaults to none.
+        fn tls_cert(file: impl Into<PathBuf>) { self.tls.cert = Some(file.into()) }
+
+        /// Sets the PEM file with the key of the client's certificate. Defaults to none.
+        fn tls_key(file: impl Into<PathBuf>) { self.tls.key = Some(file.into()) }
+    }
 
     /// Builds the factory. Its session is opened in the background.
     ///
@@ -162,226 +146,113 @@ impl Builder {
     /// # Errors
     /// As [`Builder::build`].
     pub fn session(self) -> Result<Session> {
-        Session::open(
-            &Arc::new(self.config()?),
-            Probed::default(),
-            connection::run,
-        )
+        let config = Arc::new(self.config()?);
+        Session::open(&config, Probed::default(), connection::run)
     }
 
     /// `zk://user:password@h1:2181,h2:2181/chroot?ttl=10s&transition=6s&tls=true`.
     pub(super) fn from_url(url: &Url) -> Result<Builder> {
-        url.expect_parameters(PARAMETERS)?;
         let mut builder = Builder::new(url.hosts.join(","));
         if !url.path.is_empty() {
-            builder = builder.chroot(format!("/{}", url.path));
+            builder.chroot = format!("/{}", url.path);
         }
-        url.set("ttl", &mut builder.ttl)?;
-        url.set("transition", &mut builder.transition)?;
-        url.set("session_timeout", &mut builder.session_timeout)?;
-        url.set("connect_timeout", &mut builder.connect_timeout)?;
-        url.set("initial_delay", &mut builder.initial_delay)?;
-        builder.tls = Tls::from_url(url)?;
-        match (&url.user, &url.password) {
-            (Some(user), Some(password)) => builder = builder.digest(user, password),
-            (None, None) => {}
-            _ => {
-                return Err(Error::invalid(
-                    "a zk:// URL needs both, a user and a password, or neither",
-                ));
-            }
-        }
-        match url.text("acl") {
-            Some("open") => builder = builder.acl(Acl::Open),
-            Some("creator_all") => builder = builder.acl(Acl::CreatorAll),
-            Some(other) => {
-                return Err(Error::invalid(format!(
-                    "URL parameter acl: {other:?} is not understood; known are: open, creator_all"
-                )));
-            }
-            None => {}
-        }
+        builder.read_options(url)?;
+        ensure(
+            url.login.user.is_some() == url.login.password.is_some(),
+            "a zk:// URL needs both, a user and a password, or neither",
+        )?;
+        builder.digest = url.login.user.clone().zip(url.login.password.clone());
         Ok(builder)
     }
 
     pub(super) fn config(&self) -> Result<Config> {
-        if self.hosts.contains(['@', '/', '?']) {
-            // Not repeated: what stands before an @ may be a password.
-            return Err(Error::invalid(
-                "hosts are given as host:port,host:port; a chroot and a user have setters of their own",
-            ));
-        }
-        let mut hosts = Url::parse(&format!("zk://{}", self.hosts))?.addresses(2181)?;
-        hosts.sort();
-        hosts.dedup();
-        if hosts.is_empty() {
-            return Err(Error::invalid("no host given; write zk://host:2181"));
-        }
+        let hosts = addresses(self.hosts.split(','), 2181)?;
+        ensure(!hosts.is_empty(), "no host given; write zk://host:2181")?;
         let chroot = self.chroot.trim_end_matches('/');
-        let bad_part = |part: &str| part.is_empty() || part == "." || part == "..";
-        if !chroot.is_empty()
-            && (!chroot.starts_with('/')
-                || chroot.chars().any(char::is_control)
-                || chroot.split('/').skip(1).any(bad_part))
-        {
-            return Err(Error::invalid(format!(
-                "chroot {chroot:?} is not a path such as /app/locks"
-            )));
-        }
+        let is_path = (chroot.split('/').skip(1)).all(|part| !matches!(part, "" | "." | ".."));
+        ensure(
+            chroot.is_empty()
+                || chroot.starts_with('/') && is_path && !chroot.contains(char::is_control),
+            &format!("chroot {chroot:?} is not a path such as /app/locks"),
+        )?;
         let (lease, session_timeout) = self.lease()?;
-        let (shortest, longest) = (Duration::from_millis(120), Duration::from_secs(24 * 3600));
-        if !(shortest..=longest).contains(&session_timeout)
-            || !session_timeout.subsec_nanos().is_multiple_of(1_000_000)
-        {
-            return Err(Error::invalid(format!(
-                "session_timeout {session_timeout:?} is out of bounds; allowed are whole milliseconds from \
-                 {shortest:?} to 24 hours",
-            )));
-        }
-        let bad_user = |(user, _): &(String, String)| user.is_empty() || user.contains(':');
-        for (is_bad, what) in [
-            (
-                self.connect_timeout.is_zero(),
-                "connect_timeout must not be zero",
-            ),
-            (
-                self.digest.as_ref().is_some_and(bad_user),
-                "a digest user is not empty and contains no colon",
-            ),
-            (
-                self.acl == Some(Acl::CreatorAll) && self.digest.is_none(),
-                "acl creator_all needs a user and a password: without them there is no creator",
-            ),
-        ] {
-            if is_bad {
-                return Err(Error::invalid(what));
-            }
-        }
-        let default_acl = match self.digest {
-            Some(_) => Acl::CreatorAll,
-            None => Acl::Open,
-        };
-        let address = |(host, port): &(String, u16)| {
-            if host.contains(':') {
-                format!("[{host}]:{port}")
-            } else {
-                format!("{host}:{port}")
-            }
-        };
-        let list = hosts.iter().map(address).collect::<Vec<_>>().join(",");
+        let has_time = !self.connect_timeout.is_zero();
+        ensure(has_time, "connect_timeout must not be zero")?;
+        let digest = self.digest.as_ref();
+        let is_user = digest.is_none_or(|(user, _)| !user.is_empty() && !user.contains(':'));
+        ensure(is_user, "a digest user is not empty and contains no colon")?;
+        let acl = digest.map_or(Acl::Open, |_| Acl::CreatorAll);
+        let acl = self.acl.unwrap_or(acl);
+        ensure(
+            acl == Acl::Open || digest.is_some(),
+            "acl creator_all needs a user and a password: without them there is no creator",
+        )?;
+        #[cfg(not(feature = "tls"))]
+        self.tls.certificates()?;
         Ok(Config {
-            realm: format!("zk://{list}{chroot}"),
+            realm: format!("zk://{}{chroot}", host_list(&hosts)),
             hosts,
             chroot: chroot.to_owned(),
             lease,
             session_timeout,
             connect_timeout: self.connect_timeout,
-            digest: self
-                .digest
-                .as_ref()
-                .map(|(user, it)| format!("{user}:{it}")),
-            acl: self.acl.unwrap_or(default_acl),
-            tls: self.tls_config()?,
+            digest: digest.map(|(user, password)| format!("{user}:{password}")),
+            acl,
+            #[cfg(feature = "tls")]
+            tls: self.tls.client_config()?,
         })
     }
 
     /// The lease, and the session timeout that keeps it.
     fn lease(&self) -> Result<(Lease, Duration)> {
-        let whole = |duration: Duration| {
-            Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
-        };
-        let Some(timeout) = self.session_timeout else {
-            let default = Lease::default();
-            let ttl = self.ttl.unwrap_or(default.ttl());
-            let transition = self.transition.unwrap_or(default.transition());
-            let lease = Lease::new(ttl, transition)?;
-            // So that a sixth of it is left where a shorter transition is asked for.
-            let timeout = lease.total().max(whole(ttl * 6 / 5));
-            return Ok((lease, timeout));
-        };
-        let transition = self.transition.unwrap_or(whole(timeout / 6).min(timeout));
-        let ttl = self.ttl.unwrap_or(timeout.saturating_sub(transition));
-        let lease = Lease::new(ttl, transition)?;
+        let whole = |duration: Duration| Duration::from_millis(duration.as_millis() as u64);
+        let (given, default) = (self.session_timeout, Lease::default());
+        let transition = given.map_or(default.transition(), |timeout| whole(timeout / 6));
+        let transition = self.transition.unwrap_or(transition);
+        let ttl = given.map_or(default.ttl(), |timeout| timeout.saturating_sub(transition));
+        let lease = Lease::new(self.ttl.unwrap_or(ttl), transition)?;
+        // So that a sixth of it is left where a shorter transition is asked for.
+        let least = lease.total().max(whole(lease.ttl() * 6 / 5));
+        let timeout = given.unwrap_or(least);
+        let bounds = Duration::from_millis(120)..=Duration::from_secs(24 * 3600);
+        ensure(
+            bounds.contains(&timeout) && timeout == whole(timeout),
+            &format!(
+                "session_timeout must be whole milliseconds from 120ms to 24h, not {timeout:?}"
+            ),
+        )?;
         check_fit(lease, timeout)?;
         Ok((lease, timeout))
     }
+}
 
-    #[cfg(not(feature = "tls"))]
-    fn tls_config(&self) -> Result<()> {
-        self.tls.certificates().map(drop)
-    }
-
-    #[cfg(feature = "tls")]
-    fn tls_config(&self) -> Result<Option<Arc<rustls::ClientConfig>>> {
-        use rustls::pki_types::pem::PemObject;
-        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-
-        let Some(files) = self.tls.certificates()? else {
-            return Ok(None);
-        };
-        let invalid =
-            |option: &str, what: &dyn fmt::Display| Error::invalid(format!("{option}: {what}"));
-        let certificates = |option: &str, pem: &[u8]| -> Result<Vec<CertificateDer<'static>>> {
-            let list: Vec<_> = CertificateDer::pem_slice_iter(pem)
-                .collect::<Result<_, _>>()
-                .map_err(|error| invalid(option, &error))?;
-            if list.is_empty() {
-                return Err(invalid(option, &"the file contains no certificate"));
-            }
-            Ok(list)
-        };
-        let mut roots = rustls::RootCertStore::empty();
-        if let Some(pem) = &files.ca {
-            for certificate in certificates("tls_ca", pem)? {
-                roots
-                    .add(certificate)
-                    .map_err(|error| invalid("tls_ca", &error))?;
-            }
-        } else {
-            let found = rustls_native_certs::load_native_certs();
-            roots.add_parsable_certificates(found.certs);
-            if roots.is_empty() {
-                return Err(Error::invalid(
-                    "the system has no certificates of authorities to trust; give tls_ca",
-                ));
-            }
+impl Parameter for Acl {
+    fn read(text: &str) -> Result<Acl> {
+        match text {
+            "open" => Ok(Acl::Open),
+            "creator_all" => Ok(Acl::CreatorAll),
+            _ => Err(Error::invalid(format!(
+                "{text:?} is not understood; known are: open, creator_all"
+            ))),
         }
-        let builder = rustls::ClientConfig::builder().with_root_certificates(roots);
-        let config = match &files.own {
-            None => builder.with_no_client_auth(),
-            Some((cert, key)) => {
-                // The error may not quote the key.
-                let key = PrivateKeyDer::from_pem_slice(key)
-                    .map_err(|_| invalid("tls_key", &"the file contains no PEM private key"))?;
-                builder
-                    .with_client_auth_cert(certificates("tls_cert", cert)?, key)
-                    .map_err(|error| invalid("tls_cert", &error))?
-            }
-        };
-        Ok(Some(Arc::new(config)))
     }
 }
 
 /// Refuses a lease that a session of `timeout` cannot keep.
 pub(super) fn check_fit(lease: Lease, timeout: Duration) -> Result<()> {
-    if lease.total() > timeout || lease.transition() > timeout / 2 {
-        return Err(Error::invalid(format!(
-            "a lease of {:?} + {:?} does not fit into a session of {timeout:?}: ttl and transition together \
-             may be as long as the session timeout, the transition half of it; raise session_timeout",
-            lease.ttl(),
-            lease.transition(),
-        )));
-    }
-    Ok(())
+    ensure(
+        lease.total() <= timeout && lease.transition() <= timeout / 2,
+        &format!(
+            "a lease of {lease} does not fit into a session of {timeout:?}: ttl and transition together may \
+             be as long as the session timeout, the transition half of it; raise session_timeout"
+        ),
+    )
 }
 
 /// Without the password.
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder")
-            .field("chroot", &self.chroot)
-            .field("session_timeout", &self.session_timeout)
-            .finish_non_exhaustive()
+        write!(f, "Builder(chroot {:?})", self.chroot)
     }
 }
 
@@ -398,21 +269,14 @@ pub(super) struct Config {
     /// `user:password`.
     pub(super) digest: Option<String>,
     pub(super) acl: Acl,
+    /// `None`: connections are not encrypted.
     #[cfg(feature = "tls")]
-    tls: Option<Arc<rustls::ClientConfig>>,
-    #[cfg(not(feature = "tls"))]
-    #[allow(dead_code)]
-    tls: (),
+    pub(super) tls: Option<Arc<rustls::ClientConfig>>,
 }
 
 impl Config {
     pub(super) fn timeout_ms(&self) -> i32 {
         i32::try_from(self.session_timeout.as_millis()).unwrap_or(i32::MAX)
-    }
-
-    #[cfg(feature = "tls")]
-    pub(super) fn tls(&self) -> Option<Arc<rustls::ClientConfig>> {
-        self.tls.clone()
     }
 }
 
@@ -513,7 +377,7 @@ mod tests {
             ),
             (
                 "zk://a?session_timeout=100ms",
-                "session_timeout 100ms is out of bounds; allowed are whole milliseconds from 120ms to 24 hours",
+                "session_timeout must be whole milliseconds from 120ms to 24h, not 100ms",
             ),
             (
                 "zk://a?tls=maybe",

@@ -8,10 +8,10 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::message::{Code, Mode, Reply, Request, Stat};
-use super::path::{Line, Member, ROOT, ancestry, node_path};
+use super::message::{Code, Mode, Reply, Request, Stat, found};
+use super::path::{Line, ROOT, ancestry, node_path};
 use super::protocol::Ask;
-use super::session::{Call, Leader, Session, Sessions, unexpected};
+use super::session::{Call, Leader, Session, Sessions};
 use super::watches::Watch;
 use crate::backend::{
     Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
@@ -41,52 +41,39 @@ pub(super) struct ZkContender {
 /// asked anew by all that wait would never catch up.
 struct Entering {
     session: Arc<Session>,
-    call: Arc<Call>,
+    call: Call,
     parents: Vec<Request>,
 }
 
-/// A contender's node.
+/// A contender's node. When it is dropped, the session deletes it: at once, or at the end of the lease if the contender
+/// owns with it, because the owner's work may not have ended.
 struct Node {
     /// The session it lives and dies with.
     session: Arc<Session>,
-    member: Member,
     path: String,
     stat: Stat,
     /// The watch on the node itself: an operator may delete it.
     own: Option<Arc<Watch>>,
     /// The node before this one, if there was one.
     before: Option<Before>,
-    leader: Option<Leader>,
-    term: Option<Term>,
+    /// When the contender acquired with it, by the servers' clock. The node is not used for another ownership, which
+    /// would have the same fence.
+    acquired_at: Option<u64>,
 }
 
 /// The node before a contender's, as it was seen over the connection with the number `epoch`.
 struct Before {
     watch: Arc<Watch>,
-    /// It led: when it is gone, the contender leads.
+    /// The path of the node that led.
+    leader: String,
+    /// It led itself: when it is gone, the contender leads.
     leads: bool,
     epoch: u64,
 }
 
-/// An ownership. Its node is not used for another one, which would have the same fence.
-#[derive(Clone, Copy)]
-struct Term {
-    acquired_at: Option<i64>,
-}
-
 impl Node {
-    fn new(session: &Arc<Session>, path: String, stat: Stat) -> Result<Node> {
-        let name = path.rsplit('/').next().unwrap_or_default().to_owned();
-        Ok(Node {
-            session: Arc::clone(session),
-            member: Member::read(name).ok_or_else(unexpected)?,
-            path,
-            stat,
-            own: None,
-            before: None,
-            leader: None,
-            term: None,
-        })
+    fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or_default()
     }
 
     fn is_gone(&self) -> bool {
@@ -98,35 +85,23 @@ impl Node {
     }
 
     fn holds(&self, fence: u64) -> bool {
-        self.term.is_some() && u64::try_from(self.stat.czxid) == Ok(fence)
+        self.acquired_at.is_some() && self.stat.czxid == fence
     }
 
-    /// Whether this node leads by what was told: the leader before it is gone, and it is not. Only over the same
-    /// connection: after another one events come one by one, and the line must be read.
+    /// The node before this one, if all that happened to the two was told. Only over the same connection: after
+    /// another one events come one by one, and the line must be read.
+    fn before(&self) -> Option<&Before> {
+        let serves = |before: &&Before| self.session.protocol().serves(before.epoch);
+        self.before
+            .as_ref()
+            .filter(serves)
+            .filter(|_| self.is_watched())
+    }
+
+    /// Whether this node leads by what was told: the leader before it is gone, and it is not.
     fn takes_over(&self) -> bool {
-        self.before.as_ref().is_some_and(|before| {
-            before.leads
-                && before.watch.is_gone()
-                && self.is_watched()
-                && self.session.protocol().serves(before.epoch)
-        })
-    }
-
-    /// Whether nothing happened to this node and the one before it, by what was told.
-    fn is_waiting(&self) -> bool {
-        self.before.as_ref().is_some_and(|before| {
-            before.watch.is_set()
-                && self.is_watched()
-                && self.session.protocol().serves(before.epoch)
-        })
-    }
-
-    /// One small question in the place of the whole line: who leads? `None`: the line has to be read.
-    fn ask_for_leader(&self, by: Moment) -> Result<Option<Leader>> {
-        let Some(Leader { path, .. }) = &self.leader else {
-            return Ok(None);
-        };
-        Leader::read(path, self.session.one(Request::Data(path.clone()), by)?)
+        let before = self.before();
+        before.is_some_and(|before| before.leads && before.watch.is_gone())
     }
 
     /// Watches the node itself, unless that is done. Returns `false` if it is gone.
@@ -140,6 +115,94 @@ impl Node {
         // Where the server refuses, the next renewal asks again.
         self.own = Some(own);
         Ok(outcome != Err(Code::NO_NODE))
+    }
+
+    /// Watches the node at `before` and this one, and reads the leader. `None` if one of the three is gone.
+    fn stand_behind(
+        &mut self,
+        before: String,
+        leader: String,
+        epoch: u64,
+        wake: &Arc<Unparker>,
+        by: Moment,
+    ) -> Result<Option<Leader>> {
+        let (watch, own) = (Watch::new(wake), Watch::new(wake));
+        let asks = vec![
+            Ask::watch(Request::Data(before.clone()), &watch),
+            Ask::watch(Request::Data(self.path.clone()), &own),
+            Request::Data(leader.clone()).into(),
+        ];
+        // Before the answers are there: if they come late, the next look need not ask for all of it again.
+        self.own = Some(own);
+        self.before = Some(Before {
+            watch,
+            leads: before == leader,
+            leader: leader.clone(),
+            epoch,
+        });
+        let mut outcomes = self.session.call_all(asks, by)?;
+        let Some(to_leader) = outcomes.pop() else {
+            return Ok(None);
+        };
+        for (outcome, path) in outcomes.into_iter().zip([&before, &self.path]) {
+            if found(outcome, path)?.is_none() {
+                return Ok(None);
+            }
+        }
+        Leader::read(leader, to_leader)
+    }
+
+    /// Until when an owner may believe: the session certainly lives, and the transition is left. A sixth of the
+    /// session timeout at least, whatever transition is asked for: heartbeats cannot tell everything.
+    fn belief(&self, lease: Lease) -> Result<Moment> {
+        let now = Moment::now();
+        let protocol = self.session.protocol();
+        let transition = lease.transition().max(protocol.timeout() / 6);
+        protocol
+            .alive_until()
+            .map(|alive| (alive - transition).min(now + lease.belief()))
+            .filter(|until| *until > now)
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Timeout,
+                    "no heartbeat has been acknowledged for so long that the session may be over",
+                )
+            })
+    }
+
+    /// Founds or prolongs the ownership. `None`: the node is gone.
+    fn grant(&mut self, contender: &Contender) -> Result<Option<Grant>> {
+        let transition = contender.lease.transition();
+        let until = self.belief(contender.lease)?;
+        let now = Moment::now();
+        let held = self
+            .session
+            .protocol()
+            .hold(&self.path, until + transition, now);
+        if !held {
+            return Ok(None);
+        }
+        // Fixed from now on, so that every renewal names the same moment.
+        let acquired_at = *self.acquired_at.get_or_insert_with(|| match self.before {
+            Some(_) => self.session.servers_ms(),
+            None => self.stat.ctime,
+        });
+        // Renewals come at a third of what is left of the belief. By two thirds one has failed: then
+        // the ttl is over, and an owner that is no longer sure can be told from one that is.
+        let left = until - now;
+        let left = (left * 2 / 3, left + transition);
+        let id = Arc::clone(&contender.id);
+        let owner = self.session.owner(id, acquired_at, self.stat.czxid, left);
+        let until = Some(until);
+        Ok(Some(Grant { owner, until }))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.acquired_at.is_none() {
+            self.session.discard(&self.path);
+        }
     }
 }
 
@@ -167,64 +230,24 @@ impl ZkContender {
         on_refusal: OnRefusal,
         by: Moment,
     ) -> Result<Attempt> {
-        self.forget_the_past(session);
-        let leaves = on_refusal == OnRefusal::Leave;
+        let is_past = |of: &Arc<Session>| !Arc::ptr_eq(of, session);
+        self.entering.take_if(|entering| is_past(&entering.session));
+        // After a node with which this contender owned, the next one stands behind it until its lease ends.
+        self.node
+            .take_if(|node| is_past(&node.session) || node.is_gone() || node.acquired_at.is_some());
         // Looks before it writes, so that a try that fails makes no node. Not where the mutex was free the last time:
         // then a look would only double the cost of a lock without rivals.
-        if leaves
+        if on_refusal == OnRefusal::Leave
             && self.node.is_none()
             && self.entering.is_none()
             && !self.likely_free
             && let Some(leader) = session.leader(&self.mutex_path, by)?
         {
-            return Ok(self.refused(session, Some(&leader)));
+            return Ok(self.refused(session, Some(leader)));
         }
         for _ in 0..ROUNDS {
-            // Taken before anything is read: one that is too old only costs a question.
-            let epoch = session.protocol().epoch;
-            let line = match &mut self.node {
-                Some(node) if node.takes_over() => None,
-                Some(node) if !leaves && node.is_waiting() => match node.ask_for_leader(by)? {
-                    Some(leader) => {
-                        let leader = node.leader.insert(leader).clone();
-                        return Ok(self.refused(session, Some(&leader)));
-                    }
-                    None => Some(session.line(&self.mutex_path, by)?),
-                },
-                Some(_) => Some(session.line(&self.mutex_path, by)?),
-                None => {
-                    let (node, line) = self.enter(session, by)?;
-                    self.node = Some(node);
-                    Some(line)
-                }
-            };
-            let Some(node) = &self.node else { continue };
-            let place = line.map(|line| (line.position(&node.member), line));
-            match place {
-                None | Some((Some(0), _)) => {
-                    if let Some(grant) = self.grant(session, by)? {
-                        return Ok(Attempt::Granted(grant));
-                    }
-                }
-                // Deleted by an operator.
-                Some((None, _)) => self.discard(),
-                Some((_, line)) if leaves => {
-                    let leader = match line.first() {
-                        Some(first) => {
-                            let path = self.path(first);
-                            Leader::read(&path, session.one(Request::Data(path.clone()), by)?)?
-                        }
-                        None => None,
-                    };
-                    self.delete(by)?;
-                    return Ok(self.refused(session, leader.as_ref()));
-                }
-                Some((Some(position), line)) => {
-                    if self.stand_behind(&line, position, epoch, by)? {
-                        let leader = self.node.as_ref().and_then(|node| node.leader.clone());
-                        return Ok(self.refused(session, leader.as_ref()));
-                    }
-                }
+            if let Some(attempt) = self.look(session, on_refusal, by)? {
+                return Ok(attempt);
             }
         }
         Err(Error::new(
@@ -233,59 +256,97 @@ impl ZkContender {
         ))
     }
 
-    /// Lets go of a node with which this contender has owned: the session deletes it when its lease ends, and the next
-    /// node stands behind it until then. Also of one that is gone.
-    fn forget_the_past(&mut self, session: &Arc<Session>) {
-        self.entering
-            .take_if(|entering| !Arc::ptr_eq(&entering.session, session));
-        let Some(node) = &self.node else { return };
-        if !Arc::ptr_eq(&node.session, session) || node.is_gone() {
-            self.discard();
-        } else if node.term.is_some() {
+    /// Finds out where this contender stands. `None`: nodes came or went meanwhile.
+    fn look(
+        &mut self,
+        session: &Arc<Session>,
+        on_refusal: OnRefusal,
+        by: Moment,
+    ) -> Result<Option<Attempt>> {
+        let leaves = on_refusal == OnRefusal::Leave;
+        // Taken before anything is read: one that is too old only costs a question.
+        let epoch = session.protocol().epoch;
+        let line = match &self.node {
+            Some(node) if node.takes_over() => return self.grant(by),
+            Some(node) => {
+                // One small question in the place of the whole line: who leads?
+                if !leaves
+                    && let Some(before) = node.before()
+                    && before.watch.is_set()
+                    && let Some(leader) = session.read(before.leader.clone(), by)?
+                {
+                    return Ok(Some(self.refused(session, Some(leader))));
+                }
+                session.line(&self.mutex_path, by)?
+            }
+            None => self.enter(session, by)?,
+        };
+        let Some(node) = &mut self.node else {
+            return Ok(None);
+        };
+        let Some(place) = line.members.iter().position(|name| name == node.name()) else {
+            // Deleted by an operator.
             self.node = None;
-        }
+            return Ok(None);
+        };
+        let before = place.checked_sub(1).and_then(|at| line.members.get(at));
+        let (Some(before), Some(first)) = (before, line.members.first()) else {
+            return self.grant(by);
+        };
+        let path = |name: &String| format!("{}/{name}", self.mutex_path);
+        let (before, first) = (path(before), path(first));
+        let leader = if leaves {
+            // The session deletes the node before it reads who leads.
+            self.node = None;
+            session.read(first, by)?
+        } else {
+            let leader = node.stand_behind(before, first, epoch, &self.wake, by)?;
+            if leader.is_none() {
+                return Ok(None);
+            }
+            leader
+        };
+        Ok(Some(self.refused(session, leader)))
     }
 
     /// Makes a node and reads the line, in one round trip.
-    fn enter(&mut self, session: &Arc<Session>, by: Moment) -> Result<(Node, Arc<Line>)> {
+    fn enter(&mut self, session: &Arc<Session>, by: Moment) -> Result<Arc<Line>> {
         let mut parents = Vec::new();
         loop {
             let entering = match self.entering.take() {
                 Some(entering) => entering,
                 None => self.ask_to_enter(session, parents, by)?,
             };
-            let Some(answers) = session.finish(&entering.call, by)? else {
+            let Some(mut outcomes) = entering.call.wait(by)? else {
                 self.entering = Some(entering);
                 return Err(session.late());
             };
-            let mut answers = answers.into_iter();
-            let mut refused = None;
-            for (parent, outcome) in entering.parents.iter().zip(answers.by_ref()) {
+            let (Some(line), Some(created)) = (outcomes.pop(), outcomes.pop()) else {
+                return Err(session.late());
+            };
+            if let Some(Reply { path, stat, .. }) = found(created, &self.mutex_path)? {
+                session.learn_clock(stat.ctime, entering.call.sent);
+                let node = Node {
+                    session: Arc::clone(session),
+                    path,
+                    stat,
+                    own: None,
+                    before: None,
+                    acquired_at: None,
+                };
+                let line = line.map_err(|code| code.error(&node.path))?.line;
+                self.node = Some(node);
+                return Ok(line);
+            }
+            // A refused parent is an error only if the node then finds none to be under: a user that may not
+            // create in the root is told so even where the node below it exists.
+            for (parent, outcome) in entering.parents.iter().zip(outcomes) {
                 match outcome {
                     Ok(_) | Err(Code::NODE_EXISTS | Code::NO_NODE) => {}
-                    Err(code) => refused = refused.or(Some(code.error(parent.path()))),
+                    Err(code) => return Err(code.error(parent.path())),
                 }
             }
-            match (answers.next(), answers.next()) {
-                (Some(Ok(Reply::Created(path, stat))), Some(line)) => {
-                    session.learn_clock(stat.ctime, entering.call.sent);
-                    return match line {
-                        Ok(Reply::Line(line)) => Ok((Node::new(session, path, stat)?, line)),
-                        other => {
-                            session.discard(&path);
-                            Err(other.map_or_else(|code| code.error(&path), |_| unexpected()))
-                        }
-                    };
-                }
-                // A refused parent is an error only if the node then finds none to be under: a user that may not
-                // create in the root is told so even where the node below it exists.
-                (Some(Err(Code::NO_NODE)), _) => match refused {
-                    Some(error) => return Err(error),
-                    None => parents = self.parents(),
-                },
-                (Some(Err(code)), _) => return Err(code.error(&self.mutex_path)),
-                _ => return Err(unexpected()),
-            }
+            parents = self.parents();
         }
     }
 
@@ -299,7 +360,7 @@ impl ZkContender {
         let path = node_path(&self.mutex_path, &session.protocol().protection);
         let id = self.contender.id.as_bytes();
         let create = Request::create(&path, id, Mode::EphemeralSequential, acl);
-        let line = Request::Line(self.mutex_path.to_string());
+        let line = Request::Children(self.mutex_path.to_string());
         let asks = parents.iter().cloned().chain([create, line]);
         Ok(Entering {
             call: session.start(asks.map(Ask::from).collect(), by)?,
@@ -323,78 +384,25 @@ impl ZkContender {
         ancestry(&self.mutex_path).map(parent).collect()
     }
 
-    /// Watches the node before this contender's and its own, and reads who leads. Returns `false` if one of the two is
-    /// gone.
-    fn stand_behind(
-        &mut self,
-        line: &Line,
-        position: usize,
-        epoch: u64,
-        by: Moment,
-    ) -> Result<bool> {
-        let before = position.checked_sub(1).and_then(|at| line.get(at));
-        let (Some(before), Some(first)) = (before, line.first()) else {
-            return Ok(false);
-        };
-        let (before, first) = (self.path(before), self.path(first));
-        let Some(node) = &mut self.node else {
-            return Ok(false);
-        };
-        let (watch, own) = (Watch::new(&self.wake), Watch::new(&self.wake));
-        let asks = [
-            Ask::watch(Request::Data(before.clone()), &watch),
-            Ask::watch(Request::Data(node.path.clone()), &own),
-            Request::Data(first.clone()).into(),
-        ];
-        // Before the answers are there: if they come late, the next look need not ask for all of it again.
-        node.own = Some(own);
-        node.leader = Some(Leader::unread(&first));
-        node.before = Some(Before {
-            leads: before == first,
-            watch,
-            epoch,
-        });
-        let [to_before, to_own, to_first] = node.session.call(asks, by)?;
-        for (outcome, path) in [(to_before, &before), (to_own, &node.path)] {
-            match outcome {
-                Ok(_) => {}
-                Err(Code::NO_NODE) => return Ok(false),
-                Err(code) => return Err(code.error(path)),
-            }
-        }
-        node.leader = Leader::read(&first, to_first)?;
-        Ok(true)
-    }
-
     /// Grants the ownership to this contender, which leads. `None`: its node is gone.
-    fn grant(&mut self, session: &Session, by: Moment) -> Result<Option<Grant>> {
+    fn grant(&mut self, by: Moment) -> Result<Option<Attempt>> {
         let Some(node) = &mut self.node else {
             return Ok(None);
         };
-        let lease = self.contender.lease;
         // A service is told at once when an operator deletes its node; for the length of a lock that would cost too much.
         let there = self.contender.purpose == Purpose::Lock || node.watch_own(&self.wake, by)?;
-        let until = belief(session, lease)?;
-        if !there || !hold(node, until + lease.transition()) {
-            self.discard();
-            return Ok(None);
+        let grant = there
+            .then(|| node.grant(&self.contender))
+            .transpose()?
+            .flatten();
+        match &grant {
+            Some(_) => self.likely_free = true,
+            None => self.node = None,
         }
-        let at_once = node.before.is_none().then_some(node.stat.ctime);
-        let owner = ours(node, &self.contender, at_once, until);
-        node.term = Some(Term {
-            // Fixed from now on, so that every renewal names the same moment.
-            acquired_at: i64::try_from(owner.acquired_at()).ok(),
-        });
-        self.likely_free = true;
-        let until = Some(until);
-        Ok(Some(Grant { owner, until }))
+        Ok(grant.map(Attempt::Granted))
     }
 
-    fn path(&self, member: &Member) -> String {
-        format!("{}/{}", self.mutex_path, member.name)
-    }
-
-    fn refused(&mut self, session: &Session, leader: Option<&Leader>) -> Attempt {
+    fn refused(&mut self, session: &Session, leader: Option<Leader>) -> Attempt {
         self.likely_free = false;
         let lease = self.contender.lease;
         Attempt::Refused(Refusal {
@@ -404,71 +412,19 @@ impl ZkContender {
         })
     }
 
-    /// Leaves the deletion of the node to the session.
-    fn discard(&mut self) {
-        if let Some(Entering { session, call, .. }) = self.entering.take() {
-            session.give_up(&call);
-        }
-        if let Some(Node { session, path, .. }) = self.node.take() {
-            session.discard(&path);
-        }
-    }
-
-    /// Leaves a node that has owned, and was not released, to the session, which deletes it when its lease ends: the
-    /// owner's work may not have ended.
-    fn leave_owned(&mut self) {
-        self.node.take_if(|node| node.term.is_some());
-    }
-
     /// Deletes the node and waits for it; where that fails, the session does it when it can. `false`: it was gone.
     fn delete(&mut self, by: Moment) -> Result<bool> {
-        // Its watches go first: a deletion of its own wakes no thread.
-        let Some(Node { session, path, .. }) = self.node.take() else {
+        let Some(mut node) = self.node.take() else {
             return Ok(false);
         };
-        if session.protocol().is_over() {
+        // Its watches go first: a deletion of its own wakes no thread. Nor does a lease keep it any more.
+        (node.own, node.before, node.acquired_at) = (None, None, None);
+        if node.session.protocol().is_over() {
             return Ok(false);
         }
-        let asked = session.one(Request::Delete(path.clone()), by);
-        match asked.inspect_err(|_| session.discard(&path))? {
-            Ok(_) => Ok(true),
-            Err(Code::NO_NODE) => Ok(false),
-            Err(code) => Err(code.error(&path)),
-        }
+        let delete = Request::Delete(node.path.clone());
+        Ok(node.session.find(delete, by)?.is_some())
     }
-}
-
-/// Keeps an owned node until then. `false`: it is not held any more.
-fn hold(node: &Node, until: Moment) -> bool {
-    let mut protocol = node.session.protocol();
-    protocol.hold(&node.path, until, Moment::now())
-}
-
-/// Until when an owner may believe: the session certainly lives, and the transition is left. A sixth of the
-/// session timeout at least, whatever transition is asked for: heartbeats cannot tell everything.
-fn belief(session: &Session, lease: Lease) -> Result<Moment> {
-    let now = Moment::now();
-    let transition = lease.transition().max(session.timeout() / 6);
-    session
-        .alive_until()
-        .map(|alive| (alive - transition).min(now + lease.belief()))
-        .filter(|until| *until > now)
-        .ok_or_else(|| {
-            Error::new(
-                ErrorKind::Timeout,
-                "no heartbeat has been acknowledged for so long that the session may be over",
-            )
-        })
-}
-
-/// The snapshot of a contender's own ownership.
-fn ours(node: &Node, contender: &Contender, acquired_at: Option<i64>, until: Moment) -> MutexOwner {
-    // Renewals come at a third of what is left of the belief. By two thirds one has failed: then
-    // the ttl is over, and an owner that is no longer sure can be told from one that is.
-    let left = until.remaining();
-    let left = (left * 2 / 3, left + contender.lease.transition());
-    let fence = node.stat.czxid;
-    node.session.owner(&contender.id, acquired_at, fence, left)
 }
 
 impl RawContender for ZkContender {
@@ -478,7 +434,7 @@ impl RawContender for ZkContender {
         attempt.map_err(|error| {
             if on_refusal == OnRefusal::Leave {
                 // Its caller may never come back, and a node has no lease of its own.
-                self.discard();
+                (self.entering, self.node) = (None, None);
             }
             session.wake_when_serving(&self.wake);
             // There is a node to give up, whatever failed after it was made.
@@ -490,28 +446,21 @@ impl RawContender for ZkContender {
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
-        let lost = Ok(Renewal::Lost(MutexOwner::NONE));
-        let lease = self.contender.lease;
         let node = self.node.as_mut();
         let held = node.filter(|node| node.holds(fence) && !node.is_gone());
-        let Some((node, term)) = held.and_then(|node| node.term.map(|term| (node, term))) else {
-            return lost;
+        let Some(node) = held else {
+            return Ok(Renewal::Lost(MutexOwner::NONE));
         };
         let session = Arc::clone(&node.session);
-        let until = session
+        let grant = session
             .connected(Moment::now())
             .map(drop)
             // For a short purpose that turned out long, and where another client wrote to the node.
             .and_then(|()| node.watch_own(&self.wake, by))
-            .and_then(|there| there.then(|| belief(&session, lease)).transpose())
+            .and_then(|there| there.then(|| node.grant(&self.contender)).transpose())
             .inspect_err(|_| session.wake_when_serving(&self.wake))?;
-        let Some(until) = until.filter(|until| hold(node, *until + lease.transition())) else {
-            return lost;
-        };
-        Ok(Renewal::Renewed(Grant {
-            owner: ours(node, &self.contender, term.acquired_at, until),
-            until: Some(until),
-        }))
+        let grant = grant.flatten();
+        Ok(grant.map_or(Renewal::Lost(MutexOwner::NONE), Renewal::Renewed))
     }
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
@@ -522,17 +471,9 @@ impl RawContender for ZkContender {
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
-        self.leave_owned();
-        if self.entering.is_some() {
-            self.discard();
-        }
+        self.entering = None;
+        // A node that has owned, and was not released, stays until its lease ends.
+        self.node.take_if(|node| node.acquired_at.is_some());
         self.delete(by).map(drop)
-    }
-}
-
-impl Drop for ZkContender {
-    fn drop(&mut self) {
-        self.leave_owned();
-        self.discard();
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::path::Line;
 use super::watches::Kind;
-use super::wire::{Decoder, Encoder, Malformed};
-use crate::error::{Error, ErrorKind};
+use super::wire::{Decoder, Encoder};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Reserved transaction ids.
 pub(super) const XID_EVENT: i32 = -1;
@@ -69,11 +69,11 @@ impl Acl {
 #[non_exhaustive]
 pub struct Stat {
     /// The transaction that created the node: grows over all nodes of an ensemble.
-    pub czxid: i64,
+    pub czxid: u64,
     /// When the node was created, in epoch milliseconds on the leader's clock.
-    pub ctime: i64,
+    pub ctime: u64,
     /// When its data was written last, in epoch milliseconds on the leader's clock.
-    pub mtime: i64,
+    pub mtime: u64,
     /// The session with which the node ends; zero for nodes that stay.
     pub ephemeral_owner: i64,
 }
@@ -101,8 +101,6 @@ pub enum Request {
     Data(String),
     /// Reads the names of a node's children.
     Children(String),
-    /// Reads the children of a mutex, as the line of its contenders.
-    Line(String),
     /// Writes data to a node if the node at `check` exists. Even without a write it is answered only after a quorum
     /// has written it down.
     Multi {
@@ -120,24 +118,29 @@ pub enum Request {
 }
 
 /// The server's answer to a request: what was asked for, or why not.
-pub type Outcome = Result<Reply, Code>;
+pub type Outcome = std::result::Result<Reply, Code>;
 
-/// What was asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What was asked for. What the request did not ask for is empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Reply {
-    /// A node was created with this path.
-    Created(String, Stat),
-    /// The node exists.
-    Stat(Stat),
+pub struct Reply {
+    /// The path of the node that was created.
+    pub path: String,
     /// The node's data.
-    Data(Vec<u8>, Stat),
-    /// The names of the children.
-    Children(Vec<String>),
-    /// Shared by all callers that asked for it together.
-    Line(Arc<Line>),
-    /// It was done.
-    Done,
+    pub data: Vec<u8>,
+    /// What the server keeps about the node.
+    pub stat: Stat,
+    /// The node's children. Shared by all callers that asked for them together.
+    pub line: Arc<Line>,
+}
+
+/// What was asked for; `None` if the node at `path` is not there.
+pub(super) fn found(outcome: Outcome, path: &str) -> Result<Option<Reply>> {
+    match outcome {
+        Ok(reply) => Ok(Some(reply)),
+        Err(Code::NO_NODE) => Ok(None),
+        Err(code) => Err(code.error(path)),
+    }
 }
 
 impl Request {
@@ -161,7 +164,6 @@ impl Request {
             | Request::Exists(path)
             | Request::Data(path)
             | Request::Children(path)
-            | Request::Line(path)
             | Request::Unwatch(path) => path,
             Request::Sync | Request::Close => "/",
         }
@@ -214,7 +216,7 @@ impl Request {
                 }
                 Request::Exists(path) => read(out, 3, path),
                 Request::Data(path) => read(out, 4, path),
-                Request::Children(path) | Request::Line(path) => read(out, 8, path),
+                Request::Children(path) => read(out, 8, path),
                 Request::Multi { check, write: data } => {
                     out.int(MULTI);
                     write(out, CHECK, check);
@@ -244,23 +246,30 @@ impl Request {
     }
 
     /// Decodes the body of the reply to this request.
-    pub(super) fn decode(&self, mut body: Decoder<'_>) -> Result<Outcome, Malformed> {
-        Ok(Ok(match self {
-            Request::Create { .. } => Reply::Created(body.text()?, stat(&mut body)?),
-            Request::Exists(_) => Reply::Stat(stat(&mut body)?),
-            Request::Data(_) => Reply::Data(body.buffer()?.to_vec(), stat(&mut body)?),
-            Request::Children(_) => Reply::Children(body.texts()?),
-            Request::Line(_) => Reply::Line(Arc::new(Line::new(body.texts()?))),
+    pub(super) fn decode(&self, mut body: Decoder<'_>) -> Result<Outcome> {
+        let mut reply = Reply::default();
+        match self {
+            Request::Create { .. } => {
+                reply.path = body.text()?;
+                reply.stat = stat(&mut body)?;
+            }
+            Request::Exists(_) => reply.stat = stat(&mut body)?,
+            Request::Data(_) => {
+                reply.data = body.buffer()?.to_vec();
+                reply.stat = stat(&mut body)?;
+            }
+            Request::Children(_) => reply.line = Arc::new(Line::new(body.texts()?)),
             Request::Multi { .. } => return operations(&mut body),
-            _ => Reply::Done,
-        }))
+            Request::Delete(_) | Request::Unwatch(_) | Request::Sync | Request::Close => {}
+        }
+        Ok(Ok(reply))
     }
 }
 
 /// The results of the operations of a `multi`. Where one failed, none was done: the one at fault has
 /// its own code, the others have `OK` or `RUNTIME_INCONSISTENCY`.
-fn operations(body: &mut Decoder<'_>) -> Result<Outcome, Malformed> {
-    let mut outcome = Ok(Reply::Done);
+fn operations(body: &mut Decoder<'_>) -> Result<Outcome> {
+    let mut outcome = Ok(Reply::default());
     loop {
         let (op, done, _code) = (body.int()?, body.bool()?, body.int()?);
         if done || op != -1 {
@@ -273,10 +282,9 @@ fn operations(body: &mut Decoder<'_>) -> Result<Outcome, Malformed> {
     }
 }
 
-fn stat(body: &mut Decoder<'_>) -> Result<Stat, Malformed> {
-    let czxid = body.long()?;
-    let _mzxid = body.long()?;
-    let (ctime, mtime) = (body.long()?, body.long()?);
+fn stat(body: &mut Decoder<'_>) -> Result<Stat> {
+    let mut number = || body.long().map(i64::cast_unsigned);
+    let (czxid, _mzxid, ctime, mtime) = (number()?, number()?, number()?, number()?);
     let _versions = [body.int()?, body.int()?, body.int()?];
     let ephemeral_owner = body.long()?;
     let _data_length_and_children = [body.int()?, body.int()?];
@@ -297,37 +305,17 @@ pub(super) struct Head {
 }
 
 impl Head {
-    pub(super) fn decode(frame: &mut Decoder<'_>) -> Result<Head, Malformed> {
+    pub(super) fn decode(frame: &mut Decoder<'_>) -> Result<Head> {
         let (xid, zxid, code) = (frame.int()?, frame.long()?, Code(frame.int()?));
         Ok(Head { xid, zxid, code })
     }
 }
 
-/// Something happened to a watched node.
-#[derive(Clone, Debug)]
-pub(super) struct Event {
-    pub(super) path: String,
-    /// The watches that it fires. None, if it is about the session, or unknown here.
-    pub(super) fires: &'static [Kind],
-    pub(super) deleted: bool,
-}
-
-impl Event {
-    pub(super) fn decode(mut body: Decoder<'_>) -> Result<Event, Malformed> {
-        let change = body.int()?;
-        let _state = body.int()?;
-        Ok(Event {
-            path: body.text()?,
-            fires: match change {
-                1 => &[Kind::Exists],
-                2 => &[Kind::Data, Kind::Exists, Kind::Children],
-                3 => &[Kind::Data],
-                4 => &[Kind::Children],
-                _ => &[],
-            },
-            deleted: change == 2,
-        })
-    }
+/// Decodes that something happened to a watched node: its path, and whether it was deleted. The path is empty if it is
+/// about the session.
+pub(super) fn decode_event(mut body: Decoder<'_>) -> Result<(String, bool)> {
+    let (change, _state) = (body.int()?, body.int()?);
+    Ok((body.text()?, change == 2))
 }
 
 /// The first frame of a connection: opens a session (`id` zero) or resumes one. Not on a server that has lost its
@@ -358,7 +346,7 @@ pub(super) struct Welcome {
 }
 
 impl Welcome {
-    pub(super) fn decode(frame: &[u8]) -> Result<Welcome, Malformed> {
+    pub(super) fn decode(frame: &[u8]) -> Result<Welcome> {
         let mut body = Decoder::new(frame);
         let _version = body.int()?;
         Ok(Welcome {
@@ -402,7 +390,6 @@ pub struct Code(pub(super) i32);
 impl Code {
     pub(super) const OK: Code = Code(0);
     pub(super) const RUNTIME_INCONSISTENCY: Code = Code(-2);
-    pub(super) const THROTTLED: Code = Code(-127);
     pub(super) const NO_NODE: Code = Code(-101);
     pub(super) const NO_AUTH: Code = Code(-102);
     pub(super) const NODE_EXISTS: Code = Code(-110);
@@ -412,11 +399,9 @@ impl Code {
     /// Returns the error that this is for a request about the node at `path`.
     #[must_use]
     pub fn error(self, path: &str) -> Error {
-        use ErrorKind::{Conflict, Denied, Misconfigured, NotFound, Unavailable, Unreachable};
+        use ErrorKind::{Denied, Misconfigured, NotFound, Unavailable, Unreachable};
         let (kind, what) = match self.0 {
             -101 => (NotFound, "there is no such node"),
-            -110 => (Conflict, "the node exists already"),
-            -111 => (Conflict, "the node has children"),
             -102 => (
                 Denied,
                 "the node's ACL denies access; authenticate as the user that created it, or change the ACL",

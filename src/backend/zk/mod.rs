@@ -74,12 +74,13 @@ pub use self::{
 
 use self::builder::check_fit;
 use self::contender::ZkContender;
+use self::message::found;
 use self::observer::ZkObserver;
-use self::path::{Member, ROOT, mutex_path};
-use self::session::{Leader, Sessions, unexpected};
+use self::path::{ROOT, mutex_path};
+use self::session::{Leader, Sessions};
 #[cfg(not(feature = "unstable"))]
 use self::{
-    message::{Code, Reply, Request},
+    message::{Code, Request},
     session::Session,
 };
 use super::{Backend, Condition, Contender, Participant, RawContender, RawObserver};
@@ -130,8 +131,7 @@ impl Backend for Zk {
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
-        let outcome = self.sessions.session()?.one(Request::Sync, by)?;
-        outcome.map(drop).map_err(|code| code.error("/"))
+        self.sessions.session()?.find(Request::Sync, by).map(drop)
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
@@ -140,89 +140,67 @@ impl Backend for Zk {
         if let Some(Leader { path, id: None, .. }) = &leader {
             return Err(Code::NO_AUTH.error(path));
         }
-        Ok(session.owner_of(leader.as_ref(), self.sessions.config.lease))
+        Ok(session.owner_of(leader, self.sessions.config.lease))
     }
 
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
         let (session, path) = self.at(mutex)?;
         let line = session.line(&path, by)?;
-        let waiting = line.members().get(1..).unwrap_or_default();
-        let data = |member: &Member| Request::Data(format!("{path}/{}", member.name)).into();
-        let mut found = Vec::new();
-        for outcome in session.call_all(waiting.iter().map(data).collect(), by)? {
-            match outcome {
-                Ok(Reply::Data(id, stat)) => found.push(Participant::new(
-                    String::from_utf8_lossy(&id).as_ref(),
-                    u64::try_from(stat.ctime).ok(),
-                )),
-                Ok(_) => return Err(unexpected()),
-                // It has left meanwhile.
-                Err(Code::NO_NODE) => {}
-                Err(code) => return Err(code.error(&path)),
+        let waiting = line.members.iter().skip(1);
+        let reads = waiting.map(|name| Request::Data(format!("{path}/{name}")).into());
+        let mut participants = Vec::new();
+        for outcome in session.call_all(reads.collect(), by)? {
+            // Otherwise it has left meanwhile.
+            if let Some(reply) = found(outcome, &path)? {
+                let id = String::from_utf8_lossy(&reply.data);
+                participants.push(Participant::new(id, Some(reply.stat.ctime)));
             }
         }
-        Ok(found)
+        Ok(participants)
     }
 
     fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
         let session = self.sessions.session()?;
         let root = format!("{}{ROOT}", self.sessions.config.chroot);
-        let mut found: Vec<Arc<str>> = Vec::new();
+        let mut mutexes: Vec<Arc<str>> = Vec::new();
         // Names nest: one round trip per level.
         let mut level = vec![root.clone()];
         while !level.is_empty() {
-            let children = |path: &String| Request::Children(path.clone()).into();
-            let answers = session.call_all(level.iter().map(children).collect(), by)?;
+            let reads = level
+                .iter()
+                .map(|path| Request::Children(path.clone()).into());
+            let answers = session.call_all(reads.collect(), by)?;
             let mut below = Vec::new();
             for (path, outcome) in level.iter().zip(answers) {
-                let names = match outcome {
-                    Ok(Reply::Children(names)) => names,
-                    Ok(_) => return Err(unexpected()),
-                    Err(Code::NO_NODE) => continue,
-                    Err(code) => return Err(code.error(path)),
-                };
-                let mut contended = false;
-                for name in names {
-                    match Member::read(name.clone()) {
-                        Some(_) => contended = true,
-                        None => below.push(format!("{path}/{name}")),
-                    }
-                }
-                if contended && let Some(mutex) = path.get(root.len() + 1..) {
-                    found.push(mutex.into());
+                let line = found(outcome, path)?.unwrap_or_default().line;
+                below.extend(line.others.iter().map(|name| format!("{path}/{name}")));
+                if !line.members.is_empty()
+                    && let Some(mutex) = path.get(root.len() + 1..)
+                {
+                    mutexes.push(mutex.into());
                 }
             }
             level = below;
         }
-        found.sort();
-        Ok(found)
+        mutexes.sort();
+        Ok(mutexes)
     }
 
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
         let (session, path) = self.at(mutex)?;
-        let Some(path) = session.leader_with(&path, fence, by)? else {
+        let Some(node) = session.leader_with(&path, fence, by)? else {
             return Ok(false);
         };
-        match session.one(Request::Delete(path.clone()), by)? {
-            Ok(_) => Ok(true),
-            Err(Code::NO_NODE) => Ok(false),
-            Err(code) => Err(code.error(&path)),
-        }
+        Ok(session.find(Request::Delete(node), by)?.is_some())
     }
 
     fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
         let (session, path) = self.at(mutex)?;
-        match session.one(Request::Data(path.to_string()), by)? {
-            Ok(Reply::Data(data, _)) if data.is_empty() => Ok(None),
-            Ok(Reply::Data(_, stat)) => {
-                let written = u64::try_from(stat.mtime).unwrap_or(0);
-                let age = session.servers_ms().saturating_sub(written);
-                Ok(Some(Duration::from_millis(age)))
-            }
-            Ok(_) => Err(unexpected()),
-            Err(Code::NO_NODE) => Ok(None),
-            Err(code) => Err(code.error(&path)),
-        }
+        let read = session.find(Request::Data(path.to_string()), by)?;
+        Ok(read.filter(|reply| !reply.data.is_empty()).map(|reply| {
+            let age = session.servers_ms().saturating_sub(reply.stat.mtime);
+            Duration::from_millis(age)
+        }))
     }
 
     fn record_run(
@@ -237,15 +215,9 @@ impl Backend for Zk {
             return Ok(false);
         };
         // The server notes the time of the write by itself.
-        let write = Request::Multi {
-            check,
-            write: Some((path.to_string(), b"run".to_vec())),
-        };
-        match session.one(write, by)? {
-            Ok(_) => Ok(true),
-            Err(Code::NO_NODE) => Ok(false),
-            Err(code) => Err(code.error(&path)),
-        }
+        let write = Some((path.to_string(), b"run".to_vec()));
+        let run = Request::Multi { check, write };
+        Ok(session.find(run, by)?.is_some())
     }
 
     fn condition(&self) -> Condition {

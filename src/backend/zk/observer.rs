@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use super::message::{Code, Outcome, Reply, Request};
+use super::message::{Reply, Request};
 use super::protocol::Ask;
-use super::session::{Leader, Session, Sessions, unexpected};
+use super::session::{Leader, Session, Sessions};
 use super::watches::Watch;
 use crate::backend::{RawObserver, View};
 use crate::clock::Moment;
@@ -43,28 +43,24 @@ impl ZkObserver {
         let mutex = self.mutex_path.to_string();
         for _ in 0..ROUNDS {
             let line = session.line(&mutex, by)?;
-            if let Some(first) = line.first() {
-                let path = format!("{mutex}/{}", first.name);
-                let outcome = self.watch(session, Request::Data(path.clone()), by)?;
-                if outcome == Err(Code::NO_AUTH) {
-                    return Err(Code::NO_AUTH.error(&path));
-                }
-                if let Some(leader) = Leader::read(&path, outcome)? {
-                    return Ok(Some(leader));
+            if let Some(first) = line.members.first() {
+                let path = format!("{mutex}/{first}");
+                let read = self.watch(session, Request::Data(path.clone()), by)?;
+                if let Some(reply) = read {
+                    return Ok(Some(Leader::new(path, reply)));
                 }
                 continue;
             }
-            match self.watch(session, Request::Line(mutex.clone()), by)? {
-                Ok(Reply::Line(line)) if line.first().is_none() => return Ok(None),
-                Ok(Reply::Line(_)) => continue,
-                Ok(_) => return Err(unexpected()),
-                Err(Code::NO_NODE) => {}
-                Err(code) => return Err(code.error(&mutex)),
-            }
-            match self.watch(session, Request::Exists(mutex.clone()), by)? {
-                Err(Code::NO_NODE) => return Ok(None),
-                Err(code) => return Err(code.error(&mutex)),
-                Ok(_) => {}
+            let children = self.watch(session, Request::Children(mutex.clone()), by)?;
+            let is_free = match children {
+                Some(reply) => reply.line.members.is_empty(),
+                None => {
+                    let exists = Request::Exists(mutex.clone());
+                    self.watch(session, exists, by)?.is_none()
+                }
+            };
+            if is_free {
+                return Ok(None);
             }
         }
         Err(Error::new(
@@ -73,12 +69,12 @@ impl ZkObserver {
         ))
     }
 
-    /// Asks and watches; the watch before is forgotten then.
-    fn watch(&mut self, session: &Session, request: Request, by: Moment) -> Result<Outcome> {
+    /// Asks and watches; the watch before is forgotten then. `None`: there is no such node.
+    fn watch(&mut self, session: &Session, request: Request, by: Moment) -> Result<Option<Reply>> {
         let watch = Watch::new(&self.wake);
-        let outcome = session.one(Ask::watch(request, &watch), by)?;
+        let reply = session.find(Ask::watch(request, &watch), by)?;
         self.watch = Some(watch);
-        Ok(outcome)
+        Ok(reply)
     }
 }
 
@@ -89,7 +85,7 @@ impl RawObserver for ZkObserver {
             session.wake_when_serving(&self.wake);
         })?;
         Ok(View {
-            owner: session.owner_of(leader.as_ref(), self.sessions.config.lease),
+            owner: session.owner_of(leader, self.sessions.config.lease),
             look_in: self.sessions.config.session_timeout,
         })
     }

@@ -2,7 +2,6 @@
 //!
 //! `{chroot}/simba/{mutex}/_c_{uuid}-latch-{sequence}`: the layout of Curator's LeaderLatch.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 
 use rand::RngExt;
@@ -32,7 +31,7 @@ pub(super) fn mutex_path(chroot: &str, mutex: &str) -> Result<Arc<str>> {
         if segment == "." || segment == ".." {
             return refused("has a segment of dots");
         }
-        if Member::read(segment.to_owned()).is_some() {
+        if sequence(segment).is_some() {
             return refused("has a segment that looks like a contender's node");
         }
     }
@@ -71,74 +70,45 @@ pub(super) fn node_path(mutex_path: &str, protection: &str) -> String {
     format!("{mutex_path}/{protection}{LATCH}")
 }
 
-/// A contender's node, as the list of children names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Member {
-    pub(super) name: String,
-    sequence: i32,
+/// The number that the server gave to a contender's node. `None` for a node that is no contender's.
+fn sequence(name: &str) -> Option<i32> {
+    let (_, digits) = name.rsplit_once(LATCH)?;
+    let unsigned = digits.strip_prefix('-').unwrap_or(digits);
+    let is_number = unsigned.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number)
 }
 
-impl Member {
-    /// `None` for a node that is no contender's.
-    pub(super) fn read(name: String) -> Option<Member> {
-        let start = name.rfind(LATCH)? + LATCH.len();
-        let digits = name.get(start..)?;
-        let unsigned = digits.strip_prefix('-').unwrap_or(digits);
-        if !unsigned.bytes().all(|byte| byte.is_ascii_digit()) {
-            return None;
-        }
-        let sequence = digits.parse().ok()?;
-        Some(Member { name, sequence })
-    }
-}
-
-/// The contenders for a mutex at one moment, the leader first.
-///
-/// The sequence is a signed 32-bit counter that wraps around, so only distances can be compared:
-/// right as long as the oldest and the youngest are less than 2^31 apart. Curator sorts the text of
-/// the sequence. So beside a Curator peer the order is wrong while nodes from before and from after the
-/// wrap stand together. The wrap takes 2^31 attempts on one mutex.
+/// The children of a node at one moment, by their names.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Line {
-    members: Vec<Member>,
-    /// What distances are counted from.
-    reference: i32,
+    /// The contenders, the leader first.
+    pub members: Vec<String>,
+    /// What is no contender's node: mutexes below this one.
+    pub others: Vec<String>,
 }
 
 impl Line {
-    /// The contenders among `children`; what is no contender's node is ignored.
+    /// Sorts the contenders by sequence: a signed 32-bit counter that wraps around, so only distances can be compared.
+    /// Right as long as the oldest and the youngest are less than 2^31 apart.
+    ///
+    /// Curator sorts the text of the sequence. So beside a Curator peer the order is wrong while nodes from before and
+    /// from after the wrap stand together. The wrap takes 2^31 attempts on one mutex.
     pub(super) fn new(children: Vec<String>) -> Line {
-        let mut members: Vec<Member> = children.into_iter().filter_map(Member::read).collect();
-        let reference = members.first().map_or(0, |member| member.sequence);
-        members.sort_by(|a, b| order(reference, a, b));
-        Line { members, reference }
+        let (mut members, mut others) = (Vec::new(), Vec::new());
+        let mut first = None;
+        for name in children {
+            match sequence(&name) {
+                Some(number) => {
+                    let distance = number.wrapping_sub(*first.get_or_insert(number));
+                    members.push((distance, name));
+                }
+                None => others.push(name),
+            }
+        }
+        members.sort();
+        let members = members.into_iter().map(|(_, name)| name).collect();
+        Line { members, others }
     }
-
-    pub(super) fn first(&self) -> Option<&Member> {
-        self.members.first()
-    }
-
-    pub(super) fn get(&self, position: usize) -> Option<&Member> {
-        self.members.get(position)
-    }
-
-    pub(super) fn members(&self) -> &[Member] {
-        &self.members
-    }
-
-    /// Where `member` stands.
-    pub(super) fn position(&self, member: &Member) -> Option<usize> {
-        self.members
-            .binary_search_by(|other| order(self.reference, other, member))
-            .ok()
-    }
-}
-
-fn order(reference: i32, a: &Member, b: &Member) -> Ordering {
-    let distance = |member: &Member| member.sequence.wrapping_sub(reference);
-    distance(a)
-        .cmp(&distance(b))
-        .then_with(|| a.name.cmp(&b.name))
 }
 
 #[cfg(test)]
@@ -194,10 +164,8 @@ mod tests {
     fn the_line_is_by_sequence_whatever_the_prefix_and_across_the_wrap() {
         let line = |names: &[&str]| -> Vec<String> {
             let line = Line::new(names.iter().map(|&name| name.to_owned()).collect());
-            for (position, member) in line.members().iter().enumerate() {
-                assert_eq!(line.position(member), Some(position));
-            }
-            line.members.into_iter().map(|member| member.name).collect()
+            assert!(line.members.len() + line.others.len() == names.len());
+            line.members
         };
         assert_eq!(
             line(&[

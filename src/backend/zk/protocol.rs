@@ -25,12 +25,12 @@ use std::time::Duration;
 use super::builder::Config;
 use super::heartbeat::{Beat, Heartbeat};
 use super::message::{
-    Code, Event, Head, Mode, Outcome, Reply, Request, Welcome, XID_AUTH, XID_EVENT,
-    XID_SET_WATCHES, encode_digest, encode_hello, encode_set_watches,
+    Code, Head, Mode, Outcome, Request, Welcome, XID_AUTH, XID_EVENT, XID_SET_WATCHES,
+    decode_event, encode_digest, encode_hello, encode_set_watches,
 };
 use super::path::protection;
 use super::watches::{Kind, Watch, Watches};
-use super::wire::{Decoder, Encoder, Frames, MAX_FRAME, Malformed};
+use super::wire::{Decoder, Encoder, Frames, MAX_FRAME, malformed};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -82,6 +82,11 @@ impl Ask {
             watch: Some(Arc::downgrade(watch)),
         }
     }
+
+    /// The node that it is about.
+    pub(super) fn path(&self) -> &str {
+        self.request.path()
+    }
 }
 
 /// Where the answer to a request goes.
@@ -112,11 +117,14 @@ struct Pending<C> {
 enum Stage {
     /// There is no connection.
     Away,
-    /// A handshake was sent at `sent`, and the first beat must be answered by `by`. `welcomed`: the handshake was.
-    Entering {
+    /// A handshake was sent at `sent`. It and the first beat must be answered by `by`.
+    Greeting {
         sent: Moment,
         by: Moment,
-        welcomed: bool,
+    },
+    /// The handshake was answered.
+    CatchingUp {
+        by: Moment,
     },
     /// The first beat was answered: the server has caught up with the leader.
     Serving,
@@ -148,11 +156,9 @@ pub(super) struct Protocol<C> {
     held: HashMap<String, Option<Moment>>,
     /// Mutexes under which a node of this session may exist that no contender holds.
     suspects: HashSet<String>,
-    /// Suspects with which a server has refused to deal, which was logged.
-    refusals: HashSet<String>,
     frames: Frames,
     out: Encoder,
-    answers: VecDeque<(C, Option<Outcome>)>,
+    answers: VecDeque<(C, Result<Outcome>)>,
 }
 
 impl<C: Caller> Protocol<C> {
@@ -174,7 +180,6 @@ impl<C: Caller> Protocol<C> {
             protection: protection(),
             held: HashMap::new(),
             suspects: HashSet::new(),
-            refusals: HashSet::new(),
             frames: Frames::default(),
             out: Encoder::default(),
             answers: VecDeque::new(),
@@ -201,11 +206,6 @@ impl<C: Caller> Protocol<C> {
 
     pub(super) fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over(_))
-    }
-
-    /// Whether a server has been asked for the session and has not answered.
-    pub(super) fn is_entering(&self) -> bool {
-        matches!(self.stage, Stage::Entering { welcomed, .. } if !welcomed)
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -236,29 +236,24 @@ impl<C: Caller> Protocol<C> {
             self.id,
             &self.password,
         );
-        self.stage = Stage::Entering {
-            sent: now,
-            by: now + patience,
-            welcomed: false,
-        };
+        let by = now + patience;
+        self.stage = Stage::Greeting { sent: now, by };
     }
 
     /// Takes what the server sent. An error means that the connection has to go.
     pub(super) fn received(&mut self, bytes: &[u8], now: Moment) -> Result<()> {
         self.frames.push(bytes);
         loop {
-            let frame = match self.stage {
+            let limit = match self.stage {
+                Stage::Greeting { .. } => LONGEST_WELCOME,
+                Stage::CatchingUp { .. } | Stage::Serving => MAX_FRAME,
                 Stage::Away | Stage::Over(_) => return Ok(()),
-                _ if self.is_entering() => self.frames.next(LONGEST_WELCOME).map_err(stranger),
-                _ => self.frames.next(MAX_FRAME).map_err(malformed),
             };
-            let Some(frame) = frame? else { break };
+            let Some(frame) = self.frames.next(limit)? else {
+                break;
+            };
             match self.stage {
-                Stage::Entering {
-                    sent,
-                    by,
-                    welcomed: false,
-                } => self.welcomed(&frame, sent, by, now)?,
+                Stage::Greeting { sent, by } => self.welcomed(&frame, sent, by, now)?,
                 _ => self.replied(&frame, now)?,
             }
         }
@@ -269,9 +264,11 @@ impl<C: Caller> Protocol<C> {
     /// The server closed the connection. During the handshake that is also how a server refuses, without a word and
     /// for ever, a client that has seen more than the server knows: the servers were restored from an older copy.
     /// Once belief is over and they have refused for 4 T, the session is given up for a new one.
-    pub(super) fn closed_by_server(&mut self, now: Moment) {
-        if !self.is_entering() {
-            return;
+    ///
+    /// Returns `true` during the handshake.
+    pub(super) fn closed_by_server(&mut self, now: Moment) -> bool {
+        if !matches!(self.stage, Stage::Greeting { .. }) {
+            return false;
         }
         let since = *self.refused_since.get_or_insert(now);
         let believed = self.alive_until().is_some_and(|until| until > now);
@@ -284,23 +281,15 @@ impl<C: Caller> Protocol<C> {
             );
             self.end(SessionState::Expired);
         }
+        true
     }
 
     /// Does what is due at `now`. An error means that the server has to be left.
     pub(super) fn tick(&mut self, now: Moment) -> Result<()> {
-        if matches!(self.stage, Stage::Entering { by, .. } if by <= now) {
+        if self.late_at() <= now {
             return Err(Error::new(
                 ErrorKind::Timeout,
-                "no answer within the time for a handshake; the server hangs, or is not a ZooKeeper server",
-            ));
-        }
-        if self.heartbeat.silent_at() <= now {
-            return Err(Error::new(
-                ErrorKind::Timeout,
-                format!(
-                    "the server acknowledged no heartbeat for {:?}",
-                    self.timeout() / 4
-                ),
+                "no answer in time; the server hangs, or is not a ZooKeeper server",
             ));
         }
         if self.heartbeat.due() <= now {
@@ -308,7 +297,9 @@ impl<C: Caller> Protocol<C> {
             self.end_leases(now);
             if self.is_serving() {
                 self.sweep();
-                self.unwatch();
+                for path in self.watches.prune() {
+                    self.enqueue(Request::Unwatch(path).into(), To::Cleanup);
+                }
             }
         }
         self.pump();
@@ -317,17 +308,22 @@ impl<C: Caller> Protocol<C> {
 
     /// When [`tick`](Protocol::tick) has something to do.
     pub(super) fn wake_at(&self) -> Moment {
-        let due = self.heartbeat.due().min(self.heartbeat.silent_at());
+        self.heartbeat.due().min(self.late_at())
+    }
+
+    /// When a server that has not answered must be left.
+    fn late_at(&self) -> Moment {
+        let silent_at = self.heartbeat.silent_at();
         match self.stage {
-            Stage::Entering { by, .. } => by.min(due),
-            _ => due,
+            Stage::Greeting { by, .. } | Stage::CatchingUp { by } => by.min(silent_at),
+            _ => silent_at,
         }
     }
 
     /// Asks on behalf of `caller`. The server works on requests in the order in which they are asked.
     pub(super) fn ask(&mut self, ask: Ask, caller: C) {
         match ask.request {
-            Request::Line(path) if ask.watch.is_none() => self.list(path, vec![caller]),
+            Request::Children(path) if ask.watch.is_none() => self.list(path, vec![caller]),
             _ => {
                 if let Request::Delete(path) = &ask.request {
                     self.held.remove(path);
@@ -356,16 +352,16 @@ impl<C: Caller> Protocol<C> {
         }
     }
 
-    /// Says goodbye on behalf of `caller`, past the queue. Returns `false` if there is no connection.
-    pub(super) fn close(&mut self, caller: C) -> bool {
+    /// Asks the server to end the session, past the queue. Returns `false` if there is no connection.
+    pub(super) fn say_goodbye(&mut self) -> bool {
         if self.is_serving() {
-            self.send(Request::Close.into(), To::Caller(caller));
+            self.send(Request::Close.into(), To::Cleanup);
         }
         self.is_serving()
     }
 
     /// The connection is gone, or has to go. The outcome of what was sent over it is unknown.
-    pub(super) fn disconnected(&mut self) {
+    pub(super) fn disconnected(&mut self, why: &Error) {
         if self.is_serving() {
             // Waiters try again, and learn that no server answers.
             self.watches.unpark_all();
@@ -377,10 +373,11 @@ impl<C: Caller> Protocol<C> {
         self.out = Encoder::default();
         self.heartbeat.disconnected();
         let late = mem::take(&mut self.lists).into_values().flatten();
-        self.answers.extend(late.map(|caller| (caller, None)));
+        self.answers
+            .extend(late.map(|caller| (caller, Err(why.clone()))));
         let sent = mem::take(&mut self.sent);
         for pending in sent.into_iter().chain(mem::take(&mut self.queue)) {
-            self.lose(pending);
+            self.lose(pending, why);
         }
     }
 
@@ -390,7 +387,7 @@ impl<C: Caller> Protocol<C> {
             return;
         }
         self.stage = Stage::Over(how);
-        self.disconnected();
+        self.disconnected(&self.over_error());
         self.held.clear();
         self.suspects.clear();
         self.watches.end();
@@ -401,8 +398,8 @@ impl<C: Caller> Protocol<C> {
         self.out.take()
     }
 
-    /// The next answer; `None` in its place if the connection was lost.
-    pub(super) fn next_answer(&mut self) -> Option<(C, Option<Outcome>)> {
+    /// The next answer; an error if the connection was lost.
+    pub(super) fn next_answer(&mut self) -> Option<(C, Result<Outcome>)> {
         self.answers.pop_front()
     }
 
@@ -415,7 +412,7 @@ impl<C: Caller> Protocol<C> {
     }
 
     fn welcomed(&mut self, frame: &[u8], sent: Moment, by: Moment, now: Moment) -> Result<()> {
-        let welcome = Welcome::decode(frame).map_err(stranger)?;
+        let welcome = Welcome::decode(frame)?;
         self.refused_since = None;
         let (asked, realm) = (self.config.session_timeout, &self.config.realm);
         let timeout = Duration::from_millis(u64::try_from(welcome.timeout_ms).unwrap_or(0));
@@ -454,11 +451,7 @@ impl<C: Caller> Protocol<C> {
         }
         self.id = welcome.id;
         self.password = welcome.password;
-        self.stage = Stage::Entering {
-            sent,
-            by,
-            welcomed: true,
-        };
+        self.stage = Stage::CatchingUp { by };
         self.heartbeat.connected(sent, timeout, opened, now);
         if let Some(digest) = &self.config.digest {
             encode_digest(&mut self.out, digest);
@@ -490,43 +483,34 @@ impl<C: Caller> Protocol<C> {
     /// Takes a frame after the handshake.
     fn replied(&mut self, frame: &[u8], now: Moment) -> Result<()> {
         let mut body = Decoder::new(frame);
-        let head = Head::decode(&mut body).map_err(malformed)?;
-        match head.xid {
-            XID_EVENT => {
-                self.watches.fire(Event::decode(body).map_err(malformed)?);
-                return Ok(());
-            }
-            XID_AUTH | XID_SET_WATCHES => {
-                return match head.code {
-                    Code::OK => Ok(()),
-                    code => Err(code.error("after the handshake")),
-                };
-            }
-            _ => {}
+        let head = Head::decode(&mut body)?;
+        if head.xid == XID_EVENT {
+            let (path, deleted) = decode_event(body)?;
+            self.watches.fire(&path, deleted);
+            return Ok(());
         }
-        let pending = match self.sent.front() {
-            Some(sent) if sent.xid == head.xid => self.sent.pop_front(),
-            _ => None,
+        if matches!(head.xid, XID_AUTH | XID_SET_WATCHES) {
+            return match head.code {
+                Code::OK => Ok(()),
+                code => Err(code.error("after the handshake")),
+            };
+        }
+        let Some(sent) = self.sent.front().filter(|sent| sent.xid == head.xid) else {
+            return Err(malformed("a reply to something not asked"));
         };
-        let Some(pending) = pending else {
-            return Err(malformed(Malformed("a reply to something not asked")));
-        };
-        let decoded = match head.code {
-            Code::OK => pending.ask.request.decode(body).map_err(malformed),
+        let outcome = match head.code {
+            Code::OK => sent.ask.request.decode(body)?,
             // The next handshake tells which, and for certain.
-            code @ (Code::SESSION_EXPIRED | Code::SESSION_MOVED) => Err(code.error("a request")),
-            code => Ok(Err(code)),
+            code @ (Code::SESSION_EXPIRED | Code::SESSION_MOVED) => {
+                return Err(code.error("a request"));
+            }
+            code => Err(code),
         };
-        match decoded {
-            Ok(outcome) => {
-                self.last_zxid = self.last_zxid.max(head.zxid);
-                self.complete(pending, outcome, now)
-            }
-            Err(error) => {
-                // Not answered: its caller learns of the broken connection with the others.
-                self.sent.push_front(pending);
-                Err(error)
-            }
+        self.last_zxid = self.last_zxid.max(head.zxid);
+        // Only now: where decoding failed, its caller learns of the broken connection with the others.
+        match self.sent.pop_front() {
+            Some(pending) => self.complete(pending, outcome, now),
+            None => Ok(()),
         }
     }
 
@@ -534,29 +518,28 @@ impl<C: Caller> Protocol<C> {
         let Pending { ask, to, .. } = pending;
         self.watched(&ask, &outcome);
         match (&ask.request, &outcome) {
-            (Request::Create { mode, .. }, Ok(Reply::Created(path, _)))
-                if *mode == Mode::EphemeralSequential =>
-            {
+            (Request::Create { mode, .. }, Ok(reply)) if *mode == Mode::EphemeralSequential => {
                 match &to {
-                    To::Caller(caller) if !caller.waits() => self.remove(path),
-                    _ => _ = self.held.insert(path.clone(), None),
+                    To::Caller(caller) if !caller.waits() => self.remove(&reply.path),
+                    _ => _ = self.held.insert(reply.path.clone(), None),
                 }
             }
             (Request::Delete(path), Err(code)) if *code != Code::NO_NODE => {
-                let ours = self.suspect(path);
-                if ours {
-                    self.refused(parent(path), *code);
-                }
+                let (realm, error) = (&self.config.realm, code.error(path));
+                log::debug!("{realm}: cannot delete a node, trying again: {error}");
+                self.suspect(path);
             }
+            // The server has dropped the watches, too, that were set after this was asked.
+            (Request::Unwatch(path), _) => self.watches.fire(path, false),
             _ => {}
         }
         match to {
-            To::Caller(caller) => self.answers.push_back((caller, Some(outcome))),
+            To::Caller(caller) => self.answers.push_back((caller, Ok(outcome))),
             To::List(callers) => {
                 for caller in callers {
-                    self.answers.push_back((caller, Some(outcome.clone())));
+                    self.answers.push_back((caller, Ok(outcome.clone())));
                 }
-                self.list_again(ask.request.path());
+                self.list_again(ask.path());
             }
             To::Heartbeat => match outcome {
                 // Where the root may not be read, that was written down as refused.
@@ -570,7 +553,7 @@ impl<C: Caller> Protocol<C> {
                 }
                 Err(code) => return Err(code.error("heartbeat")),
             },
-            To::Sweep => self.swept(ask.request.path(), outcome),
+            To::Sweep => self.swept(ask.path(), outcome),
             To::Cleanup => {}
         }
         Ok(())
@@ -582,10 +565,10 @@ impl<C: Caller> Protocol<C> {
         let kind = match (&ask.request, outcome) {
             (Request::Data(_) | Request::Exists(_), Ok(_)) => Kind::Data,
             (Request::Exists(_), Err(Code::NO_NODE)) => Kind::Exists,
-            (Request::Children(_) | Request::Line(_), Ok(_)) => Kind::Children,
+            (Request::Children(_), Ok(_)) => Kind::Children,
             _ => return,
         };
-        self.watches.add(kind, ask.request.path().to_owned(), watch);
+        self.watches.add(kind, ask.path(), watch);
     }
 
     fn list(&mut self, path: String, callers: Vec<C>) {
@@ -594,7 +577,7 @@ impl<C: Caller> Protocol<C> {
             return;
         }
         self.lists.insert(path.clone(), Vec::new());
-        self.enqueue(Request::Line(path).into(), To::List(callers));
+        self.enqueue(Request::Children(path).into(), To::List(callers));
     }
 
     /// A list is done: asks for the next one, if callers wait for it.
@@ -621,7 +604,7 @@ impl<C: Caller> Protocol<C> {
                 To::Caller(caller)
                     if !caller.waits() && !matches!(ask.request, Request::Delete(_)) => {}
                 To::List(callers) if !callers.iter().any(C::waits) => {
-                    self.list_again(ask.request.path());
+                    self.list_again(ask.path());
                 }
                 _ => self.send(ask, to),
             }
@@ -636,22 +619,24 @@ impl<C: Caller> Protocol<C> {
     }
 
     /// A request will not be answered any more.
-    fn lose(&mut self, Pending { xid, ask, to }: Pending<C>) {
+    fn lose(&mut self, Pending { xid, ask, to }: Pending<C>, why: &Error) {
         match &ask.request {
             // Only what was sent can have made a node.
-            Request::Create { path, .. } if xid != 0 => _ = self.suspect(path),
-            Request::Delete(path) => _ = self.suspect(path),
+            Request::Create { path, .. } if xid != 0 => self.suspect(path),
+            Request::Delete(path) => self.suspect(path),
             _ => {}
         }
-        match to {
-            To::Caller(caller) => self.answers.push_back((caller, None)),
-            To::List(callers) => {
-                let lost = callers.into_iter().map(|caller| (caller, None));
-                self.answers.extend(lost);
+        let callers = match to {
+            To::Caller(caller) => vec![caller],
+            To::List(callers) => callers,
+            To::Sweep => {
+                self.suspects.insert(ask.path().to_owned());
+                return;
             }
-            To::Sweep => _ = self.suspects.insert(ask.request.path().to_owned()),
-            To::Heartbeat | To::Cleanup => {}
-        }
+            To::Heartbeat | To::Cleanup => return,
+        };
+        let lost = callers.into_iter().map(|caller| (caller, Err(why.clone())));
+        self.answers.extend(lost);
     }
 
     /// Deletes a node that is not held.
@@ -664,26 +649,12 @@ impl<C: Caller> Protocol<C> {
         }
     }
 
-    /// There may be a node at `path` that is not held. Returns `false` if it could not be this session's.
-    fn suspect(&mut self, path: &str) -> bool {
-        let mutex = parent(path);
-        let ours = path
-            .get(mutex.len() + 1..)
-            .is_some_and(|name| name.starts_with(&self.protection));
-        if ours {
+    /// There may be a node of this session at `path` that is not held.
+    fn suspect(&mut self, path: &str) {
+        if let Some((mutex, name)) = path.rsplit_once('/')
+            && name.starts_with(&self.protection)
+        {
             self.suspects.insert(mutex.to_owned());
-        }
-        ours
-    }
-
-    /// A server refused to deal with a suspect: the next sweep tries again.
-    fn refused(&mut self, mutex: &str, code: Code) {
-        if code != Code::THROTTLED && self.refusals.insert(mutex.to_owned()) {
-            log::warn!(
-                "{}: cannot clean up, trying again: {}",
-                self.config.realm,
-                code.error(mutex)
-            );
         }
     }
 
@@ -702,61 +673,18 @@ impl<C: Caller> Protocol<C> {
     }
 
     fn swept(&mut self, mutex: &str, outcome: Outcome) {
-        let names = match outcome {
-            Ok(Reply::Children(names)) => names,
-            Err(code) if code != Code::NO_NODE => {
-                self.suspects.insert(mutex.to_owned());
-                return self.refused(mutex, code);
+        match outcome {
+            Ok(reply) => {
+                let ours = |name: &&String| name.starts_with(&self.protection);
+                let paths = reply.line.members.iter().filter(ours);
+                let mut left: Vec<_> = paths.map(|name| format!("{mutex}/{name}")).collect();
+                left.retain(|path| !self.held.contains_key(path));
+                left.iter().for_each(|path| self.remove(path));
             }
-            _ => Vec::new(),
-        };
-        let ours = names
-            .iter()
-            .filter(|name| name.starts_with(&self.protection));
-        let left: Vec<String> = ours
-            .map(|name| format!("{mutex}/{name}"))
-            .filter(|path| !self.held.contains_key(path))
-            .collect();
-        if left.is_empty() {
-            self.refusals.remove(mutex);
-        }
-        left.iter().for_each(|path| self.remove(path));
-    }
-
-    /// Tells the server which watches have no holder any more.
-    fn unwatch(&mut self) {
-        let mut unwatched = self.watches.prune();
-        for pending in self.sent.iter().chain(&self.queue) {
-            if pending.ask.watch.is_some() {
-                // The server would drop the new watch with the old one.
-                unwatched.remove(pending.ask.request.path());
-            }
-        }
-        for path in unwatched {
-            self.enqueue(Request::Unwatch(path).into(), To::Cleanup);
+            Err(Code::NO_NODE) => {}
+            Err(_) => _ = self.suspects.insert(mutex.to_owned()),
         }
     }
-}
-
-fn parent(path: &str) -> &str {
-    path.rsplit_once('/').map_or("", |(parent, _)| parent)
-}
-
-/// The first frame was none of ZooKeeper's.
-fn stranger(what: Malformed) -> Error {
-    Error::new(
-        ErrorKind::Protocol,
-        "not a ZooKeeper server's handshake; is this a ZooKeeper server?",
-    )
-    .with_source(what)
-}
-
-fn malformed(what: Malformed) -> Error {
-    Error::new(
-        ErrorKind::Protocol,
-        "the server sent what a ZooKeeper server would not",
-    )
-    .with_source(what)
 }
 
 #[cfg(test)]
@@ -1004,7 +932,7 @@ mod tests {
     impl Creation {
         fn path(&self) -> Option<&str> {
             match &self.answers[0] {
-                Some(Some(Ok(Reply::Created(path, _)))) => Some(path),
+                Some(Some(Ok(reply))) => Some(&reply.path),
                 _ => None,
             }
         }
@@ -1066,7 +994,7 @@ mod tests {
                 outcome = self.protocol.tick(at(now));
             }
             if !calm && self.dice.random_ratio(1, 2_000) {
-                outcome = Err(crate::Error::new(crate::ErrorKind::Unreachable, "dice"));
+                outcome = Err(lost());
             }
             self.collect();
             if !calm && self.protocol.is_serving() {
@@ -1078,7 +1006,7 @@ mod tests {
                 self.server.receive(&bytes, now, &mut self.dice);
             }
             if outcome.is_err() {
-                self.protocol.disconnected();
+                self.protocol.disconnected(&lost());
                 self.server.lose_connection();
                 self.connected = false;
             }
@@ -1111,7 +1039,7 @@ mod tests {
             let mode = Mode::EphemeralSequential;
             let create = Request::create(&path, b"", mode, Acl::Open.permissions());
             let waits = Rc::new(Cell::new(true));
-            let line = Request::Line(mutex.to_owned());
+            let line = Request::Children(mutex.to_owned());
             for (index, request) in [create, line].into_iter().enumerate() {
                 let ticket = Ticket {
                     call: self.creations.len(),
@@ -1151,16 +1079,16 @@ mod tests {
                 };
                 let place = &mut creation.answers[ticket.index];
                 assert!(place.is_none(), "seed {seed}: answered twice");
-                if let (1, Some(Ok(Reply::Line(line)))) = (ticket.index, &answer)
+                if let (1, Ok(Ok(reply))) = (ticket.index, &answer)
                     && creation.waits.get()
                 {
                     // The list was read after the node was made.
                     let made = creation.path().and_then(|path| path.rsplit('/').next());
                     let seen =
-                        made.is_none_or(|name| line.members().iter().any(|m| m.name == name));
+                        made.is_none_or(|made| reply.line.members.iter().any(|name| name == made));
                     assert!(seen, "seed {seed}: a list from before the creation");
                 }
-                creation.answers[ticket.index] = Some(answer);
+                creation.answers[ticket.index] = Some(answer.ok());
             }
         }
 
@@ -1189,7 +1117,7 @@ mod tests {
         fn heal(&mut self, now: u64) {
             self.server.cut = false;
             if self.connected && !self.protocol.is_serving() {
-                self.protocol.disconnected();
+                self.protocol.disconnected(&lost());
                 self.server.lose_connection();
                 self.connected = false;
             }
@@ -1251,6 +1179,10 @@ mod tests {
             proofs += world.end(14_000);
         }
         assert!(proofs > worlds * 1_000, "hardly ever alive: {proofs}");
+    }
+
+    fn lost() -> Error {
+        Error::new(ErrorKind::Unreachable, "lost")
     }
 
     /// Drives a protocol through its handshake and its first beat.
@@ -1362,7 +1294,7 @@ mod tests {
             };
             let request = match number % 3 {
                 0 => Request::Data("/x".into()),
-                1 => Request::Line(format!("/m{number}")),
+                1 => Request::Children(format!("/m{number}")),
                 _ => Request::Delete(format!("/m/n{number}")),
             };
             protocol.ask(request.into(), ticket);
@@ -1402,7 +1334,7 @@ mod tests {
         served(&mut protocol, 0);
         protocol.take_output();
         for call in 0..1_000 {
-            protocol.ask(Request::Line("/simba/m".into()).into(), ticket(call));
+            protocol.ask(Request::Children("/simba/m".into()).into(), ticket(call));
         }
         assert_eq!(requests(&protocol.take_output()), [(2, 8)]);
         let names = |xid: i32| reply(xid, 9, 0, &names(&["_c_x-latch-0000000001"]));
@@ -1420,7 +1352,7 @@ mod tests {
         let mut protocol = protocol();
         served(&mut protocol, 0);
         for now in (T..20 * T).step_by(T as usize / 4) {
-            protocol.disconnected();
+            protocol.disconnected(&lost());
             protocol.begin(at(now), Duration::from_millis(T / 4));
             protocol.closed_by_server(at(now));
             // For 4 T, first at T.
@@ -1432,12 +1364,62 @@ mod tests {
         }
     }
 
+    /// It would come without the nodes of this one.
+    #[test]
+    fn session_of_another_id_is_refused() {
+        let mut protocol = protocol();
+        served(&mut protocol, 0);
+        protocol.disconnected(&lost());
+        protocol.begin(at(100), Duration::from_millis(T / 4));
+        let mut welcome = welcome(T);
+        // The last byte of the id, before a password of 16 bytes and its length.
+        let place = welcome.len() - 21;
+        welcome[place] += 1;
+        let error = protocol.received(&welcome, at(101)).unwrap_err();
+        assert!(error.to_string().contains("the session we asked for"));
+        assert!(protocol.id == SESSION && !protocol.is_serving());
+    }
+
+    /// The server drops all watches on the node, also those that were set meanwhile.
+    #[test]
+    fn forgotten_watches_are_told_and_new_ones_start_over() {
+        let mut protocol = protocol();
+        served(&mut protocol, 0);
+        let wake = Arc::new(crate::parker::Parker::new().unparker());
+        let watches: Vec<_> = (0..200).map(|_| Watch::new(&wake)).collect();
+        for (number, watch) in watches.iter().enumerate() {
+            let watch = Arc::downgrade(watch);
+            protocol
+                .watches
+                .add(Kind::Exists, &format!("/{number}"), &watch);
+        }
+        drop(watches);
+        protocol.tick(at(T / 24 + 1)).unwrap();
+        let sent = requests(&protocol.take_output());
+        assert!(sent.iter().skip(1).all(|(_, op)| *op == 18), "{sent:?}");
+        let again = Watch::new(&wake);
+        for number in 0..200 {
+            let path = format!("/{number}");
+            protocol
+                .watches
+                .add(Kind::Exists, &path, &Arc::downgrade(&again));
+        }
+        protocol
+            .received(&ok(sent[0].0, 0), at(T / 24 + 2))
+            .unwrap();
+        assert!(again.is_set());
+        protocol
+            .received(&ok(sent[1].0, 0), at(T / 24 + 2))
+            .unwrap();
+        assert!(!again.is_set());
+    }
+
     /// Another server may have a lower `maxSessionTimeout`.
     #[test]
     fn session_that_is_kept_shorter_is_given_up() {
         let mut protocol = protocol();
         served(&mut protocol, 0);
-        protocol.disconnected();
+        protocol.disconnected(&lost());
         protocol.begin(at(100), Duration::from_millis(T / 4));
         protocol.received(&welcome(T / 2), at(101)).unwrap();
         assert_eq!(protocol.state(), SessionState::Expired);
@@ -1509,7 +1491,7 @@ mod tests {
                 protocol = self::protocol();
             }
             if !protocol.is_serving() {
-                protocol.disconnected();
+                protocol.disconnected(&lost());
                 if dice.random_bool(0.9) {
                     if protocol.id == 0 || protocol.id == SESSION {
                         served(&mut protocol, now);
@@ -1519,7 +1501,7 @@ mod tests {
                 }
             }
             if protocol.is_serving() {
-                protocol.ask(Request::Line("/m".into()).into(), ticket(0));
+                protocol.ask(Request::Children("/m".into()).into(), ticket(0));
                 protocol.ask(Request::Delete("/m/n".into()).into(), ticket(1));
             }
             let mut bytes = protocol.take_output();
@@ -1531,7 +1513,7 @@ mod tests {
                 bytes = reply(dice.random_range(-9..40), dice.random(), code, &bytes);
             }
             if protocol.received(&bytes, at(now)).is_err() || protocol.tick(at(now)).is_err() {
-                protocol.disconnected();
+                protocol.disconnected(&lost());
             }
             while protocol.next_answer().is_some() {}
         }

@@ -19,7 +19,7 @@ use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 
 use super::builder::Config;
 use super::connection::{self, Writer};
-use super::message::{Code, Outcome, Reply, Request, Stat};
+use super::message::{Code, Outcome, Reply, Request, Stat, found};
 use super::path::Line;
 use super::protocol::{Ask, Caller, Protocol, SessionState};
 use crate::backend::Wakeups;
@@ -108,8 +108,8 @@ pub(super) struct State {
     pub(super) closing: bool,
     /// Unparked when the session serves again, or is over.
     told_unknown: HashMap<usize, Weak<Unparker>>,
-    /// An epoch time of the leader's clock that a reply told, and when it was asked for.
-    servers_clock: Option<(u64, Moment)>,
+    /// An epoch time of the leader's clock, and when it was asked for. This machine's clock until the leader has told.
+    servers_clock: (u64, Moment),
 }
 
 impl State {
@@ -117,13 +117,14 @@ impl State {
     pub(super) fn settle(&mut self) {
         let bytes = self.protocol.take_output();
         if let Some(writer) = &mut self.writer
-            && let Err(error) = writer.send(bytes)
+            && let Err(error) = writer.send(&bytes)
         {
-            // The thread notices by its own read.
             let what = format!("cannot write to the server: {error}");
             return self.disconnect(&Error::new(ErrorKind::Unreachable, what));
         }
-        self.deliver(None);
+        while let Some((Ticket { call, index }, answer)) = self.protocol.next_answer() {
+            call.answer(index, answer);
+        }
     }
 
     /// Closes the socket, too: the thread may be in a read that nothing else would end.
@@ -131,14 +132,13 @@ impl State {
         if let Some(writer) = self.writer.take() {
             writer.close();
         }
-        self.protocol.disconnected();
-        self.deliver(Some(why));
+        self.protocol.disconnected(why);
+        self.settle();
     }
 
     pub(super) fn end(&mut self, how: SessionState) {
         self.protocol.end(how);
-        let why = self.protocol.over_error();
-        self.disconnect(&why);
+        self.disconnect(&self.protocol.over_error());
         self.wake();
     }
 
@@ -150,31 +150,35 @@ impl State {
             }
         }
     }
-
-    fn deliver(&mut self, why: Option<&Error>) {
-        while let Some((Ticket { call, index }, answer)) = self.protocol.next_answer() {
-            call.answer(index, answer, why);
-        }
-    }
 }
 
-/// Requests that were asked in one go.
+/// Requests that were asked in one go, for the caller that waits for the answers.
+///
+/// A call that is dropped without them has given up: no answer is wanted any more, nor the contender's node that a
+/// request makes.
 pub(super) struct Call {
+    shared: Arc<Shared>,
+    progress: Arc<Progress>,
     pub(super) sent: Moment,
+}
+
+/// How far a call has come.
+struct Progress {
     given_up: AtomicBool,
-    progress: Mutex<Progress>,
+    answers: Mutex<Answers>,
     changed: Condvar,
 }
 
-struct Progress {
-    answers: Vec<Option<Outcome>>,
+struct Answers {
+    /// Each with the place of its request.
+    outcomes: Vec<(usize, Outcome)>,
     missing: usize,
     failure: Option<Error>,
 }
 
 /// One request of a call.
 pub(super) struct Ticket {
-    call: Arc<Call>,
+    call: Arc<Progress>,
     index: usize,
 }
 
@@ -184,59 +188,64 @@ impl Caller for Ticket {
     }
 }
 
-impl Call {
-    fn new(count: usize) -> Arc<Call> {
-        Arc::new(Call {
-            sent: Moment::now(),
-            given_up: AtomicBool::new(false),
-            progress: Mutex::new(Progress {
-                answers: vec![None; count],
-                missing: count,
-                failure: None,
-            }),
-            changed: Condvar::new(),
-        })
-    }
-
-    fn answer(&self, index: usize, answer: Option<Outcome>, why: Option<&Error>) {
-        let mut progress = self.progress.lock();
-        if answer.is_none() && progress.failure.is_none() {
-            let lost = || Error::new(ErrorKind::Unreachable, "the connection was lost");
-            progress.failure = Some(why.cloned().unwrap_or_else(lost));
+impl Progress {
+    fn answer(&self, index: usize, answer: Result<Outcome>) {
+        let mut answers = self.answers.lock();
+        match answer {
+            Ok(outcome) => answers.outcomes.push((index, outcome)),
+            Err(error) => _ = answers.failure.get_or_insert(error),
         }
-        if let Some(place) = progress.answers.get_mut(index) {
-            *place = answer;
-        }
-        progress.missing = progress.missing.saturating_sub(1);
-        if progress.missing == 0 {
+        answers.missing -= 1;
+        if answers.missing == 0 {
             self.changed.notify_all();
         }
     }
+}
 
-    /// All answers, in the order of the requests. `None`: they are not there in time.
-    fn wait(&self, by: Moment) -> Option<Result<Vec<Outcome>>> {
-        let mut progress = self.progress.lock();
-        while progress.missing > 0 {
+impl Call {
+    /// All answers, in the order of the requests. `None`: they are not there in time, and may be waited for again.
+    pub(super) fn wait(&self, by: Moment) -> Result<Option<Vec<Outcome>>> {
+        let mut answers = self.progress.answers.lock();
+        while answers.missing > 0 {
             let left = by.remaining();
             if left.is_zero() {
-                return None;
+                return Ok(None);
             }
-            self.changed.wait_for(&mut progress, left.min(SLICE));
+            let changed = &self.progress.changed;
+            changed.wait_for(&mut answers, left.min(SLICE));
         }
-        Some(match &progress.failure {
-            Some(failure) => Err(failure.clone()),
-            None => Ok(progress.answers.iter().flatten().cloned().collect()),
-        })
+        if let Some(failure) = &answers.failure {
+            return Err(failure.clone());
+        }
+        let mut outcomes = mem::take(&mut answers.outcomes);
+        // Callers that share a list may get it before an earlier answer.
+        outcomes.sort_by_key(|(index, _)| *index);
+        let outcomes = outcomes.into_iter().map(|(_, outcome)| outcome);
+        Ok(Some(outcomes.collect()))
     }
 }
 
-/// The protocol has matched every reply with the shape of its request, so this does not happen.
-pub(super) fn unexpected() -> Error {
-    Error::new(ErrorKind::Protocol, "an answer of the wrong kind")
+impl Drop for Call {
+    fn drop(&mut self) {
+        let answers = self.progress.answers.lock();
+        if answers.missing == 0 && answers.outcomes.is_empty() {
+            return;
+        }
+        // The state is locked before the answers, also where they come in.
+        drop(answers);
+        let mut state = self.shared.state.lock();
+        self.progress.given_up.store(true, Ordering::Relaxed);
+        for (_, outcome) in &self.progress.answers.lock().outcomes {
+            if let Ok(Reply { path, .. }) = outcome {
+                state.protocol.discard(path);
+            }
+        }
+        state.settle();
+    }
 }
 
 /// A node that leads.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Leader {
     pub(super) path: String,
     /// `None`: its ACL forbids to read it.
@@ -245,32 +254,18 @@ pub(super) struct Leader {
 }
 
 impl Leader {
+    pub(super) fn new(path: String, Reply { data, stat, .. }: Reply) -> Leader {
+        let id = Some(String::from_utf8_lossy(&data).into());
+        Leader { path, id, stat }
+    }
+
     /// `outcome`: of reading the node's data. `None`: it is gone.
-    pub(super) fn read(path: &str, outcome: Outcome) -> Result<Option<Leader>> {
-        match outcome {
-            Ok(Reply::Data(id, stat)) => Ok(Some(Leader {
-                id: Some(String::from_utf8_lossy(&id).as_ref().into()),
-                stat,
-                ..Leader::unread(path)
-            })),
-            Ok(_) => Err(unexpected()),
-            Err(Code::NO_NODE) => Ok(None),
-            Err(Code::NO_AUTH) => Ok(Some(Leader::unread(path))),
-            Err(code) => Err(code.error(path)),
+    pub(super) fn read(path: String, outcome: Outcome) -> Result<Option<Leader>> {
+        if outcome == Err(Code::NO_AUTH) {
+            let (id, stat) = (None, Stat::default());
+            return Ok(Some(Leader { path, id, stat }));
         }
-    }
-
-    /// A leader of which only the node is known.
-    pub(super) fn unread(path: &str) -> Leader {
-        Leader {
-            path: path.to_owned(),
-            id: None,
-            stat: Stat::default(),
-        }
-    }
-
-    pub(super) fn has_fence(&self, fence: u64) -> bool {
-        u64::try_from(self.stat.czxid) == Ok(fence)
+        Ok(found(outcome, &path)?.map(|reply| Leader::new(path, reply)))
     }
 }
 
@@ -281,6 +276,7 @@ impl Session {
         probe: Probed,
         run: impl FnOnce(&Shared) + Send + 'static,
     ) -> Result<Session> {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 protocol: Protocol::new(Arc::clone(config)),
@@ -288,7 +284,7 @@ impl Session {
                 trouble: None,
                 closing: false,
                 told_unknown: HashMap::new(),
-                servers_clock: None,
+                servers_clock: (ms(since_epoch.unwrap_or_default()), Moment::now()),
             }),
             changed: Condvar::new(),
             probe,
@@ -329,12 +325,6 @@ impl Session {
         self.protocol().id
     }
 
-    /// Returns the session timeout: the negotiated one, once there is one.
-    #[must_use]
-    pub fn timeout(&self) -> Duration {
-        self.protocol().timeout()
-    }
-
     /// Returns the moment up to which the ensemble keeps the session, by the heartbeats that it
     /// acknowledged and less what clocks may drift. `None` before a server has answered, and once the
     /// session is over.
@@ -354,106 +344,91 @@ impl Session {
     /// Ends the session, and with it its nodes. Waits for the server's answer, but not long for a dead
     /// one: by then this client does not keep the session alive any more.
     pub fn close(&self) {
-        let deadline = Moment::now() + GOODBYE;
         let mut state = self.shared.state.lock();
         state.closing = true;
-        let call = Call::new(1);
-        let ticket = Ticket {
-            call: Arc::clone(&call),
-            index: 0,
-        };
-        if state.protocol.close(ticket) {
-            state.settle();
-            drop(state);
-            let _ = call.wait(deadline);
-            state = self.shared.state.lock();
-        }
-        state.end(SessionState::Closed);
+        let said = state.protocol.say_goodbye();
+        state.settle();
         drop(state);
         self.shared.changed.notify_all();
-        // A thread that still waits for a server to accept a connection ends when that does.
-        self.thread.lock().join(deadline);
+        let mut thread = self.thread.lock();
+        // A server that has ended the session ends the connection, and the thread is over.
+        if !said || !thread.join(Moment::now() + GOODBYE) {
+            self.shared.state.lock().end(SessionState::Closed);
+            // A thread that still waits for a server to accept a connection ends when that does.
+            thread.join(Moment::now() + GOODBYE);
+        }
     }
 
     /// Asks in one go and waits for all the answers: one round trip. The server works on the requests in
     /// this order, so a later one sees what an earlier one did.
     pub(super) fn call_all(&self, asks: Vec<Ask>, by: Moment) -> Result<Vec<Outcome>> {
-        let call = self.start(asks, by)?;
-        let answers = self.finish(&call, by);
-        answers.and_then(|answers| {
-            answers.ok_or_else(|| {
-                self.give_up(&call);
-                self.late()
-            })
-        })
+        self.start(asks, by)?.wait(by)?.ok_or_else(|| self.late())
     }
 
     /// Asks in one go, once a server is there.
-    pub(super) fn start(&self, asks: Vec<Ask>, by: Moment) -> Result<Arc<Call>> {
+    pub(super) fn start(&self, asks: Vec<Ask>, by: Moment) -> Result<Call> {
         let mut state = self.connected(by).map_err(Error::not_sent)?;
-        let call = Call::new(asks.len());
+        let sent = Moment::now();
+        let progress = Arc::new(Progress {
+            given_up: AtomicBool::new(false),
+            answers: Mutex::new(Answers {
+                outcomes: Vec::with_capacity(asks.len()),
+                missing: asks.len(),
+                failure: None,
+            }),
+            changed: Condvar::new(),
+        });
         for (index, ask) in asks.into_iter().enumerate() {
-            let call = Arc::clone(&call);
+            let call = Arc::clone(&progress);
             state.protocol.ask(ask, Ticket { call, index });
         }
         state.settle();
-        Ok(call)
-    }
-
-    /// Waits for all the answers to a call. `None`: they are not there in time, and may be waited for again. A call that
-    /// fails leaves no contender's node behind.
-    pub(super) fn finish(&self, call: &Call, by: Moment) -> Result<Option<Vec<Outcome>>> {
-        let answers = call.wait(by).transpose();
-        answers.inspect_err(|_| self.give_up(call))
-    }
-
-    /// No answer to the call is wanted any more, nor the contender's node that it makes.
-    pub(super) fn give_up(&self, call: &Call) {
-        let mut state = self.shared.state.lock();
-        call.given_up.store(true, Ordering::Relaxed);
-        for answer in call.progress.lock().answers.iter().flatten() {
-            if let Ok(Reply::Created(path, _)) = answer {
-                state.protocol.discard(path);
-            }
-        }
-        state.settle();
+        let shared = Arc::clone(&self.shared);
+        Ok(Call {
+            shared,
+            progress,
+            sent,
+        })
     }
 
     pub(super) fn late(&self) -> Error {
         self.error(ErrorKind::Timeout, "the server did not answer in time")
     }
 
-    /// As [`call_all`](Session::call_all), for a known number of requests.
-    pub(super) fn call<const N: usize>(&self, asks: [Ask; N], by: Moment) -> Result<[Outcome; N]> {
-        let answers = self.call_all(asks.into(), by)?;
-        answers.try_into().map_err(|_| unexpected())
-    }
-
     /// Asks one thing and waits for the answer.
     pub(super) fn one(&self, ask: impl Into<Ask>, by: Moment) -> Result<Outcome> {
-        self.call([ask.into()], by).map(|[outcome]| outcome)
+        let outcome = self.call_all(vec![ask.into()], by)?.pop();
+        outcome.ok_or_else(|| self.late())
+    }
+
+    /// Asks one thing about a node. `None` if it is not there.
+    pub(super) fn find(&self, ask: impl Into<Ask>, by: Moment) -> Result<Option<Reply>> {
+        let ask = ask.into();
+        let path = ask.path().to_owned();
+        found(self.one(ask, by)?, &path)
     }
 
     /// Reads the contenders for a mutex. The line is empty if not even the mutex is there.
     pub(super) fn line(&self, mutex_path: &str, by: Moment) -> Result<Arc<Line>> {
-        match self.one(Request::Line(mutex_path.to_owned()), by)? {
-            Ok(Reply::Line(line)) => Ok(line),
-            Ok(_) => Err(unexpected()),
-            Err(Code::NO_NODE) => Ok(Arc::default()),
-            Err(code) => Err(code.error(mutex_path)),
-        }
+        let read = self.find(Request::Children(mutex_path.to_owned()), by)?;
+        Ok(read.unwrap_or_default().line)
+    }
+
+    /// Reads a node that leads. `None` if it is gone.
+    pub(super) fn read(&self, path: String, by: Moment) -> Result<Option<Leader>> {
+        let outcome = self.one(Request::Data(path.clone()), by)?;
+        Leader::read(path, outcome)
     }
 
     /// Reads who leads now.
     pub(super) fn leader(&self, mutex_path: &str, by: Moment) -> Result<Option<Leader>> {
         loop {
             let line = self.line(mutex_path, by)?;
-            let Some(first) = line.first() else {
+            let Some(first) = line.members.first() else {
                 return Ok(None);
             };
-            let path = format!("{mutex_path}/{}", first.name);
             // Gone between the two reads otherwise. Each round asks the server, which ends with `by`.
-            let leader = Leader::read(&path, self.one(Request::Data(path.clone()), by)?)?;
+            let leader = self.read(format!("{mutex_path}/{first}"), by)?;
             if leader.is_some() {
                 return Ok(leader);
             }
@@ -468,7 +443,7 @@ impl Session {
         by: Moment,
     ) -> Result<Option<String>> {
         let leader = self.leader(mutex_path, by)?;
-        let leader = leader.filter(|leader| leader.has_fence(fence));
+        let leader = leader.filter(|leader| leader.stat.czxid == fence);
         Ok(leader.map(|leader| leader.path))
     }
 
@@ -492,38 +467,22 @@ impl Session {
     }
 
     /// The leader told its time: `ms` in a reply to what was sent at `sent`.
-    pub(super) fn learn_clock(&self, ms: i64, sent: Moment) {
-        if let Ok(ms) = u64::try_from(ms) {
-            self.shared.state.lock().servers_clock = Some((ms, sent));
-        }
+    pub(super) fn learn_clock(&self, ms: u64, sent: Moment) {
+        self.shared.state.lock().servers_clock = (ms, sent);
     }
 
-    /// The time by the leader's clock, in epoch milliseconds. A session that has created nothing was not told, and takes
-    /// its own.
+    /// The time by the leader's clock, in epoch milliseconds.
     pub(super) fn servers_ms(&self) -> u64 {
-        let clock = self.shared.state.lock().servers_clock;
-        let local = || {
-            SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default()
-        };
-        clock.map_or_else(
-            || ms(local()),
-            |(told, sent)| told.saturating_add(ms(Moment::now() - sent)),
-        )
+        let (told, sent) = self.shared.state.lock().servers_clock;
+        told.saturating_add(ms(Moment::now() - sent))
     }
 
     /// A leader of another contender, for display: how long it goes on is not known.
-    pub(super) fn owner_of(&self, leader: Option<&Leader>, lease: Lease) -> MutexOwner {
+    pub(super) fn owner_of(&self, leader: Option<Leader>, lease: Lease) -> MutexOwner {
         match leader {
             Some(Leader {
                 id: Some(id), stat, ..
-            }) => self.owner(
-                id,
-                Some(stat.ctime),
-                stat.czxid,
-                (lease.ttl(), lease.total()),
-            ),
+            }) => self.owner(id, stat.ctime, stat.czxid, (lease.ttl(), lease.total())),
             _ => MutexOwner::NONE,
         }
     }
@@ -531,22 +490,14 @@ impl Session {
     /// A snapshot for display. `ttl` and `total` are what is left, as far as one can know.
     pub(super) fn owner(
         &self,
-        id: &Arc<str>,
-        acquired_at: Option<i64>,
-        fence: i64,
+        id: Arc<str>,
+        acquired_at: u64,
+        fence: u64,
         (ttl, total): (Duration, Duration),
     ) -> MutexOwner {
-        // A node's creation time is the leader's clock, too.
         let (now, now_ms) = (Moment::now(), self.servers_ms());
-        let acquired_at = acquired_at.and_then(|at| u64::try_from(at).ok());
-        MutexOwner::new(
-            Arc::clone(id),
-            acquired_at.unwrap_or(now_ms),
-            now_ms.saturating_add(ms(ttl)),
-            now_ms.saturating_add(ms(total)),
-            u64::try_from(fence).unwrap_or(0),
-        )
-        .observed_at(now_ms, now)
+        let at = |left: Duration| now_ms.saturating_add(ms(left));
+        MutexOwner::new(id, acquired_at, at(ttl), at(total), fence).observed_at(now_ms, now)
     }
 
     /// The state, once a server is there. Fails at once where every server has been tried in vain: a caller
@@ -566,12 +517,7 @@ impl Session {
             }
             let left = by.remaining();
             if left.is_zero() {
-                // A server of another kind that waits for its client to say more is known by nothing else.
-                let what = if state.protocol.is_entering() {
-                    "no answer to the handshake in time; the server hangs, or is not a ZooKeeper server"
-                } else {
-                    "no server was there in time"
-                };
+                let what = "no server was there in time; if one is, the server hangs, or is not a ZooKeeper server";
                 return Err(self.error(ErrorKind::Timeout, what));
             }
             self.shared.changed.wait_for(&mut state, left.min(SLICE));

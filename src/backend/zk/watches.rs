@@ -1,10 +1,10 @@
 //! Which waiter is woken for which node: watches, and the table of them that outlives a connection.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::mem;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::message::Event;
 use crate::parker::Unparker;
 
 /// A watch on one node. Fires once: when something happened to the node, or the session ended.
@@ -47,8 +47,8 @@ impl Watch {
     }
 }
 
-/// What a watch is set on. The server keeps these apart, and so does `SetWatches`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What a watch is set on, as `SetWatches` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A node that is there: its deletion, or a change of its data.
     Data,
@@ -58,22 +58,24 @@ pub(super) enum Kind {
     Children,
 }
 
-/// The watches that the server holds for the session. One entry for any number of holders: the server
-/// keeps one watch per session and node, and fires it once.
+/// The watches that the server holds for the session: one per node, with any number of holders. A node has watches of
+/// one kind at a time: contenders are watched by their data, mutexes by their children or for their creation.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
-    table: HashMap<(Kind, String), Vec<Weak<Watch>>>,
+    table: HashMap<String, (Kind, Vec<Weak<Watch>>)>,
     /// The table is searched for forgotten watches when it has grown to this.
     prune_at: usize,
 }
 
 impl Watches {
     /// The server keeps the watch: called while its reply is read, as the next frame may be the event.
-    pub(super) fn add(&mut self, kind: Kind, path: String, watch: &Weak<Watch>) {
+    pub(super) fn add(&mut self, kind: Kind, path: &str, watch: &Weak<Watch>) {
         if let Some(watch) = watch.upgrade() {
             watch.state.store(SET, Ordering::Release);
         }
-        let holders = self.table.entry((kind, path)).or_default();
+        let entry = self.table.entry(path.to_owned());
+        let (of, holders) = entry.or_insert((kind, Vec::new()));
+        *of = kind;
         if holders.len() == holders.capacity() {
             // Only before the list would grow, so that adding to a long one does not read all of it.
             holders.retain(is_held);
@@ -81,65 +83,57 @@ impl Watches {
         holders.push(Weak::clone(watch));
     }
 
-    pub(super) fn fire(&mut self, event: Event) {
-        let mut key = (Kind::Data, event.path);
-        for kind in event.fires {
-            key.0 = *kind;
-            for watch in self.table.remove(&key).iter().flatten() {
-                fire(watch, event.deleted);
-            }
+    /// Something happened to the node, or the server has dropped its watches.
+    pub(super) fn fire(&mut self, path: &str, gone: bool) {
+        if let Some((_, holders)) = self.table.remove(path) {
+            let held = holders.iter().filter_map(Weak::upgrade);
+            held.for_each(|watch| watch.fire(gone));
         }
     }
 
     /// The session is over, and with it every watch.
     pub(super) fn end(&mut self) {
-        for watch in self.table.drain().flat_map(|(_, holders)| holders) {
-            fire(&watch, false);
-        }
+        let table = mem::take(&mut self.table);
+        let holders = table.values().flat_map(|(_, holders)| holders);
+        let held = holders.filter_map(Weak::upgrade);
+        held.for_each(|watch| watch.fire(false));
     }
 
     /// Wakes every holder without firing its watch.
     pub(super) fn unpark_all(&self) {
-        for watch in self.table.values().flatten().filter_map(Weak::upgrade) {
-            watch.wakes.unpark();
-        }
+        let holders = self.table.values().flat_map(|(_, holders)| holders);
+        let held = holders.filter_map(Weak::upgrade);
+        held.for_each(|watch| watch.wakes.unpark());
     }
 
-    /// The watched paths of every kind, for a server that has not heard of them.
+    /// The watched paths, for a server that has not heard of them.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (Kind, &str)> {
-        self.table.retain(|_, holders| holders.iter().any(is_held));
-        self.table.keys().map(|(kind, path)| (*kind, path.as_str()))
+        self.table
+            .retain(|_, (_, holders)| holders.iter().any(is_held));
+        self.table
+            .iter()
+            .map(|(path, (kind, _))| (*kind, path.as_str()))
     }
 
-    /// Forgets watches without a holder, if the table has doubled since the last time. Returns the nodes on which no
-    /// holder has a watch any more: the server keeps those watches until it is told.
-    pub(super) fn prune(&mut self) -> HashSet<String> {
-        let mut unwatched = HashSet::new();
+    /// Forgets watches without a holder, if the table has doubled since the last time. Returns their nodes: the server
+    /// keeps those watches until it is told.
+    pub(super) fn prune(&mut self) -> Vec<String> {
         if self.table.len() < self.prune_at.max(128) {
-            return unwatched;
+            return Vec::new();
         }
-        for ((_, path), _) in self
+        let is_unheld = |holders: &[Weak<Watch>]| !holders.iter().any(is_held);
+        let unheld = self
             .table
-            .extract_if(|_, holders| !holders.iter().any(is_held))
-        {
-            unwatched.insert(path);
-        }
-        for (_, path) in self.table.keys() {
-            unwatched.remove(path);
-        }
+            .extract_if(|_, (_, holders)| is_unheld(holders))
+            .map(|(path, _)| path)
+            .collect();
         self.prune_at = 2 * self.table.len();
-        unwatched
+        unheld
     }
 }
 
 fn is_held(watch: &Weak<Watch>) -> bool {
     watch.strong_count() > 0
-}
-
-fn fire(watch: &Weak<Watch>, gone: bool) {
-    if let Some(watch) = watch.upgrade() {
-        watch.fire(gone);
-    }
 }
 
 #[cfg(test)]
@@ -149,7 +143,7 @@ mod tests {
     use crate::parker::{Parker, Unparked};
 
     fn add(watches: &mut Watches, kind: Kind, path: &str, watch: &Arc<Watch>) {
-        watches.add(kind, path.into(), &Arc::downgrade(watch));
+        watches.add(kind, path, &Arc::downgrade(watch));
     }
 
     #[test]
@@ -163,15 +157,10 @@ mod tests {
         }
         assert!(one.is_set() && two.is_set());
         drop(forgotten);
-        let deleted = Event {
-            path: "/a".into(),
-            fires: &[Kind::Data, Kind::Exists, Kind::Children],
-            deleted: true,
-        };
-        watches.fire(deleted.clone());
+        watches.fire("/a", true);
         assert!(one.is_gone() && two.is_gone());
         assert_eq!(parker.park(Moment::now()), Unparked::Wake);
-        watches.fire(deleted);
+        watches.fire("/a", true);
         assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
         assert_eq!(watches.all().count(), 0);
     }
@@ -183,17 +172,17 @@ mod tests {
         for _ in 0..1000 {
             add(&mut watches, Kind::Data, "/a", &Watch::new(&wake));
         }
-        assert!(watches.table.values().all(|list| list.len() <= 8));
+        assert!(watches.table.values().all(|(_, list)| list.len() <= 8));
         let held = Watch::new(&wake);
         add(&mut watches, Kind::Data, "/b", &held);
-        add(&mut watches, Kind::Exists, "/b", &Watch::new(&wake));
+        add(&mut watches, Kind::Data, "/b", &Watch::new(&wake));
         for number in 0..200 {
             let path = format!("/{number}");
             add(&mut watches, Kind::Exists, &path, &Watch::new(&wake));
         }
         let unwatched = watches.prune();
         assert_eq!(unwatched.len(), 201, "all but /b");
-        assert!(!unwatched.contains("/b"));
+        assert!(!unwatched.iter().any(|path| path == "/b"));
         assert_eq!(watches.table.len(), 1);
     }
 }

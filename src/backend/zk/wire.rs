@@ -1,26 +1,22 @@
 //! ZooKeeper's encoding (jute): big-endian numbers, length-prefixed bytes, length-prefixed frames.
 //!
 //! Everything here is bounded: nothing is allocated on the word of a length that came over the wire,
-//! and what does not decode is [`Malformed`], never a panic. What the bytes mean is in `message.rs`.
+//! and what does not decode is an error, never a panic. What the bytes mean is in `message.rs`.
 
-use std::fmt;
 use std::mem;
+
+use crate::error::{Error, ErrorKind, Result};
 
 /// The largest frame that is taken: the names of a million contenders. A frame in the making never
 /// holds more than what has arrived.
 pub(super) const MAX_FRAME: usize = 64 << 20;
 
-/// Bytes that are not what ZooKeeper would say. The connection that brought them is thrown away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed(pub(super) &'static str);
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "malformed frame: {}", self.0)
-    }
+/// What the bytes of a connection mean that is thrown away: no ZooKeeper server would say them.
+pub(super) fn malformed(what: &str) -> Error {
+    let no_server =
+        "the server sent what a ZooKeeper server would not; is this a ZooKeeper server?";
+    Error::new(ErrorKind::Protocol, format!("{no_server} ({what})"))
 }
-
-impl std::error::Error for Malformed {}
 
 /// Writes frames one after another into one buffer, so that a batch is one system call.
 #[derive(Default)]
@@ -83,47 +79,47 @@ impl<'a> Decoder<'a> {
         Decoder { rest: frame }
     }
 
-    fn chunk<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+    fn chunk<const N: usize>(&mut self) -> Result<[u8; N]> {
         let (bytes, rest) = self
             .rest
             .split_first_chunk()
-            .ok_or(Malformed("cut short"))?;
+            .ok_or_else(|| malformed("cut short"))?;
         self.rest = rest;
         Ok(*bytes)
     }
 
-    pub(super) fn bool(&mut self) -> Result<bool, Malformed> {
+    pub(super) fn bool(&mut self) -> Result<bool> {
         self.chunk().map(|[byte]| byte != 0)
     }
 
-    pub(super) fn int(&mut self) -> Result<i32, Malformed> {
+    pub(super) fn int(&mut self) -> Result<i32> {
         self.chunk().map(i32::from_be_bytes)
     }
 
-    pub(super) fn long(&mut self) -> Result<i64, Malformed> {
+    pub(super) fn long(&mut self) -> Result<i64> {
         self.chunk().map(i64::from_be_bytes)
     }
 
     /// A buffer; the null buffer (length -1) counts as empty.
-    pub(super) fn buffer(&mut self) -> Result<&'a [u8], Malformed> {
+    pub(super) fn buffer(&mut self) -> Result<&'a [u8]> {
         let length = match self.int()? {
             -1 => 0,
-            length => usize::try_from(length).map_err(|_| Malformed("negative length"))?,
+            length => usize::try_from(length).map_err(|_| malformed("negative length"))?,
         };
         let split = self.rest.split_at_checked(length);
-        let (bytes, rest) = split.ok_or(Malformed("length beyond the frame"))?;
+        let (bytes, rest) = split.ok_or_else(|| malformed("length beyond the frame"))?;
         self.rest = rest;
         Ok(bytes)
     }
 
-    pub(super) fn text(&mut self) -> Result<String, Malformed> {
+    pub(super) fn text(&mut self) -> Result<String> {
         let text = std::str::from_utf8(self.buffer()?);
         text.map(str::to_owned)
-            .map_err(|_| Malformed("text is not UTF-8"))
+            .map_err(|_| malformed("text is not UTF-8"))
     }
 
     /// A list of texts. Grown as they come: the count on the wire reserves nothing.
-    pub(super) fn texts(&mut self) -> Result<Vec<String>, Malformed> {
+    pub(super) fn texts(&mut self) -> Result<Vec<String>> {
         let count = self.int()?.max(0);
         (0..count).map(|_| self.text()).collect()
     }
@@ -146,7 +142,7 @@ impl Frames {
     }
 
     /// The next frame that has arrived in full. A frame that announces more than `limit` bytes is an error.
-    pub(super) fn next(&mut self, limit: usize) -> Result<Option<Vec<u8>>, Malformed> {
+    pub(super) fn next(&mut self, limit: usize) -> Result<Option<Vec<u8>>> {
         let arrived = self.bytes.get(self.used..).unwrap_or_default();
         let Some((length, rest)) = arrived.split_first_chunk::<4>() else {
             return Ok(None);
@@ -154,7 +150,7 @@ impl Frames {
         let length = usize::try_from(i32::from_be_bytes(*length))
             .ok()
             .filter(|length| *length <= limit)
-            .ok_or(Malformed("frame length out of bounds"))?;
+            .ok_or_else(|| malformed("frame length out of bounds"))?;
         let Some(frame) = rest.get(..length) else {
             return Ok(None);
         };
@@ -171,7 +167,7 @@ pub(super) mod tests {
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
 
-    use super::super::message::{Event, Head, Mode, Reply, Request, Welcome};
+    use super::super::message::{Head, Mode, Reply, Request, Welcome, decode_event};
     use super::*;
 
     /// A number from the environment.
@@ -229,15 +225,11 @@ pub(super) mod tests {
 
     /// How much a decoded reply holds.
     fn held(reply: &Reply) -> usize {
-        match reply {
-            Reply::Created(path, _) => path.capacity(),
-            Reply::Data(data, _) => data.capacity(),
-            Reply::Children(names) => {
-                names.capacity() * size_of::<String>()
-                    + names.iter().map(String::capacity).sum::<usize>()
-            }
-            Reply::Stat(_) | Reply::Done | Reply::Line(_) => 0,
-        }
+        let names = reply.line.members.iter().chain(&reply.line.others);
+        let names: usize = names
+            .map(|name| name.capacity() + size_of::<String>())
+            .sum();
+        reply.path.capacity() + reply.data.capacity() + names
     }
 
     /// `CONTEND_DECODER_RUNS` says how many runs there are (1 by default), `CONTEND_DECODER_INPUTS` how many
@@ -274,7 +266,7 @@ pub(super) mod tests {
             let mut body = Decoder::new(&bytes);
             let _ = Welcome::decode(&bytes);
             if Head::decode(&mut body).is_ok() {
-                let _ = Event::decode(body);
+                let _ = decode_event(body);
                 for request in &requests {
                     if let Ok(Ok(reply)) = request.decode(body) {
                         decoded += 1;

@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use contend::{Error, ErrorKind};
 use crossbeam_channel::{Receiver, after, never, select, tick};
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::console;
-use crate::exit::{Failure, by_signal};
+use crate::exit::{Failure, LOST, by_signal};
 
 /// The first argument of the guardian's process.
 pub const GUARDIAN: &str = "--guardian";
@@ -46,6 +47,21 @@ pub struct End {
     pub revoked: bool,
     /// This program was told to end meanwhile.
     pub interrupted: bool,
+}
+
+impl End {
+    /// The exit code, given how the release of what the command ran under ended.
+    pub fn code_after(self, released: impl IntoIterator<Item = Result<(), Error>>) -> u8 {
+        let mut code = if self.revoked { LOST } else { self.code };
+        for error in released.into_iter().filter_map(Result::err) {
+            match error.kind() {
+                ErrorKind::Lost => code = LOST,
+                // It was held when the command had ended.
+                _ => console::message(&format!("released without an answer: {error}")),
+            }
+        }
+        code
+    }
 }
 
 /// The command, and the process that ends it should this one die.

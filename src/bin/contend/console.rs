@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use contend::Error;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use jiff::Timestamp;
 use log::{LevelFilter, Log, Metadata, Record};
@@ -36,15 +35,9 @@ impl Console {
     }
 
     /// Says why the program ends.
-    pub fn failure(
-        self,
-        Failure {
-            code,
-            kind,
-            message,
-        }: &Failure,
-    ) {
-        let json = json!({"error": message, "kind": kind, "code": code});
+    pub fn failure(self, failure: &Failure) {
+        let message = &failure.message;
+        let json = json!({"error": message, "kind": failure.kind, "code": failure.code});
         match self.json {
             _ if message.is_empty() => {}
             true => write_error(&json.to_string()),
@@ -114,12 +107,6 @@ pub fn message(text: &str) {
 /// In one piece: a command may write to the same stream. A reader that has gone away is no reason to stop.
 fn write_error(line: &str) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
-}
-
-/// Says for what the program waits.
-pub fn waiting(error: &Error) {
-    message(&format!("waiting: {error}"));
-    show_warnings();
 }
 
 /// Shows warnings of the library from here on: of what no call returns.

@@ -37,7 +37,7 @@ pub struct Elect {
 
 impl Elect {
     pub fn run(&self, connection: &Connection, console: Console) -> Result<u8, Failure> {
-        let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
+        let (signals, _) = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
         let factory = connection.checked_factory()?;
         let contender = self.contender.on(&factory);
         let (sender, acquired) = unbounded();

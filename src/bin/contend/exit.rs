@@ -64,14 +64,11 @@ impl Failure {
 
     /// Standard output cannot be written to: its reader has gone away, or a disk is full.
     pub fn output(error: &io::Error) -> Failure {
-        match error.kind() {
-            io::ErrorKind::BrokenPipe => Failure::signal(13),
-            _ => Failure::new(
-                OUTPUT,
-                "output",
-                format!("cannot write the output: {error}"),
-            ),
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Failure::signal(13);
         }
+        let message = format!("cannot write the output: {error}");
+        Failure::new(OUTPUT, "output", message)
     }
 
     /// A signal has ended it, or as good as that: there is nothing to say.
@@ -82,7 +79,11 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure::new(code(error.kind()), error.kind(), error.to_string())
+        let mut message = error.to_string();
+        if error.kind() == ErrorKind::Unreachable {
+            message += "; check the URL, and that the server runs";
+        }
+        Failure::new(code(error.kind()), error.kind(), message)
     }
 }
 

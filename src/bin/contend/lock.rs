@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use contend::{Cancel, Error, ErrorKind, Factory, Guard, Locker};
+use contend::{Cancel, Error, Factory, Guard, Locker};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use crate::child::{self, Terms};
-use crate::console::{self, Console};
-use crate::exit::{Failure, LOST};
+use crate::console::Console;
+use crate::exit::Failure;
 use crate::options::{Connection, Contender, ContenderOptions, Patience, duration};
 use crate::signals;
 
@@ -58,10 +58,9 @@ impl Lock {
         let factory = connection.factory()?;
         let contender = self.contender.on(&factory);
         // From here on, signals end the wait or the command, and not this program.
-        let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
-        let guards = signals::cancelling(&signals, |cancel| {
-            self.lock_all(&factory, &contender, cancel)
-        })??;
+        let (signals, cancel) = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
+        let guards = self.lock_all(&factory, &contender, &cancel);
+        let guards = signals::unless_told(&signals, guards)?;
         let fence = |mutex: &String| Some(guards.get(&**mutex)?.fence().to_string());
         let fences: Vec<String> = self.mutexes.iter().filter_map(fence).collect();
         let environment = [
@@ -74,18 +73,7 @@ impl Lock {
             signals: &signals,
         };
         let end = child::run(&self.command, environment, &terms)?;
-        let mut code = if end.revoked { LOST } else { end.code };
-        for (mutex, guard) in guards.into_iter().rev() {
-            match guard.unlock() {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::Lost => code = LOST,
-                // It was held when the command had ended.
-                Err(error) => {
-                    console::message(&format!("{mutex}: released without an answer: {error}"));
-                }
-            }
-        }
-        Ok(code)
+        Ok(end.code_after(guards.into_values().rev().map(Guard::unlock)))
     }
 
     /// All of them, or an error: then those that were locked already are free again.
@@ -113,14 +101,12 @@ impl Lock {
         Ok(guards)
     }
 
-    /// Tries first, to say for what it waits.
     fn lock(&self, locker: &Locker, timeout: Option<Duration>) -> Result<Guard, Error> {
-        match (locker.try_lock(), timeout) {
-            (Err(error), timeout) if error.is_transient() && !self.patience.no_wait => {
-                console::waiting(&error);
+        match locker.try_lock() {
+            Err(error) if self.patience.waits_after(&error) => {
                 timeout.map_or_else(|| locker.lock(), |timeout| locker.try_lock_for(timeout))
             }
-            (locked, _) => locked,
+            locked => locked,
         }
     }
 }

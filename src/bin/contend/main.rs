@@ -67,10 +67,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|word| word == child::GUARDIAN)
-    {
+    let first = std::env::args_os().nth(1);
+    if first.is_some_and(|word| word == child::GUARDIAN) {
         child::guardian();
         return ExitCode::SUCCESS;
     }

@@ -23,17 +23,18 @@ pub struct Observe {
 
 impl Observe {
     pub fn run(&self, connection: &Connection, console: Console) -> Result<u8, Failure> {
-        let signals = signals::receive(&[SIGTERM, SIGINT]);
+        let (signals, _) = signals::receive(&[SIGTERM, SIGINT]);
         let factory = connection.checked_factory()?;
         let (observer, owners) = factory.observe(&self.mutex).channel()?;
         observer.start()?;
         loop {
             let event = select! {
-                recv(owners) -> event => event,
-                recv(signals) -> _ => break,
+                recv(owners) -> event => event.ok(),
+                recv(signals) -> _ => None,
             };
-            let Ok(event) = event else { break };
+            let Some(event) = event else { break };
             let owner = Some(event.state.after().owner_id()).filter(|owner| !owner.is_empty());
+            let owner = owner.or((!console.json).then_some("(free)"));
             let (mutex, fence, at) = (&self.mutex, event.fence(), now_ms());
             let json = json!({"at_ms": at, "mutex": mutex, "owner": owner, "fence": fence});
             console.record(&json)?;

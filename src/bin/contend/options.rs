@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 pub use contend::parse_duration as duration;
-use contend::{ContenderIdGenerator, Factory};
+use contend::{ContenderIdGenerator, Error, Factory};
 
 use crate::console;
 use crate::exit::Failure;
@@ -98,5 +98,17 @@ pub struct Patience {
 
     /// Does not wait: exits with 75 if it would have to wait.
     #[arg(long, conflicts_with = "timeout")]
-    pub no_wait: bool,
+    no_wait: bool,
+}
+
+impl Patience {
+    /// Whether to wait after a first try that failed. If so, this has said for what.
+    pub fn waits_after(&self, error: &Error) -> bool {
+        let waits = error.is_transient() && !self.no_wait;
+        if waits {
+            console::message(&format!("waiting: {error}"));
+            console::show_warnings();
+        }
+        waits
+    }
 }

@@ -58,7 +58,7 @@ pub struct Schedule {
     days: Vec<Weekday>,
 
     /// Skips runs that could not start in time, instead of making up for them with one run.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "delay")]
     skip_missed: bool,
 
     #[command(flatten)]
@@ -92,12 +92,11 @@ struct Pace {
 impl Schedule {
     pub fn run(self, connection: &Connection, console: Console) -> Result<u8, Failure> {
         let schedule = self.schedule()?;
-        let signals = signals::receive(&[SIGTERM, SIGINT]);
+        let (signals, _) = signals::receive(&[SIGTERM, SIGINT]);
         let factory = connection.checked_factory()?;
         let contender = self.contender.on(&factory);
         let (reporter, no_reader) =
             Reporter::new(console, &self.mutex, &contender.id, &self.command);
-        reporter.tell("started", json!({"fence": null, "code": null}));
         let builder = factory
             .scheduler(&self.mutex)
             .id(&contender.id)
@@ -110,7 +109,9 @@ impl Schedule {
             reporter: reporter.clone(),
             grace: contender.transition / 2,
         };
-        let scheduler = builder.start(schedule, move |context| job.run(context))?;
+        let scheduler = builder.build(schedule, move |context| job.run(context))?;
+        reporter.tell("started", json!({"fence": null, "code": null}));
+        scheduler.start()?;
         let unread = select! {
             recv(signals) -> _ => None,
             recv(no_reader) -> failure => failure.ok(),

@@ -3,16 +3,14 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use contend::semaphore::{
-    Acquisition, Holder, PermitGuard, PermitRequest, Release, Semaphores, Usage, Wait,
-};
-use contend::{Cancel, Error, ErrorKind};
+use contend::semaphore::{Acquisition, Holder, PermitRequest, Release, Semaphores, Usage, Wait};
+use contend::{Error, ErrorKind};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
-use crate::child::{self, End, Terms};
-use crate::console::{self, Console};
-use crate::exit::{ALREADY_RELEASED, Failure, HELD, LOST, NO_SUCH};
+use crate::child::{self, Terms};
+use crate::console::Console;
+use crate::exit::{ALREADY_RELEASED, Failure, HELD, NO_SUCH};
 use crate::options::{Connection, Patience, duration};
 use crate::signals;
 
@@ -213,10 +211,15 @@ fn run(
     command: &[String],
 ) -> Result<u8, Failure> {
     // From here on, signals end the wait or the command, and not this program.
-    let signals = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
-    let guard = signals::cancelling(&signals, |cancel| {
-        acquire(semaphores, request, patience, cancel)
-    })??;
+    let (signals, cancel) = signals::receive(&[SIGCHLD, SIGTERM, SIGINT]);
+    let acquire = |wait: Wait| semaphores.guard(request, wait.cancel(&cancel));
+    let guard = match acquire(Wait::at_most(Duration::ZERO)) {
+        Err(error) if patience.waits_after(&error) => {
+            acquire(patience.timeout.map_or_else(Wait::forever, Wait::at_most))
+        }
+        guard => guard,
+    };
+    let guard = signals::unless_told(&signals, guard)?;
     let fences = guard
         .permits()
         .into_iter()
@@ -231,34 +234,8 @@ fn run(
         grace: ttl / 8,
         signals: &signals,
     };
-    let End { code, revoked, .. } = child::run(command, environment, &terms)?;
-    match guard.release() {
-        _ if revoked => Ok(LOST),
-        Ok(()) => Ok(code),
-        Err(error) if error.kind() == ErrorKind::Lost => Ok(LOST),
-        // They were held when the command had ended.
-        Err(error) => {
-            console::message(&format!("released without an answer: {error}"));
-            Ok(code)
-        }
-    }
-}
-
-/// Tries first, to say for what it waits.
-fn acquire(
-    semaphores: &Semaphores,
-    request: &PermitRequest,
-    patience: &Patience,
-    cancel: &Cancel,
-) -> Result<PermitGuard, Error> {
-    match semaphores.guard(request, Wait::at_most(Duration::ZERO).cancel(cancel)) {
-        Err(error) if error.is_transient() && !patience.no_wait => {
-            console::waiting(&error);
-            let wait = patience.timeout.map_or_else(Wait::forever, Wait::at_most);
-            semaphores.guard(request, wait.cancel(cancel))
-        }
-        guard => guard,
-    }
+    let end = child::run(command, environment, &terms)?;
+    Ok(end.code_after([guard.release()]))
 }
 
 fn show_acquisition(console: Console, acquisition: Acquisition) -> Result<u8, Failure> {

@@ -2,52 +2,39 @@
 
 use std::thread;
 
-use contend::Cancel;
-use crossbeam_channel::{Receiver, bounded, never, select, unbounded};
+use contend::{Cancel, Error};
+use crossbeam_channel::{Receiver, never, unbounded};
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
 
 use crate::exit::Failure;
 
-/// Returns these signals as they come. From here on they do not end this program.
-pub fn receive(signals: &[i32]) -> Receiver<i32> {
+/// Returns these signals as they come, and what the first that does not come from a child cancels. From here on
+/// they do not end this program.
+pub fn receive(signals: &[i32]) -> (Receiver<i32>, Cancel) {
     let (sender, receiver) = unbounded();
+    let cancel = Cancel::new();
     let Ok(mut signals) = Signals::new(signals) else {
         // They end this program, and the lease runs out by itself.
-        return never();
+        return (never(), cancel);
     };
-    thread::spawn(move || signals.forever().try_for_each(|signal| sender.send(signal)));
-    receiver
+    let cancels = cancel.clone();
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            // First: a wait that is cancelled finds its signal.
+            let _ = sender.send(signal);
+            if signal != SIGCHLD {
+                cancels.cancel();
+            }
+        }
+    });
+    (receiver, cancel)
 }
 
-/// Waits for something, until a signal cancels it.
-pub fn cancelling<T>(
-    signals: &Receiver<i32>,
-    wait: impl FnOnce(&Cancel) -> T,
-) -> Result<T, Failure> {
-    let cancel = Cancel::new();
-    let (over, is_over) = bounded::<()>(0);
-    thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
-            loop {
-                select! {
-                    recv(signals) -> signal => match signal {
-                        Ok(SIGCHLD) => {}
-                        signal => {
-                            cancel.cancel();
-                            return signal.ok();
-                        }
-                    },
-                    recv(is_over) -> _ => return None,
-                }
-            }
-        });
-        let outcome = wait(&cancel);
-        drop(over);
-        // What came just then is released by dropping it.
-        match watcher.join() {
-            Ok(Some(signal)) => Err(Failure::signal(signal)),
-            _ => Ok(outcome),
-        }
-    })
+/// Returns what a wait came to, unless a signal ended it. What came just then is released by dropping it.
+pub fn unless_told<T>(signals: &Receiver<i32>, outcome: Result<T, Error>) -> Result<T, Failure> {
+    match signals.try_iter().find(|signal| *signal != SIGCHLD) {
+        Some(signal) => Err(Failure::signal(signal)),
+        None => Ok(outcome?),
+    }
 }

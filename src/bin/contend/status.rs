@@ -43,16 +43,13 @@ impl Status {
                 mutex,
             });
         }
-        if console.json {
-            for row in &rows {
-                console::line(&row.json().to_string())?;
-            }
-        } else if rows.is_empty() {
-            console::line("no mutex has an owner or a waiter")?;
-        } else {
-            console::line(&table(&rows))?;
+        match &rows[..] {
+            rows if console.json => rows
+                .iter()
+                .try_fold(0, |_, row| console.record(&row.json())),
+            [] => console::line("no mutex has an owner or a waiter"),
+            rows => console::line(&table(rows)),
         }
-        Ok(0)
     }
 }
 
@@ -80,8 +77,8 @@ impl Row {
             [first, ..] => format!("{}: {}, ...", self.waiting.len(), first.id),
         };
         if !owner.has_owner() {
-            let [fence, held, left] = ["-"; 3].map(str::to_owned);
-            return [mutex, "(free)".to_owned(), fence, held, left, waiting];
+            let [free, fence, held, left] = ["(free)", "-", "-", "-"].map(str::to_owned);
+            return [mutex, free, fence, held, left, waiting];
         }
         let now = owner.backend_now();
         let shown = |ms: u64| format!("{:#}", SignedDuration::from_millis(ms as i64));
@@ -104,10 +101,8 @@ fn table(rows: &[Row]) -> String {
     let widths = [0, 1, 2, 3, 4, 5].map(width);
     let lines = lines.iter().map(|line| {
         let cells = line.iter().zip(widths);
-        let line: String = cells
-            .map(|(cell, width)| format!("{cell:<width$}  "))
-            .collect();
-        line.trim_end().to_owned()
+        let cells = cells.map(|(cell, width)| format!("{cell:<width$}  "));
+        cells.collect::<String>().trim_end().to_owned()
     });
     lines.collect::<Vec<String>>().join("\n")
 }

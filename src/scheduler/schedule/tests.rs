@@ -201,16 +201,6 @@ fn mistakes_are_refused() {
     assert!("so".parse::<Weekday>().is_err());
 }
 
-#[test]
-fn schedules_read_well() {
-    let daily = Schedule::daily_at("2:30", "UTC").unwrap();
-    assert_eq!(daily.to_string(), "daily at 02:30:00 UTC");
-    let weekly = [Weekday::Monday, Weekday::Friday];
-    let weekly = Schedule::weekly_at(weekly, "14:00:05", "-03:30").unwrap();
-    assert_eq!(weekly.to_string(), "Monday, Friday at 14:00:05 -03:30");
-    assert_eq!(Schedule::every(secs(5)).to_string(), "every 5s");
-}
-
 /// 2026-03-01T00:00:00Z, a Sunday.
 const MARCH: u64 = 1_772_323_200;
 

@@ -9,13 +9,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::MysqlPermits;
-use super::session::Session;
-use super::sql::quote;
+use super::sql::which;
 use super::transaction::Transaction;
-use crate::backend::permit_store::{GrantId, Outcome, Released, Request};
+use super::{MysqlPermits, Session};
+use crate::backend::permit_store::{Counts, GrantId, Outcome, Release, Request};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -26,10 +25,11 @@ const MAX_BATCH: usize = 64;
 const MAX_IDLE_LANES: usize = 256;
 
 /// What a call wants of a lane.
-#[derive(Debug)]
+#[derive(Clone)]
 pub(super) enum Job {
     Acquire(Arc<Request>),
-    Release(GrantId),
+    /// A grant with a token.
+    Release(Arc<GrantId>),
 }
 
 impl Job {
@@ -39,82 +39,68 @@ impl Job {
             Job::Release(grant) => &grant.external_id,
         }
     }
+
+    pub(super) fn permits(&self) -> &Counts {
+        match self {
+            Job::Acquire(request) => &request.permits,
+            Job::Release(grant) => &grant.permits,
+        }
+    }
 }
 
-/// What it is told.
-#[derive(Debug)]
 pub(super) enum Reply {
     Acquired(Outcome),
-    Released(Released),
-    /// Not held by that grant, or locked by another transaction: a release by itself tells.
-    NotReleased,
+    Released(Release, Counts),
 }
 
 /// A reply, and whether other calls shared the transaction and may be why it failed.
 pub(super) type Shared = (Result<Reply>, bool);
 
 /// All lanes of a factory, by their semaphores.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Lanes(Mutex<HashMap<Vec<Arc<str>>, Arc<Lane>>>);
 
 impl Lanes {
-    /// Returns the lane of these semaphores, which are sorted.
-    pub(super) fn of(&self, names: &[Arc<str>]) -> Arc<Lane> {
+    /// Returns the lane of the semaphores of a request, which are sorted.
+    pub(super) fn of(&self, permits: &Counts) -> Arc<Lane> {
+        let names = names(permits);
         let mut lanes = self.0.lock();
-        if let Some(lane) = lanes.get(names) {
-            return Arc::clone(lane);
-        }
         if lanes.len() >= MAX_IDLE_LANES {
             lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
         }
-        let lane = Arc::new(Lane {
-            names: names.to_vec(),
-            line: Mutex::default(),
-        });
-        lanes.insert(names.to_vec(), Arc::clone(&lane));
-        lane
+        Arc::clone(lanes.entry(names).or_default())
     }
 }
 
 /// The way to one set of semaphores.
-#[derive(Debug)]
+#[derive(Default)]
 pub(super) struct Lane {
-    names: Vec<Arc<str>>,
     line: Mutex<Line>,
+    /// There are replies, and the next call may lead.
+    changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Line {
     next: u64,
     /// Calls that are not in a transaction yet.
-    queue: VecDeque<Seat>,
+    queue: VecDeque<(u64, Job)>,
     replies: HashMap<u64, Shared>,
-    /// The call that leads, or is to lead once it wakes. Meanwhile others queue up, which makes batches larger.
-    leader: Option<u64>,
-}
-
-#[derive(Debug)]
-struct Seat {
-    ticket: u64,
-    job: Job,
-    told: Arc<Condvar>,
+    /// A call waits for a connection, or its transaction is under way. Meanwhile others queue up.
+    is_led: bool,
 }
 
 impl Line {
-    fn is_queued(&self, ticket: u64) -> bool {
-        self.queue.iter().any(|seat| seat.ticket == ticket)
-    }
-
     /// The next jobs. Of two with one external id, the second waits for what the first one gets.
-    fn take(&mut self) -> Vec<Seat> {
-        let mut batch: Vec<Seat> = Vec::new();
-        for seat in std::mem::take(&mut self.queue) {
-            let id = seat.job.external_id();
-            let is_later = batch.iter().any(|other| other.job.external_id() == id);
+    fn take(&mut self) -> Vec<(u64, Job)> {
+        let mut batch: Vec<(u64, Job)> = Vec::new();
+        for (number, job) in std::mem::take(&mut self.queue) {
+            let id = job.external_id();
+            let is_later = batch.iter().any(|(_, other)| other.external_id() == id);
             if is_later || batch.len() >= MAX_BATCH {
-                self.queue.push_back(seat);
+                self.queue.push_back((number, job));
             } else {
-                batch.push(seat);
+                batch.push((number, job));
             }
         }
         batch
@@ -125,37 +111,30 @@ impl Lane {
     /// Has `job` carried out by this thread, or by the one that leads. Nothing is sent if there is no connection, or
     /// no turn, by `by`.
     pub(super) fn submit(&self, store: &MysqlPermits, job: Job, by: Moment) -> Shared {
-        let told = Arc::new(Condvar::new());
         let mut line = self.line.lock();
-        let ticket = line.next;
+        let number = line.next;
         line.next += 1;
-        line.queue.push_back(Seat {
-            ticket,
-            job,
-            told: Arc::clone(&told),
-        });
+        line.queue.push_back((number, job));
         loop {
-            if let Some(reply) = line.replies.remove(&ticket) {
+            if let Some(reply) = line.replies.remove(&number) {
                 return reply;
             }
-            if !line.is_queued(ticket) {
+            let mut queue = line.queue.iter();
+            match queue.position(|(other, _)| *other == number) {
                 // In a transaction, which has a limit of its own.
-                told.wait(&mut line);
-            } else if line.leader.is_some_and(|leader| leader != ticket) {
-                let left = by.remaining();
-                if left.is_zero() {
-                    line.queue.retain(|seat| seat.ticket != ticket);
+                None => self.changed.wait(&mut line),
+                Some(_) if !line.is_led => {
+                    line.is_led = true;
+                    let led = MutexGuard::unlocked(&mut line, || self.lead(store, number, by));
+                    if let Err(error) = led {
+                        return (Err(error), false);
+                    }
+                }
+                Some(at) if by.remaining().is_zero() => {
+                    line.queue.remove(at);
                     return (Err(no_turn()), false);
                 }
-                told.wait_for(&mut line, left);
-            } else {
-                line.leader = Some(ticket);
-                drop(line);
-                let led = self.lead(store, ticket, by);
-                if let Err(error) = led {
-                    return (Err(error), false);
-                }
-                line = self.line.lock();
+                Some(_) => drop(self.changed.wait_for(&mut line, by.remaining())),
             }
         }
     }
@@ -164,104 +143,103 @@ impl Lane {
     ///
     /// # Errors
     /// There was no connection in time. The other calls may have more time than this one.
-    fn lead(&self, store: &MysqlPermits, ticket: u64, by: Moment) -> Result<()> {
+    fn lead(&self, store: &MysqlPermits, number: u64, by: Moment) -> Result<()> {
         let mut turn = Turn {
             lane: self,
             batch: Vec::new(),
             replies: Vec::new(),
         };
         let mut session = store.session(by).inspect_err(|_| {
+            // Before another call leads, which would carry it out.
             let mut line = self.line.lock();
-            line.queue.retain(|seat| seat.ticket != ticket);
+            line.queue.retain(|(other, _)| *other != number);
         })?;
         turn.batch = self.line.lock().take();
-        turn.replies = match self.carry_out(&mut session, &turn.batch) {
+        let jobs: Vec<Job> = turn.batch.iter().map(|(_, job)| job.clone()).collect();
+        turn.replies = match session.carry_out(&jobs) {
             Ok(replies) => replies,
-            Err(error) => turn.batch.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) => jobs.iter().map(|_| Err(error.clone())).collect(),
         };
         Ok(())
-    }
-
-    fn carry_out(&self, session: &mut Session<'_>, batch: &[Seat]) -> Result<Vec<Result<Reply>>> {
-        // Alone: a single statement does it.
-        if let [seat] = batch
-            && let Job::Release(grant) = &seat.job
-        {
-            let released = session.release(grant)?;
-            return Ok(vec![Ok(Reply::Released(released))]);
-        }
-        let (mut requests, mut grants) = (Vec::new(), Vec::new());
-        for seat in batch {
-            match &seat.job {
-                Job::Acquire(request) => requests.push(Arc::clone(request)),
-                Job::Release(grant) => grants.push(which(grant)),
-            }
-        }
-        let transaction = Transaction {
-            names: &self.names,
-            release: (!grants.is_empty()).then(|| grants.join(" OR ")),
-            requests: &requests,
-        };
-        let done = transaction.run(session)?;
-        let mut acquired = done.acquired.into_iter();
-        let replies = batch.iter().map(|seat| match &seat.job {
-            Job::Acquire(_) => match acquired.next() {
-                Some(outcome) => outcome.map(Reply::Acquired),
-                None => Err(no_reply()),
-            },
-            Job::Release(grant) => {
-                let mut released = done.released.iter();
-                Ok(
-                    match released.any(|row| row.external_id == grant.external_id) {
-                        true => Reply::Released(Released::Permits(grant.permits.clone())),
-                        false => Reply::NotReleased,
-                    },
-                )
-            }
-        });
-        Ok(replies.collect())
-    }
-}
-
-/// A condition on `r` that names a grant, or whatever its request holds.
-pub(super) fn which(grant: &GrantId) -> String {
-    let id = quote(&grant.external_id);
-    match grant.token {
-        Some(token) => format!("(r.external_id = {id} AND r.token = {token})"),
-        None => format!("r.external_id = {id}"),
     }
 }
 
 /// The time for which one call leads a lane. Each call of its batch gets a reply, also if it panics.
 struct Turn<'a> {
     lane: &'a Lane,
-    batch: Vec<Seat>,
+    batch: Vec<(u64, Job)>,
     replies: Vec<Result<Reply>>,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let is_shared = self.batch.len() > 1;
-        let mut replies = std::mem::take(&mut self.replies).into_iter();
+        let mut replies = self.replies.drain(..);
         let mut line = self.lane.line.lock();
-        for seat in &self.batch {
+        for (number, _) in &self.batch {
             let reply = replies.next().unwrap_or_else(|| Err(no_reply()));
-            line.replies.insert(seat.ticket, (reply, is_shared));
+            line.replies.insert(*number, (reply, is_shared));
         }
-        line.leader = line.queue.front().map(|seat| seat.ticket);
-        let next = line.queue.front().map(|seat| Arc::clone(&seat.told));
-        // Unlocked, so that no call waits for another one to wake. The next leader comes first.
-        drop(line);
-        let told = self.batch.iter().map(|seat| &seat.told);
-        for told in next.iter().chain(told) {
-            told.notify_one();
-        }
+        line.is_led = false;
+        self.lane.changed.notify_all();
     }
+}
+
+impl Session<'_> {
+    /// Carries out jobs on the same semaphores: a release alone with a single statement, others in one transaction.
+    pub(super) fn carry_out(&mut self, jobs: &[Job]) -> Result<Vec<Result<Reply>>> {
+        if let [Job::Release(grant)] = jobs {
+            let (release, freed) = self.release(grant)?;
+            return Ok(vec![Ok(Reply::Released(release, freed))]);
+        }
+        let Some(first) = jobs.first() else {
+            return Ok(Vec::new());
+        };
+        let (mut requests, mut releases) = (Vec::new(), Vec::new());
+        for job in jobs {
+            match job {
+                Job::Acquire(request) => requests.push(Arc::clone(request)),
+                Job::Release(grant) => releases.push(which(grant)),
+            }
+        }
+        let transaction = Transaction {
+            names: &names(first.permits()),
+            release: (!releases.is_empty()).then(|| releases.join(" OR ")),
+            requests: &requests,
+        };
+        let done = transaction.run(self)?;
+        let mut acquired = done.acquired.into_iter();
+        let replies = jobs.iter().map(|job| match job {
+            Job::Acquire(_) => {
+                let outcome = acquired.next().unwrap_or_else(|| Err(no_reply()));
+                outcome.map(Reply::Acquired)
+            }
+            Job::Release(grant) => {
+                let mut released = done.released.iter();
+                match released.any(|row| row.external_id == grant.external_id) {
+                    true => Ok(Reply::Released(Release::Released, grant.permits.clone())),
+                    false => Err(passed_over()),
+                }
+            }
+        });
+        Ok(replies.collect())
+    }
+}
+
+/// The names of the semaphores.
+fn names(permits: &Counts) -> Vec<Arc<str>> {
+    permits.iter().map(|(name, _)| Arc::clone(name)).collect()
 }
 
 fn no_turn() -> Error {
     let text = "no turn in time: many requests of this process wait for the same semaphores; nothing was sent";
     Error::new(ErrorKind::Timeout, text).not_sent()
+}
+
+/// A release by itself tells which of the two it was.
+fn passed_over() -> Error {
+    let text = "not held by that grant, or locked by another transaction";
+    Error::new(ErrorKind::Unavailable, text).not_sent()
 }
 
 pub(super) fn no_reply() -> Error {

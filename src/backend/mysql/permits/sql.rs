@@ -13,7 +13,7 @@ use mysql::prelude::FromRow;
 
 use crate::backend::mysql::error::RequestError;
 use crate::backend::mysql::table::strip;
-use crate::backend::permit_store::{Permit, RequestStatus};
+use crate::backend::permit_store::{GrantId, Permit, RequestStatus};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What the tables' names begin with unless told otherwise, as in [`INIT_SQL`].
@@ -40,8 +40,8 @@ macro_rules! statements {
     ($($name:ident: $file:literal,)*) => {
         /// The statements of the files in `sql/`, for one prefix.
         #[derive(Debug)]
-        pub(super) struct Statements {
-            prefix: String,
+        pub(in crate::backend::mysql) struct Statements {
+            pub(super) prefix: String,
             $(pub(super) $name: String,)*
         }
 
@@ -60,7 +60,7 @@ macro_rules! statements {
 statements! {
     begin: "semaphore-begin",
     lock: "semaphore-lock",
-    change_counters: "semaphore-change-counters",
+    change_counter: "semaphore-change-counter",
     usage: "semaphore-usage",
     holders: "semaphore-holders",
     audit: "semaphore-audit",
@@ -79,12 +79,13 @@ statements! {
     expired: "request-expired",
     semaphores: "request-semaphores",
     purge: "request-purge",
+    check_tables: "semaphore-tables",
 }
 
 impl Statements {
     /// # Errors
     /// `InvalidInput` for a prefix that cannot be part of a table's name.
-    pub(super) fn new(prefix: &str) -> Result<Statements> {
+    pub(in crate::backend::mysql) fn new(prefix: &str) -> Result<Statements> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
         if prefix.len() > 32 || !prefix.bytes().all(plain) {
             return Err(Error::invalid(format!(
@@ -100,22 +101,10 @@ impl Statements {
         tables(sql, &self.prefix)
     }
 
-    /// For each table, the statement that reads its columns and the one that makes it.
-    pub(super) fn init(&self) -> Vec<(String, String)> {
+    /// What makes the tables that are missing.
+    pub(super) fn create_tables(&self) -> String {
         let name = |prefix: &str| format!("EXISTS `{prefix}");
-        let sql = strip(INIT_SQL).replace(&name(DEFAULT_PREFIX), &name(&self.prefix));
-        let creates = sql.split_terminator(';').zip(TABLES);
-        let pairs = creates.map(|(create, (table, _))| {
-            // Lines of columns begin in lower case, all others in upper case.
-            let words = create
-                .lines()
-                .filter_map(|line| line.split_whitespace().next());
-            let columns = words.filter(|word| word.starts_with(|it: char| it.is_ascii_lowercase()));
-            let columns: Vec<&str> = columns.collect();
-            let look = format!("SELECT {} FROM {table} LIMIT 0", columns.join(", "));
-            (self.tables(&look), create.to_owned())
-        });
-        pairs.collect()
+        strip(INIT_SQL).replace(&name(DEFAULT_PREFIX), &name(&self.prefix))
     }
 
     /// What a failed statement means to a caller.
@@ -126,20 +115,16 @@ impl Statements {
                 "another call used the external id at the same moment; try again",
             );
         }
-        let cure = if error.is_missing_table() {
-            "call create_tables, apply sql/init-semaphore.sql, or set table_prefix; semaphores are in"
-        } else if error.is_missing_grant() {
-            "apply sql/init-semaphore.sql as a user that has CREATE, if that was not done, and grant SELECT, \
-             INSERT, UPDATE and DELETE on"
-        } else if error.is_schema() {
-            "rename the tables, which are another program's or of another version, or set another \
-             table_prefix, and call create_tables; semaphores are in"
-        } else {
+        if !(error.is_missing_table() || error.is_missing_grant() || error.is_schema()) {
             return error.into_error();
-        };
+        }
         let cause = error.into_error();
         let names = TABLES.map(|(_, suffix)| format!("{}{suffix}", self.prefix));
-        let text = format!("{cause}; {cure} {}", names.join(", "));
+        let text = format!(
+            "{cause}; call create_tables or apply sql/init-semaphore.sql, grant SELECT, INSERT, UPDATE and DELETE on {}, \
+             or set another table_prefix if these are another program's or of another version",
+            names.join(", ")
+        );
         Error::new(cause.kind(), text)
     }
 }
@@ -153,36 +138,31 @@ fn tables(sql: &str, prefix: &str) -> String {
 }
 
 /// What one statement answered.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Answer {
     pub(super) rows: Vec<mysql::Row>,
     pub(super) matched: u64,
     pub(super) last_insert_id: u64,
 }
 
-/// The answer to the statement at `place` of a script.
-pub(super) fn answer(answers: &mut [Answer], place: usize) -> Result<Answer> {
-    answers.get_mut(place).map(std::mem::take).ok_or_else(|| {
-        Error::new(
-            ErrorKind::Protocol,
-            "the MySQL server answered fewer statements than it was sent",
-        )
-    })
-}
-
-/// The columns of a row.
-fn columns<T: FromRow>(row: mysql::Row) -> Result<T> {
-    mysql::from_row_opt(row).map_err(|_| {
-        Error::new(
-            ErrorKind::Misconfigured,
-            "a table of the semaphores has a column of another type than in sql/init-semaphore.sql",
-        )
+/// An answer that must be there.
+pub(super) fn answer(answer: Option<Answer>) -> Result<Answer> {
+    answer.ok_or_else(|| {
+        let text = "the MySQL server answered fewer statements than it was sent";
+        Error::new(ErrorKind::Protocol, text)
     })
 }
 
 /// All rows of an answer.
 pub(super) fn rows<T: FromRow>(answer: Answer) -> Result<Vec<T>> {
+    let columns = |row| mysql::from_row_opt(row).map_err(|_| other_type());
     answer.rows.into_iter().map(columns).collect()
+}
+
+fn other_type() -> Error {
+    let text =
+        "a table of the semaphores has a column of another type than in sql/init-semaphore.sql";
+    Error::new(ErrorKind::Misconfigured, text)
 }
 
 /// A request as `request-read.sql` and `request-lock-held.sql` read it.
@@ -244,6 +224,15 @@ pub(super) fn requests(answer: Answer) -> Result<Vec<RequestRow>> {
         }
     }
     Ok(found)
+}
+
+/// A condition on `r` that names a grant, or whatever its request holds.
+pub(super) fn which(grant: &GrantId) -> String {
+    let id = quote(&grant.external_id);
+    match grant.token {
+        Some(token) => format!("(r.external_id = {id} AND r.token = {token})"),
+        None => format!("r.external_id = {id}"),
+    }
 }
 
 /// A text as a literal that can be nothing else, whatever it contains.
@@ -320,14 +309,8 @@ mod tests {
         for (placeholder, _) in TABLES {
             assert!(!all.contains(placeholder), "{placeholder}");
         }
-        let init = statements.init();
-        assert_eq!(init.len(), 4);
-        let (look, create) = &init[2];
-        assert_eq!(
-            look,
-            "SELECT id, semaphore_id, permit_request_id, count, state FROM `jobs_permit` LIMIT 0"
-        );
+        let create = statements.create_tables();
         let begins = "CREATE TABLE IF NOT EXISTS `jobs_permit` (";
-        assert!(create.trim_start().starts_with(begins), "{create}");
+        assert!(create.contains(begins), "{create}");
     }
 }

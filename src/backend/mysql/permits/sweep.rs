@@ -4,12 +4,13 @@
 //! and check the reason again: a renewal that came in between wins, and a request that another transaction has locked
 //! is left for the next time.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::MysqlPermits;
-use super::sql::{RequestRow, answer, fill, list, micros, quote, quote_all, rows};
+use super::sql::{RequestRow, fill, list, micros, quote, quote_all, rows};
 use super::transaction::Transaction;
-use crate::backend::permit_store::{Reason, Request, Sweep, Swept};
+use crate::backend::permit_store::{Reason, Request, Sweep, Swept, log_swept};
 use crate::clock::Moment;
 use crate::error::Result;
 
@@ -27,20 +28,20 @@ impl MysqlPermits {
         let look = [("{names}", &*names), ("{limit}", &*limit)];
         let look = fill(&self.statements.expired, &look);
         let swept = self.release_all(&look, EXPIRED, Reason::Expired, by)?;
-        swept.iter().for_each(Swept::log);
+        log_swept(swept.iter().map(|it| &it.external_id), Reason::Expired);
         Ok(!swept.is_empty())
     }
 
     pub(super) fn sweep_all(&self, sweep: &Sweep, by: Moment) -> Result<Vec<Swept>> {
-        let (reason, which, order) = match sweep {
-            Sweep::Expired => (Reason::Expired, EXPIRED.to_owned(), "reclaim_at"),
+        let (which, order) = match sweep {
+            Sweep::Expired => (EXPIRED.to_owned(), "reclaim_at"),
             Sweep::Stale(age) => {
                 let age = micros(*age);
                 let which = format!(
                     "r.updated_at <= SYSDATE(6) - INTERVAL {age} MICROSECOND \
                      AND (r.reclaim_at IS NULL OR {EXPIRED})"
                 );
-                (Reason::Stale, which, "updated_at")
+                (which, "updated_at")
             }
             Sweep::Owner(owner, before) => {
                 let owner = quote(owner);
@@ -48,7 +49,7 @@ impl MysqlPermits {
                     "r.owner = {owner} AND r.updated_at <= \
                      CAST('1970-01-01' AS DATETIME(6)) + INTERVAL {before} MICROSECOND"
                 );
-                (Reason::OwnerDead, which, "updated_at")
+                (which, "updated_at")
             }
         };
         let look = self.statements.tables(&format!(
@@ -56,7 +57,8 @@ impl MysqlPermits {
              ORDER BY r.{order} LIMIT {BATCH}"
         ));
         // With SYSDATE no index would be used for a range; the release asks again, with SYSDATE.
-        self.release_all(&look.replace("SYSDATE", "NOW"), &which, reason, by)
+        let look = look.replace("SYSDATE", "NOW");
+        self.release_all(&look, &which, sweep.reason(), by)
     }
 
     /// Releases what `look` finds, in transactions of a batch each.
@@ -72,23 +74,8 @@ impl MysqlPermits {
     ) -> Result<Vec<Swept>> {
         let mut swept = Vec::new();
         loop {
-            match self.release_batch(look, which, by) {
-                Ok((found, released)) => {
-                    // A batch in which all was renewed, or is locked, is no reason to go on.
-                    let is_over = by.remaining().is_zero();
-                    let is_last = found < BATCH || released.is_empty() || is_over;
-                    swept.extend(released.into_iter().map(|row| Swept {
-                        external_id: row.external_id,
-                        owner: row.status.owner,
-                        permits: row.status.permits,
-                        reason,
-                    }));
-                    if is_last {
-                        return Ok(swept);
-                    }
-                }
-                Err(error) if swept.is_empty() => return Err(error),
-                Err(error) => {
+            let (found, released) = match self.release_batch(look, which, by) {
+                Err(error) if !swept.is_empty() => {
                     log::warn!(
                         target: "contend::semaphore",
                         "a sweep ended after {} requests, the rest is for the next time: {error}",
@@ -96,6 +83,18 @@ impl MysqlPermits {
                     );
                     return Ok(swept);
                 }
+                batch => batch?,
+            };
+            // A batch in which all was renewed, or is locked, is no reason to go on.
+            let is_last = found < BATCH || released.is_empty() || by.remaining().is_zero();
+            swept.extend(released.into_iter().map(|row| Swept {
+                external_id: row.external_id,
+                owner: row.status.owner,
+                permits: row.status.permits,
+                reason,
+            }));
+            if is_last {
+                return Ok(swept);
             }
         }
     }
@@ -108,22 +107,19 @@ impl MysqlPermits {
         by: Moment,
     ) -> Result<(usize, Vec<RequestRow>)> {
         let mut session = self.session(by)?;
-        let found = rows::<(u64,)>(answer(&mut session.ask(look)?, 0)?)?;
+        let look = fill(&self.statements.semaphores, &[("{look}", look)]);
+        let found = rows::<(u64, String)>(session.ask_last(&look)?)?;
         if found.is_empty() {
             return Ok((0, Vec::new()));
         }
-        let ids = list(found.iter().map(|(id,)| *id));
-        let names = fill(&self.statements.semaphores, &[("{ids}", &ids)]);
-        let names = rows::<(String,)>(answer(&mut session.ask(&names)?, 0)?)?;
-        let names: Vec<Arc<str>> = names.into_iter().map(|(it,)| Arc::from(it)).collect();
-        if names.is_empty() {
-            return Ok((0, Vec::new())); // released meanwhile
-        }
+        let (ids, names): (BTreeSet<u64>, BTreeSet<String>) = found.into_iter().unzip();
+        let names: Vec<Arc<str>> = names.into_iter().map(Arc::from).collect();
+        let (count, ids) = (ids.len(), list(ids));
         let transaction = Transaction {
             names: &names,
             release: Some(format!("r.id IN ({ids}) AND {which}")),
             requests: &[],
         };
-        Ok((found.len(), transaction.run(&mut session)?.released))
+        Ok((count, transaction.run(&mut session)?.released))
     }
 }

@@ -12,10 +12,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::session::Session;
+use super::Session;
 use super::sql::{
-    Answer, BEGIN, COMMIT, RequestRow, answer, fill, list, quote, quote_all, quote_option,
-    requests, rows,
+    Answer, BEGIN, COMMIT, RequestRow, Statements, answer, fill, list, quote, quote_all,
+    quote_option, requests, rows,
 };
 use crate::backend::permit_store::{Grant, Outcome, Permit, Recognised, Request};
 use crate::clock::Moment;
@@ -38,15 +38,6 @@ pub(super) struct Done {
     pub(super) acquired: Vec<Result<Outcome>>,
 }
 
-/// What will be written about a request.
-enum Plan {
-    Insert,
-    /// Its row has this id.
-    TakeOver(u64),
-    /// Nothing.
-    Decided(Result<Outcome>),
-}
-
 struct Semaphore {
     id: u64,
     capacity: u32,
@@ -56,12 +47,18 @@ struct Semaphore {
 }
 
 /// What the first round trip showed, and what the second will write.
-struct Locked {
+struct Plan<'a> {
+    statements: &'a Statements,
     semaphores: HashMap<Arc<str>, Semaphore>,
     /// Between the ids of one INSERT.
     step: u64,
     released: Vec<RequestRow>,
-    plans: Vec<Plan>,
+    /// For each request; `None` where the second round trip grants it.
+    decided: Vec<Option<Result<Outcome>>>,
+    take_overs: Vec<String>,
+    /// Rows of new requests and permits.
+    requests: Vec<String>,
+    permits: Vec<String>,
 }
 
 impl Transaction<'_> {
@@ -70,14 +67,13 @@ impl Transaction<'_> {
     /// # Errors
     /// All of it failed; the outcome is unknown only if the second message was sent.
     pub(super) fn run(&self, session: &mut Session<'_>) -> Result<Done> {
-        let outcome = self
-            .read(session)
-            .and_then(|locked| self.write(session, locked));
-        session.or_roll_back(outcome)
+        let plan = self.read(session);
+        let done = plan.and_then(|plan| self.write(session, plan));
+        session.or_roll_back(done)
     }
 
     /// The first round trip, and what it leads to.
-    fn read(&self, session: &mut Session<'_>) -> Result<Locked> {
+    fn read<'s>(&self, session: &mut Session<'s>) -> Result<Plan<'s>> {
         let statements = &session.store.statements;
         let names = quote_all(self.names);
         let mut script = vec![
@@ -93,163 +89,92 @@ impl Transaction<'_> {
         }
         let sent = Moment::now();
         // It would have written nothing.
-        let mut answers = session.ask(&script.join(";\n")).map_err(Error::not_sent)?;
-        let mut locked = Locked::new(answer(&mut answers, BEGIN)?)?;
-        let mut next = BEGIN + 1;
+        let answers = session.ask(&script.join(";\n")).map_err(Error::not_sent)?;
+        let mut answers = answers.into_iter().skip(BEGIN);
+        let mut plan = Plan::new(statements, answer(answers.next())?)?;
         if self.release.is_some() {
-            locked.release(requests(answer(&mut answers, next)?)?);
-            next += 1;
+            plan.release(requests(answer(answers.next())?)?);
         }
         if !self.requests.is_empty() {
-            let found = requests(answer(&mut answers, next)?)?;
+            let found = requests(answer(answers.next())?)?;
             for request in self.requests {
-                let row = found
-                    .iter()
-                    .find(|row| row.external_id == request.external_id);
-                let plan = match row {
-                    Some(row) => locked.recognise(request, row, sent),
-                    None => locked.take(request),
-                };
-                locked
-                    .plans
-                    .push(plan.unwrap_or_else(|error| Plan::Decided(Err(error))));
+                let mut found = found.iter();
+                let row = found.find(|row| row.external_id == request.external_id);
+                let decided = plan.decide(request, row, sent);
+                plan.decided.push(decided.transpose());
             }
         }
-        Ok(locked)
+        Ok(plan)
     }
 
     /// The second round trip, if there is something to write.
-    fn write(&self, session: &mut Session<'_>, locked: Locked) -> Result<Done> {
-        let script = self.script(session, &locked);
+    fn write(&self, session: &mut Session<'_>, plan: Plan<'_>) -> Result<Done> {
+        let script = plan.script();
         if script.is_empty() {
             session.roll_back();
-            return Ok(self.done(locked, 0, Moment::now()));
+            return Ok(self.done(plan, 0, Moment::now()));
         }
         let sent = Moment::now();
         let answers = session.ask(&format!("{};\n{COMMIT}", script.join(";\n")))?;
         // The permits are the last that is inserted.
         let mut ids = answers.iter().map(|answer| answer.last_insert_id);
         let first = ids.rfind(|id| *id != 0).unwrap_or(0);
-        Ok(self.done(locked, first, sent))
-    }
-
-    fn script(&self, session: &Session<'_>, locked: &Locked) -> Vec<String> {
-        let statements = &session.store.statements;
-        let mut script = Vec::new();
-        if !locked.released.is_empty() {
-            let ids = list(locked.released.iter().map(|row| row.id));
-            script.push(fill(&statements.release_locked, &[("{ids}", &ids)]));
-        }
-        let (mut inserts, mut permits) = (Vec::new(), Vec::new());
-        for (request, plan) in self.requests.iter().zip(&locked.plans) {
-            let (ttl, expires_at, reclaim_at) = times(request.ttl);
-            let request_id = match plan {
-                Plan::Decided(_) => continue,
-                Plan::Insert => {
-                    let (id, token) = (quote(&request.external_id), request.token);
-                    let owner = quote_option(request.owner.as_deref());
-                    // The id of the first one, until the permits are inserted.
-                    let own = locked.step * inserts.len() as u64;
-                    inserts.push(format!(
-                        "({id}, {token}, {owner}, 'ACQUIRED', {ttl}, {expires_at}, {reclaim_at})"
-                    ));
-                    format!("LAST_INSERT_ID() + {own}")
-                }
-                Plan::TakeOver(id) => {
-                    let (id, token) = (id.to_string(), request.token.to_string());
-                    script.push(fill(
-                        &statements.take_over,
-                        &[
-                            ("{id}", &id),
-                            ("{token}", &token),
-                            ("{ttl}", &ttl),
-                            ("{expires_at}", &expires_at),
-                            ("{reclaim_at}", &reclaim_at),
-                        ],
-                    ));
-                    id
-                }
-            };
-            for (name, count) in &request.permits {
-                if let Some(semaphore) = locked.semaphores.get(name) {
-                    let id = semaphore.id;
-                    permits.push(format!("({id}, {request_id}, {count}, 'ACQUIRED')"));
-                }
-            }
-        }
-        for (statement, rows) in [
-            (&statements.insert_requests, inserts),
-            (&statements.insert_permits, permits),
-        ] {
-            if !rows.is_empty() {
-                script.push(fill(statement, &[("{rows}", &rows.join(", "))]));
-            }
-        }
-        let semaphores = locked.semaphores.values();
-        let changed: Vec<&Semaphore> = semaphores.filter(|it| it.change != 0).collect();
-        if !changed.is_empty() {
-            let cases = changed
-                .iter()
-                .map(|it| format!("WHEN {} THEN {}", it.id, it.change));
-            let cases: Vec<String> = cases.collect();
-            let ids = list(changed.iter().map(|it| it.id));
-            let values = [("{changes}", &*cases.join(" ")), ("{ids}", &*ids)];
-            script.push(fill(&statements.change_counters, &values));
-        }
-        script
+        Ok(self.done(plan, first, sent))
     }
 
     /// Deals the fences out, in the order in which the rows were sent.
-    fn done(&self, mut locked: Locked, mut fence: u64, sent: Moment) -> Done {
-        let mut acquired = Vec::with_capacity(self.requests.len());
-        let plans = std::mem::take(&mut locked.plans);
-        for (request, plan) in self.requests.iter().zip(plans) {
-            if let Plan::Decided(outcome) = plan {
-                acquired.push(outcome);
-                continue;
-            }
-            let mut permits = Vec::with_capacity(request.permits.len());
-            for (name, count) in &request.permits {
-                permits.push(Permit {
+    fn done(&self, mut plan: Plan<'_>, mut fence: u64, sent: Moment) -> Done {
+        let decided = std::mem::take(&mut plan.decided);
+        let mut grant = |request: &Request| {
+            let permits = request.permits.iter().map(|(name, count)| {
+                let permit = Permit {
                     semaphore: Arc::clone(name),
                     count: *count,
                     fence,
-                });
-                fence += locked.step;
-            }
-            acquired.push(Ok(Outcome::Granted(Grant {
-                permits,
+                };
+                fence += plan.step;
+                permit
+            });
+            Outcome::Granted(Grant {
+                permits: permits.collect(),
                 sent,
                 remaining: request.ttl,
-                free: request.free(|name| locked.semaphore(name)),
-            })));
-        }
+                free: request.free(|name| plan.semaphore(name)),
+            })
+        };
+        let requests = self.requests.iter().zip(decided);
         Done {
-            released: locked.released,
-            acquired,
+            acquired: requests
+                .map(|(request, decided)| decided.unwrap_or_else(|| Ok(grant(request))))
+                .collect(),
+            released: plan.released,
         }
     }
 }
 
-impl Locked {
-    fn new(answer: Answer) -> Result<Locked> {
-        let mut locked = Locked {
+impl<'a> Plan<'a> {
+    fn new(statements: &'a Statements, locked: Answer) -> Result<Plan<'a>> {
+        let mut plan = Plan {
+            statements,
             semaphores: HashMap::new(),
             step: 1,
             released: Vec::new(),
-            plans: Vec::new(),
+            decided: Vec::new(),
+            take_overs: Vec::new(),
+            requests: Vec::new(),
+            permits: Vec::new(),
         };
-        for (id, name, capacity, used, step) in rows::<(u64, String, u32, i64, u64)>(answer)? {
-            locked.step = step.max(1);
+        for (id, name, capacity, used, step) in rows::<(u64, String, u32, i64, u64)>(locked)? {
+            plan.step = step.max(1);
             let semaphore = Semaphore {
                 id,
                 capacity,
                 used,
                 change: 0,
             };
-            locked.semaphores.insert(Arc::from(name), semaphore);
+            plan.semaphores.insert(Arc::from(name), semaphore);
         }
-        Ok(locked)
+        Ok(plan)
     }
 
     /// The capacity of a semaphore, and what is held of it.
@@ -269,10 +194,8 @@ impl Locked {
     fn release(&mut self, found: Vec<RequestRow>) {
         for row in found {
             let permits = &row.status.permits;
-            if permits
-                .iter()
-                .all(|it| self.semaphores.contains_key(&it.semaphore))
-            {
+            let mut names = permits.iter().map(|permit| &permit.semaphore);
+            if names.all(|name| self.semaphores.contains_key(name)) {
                 for permit in permits {
                     self.count(&permit.semaphore, -i64::from(permit.count));
                 }
@@ -281,40 +204,91 @@ impl Locked {
         }
     }
 
-    /// The external id is there already.
-    fn recognise(&self, request: &Request, row: &RequestRow, sent: Moment) -> Result<Plan> {
-        Ok(match request.recognise(row.token, row.status.clone())? {
-            Recognised::Known(status) => Plan::Decided(Ok(Outcome::Known(status))),
-            Recognised::TakeOver => Plan::TakeOver(row.id),
-            Recognised::Own => Plan::Decided(Ok(Outcome::Granted(Grant {
+    /// Decides about a request, given the row that has its external id. `None`: it will be granted.
+    fn decide(
+        &mut self,
+        request: &Request,
+        row: Option<&RequestRow>,
+        sent: Moment,
+    ) -> Result<Option<Outcome>> {
+        // The server counts from the moment of the statement.
+        let ttl = request.ttl.map_or("NULL".to_owned(), seconds);
+        let token = request.token.to_string();
+        let Some(row) = row else {
+            if let Some(exhausted) = request.shortage(|name| self.semaphore(name))? {
+                return Ok(Some(Outcome::Exhausted(exhausted)));
+            }
+            for (name, count) in &request.permits {
+                self.count(name, i64::from(*count));
+            }
+            // The id of the first one, until the permits are inserted.
+            let own = self.step * self.requests.len() as u64;
+            let (id, owner) = (
+                quote(&request.external_id),
+                quote_option(request.owner.as_deref()),
+            );
+            self.requests.push(format!(
+                "({id}, {token}, {owner}, 'ACQUIRED', {ttl}, SYSDATE(6) + INTERVAL {ttl} SECOND, \
+                 SYSDATE(6) + INTERVAL {ttl} * 1.25 SECOND)"
+            ));
+            self.grant(request, &format!("LAST_INSERT_ID() + {own}"));
+            return Ok(None);
+        };
+        match request.recognise(row.token, row.status.clone())? {
+            Recognised::Known(status) => Ok(Some(Outcome::Known(status))),
+            Recognised::Own => Ok(Some(Outcome::Granted(Grant {
                 permits: row.status.permits.clone(),
                 sent,
                 remaining: row.status.expires_in,
                 free: request.free(|name| self.semaphore(name)),
             }))),
-        })
+            Recognised::TakeOver => {
+                let id = row.id.to_string();
+                let values = [("{id}", &*id), ("{token}", &token), ("{ttl}", &ttl)];
+                let take_over = fill(&self.statements.take_over, &values);
+                self.take_overs.push(take_over);
+                self.grant(request, &id);
+                Ok(None)
+            }
+        }
     }
 
-    /// Takes what the request wants, if all of it is there.
-    fn take(&mut self, request: &Request) -> Result<Plan> {
-        if let Some(exhausted) = request.shortage(|name| self.semaphore(name))? {
-            return Ok(Plan::Decided(Ok(Outcome::Exhausted(exhausted))));
-        }
+    /// Has permits inserted, for the request with this id.
+    fn grant(&mut self, request: &Request, id: &str) {
         for (name, count) in &request.permits {
-            self.count(name, i64::from(*count));
+            if let Some(semaphore) = self.semaphores.get(name) {
+                let row = format!("({}, {id}, {count}, 'ACQUIRED')", semaphore.id);
+                self.permits.push(row);
+            }
         }
-        Ok(Plan::Insert)
+    }
+
+    /// What the second round trip writes, if anything.
+    fn script(&self) -> Vec<String> {
+        let statements = self.statements;
+        let mut script = self.take_overs.clone();
+        if !self.released.is_empty() {
+            let ids = list(self.released.iter().map(|row| row.id));
+            script.push(fill(&statements.release_locked, &[("{ids}", &ids)]));
+        }
+        for (statement, rows) in [
+            (&statements.insert_requests, &self.requests),
+            (&statements.insert_permits, &self.permits),
+        ] {
+            if !rows.is_empty() {
+                script.push(fill(statement, &[("{rows}", &rows.join(", "))]));
+            }
+        }
+        for semaphore in self.semaphores.values().filter(|it| it.change != 0) {
+            let (id, change) = (semaphore.id.to_string(), semaphore.change.to_string());
+            let values = [("{id}", &*id), ("{change}", &*change)];
+            script.push(fill(&statements.change_counter, &values));
+        }
+        script
     }
 }
 
-/// A ttl, its end, and when its permits can be taken back, as SQL.
-fn times(ttl: Option<Duration>) -> (String, String, String) {
-    let null = || "NULL".to_owned();
-    let Some(ttl) = ttl else {
-        return (null(), null(), null());
-    };
-    let seconds = format!("{}.{:03}", ttl.as_secs(), ttl.subsec_millis());
-    let expires_at = format!("SYSDATE(6) + INTERVAL {seconds} SECOND");
-    let reclaim_at = format!("SYSDATE(6) + INTERVAL {seconds} * 1.25 SECOND");
-    (seconds, expires_at, reclaim_at)
+/// A ttl as SQL.
+fn seconds(ttl: Duration) -> String {
+    format!("{}.{:03}", ttl.as_secs(), ttl.subsec_millis())
 }
