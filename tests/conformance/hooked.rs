@@ -137,9 +137,9 @@ pub fn as_another_process(factory: &Factory) -> Factory {
     )
 }
 
-fn over(factory: &Factory, of: &str, hook: Hook, wrap: Wrap) -> Factory {
+fn over(factory: &Factory, suffix: &str, hook: Hook, wrap: Wrap) -> Factory {
     let inner = factory.backend().unwrap();
-    let realm = format!("{}{of}", inner.realm());
+    let realm = format!("{}{suffix}", inner.realm());
     let hooked = Hooked {
         inner,
         realm,

@@ -1,7 +1,7 @@
 //! Services, lockers and schedulers on the memory backend: no server is needed.
 
 // What the library must not do, a test may: there a panic is the verdict.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[macro_use]
 #[path = "../conformance/mod.rs"]

@@ -45,49 +45,28 @@ impl Certificates {
     }
 
     fn authority(&self, name: &str) {
-        let (key, certificate) = (format!("{name}.key"), format!("{name}.pem"));
-        let subject = format!("/CN={name}");
-        self.openssl(
-            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2",
-            &["-subj", &subject, "-keyout", &key, "-out", &certificate],
-        );
+        self.openssl(&format!(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 \
+             -subj /CN={name} -keyout {name}.key -out {name}.pem"
+        ));
     }
 
     fn sign(&self, name: &str, hosts: &str, days: &str) {
-        let file = |ending: &str| format!("{name}.{ending}");
-        let subject = format!("/CN={name}");
-        self.openssl(
-            "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes",
-            &[
-                "-subj",
-                &subject,
-                "-keyout",
-                &file("key"),
-                "-out",
-                &file("csr"),
-            ],
-        );
         let extensions = format!("subjectAltName={hosts}\nbasicConstraints=CA:FALSE\n");
-        fs::write(self.file(&file("ext")), extensions).unwrap();
-        self.openssl(
-            "x509 -req -CA ca.pem -CAkey ca.key -CAcreateserial",
-            &[
-                "-days",
-                days,
-                "-in",
-                &file("csr"),
-                "-extfile",
-                &file("ext"),
-                "-out",
-                &file("pem"),
-            ],
-        );
+        fs::write(self.file(&format!("{name}.ext")), extensions).unwrap();
+        self.openssl(&format!(
+            "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes \
+             -subj /CN={name} -keyout {name}.key -out {name}.csr"
+        ));
+        self.openssl(&format!(
+            "x509 -req -CA ca.pem -CAkey ca.key -CAcreateserial -days {days} \
+             -in {name}.csr -extfile {name}.ext -out {name}.pem"
+        ));
     }
 
-    fn openssl(&self, words: &str, more: &[&str]) {
+    fn openssl(&self, words: &str) {
         let output = Command::new("openssl")
-            .args(words.split(' '))
-            .args(more)
+            .args(words.split_whitespace())
             .current_dir(self.folder.path())
             .output()
             .expect("openssl (Debian package openssl)");

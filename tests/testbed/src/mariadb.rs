@@ -60,22 +60,13 @@ impl MariaDbServer {
     /// # Panics
     /// When the server reports an error.
     pub fn sql(&self, sql: &str) -> String {
-        let port = self.port().to_string();
-        binary::run(
-            &binary::find("mariadb", "mariadb-client"),
-            [
-                "--no-defaults",
-                "--protocol=tcp",
-                "--host=127.0.0.1",
-                "--port",
-                &port,
-                "--user=root",
-                "--batch",
-                "--skip-column-names",
-                "--execute",
-                sql,
-            ],
-        )
+        let own = format!(
+            "--no-defaults --protocol=tcp --host=127.0.0.1 --port={} --user=root --batch \
+             --skip-column-names --execute",
+            self.port()
+        );
+        let client = binary::find("mariadb", "mariadb-client");
+        binary::run(&client, own.split_whitespace().chain([sql]))
     }
 }
 
@@ -112,14 +103,9 @@ fn server(args: &[&str]) -> Server {
     command.arg(tmpdir(folder.path()));
     command.arg(format!("--port={}", port.number()));
     command.arg(format!("--datadir={}", data.display()));
-    command.arg(format!(
-        "--socket={}",
-        folder.path().join("socket").display()
-    ));
-    command.arg(format!(
-        "--pid-file={}",
-        folder.path().join("pid").display()
-    ));
+    for file in ["socket", "pid-file"] {
+        command.arg(format!("--{file}={}", folder.path().join(file).display()));
+    }
     command.args(as_user());
     command.args(args);
     Server::new("mariadbd", folder, vec![port], command, greets)

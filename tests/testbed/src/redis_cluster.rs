@@ -157,15 +157,11 @@ fn node(args: &[&str]) -> Server {
     let (port, bus) = (Port::free(), Port::free());
     let folder = TempDir::new();
     let mut command = redis::command(&port, &folder);
-    command.args([
-        "--cluster-enabled",
-        "yes",
-        "--cluster-config-file",
-        "nodes.conf",
-    ]);
-    command.args(["--cluster-node-timeout", "2000"]);
-    command.args(["--cluster-port", &bus.number().to_string()]);
-    command.args(["--repl-diskless-sync-delay", "0"]);
+    let own = "--cluster-enabled yes --cluster-config-file nodes.conf --cluster-node-timeout 2000 \
+               --repl-diskless-sync-delay 0 --cluster-port";
+    command
+        .args(own.split_whitespace())
+        .arg(bus.number().to_string());
     command.args(args);
     Server::new(
         "redis-server (cluster)",
