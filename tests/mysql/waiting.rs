@@ -616,6 +616,6 @@ fn tokens_of_dead_processes_are_not_listed() {
         let _guard = locker(&holder, "m").lock().unwrap();
         let backend = holder.backend().unwrap();
         let by = Moment::now() + PATIENCE;
-        assert_eq!(backend.list(by).unwrap(), ["m".into()]);
+        assert_eq!(backend.list(by).unwrap(), [Arc::<str>::from("m")]);
     });
 }

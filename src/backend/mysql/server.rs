@@ -9,7 +9,7 @@ use mysql::{OptsBuilder, SslOpts};
 
 use crate::error::{Error, Result};
 use crate::tls::Tls;
-use crate::url::{Login, Url, addresses, ensure};
+use crate::url::{Login, Url, addresses};
 
 /// The server's port unless another one is given.
 pub(super) const DEFAULT_PORT: u16 = 3306;
