@@ -18,7 +18,7 @@ pub(super) const DEFAULT_PORT: u16 = 3306;
 
 /// Above the longest statement, which waits for [many mutexes](super::waiting); given, it saves a round trip per
 /// connection.
-const MAX_PACKET: usize = 4 << 20;
+pub(super) const MAX_PACKET: usize = 4 << 20;
 
 /// Asked for user and password whenever a connection is opened.
 pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
