@@ -16,7 +16,7 @@ pub(super) const DEFAULT_PORT: u16 = 3306;
 
 /// Above the longest statement, which waits for [many mutexes](super::waiting); given, it saves a round trip per
 /// connection.
-const MAX_PACKET: usize = 4 << 20;
+pub(super) const MAX_PACKET: usize = 4 << 20;
 
 /// A MySQL or MariaDB server and the database on it. Its `Debug` shows no credential.
 #[derive(Clone)]

@@ -293,6 +293,8 @@ pub(crate) fn strip(sql: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::mysql::server::MAX_PACKET;
+    use crate::backend::mysql::waiting::MAX_PLACES;
 
     #[test]
     fn table_name_cannot_become_sql() {
@@ -333,5 +335,22 @@ mod tests {
         }
         let create = Table::new("other", false).unwrap().create_statement();
         assert!(create.starts_with("CREATE TABLE IF NOT EXISTS `other`"));
+    }
+
+    /// The statement that waits exceeded the driver's packet, which kept the waiting connections down.
+    #[test]
+    fn longest_wait_fits_in_a_packet() {
+        let digit = |number: usize| char::from_u32(0x1d100 + number as u32 % 16).unwrap();
+        let digits = |number| [12, 8, 4, 0].map(|shift| digit(number >> shift));
+        let name = |number| "𝄞".repeat(62) + &String::from_iter(digits(number));
+        let token = |number| vec![Token::new(999_999_999_999, number)];
+        let listed = (1..=MAX_PLACES).map(|number| (name(number).into(), token(number as u64)));
+        let listed: Listed = listed.collect();
+        assert_eq!(listed.len(), MAX_PLACES);
+        assert!(listed.keys().all(|name| name.len() == 66 * 4));
+        let length = Statements::new(&"t".repeat(64))
+            .wait(999_999_999_999, &listed)
+            .len();
+        assert!(length < MAX_PACKET - 1_000, "{length}");
     }
 }

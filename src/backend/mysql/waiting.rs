@@ -48,7 +48,7 @@ const LOCKED_ROW: Duration = Duration::from_secs(5);
 const MAX_DEAD: usize = 16;
 
 /// How many contenders WAIT can name within the driver's 4 MiB; further ones poll.
-const MAX_PLACES: usize = 4_000;
+pub(super) const MAX_PLACES: usize = 4_000;
 
 pub(super) struct Waiting {
     /// 12 digits that no other process has.
