@@ -1,6 +1,6 @@
 //! What a contender leaves behind that did not go in an orderly way.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::support::{
     HANG, PATIENCE, Verbs, contender, factory, granted, line, long_seat, name, refused, session,
@@ -120,36 +120,5 @@ fn refused_deletions_are_made_up_for() {
         wait_until(PATIENCE, "both nodes go", || {
             line(&reader, &mutex).is_empty()
         });
-    });
-}
-
-/// Neither the attempt nor the way out is answered, but the server makes the node when it goes on. The
-/// session lives, and so does the locker: only the locker can take it away.
-#[test]
-fn unanswered_try_blocks_no_later_one() {
-    within(HANG, || {
-        let server = ZooKeeperServer::start();
-        let (ours, theirs) = (factory(server.addr(), LONG), factory(server.addr(), LONG));
-        let mutex = name("ghost");
-        let short = |factory: &contend::Factory| {
-            let locker = factory.locker(&mutex).ttl(Duration::from_secs(2));
-            locker.build().unwrap()
-        };
-        let (ours, theirs) = (short(&ours), short(&theirs));
-        // Connected, and the parents are there.
-        drop(ours.try_lock_for(PATIENCE).unwrap());
-        drop(theirs.try_lock_for(PATIENCE).unwrap());
-
-        server.pause();
-        let failed = ours.try_lock().unwrap_err();
-        println!("not locked: {failed}");
-        server.resume();
-        let began = Instant::now();
-        let guard = theirs
-            .try_lock_for(LONG / 2)
-            .expect("no ghost of the attempt is left");
-        println!("locked by the other after {:?}", began.elapsed());
-        guard.unlock().unwrap();
-        drop(ours.try_lock_for(PATIENCE).unwrap());
     });
 }

@@ -114,9 +114,7 @@ pub(super) fn run(shared: &Shared) {
                 Err(error) => log::debug!("{error}; trying the addresses found before"),
             }
         }
-        addresses.shuffle(&mut rand::rng());
-        // The one that was tried last comes last.
-        addresses.sort_by_key(|(_, address)| Some(*address) == last);
+        arrange(&mut addresses, last);
         let mut left = addresses.len();
         served = addresses.iter().any(|(host, address)| {
             left -= 1;
@@ -153,6 +151,12 @@ fn look_up(hosts: &[(String, u16)]) -> Result<Vec<(String, SocketAddr)>> {
         return Err(failure);
     }
     Ok(found)
+}
+
+/// Puts the addresses into random order, and the one that was tried last at the end.
+fn arrange(addresses: &mut [(String, SocketAddr)], last: Option<SocketAddr>) {
+    addresses.shuffle(&mut rand::rng());
+    addresses.sort_by_key(|(_, address)| Some(*address) == last);
 }
 
 fn failed(what: &str, error: io::Error) -> Error {
@@ -308,6 +312,23 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn address_tried_last_comes_last() {
+        let address = |last| SocketAddr::from(([10, 0, 0, last], 1));
+        let mut addresses: Vec<_> = (1..4)
+            .map(|last| ("name".to_owned(), address(last)))
+            .collect();
+        let mut firsts = Vec::new();
+        for _ in 0..60 {
+            arrange(&mut addresses, Some(address(2)));
+            assert_eq!(addresses[2].1, address(2));
+            firsts.push(addresses[0].1);
+        }
+        for other in [1, 3] {
+            assert!(firsts.contains(&address(other)), "{firsts:?}");
+        }
+    }
 
     #[test]
     fn host_without_an_address_is_named() {

@@ -30,19 +30,12 @@ pub(super) struct ZkContender {
     contender: Contender,
     mutex_path: Arc<str>,
     wake: Arc<Unparker>,
-    /// Our node was asked for, and the answer did not come in time.
-    entering: Option<Entering>,
+    /// Our node was asked for, and the answer did not come in time. It is waited for however long it takes: a busy
+    /// server that were asked anew by all that wait would never catch up.
+    entering: Option<Call>,
     node: Option<Node>,
     /// This contender found the mutex free: it need not look before it writes.
     likely_free: bool,
-}
-
-/// A node that was asked for, with the nodes above it. It is waited for however long it takes: a busy server that were
-/// asked anew by all that wait would never catch up.
-struct Entering {
-    session: Arc<Session>,
-    call: Call,
-    parents: Vec<Request>,
 }
 
 /// A contender's node. When it is dropped, the session deletes it: at once, or at the end of the lease if the contender
@@ -230,11 +223,12 @@ impl ZkContender {
         on_refusal: OnRefusal,
         by: Moment,
     ) -> Result<Attempt> {
-        let is_past = |of: &Arc<Session>| !Arc::ptr_eq(of, session);
-        self.entering.take_if(|entering| is_past(&entering.session));
-        // After a node with which this contender owned, the next one stands behind it until its lease ends.
-        self.node
-            .take_if(|node| is_past(&node.session) || node.is_gone() || node.acquired_at.is_some());
+        self.entering.take_if(|call| !call.is_of(session));
+        // The next node stands behind one with which this contender owned, until its lease ends.
+        self.node.take_if(|node| {
+            let is_past = !Arc::ptr_eq(&node.session, session);
+            is_past || node.is_gone() || node.acquired_at.is_some()
+        });
         // Looks before it writes, so that a try that fails makes no node. Not where the mutex was free the last time:
         // then a look would only double the cost of a lock without rivals.
         if on_refusal == OnRefusal::Leave
@@ -311,21 +305,21 @@ impl ZkContender {
 
     /// Makes a node and reads the line, in one round trip.
     fn enter(&mut self, session: &Arc<Session>, by: Moment) -> Result<Arc<Line>> {
-        let mut parents = Vec::new();
+        let mut with_parents = false;
         loop {
-            let mut entering = match self.entering.take() {
-                Some(entering) => entering,
-                None => self.ask_to_enter(session, parents, by)?,
+            let mut call = match self.entering.take() {
+                Some(call) => call,
+                None => self.ask_to_enter(session, with_parents, by)?,
             };
-            let Some(mut outcomes) = entering.call.wait(by)? else {
-                self.entering = Some(entering);
+            let Some(mut outcomes) = call.wait(by)? else {
+                self.entering = Some(call);
                 return Err(session.late());
             };
             let (Some(line), Some(created)) = (outcomes.pop(), outcomes.pop()) else {
                 return Err(session.late());
             };
             if let Some(Reply { path, stat, .. }) = found(created, &self.mutex_path)? {
-                session.learn_clock(stat.ctime, entering.call.sent);
+                session.learn_clock(stat.ctime, call.sent);
                 let node = Node {
                     session: Arc::clone(session),
                     path,
@@ -340,33 +334,29 @@ impl ZkContender {
             }
             // A refused parent is an error only if the node then finds none to be under: a user that may not
             // create in the root is told so even where the node below it exists.
-            for (parent, outcome) in entering.parents.iter().zip(outcomes) {
+            for (parent, outcome) in self.parents().iter().zip(outcomes) {
                 match outcome {
                     Ok(_) | Err(Code::NODE_EXISTS | Code::NO_NODE) => {}
                     Err(code) => return Err(code.error(parent.path())),
                 }
             }
-            parents = self.parents();
+            with_parents = true;
         }
     }
 
-    fn ask_to_enter(
-        &self,
-        session: &Arc<Session>,
-        parents: Vec<Request>,
-        by: Moment,
-    ) -> Result<Entering> {
+    fn ask_to_enter(&self, session: &Session, with_parents: bool, by: Moment) -> Result<Call> {
         let acl = self.sessions.config.acl.permissions();
         let path = node_path(&self.mutex_path, &session.protocol().protection);
         let id = self.contender.id.as_bytes();
         let create = Request::create(&path, id, Mode::EphemeralSequential, acl);
         let line = Request::Children(self.mutex_path.to_string());
-        let asks = parents.iter().cloned().chain([create, line]);
-        Ok(Entering {
-            call: session.start(asks.map(Ask::from).collect(), by)?,
-            session: Arc::clone(session),
-            parents,
-        })
+        let mut asks = if with_parents {
+            self.parents()
+        } else {
+            Vec::new()
+        };
+        asks.extend([create, line]);
+        session.start(asks.into_iter().map(Ask::from).collect(), by)
     }
 
     /// Curator's containers; the nodes above them, of the chroot, are not the mutexes' own.

@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::{Receiver, Sender};
 use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 
 use super::builder::Config;
@@ -123,9 +122,8 @@ impl State {
             let what = format!("cannot write to the server: {error}");
             return self.disconnect(&Error::new(ErrorKind::Unreachable, what));
         }
-        while let Some((Ticket { answers, index, .. }, answer)) = self.protocol.next_answer() {
-            // Otherwise its caller has given up.
-            let _ = answers.send((index, answer));
+        while let Some((ticket, answer)) = self.protocol.next_answer() {
+            ticket.answer(answer);
         }
     }
 
@@ -154,71 +152,88 @@ impl State {
     }
 }
 
-/// The answer to the request with this place in its call.
-type Answer = (usize, Result<Outcome>);
-
 /// Requests that were asked in one go, for the caller that waits for the answers.
 ///
 /// A call that is dropped without them has given up: no answer is wanted any more, nor the contender's node that a
 /// request makes.
 pub(super) struct Call {
     shared: Arc<Shared>,
-    given_up: Arc<AtomicBool>,
-    answers: Receiver<Answer>,
-    /// What was answered so far.
-    outcomes: Vec<(usize, Outcome)>,
-    missing: usize,
+    progress: Arc<Progress>,
+    /// The caller has its answers.
+    done: bool,
     pub(super) sent: Moment,
+}
+
+/// How far a call of so many requests has come. A channel would do, but its receivers spin before they sleep.
+struct Progress {
+    requests: usize,
+    /// Each with the place of its request.
+    answers: Mutex<Vec<(usize, Result<Outcome>)>>,
+    complete: Condvar,
+    given_up: AtomicBool,
 }
 
 /// One request of a call.
 pub(super) struct Ticket {
-    given_up: Arc<AtomicBool>,
-    answers: Sender<Answer>,
-    index: usize,
+    call: Arc<Progress>,
+    place: usize,
 }
 
 impl Caller for Ticket {
     fn waits(&self) -> bool {
-        !self.given_up.load(Ordering::Relaxed)
+        !self.call.given_up.load(Ordering::Relaxed)
+    }
+}
+
+impl Ticket {
+    fn answer(self, answer: Result<Outcome>) {
+        let mut answers = self.call.answers.lock();
+        answers.push((self.place, answer));
+        if answers.len() == self.call.requests {
+            self.call.complete.notify_all();
+        }
     }
 }
 
 impl Call {
+    pub(super) fn is_of(&self, session: &Session) -> bool {
+        Arc::ptr_eq(&self.shared, &session.shared)
+    }
+
     /// All answers, in the order of the requests. `None`: they are not there in time, and may be waited for again.
     pub(super) fn wait(&mut self, by: Moment) -> Result<Option<Vec<Outcome>>> {
-        while self.missing > 0 {
-            match self.answers.recv_timeout(by.remaining().min(SLICE)) {
-                Ok((index, answer)) => {
-                    self.outcomes.push((index, answer?));
-                    self.missing -= 1;
-                }
-                Err(_) if by.remaining().is_zero() => return Ok(None),
-                Err(_) => {}
+        let mut answers = self.progress.answers.lock();
+        while answers.len() < self.progress.requests {
+            let left = by.remaining();
+            if left.is_zero() {
+                return Ok(None);
             }
+            let complete = &self.progress.complete;
+            complete.wait_for(&mut answers, left.min(SLICE));
         }
+        if let Some(failure) = answers.iter().find_map(|(_, answer)| answer.as_ref().err()) {
+            return Err(failure.clone());
+        }
+        self.done = true;
         // Callers that share a list may get it before an earlier answer.
-        self.outcomes.sort_by_key(|(index, _)| *index);
-        let outcomes = self.outcomes.drain(..).map(|(_, outcome)| outcome);
-        Ok(Some(outcomes.collect()))
+        answers.sort_by_key(|(place, _)| *place);
+        let outcomes = answers.drain(..).map(|(_, answer)| answer);
+        outcomes.collect::<Result<_>>().map(Some)
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        if self.missing == 0 {
+        if self.done {
             return;
         }
         // Answers come in under this lock.
         let mut state = self.shared.state.lock();
-        self.given_up.store(true, Ordering::Relaxed);
-        let late = self
-            .answers
-            .try_iter()
-            .filter_map(|(_, answer)| answer.ok());
-        let early = self.outcomes.drain(..).map(|(_, outcome)| outcome);
-        for reply in early.chain(late).flatten() {
-            state.protocol.discard(&reply.path);
+        self.progress.given_up.store(true, Ordering::Relaxed);
+        for (_, answer) in self.progress.answers.lock().drain(..) {
+            if let Ok(Ok(reply)) = answer {
+                state.protocol.discard(&reply.path);
+            }
         }
         state.settle();
     }
@@ -342,22 +357,20 @@ impl Session {
     /// Asks in one go, once a server is there.
     pub(super) fn start(&self, asks: Vec<Ask>, by: Moment) -> Result<Call> {
         let mut state = self.connected(by).map_err(Error::not_sent)?;
-        let (sender, answers) = crossbeam_channel::bounded(asks.len());
         let call = Call {
             shared: Arc::clone(&self.shared),
-            given_up: Arc::default(),
-            answers,
-            outcomes: Vec::new(),
-            missing: asks.len(),
+            progress: Arc::new(Progress {
+                requests: asks.len(),
+                answers: Mutex::default(),
+                complete: Condvar::new(),
+                given_up: AtomicBool::new(false),
+            }),
+            done: false,
             sent: Moment::now(),
         };
-        for (index, ask) in asks.into_iter().enumerate() {
-            let ticket = Ticket {
-                given_up: Arc::clone(&call.given_up),
-                answers: sender.clone(),
-                index,
-            };
-            state.protocol.ask(ask, ticket);
+        for (place, ask) in asks.into_iter().enumerate() {
+            let call = Arc::clone(&call.progress);
+            state.protocol.ask(ask, Ticket { call, place });
         }
         state.settle();
         Ok(call)
