@@ -32,11 +32,9 @@ impl SharedSemaphores {
     ) -> Result<Outcome> {
         let (parker, waits, deadline) = (Parker::new(), !wait.is_zero(), wait.deadline());
         let _watched = wait.watch(&parker.unparker());
-        let end = match waits {
-            true => deadline,
-            // No try begins after the time of one request.
-            false => deadline + REQUEST_LIMIT,
-        };
+        // Without a wait, no try begins after the time of one request.
+        let grace = if waits { Duration::ZERO } else { REQUEST_LIMIT };
+        let end = deadline + grace;
         let mut place = waits.then(|| self.queue.join(request, &parker));
         let is_behind = place.as_ref().is_some_and(|it| it.turn() == Turn::Stay);
         // What an earlier call holds under the id needs no turn.

@@ -286,7 +286,7 @@ fn acquire_and_release_need_few_statements() {
             ("update", 1),
         ];
         assert_eq!(acquire, expected);
-        let release = spent(&|| drop(client.release("job").unwrap()));
+        let release = spent(&|| assert_eq!(client.release("job").unwrap(), Release::Released));
         let expected = [("select", 1), ("set_option", 1), ("update_multi", 1)];
         assert_eq!(release, expected);
         // A try in vain is three SELECTs. Behind another request, only an id that may be known is looked up first.
