@@ -212,31 +212,6 @@ fn waiters_at_a_locked_row_cost_no_other_owner_its_mutex() {
     });
 }
 
-/// After a lost reply of its own, a locker took the lease of another process with its id for a late request of its
-/// own, and freed it.
-#[test]
-fn unlock_after_a_lost_reply_leaves_a_double_its_lock() {
-    within(HANG, || {
-        let (server, url) = own_server(&[]);
-        let proxy = Proxy::to(server.addr());
-        let here = connect(&through(&proxy, &url), "");
-        let there = connect(&url, "");
-        let ours = here.locker("m").id("host-1");
-        let ours = ours.renew_after(ms(2_000)).build().unwrap();
-        drop(ours.lock().unwrap());
-        proxy.lose_reply_to(b"host-1");
-        let guard = ours.lock().unwrap();
-        assert_eq!(proxy.lost_replies(), 1);
-        // Later than a late request of ours could have been carried out, and before a renewal notices.
-        thread::sleep(ms(800));
-        let theirs = there.locker("m").id("host-1").build().unwrap();
-        let taken = elsewhere(|| theirs.lock().unwrap());
-        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::Lost);
-        assert_eq!(there.owner("m").unwrap().fence(), taken.fence());
-        taken.unlock().unwrap();
-    });
-}
-
 /// A request that had to be prepared first got its time twice.
 #[test]
 fn call_that_prepares_first_ends_in_its_time() {
@@ -476,10 +451,7 @@ fn server_of_another_kind_is_named() {
         for (address, says) in [
             (stranger(b""), "broke"),
             (ssh, "is this a MySQL server?"),
-            (
-                silent.local_addr().unwrap(),
-                "it hangs, or is not a MySQL server",
-            ),
+            (silent.local_addr().unwrap(), "gave no answer within 500 ms"),
         ] {
             let url = format!("mysql://{address}/d?connect_timeout=500ms");
             let error = contend::connect(&url).unwrap().ping(PATIENCE).unwrap_err();

@@ -5,10 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::{PATIENCE, elsewhere};
-use crate::server::{HANG, contender, database, ms, own_server, through};
-use contend::backend::{Attempt, OnRefusal};
-use contend::{ErrorKind, Factory, Moment};
-use testbed::{Proxy, within};
+use crate::server::{HANG, database, ms};
+use contend::{ErrorKind, Factory};
+use testbed::within;
 
 fn connect(url: &str) -> Factory {
     contend::connect(&format!("{url}?ttl=60s&transition=30s")).unwrap()
@@ -67,34 +66,5 @@ fn long_hold_is_followed_at_once() {
         // Well below the poll interval, at which a lost wake-up would be made up for.
         assert!(same < ms(700), "{same:?}");
         assert!(other < ms(800), "{other:?}");
-    });
-}
-
-/// A contender that may own without knowing it asks the row, not those that wait for the same mutex.
-#[test]
-fn lost_grant_is_adopted_though_others_wait() {
-    within(HANG, || {
-        let (server, url) = own_server(&[]);
-        let proxy = Proxy::to(server.addr());
-        let factory = contend::connect(&through(&proxy, &url)).unwrap();
-        let by = || Moment::now() + Duration::from_secs(20);
-        let [mut first, mut unsure, mut other] =
-            ["first", "unsure", "other"].map(|id| contender(&factory, "m", id));
-        let Attempt::Granted(grant) = first.acquire(OnRefusal::Leave, by()).unwrap() else {
-            panic!("no other is there");
-        };
-        assert!(first.release(grant.owner.fence(), by()).unwrap());
-        proxy.lose_reply_to(b"unsure");
-        unsure.acquire(OnRefusal::Leave, by()).unwrap_err();
-        let attempt = other.acquire(OnRefusal::Enqueue, by()).unwrap();
-        let Attempt::Refused(refusal) = attempt else {
-            panic!("the lost reply was a grant: {attempt:?}");
-        };
-        assert_eq!(refusal.owner.owner_id(), "unsure");
-        let attempt = unsure.acquire(OnRefusal::Enqueue, by()).unwrap();
-        let Attempt::Granted(grant) = attempt else {
-            panic!("it is its own: {attempt:?}");
-        };
-        assert!(unsure.release(grant.owner.fence(), by()).unwrap());
     });
 }

@@ -5,8 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::ground::{
-    PATIENCE, SHORT, acquired, addr_of, connect, exhausted, locked, number, semaphores, through,
-    want,
+    PATIENCE, SHORT, acquired, addr_of, connect, exhausted, locked, number, on_mysql, through, want,
 };
 use crate::mysql_ground::{HANG, ms, operator, status};
 use contend::semaphore::{Acquisition, PermitRequest, Release};
@@ -55,45 +54,22 @@ fn opposite_requests_do_not_deadlock() {
 /// Here: the external id is found, and the grant is the one that there is.
 #[test]
 fn lost_commit_reply_and_retry_are_one_grant() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&through(&url, proxy.addr()));
         client.usage("a").unwrap();
-        // Slow enough to be caught in the act: from here on the server's answers do not arrive.
-        let mut conn = operator(&url);
-        conn.query_drop(
-            "CREATE TRIGGER slow BEFORE INSERT ON contend_permit_request FOR EACH ROW \
-             SET NEW.owner = IF(SLEEP(0.7), NULL, NEW.owner)",
-        )
-        .unwrap();
-        let writing = "SELECT COUNT(*) FROM information_schema.processlist \
-                       WHERE info LIKE 'INSERT INTO `contend_permit_request`%'";
-        let request = want("job", "a", 1);
-        let permits = thread::scope(|scope| {
-            let asking = scope.spawn(|| client.acquire(&request));
-            wait_until(PATIENCE, "the transaction is being written", || {
-                number(&url, writing) > 0
-            });
-            proxy.black_hole(Direction::ToClient);
-            wait_until(PATIENCE, "it is committed", || {
-                direct.usage("a").unwrap().held == 1
-            });
-            proxy.cut();
-            proxy.pass();
-            // The library's retry may have met the cut; the caller's then has the answer.
-            let answer = asking.join().unwrap();
-            let answer = answer.or_else(|_| client.acquire_for(&request, PATIENCE));
-            answer.unwrap().into_permits().unwrap()
-        });
-        conn.query_drop("DROP TRIGGER slow").unwrap();
+        proxy.lose_reply_to(b"INSERT INTO `contend_permit_request`");
+        // The library's own retry finds the grant.
+        let granted = client.acquire_for(&want("job", "a", 1), PATIENCE);
+        let permits = granted.unwrap().into_permits().unwrap();
+        assert_eq!(proxy.lost_replies(), 1);
         assert_eq!(number(&url, "SELECT COUNT(*) FROM contend_permit"), 1);
         let fence = number(&url, "SELECT id FROM contend_permit");
         assert_eq!(permits[0].fence, fence as u64);
         // And the release, which is one statement.
         proxy.lose_reply_to(b"UPDATE `contend_permit_request`");
         assert_eq!(client.release("job").unwrap(), Release::Released);
-        assert_eq!(proxy.lost_replies(), 1);
+        assert_eq!(proxy.lost_replies(), 2);
         assert_eq!(direct.usage("a").unwrap().held, 0);
         assert_eq!(direct.check().unwrap(), []);
     });
@@ -103,8 +79,7 @@ fn lost_commit_reply_and_retry_are_one_grant() {
 /// Here: one transaction, all or nothing.
 #[test]
 fn failure_in_the_middle_leaves_nothing() {
-    within(HANG, || {
-        let (semaphores, url) = semaphores(&[("a", 5), ("b", 5)]);
+    on_mysql(&[("a", 5), ("b", 5)], |semaphores, url| {
         let mut conn = operator(&url);
         conn.query_drop(
             "CREATE TRIGGER broken BEFORE INSERT ON contend_permit FOR EACH ROW IF NEW.count = 2 THEN \
@@ -128,8 +103,7 @@ fn failure_in_the_middle_leaves_nothing() {
 /// Here: those of one process wait in memory and share a transaction.
 #[test]
 fn many_threads_need_few_connections() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1_000), ("other", 1)]);
+    on_mysql(&[("a", 1_000), ("other", 1)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&format!("{}?pool_size=3", through(&url, proxy.addr())));
         let row = locked(&url, "semaphore", "name = 'a'");
@@ -162,8 +136,7 @@ fn many_threads_need_few_connections() {
 /// Here: it is tried again, which the external id makes safe.
 #[test]
 fn lost_connection_and_lock_wait_are_tried_again() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 100)]);
+    on_mysql(&[("a", 100)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&through(&url, proxy.addr()));
         for round in 0..6 {
@@ -192,8 +165,7 @@ fn lost_connection_and_lock_wait_are_tried_again() {
 /// A connection on which a call waits for a row is not given up before the server gives up the wait.
 #[test]
 fn locked_row_ends_in_a_clear_error_and_in_time() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&format!("{}?pool_size=1", through(&url, proxy.addr())));
         client.usage("a").unwrap();
@@ -224,8 +196,7 @@ fn locked_row_ends_in_a_clear_error_and_in_time() {
 /// A call that its caller gave up is granted something: what the next call under its id was told it holds stays held.
 #[test]
 fn retry_after_a_timeout_holds_what_it_was_told() {
-    within(HANG, || {
-        let (here, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |here, url| {
         let beside = connect(&url);
         operator(&url)
             .query_drop(
@@ -252,8 +223,7 @@ fn retry_after_a_timeout_holds_what_it_was_told() {
 /// transaction that it shares with its neighbours.
 #[test]
 fn request_that_blocks_does_not_fail_its_neighbours() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 1_000)]);
+    on_mysql(&[("a", 1_000)], |direct, url| {
         let client = connect(&url);
         let mut blocker = operator(&url);
         blocker.query_drop("BEGIN").unwrap();
@@ -295,28 +265,18 @@ fn acquire_and_release_need_few_statements() {
         client.create_tables().unwrap();
         client.create("a", 100).unwrap();
         let mut conn = operator(&url);
-        let names = [
-            "begin",
-            "commit",
-            "insert",
-            "rollback",
-            "select",
-            "set_option",
-            "update",
-            "update_multi",
-        ];
-        let mut counts = || names.map(|name| status(&mut conn, &format!("Com_{name}")));
-        let mut difference = |work: &dyn Fn()| -> Vec<(&str, u64)> {
-            let before = counts();
+        let names = "begin commit insert rollback select set_option update update_multi";
+        let mut spent = |work: &dyn Fn()| {
+            let mut count = |name| status(&mut conn, &format!("Com_{name}"));
+            let before: Vec<u64> = names.split(' ').map(&mut count).collect();
             work();
-            let spent = counts().into_iter().zip(before);
-            let spent = names
-                .into_iter()
-                .zip(spent.map(|(after, before)| after - before));
-            spent.filter(|(_, count)| *count != 0).collect()
+            let after = names.split(' ').map(|name| (name, count(name)));
+            let spent = after.zip(before);
+            let spent = spent.map(|((name, after), before)| (name, after - before));
+            spent.filter(|(_, count)| *count != 0).collect::<Vec<_>>()
         };
         client.usage("a").unwrap();
-        let spent = difference(&|| drop(acquired(client.acquire(&want("job", "a", 1)).unwrap())));
+        let acquire = spent(&|| drop(acquired(client.acquire(&want("job", "a", 1)).unwrap())));
         let expected = [
             ("begin", 1),
             ("commit", 1),
@@ -325,22 +285,31 @@ fn acquire_and_release_need_few_statements() {
             ("set_option", 3),
             ("update", 1),
         ];
-        assert_eq!(spent, expected);
-        let spent = difference(&|| {
-            client.release("job").unwrap();
-        });
-        assert_eq!(
-            spent,
-            [("select", 1), ("set_option", 1), ("update_multi", 1)]
-        );
+        assert_eq!(acquire, expected);
+        let release = spent(&|| drop(client.release("job").unwrap()));
+        let expected = [("select", 1), ("set_option", 1), ("update_multi", 1)];
+        assert_eq!(release, expected);
+        // A try in vain is three SELECTs. Behind another request, only an id that may be known is looked up first.
+        acquired(client.acquire(&want("all", "a", 100)).unwrap());
+        let generated = PermitRequest::generated().permits("a", 1);
+        for (request, looks) in [(&generated, 0), (&want("named", "a", 1), 1)] {
+            let spent = spent(&|| {
+                thread::scope(|scope| {
+                    scope.spawn(|| client.guard(&generated, ms(700)).unwrap_err());
+                    thread::sleep(ms(350)); // it waits
+                    client.guard(request, ms(50)).unwrap_err();
+                });
+            });
+            let count = |of| spent.iter().find(|(name, _)| *name == of).unwrap().1;
+            assert_eq!(count("select") - 3 * count("begin"), looks, "{spent:?}");
+        }
     });
 }
 
 /// A program that only uses semaphores sees in its health that the server hangs.
 #[test]
 fn hanging_server_shows_in_health() {
-    within(HANG, || {
-        let (_, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |_, url| {
         let proxy = Proxy::to(addr_of(&url));
         let factory = contend::connect(&through(&url, proxy.addr())).unwrap();
         let here = factory.semaphores().unwrap();

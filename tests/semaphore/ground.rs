@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use contend::semaphore::{Acquisition, Exhausted, Permit, PermitRequest, Semaphores, Swept};
 use mysql::prelude::Queryable;
-use testbed::RedisServer;
+use testbed::{RedisServer, within};
 
-use crate::mysql_ground::{empty_database, operator};
+use crate::mysql_ground::{HANG, empty_database, operator};
 
 /// The shortest ttl that can be renewed on every backend.
 pub const SHORT: Duration = Duration::from_secs(3);
@@ -53,23 +53,20 @@ pub fn connect(url: &str) -> Semaphores {
     semaphores.with_ttl(Duration::from_secs(7)).unwrap()
 }
 
-/// The same semaphores as two processes would see them, on each backend in turn.
-pub fn everywhere(
-    capacities: &[(&str, u32)],
-) -> impl Iterator<Item = (Semaphores, Semaphores)> + use<> {
-    let capacities: Vec<_> = capacities
-        .iter()
-        .map(|(name, capacity)| ((*name).to_owned(), *capacity))
-        .collect();
-    PLACES.into_iter().map(move |place| {
-        let url = place();
-        println!("on {url}"); // shown where a test fails
-        let (here, elsewhere) = (connect(&url), connect(&url));
-        for (name, capacity) in &capacities {
-            assert!(here.create(name, *capacity).unwrap());
+/// Runs a test on each backend in turn, with the same semaphores as two processes would see them.
+#[track_caller]
+pub fn everywhere(capacities: &[(&str, u32)], test: impl Fn(Semaphores, Semaphores)) {
+    within(HANG, || {
+        for place in PLACES {
+            let url = place();
+            println!("on {url}"); // shown where a test fails
+            let (here, elsewhere) = (connect(&url), connect(&url));
+            for (name, capacity) in capacities {
+                assert!(here.create(name, *capacity).unwrap());
+            }
+            test(here, elsewhere);
         }
-        (here, elsewhere)
-    })
+    });
 }
 
 /// Semaphores in a new database, and its URL.
@@ -80,6 +77,15 @@ pub fn semaphores(capacities: &[(&str, u32)]) -> (Semaphores, String) {
         assert!(semaphores.create(name, *capacity).unwrap());
     }
     (semaphores, url)
+}
+
+/// Runs a test with semaphores in a new database, and its URL.
+#[track_caller]
+pub fn on_mysql(capacities: &[(&str, u32)], test: impl FnOnce(Semaphores, String)) {
+    within(HANG, || {
+        let (semaphores, url) = semaphores(capacities);
+        test(semaphores, url);
+    });
 }
 
 pub fn want(external_id: &str, semaphore: &str, count: u32) -> PermitRequest {

@@ -3,19 +3,16 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::ground::{
-    HOUR, PATIENCE, SHORT, addr_of, already_acquired, connect, locked, semaphores, through, want,
-};
-use crate::mysql_ground::{HANG, ms};
+use crate::ground::{HOUR, PATIENCE, SHORT, addr_of, connect, locked, on_mysql, through, want};
+use crate::mysql_ground::ms;
 use contend::ErrorKind;
-use testbed::{Direction, Proxy, wait_until, within};
+use testbed::{Direction, Proxy, wait_until};
 
 /// A permit is granted to another holder only after the first one, which could not renew it, has stopped believing and
 /// had a quarter of the ttl to stop in.
 #[test]
 fn holder_that_cannot_renew_stops_believing_first() {
-    within(HANG, || {
-        let (here, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |here, url| {
         let proxy = Proxy::to(addr_of(&url));
         let cut_off = connect(&through(&url, proxy.addr()));
         let guard = cut_off.guard(&want("job", "a", 1).ttl(SHORT), ms(0));
@@ -47,8 +44,7 @@ fn holder_that_cannot_renew_stops_believing_first() {
 /// A locked request, acquires on a locked semaphore and a release that hangs: none of them holds up a renewal.
 #[test]
 fn locked_rows_hold_up_no_other_renewal() {
-    within(HANG, || {
-        let (here, url) = semaphores(&[("a", 10), ("b", 10)]);
+    on_mysql(&[("a", 10), ("b", 10)], |here, url| {
         let hold = |id, name| here.guard(&want(id, name, 1).ttl(SHORT), ms(0)).unwrap();
         let (healthy, stuck) = (hold("healthy", "a"), hold("stuck", "a"));
         let dropped = hold("dropped", "b");
@@ -75,8 +71,7 @@ fn locked_rows_hold_up_no_other_renewal() {
 
 #[test]
 fn guard_dropped_on_a_locked_row_is_released_later() {
-    within(HANG, || {
-        let (here, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |here, url| {
         let guard = here.guard(&want("job", "a", 1).ttl(HOUR), ms(0)).unwrap();
         let row = locked(&url, "semaphore", "TRUE");
         let start = Instant::now();
@@ -91,43 +86,11 @@ fn guard_dropped_on_a_locked_row_is_released_later() {
     });
 }
 
-/// A lost reply leaves unknown only what that statement wrote, not what a call of the same transaction asked about.
-#[test]
-fn lost_reply_does_not_touch_what_others_of_the_batch_asked_about() {
-    within(HANG, || {
-        let (elsewhere, url) = semaphores(&[("a", 10)]);
-        let live = elsewhere.guard(&want("live", "a", 1), ms(0)).unwrap();
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
-        client.usage("a").unwrap();
-        let row = locked(&url, "semaphore", "TRUE");
-        proxy.lose_reply_to(b"INSERT INTO `contend_permit_request`");
-        thread::scope(|scope| {
-            // The first waits for the row alone; the others come meanwhile and share the next transaction.
-            let first = scope.spawn(|| client.acquire(&want("first", "a", 1)));
-            thread::sleep(ms(200)); // it waits for the row
-            let asked = scope.spawn(|| client.acquire(&want("live", "a", 1)));
-            let wrote = scope.spawn(|| client.acquire(&want("wrote", "a", 1)));
-            thread::sleep(ms(200)); // they wait for the first
-            drop(row);
-            first.join().unwrap().unwrap().into_permits().unwrap();
-            already_acquired(asked.join().unwrap().unwrap());
-            wrote.join().unwrap().unwrap().into_permits().unwrap();
-        });
-        assert_eq!(proxy.lost_replies(), 1);
-        assert!(live.is_valid());
-        assert_eq!(elsewhere.usage("a").unwrap().held, 3);
-        live.release().unwrap();
-        assert_eq!(elsewhere.check().unwrap(), []);
-    });
-}
-
 /// A client that vanishes between the two round trips of an acquire, with its connection still open, keeps the
 /// semaphore locked for seconds.
 #[test]
 fn vanished_client_holds_its_locks_for_seconds_only() {
-    within(HANG, || {
-        let (direct, url) = semaphores(&[("a", 2)]);
+    on_mysql(&[("a", 2)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&through(&url, proxy.addr()));
         client.usage("a").unwrap();
@@ -152,8 +115,7 @@ fn vanished_client_holds_its_locks_for_seconds_only() {
 /// Belief that ended does not come back with a late reply.
 #[test]
 fn late_renewal_does_not_revive_a_guard() {
-    within(HANG, || {
-        let (here, url) = semaphores(&[("a", 1)]);
+    on_mysql(&[("a", 1)], |here, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&through(&url, proxy.addr()));
         let guard = client.guard(&want("job", "a", 1).ttl(SHORT), ms(0));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use contend::backend::permit_store::{
     Grant, GrantId, Outcome, Permit, PermitStore, Purge, Request, RequestStatus, Standing, Sweep,
 };
-use contend::semaphore::{Acquisition, PermitRequest};
+use contend::semaphore::{Acquisition, Holder, PermitRequest};
 use contend::{ErrorKind, Factory, Moment};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -64,9 +64,10 @@ fn scripts_answer_as_memory_does() {
             let mut dice = StdRng::seed_from_u64(seed);
             let mut fences = [0, 0];
             for step in 0..800 {
-                let call = Call::random(&mut dice);
-                let answers = [0, 1].map(|at| call.run(&*stores[at], &mut fences[at]));
-                assert_eq!(answers[0], answers[1], "seed {seed}, step {step}: {call:?}");
+                let call = dice.random();
+                let ask = |at: usize, fence| random_call(call, &*stores[at], fence);
+                let [left, right] = &mut fences;
+                assert_eq!(ask(0, left), ask(1, right), "seed {seed}, step {step}");
             }
             assert_eq!(stores[1].audit(false, by()).unwrap(), []);
         }
@@ -75,123 +76,89 @@ fn scripts_answer_as_memory_does() {
 
 const NAMES: [&str; 4] = ["a", "b", "a b: c", "日本"];
 
-#[derive(Debug)]
-enum Call {
-    Acquire(Request),
-    Release(GrantId),
-    Renew(Vec<GrantId>),
-    Create(&'static str, u32),
-    SetCapacity(&'static str, u32),
-    Delete(&'static str),
-    SweepStale,
-    SweepOwner(&'static str),
-    Purge,
-    Look(String),
-}
-
-impl Call {
-    fn random(dice: &mut StdRng) -> Call {
-        let id = format!("id {}", dice.random_range(0..8));
-        let token = dice.random_range(1..4);
-        let name = *NAMES.choose(dice).unwrap();
-        let owner = *["owner", "{\"ü\"}"].choose(dice).unwrap();
-        let grant = GrantId {
-            token: Some(token).filter(|token| *token != 3),
-            ..GrantId::any(&id)
-        };
-        match dice.random_range(0..100) {
-            0..=44 => {
-                let mut permits = Vec::new();
-                for name in NAMES {
-                    // Few combinations, so that the same one comes again.
-                    if dice.random_range(0..3) == 0 {
-                        permits.push((name, dice.random_range(1..3)));
-                    }
-                }
-                if permits.is_empty() {
-                    permits.push((name, 1));
-                }
-                permits.sort_unstable();
-                let mut request = request(&id, token, &permits);
-                request.owner = Some(Arc::from(owner)).filter(|_| dice.random());
-                request.ttl = Some(Duration::from_secs(3600)).filter(|_| dice.random());
-                request.take_over = dice.random_range(0..3) == 0;
-                Call::Acquire(request)
+/// Makes the call that `seed` stands for. Returns what it was answered, without what differs between two servers.
+fn random_call(seed: u64, store: &dyn PermitStore, last_fence: &mut u64) -> String {
+    let dice = &mut StdRng::seed_from_u64(seed);
+    let failed = |error: contend::Error| format!("{:?}", error.kind());
+    let id = format!("id {}", dice.random_range(0..8));
+    let token = dice.random_range(1..4);
+    let name = *NAMES.choose(dice).unwrap();
+    let owner = *["owner", "{\"ü\"}"].choose(dice).unwrap();
+    let grant = GrantId {
+        token: Some(token).filter(|token| *token != 3),
+        ..GrantId::any(&id)
+    };
+    match dice.random_range(0..100) {
+        0..=44 => {
+            // Few combinations, so that the same one comes again.
+            let names = NAMES.into_iter().filter(|_| dice.random_range(0..3) == 0);
+            let mut names: Vec<&str> = names.collect();
+            if names.is_empty() {
+                names.push(name);
             }
-            45..=64 => Call::Release(grant),
-            65..=74 => Call::Renew(vec![grant, GrantId::any("none")]),
-            75..=79 => Call::Create(name, dice.random_range(1..9)),
-            80..=83 => Call::SetCapacity(name, dice.random_range(0..9)),
-            84..=85 => Call::Delete(name),
-            86..=87 => Call::SweepStale,
-            88..=89 => Call::SweepOwner(owner),
-            90..=91 => Call::Purge,
-            _ => Call::Look(id),
-        }
-    }
-
-    /// What it was answered, without what differs between two servers.
-    fn run(&self, store: &dyn PermitStore, last_fence: &mut u64) -> String {
-        let failed = |error: contend::Error| format!("{:?}", error.kind());
-        match self {
-            Call::Acquire(request) => match store.acquire(&Arc::new(request.clone()), None, by()) {
+            names.sort_unstable();
+            let permits: Vec<_> = (names.into_iter())
+                .map(|name| (name, dice.random_range(1..3)))
+                .collect();
+            let mut request = request(&id, token, &permits);
+            request.owner = Some(Arc::from(owner)).filter(|_| dice.random());
+            request.ttl = Some(Duration::from_secs(3600)).filter(|_| dice.random());
+            request.take_over = dice.random_range(0..3) == 0;
+            match store.acquire(&Arc::new(request), None, by()) {
                 Ok(Outcome::Granted(grant)) => {
-                    let fences: Vec<u64> = grant.permits.iter().map(|it| it.fence).collect();
+                    let fences = grant.permits.iter().map(|it| it.fence);
                     // A retry finds the fences of its grant.
-                    let fresh = fences.iter().all(|fence| *fence > *last_fence);
-                    *last_fence = fences.into_iter().chain([*last_fence]).max().unwrap();
+                    let fresh = fences.clone().all(|fence| fence > *last_fence);
+                    *last_fence = fences.fold(*last_fence, u64::max);
                     let counts = counts(&grant.permits);
                     format!("granted {counts} {fresh} {:?}", grant.free)
                 }
                 Ok(Outcome::Known(known)) => status(known),
                 Ok(Outcome::Exhausted(short)) => short.to_string(),
                 Err(error) => failed(error),
-            },
-            Call::Release(grant) => format!("{:?}", store.release(grant, by()).unwrap()),
-            Call::Renew(grants) => format!("{:?}", store.renew(grants, by()).unwrap()),
-            Call::Create(name, capacity) => {
-                store.create(name, *capacity, by()).unwrap().to_string()
             }
-            Call::SetCapacity(name, capacity) => {
-                let before = store.set_capacity(name, *capacity, Some("ops"), by());
-                before.map_or_else(failed, |before| before.to_string())
-            }
-            Call::Delete(name) => store
-                .delete(name, by())
-                .map_or_else(failed, |it| it.to_string()),
-            Call::SweepStale => swept(store, &Sweep::Stale(Duration::ZERO)),
-            Call::SweepOwner(owner) => {
-                let (owners, now) = store.owners(by()).unwrap();
-                format!(
-                    "{owners:?} {}",
-                    swept(store, &Sweep::Owner(Arc::from(*owner), now))
-                )
-            }
-            Call::Purge => {
-                let purged = store.purge(Purge::Requests, Duration::ZERO, 1_000, by());
-                purged.unwrap().to_string()
-            }
-            Call::Look(id) => {
-                let known = store.status(id, by()).unwrap().map(status);
-                let usage = store.usage(None, by()).unwrap();
-                let holders = NAMES.map(|name| match store.holders(name, by()) {
-                    Ok(all) => format!(
-                        "{:?}",
-                        all.iter()
-                            .map(|it| (&it.external_id, &it.owner, it.count))
-                            .collect::<Vec<_>>()
-                    ),
-                    Err(error) => failed(error),
-                });
-                let history = NAMES.map(|name| {
-                    let changes = store.history(name, by()).unwrap();
-                    changes
-                        .iter()
-                        .map(|it| (it.changed_by.clone(), it.from, it.to))
-                        .collect::<Vec<_>>()
-                });
-                format!("{known:?} {usage:?} {holders:?} {history:?}")
-            }
+        }
+        45..=64 => format!("{:?}", store.release(&grant, by()).unwrap()),
+        65..=74 => {
+            let grants = [grant, GrantId::any("none")];
+            format!("{:?}", store.renew(&grants, by()).unwrap())
+        }
+        75..=79 => {
+            let made = store.create(name, dice.random_range(1..9), by());
+            format!("made {}", made.unwrap())
+        }
+        80..=83 => {
+            let before = store.set_capacity(name, dice.random_range(0..9), Some("ops"), by());
+            before.map_or_else(failed, |before| format!("set {before}"))
+        }
+        84..=85 => {
+            let deleted = store.delete(name, by());
+            deleted.map_or_else(failed, |deleted| format!("deleted {deleted}"))
+        }
+        86..=87 => swept(store, &Sweep::Stale(Duration::ZERO)),
+        88..=89 => {
+            let (owners, now) = store.owners(by()).unwrap();
+            let swept = swept(store, &Sweep::Owner(Arc::from(owner), now));
+            format!("{owners:?} {swept}")
+        }
+        90..=91 => {
+            let purged = store.purge(Purge::Requests, Duration::ZERO, 1_000, by());
+            format!("purged {}", purged.unwrap())
+        }
+        _ => {
+            let known = store.status(&id, by()).unwrap().map(status);
+            let usage = store.usage(None, by()).unwrap();
+            let holder = |it: &Holder| format!("{} {:?} {}", it.external_id, it.owner, it.count);
+            let holders = NAMES.map(|name| match store.holders(name, by()) {
+                Ok(all) => format!("{:?}", all.iter().map(holder).collect::<Vec<_>>()),
+                Err(error) => failed(error),
+            });
+            let history = NAMES.map(|name| {
+                let changes = store.history(name, by()).unwrap().into_iter();
+                let changes = changes.map(|it| (it.changed_by, it.from, it.to));
+                changes.collect::<Vec<_>>()
+            });
+            format!("{known:?} {usage:?} {holders:?} {history:?}")
         }
     }
 }

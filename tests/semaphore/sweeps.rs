@@ -15,150 +15,133 @@ use testbed::{wait_until, within};
 /// Part 6 of the seed: expiry, liveness and staleness.
 #[test]
 fn each_sweep_takes_its_own_and_says_why() {
-    within(HANG, || {
-        for (here, elsewhere) in everywhere(&[("a", 10), ("b", 10)]) {
-            for (id, owner, ttl) in [
-                ("expired", "x", SHORT),
-                ("dead", "gone", HOUR),
-                ("alive", "here", HOUR),
-                ("asked", "who", HOUR),
-            ] {
-                let request = want(id, "a", 1).permits("b", 2).owner(owner).ttl(ttl);
-                acquired(here.acquire(&request).unwrap());
-            }
-            acquired(here.acquire(&want("endless", "a", 1)).unwrap());
-
-            let mut swept = Vec::new();
-            wait_until(PATIENCE, "it has expired", || {
-                swept = elsewhere.sweep_expired().unwrap();
-                !swept.is_empty()
-            });
-            assert_eq!(swept[0].reason, Reason::Expired);
-            assert_eq!(swept[0].owner.as_deref(), Some("x"));
-            let counts: Vec<u32> = swept[0].permits.iter().map(|it| it.count).collect();
-            assert_eq!(counts, [1, 2]);
-            assert_eq!(ids(swept), ["expired"]);
-
-            let asked = Mutex::new(Vec::new());
-            let swept = here.sweep_dead(|owner| {
-                asked.lock().unwrap().push(owner.to_owned());
-                match owner {
-                    "gone" => Liveness::Dead,
-                    "here" => Liveness::Alive,
-                    // A check that panics counts as unknown.
-                    _ => std::panic::resume_unwind(Box::new(())),
-                }
-            });
-            let swept = swept.unwrap();
-            assert_eq!(swept[0].reason, Reason::OwnerDead);
-            assert_eq!(ids(swept), ["dead"]);
-            let mut asked = asked.into_inner().unwrap();
-            asked.sort();
-            assert_eq!(asked, ["gone", "here", "who"]);
-
-            // A holder may believe in a permit until its ttl ends, however long ago it was renewed.
-            assert_eq!(here.sweep_stale(HOUR).unwrap(), []);
-            let swept = here.sweep_stale(SHORT).unwrap();
-            assert_eq!(swept[0].reason, Reason::Stale);
-            assert_eq!(ids(swept), ["endless"]);
-
-            let held = |name| here.usage(name).unwrap().held;
-            assert_eq!((held("a"), held("b")), (2, 4));
-            assert_eq!(here.check().unwrap(), []);
-            assert_eq!(here.release("dead").unwrap(), Release::AlreadyReleased);
-            let renewed = here.renew("endless").unwrap();
-            assert_eq!(renewed, PermitRenewal::AlreadyReleased);
+    everywhere(&[("a", 10), ("b", 10)], |here, elsewhere| {
+        for (id, owner, ttl) in [
+            ("expired", "x", SHORT),
+            ("dead", "gone", HOUR),
+            ("alive", "here", HOUR),
+            ("asked", "who", HOUR),
+        ] {
+            let request = want(id, "a", 1).permits("b", 2).owner(owner).ttl(ttl);
+            acquired(here.acquire(&request).unwrap());
         }
+        acquired(here.acquire(&want("endless", "a", 1)).unwrap());
+
+        let mut swept = Vec::new();
+        wait_until(PATIENCE, "it has expired", || {
+            swept = elsewhere.sweep_expired().unwrap();
+            !swept.is_empty()
+        });
+        assert_eq!(swept[0].reason, Reason::Expired);
+        assert_eq!(swept[0].owner.as_deref(), Some("x"));
+        let counts: Vec<u32> = swept[0].permits.iter().map(|it| it.count).collect();
+        assert_eq!(counts, [1, 2]);
+        assert_eq!(ids(swept), ["expired"]);
+
+        let asked = Mutex::new(Vec::new());
+        let swept = here.sweep_dead(|owner| {
+            asked.lock().unwrap().push(owner.to_owned());
+            match owner {
+                "gone" => Liveness::Dead,
+                "here" => Liveness::Alive,
+                // A check that panics counts as unknown.
+                _ => std::panic::resume_unwind(Box::new(())),
+            }
+        });
+        let swept = swept.unwrap();
+        assert_eq!(swept[0].reason, Reason::OwnerDead);
+        assert_eq!(ids(swept), ["dead"]);
+        let mut asked = asked.into_inner().unwrap();
+        asked.sort();
+        assert_eq!(asked, ["gone", "here", "who"]);
+
+        // A holder may believe in a permit until its ttl ends, however long ago it was renewed.
+        assert_eq!(here.sweep_stale(HOUR).unwrap(), []);
+        let swept = here.sweep_stale(SHORT).unwrap();
+        assert_eq!(swept[0].reason, Reason::Stale);
+        assert_eq!(ids(swept), ["endless"]);
+
+        let held = |name| here.usage(name).unwrap().held;
+        assert_eq!((held("a"), held("b")), (2, 4));
+        assert_eq!(here.check().unwrap(), []);
+        assert_eq!(here.release("dead").unwrap(), Release::AlreadyReleased);
+        let renewed = here.renew("endless").unwrap();
+        assert_eq!(renewed, PermitRenewal::AlreadyReleased);
     });
 }
 
 /// A client crashes; its permits come back by a sweep, or to the request that needs them.
 #[test]
 fn what_a_crashed_client_held_comes_back() {
-    within(HANG, || {
-        for (here, crashed) in everywhere(&[("a", 1)]) {
-            acquired(crashed.acquire(&want("job", "a", 1).ttl(SHORT)).unwrap());
-            drop(crashed);
-            exhausted(here.acquire(&want("next", "a", 1)).unwrap());
-            wait_until(PATIENCE, "a sweep finds it", || {
-                ids(here.sweep_expired().unwrap()) == ["job"]
-            });
-            let stale = acquired(here.acquire(&want("stale", "a", 1).ttl(SHORT)).unwrap());
-            let mut fresh = Vec::new();
-            wait_until(PATIENCE, "an acquire takes it back", || {
-                let answer = here.acquire(&want("last", "a", 1)).unwrap();
-                if let Acquisition::Acquired(permits) = answer {
-                    fresh = permits;
-                }
-                !fresh.is_empty()
-            });
-            // The fence tells the resource which of the two is late.
-            assert!(stale[0].fence < fresh[0].fence);
-        }
+    everywhere(&[("a", 1)], |here, crashed| {
+        acquired(crashed.acquire(&want("job", "a", 1).ttl(SHORT)).unwrap());
+        drop(crashed);
+        exhausted(here.acquire(&want("next", "a", 1)).unwrap());
+        wait_until(PATIENCE, "a sweep finds it", || {
+            ids(here.sweep_expired().unwrap()) == ["job"]
+        });
+        let stale = acquired(here.acquire(&want("stale", "a", 1).ttl(SHORT)).unwrap());
+        let mut fresh = Vec::new();
+        wait_until(PATIENCE, "an acquire takes it back", || {
+            let answer = here.acquire(&want("last", "a", 1)).unwrap();
+            if let Acquisition::Acquired(permits) = answer {
+                fresh = permits;
+            }
+            !fresh.is_empty()
+        });
+        // The fence tells the resource which of the two is late.
+        assert!(stale[0].fence < fresh[0].fence);
     });
 }
 
 #[test]
-fn usage_shows_what_has_expired() {
-    within(HANG, || {
-        for (here, elsewhere) in everywhere(&[("a", 10), ("b", 10)]) {
-            let soon = want("soon", "a", 2).permits("b", 1).ttl(SHORT);
-            acquired(here.acquire(&soon).unwrap());
-            acquired(here.acquire(&want("later", "a", 3).ttl(HOUR)).unwrap());
-            acquired(here.acquire(&want("never", "a", 1)).unwrap());
-            let usage = here.usage("a").unwrap();
-            assert_eq!((usage.held, usage.expired), (6, 0));
-            wait_until(PATIENCE, "it has expired", || {
-                here.usage("a").unwrap().expired > 0
-            });
-            let told = |it: &Usage| (it.held, it.expired, it.free, it.requests);
-            let usage: Vec<_> = here.list().unwrap().iter().map(told).collect();
-            assert_eq!(usage, [(6, 2, 4, 3), (1, 1, 9, 1)]);
-            acquired(elsewhere.acquire(&want("wide", "a", 6)).unwrap());
-            let usage: Vec<_> = here.list().unwrap().iter().map(told).collect();
-            assert_eq!(usage, [(10, 0, 0, 3), (0, 0, 10, 0)]);
-        }
-    });
-}
-
-#[test]
-fn expired_permit_can_be_renewed_until_a_sweep() {
-    within(HANG, || {
-        for (here, elsewhere) in everywhere(&[("a", 1)]) {
-            acquired(here.acquire(&want("job", "a", 1).ttl(SHORT)).unwrap());
-            wait_until(PATIENCE, "it has expired", || {
-                let status = here.status("job").unwrap().unwrap();
-                assert!(status.held);
-                status.expires_in == Some(ms(0))
-            });
-            assert_eq!(here.renew("job").unwrap(), PermitRenewal::Renewed);
-            assert_eq!(here.sweep_expired().unwrap(), []);
-            let left = elsewhere.status("job").unwrap().unwrap().expires_in;
-            assert!(left > Some(SHORT / 2), "{left:?}");
-        }
+fn expired_permit_is_shown_and_can_be_renewed() {
+    everywhere(&[("a", 10), ("b", 10)], |here, elsewhere| {
+        let soon = want("soon", "a", 2).permits("b", 1).ttl(SHORT);
+        acquired(here.acquire(&soon).unwrap());
+        acquired(here.acquire(&want("later", "a", 3).ttl(HOUR)).unwrap());
+        acquired(here.acquire(&want("never", "a", 1)).unwrap());
+        let usage = here.usage("a").unwrap();
+        assert_eq!((usage.held, usage.expired), (6, 0));
+        wait_until(PATIENCE, "it has expired", || {
+            here.usage("a").unwrap().expired > 0
+        });
+        let told = |it: &Usage| (it.held, it.expired, it.free, it.requests);
+        let usage: Vec<_> = here.list().unwrap().iter().map(told).collect();
+        assert_eq!(usage, [(6, 2, 4, 3), (1, 1, 9, 1)]);
+        // It is its holder's still, and comes back by a renewal.
+        let status = || elsewhere.status("soon").unwrap().unwrap();
+        assert_eq!((status().held, status().expires_in), (true, Some(ms(0))));
+        assert_eq!(here.renew("soon").unwrap(), PermitRenewal::Renewed);
+        assert_eq!(here.sweep_expired().unwrap(), []);
+        assert!(status().expires_in > Some(SHORT / 2));
+        wait_until(PATIENCE, "it has expired again", || {
+            here.usage("a").unwrap().expired > 0
+        });
+        acquired(elsewhere.acquire(&want("wide", "a", 6)).unwrap());
+        let usage: Vec<_> = here.list().unwrap().iter().map(told).collect();
+        assert_eq!(usage, [(10, 0, 0, 3), (0, 0, 10, 0)]);
     });
 }
 
 #[test]
 fn old_requests_are_deleted_in_batches() {
-    within(HANG, || {
-        for (here, _) in everywhere(&[("a", 100)]) {
-            for number in 0..25 {
-                let id = number.to_string();
-                acquired(here.acquire(&want(&id, "a", 2)).unwrap());
-                here.release(&id).unwrap();
-            }
-            acquired(here.acquire(&want("held", "a", 5)).unwrap());
-            assert_eq!(here.delete_requests(HOUR, 10).unwrap(), 0);
-            thread::sleep(ms(10)); // an age is the subject
-            assert_eq!(here.delete_requests(ms(1), 10).unwrap(), 25);
-            assert_eq!(here.status("7").unwrap(), None);
-            assert_eq!(here.status("held").unwrap().unwrap().permits.len(), 1);
-            assert_eq!(here.check().unwrap(), []);
-            // The external id is forgotten, and good again.
-            acquired(here.acquire(&want("7", "a", 2)).unwrap());
-            assert!(here.delete_requests(HOUR, 0).is_err());
+    everywhere(&[("a", 100)], |here, _| {
+        for number in 0..25 {
+            let id = number.to_string();
+            acquired(here.acquire(&want(&id, "a", 2)).unwrap());
+            here.release(&id).unwrap();
         }
+        acquired(here.acquire(&want("held", "a", 5)).unwrap());
+        assert_eq!(here.delete_requests(HOUR, 10).unwrap(), 0);
+        thread::sleep(ms(10)); // an age is the subject
+        assert_eq!(here.delete_requests(ms(1), 10).unwrap(), 25);
+        assert_eq!(here.status("7").unwrap(), None);
+        assert_eq!(here.status("held").unwrap().unwrap().permits.len(), 1);
+        assert_eq!(here.check().unwrap(), []);
+        // The external id is forgotten, and good again.
+        acquired(here.acquire(&want("7", "a", 2)).unwrap());
+        assert!(here.delete_requests(HOUR, 0).is_err());
     });
 }
 
@@ -220,31 +203,29 @@ fn maintenance_is_done_by_the_leader() {
 /// More than one transaction or script takes back.
 #[test]
 fn sweep_and_acquire_take_back_all_that_has_expired() {
-    within(HANG, || {
-        for (here, elsewhere) in everywhere(&[("a", 350)]) {
-            for swept in [true, false] {
-                thread::scope(|scope| {
-                    for thread in 0..7 {
-                        let here = &here;
-                        scope.spawn(move || {
-                            for round in 0..50 {
-                                let id = format!("{swept}-{thread}-{round}");
-                                acquired(here.acquire(&want(&id, "a", 1).ttl(SHORT)).unwrap());
-                            }
-                        });
-                    }
-                });
-                wait_until(PATIENCE, "all has expired", || {
-                    here.usage("a").unwrap().expired == 350
-                });
-                if swept {
-                    assert_eq!(elsewhere.sweep_expired().unwrap().len(), 350);
+    everywhere(&[("a", 350)], |here, elsewhere| {
+        for swept in [true, false] {
+            thread::scope(|scope| {
+                for thread in 0..7 {
+                    let here = &here;
+                    scope.spawn(move || {
+                        for round in 0..50 {
+                            let id = format!("{swept}-{thread}-{round}");
+                            acquired(here.acquire(&want(&id, "a", 1).ttl(SHORT)).unwrap());
+                        }
+                    });
                 }
-                let all = format!("{swept}-all");
-                acquired(elsewhere.acquire(&want(&all, "a", 350)).unwrap());
-                elsewhere.release(&all).unwrap();
-                assert_eq!(here.check().unwrap(), []);
+            });
+            wait_until(PATIENCE, "all has expired", || {
+                here.usage("a").unwrap().expired == 350
+            });
+            if swept {
+                assert_eq!(elsewhere.sweep_expired().unwrap().len(), 350);
             }
+            let all = format!("{swept}-all");
+            acquired(elsewhere.acquire(&want(&all, "a", 350)).unwrap());
+            elsewhere.release(&all).unwrap();
+            assert_eq!(here.check().unwrap(), []);
         }
     });
 }

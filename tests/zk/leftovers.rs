@@ -88,37 +88,10 @@ fn late_creation_leaves_no_ghost() {
     });
 }
 
-/// An operator that takes away the right to delete the nodes of a mutex, and gives it back.
-struct Operator(ZooKeeper);
-
-impl Operator {
-    fn new(server: &ZooKeeperServer) -> Operator {
-        let address = server.addr().to_string();
-        Operator(ZooKeeper::connect(&address, LONG, |_| {}).unwrap())
-    }
-
-    fn allow(&self, mutex: &str, permissions: Permission) {
-        let acl = vec![Acl::new(permissions, "world", "anyone")];
-        let path = format!("/simba/{mutex}");
-        self.0.set_acl(&path, acl, None).unwrap();
-    }
-
-    fn forbid_deletions(&self, mutex: &str) {
-        self.allow(
-            mutex,
-            Permission::READ | Permission::CREATE | Permission::ADMIN,
-        );
-    }
-
-    fn allow_all(&self, mutex: &str) {
-        self.allow(mutex, Permission::ALL);
-    }
-}
-
-/// The node with which an owner stepped down cannot be deleted, and the next one stands behind it: neither is
-/// forgotten. Only this session would ever remove them.
+/// An operator takes away the right to delete the nodes of a mutex, and gives it back. Meanwhile neither the node with
+/// which an owner stepped down nor the one behind it is forgotten: only this session would ever remove them.
 #[test]
-fn past_node_goes_when_its_deletion_is_allowed() {
+fn refused_deletions_are_made_up_for() {
     within(HANG, || {
         let server = ZooKeeperServer::start();
         let mutex = name("may-not");
@@ -128,47 +101,22 @@ fn past_node_goes_when_its_deletion_is_allowed() {
         let mut owner = contender(&ours, &mutex, "owner", lease, Purpose::Lead);
         let until = granted(&mut *owner, OnRefusal::Enqueue).until.unwrap();
         let stale = line(&reader, &mutex);
-        let operator = Operator::new(&server);
-        operator.forbid_deletions(&mutex);
+        let operator = ZooKeeper::connect(&server.addr().to_string(), LONG, |_| {}).unwrap();
+        let allow = |permissions: Permission| {
+            let acl = vec![Acl::new(permissions, "world", "anyone")];
+            let path = format!("/simba/{mutex}");
+            operator.set_acl(&path, acl, None).unwrap();
+        };
+        allow(Permission::READ | Permission::CREATE | Permission::ADMIN);
         let over = until + lease.transition();
         wait_until(PATIENCE, "its lease is over", || over < Moment::now());
         // It stands behind its own past, and waits for that to go.
         refused(&mut *owner, OnRefusal::Enqueue);
+        let error = owner.withdraw(soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
         let both = line(&reader, &mutex);
         assert!(both.len() == 2 && both.contains(&stale[0]), "{both:?}");
-        operator.allow_all(&mutex);
-        wait_until(PATIENCE, "the stale node goes", || {
-            let left = line(&reader, &mutex);
-            left.len() == 1 && left != stale
-        });
-        let fence = granted(&mut *owner, OnRefusal::Enqueue).owner.fence();
-        owner.release(fence, soon()).unwrap();
-        assert_eq!(line(&reader, &mutex), Vec::<String>::new());
-    });
-}
-
-/// As above, for a release and a withdrawal.
-#[test]
-fn refused_release_is_made_up_for() {
-    within(HANG, || {
-        let server = ZooKeeperServer::start();
-        let mutex = name("denied");
-        let reader = session(server.addr(), LONG);
-        let ours = factory(server.addr(), LONG);
-        let mut owner = long_seat(&ours, &mutex, "owner");
-        let mut waiter = long_seat(&ours, &mutex, "waiter");
-        let fence = granted(&mut *owner, OnRefusal::Enqueue).owner.fence();
-        refused(&mut *waiter, OnRefusal::Enqueue);
-        let operator = Operator::new(&server);
-        operator.forbid_deletions(&mutex);
-        for error in [
-            owner.release(fence, soon()).map(drop),
-            waiter.withdraw(soon()),
-        ] {
-            assert_eq!(error.unwrap_err().kind(), ErrorKind::Denied);
-        }
-        assert_eq!(line(&reader, &mutex).len(), 2);
-        operator.allow_all(&mutex);
+        allow(Permission::ALL);
         wait_until(PATIENCE, "both nodes go", || {
             line(&reader, &mutex).is_empty()
         });

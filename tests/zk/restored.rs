@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::support::{HANG, PATIENCE, Verbs, factory, name, session, soon, wait_for};
+use crate::support::{HANG, PATIENCE, Verbs, factory, name, session, soon, wait_for, wait_leads};
 use contend::zk::{Mode, SessionState};
-use contend::{Factory, Moment, MutexContendService};
+use contend::{Factory, Moment};
 use testbed::{ZooKeeperServer, wait_until, within};
 
 const T: Duration = Duration::from_secs(3);
@@ -32,10 +32,6 @@ fn go_ahead(factory: &Factory) {
     }
 }
 
-fn leads(service: &MutexContendService) {
-    wait_until(PATIENCE, "it leads", || service.is_owner());
-}
-
 #[test]
 fn service_leads_again_on_a_server_that_lost_all() {
     within(HANG, || {
@@ -43,14 +39,14 @@ fn service_leads_again_on_a_server_that_lost_all() {
         let factory = factory(server.addr(), T);
         let service = factory.contend("m").id("a").build().unwrap();
         service.start().unwrap();
-        leads(&service);
+        wait_leads(&service);
         go_ahead(&factory);
         server.kill();
         fs::remove_dir_all(data(&server)).unwrap();
         server.start();
         let back = Instant::now();
         wait_until(PATIENCE, "it has stepped down", || !service.is_owner());
-        leads(&service);
+        wait_leads(&service);
         println!("leads again {:?} after the server was back", back.elapsed());
     });
 }

@@ -13,15 +13,6 @@ use contend::zk::{Mode, Outcome, Reply, Request, SessionState, Stat};
 use contend::{Error, ErrorKind, Factory, Lease, Moment, MutexContendService, Parker, zk};
 use testbed::wait_until;
 
-/// What a bound gets on top, for a machine that has other things to do.
-const SLACK: Duration = Duration::from_secs(15);
-
-#[track_caller]
-pub fn assert_within(what: &str, took: Duration, bound: Duration) {
-    println!("{what}: {took:?} (bound {bound:?})");
-    assert!(took < bound + SLACK, "{what}: {took:?}, bound {bound:?}");
-}
-
 /// A deadline for calls in which nothing goes wrong.
 pub fn soon() -> Moment {
     Moment::now() + Duration::from_secs(20)

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mysql::prelude::Queryable;
-use mysql::{Binary, Conn, Params, QueryResult, Statement};
+use mysql::{Conn, Statement};
 
 use super::error::RequestError;
 use super::server::Server;
@@ -71,11 +71,7 @@ impl Connector {
         });
         opened.map_err(|error| {
             let error = error.into_error();
-            let hint = match error.kind() {
-                ErrorKind::Timeout => "; it hangs, or is not a MySQL server",
-                _ => "",
-            };
-            let message = format!("cannot connect to {}: {error}{hint}", self.server);
+            let message = format!("cannot connect to {}: {error}", self.server);
             Error::new(error.kind(), message).not_sent()
         })
     }
@@ -136,7 +132,7 @@ impl pool::Connect for Connector {
 pub(crate) struct Connection {
     conn: Conn,
     /// The longest that one request can take.
-    pub(super) patience: Duration,
+    patience: Duration,
     /// The shortest that one has taken: no answer comes sooner than after the round trip.
     pub(super) round_trip: Duration,
     poisoned: bool,
@@ -194,28 +190,14 @@ impl Connection {
         outcome
     }
 
-    /// Makes one request with a prepared statement, as [`run`](Connection::run); one more before it, to
-    /// prepare the statement, the first time.
-    pub(super) fn exec<T>(
-        &mut self,
-        by: Moment,
-        sql: &str,
-        params: impl Into<Params>,
-        read: impl FnOnce(QueryResult<'_, '_, '_, Binary>) -> mysql::Result<T>,
-    ) -> Result<T, RequestError> {
-        let statement = self.prepare(by, sql)?;
-        self.run(by, |conn| read(conn.exec_iter(statement, params)?))
-    }
-
     /// Prepares a statement, unless it is. A request of its own: together with the execution it would have
     /// the time of one answer for two.
     pub(super) fn prepare(&mut self, by: Moment, sql: &str) -> Result<Statement, RequestError> {
         if let Some((_, statement)) = self.prepared.iter().find(|(text, _)| text == sql) {
             return Ok(statement.clone());
         }
-        let statement = self
-            .run(by, |conn| conn.prep(sql))
-            .map_err(RequestError::not_sent)?;
+        let prepared = self.run(by, |conn| conn.prep(sql));
+        let statement = prepared.map_err(RequestError::not_sent)?;
         self.prepared.push((sql.to_owned(), statement.clone()));
         Ok(statement)
     }

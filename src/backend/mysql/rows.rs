@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql::prelude::{FromRow, Queryable};
-use mysql::{Binary, Params, QueryResult, params};
+use mysql::{Binary, Conn, Params, QueryResult, params};
 
 use super::connection::{Connector, MysqlPool};
 use super::error::RequestError;
@@ -238,13 +238,18 @@ impl Call<'_> {
         })
     }
 
+    /// Makes one request with a prepared statement; one more before it, to prepare the statement, the first time.
     fn exec<T>(
         &mut self,
         sql: &str,
         params: Params,
         read: impl FnOnce(QueryResult<'_, '_, '_, Binary>) -> mysql::Result<T>,
     ) -> Result<T> {
-        let answer = self.connection.exec(self.by, sql, params, read);
+        let prepared = self.connection.prepare(self.by, sql);
+        let answer = prepared.and_then(|statement| {
+            let work = |conn: &mut Conn| read(conn.exec_iter(statement, params)?);
+            self.connection.run(self.by, work)
+        });
         answer.map_err(|error| self.failed(error))
     }
 

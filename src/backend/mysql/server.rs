@@ -9,7 +9,7 @@ use mysql::{OptsBuilder, SslOpts};
 
 use crate::error::{Error, Result};
 use crate::tls::Tls;
-use crate::url::{Login, Url, addresses, ensure};
+use crate::url::{Login, Url, addresses};
 
 /// The server's port unless another one is given.
 pub(super) const DEFAULT_PORT: u16 = 3306;
@@ -71,26 +71,21 @@ impl Server {
             Address::Tcp(host, _) => !host.is_empty() && !host.contains('@'),
             Address::Socket(path) => !path.is_empty(),
         };
-        // Not repeated: what stands before an '@' may be a password.
-        ensure(
-            is_named,
-            "the MySQL server has no host name, or one with an '@'",
-        )?;
         // With a slash it would be a table or nothing at all.
-        if self.database.is_empty() || self.database.contains(['/', '`', '\0']) {
-            return Err(Error::invalid(format!(
-                "{:?} is not a database name; a URL is mysql://user:password@host:port/database",
-                self.database
-            )));
-        }
-        if self.tls.on && matches!(self.address, Address::Socket(_)) {
-            return Err(Error::invalid(
-                "a unix socket needs no TLS: leave tls or socket away",
-            ));
-        }
-        // The driver reads the files again for every connection.
-        self.tls.certificates()?;
-        Ok(())
+        let is_database = !self.database.is_empty() && !self.database.contains(['/', '`', '\0']);
+        let why = if !is_named {
+            // Not repeated: what stands before an '@' may be a password.
+            "the MySQL server has no host name, or one with an '@'".to_owned()
+        } else if !is_database {
+            let right = "a URL is mysql://user:password@host:port/database";
+            format!("{:?} is not a database name; {right}", self.database)
+        } else if self.tls.on && matches!(self.address, Address::Socket(_)) {
+            "a unix socket needs no TLS: leave tls or socket away".to_owned()
+        } else {
+            // The driver reads the files again for every connection.
+            return self.tls.certificates().map(drop);
+        };
+        Err(Error::invalid(why))
     }
 
     /// Returns what the driver opens a connection with.

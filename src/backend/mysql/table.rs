@@ -100,15 +100,14 @@ impl Table {
     /// Prepares on a new connection what owners and waiters have no time to prepare where the server is far away.
     pub(super) fn prepare(&self, connection: &mut Connection) -> Result<()> {
         self.check(connection, Moment::FAR)?;
-        let Statements {
-            acquire,
-            renew,
-            release,
-            look,
-            register,
-            ..
-        } = &self.sql;
-        for text in [acquire, renew, release, look, register] {
+        let sql = &self.sql;
+        for text in [
+            &sql.acquire,
+            &sql.renew,
+            &sql.release,
+            &sql.look,
+            &sql.register,
+        ] {
             connection.prepare(Moment::FAR, text)?;
         }
         Ok(())

@@ -273,11 +273,12 @@ impl Waiting {
 
     fn run(&self) {
         let mut pause = PAUSES.0;
-        loop {
+        while !self.state.lock().stopped {
             let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
-            let panicked = || Err(Error::new(ErrorKind::Panicked, "waiting panicked"));
-            let Err(error) = served.unwrap_or_else(|_| panicked()) else {
-                return;
+            let error = match served {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error,
+                Err(_) => Error::new(ErrorKind::Panicked, "the wait for wake-ups panicked"),
             };
             let before = self.set_wakeups(Wakeups::Polling(error.to_string().into()));
             if !matches!(before, Wakeups::Polling(_)) {
@@ -288,9 +289,6 @@ impl Waiting {
             let mut state = self.state.lock();
             if !state.stopped {
                 self.changed.wait_for(&mut state, pause);
-            }
-            if state.stopped {
-                return;
             }
             pause = (pause * 2).min(PAUSES.1);
         }
@@ -379,6 +377,7 @@ impl Waiting {
                 // Perhaps an operator has locked the row.
                 let at = Moment::now() + LOCKED_ROW;
                 self.state.lock().left.push(Left { token, mutex, at });
+                return;
             }
         }
     }

@@ -86,13 +86,11 @@ impl RedisContender {
             return Ok(None);
         };
         let until = pending.sent + self.contender.lease.belief();
-        match pending.finish(by) {
-            Ok(answer) => {
-                let reply = Reply::read(answer)?;
-                Ok((reply.outcome >= 0).then_some((reply, Some(until))))
-            }
-            Err(failure) if failure.did_nothing() => Ok(None),
-            Err(failure) => Err(failure.error),
+        let answer = pending.finish(by).map_err(|failure| failure.error);
+        match answer.and_then(Reply::read) {
+            Ok(reply) => Ok(Some((reply, Some(until)))),
+            Err(error) if error.is_not_sent() => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -100,13 +98,7 @@ impl RedisContender {
     fn ask(&self, request: &Command, by: Moment) -> Result<Reply> {
         loop {
             let answer = self.common.deployment.ask(Lane::Other, by, request)?;
-            let is_doubtful = answer.doubt.is_some();
             let reply = Reply::read(answer)?;
-            if reply.outcome < 0 {
-                // The request was late, or the server's clock was set. The next one knows the clock.
-                let error = Error::new(ErrorKind::Timeout, "redis: the request came too late");
-                return Err(if is_doubtful { error } else { error.not_sent() });
-            }
             if !reply.is_unfinished() || by.remaining() <= TICK {
                 return Ok(reply);
             }
@@ -183,9 +175,9 @@ impl RawContender for RedisContender {
                 (self.ask(&request, by)?, None)
             }
         };
-        match u64::try_from(reply.outcome) {
-            Ok(fence) if fence > 0 => self.granted(fence, &reply, until, by),
-            _ => Ok(Attempt::Refused(self.refused(on_refusal, reply, is_deaf))),
+        match reply.outcome {
+            0 => Ok(Attempt::Refused(self.refused(on_refusal, reply, is_deaf))),
+            fence => self.granted(fence, &reply, until, by),
         }
     }
 
@@ -213,9 +205,9 @@ impl RawContender for RedisContender {
     fn withdraw(&mut self, by: Moment) -> Result<()> {
         // The turn may just have come: what was acquired is released. If that fails, its lease runs out.
         if let Ok(Some((reply, _))) = self.early(by - by.remaining() / 2)
-            && let Ok(fence @ 1..) = u64::try_from(reply.outcome)
+            && reply.outcome > 0
         {
-            let _ = release(&self.common, &self.release, Some(fence), by);
+            let _ = release(&self.common, &self.release, Some(reply.outcome), by);
         }
         self.subscription.set_role(Role::Idle);
         self.subscription.close();

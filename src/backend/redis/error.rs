@@ -107,12 +107,12 @@ impl Failure {
             _ => Reason::Other,
         };
         let error = read(error, server, waited);
+        let error = match reason {
+            Reason::Closed | Reason::Other => error,
+            // The server did nothing, which is as good.
+            _ => error.not_sent(),
+        };
         Failure { error, reason }
-    }
-
-    /// Returns `true` if the server said that it did nothing, so that the same request may be sent elsewhere.
-    pub(super) fn did_nothing(&self) -> bool {
-        !matches!(self.reason, Reason::Closed | Reason::Other)
     }
 
     /// Returns `true` if another node may serve the slot by now.

@@ -207,9 +207,14 @@ fn connect(shared: &Shared, host: &str, address: SocketAddr) -> Result<()> {
         #[cfg(feature = "tls")]
         tls: encrypted(&shared.config, host)?,
     };
-    if !shared.begin(writer, began + patience) {
+    let mut state = shared.state.lock();
+    if state.closing {
         return Ok(());
     }
+    state.protocol.begin(Moment::now(), began + patience);
+    state.writer = Some(writer);
+    state.settle();
+    drop(state);
     let mut chunk = vec![0; CHUNK];
     let mut bytes = Vec::new();
     while let Some(wake_at) = shared.advance(bytes)? {
@@ -236,19 +241,6 @@ impl Shared {
     fn is_over(&self) -> bool {
         let state = self.state.lock();
         state.closing || state.protocol.is_over()
-    }
-
-    /// A connection was opened, which has to serve by then. Returns `false` if the session is over.
-    fn begin(&self, writer: Writer, by: Moment) -> bool {
-        let mut state = self.state.lock();
-        if state.closing {
-            return false;
-        }
-        let now = Moment::now();
-        state.protocol.begin(now, by - now);
-        state.writer = Some(writer);
-        state.settle();
-        true
     }
 
     /// Takes what the socket brought, and does what is due. Returns when there is more to do; `None` if the session is

@@ -313,7 +313,7 @@ impl ZkContender {
     fn enter(&mut self, session: &Arc<Session>, by: Moment) -> Result<Arc<Line>> {
         let mut parents = Vec::new();
         loop {
-            let entering = match self.entering.take() {
+            let mut entering = match self.entering.take() {
                 Some(entering) => entering,
                 None => self.ask_to_enter(session, parents, by)?,
             };

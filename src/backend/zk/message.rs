@@ -318,42 +318,33 @@ pub(super) fn decode_event(mut body: Decoder<'_>) -> Result<(String, bool)> {
     Ok((body.text()?, change == 2))
 }
 
-/// The first frame of a connection: opens a session (`id` zero) or resumes one. Not on a server that has lost its
-/// quorum: it could not keep a lock.
-pub(super) fn encode_hello(
-    out: &mut Encoder,
-    last_zxid: i64,
-    timeout_ms: i32,
-    id: i64,
-    password: &[u8],
-) {
-    out.frame(|out| {
-        out.int(0);
-        out.long(last_zxid);
-        out.int(timeout_ms);
-        out.long(id);
-        out.buffer(password);
-        out.bool(false);
-    });
-}
-
-/// The server's answer to the first frame.
-pub(super) struct Welcome {
-    /// Zero or less: the session has expired.
-    pub(super) timeout_ms: i32,
+/// By which a server knows a session.
+#[derive(Default)]
+pub(super) struct Pass {
     pub(super) id: i64,
-    pub(super) password: Vec<u8>,
+    password: Vec<u8>,
 }
 
-impl Welcome {
-    pub(super) fn decode(frame: &[u8]) -> Result<Welcome> {
+impl Pass {
+    /// The first frame of a connection: resumes the session, or opens one if the id is zero. Not on a server that has
+    /// lost its quorum: it could not keep a lock.
+    pub(super) fn encode(&self, last_zxid: i64, timeout_ms: i32, out: &mut Encoder) {
+        out.frame(|out| {
+            out.int(0);
+            out.long(last_zxid);
+            out.int(timeout_ms);
+            out.long(self.id);
+            out.buffer(&self.password);
+            out.bool(false);
+        });
+    }
+
+    /// The server's answer to the first frame, with the session timeout: zero or less if the session has expired.
+    pub(super) fn decode(frame: &[u8]) -> Result<(i32, Pass)> {
         let mut body = Decoder::new(frame);
-        let _version = body.int()?;
-        Ok(Welcome {
-            timeout_ms: body.int()?,
-            id: body.long()?,
-            password: body.buffer()?.to_vec(),
-        })
+        let (_version, timeout_ms) = (body.int()?, body.int()?);
+        let (id, password) = (body.long()?, body.buffer()?.to_vec());
+        Ok((timeout_ms, Pass { id, password }))
     }
 }
 

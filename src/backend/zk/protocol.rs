@@ -25,8 +25,8 @@ use std::time::Duration;
 use super::builder::Config;
 use super::heartbeat::{Beat, Heartbeat};
 use super::message::{
-    Code, Head, Mode, Outcome, Request, Welcome, XID_AUTH, XID_EVENT, XID_SET_WATCHES,
-    decode_event, encode_digest, encode_hello, encode_set_watches,
+    Code, Head, Mode, Outcome, Pass, Request, XID_AUTH, XID_EVENT, XID_SET_WATCHES, decode_event,
+    encode_digest, encode_set_watches,
 };
 use super::path::protection;
 use super::watches::{Kind, Watch, Watches};
@@ -135,9 +135,8 @@ enum Stage {
 pub(super) struct Protocol<C> {
     config: Arc<Config>,
     stage: Stage,
-    /// Zero until the session is opened.
-    pub(super) id: i64,
-    password: Vec<u8>,
+    /// By which the session is resumed. Its id is zero until the session is opened.
+    pass: Pass,
     last_zxid: i64,
     /// Since when servers end the connection instead of answering the handshake.
     refused_since: Option<Moment>,
@@ -167,8 +166,7 @@ impl<C: Caller> Protocol<C> {
             heartbeat: Heartbeat::new(config.session_timeout),
             config,
             stage: Stage::Away,
-            id: 0,
-            password: Vec::new(),
+            pass: Pass::default(),
             last_zxid: 0,
             refused_since: None,
             epoch: 0,
@@ -227,16 +225,10 @@ impl<C: Caller> Protocol<C> {
         }
     }
 
-    /// Begins a connection, which has to serve within `patience`.
-    pub(super) fn begin(&mut self, now: Moment, patience: Duration) {
-        encode_hello(
-            &mut self.out,
-            self.last_zxid,
-            self.config.timeout_ms(),
-            self.id,
-            &self.password,
-        );
-        let by = now + patience;
+    /// Begins a connection, which has to serve by then.
+    pub(super) fn begin(&mut self, now: Moment, by: Moment) {
+        let timeout_ms = self.config.timeout_ms();
+        self.pass.encode(self.last_zxid, timeout_ms, &mut self.out);
         self.stage = Stage::Greeting { sent: now, by };
     }
 
@@ -272,7 +264,7 @@ impl<C: Caller> Protocol<C> {
         }
         let since = *self.refused_since.get_or_insert(now);
         let believed = self.alive_until().is_some_and(|until| until > now);
-        if self.id != 0 && !believed && since + self.timeout() * 4 <= now {
+        if self.pass.id != 0 && !believed && since + self.timeout() * 4 <= now {
             log::error!(
                 "{}: servers have refused the session for {:?}; it is given up for a new one. If they were restored \
                  from an older copy, fences may come again",
@@ -412,19 +404,19 @@ impl<C: Caller> Protocol<C> {
     }
 
     fn welcomed(&mut self, frame: &[u8], sent: Moment, by: Moment, now: Moment) -> Result<()> {
-        let welcome = Welcome::decode(frame)?;
+        let (timeout_ms, pass) = Pass::decode(frame)?;
         self.refused_since = None;
         let (asked, realm) = (self.config.session_timeout, &self.config.realm);
-        let timeout = Duration::from_millis(u64::try_from(welcome.timeout_ms).unwrap_or(0));
-        let opened = self.id == 0;
-        let none = timeout.is_zero() || welcome.id == 0;
+        let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
+        let opened = self.pass.id == 0;
+        let none = timeout.is_zero() || pass.id == 0;
         if none && !opened {
             log::warn!("{realm}: the session has expired");
             self.end(SessionState::Expired);
             return Ok(());
         }
         // Another session would come without the nodes of this one, and look as if all were well.
-        if none || (!opened && welcome.id != self.id) {
+        if none || (!opened && pass.id != self.pass.id) {
             return Err(Error::new(
                 ErrorKind::Protocol,
                 "the server did not give us the session we asked for",
@@ -449,8 +441,7 @@ impl<C: Caller> Protocol<C> {
             self.end(SessionState::Expired);
             return Ok(());
         }
-        self.id = welcome.id;
-        self.password = welcome.password;
+        self.pass = pass;
         self.stage = Stage::CatchingUp { by };
         self.heartbeat.connected(sent, timeout, opened, now);
         if let Some(digest) = &self.config.digest {
@@ -974,7 +965,7 @@ mod tests {
             }
             if !self.connected {
                 if calm || self.dice.random_ratio(1, 30) {
-                    self.protocol.begin(at(now), Duration::from_millis(T / 4));
+                    self.protocol.begin(at(now), at(now + T / 4));
                     self.connected = true;
                 } else {
                     return;
@@ -1187,7 +1178,7 @@ mod tests {
 
     /// Drives a protocol through its handshake and its first beat.
     fn served(protocol: &mut Protocol<Ticket>, now: u64) {
-        protocol.begin(at(now), Duration::from_millis(T / 4));
+        protocol.begin(at(now), at(now + T / 4));
         protocol.take_output();
         protocol.received(&welcome(T), at(now + 1)).unwrap();
         let beat = requests(&protocol.take_output())[0];
@@ -1321,7 +1312,7 @@ mod tests {
     #[test]
     fn connection_whose_beat_fails_is_left() {
         let mut protocol = protocol();
-        protocol.begin(at(0), Duration::from_millis(T / 4));
+        protocol.begin(at(0), at(T / 4));
         protocol.received(&welcome(T), at(1)).unwrap();
         assert!(!protocol.is_serving());
         assert!(protocol.received(&ok(1, -127), at(2)).is_err());
@@ -1353,7 +1344,7 @@ mod tests {
         served(&mut protocol, 0);
         for now in (T..20 * T).step_by(T as usize / 4) {
             protocol.disconnected(&lost());
-            protocol.begin(at(now), Duration::from_millis(T / 4));
+            protocol.begin(at(now), at(now + T / 4));
             protocol.closed_by_server(at(now));
             // For 4 T, first at T.
             let over = now >= 5 * T;
@@ -1370,14 +1361,14 @@ mod tests {
         let mut protocol = protocol();
         served(&mut protocol, 0);
         protocol.disconnected(&lost());
-        protocol.begin(at(100), Duration::from_millis(T / 4));
+        protocol.begin(at(100), at(100 + T / 4));
         let mut welcome = welcome(T);
         // The last byte of the id, before a password of 16 bytes and its length.
         let place = welcome.len() - 21;
         welcome[place] += 1;
         let error = protocol.received(&welcome, at(101)).unwrap_err();
         assert!(error.to_string().contains("the session we asked for"));
-        assert!(protocol.id == SESSION && !protocol.is_serving());
+        assert!(protocol.pass.id == SESSION && !protocol.is_serving());
     }
 
     /// The server drops all watches on the node, also those that were set meanwhile.
@@ -1420,7 +1411,7 @@ mod tests {
         let mut protocol = protocol();
         served(&mut protocol, 0);
         protocol.disconnected(&lost());
-        protocol.begin(at(100), Duration::from_millis(T / 4));
+        protocol.begin(at(100), at(100 + T / 4));
         protocol.received(&welcome(T / 2), at(101)).unwrap();
         assert_eq!(protocol.state(), SessionState::Expired);
         assert_eq!(protocol.alive_until(), None);
@@ -1493,11 +1484,11 @@ mod tests {
             if !protocol.is_serving() {
                 protocol.disconnected(&lost());
                 if dice.random_bool(0.9) {
-                    if protocol.id == 0 || protocol.id == SESSION {
+                    if protocol.pass.id == 0 || protocol.pass.id == SESSION {
                         served(&mut protocol, now);
                     }
                 } else {
-                    protocol.begin(at(now), Duration::from_millis(T));
+                    protocol.begin(at(now), at(now + T));
                 }
             }
             if protocol.is_serving() {
@@ -1533,7 +1524,7 @@ mod tests {
         ];
         for bytes in servers {
             let mut protocol = protocol();
-            protocol.begin(at(0), Duration::from_millis(T / 4));
+            protocol.begin(at(0), at(T / 4));
             protocol.take_output();
             let error = protocol.received(&bytes[..4], at(1)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Protocol);

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crossbeam_channel::{Receiver, Sender};
 use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 
 use super::builder::Config;
@@ -122,8 +123,9 @@ impl State {
             let what = format!("cannot write to the server: {error}");
             return self.disconnect(&Error::new(ErrorKind::Unreachable, what));
         }
-        while let Some((Ticket { call, index }, answer)) = self.protocol.next_answer() {
-            call.answer(index, answer);
+        while let Some((Ticket { answers, index, .. }, answer)) = self.protocol.next_answer() {
+            // Otherwise its caller has given up.
+            let _ = answers.send((index, answer));
         }
     }
 
@@ -152,93 +154,71 @@ impl State {
     }
 }
 
+/// The answer to the request with this place in its call.
+type Answer = (usize, Result<Outcome>);
+
 /// Requests that were asked in one go, for the caller that waits for the answers.
 ///
 /// A call that is dropped without them has given up: no answer is wanted any more, nor the contender's node that a
 /// request makes.
 pub(super) struct Call {
     shared: Arc<Shared>,
-    progress: Arc<Progress>,
-    pub(super) sent: Moment,
-}
-
-/// How far a call has come.
-struct Progress {
-    given_up: AtomicBool,
-    answers: Mutex<Answers>,
-    changed: Condvar,
-}
-
-struct Answers {
-    /// Each with the place of its request.
+    given_up: Arc<AtomicBool>,
+    answers: Receiver<Answer>,
+    /// What was answered so far.
     outcomes: Vec<(usize, Outcome)>,
     missing: usize,
-    failure: Option<Error>,
+    pub(super) sent: Moment,
 }
 
 /// One request of a call.
 pub(super) struct Ticket {
-    call: Arc<Progress>,
+    given_up: Arc<AtomicBool>,
+    answers: Sender<Answer>,
     index: usize,
 }
 
 impl Caller for Ticket {
     fn waits(&self) -> bool {
-        !self.call.given_up.load(Ordering::Relaxed)
-    }
-}
-
-impl Progress {
-    fn answer(&self, index: usize, answer: Result<Outcome>) {
-        let mut answers = self.answers.lock();
-        match answer {
-            Ok(outcome) => answers.outcomes.push((index, outcome)),
-            Err(error) => _ = answers.failure.get_or_insert(error),
-        }
-        answers.missing -= 1;
-        if answers.missing == 0 {
-            self.changed.notify_all();
-        }
+        !self.given_up.load(Ordering::Relaxed)
     }
 }
 
 impl Call {
     /// All answers, in the order of the requests. `None`: they are not there in time, and may be waited for again.
-    pub(super) fn wait(&self, by: Moment) -> Result<Option<Vec<Outcome>>> {
-        let mut answers = self.progress.answers.lock();
-        while answers.missing > 0 {
-            let left = by.remaining();
-            if left.is_zero() {
-                return Ok(None);
+    pub(super) fn wait(&mut self, by: Moment) -> Result<Option<Vec<Outcome>>> {
+        while self.missing > 0 {
+            match self.answers.recv_timeout(by.remaining().min(SLICE)) {
+                Ok((index, answer)) => {
+                    self.outcomes.push((index, answer?));
+                    self.missing -= 1;
+                }
+                Err(_) if by.remaining().is_zero() => return Ok(None),
+                Err(_) => {}
             }
-            let changed = &self.progress.changed;
-            changed.wait_for(&mut answers, left.min(SLICE));
         }
-        if let Some(failure) = &answers.failure {
-            return Err(failure.clone());
-        }
-        let mut outcomes = mem::take(&mut answers.outcomes);
         // Callers that share a list may get it before an earlier answer.
-        outcomes.sort_by_key(|(index, _)| *index);
-        let outcomes = outcomes.into_iter().map(|(_, outcome)| outcome);
+        self.outcomes.sort_by_key(|(index, _)| *index);
+        let outcomes = self.outcomes.drain(..).map(|(_, outcome)| outcome);
         Ok(Some(outcomes.collect()))
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let answers = self.progress.answers.lock();
-        if answers.missing == 0 && answers.outcomes.is_empty() {
+        if self.missing == 0 {
             return;
         }
-        // The state is locked before the answers, also where they come in.
-        drop(answers);
+        // Answers come in under this lock.
         let mut state = self.shared.state.lock();
-        self.progress.given_up.store(true, Ordering::Relaxed);
-        for (_, outcome) in &self.progress.answers.lock().outcomes {
-            if let Ok(Reply { path, .. }) = outcome {
-                state.protocol.discard(path);
-            }
+        self.given_up.store(true, Ordering::Relaxed);
+        let late = self
+            .answers
+            .try_iter()
+            .filter_map(|(_, answer)| answer.ok());
+        let early = self.outcomes.drain(..).map(|(_, outcome)| outcome);
+        for reply in early.chain(late).flatten() {
+            state.protocol.discard(&reply.path);
         }
         state.settle();
     }
@@ -319,12 +299,6 @@ impl Session {
         self.protocol().state()
     }
 
-    /// Returns the session's number at the server; zero before a server has answered.
-    #[must_use]
-    pub fn id(&self) -> i64 {
-        self.protocol().id
-    }
-
     /// Returns the moment up to which the ensemble keeps the session, by the heartbeats that it
     /// acknowledged and less what clocks may drift. `None` before a server has answered, and once the
     /// session is over.
@@ -368,31 +342,29 @@ impl Session {
     /// Asks in one go, once a server is there.
     pub(super) fn start(&self, asks: Vec<Ask>, by: Moment) -> Result<Call> {
         let mut state = self.connected(by).map_err(Error::not_sent)?;
-        let sent = Moment::now();
-        let progress = Arc::new(Progress {
-            given_up: AtomicBool::new(false),
-            answers: Mutex::new(Answers {
-                outcomes: Vec::with_capacity(asks.len()),
-                missing: asks.len(),
-                failure: None,
-            }),
-            changed: Condvar::new(),
-        });
+        let (sender, answers) = crossbeam_channel::bounded(asks.len());
+        let call = Call {
+            shared: Arc::clone(&self.shared),
+            given_up: Arc::default(),
+            answers,
+            outcomes: Vec::new(),
+            missing: asks.len(),
+            sent: Moment::now(),
+        };
         for (index, ask) in asks.into_iter().enumerate() {
-            let call = Arc::clone(&progress);
-            state.protocol.ask(ask, Ticket { call, index });
+            let ticket = Ticket {
+                given_up: Arc::clone(&call.given_up),
+                answers: sender.clone(),
+                index,
+            };
+            state.protocol.ask(ask, ticket);
         }
         state.settle();
-        let shared = Arc::clone(&self.shared);
-        Ok(Call {
-            shared,
-            progress,
-            sent,
-        })
+        Ok(call)
     }
 
     pub(super) fn late(&self) -> Error {
-        self.error(ErrorKind::Timeout, "the server did not answer in time")
+        self.timeout("the server did not answer in time")
     }
 
     /// Asks one thing and waits for the answer.
@@ -518,14 +490,15 @@ impl Session {
             let left = by.remaining();
             if left.is_zero() {
                 let what = "no server was there in time; if one is, the server hangs, or is not a ZooKeeper server";
-                return Err(self.error(ErrorKind::Timeout, what));
+                return Err(self.timeout(what));
             }
             self.shared.changed.wait_for(&mut state, left.min(SLICE));
         }
     }
 
-    fn error(&self, kind: ErrorKind, what: &str) -> Error {
-        Error::new(kind, format!("{}: {what}", self.shared.config.realm))
+    fn timeout(&self, what: &str) -> Error {
+        let realm = &self.shared.config.realm;
+        Error::new(ErrorKind::Timeout, format!("{realm}: {what}"))
     }
 }
 

@@ -1,7 +1,6 @@
 //! Which waiter is woken for which node: watches, and the table of them that outlives a connection.
 
 use std::collections::HashMap;
-use std::mem;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -93,17 +92,18 @@ impl Watches {
 
     /// The session is over, and with it every watch.
     pub(super) fn end(&mut self) {
-        let table = mem::take(&mut self.table);
-        let holders = table.values().flat_map(|(_, holders)| holders);
-        let held = holders.filter_map(Weak::upgrade);
-        held.for_each(|watch| watch.fire(false));
+        self.held().for_each(|watch| watch.fire(false));
+        self.table.clear();
     }
 
     /// Wakes every holder without firing its watch.
     pub(super) fn unpark_all(&self) {
+        self.held().for_each(|watch| watch.wakes.unpark());
+    }
+
+    fn held(&self) -> impl Iterator<Item = Arc<Watch>> {
         let holders = self.table.values().flat_map(|(_, holders)| holders);
-        let held = holders.filter_map(Weak::upgrade);
-        held.for_each(|watch| watch.wakes.unpark());
+        holders.filter_map(Weak::upgrade)
     }
 
     /// The watched paths, for a server that has not heard of them.

@@ -167,7 +167,7 @@ pub(super) mod tests {
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
 
-    use super::super::message::{Head, Mode, Reply, Request, Welcome, decode_event};
+    use super::super::message::{Head, Mode, Pass, Reply, Request, decode_event};
     use super::*;
 
     /// A number from the environment.
@@ -264,7 +264,7 @@ pub(super) mod tests {
         for _ in 0..inputs {
             let bytes = frame(&mut rng);
             let mut body = Decoder::new(&bytes);
-            let _ = Welcome::decode(&bytes);
+            let _ = Pass::decode(&bytes);
             if Head::decode(&mut body).is_ok() {
                 let _ = decode_event(body);
                 for request in &requests {
