@@ -142,7 +142,6 @@ pub fn run(plan: &Plan) -> Outcome {
     // The logs of servers have wall-clock times.
     let wall = SystemTime::now().duration_since(UNIX_EPOCH);
     journal.remark(&format!("wall clock {wall:?}"));
-    let (servers, places) = stage.replicated();
     let nemesis = Nemesis {
         plan,
         stage: &stage,
@@ -150,7 +149,7 @@ pub fn run(plan: &Plan) -> Outcome {
         journal: &journal,
         end: Instant::now() + plan.ground.lease().ttl() + plan.lasts,
     };
-    let soaked = Watch::new(servers, &journal).during(places, || {
+    let soaked = Watch::new(&stage, &journal).during(|| {
         let fleet = Fleet::start(plan, &stage, &registers, &folder, &journal);
         let soaked = nemesis.torment(&fleet);
         fleet.stop();

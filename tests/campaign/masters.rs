@@ -12,7 +12,8 @@ use std::time::Duration;
 use testbed::RedisServer;
 
 use crate::SetOnDrop;
-use crate::history::{ALL, Journal, Kind, Nanos, Record, now};
+use crate::history::{ALL, Journal, Kind, Nanos, Record, nanos, now};
+use crate::stage::Stage;
 
 /// The kind of fault that a change of masters is in the records.
 pub const MASTER_CHANGE: &str = "MasterChange";
@@ -22,6 +23,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a server that stands still holds a look up.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// A server that takes so long to answer may have cost a contender a call: half of the limit of a request.
+const SLOW: Duration = Duration::from_millis(150);
 
 /// What a server said of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,34 +129,49 @@ impl Changes {
     }
 }
 
-/// Looks at servers of which others may take the place of a master.
-#[derive(Debug)]
+/// Looks at servers of which others may take the place of a master, and whether the server answers.
 pub struct Watch<'a> {
+    stage: &'a Stage,
     servers: &'a [RedisServer],
     journal: &'a Journal,
     over: AtomicBool,
 }
 
 impl<'a> Watch<'a> {
-    /// Watches `servers`, of which a campaign may have none.
-    pub fn new(servers: &'a [RedisServer], journal: &'a Journal) -> Watch<'a> {
+    pub fn new(stage: &'a Stage, journal: &'a Journal) -> Watch<'a> {
         Watch {
-            servers,
+            stage,
+            servers: stage.replicated().0,
             journal,
             over: AtomicBool::new(false),
         }
     }
 
-    /// Does `work`, looks meanwhile, and writes each change of masters down once it is over. At rest `places` of the
-    /// servers are masters, and the others follow them.
-    pub fn during<T>(&self, places: usize, work: impl FnOnce() -> T) -> T {
+    /// Does `work`, looks meanwhile, and writes each change of masters down once it is over.
+    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         thread::scope(|scope| {
-            scope.spawn(|| self.run(places));
+            scope.spawn(|| self.run(self.stage.replicated().1));
+            scope.spawn(|| self.ping());
             let _over = SetOnDrop(&self.over);
             work()
         })
     }
 
+    /// Writes down when the server stood still by itself, as on a busy disk: a run may not be on record then.
+    fn ping(&self) {
+        while !self.over.load(Ordering::SeqCst) {
+            let began = now();
+            self.stage.ping(Duration::from_secs(1));
+            let ended = now();
+            if ended - began > nanos(SLOW) {
+                let slow = Record::new(Kind::Fault, "Slow", ALL);
+                self.journal.write(&slow.at(began).until(ended));
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// At rest `places` of the servers are masters, and the others follow them.
     fn run(&self, places: usize) {
         let mut before = Vec::new();
         let mut changes = None;

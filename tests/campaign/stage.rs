@@ -242,6 +242,11 @@ impl Stage {
         Some(ALL)
     }
 
+    /// Asks the server whether it is there.
+    pub fn ping(&self, timeout: Duration) {
+        let _ = self.operator.ping(timeout);
+    }
+
     /// Takes all permits of all semaphores, when no process holds any: what was leaked comes back by its ttl and a
     /// quarter of it. Returns what is wrong.
     pub fn permits_are_back(&self) -> Result<(), String> {
