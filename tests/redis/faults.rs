@@ -260,6 +260,7 @@ fn server_that_became_a_replica_costs_one_failed_call() {
         server.cli(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
         let error = a.raw.renew(fence, soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert!(error.is_not_sent(), "a replica did nothing");
         server.cli(&["REPLICAOF", "NO", "ONE"]);
         let attempt = a.raw.acquire(OnRefusal::Leave, soon()).unwrap();
         assert!(matches!(attempt, Attempt::Granted(_)));
