@@ -419,7 +419,7 @@ mod tests {
             });
             let begins = AtomicBool::new(false);
             thread::scope(|scope| {
-                let state = registry.permits.state.lock();
+                let state = registry.permits.lock();
                 let waits = scope.spawn(|| {
                     begins.store(true, Ordering::SeqCst);
                     store.acquire(&request, None, Moment::FAR).unwrap()

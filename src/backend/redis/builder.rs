@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use super::Common;
 use super::cluster::Cluster;
 use super::connection::{Address, Connector, Target};
-use super::script::{Scripts, ms};
+use super::script::Scripts;
 use super::sentinel::Sentinels;
 use super::server::{Deployment, Server, ServerSettings};
-use super::{Common, Redis};
-use crate::backend::CLAIM_TIME;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
@@ -235,11 +234,10 @@ impl Builder {
             settings,
             scripts: Scripts::new(),
             lease,
-            claim: ms(CLAIM_TIME).to_string(),
             simba: self.simba,
             replicas: self.replicas,
         });
-        let factory = Factory::new(Arc::new(Redis { common }), lease);
+        let factory = Factory::new(Arc::new(common), lease);
         Ok(factory.with_initial_delay(self.initial_delay))
     }
 
