@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
 use r2d2::{ManageConnection, NopErrorHandler, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
@@ -95,13 +96,16 @@ pub(crate) struct PoolSettings {
 pub(crate) struct Pool<C: Connect> {
     inner: r2d2::Pool<Manager<C>>,
     shared: Arc<Shared<C>>,
+    /// One message for each connection that callers without an ownership may still take.
+    free: Receiver<()>,
+    freed: Sender<()>,
 }
 
 /// A connection on loan; goes back when dropped, or is closed if it is broken.
 pub(crate) struct Checkout<C: Connect> {
     // Dropped first: the connection is back before the next caller is let in.
     connection: PooledConnection<Manager<C>>,
-    _permit: Option<Permit<C>>,
+    _permit: Option<Permit>,
 }
 
 /// r2d2's side of a pool.
@@ -114,9 +118,6 @@ struct Shared<C> {
     failure: Mutex<Option<Failure>>,
     /// A connection without an answer since then is not used again; nanoseconds of the boot-time clock.
     stale_before: AtomicU64,
-    /// How many connections callers without an ownership may still take.
-    free: Mutex<u32>,
-    freed: Condvar,
 }
 
 #[derive(Clone)]
@@ -127,7 +128,7 @@ struct Failure {
 }
 
 /// The right of a caller without an ownership to use a connection.
-struct Permit<C>(Arc<Shared<C>>);
+struct Permit(Sender<()>);
 
 impl<C: Connect> Pool<C> {
     /// Makes a pool and starts to open a first connection. The server may be away.
@@ -141,9 +142,10 @@ impl<C: Connect> Pool<C> {
             probe: settings.probe,
             failure: Mutex::default(),
             stale_before: AtomicU64::new(0),
-            free: Mutex::new(size - size.div_ceil(4).min(size - 1)),
-            freed: Condvar::new(),
         });
+        let others = size - size.div_ceil(4).min(size - 1);
+        let (freed, free) = bounded(others as usize);
+        (0..others).for_each(|_| drop(Permit(freed.clone())));
         let build = || {
             let opener = ScheduledThreadPool::builder()
                 // One, so that there is one attempt to connect at a time.
@@ -174,7 +176,12 @@ impl<C: Connect> Pool<C> {
         })?;
         // So that the first call finds a connection.
         drop(inner.get_timeout(Duration::ZERO));
-        Ok(Pool { inner, shared })
+        Ok(Pool {
+            inner,
+            shared,
+            free,
+            freed,
+        })
     }
 
     /// Returns a connection as soon as there is one for `lane`. While there is none at all because connecting fails,
@@ -185,7 +192,12 @@ impl<C: Connect> Pool<C> {
     pub(crate) fn checkout(&self, lane: Lane, by: Moment) -> Result<Checkout<C>> {
         let permit = match lane {
             Lane::Owner => None,
-            Lane::Other => Some(self.enter(by)?),
+            Lane::Other => {
+                let since = Moment::now();
+                let free = self.free.recv_timeout(by.remaining());
+                free.map_err(|_| self.exhausted(since))?;
+                Some(Permit(self.freed.clone()))
+            }
         };
         let found = match self.inner.try_get() {
             Some(connection) => connection,
@@ -201,7 +213,10 @@ impl<C: Connect> Pool<C> {
     pub(crate) fn try_checkout(&self, lane: Lane) -> Option<Checkout<C>> {
         let permit = match lane {
             Lane::Owner => None,
-            Lane::Other => Some(self.shared.try_enter(&mut self.shared.free.lock())?),
+            Lane::Other => {
+                self.free.try_recv().ok()?;
+                Some(Permit(self.freed.clone()))
+            }
         };
         Some(Checkout {
             connection: self.inner.try_get()?,
@@ -234,23 +249,6 @@ impl<C: Connect> Pool<C> {
     /// What opens the connections.
     pub(crate) fn connector(&self) -> &C {
         &self.shared.connect
-    }
-
-    /// Waits until a caller without an ownership may take a connection.
-    fn enter(&self, by: Moment) -> Result<Permit<C>> {
-        let since = Moment::now();
-        let mut free = self.shared.free.lock();
-        loop {
-            if let Some(permit) = self.shared.try_enter(&mut free) {
-                return Ok(permit);
-            }
-            let left = by.remaining();
-            if left.is_zero() {
-                drop(free);
-                return Err(self.exhausted(since));
-            }
-            self.shared.freed.wait_for(&mut free, left);
-        }
     }
 
     /// Waits for a connection that comes back or is opened, and has one more opened if there may be more.
@@ -374,17 +372,12 @@ impl<C: Connect> Shared<C> {
         let failure = self.failure.lock();
         failure.as_ref().map(|failure| failure.error.clone())
     }
-
-    fn try_enter(self: &Arc<Self>, free: &mut u32) -> Option<Permit<C>> {
-        *free = free.checked_sub(1)?;
-        Some(Permit(Arc::clone(self)))
-    }
 }
 
-impl<C> Drop for Permit<C> {
+impl Drop for Permit {
     fn drop(&mut self) {
-        *self.0.free.lock() += 1;
-        self.0.freed.notify_one();
+        // There is room for all.
+        let _ = self.0.try_send(());
     }
 }
 
@@ -494,7 +487,7 @@ mod tests {
     fn quarter_of_connections_is_kept_for_owners() {
         let fake = Fake::default();
         for (size, inside) in [(1, 1), (2, 1), (3, 2), (4, 3), (5, 3), (8, 6), (100, 75)] {
-            assert_eq!(*pool(&fake, size).shared.free.lock(), inside, "of {size}");
+            assert_eq!(pool(&fake, size).free.len(), inside, "of {size}");
         }
         let pool = pool(&fake, 4);
         let others: Vec<_> = (0..3)

@@ -124,17 +124,6 @@ fn lost_early_reply_is_a_failed_attempt() {
     });
 }
 
-#[test]
-fn forgotten_script_is_sent_again() {
-    within(HANG, || {
-        let mut pair = Pair::new();
-        pair.server.cli(&["SCRIPT", "FLUSH"]);
-        pair.hand_over();
-        assert!(granted(&mut pair.waiter).owner.fence() > pair.fence);
-        assert_eq!(pair.in_the_mutex(), "waiter");
-    });
-}
-
 /// A contender that is dropped with a reply to come leaves its place and its connection as they were.
 #[test]
 fn dropped_contender_poisons_no_connection() {

@@ -1,5 +1,6 @@
 //! A Redis cluster whose slots and masters move, and some of whose nodes hang or have forgotten the others.
 
+use std::net::TcpListener;
 use std::thread;
 use std::time::Instant;
 
@@ -303,4 +304,18 @@ fn inspection_follows_a_failover() {
         });
         assert_eq!(waiters().unwrap(), 1, "MOVED is followed");
     });
+}
+
+/// Health tells what is known, also before there is a map of the slots.
+#[test]
+fn health_asks_no_node() {
+    let node = TcpListener::bind("127.0.0.1:0").unwrap();
+    node.set_nonblocking(true).unwrap();
+    let factory = Builder::cluster([node.local_addr().unwrap().to_string()]);
+    let factory = factory.build().unwrap();
+    for _ in 0..5 {
+        let _ = factory.health();
+        thread::sleep(ms(50)); // a connection would take far less
+    }
+    assert!(node.accept().is_err(), "it connected");
 }

@@ -212,18 +212,16 @@ impl Builder {
             let server = Server::new(&settings, target, &Arc::default())?;
             Ok(Deployment::One(Arc::new(server)))
         };
-        let tcp = |hosts: Vec<(String, u16)>| {
-            let hosts = hosts.into_iter();
-            hosts.map(|(host, port)| Address::Tcp(host, port)).collect()
-        };
+        let tcp = |(host, port)| Address::Tcp(host, port);
         let deployment = match self.at? {
             At::One(address) => one(Target::At(address))?,
             At::Cluster(seeds) => {
-                Deployment::Cluster(Box::new(Cluster::new(settings.clone(), tcp(seeds))?))
+                let seeds = seeds.into_iter().map(tcp).collect();
+                Deployment::Cluster(Box::new(Cluster::new(settings.clone(), seeds)?))
             }
             At::Sentinel(sentinels, name) => one(Target::Master(Sentinels {
                 name,
-                addresses: tcp(sentinels),
+                addresses: sentinels.into_iter().map(tcp).collect(),
                 connector: connector(self.sentinel_login, 0),
                 first: AtomicUsize::new(0),
             }))?,

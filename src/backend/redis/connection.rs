@@ -177,6 +177,8 @@ pub(super) struct Opener {
     pub(super) target: Target,
     /// A warning that the server may evict locks was logged.
     pub(super) warned: AtomicBool,
+    /// In a cluster: another server may have taken the place of this one.
+    pub(super) map_stale: Arc<AtomicBool>,
 }
 
 impl Opener {

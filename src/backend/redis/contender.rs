@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::Common;
 use super::keys::Keys;
 use super::script::{Command, Reply, ms};
-use super::subscriber::{Channel, Role, Subscription, Wake};
+use super::subscriber::{Role, Subscription, Wake};
 use crate::backend::{
     Attempt, CLAIM_TIME, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
 };
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::Lane;
@@ -23,9 +23,9 @@ pub(super) const TICK: Duration = Duration::from_millis(1);
 /// the floor, which lies above every earlier fence unless the clock was set back by more.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 
-/// For `acquire.lua`: any place in the queue, and none.
-const ANY_PLACE: &[u8] = b"0";
-const NO_PLACE: &[u8] = b"";
+/// What `acquire.lua` is told by a contender that does not queue, or that has no place yet.
+const NO_QUEUE: &[u8] = b"";
+const NO_PLACE: &[u8] = b"0";
 
 pub(super) struct RedisContender {
     common: Arc<Common>,
@@ -43,18 +43,14 @@ impl RedisContender {
         wake: &Unparker,
     ) -> RedisContender {
         let keys = common.keys(&contender.mutex);
-        let channels = vec![
-            (keys.turn(&contender.id), Channel::Turn),
-            (keys.changes(), Channel::Changes),
-            (keys.handed(), Channel::Handed),
-        ];
-        let (id, wake) = (&contender.id, Wake::Contender(wake.clone()));
+        let (id, wake) = (&*contender.id, Wake::Contender(wake.clone()));
+        let channels = keys.channels(Some(id));
         RedisContender {
             subscription: Subscription::new(id, wake, Role::Waiting, channels, keys.slot),
             common: Arc::clone(common),
             contender: contender.clone(),
             keys,
-            place: ANY_PLACE.to_vec(),
+            place: NO_PLACE.to_vec(),
         }
     }
 
@@ -62,10 +58,9 @@ impl RedisContender {
         let (common, keys) = (&self.common, &self.keys);
         let names: [&str; 4] = [&keys.mutex, &keys.token, &keys.fence, &keys.queue];
         let total = ms(self.contender.lease.total());
-        let (keep, counts_all) = (self.keep(), !common.is_cluster());
         let mut request = Command::script(&common.scripts.acquire, keys.slot, &names)
             .arg((&*self.contender.id, total, ms(CLAIM_TIME)))
-            .arg((keep, counts_all, place))
+            .arg((self.keep(), common.counts_all(), place))
             .not_after();
         request.replicas = common.replicas;
         request
@@ -86,83 +81,62 @@ impl RedisContender {
             return Ok(None);
         };
         let until = pending.sent + self.contender.lease.belief();
-        let reply = match pending.finish(by) {
-            Ok(answer) => Reply::read(answer)?,
-            Err(failure) if failure.did_nothing() => return Ok(None),
-            Err(failure) => return Err(failure.error),
-        };
-        Ok((reply.outcome >= 0).then_some((reply, Some(until))))
+        let answer = pending.finish(by).map_err(|failure| failure.error);
+        match answer.and_then(Reply::read) {
+            Ok(reply) => Ok(Some((reply, Some(until)))),
+            Err(error) if error.is_not_sent() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Makes one attempt, as often as the script meets more dead waiters than it looks at in one go.
     fn ask(&self, request: &Command, by: Moment) -> Result<Reply> {
         loop {
-            let mut answer = self.common.deployment.ask(Lane::Other, by, request)?;
-            let doubt = answer.doubt.take();
-            let reply = Reply::read(answer)?;
-            if reply.outcome < 0 {
-                // The request was late, or the server's clock was set. The next one knows the clock.
-                let late = Error::new(ErrorKind::Timeout, "redis: the request came too late");
-                return Err(doubt.unwrap_or(late.not_sent()));
-            }
+            let reply = Reply::read(self.common.deployment.ask(Lane::Other, by, request)?)?;
             if !reply.is_unfinished() || by.remaining() <= TICK {
                 return Ok(reply);
             }
         }
     }
 
-    fn granted(
-        &mut self,
-        fence: u64,
-        reply: &Reply,
-        until: Option<Moment>,
-        by: Moment,
-    ) -> Result<Attempt> {
-        self.place = ANY_PLACE.to_vec();
+    fn granted(&mut self, reply: &Reply, until: Option<Moment>, by: Moment) -> Result<Attempt> {
+        self.place = NO_PLACE.to_vec();
+        let (fence, lease) = (reply.outcome, self.contender.lease);
         let wanted = self.common.replicas;
         if let Some(replicas) = reply.replicas
             && replicas < i64::from(wanted)
         {
-            // A failover could lose it.
+            let Contender { mutex, id, .. } = &self.contender;
             log::warn!(
-                "{}: {}: refused: {replicas} of {wanted} replicas have the grant in time; see Builder::replicas",
-                self.contender.mutex,
-                self.contender.id,
+                "{mutex}: {id}: refused: {replicas} of {wanted} replicas have the grant in time; see Builder::replicas"
             );
-            self.give_back(fence, by)?;
+            // A failover could lose it.
+            self.common.release(&self.keys, id, fence, by)?;
             return Ok(Attempt::Refused(Refusal {
                 owner: MutexOwner::NONE,
-                retry_in: self.contender.lease.request_limit(),
+                retry_in: lease.request_limit(),
                 asked: true,
             }));
         }
         self.subscription.set_role(Role::Owning);
-        let owner = reply.granted(&self.contender.id, fence, self.contender.lease);
+        let owner = reply.granted(&self.contender.id, fence, lease);
         Ok(Attempt::Granted(Grant { owner, until }))
     }
 
-    fn refused(&mut self, on_refusal: OnRefusal, reply: Reply, is_deaf: bool) -> Refusal {
+    fn refused(&mut self, on_refusal: OnRefusal, reply: Reply) -> Refusal {
         let lease = self.contender.lease;
-        let owner = reply.owner(lease);
-        let mut retry_in = reply.left().unwrap_or(lease.total()) + TICK;
-        if is_deaf {
-            retry_in = retry_in.min(lease.request_limit());
-        }
+        let refusal = Refusal {
+            owner: reply.owner(lease),
+            retry_in: reply.left().unwrap_or(lease.total()) + TICK,
+            asked: true,
+        };
         if on_refusal == OnRefusal::Enqueue {
             self.place = reply.place;
             let next = self.acquire_request(&self.place);
             self.subscription
                 .prepare(next, lease.request_limit() * 2 / 3);
         }
-        Refusal {
-            owner,
-            retry_in,
-            asked: true,
-        }
-    }
-
-    fn give_back(&self, fence: u64, by: Moment) -> Result<bool> {
-        (self.common).release(&self.keys, &self.contender.id, fence, by)
+        refusal
     }
 }
 
@@ -174,7 +148,7 @@ impl RawContender for RedisContender {
         let (reply, until) = match self.early(by)? {
             Some(early) => early,
             None => {
-                let mut place = NO_PLACE;
+                let mut place = NO_QUEUE;
                 if on_refusal == OnRefusal::Enqueue {
                     is_deaf = self.subscription.ensure(&self.common, by).is_err();
                     place = &self.place;
@@ -182,10 +156,15 @@ impl RawContender for RedisContender {
                 (self.ask(&self.acquire_request(place), by)?, None)
             }
         };
-        match u64::try_from(reply.outcome) {
-            Ok(fence @ 1..) => self.granted(fence, &reply, until, by),
-            _ => Ok(Attempt::Refused(self.refused(on_refusal, reply, is_deaf))),
+        if reply.outcome > 0 {
+            return self.granted(&reply, until, by);
         }
+        let mut refusal = self.refused(on_refusal, reply);
+        if is_deaf {
+            let limit = self.contender.lease.request_limit();
+            refusal.retry_in = refusal.retry_in.min(limit);
+        }
+        Ok(Attempt::Refused(refusal))
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
@@ -194,7 +173,7 @@ impl RawContender for RedisContender {
         let request = Command::script(&common.scripts.renew, keys.slot, &names);
         let request = request.arg((&*self.contender.id, ms(lease.total()), self.keep(), fence));
         let reply = Reply::read(common.deployment.ask(Lane::Owner, by, &request)?)?;
-        if reply.outcome != 1 {
+        if reply.outcome == 0 {
             self.subscription.set_role(Role::Waiting);
             return Ok(Renewal::Lost(reply.owner(lease)));
         }
@@ -209,23 +188,24 @@ impl RawContender for RedisContender {
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
         self.subscription.set_role(Role::Idle);
-        self.give_back(fence, by)
+        (self.common).release(&self.keys, &self.contender.id, fence, by)
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
-        // The turn may just have come: what was acquired is released. If that fails, its lease runs out.
-        if let Ok(Some((reply, _))) = self.early(by - by.remaining() / 2)
-            && let Ok(fence @ 1..) = u64::try_from(reply.outcome)
-        {
-            let _ = self.give_back(fence, by);
-        }
+        let early = self.early(by - by.remaining() / 2);
         self.subscription.set_role(Role::Idle);
         self.subscription.close();
-        self.place = ANY_PLACE.to_vec();
-        let (common, keys) = (&self.common, &self.keys);
+        self.place = NO_PLACE.to_vec();
+        let (common, keys, id) = (&self.common, &self.keys, &*self.contender.id);
+        if let Ok(Some((reply, _))) = early
+            && reply.outcome > 0
+        {
+            // The turn had just come. If this fails, the lease runs out.
+            let _ = common.release(keys, id, reply.outcome, by);
+        }
         let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.queue];
         let request = Command::script(&common.scripts.withdraw, keys.slot, &names);
-        let request = request.arg((&*self.contender.id, ms(CLAIM_TIME), !common.is_cluster()));
+        let request = request.arg((id, ms(CLAIM_TIME), common.counts_all()));
         common.deployment.call(Lane::Other, by, &request).map(drop)
     }
 }

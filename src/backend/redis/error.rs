@@ -4,12 +4,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{ErrorKind as Kind, RedisError, ServerErrorKind};
+use ::redis::{ErrorKind as Kind, RedisError, ServerErrorKind as Code};
 
 use super::connection::Address;
 use crate::error::{Error, ErrorKind};
 
-const LOGIN: &str = "check user and password";
 const RIGHTS: &str =
     "the user needs the rights that the documentation of contend::redis lists under \"Rights\"";
 const DATABASE: &str = "there is no such database, or the user may not SELECT it";
@@ -26,7 +25,7 @@ const MEANINGS: &[(&[&str], ErrorKind, &str)] = &[
     (&["READONLY"], ErrorKind::Unavailable, "this server is a read-only replica: connect to the master"),
     (&["MASTERDOWN"], ErrorKind::Unavailable, "this server is a replica without its master: connect to the master"),
     // The first command of a connection without a password is too long for an unauthenticated one.
-    (&["refused the log-in", "WRONGPASS", "NOAUTH", "password", "unauthenticated"], ErrorKind::Denied, LOGIN),
+    (&["refused the log-in", "NOAUTH", "password", "unauthenticated"], ErrorKind::Denied, "check user and password"),
     (&["NOPERM", "ACL failure", "user executing the script can't"], ErrorKind::Denied, RIGHTS),
     (&["max number of clients"], ErrorKind::Unavailable, "raise maxclients on the server, or lower pool_size"),
     (&["OOM"], ErrorKind::Unavailable, "raise maxmemory on the server, or free some"),
@@ -77,36 +76,29 @@ impl Failure {
     /// Reads an error of the request that was sent to `server` `waited` ago.
     pub(super) fn new(error: &RedisError, server: &Address, waited: Duration) -> Failure {
         let reason = match error.kind() {
-            Kind::Server(ServerErrorKind::Moved) => Reason::Moved(redirected(error, server)),
-            Kind::Server(ServerErrorKind::Ask) => {
-                redirected(error, server).map_or(Reason::Other, Reason::Ask)
+            Kind::Server(Code::Moved) => Reason::Moved(redirected(error, server)),
+            Kind::Server(Code::Ask) => redirected(error, server).map_or(Reason::Other, Reason::Ask),
+            Kind::Server(Code::TryAgain) => Reason::TryAgain,
+            Kind::Server(Code::ClusterDown | Code::MasterDown | Code::BusyLoading) => {
+                Reason::NotServing
             }
-            Kind::Server(ServerErrorKind::TryAgain) => Reason::TryAgain,
-            Kind::Server(
-                ServerErrorKind::ClusterDown
-                | ServerErrorKind::MasterDown
-                | ServerErrorKind::BusyLoading,
-            ) => Reason::NotServing,
             Kind::Io if !is_timeout(error) => Reason::Closed,
-            _ if said(error).contains("READONLY") => Reason::ReadOnly,
+            _ if said(error, waited).contains("READONLY") => Reason::ReadOnly,
             _ => Reason::Other,
         };
-        let error = read(error, server, waited);
+        let error = match reason {
+            Reason::Closed | Reason::Other => read(error, server, waited),
+            // The server did nothing, which is as good.
+            _ => read(error, server, waited).not_sent(),
+        };
         Failure { error, reason }
-    }
-
-    /// Returns `true` if the server said that it did nothing, so that the same request may be sent elsewhere.
-    pub(super) fn did_nothing(&self) -> bool {
-        !matches!(self.reason, Reason::Closed | Reason::Other)
     }
 
     /// Returns `true` if another node may serve the slot by now.
     pub(super) fn suggests_new_map(&self) -> bool {
-        matches!(self.reason, Reason::ReadOnly | Reason::NotServing)
-            || matches!(
-                self.error.kind(),
-                ErrorKind::Unreachable | ErrorKind::Timeout
-            )
+        let kind = self.error.kind();
+        matches!(kind, ErrorKind::Unreachable | ErrorKind::Timeout)
+            || matches!(self.reason, Reason::ReadOnly | Reason::NotServing)
     }
 }
 
@@ -119,16 +111,12 @@ fn redirected(error: &RedisError, asked: &Address) -> Option<Address> {
 
 /// Reads an error of `server`; `waited` is how long an answer was waited for.
 pub(super) fn read(error: &RedisError, server: &Address, waited: Duration) -> Error {
-    if is_timeout(error) {
-        let waited = waited.as_millis();
-        let message = format!("redis at {server}: no answer within {waited} ms");
-        return Error::new(ErrorKind::Timeout, message);
-    }
-    let text = said(error);
+    let text = said(error, waited);
     let says = |needles: &[&str]| needles.iter().any(|needle| text.contains(needle));
     let known = MEANINGS.iter().find(|(needles, ..)| says(needles));
     let (kind, advice) = match (known, error.kind()) {
         (Some((_, kind, advice)), _) => (*kind, *advice),
+        (None, _) if is_timeout(error) => (ErrorKind::Timeout, ""),
         (None, Kind::Io) => (ErrorKind::Unreachable, ""),
         (None, Kind::InvalidClientConfig) => (ErrorKind::InvalidInput, ""),
         (None, _) => (ErrorKind::Protocol, ""),
@@ -141,16 +129,17 @@ pub(super) fn read(error: &RedisError, server: &Address, waited: Duration) -> Er
 /// Reads an error of `server` to which a connection is being opened.
 pub(super) fn read_opening(error: &RedisError, server: &Address, waited: Duration) -> Error {
     let meaning = read(error, server, waited);
-    let closed = error.is_connection_dropped() && !error.is_connection_refusal();
+    let is_closed = error.is_connection_dropped() && !error.is_connection_refusal();
     // What is said of TLS says more.
-    if !closed || meaning.to_string().contains("TLS") {
-        return meaning;
+    if is_closed && !meaning.to_string().contains("TLS") {
+        // As servers of other kinds do. One that restarts does so, too: it may pass.
+        let closed = "closed the connection without an answer; is this a Redis server?";
+        return Error::new(
+            ErrorKind::Unreachable,
+            format!("redis at {server}: {closed}"),
+        );
     }
-    // As servers of other kinds do. One that restarts does so, too: it may pass.
-    let message = format!(
-        "redis at {server}: closed the connection without an answer; is this a Redis server?"
-    );
-    Error::new(ErrorKind::Unreachable, message)
+    meaning
 }
 
 /// Returns `true` for a timeout, or for the interruption that a paused and resumed process sees in its stead.
@@ -162,8 +151,9 @@ pub(super) fn is_timeout(error: &RedisError) -> bool {
 }
 
 /// The cause in one line and once.
-fn said(error: &RedisError) -> String {
+fn said(error: &RedisError, waited: Duration) -> String {
     let text = match (error.kind(), error.code(), error.detail()) {
+        _ if is_timeout(error) => format!("no answer within {} ms", waited.as_millis()),
         (Kind::Server(_) | Kind::Extension, Some(code), Some(detail)) => format!("{code} {detail}"),
         // The driver's words say it twice.
         (Kind::AuthenticationFailed, ..) => "refused the log-in".to_owned(),
@@ -179,10 +169,9 @@ fn said(error: &RedisError) -> String {
 
 /// The error of a reply that no script of this crate gives.
 pub(super) fn not_understood() -> Error {
-    Error::new(
-        ErrorKind::Protocol,
-        "redis: a reply that no script of this library gives; does something else use these keys?",
-    )
+    let message =
+        "redis: no script of this library replies so; does something else use these keys?";
+    Error::new(ErrorKind::Protocol, message)
 }
 
 /// An error of which nothing was sent, and that may pass.

@@ -101,16 +101,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::from_redis_value;
-
 pub use self::builder::Builder;
 pub(super) use self::builder::connect;
 use self::contender::RedisContender;
-use self::error::not_understood;
 use self::keys::Keys;
 use self::observer::RedisObserver;
-use self::permits::RedisPermits;
-use self::script::{Command, Reply, Scripts, integer, ms};
+use self::permits::{RedisPermits, read};
+use self::script::{Command, Reply, Scripts, ms};
 use self::server::{Deployment, ServerSettings};
 use super::{
     Backend, CLAIM_TIME, Condition, Contender, Participant, PermitStore, PoolUse, RawContender,
@@ -143,6 +140,11 @@ impl Common {
         matches!(self.deployment, Deployment::Cluster(_))
     }
 
+    /// Whether PUBLISH counts every receiver.
+    fn counts_all(&self) -> bool {
+        !self.is_cluster()
+    }
+
     fn keys(&self, mutex: &str) -> Keys {
         Keys::of(&self.settings.prefix, mutex)
     }
@@ -159,12 +161,11 @@ impl Common {
         let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.queue];
         let fence = Some(fence).filter(|fence| *fence > 0);
         let fence = fence.map_or_else(String::new, |fence| fence.to_string());
-        let counts_all = !self.is_cluster();
         let request = Command::script(&self.scripts.release, keys.slot, &names)
-            .arg((id, ms(CLAIM_TIME), counts_all, self.simba, fence))
+            .arg((id, ms(CLAIM_TIME), self.counts_all(), self.simba, fence))
             .optional_queue();
         let answer = self.deployment.ask(Lane::Owner, by, &request)?;
-        let released = integer(Some(&answer.value))? == 1;
+        let released: bool = read(answer.value)?;
         match answer.doubt {
             // The first of two requests may have released it.
             Some(cause) if !released => {
@@ -206,8 +207,7 @@ impl Backend for Arc<Common> {
         let keys = self.keys(mutex);
         let question = Command::plain(keys.slot, &[b"ZRANGE"]);
         let question = question.arg((keys.queue, 0, -1, "WITHSCORES"));
-        let value = self.deployment.call(Lane::Other, by, &question)?;
-        let waiters: Vec<(Vec<u8>, f64)> = from_redis_value(value).map_err(|_| not_understood())?;
+        let waiters: Vec<_> = read(self.deployment.call(Lane::Other, by, &question)?)?;
         let participant = |(id, since): (Vec<u8>, f64)| {
             // Seconds since 1970 as Simba counts: far below what a float holds.
             Participant::new(String::from_utf8_lossy(&id), Some((since * 1000.0) as u64))
@@ -224,18 +224,16 @@ impl Backend for Arc<Common> {
             let mut cursor = "0".to_owned();
             loop {
                 let question = Command::plain(0, &[b"SCAN"]);
-                let question = question.arg((cursor, "MATCH", &pattern, "COUNT", 1000));
-                let page = server.command(&question, by)?;
-                let (next, keys): (String, Vec<Vec<u8>>) =
-                    from_redis_value(page).map_err(|_| not_understood())?;
+                let question = question.arg((&cursor, "MATCH", &pattern, "COUNT", 1000));
+                let (next, keys): (_, Vec<Vec<u8>>) = read(server.command(&question, by)?)?;
                 for key in &keys {
                     let key = String::from_utf8_lossy(key);
                     found.extend(Keys::mutex_of(prefix, &key).map(Arc::<str>::from));
                 }
-                if next == "0" {
+                cursor = next;
+                if cursor == "0" {
                     break;
                 }
-                cursor = next;
             }
         }
         Ok(found.into_iter().collect())
@@ -252,17 +250,15 @@ impl Backend for Arc<Common> {
     fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
         let keys = self.keys(mutex);
         let request = Command::script(&self.scripts.run, keys.slot, &[&keys.run]);
-        let age = self.deployment.call(Lane::Owner, by, &request)?;
-        let age = u64::try_from(integer(Some(&age))?).ok();
-        Ok(age.map(Duration::from_millis))
+        let age: i64 = read(self.deployment.call(Lane::Owner, by, &request)?)?;
+        Ok(u64::try_from(age).ok().map(Duration::from_millis))
     }
 
     fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
         let keys = self.keys(mutex);
         let request = Command::script(&self.scripts.run, keys.slot, &[&keys.run, &keys.token]);
         let request = request.arg((fence, ms(keep)));
-        let recorded = self.deployment.call(Lane::Owner, by, &request)?;
-        Ok(integer(Some(&recorded))? == 1)
+        read(self.deployment.call(Lane::Owner, by, &request)?)
     }
 
     fn permits(&self) -> Result<Arc<dyn PermitStore>> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Common;
 use super::contender::TICK;
 use super::keys::Keys;
-use super::subscriber::{Channel, Role, Subscription, Wake};
+use super::subscriber::{Role, Subscription, Wake};
 use crate::backend::{RawObserver, View};
 use crate::clock::Moment;
 use crate::error::Result;
@@ -24,10 +24,7 @@ pub(super) struct RedisObserver {
 impl RedisObserver {
     pub(super) fn new(common: &Arc<Common>, mutex: &str, wake: &Unparker) -> RedisObserver {
         let keys = common.keys(mutex);
-        let channels = vec![
-            (keys.changes(), Channel::Changes),
-            (keys.handed(), Channel::Handed),
-        ];
+        let channels = keys.channels(None);
         let wake = Wake::Contender(wake.clone());
         RedisObserver {
             subscription: Subscription::new("", wake, Role::Observing, channels, keys.slot),

@@ -8,7 +8,7 @@ use ::redis::{Cmd, ToRedisArgs, Value};
 use super::error::not_understood;
 use super::server::Answer;
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
 
@@ -143,8 +143,8 @@ impl Command {
 
 /// `{outcome, now, owner, fence, left, place}`, as the scripts return it: as much of it as they have to say.
 pub(super) struct Reply {
-    /// The fence, 1, 0 or -1: see the script.
-    pub(super) outcome: i64,
+    /// The fence, 1 or 0: see the script.
+    pub(super) outcome: u64,
     /// The server's time, in milliseconds.
     now: u64,
     /// Who owns; empty for none.
@@ -161,9 +161,20 @@ pub(super) struct Reply {
 }
 
 impl Reply {
+    /// Reads a reply.
+    ///
+    /// # Errors
+    /// `Timeout` if the request was late, or the server's clock was set. The next one knows the clock.
     pub(super) fn read(answer: Answer) -> Result<Reply> {
         let Value::Array(fields) = answer.value else {
             return Err(not_understood());
+        };
+        let Ok(outcome) = u64::try_from(integer(fields.first())?) else {
+            let error = Error::new(ErrorKind::Timeout, "redis: the request came too late");
+            return Err(match answer.doubt {
+                Some(_) => error,
+                None => error.not_sent(),
+            });
         };
         let text = |at: usize| match fields.get(at) {
             Some(Value::BulkString(text)) => Ok(&text[..]),
@@ -175,7 +186,7 @@ impl Reply {
             _ => Some(unsigned(fields.get(3))?),
         };
         Ok(Reply {
-            outcome: integer(fields.first())?,
+            outcome,
             now: unsigned(fields.get(1))? / 1000,
             id: String::from_utf8_lossy(text(2)?).into(),
             fence,

@@ -12,7 +12,7 @@ use super::cluster::Cluster;
 use super::connection::{Connector, LEAST, Opener, Target};
 use super::error::{Failure, Reason, unavailable};
 use super::script::{Command, integer};
-use super::subscriber::{Channel, Recipient, Subscriber};
+use super::subscriber::{Recipient, Subscriber};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Checkout, Connect, Lane, Pool, PoolSettings};
@@ -25,7 +25,7 @@ const IDLE: Duration = Duration::from_secs(30);
 /// A master of sentinels that has not answered for as long may be dead, with its machine or its network, and
 /// another one in its place: nothing closes the connections to it. A shorter call says only that the server is
 /// slow. (Of the second that a wait which can be cancelled gives each of its calls, a server has three quarters
-/// at the least: see [`Connection::receive`].)
+/// at the least: see `Connection::receive`.)
 const SILENT: Duration = Duration::from_millis(700);
 
 /// How long the end of a factory waits for its threads.
@@ -50,12 +50,8 @@ pub(super) struct ServerSettings {
 pub(super) struct Server {
     pub(super) subscriber: Arc<Subscriber>,
     pub(super) pool: Pool<Arc<Opener>>,
-    /// Wakes the thread that reads messages: it has something to send.
-    wake_reader: Command,
     /// The server's clock less the local one, in milliseconds; `i64::MIN` until a reply told.
     skew: AtomicI64,
-    /// In a cluster: another server may have taken the place of this one.
-    map_stale: Arc<AtomicBool>,
 }
 
 /// What a server replied.
@@ -83,13 +79,11 @@ impl Server {
         target: Target,
         map_stale: &Arc<AtomicBool>,
     ) -> Result<Server> {
-        // Without a brace, so no mutex has it; random, so no other factory has it.
-        let random = rand::random::<u128>();
-        let control = format!("{}:!control:{random:032x}", settings.prefix);
         let opener = Arc::new(Opener {
             connector: Arc::clone(&settings.connector),
             target,
             warned: AtomicBool::new(false),
+            map_stale: Arc::clone(map_stale),
         });
         let pool = PoolSettings {
             name: "contend-redis",
@@ -98,11 +92,9 @@ impl Server {
             probe: settings.probe.clone(),
         };
         Ok(Server {
-            wake_reader: Command::plain(0, &[b"PUBLISH", control.as_bytes(), b""]),
-            subscriber: Subscriber::new(&opener, &control, map_stale),
+            subscriber: Subscriber::new(&opener, &settings.prefix),
             pool: Pool::new(opener, pool)?,
             skew: AtomicI64::new(i64::MIN),
-            map_stale: Arc::clone(map_stale),
         })
     }
 
@@ -214,7 +206,7 @@ impl Server {
     /// Has the next call look at the slots, if the failure suggests it.
     fn noted(&self, failure: Failure) -> Failure {
         if failure.suggests_new_map() {
-            self.map_stale.store(true, Ordering::Relaxed);
+            self.opener().map_stale.store(true, Ordering::Relaxed);
         }
         failure
     }
@@ -222,14 +214,13 @@ impl Server {
     /// Subscribes, and returns once the server has acknowledged it.
     pub(super) fn subscribe(
         self: &Arc<Self>,
-        channels: &[(Vec<u8>, Channel)],
         recipient: &Arc<Recipient>,
         by: Moment,
     ) -> Result<()> {
-        if self.subscriber.add(channels, recipient)? {
-            self.command(&self.wake_reader, by)?;
+        if self.subscriber.add(recipient)? {
+            self.command(&self.subscriber.wake, by)?;
         }
-        self.subscriber.wait(channels, by)
+        self.subscriber.wait(recipient, by)
     }
 
     fn opener(&self) -> &Arc<Opener> {
@@ -411,7 +402,7 @@ impl Drop for Deployment {
         for server in &servers {
             if server.subscriber.close() {
                 // Otherwise the reader ends at its next heartbeat. The reply is of no interest.
-                drop(server.begin(server.wake_reader.clone(), Moment::now()));
+                drop(server.begin(server.subscriber.wake.clone(), Moment::now()));
             }
         }
         let deadline = Moment::now() + FAREWELL;

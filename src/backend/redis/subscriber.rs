@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ::redis::{ProtocolVersion, PushKind, RedisResult, Value, cmd};
@@ -25,8 +25,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::parker::Unparker;
 use crate::thread::{self, Thread};
 
-/// The pause before a lost connection is replaced; it doubles with each attempt that fails.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The pause before a lost connection is replaced.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// After this much silence the server is asked for a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -85,6 +85,7 @@ fn concerns(role: Role, id: &[u8], channel: Channel, said: &[u8]) -> bool {
 pub(super) struct Recipient {
     /// The contender's id; empty for an observer.
     id: Vec<u8>,
+    channels: Vec<(Vec<u8>, Channel)>,
     wake: Wake,
     role: Mutex<Role>,
     early: Mutex<Early>,
@@ -152,7 +153,6 @@ impl Recipient {
 /// A contender's or observer's subscription.
 pub(super) struct Subscription {
     recipient: Arc<Recipient>,
-    channels: Vec<(Vec<u8>, Channel)>,
     slot: u16,
     /// Where it is subscribed.
     server: Option<Arc<Server>>,
@@ -169,13 +169,13 @@ impl Subscription {
     ) -> Subscription {
         let recipient = Recipient {
             id: id.as_bytes().to_vec(),
+            channels,
             wake,
             role: Mutex::new(role),
             early: Mutex::default(),
         };
         Subscription {
             recipient: Arc::new(recipient),
-            channels,
             slot,
             server: None,
         }
@@ -199,14 +199,13 @@ impl Subscription {
         if (self.server.as_ref()).is_some_and(|present| Arc::ptr_eq(present, &server)) {
             return Ok(());
         }
-        if let Err(error) = server.subscribe(&self.channels, &self.recipient, half) {
-            (server.subscriber).remove(&self.channels, &self.recipient);
-            return Err(error);
+        self.leave();
+        let server = self.server.insert(server);
+        let subscribed = server.subscribe(&self.recipient, half);
+        if subscribed.is_err() {
+            self.leave();
         }
-        if let Some(before) = self.server.replace(server) {
-            (before.subscriber).remove(&self.channels, &self.recipient);
-        }
-        Ok(())
+        subscribed
     }
 
     /// Says what is listened for from now on.
@@ -231,12 +230,16 @@ impl Subscription {
         }
     }
 
-    /// Ends the subscription. The server hears of it soon.
+    /// Ends the subscription.
     pub(super) fn close(&mut self) {
-        if let Some(server) = self.server.take() {
-            (server.subscriber).remove(&self.channels, &self.recipient);
-        }
+        self.leave();
         drop(self.take_early());
+    }
+
+    fn leave(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.subscriber.remove(&self.recipient);
+        }
     }
 }
 
@@ -248,14 +251,14 @@ impl Drop for Subscription {
 
 /// The messages of one server, shared by those that subscribe and the thread that reads.
 pub(super) struct Subscriber {
+    opener: Arc<Opener>,
+    /// Wakes the thread that reads: it has something to send.
+    pub(super) wake: Command,
+    /// The channel of that. It lies under the same prefix, so a missing right shows at once.
+    control: Vec<u8>,
     state: Mutex<State>,
     /// Channels were acknowledged, the connection ended, or the end has come.
     changed: Condvar,
-    opener: Arc<Opener>,
-    /// The channel that wakes the reader. It lies under the same prefix, so a missing right shows at once.
-    control: Vec<u8>,
-    /// In a cluster: another server may have taken the place of this one.
-    map_stale: Arc<AtomicBool>,
     /// Started by the first subscription: many factories never wait.
     thread: Mutex<Option<Thread>>,
 }
@@ -290,27 +293,21 @@ struct Route {
 const UNSENT: u64 = u64::MAX;
 
 impl Subscriber {
-    pub(super) fn new(
-        opener: &Arc<Opener>,
-        control: &str,
-        map_stale: &Arc<AtomicBool>,
-    ) -> Arc<Subscriber> {
+    pub(super) fn new(opener: &Arc<Opener>, prefix: &str) -> Arc<Subscriber> {
+        // Without a brace, so no mutex has it; random, so no other factory has it.
+        let control = format!("{prefix}:!control:{:032x}", rand::random::<u128>());
         Arc::new(Subscriber {
+            opener: Arc::clone(opener),
+            wake: Command::plain(0, &[b"PUBLISH", control.as_bytes(), b""]),
+            control: control.into_bytes(),
             state: Mutex::default(),
             changed: Condvar::new(),
-            opener: Arc::clone(opener),
-            control: control.as_bytes().to_vec(),
-            map_stale: Arc::clone(map_stale),
-            thread: Mutex::new(None),
+            thread: Mutex::default(),
         })
     }
 
     /// Queues the channels for subscription. Returns `true` if the caller is to wake the reader.
-    pub(super) fn add(
-        self: &Arc<Self>,
-        channels: &[(Vec<u8>, Channel)],
-        recipient: &Arc<Recipient>,
-    ) -> Result<bool> {
+    pub(super) fn add(self: &Arc<Self>, recipient: &Arc<Recipient>) -> Result<bool> {
         let mut thread = self.thread.lock();
         if thread.is_none() {
             let reader = Arc::clone(self);
@@ -320,7 +317,7 @@ impl Subscriber {
         }
         drop(thread);
         let mut state = self.state.lock();
-        for (name, channel) in channels {
+        for (name, channel) in &recipient.channels {
             let route = state.routes.entry(name.clone()).or_insert_with(|| Route {
                 channel: *channel,
                 recipients: Vec::new(),
@@ -335,13 +332,13 @@ impl Subscriber {
     }
 
     /// Waits until the server has acknowledged all channels: from then on no message is missed.
-    pub(super) fn wait(&self, channels: &[(Vec<u8>, Channel)], by: Moment) -> Result<()> {
+    pub(super) fn wait(&self, recipient: &Recipient, by: Moment) -> Result<()> {
         let mut state = self.state.lock();
         loop {
             let is_acknowledged = |(name, _): &(Vec<u8>, Channel)| {
                 (state.routes.get(name)).is_some_and(|route| route.batch <= state.acknowledged)
             };
-            if channels.iter().all(is_acknowledged) {
+            if recipient.channels.iter().all(is_acknowledged) {
                 return Ok(());
             }
             if let Some(failure) = &state.failure {
@@ -360,17 +357,13 @@ impl Subscriber {
     /// Ends what [`Subscriber::add`] began. The server hears of it with the next message or heartbeat:
     /// a contender that leaves on purpose stands in no queue, and a hand-off has better things to do at that
     /// moment.
-    pub(super) fn remove(&self, channels: &[(Vec<u8>, Channel)], recipient: &Arc<Recipient>) {
+    pub(super) fn remove(&self, recipient: &Arc<Recipient>) {
         let mut state = self.state.lock();
-        for (name, _) in channels {
-            let Some(route) = state.routes.get_mut(name) else {
-                continue;
-            };
-            // Only once: a recipient that moves between servers may come back to this one.
-            let at = (route.recipients.iter()).position(|known| Arc::ptr_eq(known, recipient));
-            if let Some(at) = at {
-                route.recipients.swap_remove(at);
-                if route.recipients.is_empty() {
+        for (name, _) in &recipient.channels {
+            if let Some(route) = state.routes.get_mut(name) {
+                let recipients = &mut route.recipients;
+                recipients.retain(|known| !Arc::ptr_eq(known, recipient));
+                if recipients.is_empty() {
                     state.routes.remove(name);
                     state.queue(name);
                 }
@@ -440,7 +433,6 @@ impl State {
 impl Subscriber {
     /// Replaces each connection that ends by a next one.
     fn read_for_ever(&self) {
-        let mut pause = FIRST_PAUSE;
         loop {
             let ended = catch_unwind(AssertUnwindSafe(|| self.read()));
             let (worked, error) = ended.unwrap_or_else(|_| {
@@ -448,15 +440,11 @@ impl Subscriber {
                 (false, Error::new(ErrorKind::Panicked, message))
             });
             log::debug!("redis subscriber: {error}");
-            pause = if worked {
-                FIRST_PAUSE
-            } else {
-                (pause * 2).min(longest_pause(&error))
-            };
+            let pause = if worked { PAUSE } else { longest_pause(&error) };
             let mut state = self.state.lock();
             state.end(error, worked);
             self.changed.notify_all();
-            self.map_stale.store(true, Ordering::Relaxed);
+            self.opener.map_stale.store(true, Ordering::Relaxed);
             let until = Moment::now() + pause;
             while !state.closed && !until.remaining().is_zero() {
                 self.changed.wait_for(&mut state, until.remaining());
@@ -651,6 +639,7 @@ impl PushConnection<'_> {
 #[cfg(test)]
 mod tests {
     use std::net::{SocketAddr, TcpListener};
+    use std::sync::atomic::AtomicBool;
 
     use super::super::connection::{Address, Connector, Target};
     use super::*;
@@ -667,13 +656,15 @@ mod tests {
             connector,
             target: Target::At(Address::Tcp(server.ip().to_string(), server.port())),
             warned: AtomicBool::new(false),
+            map_stale: Arc::default(),
         };
-        Subscriber::new(&Arc::new(opener), "control", &Arc::default())
+        Subscriber::new(&Arc::new(opener), "simba")
     }
 
-    fn recipient() -> Arc<Recipient> {
+    fn recipient(channel: &str) -> Arc<Recipient> {
         let wake = Wake::Contender(Parker::new().unparker());
-        let subscription = Subscription::new("a", wake, Role::Waiting, Vec::new(), 0);
+        let channels = vec![(channel.as_bytes().to_vec(), Channel::Turn)];
+        let subscription = Subscription::new("a", wake, Role::Waiting, channels, 0);
         Arc::clone(&subscription.recipient)
     }
 
@@ -692,11 +683,10 @@ mod tests {
         let address = nobody.local_addr().unwrap();
         drop(nobody);
         let subscriber = subscriber(address);
-        let recipient = recipient();
         for number in 0..1_000 {
-            let channels = [(format!("m{number}").into_bytes(), Channel::Turn)];
-            subscriber.add(&channels, &recipient).unwrap();
-            subscriber.remove(&channels, &recipient);
+            let recipient = recipient(&format!("m{number}"));
+            subscriber.add(&recipient).unwrap();
+            subscriber.remove(&recipient);
         }
         let queued = {
             let state = subscriber.state.lock();
@@ -713,8 +703,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let subscriber = subscriber(listener.local_addr().unwrap());
-        let channels = [(b"m".to_vec(), Channel::Turn)];
-        subscriber.add(&channels, &recipient()).unwrap();
+        subscriber.add(&recipient("m")).unwrap();
         // Closes what it accepts: each attempt fails.
         let accepted = || std::iter::from_fn(|| listener.accept().ok()).count();
         let attempts = std::cell::Cell::new(0);
@@ -736,6 +725,20 @@ mod tests {
         reader.changed.notify_all();
         subscriber.join(Moment::now() + Duration::from_secs(30));
         assert_eq!(accepted(), 0);
+    }
+
+    /// Health must not say "not tried yet" until the next connection has failed, too.
+    #[test]
+    fn lost_connection_shows_at_once() {
+        let mut state = State::default();
+        assert_eq!(state.wakeups, Wakeups::Untried);
+        state.begin();
+        state.end(unavailable("closed"), true);
+        assert_eq!(state.wakeups, Wakeups::Polling("closed".into()));
+        // A subscription waits for the next one, which is under way.
+        assert!(state.failure.is_none());
+        state.end(unavailable("refused"), false);
+        assert!(state.failure.is_some());
     }
 
     #[test]
