@@ -169,8 +169,7 @@ fn said(error: &RedisError, waited: Duration) -> String {
 
 /// The error of a reply that no script of this crate gives.
 pub(super) fn not_understood() -> Error {
-    let message =
-        "redis: no script of this library replies so; does something else use these keys?";
+    let message = "redis: no script of this library replies so; do others use these keys?";
     Error::new(ErrorKind::Protocol, message)
 }
 
