@@ -89,6 +89,26 @@ fn unusable_url_is_refused_with_what_is_allowed() {
     }
 }
 
+/// A prefix is a text, also where the server takes a pattern.
+#[test]
+fn prefix_with_wildcards_lists_its_own_mutexes() {
+    within(HANG, || {
+        let server = RedisServer::start();
+        let factories = [r"a[*]?\", "a[x]y/"].map(|prefix| {
+            let builder = contend::redis::Builder::new(server.addr().to_string());
+            builder.prefix(prefix).build().unwrap()
+        });
+        for (number, factory) in factories.iter().enumerate() {
+            Driven::at(factory, &format!("m{number}"), "a").own();
+        }
+        for (number, factory) in factories.iter().enumerate() {
+            let listed = factory.list().unwrap();
+            let names: Vec<_> = listed.iter().map(|name| &**name).collect();
+            assert_eq!(names, [format!("m{number}")]);
+        }
+    });
+}
+
 /// What the README lists.
 const RIGHTS: &str = "~simba:* resetchannels &simba:* +eval +evalsha +publish +subscribe +unsubscribe +hello +ping \
      +time +mget +get +set +psetex +del +exists +pttl +pexpire +zadd +zrem +zpopmin";

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use super::Common;
 use super::cluster::Cluster;
 use super::connection::{Address, Connector, Target};
-use super::script::{Scripts, ms};
+use super::script::Scripts;
 use super::sentinel::Sentinels;
 use super::server::{Deployment, Server, ServerSettings};
-use super::{Common, Redis};
-use crate::backend::CLAIM_TIME;
 use crate::error::{Error, Result};
 use crate::factory::Factory;
 use crate::lease::Lease;
@@ -213,18 +212,16 @@ impl Builder {
             let server = Server::new(&settings, target, &Arc::default())?;
             Ok(Deployment::One(Arc::new(server)))
         };
-        let tcp = |hosts: Vec<(String, u16)>| {
-            let hosts = hosts.into_iter();
-            hosts.map(|(host, port)| Address::Tcp(host, port)).collect()
-        };
+        let tcp = |(host, port)| Address::Tcp(host, port);
         let deployment = match self.at? {
             At::One(address) => one(Target::At(address))?,
             At::Cluster(seeds) => {
-                Deployment::Cluster(Box::new(Cluster::new(settings.clone(), tcp(seeds))?))
+                let seeds = seeds.into_iter().map(tcp).collect();
+                Deployment::Cluster(Box::new(Cluster::new(settings.clone(), seeds)?))
             }
             At::Sentinel(sentinels, name) => one(Target::Master(Sentinels {
                 name,
-                addresses: tcp(sentinels),
+                addresses: sentinels.into_iter().map(tcp).collect(),
                 connector: connector(self.sentinel_login, 0),
                 first: AtomicUsize::new(0),
             }))?,
@@ -235,11 +232,10 @@ impl Builder {
             settings,
             scripts: Scripts::new(),
             lease,
-            claim: ms(CLAIM_TIME).to_string(),
             simba: self.simba,
             replicas: self.replicas,
         });
-        let factory = Factory::new(Arc::new(Redis { common }), lease);
+        let factory = Factory::new(Arc::new(common), lease);
         Ok(factory.with_initial_delay(self.initial_delay))
     }
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::Common;
 use super::keys::Keys;
-use super::script::{Command, Reply, integer, ms};
-use super::subscriber::{Channel, Role, Subscription, Wake};
+use super::script::{Command, Reply, ms};
+use super::subscriber::{Role, Subscription, Wake};
 use crate::backend::{
-    Attempt, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
+    Attempt, CLAIM_TIME, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
 };
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 use crate::pool::Lane;
@@ -19,17 +19,20 @@ use crate::pool::Lane;
 /// The least time until the next attempt: what the scripts count is whole milliseconds.
 pub(super) const TICK: Duration = Duration::from_millis(1);
 
+/// How long the last fence is remembered after the lease. After that the server's time in microseconds is
+/// the floor, which lies above every earlier fence unless the clock was set back by more.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+
+/// What `acquire.lua` is told by a contender that does not queue, or that has no place yet.
+const NO_QUEUE: &[u8] = b"";
+const NO_PLACE: &[u8] = b"0";
+
 pub(super) struct RedisContender {
     common: Arc<Common>,
     contender: Contender,
-    /// Without the place in the queue.
-    acquire: Command,
-    /// Without the fence.
-    renew: Command,
-    release: Command,
-    withdraw: Command,
+    keys: Keys,
     subscription: Subscription,
-    /// The place in the queue, to stand there again after having been taken out; `0` for none.
+    /// The place in the queue, to stand there again after having been taken out.
     place: Vec<u8>,
 }
 
@@ -39,44 +42,36 @@ impl RedisContender {
         contender: &Contender,
         wake: &Unparker,
     ) -> RedisContender {
-        let keys = Keys::of(&common.settings.prefix, &contender.mutex);
-        let (scripts, slot, id) = (&common.scripts, keys.slot, &*contender.id);
-        let total = ms(contender.lease.total());
-        let keep = common.keep(contender.lease);
-        let (claim, counts_all) = (&*common.claim, common.counts_all());
-        let (mutex, token, queue) = (&*keys.mutex, &*keys.token, &*keys.queue);
-        let mut acquire =
-            Command::script(&scripts.acquire, slot, &[mutex, token, &keys.fence, queue])
-                .arg(id)
-                .arg(total)
-                .arg(&[claim, &keep, counts_all])
-                .not_after();
-        acquire.replicas = common.replicas;
-        let channels = vec![
-            (keys.turn(id), Channel::Turn),
-            (keys.changes(), Channel::Changes),
-            (keys.handed(), Channel::Handed),
-        ];
+        let keys = common.keys(&contender.mutex);
+        let (id, wake) = (&*contender.id, Wake::Contender(wake.clone()));
+        let channels = keys.channels(Some(id));
         RedisContender {
-            acquire,
-            renew: Command::script(&scripts.renew, slot, &[mutex, token, &keys.fence])
-                .arg(id)
-                .arg(total)
-                .arg(keep),
-            release: release_request(common, &keys, id),
-            withdraw: Command::script(&scripts.withdraw, slot, &[mutex, token, queue])
-                .arg(&[id, claim, counts_all]),
-            subscription: Subscription::new(
-                id,
-                Wake::Contender(wake.clone()),
-                Role::Waiting,
-                channels,
-                slot,
-            ),
-            place: b"0".to_vec(),
+            subscription: Subscription::new(id, wake, Role::Waiting, channels, keys.slot),
             common: Arc::clone(common),
             contender: contender.clone(),
+            keys,
+            place: NO_PLACE.to_vec(),
         }
+    }
+
+    fn acquire_request(&self, place: &[u8]) -> Command {
+        let (common, keys) = (&self.common, &self.keys);
+        let names: [&str; 4] = [&keys.mutex, &keys.token, &keys.fence, &keys.queue];
+        let total = ms(self.contender.lease.total());
+        let mut request = Command::script(&common.scripts.acquire, keys.slot, &names)
+            .arg((&*self.contender.id, total, ms(CLAIM_TIME)))
+            .arg((self.keep(), common.counts_all(), place))
+            .not_after();
+        request.replicas = common.replicas;
+        request
+    }
+
+    /// How long the last fence is kept, in milliseconds, or `` for ever: Simba 4 counts on from it.
+    fn keep(&self) -> String {
+        if self.common.simba {
+            return String::new();
+        }
+        ms(self.contender.lease.total() + REMEMBERED).to_string()
     }
 
     /// Reads what the early acquire came to, and until when it may be believed. `None`: there was none, or the server
@@ -97,64 +92,51 @@ impl RedisContender {
     /// Makes one attempt, as often as the script meets more dead waiters than it looks at in one go.
     fn ask(&self, request: &Command, by: Moment) -> Result<Reply> {
         loop {
-            let answer = self.common.deployment.ask(Lane::Other, by, request)?;
-            let reply = Reply::read(answer)?;
+            let reply = Reply::read(self.common.deployment.ask(Lane::Other, by, request)?)?;
             if !reply.is_unfinished() || by.remaining() <= TICK {
                 return Ok(reply);
             }
         }
     }
 
-    fn granted(
-        &mut self,
-        fence: u64,
-        reply: &Reply,
-        until: Option<Moment>,
-        by: Moment,
-    ) -> Result<Attempt> {
-        self.place = b"0".to_vec();
+    fn granted(&mut self, reply: &Reply, until: Option<Moment>, by: Moment) -> Result<Attempt> {
+        self.place = NO_PLACE.to_vec();
+        let (fence, lease) = (reply.outcome, self.contender.lease);
         let wanted = self.common.replicas;
         if let Some(replicas) = reply.replicas
             && replicas < i64::from(wanted)
         {
-            // A failover could lose it.
+            let Contender { mutex, id, .. } = &self.contender;
             log::warn!(
-                "{}: {}: refused: {replicas} of {wanted} replicas have the grant in time; see Builder::replicas",
-                self.contender.mutex,
-                self.contender.id,
+                "{mutex}: {id}: refused: {replicas} of {wanted} replicas have the grant in time; see Builder::replicas"
             );
-            release(&self.common, &self.release, Some(fence), by)?;
+            // A failover could lose it.
+            self.common.release(&self.keys, id, fence, by)?;
             return Ok(Attempt::Refused(Refusal {
                 owner: MutexOwner::NONE,
-                retry_in: self.contender.lease.request_limit(),
+                retry_in: lease.request_limit(),
                 asked: true,
             }));
         }
         self.subscription.set_role(Role::Owning);
-        let owner = reply.granted(&self.contender.id, fence, self.contender.lease);
+        let owner = reply.granted(&self.contender.id, fence, lease);
         Ok(Attempt::Granted(Grant { owner, until }))
     }
 
-    fn refused(&mut self, on_refusal: OnRefusal, reply: Reply, is_deaf: bool) -> Refusal {
+    fn refused(&mut self, on_refusal: OnRefusal, reply: Reply) -> Refusal {
         let lease = self.contender.lease;
-        let owner = reply.owner(lease);
-        let mut retry_in = reply.left().unwrap_or(lease.total()) + TICK;
-        if is_deaf {
-            retry_in = retry_in.min(lease.request_limit());
-        }
-        if on_refusal == OnRefusal::Enqueue {
-            if !reply.place.is_empty() {
-                self.place = reply.place;
-            }
-            let next = self.acquire.clone().arg(&self.place[..]);
-            let longest = lease.request_limit() * 2 / 3;
-            self.subscription.prepare(next, longest);
-        }
-        Refusal {
-            owner,
-            retry_in,
+        let refusal = Refusal {
+            owner: reply.owner(lease),
+            retry_in: reply.left().unwrap_or(lease.total()) + TICK,
             asked: true,
+        };
+        if on_refusal == OnRefusal::Enqueue {
+            self.place = reply.place;
+            let next = self.acquire_request(&self.place);
+            self.subscription
+                .prepare(next, lease.request_limit() * 2 / 3);
         }
+        refusal
     }
 }
 
@@ -166,84 +148,64 @@ impl RawContender for RedisContender {
         let (reply, until) = match self.early(by)? {
             Some(early) => early,
             None => {
-                let mut place = &b""[..];
+                let mut place = NO_QUEUE;
                 if on_refusal == OnRefusal::Enqueue {
                     is_deaf = self.subscription.ensure(&self.common, by).is_err();
                     place = &self.place;
                 }
-                let request = self.acquire.clone().arg(place);
-                (self.ask(&request, by)?, None)
+                (self.ask(&self.acquire_request(place), by)?, None)
             }
         };
-        match reply.outcome {
-            0 => Ok(Attempt::Refused(self.refused(on_refusal, reply, is_deaf))),
-            fence => self.granted(fence, &reply, until, by),
+        if reply.outcome > 0 {
+            return self.granted(&reply, until, by);
         }
+        let mut refusal = self.refused(on_refusal, reply);
+        if is_deaf {
+            let limit = self.contender.lease.request_limit();
+            refusal.retry_in = refusal.retry_in.min(limit);
+        }
+        Ok(Attempt::Refused(refusal))
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
-        let request = self.renew.clone().arg(fence);
-        let reply = Reply::read((self.common.deployment).ask(Lane::Owner, by, &request)?)?;
-        if reply.outcome != 1 {
+        let (common, keys, lease) = (&self.common, &self.keys, self.contender.lease);
+        let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.fence];
+        let request = Command::script(&common.scripts.renew, keys.slot, &names);
+        let request = request.arg((&*self.contender.id, ms(lease.total()), self.keep(), fence));
+        let reply = Reply::read(common.deployment.ask(Lane::Owner, by, &request)?)?;
+        if reply.outcome == 0 {
             self.subscription.set_role(Role::Waiting);
-            return Ok(Renewal::Lost(reply.owner(self.contender.lease)));
+            return Ok(Renewal::Lost(reply.owner(lease)));
         }
         self.subscription.set_role(Role::Owning);
         if self.contender.purpose == Purpose::Lead {
             // To hear of a revocation at once. The next renewal tries again.
-            let _ = self.subscription.ensure(&self.common, by);
+            let _ = self.subscription.ensure(common, by);
         }
-        let owner = reply.granted(&self.contender.id, fence, self.contender.lease);
+        let owner = reply.granted(&self.contender.id, fence, lease);
         Ok(Renewal::Renewed(Grant { owner, until: None }))
     }
 
     fn release(&mut self, fence: u64, by: Moment) -> Result<bool> {
         self.subscription.set_role(Role::Idle);
-        release(&self.common, &self.release, Some(fence), by)
+        (self.common).release(&self.keys, &self.contender.id, fence, by)
     }
 
     fn withdraw(&mut self, by: Moment) -> Result<()> {
-        // The turn may just have come: what was acquired is released. If that fails, its lease runs out.
-        if let Ok(Some((reply, _))) = self.early(by - by.remaining() / 2)
-            && reply.outcome > 0
-        {
-            let _ = release(&self.common, &self.release, Some(reply.outcome), by);
-        }
+        let early = self.early(by - by.remaining() / 2);
         self.subscription.set_role(Role::Idle);
         self.subscription.close();
-        self.place = b"0".to_vec();
-        let withdrawn = (self.common.deployment).call(Lane::Other, by, &self.withdraw);
-        withdrawn.map(drop)
-    }
-}
-
-/// The release of one owner's ownership, without the fence.
-pub(super) fn release_request(common: &Common, keys: &Keys, id: &str) -> Command {
-    let names = [&*keys.mutex, &*keys.token, &*keys.queue];
-    let simba = if common.simba { "1" } else { "0" };
-    Command::script(&common.scripts.release, keys.slot, &names)
-        .arg(&[id, &common.claim, common.counts_all(), simba])
-        .optional_queue()
-}
-
-/// Ends the ownership with this fence; `None` for an owner that has none.
-pub(super) fn release(
-    common: &Common,
-    request: &Command,
-    fence: Option<u64>,
-    by: Moment,
-) -> Result<bool> {
-    let fence = fence.map_or_else(String::new, |fence| fence.to_string());
-    let answer = (common.deployment).ask(Lane::Owner, by, &request.clone().arg(fence))?;
-    let released = integer(Some(&answer.value))? == 1;
-    match answer.doubt {
-        Some(cause) if !released => Err(Error::new(
-            ErrorKind::Unreachable,
-            format!(
-                "{cause} while the mutex was released; whether it was released then, or had been lost before, \
-                 is not known"
-            ),
-        )),
-        _ => Ok(released),
+        self.place = NO_PLACE.to_vec();
+        let (common, keys, id) = (&self.common, &self.keys, &*self.contender.id);
+        if let Ok(Some((reply, _))) = early
+            && reply.outcome > 0
+        {
+            // The turn had just come. If this fails, the lease runs out.
+            let _ = common.release(keys, id, reply.outcome, by);
+        }
+        let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.queue];
+        let request = Command::script(&common.scripts.withdraw, keys.slot, &names);
+        let request = request.arg((id, ms(CLAIM_TIME), common.counts_all()));
+        common.deployment.call(Lane::Other, by, &request).map(drop)
     }
 }

@@ -4,57 +4,41 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{ErrorKind as Kind, RedisError, ServerErrorKind};
+use ::redis::{ErrorKind as Kind, RedisError, ServerErrorKind as Code};
 
 use super::connection::Address;
 use crate::error::{Error, ErrorKind};
 
-const RIGHTS: &str = "the user needs the commands EVAL, EVALSHA, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, HELLO, PING, TIME, \
-     MGET, GET, SET, PSETEX, DEL, EXISTS, PTTL, PEXPIRE, ZADD, ZREM and ZPOPMIN (for semaphores HGET, HMGET, HSET, \
-     HSETNX, HDEL, HKEYS, ZSCORE, ZCARD, ZRANGE, ZRANGEBYSCORE, ZRANGEBYLEX, ZSCAN, PERSIST, XADD, XRANGE and XDEL; to list and \
-     inspect mutexes SCAN and ZRANGE, in a cluster CLUSTER SLOTS, with Sentinel ROLE, with replicas WAIT), and the \
-     keys and channels under the prefix";
+const RIGHTS: &str =
+    "the user needs the rights that the documentation of contend::redis lists under \"Rights\"";
+const DATABASE: &str = "there is no such database, or the user may not SELECT it";
+const SERVER: &str = "is this a Redis server, 6.2 or newer, with all commands enabled?";
 
 /// What the server or the driver says, what it means, and what to do. The first line that matches counts.
 #[rustfmt::skip]
-const MEANINGS: &[(&str, ErrorKind, &str)] = &[
-    ("ertificate", ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
-    ("fatal alert", ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
+const MEANINGS: &[(&[&str], ErrorKind, &str)] = &[
+    (&["ertificate", "fatal alert"], ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
     // A server that restarts closes a connection in its handshake, too.
-    ("handshake", ErrorKind::Unreachable, "does this port speak TLS?"),
-    ("corrupt message", ErrorKind::Unreachable, "does this port speak TLS?"),
-    ("answer is not Redis's", ErrorKind::Misconfigured, "is this a Redis server?"),
-    ("refused the log-in", ErrorKind::Denied, "check user and password"),
+    (&["handshake", "corrupt message"], ErrorKind::Unreachable, "does this port speak TLS?"),
+    (&["answer is not Redis's"], ErrorKind::Misconfigured, "is this a Redis server?"),
     // Redis 6.2 wraps what a script's command says into a sentence of its own.
-    ("READONLY", ErrorKind::Unavailable, "this server is a read-only replica: connect to the master"),
-    ("WRONGPASS", ErrorKind::Denied, "check user and password"),
-    ("NOAUTH", ErrorKind::Denied, "check user and password"),
-    ("invalid password", ErrorKind::Denied, "check user and password"),
-    ("without any password", ErrorKind::Denied, "check user and password"),
-    // The first command of a connection without a password is too long for a stranger.
-    ("unauthenticated", ErrorKind::Denied, "check user and password"),
-    ("NOPERM", ErrorKind::Denied, RIGHTS),
-    ("ACL failure", ErrorKind::Denied, RIGHTS),
-    ("user executing the script can't", ErrorKind::Denied, RIGHTS),
-    ("can't run this command", ErrorKind::Denied, RIGHTS),
-    ("max number of clients", ErrorKind::Unavailable, "raise maxclients on the server, or lower pool_size"),
-    ("OOM", ErrorKind::Unavailable, "raise maxmemory on the server, or free some"),
-    ("NOREPLICAS", ErrorKind::Unavailable, "fewer replicas are connected than min-replicas-to-write asks for"),
-    ("BUSY ", ErrorKind::Unavailable, "a script blocks the server"),
-    ("LOADING", ErrorKind::Unavailable, "try again when it is done"),
-    ("MASTERDOWN", ErrorKind::Unavailable, "this server is a replica without its master: connect to the master"),
-    ("MISCONF", ErrorKind::Unavailable, "the server cannot write to its disk"),
-    ("refused to switch database", ErrorKind::Misconfigured, "there is no such database, or the user may not SELECT it"),
-    ("DB index is out of range", ErrorKind::Misconfigured, "there is no such database, or the user may not SELECT it"),
-    ("cluster support disabled", ErrorKind::Misconfigured, "use redis:// instead of redis+cluster://: this server is alone"),
-    ("WRONGTYPE", ErrorKind::Misconfigured, "something else uses this key: set another prefix"),
-    ("SENTINEL", ErrorKind::Misconfigured, "this is not a sentinel; for one server write redis://"),
-    ("unknown command", ErrorKind::Misconfigured, "is this a Redis server, 6.2 or newer, with all commands enabled?"),
-    ("RESP3", ErrorKind::Misconfigured, "Redis 6.2 or newer (or Valkey) is needed"),
-    ("MOVED ", ErrorKind::Misconfigured, "this server is part of a cluster: use redis+cluster://"),
-    ("ASK ", ErrorKind::Misconfigured, "this server is part of a cluster: use redis+cluster://"),
-    ("TRYAGAIN", ErrorKind::Unavailable, "the slot is on its way"),
-    ("CLUSTERDOWN", ErrorKind::Unavailable, "the cluster does not serve this slot"),
+    (&["READONLY"], ErrorKind::Unavailable, "this server is a read-only replica: connect to the master"),
+    (&["MASTERDOWN"], ErrorKind::Unavailable, "this server is a replica without its master: connect to the master"),
+    // The first command of a connection without a password is too long for an unauthenticated one.
+    (&["refused the log-in", "NOAUTH", "password", "unauthenticated"], ErrorKind::Denied, "check user and password"),
+    (&["NOPERM", "ACL failure", "user executing the script can't"], ErrorKind::Denied, RIGHTS),
+    (&["max number of clients"], ErrorKind::Unavailable, "raise maxclients on the server, or lower pool_size"),
+    (&["OOM"], ErrorKind::Unavailable, "raise maxmemory on the server, or free some"),
+    (&["NOREPLICAS"], ErrorKind::Unavailable, "fewer replicas are connected than min-replicas-to-write asks for"),
+    (&["BUSY "], ErrorKind::Unavailable, "a script blocks the server"),
+    (&["MISCONF"], ErrorKind::Unavailable, "the server cannot write to its disk"),
+    (&["LOADING", "TRYAGAIN", "CLUSTERDOWN"], ErrorKind::Unavailable, "try again later"),
+    (&["refused to switch database", "DB index is out of range"], ErrorKind::Misconfigured, DATABASE),
+    (&["cluster support disabled"], ErrorKind::Misconfigured, "this server is alone: use redis://, not redis+cluster://"),
+    (&["WRONGTYPE"], ErrorKind::Misconfigured, "something else uses this key: set another prefix"),
+    (&["SENTINEL"], ErrorKind::Misconfigured, "this is not a sentinel; for one server write redis://"),
+    (&["unknown command", "RESP3"], ErrorKind::Misconfigured, SERVER),
+    (&["MOVED ", "ASK "], ErrorKind::Misconfigured, "this server is part of a cluster: use redis+cluster://"),
 ];
 
 /// Why a request failed.
@@ -92,36 +76,29 @@ impl Failure {
     /// Reads an error of the request that was sent to `server` `waited` ago.
     pub(super) fn new(error: &RedisError, server: &Address, waited: Duration) -> Failure {
         let reason = match error.kind() {
-            Kind::Server(ServerErrorKind::Moved) => Reason::Moved(redirected(error, server)),
-            Kind::Server(ServerErrorKind::Ask) => {
-                redirected(error, server).map_or(Reason::Other, Reason::Ask)
+            Kind::Server(Code::Moved) => Reason::Moved(redirected(error, server)),
+            Kind::Server(Code::Ask) => redirected(error, server).map_or(Reason::Other, Reason::Ask),
+            Kind::Server(Code::TryAgain) => Reason::TryAgain,
+            Kind::Server(Code::ClusterDown | Code::MasterDown | Code::BusyLoading) => {
+                Reason::NotServing
             }
-            Kind::Server(ServerErrorKind::TryAgain) => Reason::TryAgain,
-            Kind::Server(
-                ServerErrorKind::ClusterDown
-                | ServerErrorKind::MasterDown
-                | ServerErrorKind::BusyLoading,
-            ) => Reason::NotServing,
             Kind::Io if !is_timeout(error) => Reason::Closed,
-            _ if said(error).contains("READONLY") => Reason::ReadOnly,
+            _ if said(error, waited).contains("READONLY") => Reason::ReadOnly,
             _ => Reason::Other,
         };
-        let error = read(error, server, waited);
         let error = match reason {
-            Reason::Closed | Reason::Other => error,
+            Reason::Closed | Reason::Other => read(error, server, waited),
             // The server did nothing, which is as good.
-            _ => error.not_sent(),
+            _ => read(error, server, waited).not_sent(),
         };
         Failure { error, reason }
     }
 
     /// Returns `true` if another node may serve the slot by now.
     pub(super) fn suggests_new_map(&self) -> bool {
-        matches!(self.reason, Reason::ReadOnly | Reason::NotServing)
-            || matches!(
-                self.error.kind(),
-                ErrorKind::Unreachable | ErrorKind::Timeout
-            )
+        let kind = self.error.kind();
+        matches!(kind, ErrorKind::Unreachable | ErrorKind::Timeout)
+            || matches!(self.reason, Reason::ReadOnly | Reason::NotServing)
     }
 }
 
@@ -134,15 +111,12 @@ fn redirected(error: &RedisError, asked: &Address) -> Option<Address> {
 
 /// Reads an error of `server`; `waited` is how long an answer was waited for.
 pub(super) fn read(error: &RedisError, server: &Address, waited: Duration) -> Error {
-    if is_timeout(error) {
-        let waited = waited.as_millis();
-        let message = format!("redis at {server}: no answer within {waited} ms");
-        return Error::new(ErrorKind::Timeout, message);
-    }
-    let text = said(error);
-    let known = (MEANINGS.iter()).find(|(needle, ..)| text.contains(needle));
+    let text = said(error, waited);
+    let says = |needles: &[&str]| needles.iter().any(|needle| text.contains(needle));
+    let known = MEANINGS.iter().find(|(needles, ..)| says(needles));
     let (kind, advice) = match (known, error.kind()) {
         (Some((_, kind, advice)), _) => (*kind, *advice),
+        (None, _) if is_timeout(error) => (ErrorKind::Timeout, ""),
         (None, Kind::Io) => (ErrorKind::Unreachable, ""),
         (None, Kind::InvalidClientConfig) => (ErrorKind::InvalidInput, ""),
         (None, _) => (ErrorKind::Protocol, ""),
@@ -155,16 +129,17 @@ pub(super) fn read(error: &RedisError, server: &Address, waited: Duration) -> Er
 /// Reads an error of `server` to which a connection is being opened.
 pub(super) fn read_opening(error: &RedisError, server: &Address, waited: Duration) -> Error {
     let meaning = read(error, server, waited);
-    let closed = error.is_connection_dropped() && !error.is_connection_refusal();
+    let is_closed = error.is_connection_dropped() && !error.is_connection_refusal();
     // What is said of TLS says more.
-    if !closed || meaning.to_string().contains("TLS") {
-        return meaning;
+    if is_closed && !meaning.to_string().contains("TLS") {
+        // As servers of other kinds do. One that restarts does so, too: it may pass.
+        let closed = "closed the connection without an answer; is this a Redis server?";
+        return Error::new(
+            ErrorKind::Unreachable,
+            format!("redis at {server}: {closed}"),
+        );
     }
-    // As servers of other kinds do. One that restarts does so, too: it may pass.
-    let message = format!(
-        "redis at {server}: closed the connection without an answer; is this a Redis server?"
-    );
-    Error::new(ErrorKind::Unreachable, message)
+    meaning
 }
 
 /// Returns `true` for a timeout, or for the interruption that a paused and resumed process sees in its stead.
@@ -176,30 +151,65 @@ pub(super) fn is_timeout(error: &RedisError) -> bool {
 }
 
 /// The cause in one line and once.
-fn said(error: &RedisError) -> String {
+fn said(error: &RedisError, waited: Duration) -> String {
     let text = match (error.kind(), error.code(), error.detail()) {
+        _ if is_timeout(error) => format!("no answer within {} ms", waited.as_millis()),
         (Kind::Server(_) | Kind::Extension, Some(code), Some(detail)) => format!("{code} {detail}"),
         // The driver's words say it twice.
         (Kind::AuthenticationFailed, ..) => "refused the log-in".to_owned(),
         (Kind::Parse, ..) => "the answer is not Redis's".to_owned(),
         _ => error.to_string(),
     };
-    // What follows names a place inside a script, or repeats the arguments, where any word may stand.
-    let text = text.split(" script: ").next().unwrap_or_default();
+    // Without the arguments, in which any word may stand, and without the place in a script.
     let text = text.split(", with args beginning").next();
-    let words: Vec<_> = text.unwrap_or_default().split_whitespace().collect();
-    words.join(" ")
+    let text = text.unwrap_or_default();
+    let text = text.rsplit_once(" script: ").map_or(text, |(said, _)| said);
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The error of a reply that no script of this crate gives.
 pub(super) fn not_understood() -> Error {
-    Error::new(
-        ErrorKind::Protocol,
-        "redis: a reply that no script of this library gives; does something else use these keys?",
-    )
+    let message = "redis: no script of this library replies so; do others use these keys?";
+    Error::new(ErrorKind::Protocol, message)
 }
 
 /// An error of which nothing was sent, and that may pass.
 pub(super) fn unavailable(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unavailable, message).not_sent()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The error of a server that replied `line`.
+    fn reply(line: &str) -> Error {
+        let reply = ::redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
+        let error = reply.extract_error().unwrap_err();
+        let server = Address::Tcp("h".to_owned(), 1);
+        read(&error, &server, Duration::ZERO)
+    }
+
+    /// In the words of Redis 7.0 and of 7.2.
+    #[test]
+    fn denied_user_is_told_what_was_refused() {
+        let place = "script: ad9f05ca, on @user_script:1.";
+        for says in [
+            "The user executing the script can't publish to the channel mentioned in the command",
+            "ACL failure in script: User app has no permissions to run the 'publish' command",
+        ] {
+            let error = reply(&format!("ERR {says} {place}"));
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+            let says = format!("redis at h:1: ERR {says}; {RIGHTS}");
+            assert_eq!(error.to_string(), says);
+        }
+    }
+
+    /// Arguments are not the server's words.
+    #[test]
+    fn unknown_command_is_named_without_its_arguments() {
+        let error = reply("ERR unknown command 'EVAL', with args beginning with: 'OOM script: '");
+        let says = format!("redis at h:1: ERR unknown command 'EVAL'; {SERVER}");
+        assert_eq!(error.to_string(), says);
+    }
 }

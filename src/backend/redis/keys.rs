@@ -1,12 +1,13 @@
 //! What a mutex is called on the server: its keys, its channels, its slot in a cluster.
 
+use super::subscriber::Channel;
+
 /// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
 /// The names of one mutex. The braces are literal: what they enclose decides the slot, so that all
 /// keys of a mutex lie on one node. No name contains a brace, so nothing here can be a key or channel of
 /// another mutex or id.
-#[derive(Clone, Debug)]
 pub(super) struct Keys {
     /// The owner's id; also the channel of `acquired@@ID` and `released@@ID`.
     pub(super) mutex: String,
@@ -34,19 +35,18 @@ impl Keys {
         }
     }
 
-    /// The channel on which the contender `id` hears that its turn has come.
-    pub(super) fn turn(&self, id: &str) -> Vec<u8> {
-        format!("{}:{id}", self.mutex).into_bytes()
-    }
-
-    /// The channel of changes of ownership.
-    pub(super) fn changes(&self) -> Vec<u8> {
-        self.mutex.clone().into_bytes()
-    }
-
-    /// The channel of hand-overs.
-    pub(super) fn handed(&self) -> Vec<u8> {
-        format!("{}!handed", self.mutex).into_bytes()
+    /// The channels of changes of ownership and of hand-overs, and the one on which the contender `id` hears that its
+    /// turn has come.
+    pub(super) fn channels(&self, id: Option<&str>) -> Vec<(Vec<u8>, Channel)> {
+        let mutex = &self.mutex;
+        let mut channels = vec![
+            (mutex.clone().into_bytes(), Channel::Changes),
+            (format!("{mutex}!handed").into_bytes(), Channel::Handed),
+        ];
+        if let Some(id) = id {
+            channels.push((format!("{mutex}:{id}").into_bytes(), Channel::Turn));
+        }
+        channels
     }
 
     /// The name of the mutex to which `key` belongs, if it is an owner's or a queue's.
@@ -85,10 +85,14 @@ mod tests {
         assert_eq!(keys.queue, "simba:{demo}:contender");
         assert_eq!(keys.fence, "simba:{demo}:fence");
         assert_eq!(keys.token, "simba:{demo}:token");
-        assert_eq!(
-            keys.turn("0:12@10.0.0.1"),
-            b"simba:{demo}:0:12@10.0.0.1".to_vec()
-        );
+        let channels = keys.channels(Some("0:12@10.0.0.1"));
+        let names: Vec<_> = channels.iter().map(|(name, _)| &**name).collect();
+        let expected: [&[u8]; 3] = [
+            b"simba:{demo}",
+            b"simba:{demo}!handed",
+            b"simba:{demo}:0:12@10.0.0.1",
+        ];
+        assert_eq!(names, expected);
     }
 
     #[test]

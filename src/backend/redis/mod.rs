@@ -101,20 +101,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::from_redis_value;
-
 pub use self::builder::Builder;
 pub(super) use self::builder::connect;
-use self::contender::{RedisContender, release, release_request};
-use self::error::not_understood;
+use self::contender::RedisContender;
 use self::keys::Keys;
-use self::observer::{RedisObserver, owner, owner_request};
-use self::permits::RedisPermits;
-use self::script::{Command, Scripts, integer, ms};
+use self::observer::RedisObserver;
+use self::permits::{RedisPermits, read};
+use self::script::{Command, Reply, Scripts, ms};
 use self::server::{Deployment, ServerSettings};
 use super::{
-    Backend, Condition, Contender, Participant, PermitStore, PoolUse, RawContender, RawObserver,
-    Wakeups,
+    Backend, CLAIM_TIME, Condition, Contender, Participant, PermitStore, PoolUse, RawContender,
+    RawObserver, Wakeups,
 };
 use crate::clock::Moment;
 use crate::error::Result;
@@ -124,14 +121,6 @@ use crate::parker::Unparker;
 use crate::pool::Lane;
 use crate::probe::Probe;
 
-/// How long the last fence is remembered after the lease. After that the server's time in microseconds is
-/// the floor, which lies above every earlier fence unless the clock was set back by more.
-const REMEMBERED: Duration = Duration::from_secs(3600);
-
-struct Redis {
-    common: Arc<Common>,
-}
-
 /// What a factory and its contenders share.
 struct Common {
     realm: String,
@@ -140,8 +129,6 @@ struct Common {
     scripts: Scripts,
     /// What is assumed of an owner that does not tell its lease.
     lease: Lease,
-    /// The claim time in milliseconds.
-    claim: String,
     /// Simba contenders of 3.2 or later share the mutexes.
     simba: bool,
     /// How many replicas must have a grant.
@@ -153,147 +140,142 @@ impl Common {
         matches!(self.deployment, Deployment::Cluster(_))
     }
 
-    /// `1` if PUBLISH counts every receiver.
-    fn counts_all(&self) -> &'static str {
-        if self.is_cluster() { "0" } else { "1" }
-    }
-
-    /// How long the last fence is kept, in milliseconds, or `` for ever: Simba 4 counts on from it.
-    fn keep(&self, lease: Lease) -> String {
-        if self.simba {
-            String::new()
-        } else {
-            ms(lease.total() + REMEMBERED).to_string()
-        }
+    /// Whether PUBLISH counts every receiver.
+    fn counts_all(&self) -> bool {
+        !self.is_cluster()
     }
 
     fn keys(&self, mutex: &str) -> Keys {
         Keys::of(&self.settings.prefix, mutex)
     }
+
+    /// Reads who owns a mutex.
+    fn look(&self, keys: &Keys, by: Moment) -> Result<Reply> {
+        let names: [&str; 2] = [&keys.mutex, &keys.token];
+        let request = Command::script(&self.scripts.observe, keys.slot, &names);
+        Reply::read(self.deployment.ask(Lane::Other, by, &request)?)
+    }
+
+    /// Ends the ownership with this fence; 0 for an owner that has none (Simba before 4).
+    fn release(&self, keys: &Keys, id: &str, fence: u64, by: Moment) -> Result<bool> {
+        let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.queue];
+        let fence = Some(fence).filter(|fence| *fence > 0);
+        let fence = fence.map_or_else(String::new, |fence| fence.to_string());
+        let request = Command::script(&self.scripts.release, keys.slot, &names)
+            .arg((id, ms(CLAIM_TIME), self.counts_all(), self.simba, fence))
+            .optional_queue();
+        let answer = self.deployment.ask(Lane::Owner, by, &request)?;
+        let released: bool = read(answer.value)?;
+        match answer.doubt {
+            // The first of two requests may have released it.
+            Some(cause) if !released => {
+                Err(cause.context("whether the mutex was released is not known"))
+            }
+            _ => Ok(released),
+        }
+    }
 }
 
-impl Backend for Redis {
+impl Backend for Arc<Common> {
     fn realm(&self) -> &str {
-        &self.common.realm
+        &self.realm
     }
 
     fn contender(&self, contender: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
-        let contender = RedisContender::new(&self.common, contender, wake);
-        Ok(Box::new(contender))
+        Ok(Box::new(RedisContender::new(self, contender, wake)))
     }
 
     fn observer(&self, mutex: &Arc<str>, wake: &Unparker) -> Result<Box<dyn RawObserver>> {
-        Ok(Box::new(RedisObserver::new(&self.common, mutex, wake)))
+        Ok(Box::new(RedisObserver::new(self, mutex, wake)))
     }
 
     fn ping(&self, by: Moment) -> Result<()> {
         // What every lock needs, and so no further right.
         let question = Command::plain(0, &[b"EVAL", b"return 1", b"0"]);
-        for server in self.common.deployment.masters(by)? {
+        for server in self.deployment.masters(by)? {
             server.command(&question, by)?;
         }
         Ok(())
     }
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
-        let request = owner_request(&self.common, &self.common.keys(mutex));
-        let (owner, _) = owner(&self.common, &request, by)?;
-        Ok(owner)
+        let reply = self.look(&self.keys(mutex), by)?;
+        Ok(reply.owner(self.lease))
     }
 
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
-        let keys = self.common.keys(mutex);
-        let words: [&[u8]; 5] = [b"ZRANGE", keys.queue.as_bytes(), b"0", b"-1", b"WITHSCORES"];
-        let question = Command::plain(keys.slot, &words);
-        let value = (self.common.deployment).call(Lane::Other, by, &question)?;
-        let waiters: Vec<(Vec<u8>, f64)> = from_redis_value(value).map_err(|_| not_understood())?;
-        let participant = |(id, since): &(Vec<u8>, f64)| {
+        let keys = self.keys(mutex);
+        let question = Command::plain(keys.slot, &[b"ZRANGE"]);
+        let question = question.arg((keys.queue, 0, -1, "WITHSCORES"));
+        let waiters: Vec<_> = read(self.deployment.call(Lane::Other, by, &question)?)?;
+        let participant = |(id, since): (Vec<u8>, f64)| {
             // Seconds since 1970 as Simba counts: far below what a float holds.
-            Participant::new(String::from_utf8_lossy(id), Some((since * 1000.0) as u64))
+            Participant::new(String::from_utf8_lossy(&id), Some((since * 1000.0) as u64))
         };
-        Ok(waiters.iter().map(participant).collect())
+        Ok(waiters.into_iter().map(participant).collect())
     }
 
     fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
-        let prefix = &self.common.settings.prefix;
-        let pattern = format!("{}:{{*}}*", escape(prefix));
+        let prefix = &self.settings.prefix;
+        // Any letter in the place of a wildcard: the keys that come are compared with the prefix.
+        let pattern = prefix.replace(['*', '?', '[', '\\'], "?") + ":{*}*";
         let mut found = BTreeSet::new();
-        for server in self.common.deployment.masters(by)? {
-            let mut cursor = b"0".to_vec();
+        for server in self.deployment.masters(by)? {
+            let mut cursor = "0".to_owned();
             loop {
-                let words: [&[u8]; 6] = [
-                    b"SCAN",
-                    &cursor,
-                    b"MATCH",
-                    pattern.as_bytes(),
-                    b"COUNT",
-                    b"1000",
-                ];
-                let reply = server.command(&Command::plain(0, &words), by)?;
-                let (next, keys): (Vec<u8>, Vec<Vec<u8>>) =
-                    from_redis_value(reply).map_err(|_| not_understood())?;
+                let question = Command::plain(0, &[b"SCAN"]);
+                let question = question.arg((&cursor, "MATCH", &pattern, "COUNT", 1000));
+                let (next, keys): (_, Vec<Vec<u8>>) = read(server.command(&question, by)?)?;
                 for key in &keys {
                     let key = String::from_utf8_lossy(key);
-                    if let Some(mutex) = Keys::mutex_of(prefix, &key) {
-                        found.insert(Arc::<str>::from(mutex));
-                    }
-                }
-                if next == b"0" {
-                    break;
+                    found.extend(Keys::mutex_of(prefix, &key).map(Arc::<str>::from));
                 }
                 cursor = next;
+                if cursor == "0" {
+                    break;
+                }
             }
         }
         Ok(found.into_iter().collect())
     }
 
     fn revoke(&self, mutex: &Arc<str>, fence: u64, by: Moment) -> Result<bool> {
-        let common = &self.common;
         let owner = self.owner(mutex, by)?;
         if !owner.has_owner() || owner.fence() != fence {
             return Ok(false);
         }
-        // An owner of Simba before 4 has no fence.
-        let fence = Some(fence).filter(|fence| *fence != 0);
-        let request = release_request(common, &common.keys(mutex), owner.owner_id());
-        release(common, &request, fence, by)
+        self.release(&self.keys(mutex), owner.owner_id(), fence, by)
     }
 
     fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
-        let keys = self.common.keys(mutex);
-        let request = Command::script(&self.common.scripts.run, keys.slot, &[&keys.run]);
-        let age = (self.common.deployment).call(Lane::Owner, by, &request)?;
-        Ok(u64::try_from(integer(Some(&age))?)
-            .ok()
-            .map(Duration::from_millis))
+        let keys = self.keys(mutex);
+        let request = Command::script(&self.scripts.run, keys.slot, &[&keys.run]);
+        let age: i64 = read(self.deployment.call(Lane::Owner, by, &request)?)?;
+        Ok(u64::try_from(age).ok().map(Duration::from_millis))
     }
 
     fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
-        let keys = self.common.keys(mutex);
-        let names = [&*keys.run, &*keys.token];
-        let request = Command::script(&self.common.scripts.run, keys.slot, &names)
-            .arg(fence)
-            .arg(ms(keep));
-        let recorded = (self.common.deployment).call(Lane::Owner, by, &request)?;
-        Ok(integer(Some(&recorded))? == 1)
+        let keys = self.keys(mutex);
+        let request = Command::script(&self.scripts.run, keys.slot, &[&keys.run, &keys.token]);
+        let request = request.arg((fence, ms(keep)));
+        read(self.deployment.call(Lane::Owner, by, &request)?)
     }
 
     fn permits(&self) -> Result<Arc<dyn PermitStore>> {
-        Ok(Arc::new(RedisPermits::new(&self.common)))
+        Ok(Arc::new(RedisPermits::new(self)))
     }
 
     fn condition(&self) -> Condition {
         let mut condition = Condition::default();
         let mut pool = PoolUse::default();
-        for server in self.common.deployment.known() {
+        for server in self.deployment.known() {
             let usage = server.pool.usage();
             pool.open += usage.open;
             pool.idle += usage.idle;
             pool.size += usage.size;
-            match (&condition.wakeups, server.subscriber.condition()) {
-                (_, polling @ Wakeups::Polling(_)) => condition.wakeups = polling,
-                (Wakeups::Untried, wakeups) => condition.wakeups = wakeups,
-                _ => {}
+            let wakeups = server.subscriber.condition();
+            if condition.wakeups == Wakeups::Untried || matches!(wakeups, Wakeups::Polling(_)) {
+                condition.wakeups = wakeups;
             }
         }
         condition.pool = Some(pool);
@@ -301,24 +283,12 @@ impl Backend for Redis {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        self.common.settings.probe.set(probe);
+        self.settings.probe.set(probe);
     }
 }
 
-impl fmt::Debug for Redis {
+impl fmt::Debug for Common {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Redis({})", self.common.realm)
+        write!(f, "Redis({})", self.realm)
     }
-}
-
-/// A text as a pattern that matches it alone.
-fn escape(text: &str) -> String {
-    let mut pattern = String::new();
-    for letter in text.chars() {
-        if matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
-            pattern.push('\\');
-        }
-        pattern.push(letter);
-    }
-    pattern
 }

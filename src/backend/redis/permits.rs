@@ -376,7 +376,7 @@ impl PermitStore for RedisPermits {
 }
 
 /// Reads a value; of a list, each row in turn.
-fn read<T: FromRedisValue>(value: Value) -> Result<T> {
+pub(super) fn read<T: FromRedisValue>(value: Value) -> Result<T> {
     from_redis_value(value).map_err(|_| not_understood())
 }
 
