@@ -70,7 +70,7 @@ impl Connector {
             Ok(connection)
         });
         opened.map_err(|error| {
-            let error = error.into_error();
+            let error = Error::from(error);
             let message = format!("cannot connect to {}: {error}", self.server);
             Error::new(error.kind(), message).not_sent()
         })
@@ -135,9 +135,10 @@ pub(crate) struct Connection {
     patience: Duration,
     /// The shortest that one has taken: no answer comes sooner than after the round trip.
     pub(super) round_trip: Duration,
-    poisoned: bool,
+    /// It was given up, and is not used again.
+    pub(super) poisoned: bool,
     /// When the last request was sent.
-    sent: Moment,
+    pub(super) sent: Moment,
     /// What was prepared on it, by its text: the driver would read the text anew for every request.
     prepared: Vec<(String, Statement)>,
 }
@@ -185,7 +186,7 @@ impl Connection {
         });
         match &outcome {
             Ok(_) => self.round_trip = self.round_trip.min(Moment::now() - self.sent),
-            Err(error) => self.poisoned |= error.is_poison(),
+            Err(error) => self.poisoned |= error.poisoned,
         }
         outcome
     }
@@ -200,21 +201,6 @@ impl Connection {
         let statement = prepared.map_err(RequestError::not_sent)?;
         self.prepared.push((sql.to_owned(), statement.clone()));
         Ok(statement)
-    }
-
-    /// When the last request was sent.
-    pub(crate) fn sent(&self) -> Moment {
-        self.sent
-    }
-
-    /// Returns `true` if it was given up.
-    pub(crate) fn is_poisoned(&self) -> bool {
-        self.poisoned
-    }
-
-    /// Gives it up.
-    pub(crate) fn poison(&mut self) {
-        self.poisoned = true;
     }
 }
 

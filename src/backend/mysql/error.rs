@@ -14,7 +14,7 @@ pub(crate) struct RequestError {
     /// The server's error number; `None` where the server did not answer.
     pub(crate) code: Option<u16>,
     /// The connection must not be used again: its outcome is unknown, or it is read-only.
-    poisoned: bool,
+    pub(crate) poisoned: bool,
     error: Error,
 }
 
@@ -80,11 +80,6 @@ impl RequestError {
         self
     }
 
-    /// Returns `true` if the connection must be thrown away.
-    pub(crate) fn is_poison(&self) -> bool {
-        self.poisoned
-    }
-
     /// Returns `true` for a duplicate key.
     pub(crate) fn is_duplicate(&self) -> bool {
         self.code == Some(1062)
@@ -108,11 +103,6 @@ impl RequestError {
     /// Returns `true` if the table or a column is not what the statement was made for.
     pub(crate) fn is_schema(&self) -> bool {
         self.code.is_some_and(is_schema)
-    }
-
-    /// The error without the connection's fate.
-    pub(crate) fn into_error(self) -> Error {
-        self.error
     }
 }
 
@@ -222,18 +212,18 @@ mod tests {
             1040, 1047, 1053, 1105, 1129, 1226, 1290, 1836, 2006, 2013, 3032, 9001,
         ] {
             let error = answer(code);
-            assert!(error.is_poison(), "{code}");
-            assert_eq!(error.into_error().kind(), ErrorKind::Unavailable, "{code}");
+            assert!(error.poisoned, "{code}");
+            assert_eq!(Error::from(error).kind(), ErrorKind::Unavailable, "{code}");
         }
         for code in [1044, 1045, 1049, 1142, 1146] {
-            assert!(!answer(code).into_error().is_transient(), "{code}");
+            assert!(!Error::from(answer(code)).is_transient(), "{code}");
         }
     }
 
     #[test]
     fn answer_to_a_statement_leaves_the_connection_alone() {
         for code in [1060, 1062, 1094, 1142, 1146, 1205, 1213, 1317, 1461] {
-            assert!(!answer(code).is_poison(), "{code}");
+            assert!(!answer(code).poisoned, "{code}");
         }
     }
 
@@ -242,9 +232,9 @@ mod tests {
         for kind in [io::ErrorKind::WouldBlock, io::ErrorKind::BrokenPipe] {
             let error = mysql::Error::IoError(io::Error::from(kind));
             let error = RequestError::new(error, Duration::from_millis(750));
-            assert!(error.is_poison());
+            assert!(error.poisoned);
             if kind == io::ErrorKind::WouldBlock {
-                let text = error.into_error().to_string();
+                let text = Error::from(error).to_string();
                 assert!(text.ends_with("no answer within 750 ms"), "{text}");
             }
         }

@@ -226,8 +226,7 @@ impl Backend for Mysql {
     }
 
     fn list(&self, by: Moment) -> Result<Vec<Arc<str>>> {
-        let names = self.database.call(by)?.list()?;
-        Ok(names.into_iter().map(Arc::from).collect())
+        self.database.call(by)?.list()
     }
 
     /// The owner learns of it with its next renewal: owning needs no connection that could be woken.

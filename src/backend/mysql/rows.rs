@@ -215,7 +215,7 @@ impl Call<'_> {
     }
 
     /// Reads the names of the mutexes that have an owner or a waiter.
-    pub(super) fn list(&mut self) -> Result<Vec<String>> {
+    pub(super) fn list(&mut self) -> Result<Vec<Arc<str>>> {
         let list = &self.sql.list;
         let answer = self.connection.run(self.by, |conn| conn.query(list));
         answer.map_err(|error| self.failed(error))
@@ -256,11 +256,11 @@ impl Call<'_> {
     /// Discards idle connections, after one broke, that were not heard of since its request was sent: otherwise
     /// each of them would fail a call after a restart of the server.
     fn failed(&self, error: RequestError) -> Error {
-        let poison = error.is_poison();
+        let poison = error.poisoned;
         let error = self.rows.table.explain(error);
         if poison {
             self.rows.pool.lost(&error);
-            self.rows.pool.discard_idle(self.connection.sent());
+            self.rows.pool.discard_idle(self.connection.sent);
         }
         error
     }

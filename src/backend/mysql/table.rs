@@ -157,9 +157,9 @@ impl Table {
             self.forget();
         }
         if !error.is_missing_grant() {
-            return error.into_error();
+            return error.into();
         }
-        let error = error.into_error();
+        let error = Error::from(error);
         let advice = "grant SELECT, INSERT and UPDATE on the table; to make or change it, CREATE or ALTER too";
         Error::new(error.kind(), format!("{error}; {advice}"))
     }

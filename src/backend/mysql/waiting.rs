@@ -301,7 +301,7 @@ impl Waiting {
         while !self.state.lock().stopped {
             self.withdraw_left();
             for connection in [&mut waiter, &mut blocker] {
-                if Moment::now() - connection.sent() >= BEAT {
+                if Moment::now() - connection.sent >= BEAT {
                     connection.run(Moment::FAR, |conn| conn.query_drop("DO 1"))?;
                 }
             }
@@ -425,7 +425,7 @@ impl Waiting {
         let sql = self.rows.table.sql.look_many(listed);
         let rows: Vec<Seen> = match waiter.run(Moment::FAR, |conn| conn.query(sql)) {
             Ok(rows) => rows,
-            Err(error) if error.is_poison() => return Err(error.into()),
+            Err(error) if error.poisoned => return Err(error.into()),
             // Interrupted, or the table is locked: the next WAIT looks at the rows itself.
             Err(_) => return Ok(()),
         };

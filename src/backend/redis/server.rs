@@ -307,7 +307,7 @@ impl<'a> Pending<'a> {
             let wait = (by.remaining() / 2).as_millis().max(1) as u64;
             let question = cmd("WAIT").arg(self.request.replicas).arg(wait).to_owned();
             let count = self.connection.ask(&question, by)?;
-            replicas = integer(Some(&count)).ok();
+            replicas = Some(integer(Some(&count)).unwrap_or(0));
         }
         Ok(Answer {
             value,

@@ -148,11 +148,11 @@ impl Session<'_> {
                 Ok(answers)
             });
         if let Err(error) = &outcome
-            && error.is_poison()
+            && error.poisoned
         {
             let pool = &self.store.rows.pool;
-            pool.lost(&error.clone().into_error());
-            pool.discard_idle(self.connection.sent());
+            pool.lost(&error.clone().into());
+            pool.discard_idle(self.connection.sent);
         }
         outcome
     }
@@ -186,8 +186,8 @@ impl Session<'_> {
     /// Ends a transaction without a trace; gives the connection up where that is not sure.
     fn roll_back(&mut self) {
         self.by = Moment::FAR;
-        if !self.connection.is_poisoned() && self.send(ROLLBACK).is_err() {
-            self.connection.poison();
+        if !self.connection.poisoned && self.send(ROLLBACK).is_err() {
+            self.connection.poisoned = true;
         }
     }
 

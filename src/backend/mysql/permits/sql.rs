@@ -116,9 +116,9 @@ impl Statements {
             );
         }
         if !(error.is_missing_table() || error.is_missing_grant() || error.is_schema()) {
-            return error.into_error();
+            return error.into();
         }
-        let cause = error.into_error();
+        let cause = Error::from(error);
         let names = TABLES.map(|(_, suffix)| format!("{}{suffix}", self.prefix));
         let text = format!(
             "{cause}; call create_tables or apply sql/init-semaphore.sql, grant SELECT, INSERT, UPDATE and DELETE on {}, \
