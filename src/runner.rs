@@ -125,7 +125,7 @@ impl Runner {
     fn try_leave(&mut self, by: Moment) -> Result<bool> {
         if self.machine.residue().unsure && !self.doubled {
             // The reply to an attempt was lost: adopt what it left, to know its fence.
-            let attempt = self.attempt(OnRefusal::Leave, by)?;
+            let attempt = self.call(|raw| raw.acquire(OnRefusal::Leave, by))?;
             let residue = self.machine.residue();
             residue.unsure = false;
             residue.fence = match attempt {
@@ -140,7 +140,7 @@ impl Runner {
         }
         if self.machine.residue().queued {
             // It may ask nothing.
-            self.call_for(|raw| raw.withdraw(by), |()| false)?;
+            self.call_for(|raw| raw.withdraw(by), false)?;
             self.machine.residue().queued = false;
             self.met_others = false;
         }
@@ -187,7 +187,7 @@ impl Runner {
         let sent = Moment::now();
         let attempt = match self.double(by) {
             Ok(Some(refusal)) => Ok(Attempt::Refused(refusal)),
-            Ok(None) => self.attempt(on_refusal, by),
+            Ok(None) => self.call(|raw| raw.acquire(on_refusal, by)),
             Err(error) => Err(error),
         };
         self.factory.probe().tell(|probe| {
@@ -211,14 +211,6 @@ impl Runner {
         Done::Called { change, error }
     }
 
-    fn attempt(&mut self, on_refusal: OnRefusal, by: Moment) -> Result<Attempt> {
-        let is_answer = |attempt: &Attempt| match attempt {
-            Attempt::Granted(_) => true,
-            Attempt::Refused(refusal) => refusal.asked,
-        };
-        self.call_for(|raw| raw.acquire(on_refusal, by), is_answer)
-    }
-
     /// Looks before it adopts, if another process was met that uses this id: a refusal while that one owns.
     fn double(&mut self, by: Moment) -> Result<Option<Refusal>> {
         if !self.doubled {
@@ -231,7 +223,6 @@ impl Runner {
         Ok(self.doubled.then_some(Refusal {
             owner,
             retry_in: Duration::from_millis(left + 1),
-            asked: false,
         }))
     }
 
@@ -272,14 +263,14 @@ impl Runner {
     }
 
     fn call<T>(&mut self, call: impl FnOnce(&mut dyn RawContender) -> Result<T>) -> Result<T> {
-        self.call_for(call, |_| true)
+        self.call_for(call, true)
     }
 
-    /// Makes a call. After a panic the backend's side is made anew. `is_answer`: whether the server was asked.
+    /// Makes a call. After a panic the backend's side is made anew. `is_answer`: success shows that the server answers.
     fn call_for<T>(
         &mut self,
         call: impl FnOnce(&mut dyn RawContender) -> Result<T>,
-        is_answer: impl FnOnce(&T) -> bool,
+        is_answer: bool,
     ) -> Result<T> {
         let sent = Moment::now();
         let raw = &mut *self.raw;
@@ -290,7 +281,7 @@ impl Runner {
             let _ = catch_unwind(AssertUnwindSafe(|| made.map(|raw| self.raw = raw)));
             Err(Error::new(ErrorKind::Panicked, "the backend panicked"))
         });
-        if outcome.as_ref().map_or(true, is_answer) {
+        if is_answer || outcome.is_err() {
             let who = format_args!("{}: {}", self.contender.mutex, self.contender.id);
             let error = outcome.as_ref().err();
             if self.factory.note(&self.shared, who, sent, error) {

@@ -367,8 +367,6 @@ pub struct Refusal {
     /// When to try again if not woken before: the end of the lease or hand-over seen, or the
     /// interval at which this backend must be polled. Never far beyond the lease.
     pub retry_in: Duration,
-    /// Whether the server was asked. A refusal out of what is known does not show that it answers.
-    pub asked: bool,
 }
 
 /// The outcome of a renewal.

@@ -198,11 +198,9 @@ impl Contention {
         match outcome {
             Ok(Attempt::Granted(grant)) => self.granted(sent, now, grant),
             Ok(Attempt::Refused(refusal)) => {
-                if refusal.asked {
-                    // The backend keeps nothing for this contender, or it would have been adopted.
-                    self.residue.fence = None;
-                    self.residue.unsure = false;
-                }
+                // The backend keeps nothing for this contender, or it would have been adopted.
+                self.residue.fence = None;
+                self.residue.unsure = false;
                 self.failures = 0;
                 self.next_try = match on_refusal {
                     OnRefusal::Enqueue => self.period.next_attempt(now, refusal.retry_in, roll),

@@ -247,7 +247,6 @@ impl RawContender for ToyContender {
             Attempt::Refused(Refusal {
                 owner: entry.seen(),
                 retry_in: left,
-                asked: true,
             })
         }))
     }

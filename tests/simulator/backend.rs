@@ -205,7 +205,6 @@ impl RawContender for Line {
             Answer::Refused(held, ms, retry_ms) => Attempt::Refused(Refusal {
                 owner: self.seen(held, ms),
                 retry_in: self.retry_in(retry_ms),
-                asked: true,
             }),
             _ => return Err(Line::failed()),
         })

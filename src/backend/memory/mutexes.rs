@@ -146,7 +146,6 @@ impl RawContender for MemoryContender {
         Ok(Attempt::Refused(Refusal {
             owner: entry.owner(now),
             retry_in: Duration::from_millis(entry.free_at(now).saturating_sub(now.ms) + 1),
-            asked: true,
         }))
     }
 

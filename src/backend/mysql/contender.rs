@@ -136,11 +136,7 @@ impl MysqlContender {
 }
 
 fn refused(owner: MutexOwner, retry_in: Duration) -> Refusal {
-    Refusal {
-        owner,
-        retry_in,
-        asked: true,
-    }
+    Refusal { owner, retry_in }
 }
 
 impl RawContender for MysqlContender {

@@ -115,7 +115,6 @@ impl RedisContender {
             return Ok(Attempt::Refused(Refusal {
                 owner: MutexOwner::NONE,
                 retry_in: lease.request_limit(),
-                asked: true,
             }));
         }
         self.subscription.set_role(Role::Owning);
@@ -128,7 +127,6 @@ impl RedisContender {
         let refusal = Refusal {
             owner: reply.owner(lease),
             retry_in: reply.left().unwrap_or(lease.total()) + TICK,
-            asked: true,
         };
         if on_refusal == OnRefusal::Enqueue {
             self.place = reply.place;

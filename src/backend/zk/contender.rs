@@ -398,7 +398,6 @@ impl ZkContender {
         Attempt::Refused(Refusal {
             owner: session.owner_of(leader, lease),
             retry_in: lease.total(),
-            asked: true,
         })
     }
 
