@@ -111,18 +111,19 @@ impl Runner {
 
     /// Gives up what the backend may keep for us, until `by`. `Ok(false)`: there was no lease to release.
     pub(crate) fn leave(&mut self, by: Moment) -> Result<bool> {
-        match self.try_leave(by) {
+        let mut released = false;
+        match self.try_leave(&mut released, by) {
             // Once more: perhaps only a pooled connection was stale.
-            Err(error) if Moment::now() < by => match self.try_leave(by) {
+            Err(error) if Moment::now() < by => {
+                self.try_leave(&mut released, by)?;
                 // "There was none" may be what the first release did.
-                Ok(false) => Err(error),
-                second => second,
-            },
-            first => first,
+                if released { Ok(true) } else { Err(error) }
+            }
+            first => first.map(|()| released),
         }
     }
 
-    fn try_leave(&mut self, by: Moment) -> Result<bool> {
+    fn try_leave(&mut self, released: &mut bool, by: Moment) -> Result<()> {
         if self.machine.residue().unsure && !self.doubled {
             // The reply to an attempt was lost: adopt what it left, to know its fence.
             let attempt = self.call(|raw| raw.acquire(OnRefusal::Leave, by))?;
@@ -133,9 +134,8 @@ impl Runner {
                 Attempt::Refused(_) => None,
             };
         }
-        let mut released = false;
         if let Some(fence) = self.machine.residue().fence {
-            released = self.call(|raw| raw.release(fence, by))?;
+            *released = self.call(|raw| raw.release(fence, by))?;
             self.machine.residue().fence = None;
         }
         if self.machine.residue().queued {
@@ -144,7 +144,7 @@ impl Runner {
             self.machine.residue().queued = false;
             self.met_others = false;
         }
-        Ok(released)
+        Ok(())
     }
 
     /// The error with which trouble began, once.

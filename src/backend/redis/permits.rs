@@ -241,8 +241,8 @@ impl PermitStore for RedisPermits {
             .not_after();
         loop {
             let sent = Moment::now();
-            let value = self.common.deployment.call(Lane::Other, by, &command)?;
-            let ((code, _, taken), rest): ((i64, Value, Vec<Text>), _) = head(value, 3)?;
+            let answer = self.common.deployment.ask(Lane::Other, by, &command)?;
+            let ((code, _, taken), rest): ((i64, Value, Vec<Text>), _) = head(answer.value, 3)?;
             log_swept(taken.iter().map(|id| &id.0), Reason::Expired);
             match code {
                 1 => {
@@ -273,8 +273,8 @@ impl PermitStore for RedisPermits {
                 3 => {}
                 // Also where the server's clock was set: the next request knows.
                 -1 => {
-                    let message = "redis: the request came too late";
-                    return Err(Error::new(ErrorKind::Timeout, message).not_sent());
+                    let late = Error::new(ErrorKind::Timeout, "redis: the request came too late");
+                    return Err(answer.doubt.unwrap_or(late.not_sent()));
                 }
                 -2 => return Err(no_such_semaphore(&read::<(Text,)>(rest)?.0.0)),
                 _ => {
