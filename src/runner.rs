@@ -1,4 +1,4 @@
-//! Performs a contender's steps on its backend: the only caller of a `RawContender`.
+//! Performs a contender's steps on its backend, through its `RawContender`.
 //!
 //! A service's worker owns one. A locker's is used in turn by the thread that locks, the timer's that renews and the
 //! thread that unlocks. A step makes at most one attempt or renewal. Every call is counted from before it was sent;

@@ -17,8 +17,8 @@ use crate::timer::TaskId;
 /// Holds permits for as long as it lives.
 ///
 /// They are renewed in the background after every third of the ttl, and released when the guard is
-/// dropped. If the server cannot be reached then, one more attempt is made in the background; otherwise they end
-/// with their ttl.
+/// dropped. If the server cannot be reached then, the release is sent once as soon as it can be; otherwise they
+/// end with their ttl.
 ///
 /// ```
 /// use contend::semaphore::PermitRequest;
@@ -119,8 +119,8 @@ impl PermitGuard {
     ///
     /// # Errors
     /// `Lost` if they were not held to the end, so that more holders than the capacity allows may have
-    /// worked at once. Otherwise the server could not be reached: one more attempt is made in the background, or
-    /// they end with their ttl.
+    /// worked at once. Otherwise the server could not be reached: the release is sent once as soon as it can be,
+    /// or they end with their ttl.
     pub fn release(mut self) -> Result<()> {
         self.end()
     }
@@ -148,7 +148,7 @@ impl PermitGuard {
             Err(error) => {
                 later();
                 Err(error.context(format_args!(
-                    "request {id:?} is not released; one more attempt follows, else it ends with its ttl"
+                    "request {id:?} is not released; it is tried once more, else its permits end with their ttl"
                 )))
             }
         }

@@ -11,8 +11,8 @@
 //!   soon: the KILL may come before the WAIT that it is meant for.
 //! - A WAIT that was ended while poked wakes no contender by itself: a look at all rows says which.
 //! - A contender that sleeps in a WAIT that knows it leaves by the list: a KILL for it reaches this thread. Any other
-//!   one withdraws its token itself; if it cannot, this thread does within a second. No WAIT begins while tokens are
-//!   left.
+//!   one withdraws its token itself; if it cannot, this thread does within a second, as soon as a connection of the
+//!   pool is free. No WAIT begins while tokens are left.
 //! - A busy place (woken, or talking to the server) is in no WAIT: its row may be its to take, and WAIT would end at
 //!   once, again and again.
 

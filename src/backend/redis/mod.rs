@@ -29,7 +29,8 @@
 //!
 //! Acquire, renew and release are one script and one round trip each (`lua/`). A release writes the contender that has
 //! waited longest into the place of the owner, for the claim time. Meanwhile no other contender can acquire, so the
-//! order is strict. A waiter whose message reaches no subscriber is passed over.
+//! order is strict. A waiter whose message reaches no subscriber is passed over. The thread that reads the message
+//! sends the acquire of the waiter, which reads the answer.
 //!
 //! | key | holds |
 //! |---|---|
