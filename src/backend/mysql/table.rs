@@ -138,10 +138,13 @@ impl Table {
             }
         }
         if let Some(statement) = cure {
+            let script = match statement.starts_with("ALTER") {
+                true => format!("sql/upgrade-mutex.sql, which here is {statement}"),
+                false => "sql/init-mutex.sql".to_owned(),
+            };
             let message = format!(
-                "the table {} is missing, or not as contend needs it, or this user has no grant on it: apply \
-                 sql/init-mutex.sql or sql/upgrade-mutex.sql, which here is {statement}; or add \
-                 ?create_table=true to the URL",
+                "the table {} is missing, or not as contend needs it, or this user has no grant on it: add \
+                 ?create_table=true to the URL, or apply {script}",
                 self.name
             );
             return Err(Error::new(ErrorKind::Misconfigured, message));
