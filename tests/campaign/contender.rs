@@ -96,6 +96,13 @@ impl Assignment {
         number.parse().expect("a number")
     }
 
+    /// Below the first token of this incarnation: 2^32 follow. Not by the process id, which the system uses again.
+    fn tokens(&self) -> u64 {
+        let (_, incarnation) = self.process.split_once('.').expect("an incarnation");
+        let incarnation: u64 = incarnation.parse().expect("a number");
+        (self.number() as u64) << 48 | incarnation << 32
+    }
+
     fn id(&self, contender: &str) -> String {
         match self.fixed_ids {
             true => format!("{}-{contender}", self.number()),
@@ -341,9 +348,8 @@ impl Process<'_> {
             thread::sleep(think);
             for (register, base) in registers.iter().zip(bases) {
                 let Some(base) = base else { continue };
-                // Unlike in every process: a process, a counter, and never 0.
-                let process = u64::from(std::process::id()) << 32;
-                let token = process | (TOKENS.fetch_add(1, Ordering::Relaxed) + 1);
+                // Unlike in every other process, and never 0.
+                let token = self.assignment.tokens() | (TOKENS.fetch_add(1, Ordering::Relaxed) + 1);
                 if client.write(register, fence, base, token)? {
                     let record = Record::new(Kind::Acknowledged, "", register);
                     self.journal.write(&record.number(token));
