@@ -147,7 +147,7 @@ impl Builder {
     /// As [`Builder::build`].
     pub fn session(self) -> Result<Session> {
         let config = Arc::new(self.config()?);
-        Session::open(&config, Probed::default(), connection::run)
+        Session::open(&config, connection::run)
     }
 
     /// `zk://user:password@h1:2181,h2:2181/chroot?ttl=10s&transition=6s&tls=true`.
@@ -198,6 +198,7 @@ impl Builder {
             connect_timeout: self.connect_timeout,
             digest: digest.map(|(user, password)| format!("{user}:{password}")),
             acl,
+            probe: Probed::default(),
             #[cfg(feature = "tls")]
             tls: self.tls.client_config()?,
         })
@@ -269,6 +270,7 @@ pub(super) struct Config {
     /// `user:password`.
     pub(super) digest: Option<String>,
     pub(super) acl: Acl,
+    pub(super) probe: Probed,
     /// `None`: connections are not encrypted.
     #[cfg(feature = "tls")]
     pub(super) tls: Option<Arc<rustls::ClientConfig>>,

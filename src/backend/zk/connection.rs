@@ -2,12 +2,13 @@
 //! what is due. What the bytes mean is in `protocol.rs`.
 
 use std::io::{self, ErrorKind as IoErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use rand::RngExt;
 use rand::seq::SliceRandom;
 
+use super::protocol::SessionState;
 use super::session::Shared;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -169,11 +170,7 @@ fn converse(shared: &Shared, host: &str, address: SocketAddr, is_last: bool) -> 
     let Err(error) = connect(shared, host, address) else {
         return true;
     };
-    let error = if host.parse::<IpAddr>().is_ok() {
-        error.context(address)
-    } else {
-        error.context(format!("{host} ({address})"))
-    };
+    let error = error.context(format!("{host} ({address})"));
     let mut state = shared.state.lock();
     state.disconnect(&error);
     let served = state.protocol.epoch != epoch;
@@ -181,7 +178,7 @@ fn converse(shared: &Shared, host: &str, address: SocketAddr, is_last: bool) -> 
     if shared.is_over() {
         return true;
     }
-    shared.probe.tell(|probe| probe.disconnected(&error));
+    shared.config.probe.tell(|probe| probe.disconnected(&error));
     if served {
         log::warn!("{}: connection lost: {error}", shared.config.realm);
     }
@@ -196,23 +193,22 @@ fn converse(shared: &Shared, host: &str, address: SocketAddr, is_last: bool) -> 
 /// `Ok` when the session is over, an error when another server must be found.
 #[cfg_attr(not(feature = "tls"), allow(unused_variables))]
 fn connect(shared: &Shared, host: &str, address: SocketAddr) -> Result<()> {
+    use IoErrorKind::{ConnectionReset, Interrupted, TimedOut, WouldBlock};
     let unusable = |error| failed("cannot set up the connection", error);
     let began = Moment::now();
     let patience = shared.state.lock().protocol.patience(began);
     let limit = patience.min(shared.config.connect_timeout);
     let mut stream = TcpStream::connect_timeout(&address, limit)
         .map_err(|error| failed("cannot connect", error))?;
-    stream.set_nodelay(true).map_err(unusable)?;
-    stream
-        .set_write_timeout(Some(WRITE_TIMEOUT))
-        .map_err(unusable)?;
+    let set_up = stream.set_nodelay(true);
+    let set_up = set_up.and_then(|()| stream.set_write_timeout(Some(WRITE_TIMEOUT)));
     let writer = Writer {
-        stream: stream.try_clone().map_err(unusable)?,
+        stream: set_up.and_then(|()| stream.try_clone()).map_err(unusable)?,
         #[cfg(feature = "tls")]
         tls: encrypted(&shared.config, host)?,
     };
     let mut state = shared.state.lock();
-    if state.closing {
+    if state.protocol.is_over() {
         return Ok(());
     }
     state.protocol.begin(Moment::now(), began + patience);
@@ -224,17 +220,16 @@ fn connect(shared: &Shared, host: &str, address: SocketAddr) -> Result<()> {
     while let Some(wake_at) = shared.advance(bytes)? {
         let wait = wake_at.remaining().clamp(Duration::from_millis(1), SLICE);
         stream.set_read_timeout(Some(wait)).map_err(unusable)?;
-        bytes = match stream.read(&mut chunk) {
+        let read = stream.read(&mut chunk);
+        bytes = match read.map_err(|error| (error.kind(), error)) {
             Ok(count @ 1..) => chunk.get(..count).unwrap_or_default().to_vec(),
-            Ok(0) => return Err(shared.closed_by_server()),
-            Err(error) => match error.kind() {
-                // `Interrupted`: the process was paused and goes on.
-                IoErrorKind::WouldBlock | IoErrorKind::TimedOut | IoErrorKind::Interrupted => {
-                    Vec::new()
-                }
-                IoErrorKind::ConnectionReset => return Err(shared.closed_by_server()),
-                _ => return Err(failed("connection lost", error)),
-            },
+            // `Interrupted`: the process was paused and goes on.
+            Err((WouldBlock | TimedOut | Interrupted, _)) => Vec::new(),
+            Ok(0) | Err((ConnectionReset, _)) => {
+                let mut state = shared.state.lock();
+                return Err(state.protocol.closed_by_server(Moment::now()));
+            }
+            Err((_, error)) => return Err(failed("connection lost", error)),
         };
     }
     Ok(())
@@ -243,17 +238,13 @@ fn connect(shared: &Shared, host: &str, address: SocketAddr) -> Result<()> {
 /// What the thread does to the state.
 impl Shared {
     fn is_over(&self) -> bool {
-        let state = self.state.lock();
-        state.closing || state.protocol.is_over()
+        self.state.lock().protocol.is_over()
     }
 
-    /// Takes what the socket brought, and does what is due. Returns when there is more to do; `None` if the session is
-    /// over.
+    /// Takes what the socket brought, and does what is due. Returns when there is more to do; `None` if the session has
+    /// expired. One that was closed waits for the server's answer, which is the end of the connection.
     fn advance(&self, bytes: Vec<u8>) -> Result<Option<Moment>> {
         let mut state = self.state.lock();
-        if state.protocol.is_over() {
-            return Ok(None);
-        }
         let Some(writer) = &mut state.writer else {
             let what = "cannot write to the server";
             return Err(Error::new(ErrorKind::Unreachable, what));
@@ -263,7 +254,8 @@ impl Shared {
         let received = state.protocol.received(&plain, now);
         let ticked = received.and_then(|()| state.protocol.tick(now));
         state.settle();
-        let wake_at = state.protocol.wake_at();
+        let expired = state.protocol.state() == SessionState::Expired;
+        let wake_at = (!expired).then_some(state.protocol.wake_at());
         if !served && state.protocol.is_serving() {
             state.trouble = None;
             state.wake();
@@ -272,21 +264,9 @@ impl Shared {
                 log::info!("{}: connected", self.config.realm);
             }
             drop(state);
-            self.probe.tell(|probe| probe.connected());
+            self.config.probe.tell(|probe| probe.connected());
         }
-        ticked.map(|()| Some(wake_at))
-    }
-
-    /// Servers of other kinds do that during the handshake, and a ZooKeeper server without a quorum: it may pass.
-    fn closed_by_server(&self) -> Error {
-        let mut state = self.state.lock();
-        let hint = if state.protocol.closed_by_server(Moment::now()) {
-            " without an answer; it does not serve now, or is not a ZooKeeper server"
-        } else {
-            ""
-        };
-        let what = format!("the server closed the connection{hint}");
-        Error::new(ErrorKind::Unreachable, what)
+        ticked.map(|()| wake_at)
     }
 
     /// Every address was tried in vain.
@@ -302,7 +282,7 @@ impl Shared {
     fn pause(&self, pause: Duration) {
         let until = Moment::now() + pause;
         let mut state = self.state.lock();
-        while !state.closing && !until.remaining().is_zero() {
+        while !state.protocol.is_over() && !until.remaining().is_zero() {
             self.changed
                 .wait_for(&mut state, until.remaining().min(SLICE));
         }

@@ -22,9 +22,6 @@ use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
 
-/// How often an attempt starts over because nodes came and went meanwhile.
-const ROUNDS: usize = 32;
-
 pub(super) struct ZkContender {
     sessions: Arc<Sessions>,
     contender: Contender,
@@ -103,8 +100,8 @@ impl Node {
             return Ok(true);
         }
         let own = Watch::new(wake);
-        let read = Ask::watch(Request::Data(self.path.clone()), &own);
-        let outcome = self.session.one(read, by)?;
+        let read = Ask::new(Request::Data(self.path.clone()), Some(&own));
+        let outcome = self.session.ask(read, by)?;
         // Where the server refuses, the next renewal asks again.
         self.own = Some(own);
         Ok(outcome != Err(Code::NO_NODE))
@@ -120,9 +117,9 @@ impl Node {
         by: Moment,
     ) -> Result<Option<Leader>> {
         let (watch, own) = (Watch::new(wake), Watch::new(wake));
-        let asks = vec![
-            Ask::watch(Request::Data(before.clone()), &watch),
-            Ask::watch(Request::Data(self.path.clone()), &own),
+        let asks = [
+            Ask::new(Request::Data(before.clone()), Some(&watch)),
+            Ask::new(Request::Data(self.path.clone()), Some(&own)),
             Request::Data(leader.clone()).into(),
         ];
         // Before the answers are there: if they come late, the next look need not ask for all of it again.
@@ -133,16 +130,11 @@ impl Node {
             leader: leader.clone(),
             epoch,
         });
-        let mut outcomes = self.session.call_all(asks, by)?;
-        let Some(to_leader) = outcomes.pop() else {
+        let [to_before, to_own, to_leader] = self.session.call(asks, by)?;
+        if found(to_before, &before)?.is_none() || found(to_own, &self.path)?.is_none() {
             return Ok(None);
-        };
-        for (outcome, path) in outcomes.into_iter().zip([&before, &self.path]) {
-            if found(outcome, path)?.is_none() {
-                return Ok(None);
-            }
         }
-        Leader::read(leader, to_leader)
+        Leader::new(leader, to_leader)
     }
 
     /// Until when an owner may believe: the session certainly lives, and the transition is left. A sixth of the
@@ -235,19 +227,16 @@ impl ZkContender {
             && self.node.is_none()
             && self.entering.is_none()
             && !self.likely_free
-            && let Some(leader) = session.leader(&self.mutex_path, by)?
+            && let Some(leader) = session.leader(&self.mutex_path, None, by)?
         {
             return Ok(self.refused(session, Some(leader)));
         }
-        for _ in 0..ROUNDS {
+        // Every second round at least asks the server, which ends with `by`.
+        loop {
             if let Some(attempt) = self.look(session, on_refusal, by)? {
                 return Ok(attempt);
             }
         }
-        Err(Error::new(
-            ErrorKind::Unavailable,
-            "nodes come and go faster than they can be read",
-        ))
     }
 
     /// Finds out where this contender stands. `None`: nodes came or went meanwhile.
@@ -261,13 +250,13 @@ impl ZkContender {
         // Taken before anything is read: one that is too old only costs a question.
         let epoch = session.protocol().epoch;
         let line = match &self.node {
-            Some(node) if node.takes_over() => return self.grant(by),
+            Some(node) if node.takes_over() => return self.lead(by),
             Some(node) => {
                 // One small question in the place of the whole line: who leads?
                 if !leaves
                     && let Some(before) = node.before()
                     && before.watch.is_set()
-                    && let Some(leader) = session.read(before.leader.clone(), by)?
+                    && let Some(leader) = session.read(before.leader.clone(), None, by)?
                 {
                     return Ok(Some(self.refused(session, Some(leader))));
                 }
@@ -285,22 +274,18 @@ impl ZkContender {
         };
         let before = place.checked_sub(1).and_then(|at| line.members.get(at));
         let (Some(before), Some(first)) = (before, line.members.first()) else {
-            return self.grant(by);
+            return self.lead(by);
         };
         let path = |name: &String| format!("{}/{name}", self.mutex_path);
         let (before, first) = (path(before), path(first));
-        let leader = if leaves {
+        if leaves {
             // The session deletes the node before it reads who leads.
             self.node = None;
-            session.read(first, by)?
-        } else {
-            let leader = node.stand_behind(before, first, epoch, &self.wake, by)?;
-            if leader.is_none() {
-                return Ok(None);
-            }
-            leader
-        };
-        Ok(Some(self.refused(session, leader)))
+            let leader = session.read(first, None, by)?;
+            return Ok(Some(self.refused(session, leader)));
+        }
+        let leader = node.stand_behind(before, first, epoch, &self.wake, by)?;
+        Ok(leader.map(|leader| self.refused(session, Some(leader))))
     }
 
     /// Makes a node and reads the line, in one round trip.
@@ -374,29 +359,37 @@ impl ZkContender {
         ancestry(&self.mutex_path).map(parent).collect()
     }
 
-    /// Grants the ownership to this contender, which leads. `None`: its node is gone.
-    fn grant(&mut self, by: Moment) -> Result<Option<Attempt>> {
+    /// Grants the ownership to this contender, which leads.
+    fn lead(&mut self, by: Moment) -> Result<Option<Attempt>> {
+        self.likely_free = true;
+        // A service is told at once when an operator deletes its node; for the length of a lock that would cost too much.
+        let grant = self.grant(self.contender.purpose != Purpose::Lock, by)?;
+        Ok(grant.map(Attempt::Granted))
+    }
+
+    /// Founds or prolongs the ownership; `watched`: of a node that is watched. `None`: the node is gone.
+    fn grant(&mut self, watched: bool, by: Moment) -> Result<Option<Grant>> {
         let Some(node) = &mut self.node else {
             return Ok(None);
         };
-        // A service is told at once when an operator deletes its node; for the length of a lock that would cost too much.
-        let there = self.contender.purpose == Purpose::Lock || node.watch_own(&self.wake, by)?;
-        let grant = there
-            .then(|| node.grant(&self.contender))
-            .transpose()?
-            .flatten();
-        match &grant {
-            Some(_) => self.likely_free = true,
-            None => self.node = None,
+        let there = !watched || node.watch_own(&self.wake, by)?;
+        let grant = if there {
+            node.grant(&self.contender)?
+        } else {
+            None
+        };
+        if grant.is_none() {
+            self.node = None;
         }
-        Ok(grant.map(Attempt::Granted))
+        Ok(grant)
     }
 
     fn refused(&mut self, session: &Session, leader: Option<Leader>) -> Attempt {
         self.likely_free = false;
         let lease = self.contender.lease;
         Attempt::Refused(Refusal {
-            owner: session.owner_of(leader, lease),
+            // A leader that may not be read leads all the same.
+            owner: session.owner_of(leader, lease).unwrap_or_default(),
             retry_in: lease.total(),
         })
     }
@@ -435,7 +428,7 @@ impl RawContender for ZkContender {
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
-        let node = self.node.as_mut();
+        let node = self.node.as_ref();
         let held = node.filter(|node| node.holds(fence) && !node.is_gone());
         let Some(node) = held else {
             return Ok(Renewal::Lost(MutexOwner::NONE));
@@ -445,10 +438,8 @@ impl RawContender for ZkContender {
             .connected(Moment::now())
             .map(drop)
             // For a short purpose that turned out long, and where another client wrote to the node.
-            .and_then(|()| node.watch_own(&self.wake, by))
-            .and_then(|there| there.then(|| node.grant(&self.contender)).transpose())
+            .and_then(|()| self.grant(true, by))
             .inspect_err(|_| session.wake_when_serving(&self.wake))?;
-        let grant = grant.flatten();
         Ok(grant.map_or(Renewal::Lost(MutexOwner::NONE), Renewal::Renewed))
     }
 

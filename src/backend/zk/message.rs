@@ -12,10 +12,6 @@ pub(super) const XID_EVENT: i32 = -1;
 pub(super) const XID_AUTH: i32 = -4;
 pub(super) const XID_SET_WATCHES: i32 = -8;
 
-const SET_DATA: i32 = 5;
-const CHECK: i32 = 13;
-const MULTI: i32 = 14;
-
 /// What a node is, and when it goes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -171,17 +167,6 @@ impl Request {
 
     /// `watch`: the server is to tell what happens to the node next. Only for reads.
     pub(super) fn encode(&self, xid: i32, watch: bool, out: &mut Encoder) {
-        let read = |out: &mut Encoder, op: i32, path: &str| {
-            out.int(op);
-            out.text(path);
-            out.bool(watch);
-        };
-        let write = |out: &mut Encoder, op: i32, path: &str| {
-            out.int(op);
-            out.bool(false);
-            out.int(-1);
-            out.text(path);
-        };
         out.frame(|out| {
             out.int(xid);
             match self {
@@ -198,50 +183,32 @@ impl Request {
                         Mode::Container => (19, 4),
                         Mode::EphemeralSequential => (15, 3),
                     };
-                    out.int(op);
-                    out.text(path);
-                    out.buffer(data);
+                    out.int(op).text(path).buffer(data);
                     out.count(permissions.len());
                     for (bits, scheme, id) in *permissions {
-                        out.int(*bits);
-                        out.text(scheme);
-                        out.text(id);
+                        out.int(*bits).text(scheme).text(id);
                     }
-                    out.int(flags);
+                    out.int(flags)
                 }
-                Request::Delete(path) => {
-                    out.int(2);
-                    out.text(path);
-                    out.int(-1);
-                }
-                Request::Exists(path) => read(out, 3, path),
-                Request::Data(path) => read(out, 4, path),
-                Request::Children(path) => read(out, 8, path),
-                Request::Multi { check, write: data } => {
-                    out.int(MULTI);
-                    write(out, CHECK, check);
-                    out.int(-1);
-                    if let Some((path, data)) = data {
-                        write(out, SET_DATA, path);
-                        out.buffer(data);
+                Request::Delete(path) => out.int(2).text(path).int(-1),
+                Request::Exists(path) => out.int(3).text(path).bool(watch),
+                Request::Data(path) => out.int(4).text(path).bool(watch),
+                Request::Children(path) => out.int(8).text(path).bool(watch),
+                Request::Multi { check, write } => {
+                    // Before each operation and at the end: which it is, whether that was the last one, and no error.
+                    // After it: any version.
+                    out.int(14);
+                    out.int(13).bool(false).int(-1).text(check).int(-1);
+                    if let Some((path, data)) = write {
+                        out.int(5).bool(false).int(-1).text(path).buffer(data);
                         out.int(-1);
                     }
-                    // The end of the operations.
-                    out.int(-1);
-                    out.bool(true);
-                    out.int(-1);
+                    out.int(-1).bool(true).int(-1)
                 }
-                Request::Unwatch(path) => {
-                    out.int(18);
-                    out.text(path);
-                    out.int(3);
-                }
-                Request::Sync => {
-                    out.int(9);
-                    out.text("/");
-                }
+                Request::Unwatch(path) => out.int(18).text(path).int(3),
+                Request::Sync => out.int(9).text("/"),
                 Request::Close => out.int(-11),
-            }
+            };
         });
     }
 
@@ -297,18 +264,9 @@ fn stat(body: &mut Decoder<'_>) -> Result<Stat> {
     })
 }
 
-/// The head of every frame but the handshake's.
-pub(super) struct Head {
-    pub(super) xid: i32,
-    pub(super) zxid: i64,
-    pub(super) code: Code,
-}
-
-impl Head {
-    pub(super) fn decode(frame: &mut Decoder<'_>) -> Result<Head> {
-        let (xid, zxid, code) = (frame.int()?, frame.long()?, Code(frame.int()?));
-        Ok(Head { xid, zxid, code })
-    }
+/// Decodes the head of every frame but the handshake's: the xid, the zxid, and the code.
+pub(super) fn decode_head(frame: &mut Decoder<'_>) -> Result<(i32, i64, Code)> {
+    Ok((frame.int()?, frame.long()?, Code(frame.int()?)))
 }
 
 /// Decodes that something happened to a watched node: its path, and whether it was deleted. The path is empty if it is
@@ -330,12 +288,8 @@ impl Pass {
     /// lost its quorum: it could not keep a lock.
     pub(super) fn encode(&self, last_zxid: i64, timeout_ms: i32, out: &mut Encoder) {
         out.frame(|out| {
-            out.int(0);
-            out.long(last_zxid);
-            out.int(timeout_ms);
-            out.long(self.id);
-            out.buffer(&self.password);
-            out.bool(false);
+            out.int(0).long(last_zxid).int(timeout_ms);
+            out.long(self.id).buffer(&self.password).bool(false);
         });
     }
 
@@ -351,11 +305,8 @@ impl Pass {
 /// Authenticates the connection with `user:password`.
 pub(super) fn encode_digest(out: &mut Encoder, digest: &str) {
     out.frame(|out| {
-        out.int(XID_AUTH);
-        out.int(100);
-        out.int(0);
-        out.text("digest");
-        out.text(digest);
+        out.int(XID_AUTH).int(100);
+        out.int(0).text("digest").text(digest);
     });
 }
 
@@ -363,13 +314,11 @@ pub(super) fn encode_digest(out: &mut Encoder, digest: &str) {
 /// happened to their nodes since `last_zxid`.
 pub(super) fn encode_set_watches(out: &mut Encoder, last_zxid: i64, watches: &[(Kind, &str)]) {
     out.frame(|out| {
-        out.int(XID_SET_WATCHES);
-        out.int(101);
-        out.long(last_zxid);
+        out.int(XID_SET_WATCHES).int(101).long(last_zxid);
         for kind in [Kind::Data, Kind::Exists, Kind::Children] {
             let paths = watches.iter().filter(|(of, _)| *of == kind);
             out.count(paths.clone().count());
-            paths.for_each(|(_, path)| out.text(path));
+            paths.for_each(|(_, path)| _ = out.text(path));
         }
     });
 }

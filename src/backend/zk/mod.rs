@@ -68,7 +68,7 @@ pub use self::message::Acl;
 #[cfg(feature = "unstable")]
 pub use self::{
     message::{Code, Mode, Outcome, Reply, Request, Stat},
-    protocol::SessionState,
+    protocol::{Ask, SessionState},
     session::Session,
 };
 
@@ -77,12 +77,9 @@ use self::contender::ZkContender;
 use self::message::found;
 use self::observer::ZkObserver;
 use self::path::{ROOT, mutex_path};
-use self::session::{Leader, Sessions};
+use self::session::Sessions;
 #[cfg(not(feature = "unstable"))]
-use self::{
-    message::{Code, Request},
-    session::Session,
-};
+use self::{message::Request, session::Session};
 use super::{Backend, Condition, Contender, Participant, RawContender, RawObserver};
 use crate::clock::Moment;
 use crate::error::Result;
@@ -136,11 +133,8 @@ impl Backend for Zk {
 
     fn owner(&self, mutex: &Arc<str>, by: Moment) -> Result<MutexOwner> {
         let (session, path) = self.at(mutex)?;
-        let leader = session.leader(&path, by)?;
-        if let Some(Leader { path, id: None, .. }) = &leader {
-            return Err(Code::NO_AUTH.error(path));
-        }
-        Ok(session.owner_of(leader, self.sessions.config.lease))
+        let leader = session.leader(&path, None, by)?;
+        session.owner_of(leader, self.sessions.config.lease)
     }
 
     fn participants(&self, mutex: &Arc<str>, by: Moment) -> Result<Vec<Participant>> {
@@ -228,6 +222,6 @@ impl Backend for Zk {
     }
 
     fn set_probe(&self, probe: Arc<dyn Probe>) {
-        self.sessions.probe.set(probe);
+        self.sessions.config.probe.set(probe);
     }
 }

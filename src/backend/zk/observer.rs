@@ -5,17 +5,14 @@
 
 use std::sync::Arc;
 
-use super::message::{Reply, Request};
+use super::message::Request;
 use super::protocol::Ask;
 use super::session::{Leader, Session, Sessions};
 use super::watches::Watch;
 use crate::backend::{RawObserver, View};
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::parker::Unparker;
-
-/// How often a look starts over because the leader left between two reads.
-const ROUNDS: usize = 16;
 
 pub(super) struct ZkObserver {
     sessions: Arc<Sessions>,
@@ -40,41 +37,26 @@ impl ZkObserver {
     }
 
     fn look(&mut self, session: &Session, by: Moment) -> Result<Option<Leader>> {
-        let mutex = self.mutex_path.to_string();
-        for _ in 0..ROUNDS {
-            let line = session.line(&mutex, by)?;
-            if let Some(first) = line.members.first() {
-                let path = format!("{mutex}/{first}");
-                let read = self.watch(session, Request::Data(path.clone()), by)?;
-                if let Some(reply) = read {
-                    return Ok(Some(Leader::new(path, reply)));
-                }
-                continue;
-            }
-            let children = self.watch(session, Request::Children(mutex.clone()), by)?;
-            let is_free = match children {
-                Some(reply) => reply.line.members.is_empty(),
-                None => {
-                    let exists = Request::Exists(mutex.clone());
-                    self.watch(session, exists, by)?.is_none()
-                }
-            };
-            if is_free {
-                return Ok(None);
+        // Each round asks the server, which ends with `by`.
+        loop {
+            let watch = Watch::new(&self.wake);
+            let leader = session.leader(&self.mutex_path, Some(&watch), by)?;
+            if leader.is_some() || self.is_free(session, &watch, by)? {
+                self.watch = Some(watch);
+                return Ok(leader);
             }
         }
-        Err(Error::new(
-            ErrorKind::Unavailable,
-            "leaders come and go faster than they can be read",
-        ))
     }
 
-    /// Asks and watches; the watch before is forgotten then. `None`: there is no such node.
-    fn watch(&mut self, session: &Session, request: Request, by: Moment) -> Result<Option<Reply>> {
-        let watch = Watch::new(&self.wake);
-        let reply = session.find(Ask::watch(request, &watch), by)?;
-        self.watch = Some(watch);
-        Ok(reply)
+    /// Watches the mutex for the first child, or for its creation. Returns `false` if there is a child.
+    fn is_free(&self, session: &Session, watch: &Arc<Watch>, by: Moment) -> Result<bool> {
+        let mutex = self.mutex_path.to_string();
+        let children = Ask::new(Request::Children(mutex.clone()), Some(watch));
+        if let Some(reply) = session.find(children, by)? {
+            return Ok(reply.line.members.is_empty());
+        }
+        let exists = Ask::new(Request::Exists(mutex), Some(watch));
+        Ok(session.find(exists, by)?.is_none())
     }
 }
 
@@ -85,7 +67,7 @@ impl RawObserver for ZkObserver {
             session.wake_when_serving(&self.wake);
         })?;
         Ok(View {
-            owner: session.owner_of(leader, self.sessions.config.lease),
+            owner: session.owner_of(leader, self.sessions.config.lease)?,
             look_in: self.sessions.config.session_timeout,
         })
     }

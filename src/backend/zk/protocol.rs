@@ -25,8 +25,8 @@ use std::time::Duration;
 use super::builder::Config;
 use super::heartbeat::{Beat, Heartbeat};
 use super::message::{
-    Code, Head, Mode, Outcome, Pass, Request, XID_AUTH, XID_EVENT, XID_SET_WATCHES, decode_event,
-    encode_digest, encode_set_watches,
+    Code, Mode, Outcome, Pass, Request, XID_AUTH, XID_EVENT, XID_SET_WATCHES, decode_event,
+    decode_head, encode_digest, encode_set_watches,
 };
 use super::path::protection;
 use super::watches::{Kind, Watch, Watches};
@@ -61,26 +61,24 @@ pub enum SessionState {
 }
 
 /// A request, and the watch that comes with it.
-pub(super) struct Ask {
+#[derive(Debug)]
+pub struct Ask {
     request: Request,
     watch: Option<Weak<Watch>>,
 }
 
 impl From<Request> for Ask {
     fn from(request: Request) -> Ask {
-        let watch = None;
-        Ask { request, watch }
+        Ask::new(request, None)
     }
 }
 
 impl Ask {
     /// Reads a node and watches it from the reply on. `exists` leaves a watch behind where there is no node; reading
     /// data does not.
-    pub(super) fn watch(request: Request, watch: &Arc<Watch>) -> Ask {
-        Ask {
-            request,
-            watch: Some(Arc::downgrade(watch)),
-        }
+    pub(super) fn new(request: Request, watch: Option<&Arc<Watch>>) -> Ask {
+        let watch = watch.map(Arc::downgrade);
+        Ask { request, watch }
     }
 
     /// The node that it is about.
@@ -257,10 +255,11 @@ impl<C: Caller> Protocol<C> {
     /// for ever, a client that has seen more than the server knows: the servers were restored from an older copy.
     /// Once belief is over and they have refused for 4 T, the session is given up for a new one.
     ///
-    /// Returns `true` during the handshake.
-    pub(super) fn closed_by_server(&mut self, now: Moment) -> bool {
+    /// Returns what callers are told.
+    pub(super) fn closed_by_server(&mut self, now: Moment) -> Error {
+        let what = "the server closed the connection";
         if !matches!(self.stage, Stage::Greeting { .. }) {
-            return false;
+            return Error::new(ErrorKind::Unreachable, what);
         }
         let since = *self.refused_since.get_or_insert(now);
         let believed = self.alive_until().is_some_and(|until| until > now);
@@ -273,7 +272,9 @@ impl<C: Caller> Protocol<C> {
             );
             self.end(SessionState::Expired);
         }
-        true
+        // Servers of other kinds do that, and a ZooKeeper server without a quorum: it may pass.
+        let hint = "without an answer; it does not serve now, or is not a ZooKeeper server";
+        Error::new(ErrorKind::Unreachable, format!("{what} {hint}"))
     }
 
     /// Does what is due at `now`. An error means that the server has to be left.
@@ -474,22 +475,22 @@ impl<C: Caller> Protocol<C> {
     /// Takes a frame after the handshake.
     fn replied(&mut self, frame: &[u8], now: Moment) -> Result<()> {
         let mut body = Decoder::new(frame);
-        let head = Head::decode(&mut body)?;
-        if head.xid == XID_EVENT {
+        let (xid, zxid, code) = decode_head(&mut body)?;
+        if xid == XID_EVENT {
             let (path, deleted) = decode_event(body)?;
             self.watches.fire(&path, deleted);
             return Ok(());
         }
-        if matches!(head.xid, XID_AUTH | XID_SET_WATCHES) {
-            return match head.code {
+        if matches!(xid, XID_AUTH | XID_SET_WATCHES) {
+            return match code {
                 Code::OK => Ok(()),
                 code => Err(code.error("after the handshake")),
             };
         }
-        let Some(sent) = self.sent.front().filter(|sent| sent.xid == head.xid) else {
+        let Some(sent) = self.sent.front().filter(|sent| sent.xid == xid) else {
             return Err(malformed("a reply to something not asked"));
         };
-        let outcome = match head.code {
+        let outcome = match code {
             Code::OK => sent.ask.request.decode(body)?,
             // The next handshake tells which, and for certain.
             code @ (Code::SESSION_EXPIRED | Code::SESSION_MOVED) => {
@@ -497,7 +498,7 @@ impl<C: Caller> Protocol<C> {
             }
             code => Err(code),
         };
-        self.last_zxid = self.last_zxid.max(head.zxid);
+        self.last_zxid = self.last_zxid.max(zxid);
         // Only now: where decoding failed, its caller learns of the broken connection with the others.
         match self.sent.pop_front() {
             Some(pending) => self.complete(pending, outcome, now),
@@ -849,10 +850,10 @@ mod tests {
             };
             let stat = |out: &mut Encoder, czxid: i64| {
                 out.long(czxid);
-                (0..3).for_each(|_| out.long(1));
-                (0..3).for_each(|_| out.int(0));
+                (0..3).for_each(|_| _ = out.long(1));
+                (0..3).for_each(|_| _ = out.int(0));
                 out.long(SESSION);
-                (0..2).for_each(|_| out.int(0));
+                (0..2).for_each(|_| _ = out.int(0));
                 out.long(1);
             };
             match op {
@@ -894,7 +895,7 @@ mod tests {
                         .filter_map(|node| node.strip_prefix(&below))
                         .collect();
                     out.int(names.len() as i32);
-                    names.iter().for_each(|name| out.text(name));
+                    names.iter().for_each(|name| _ = out.text(name));
                     0
                 }
                 _ => 0,
@@ -1207,7 +1208,7 @@ mod tests {
     fn names(list: &[&str]) -> Vec<u8> {
         let mut out = Encoder::default();
         out.int(list.len() as i32);
-        list.iter().for_each(|name| out.text(name));
+        list.iter().for_each(|name| _ = out.text(name));
         out.take()
     }
 

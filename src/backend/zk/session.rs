@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,16 +18,16 @@ use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 
 use super::builder::Config;
 use super::connection::{self, Writer};
-use super::message::{Code, Outcome, Reply, Request, Stat, found};
+use super::message::{Code, Outcome, Reply, Request, found};
 use super::path::Line;
 use super::protocol::{Ask, Caller, Protocol, SessionState};
+use super::watches::Watch;
 use crate::backend::Wakeups;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
 use crate::parker::{SLICE, Unparker};
-use crate::probe::Probed;
 use crate::thread::{self, Thread};
 
 /// How long a session that ends waits for the server's goodbye, and then for its thread.
@@ -47,28 +46,22 @@ pub struct Session {
 #[derive(Debug)]
 pub(super) struct Sessions {
     pub(super) config: Arc<Config>,
-    pub(super) probe: Probed,
     current: Mutex<Arc<Session>>,
 }
 
 impl Sessions {
     pub(super) fn open(config: Config) -> Result<Sessions> {
         let config = Arc::new(config);
-        let probe = Probed::default();
-        let session = Session::open(&config, probe.clone(), connection::run)?;
-        Ok(Sessions {
-            config,
-            probe,
-            current: Mutex::new(Arc::new(session)),
-        })
+        let session = Arc::new(Session::open(&config, connection::run)?);
+        let current = Mutex::new(session);
+        Ok(Sessions { config, current })
     }
 
     /// The session; a new one if the last has expired.
     pub(super) fn session(&self) -> Result<Arc<Session>> {
         let mut current = self.current.lock();
         if current.state() == SessionState::Expired {
-            let probe = self.probe.clone();
-            let session = Arc::new(Session::open(&self.config, probe, connection::run)?);
+            let session = Arc::new(Session::open(&self.config, connection::run)?);
             let expired = mem::replace(&mut *current, Arc::clone(&session));
             // Closing joins a thread: not while every contender waits for this lock.
             drop(current);
@@ -96,7 +89,6 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     /// The session's state has changed, or the trouble, or the owner ends the session.
     pub(super) changed: Condvar,
-    pub(super) probe: Probed,
 }
 
 pub(super) struct State {
@@ -104,8 +96,6 @@ pub(super) struct State {
     pub(super) writer: Option<Writer>,
     /// Why no server serves the session, once every address has been tried in vain.
     pub(super) trouble: Option<Error>,
-    /// The owner ends the session: nothing may be started any more.
-    pub(super) closing: bool,
     /// Unparked when the session serves again, or is over.
     told_unknown: HashMap<usize, Weak<Unparker>>,
     /// An epoch time of the leader's clock, and when it was asked for. This machine's clock until the leader has told.
@@ -164,33 +154,37 @@ pub(super) struct Call {
     pub(super) sent: Moment,
 }
 
-/// How far a call of so many requests has come. A channel would do, but its receivers spin before they sleep.
+/// How far a call of so many requests has come. Dropped with the call; that is how its tickets know that it has given
+/// up. A channel would do, but its receivers spin before they sleep.
+#[derive(Default)]
 struct Progress {
     requests: usize,
     /// Each with the place of its request.
     answers: Mutex<Vec<(usize, Result<Outcome>)>>,
     complete: Condvar,
-    given_up: AtomicBool,
 }
 
 /// One request of a call.
 pub(super) struct Ticket {
-    call: Arc<Progress>,
+    call: Weak<Progress>,
     place: usize,
 }
 
 impl Caller for Ticket {
     fn waits(&self) -> bool {
-        !self.call.given_up.load(Ordering::Relaxed)
+        self.call.strong_count() > 0
     }
 }
 
 impl Ticket {
     fn answer(self, answer: Result<Outcome>) {
-        let mut answers = self.call.answers.lock();
+        let Some(call) = self.call.upgrade() else {
+            return;
+        };
+        let mut answers = call.answers.lock();
         answers.push((self.place, answer));
-        if answers.len() == self.call.requests {
-            self.call.complete.notify_all();
+        if answers.len() == call.requests {
+            call.complete.notify_all();
         }
     }
 }
@@ -227,40 +221,35 @@ impl Drop for Call {
         if self.done {
             return;
         }
-        // Answers come in under this lock.
+        // Answers come in under this lock, and the protocol sees under it that the call waits no more.
         let mut state = self.shared.state.lock();
-        self.progress.given_up.store(true, Ordering::Relaxed);
-        for (_, answer) in self.progress.answers.lock().drain(..) {
+        let progress = mem::take(&mut self.progress);
+        for (_, answer) in progress.answers.lock().drain(..) {
             if let Ok(Ok(reply)) = answer {
                 state.protocol.discard(&reply.path);
             }
         }
+        drop(progress);
         state.settle();
     }
 }
 
 /// A node that leads.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Leader {
-    pub(super) path: String,
-    /// `None`: its ACL forbids to read it.
-    pub(super) id: Option<Arc<str>>,
-    pub(super) stat: Stat,
+    path: String,
+    /// Its data; `NO_AUTH` if its ACL forbids to read it.
+    read: Outcome,
 }
 
 impl Leader {
-    pub(super) fn new(path: String, Reply { data, stat, .. }: Reply) -> Leader {
-        let id = Some(String::from_utf8_lossy(&data).into());
-        Leader { path, id, stat }
-    }
-
-    /// `outcome`: of reading the node's data. `None`: it is gone.
-    pub(super) fn read(path: String, outcome: Outcome) -> Result<Option<Leader>> {
-        if outcome == Err(Code::NO_AUTH) {
-            let (id, stat) = (None, Stat::default());
-            return Ok(Some(Leader { path, id, stat }));
+    /// `read`: the outcome of reading the node's data. `None`: it is gone.
+    pub(super) fn new(path: String, read: Outcome) -> Result<Option<Leader>> {
+        match read {
+            Err(Code::NO_NODE) => Ok(None),
+            Ok(_) | Err(Code::NO_AUTH) => Ok(Some(Leader { path, read })),
+            Err(code) => Err(code.error(&path)),
         }
-        Ok(found(outcome, &path)?.map(|reply| Leader::new(path, reply)))
     }
 }
 
@@ -268,7 +257,6 @@ impl Session {
     /// `run`: what the thread does, but for tests [`connection::run`].
     pub(super) fn open(
         config: &Arc<Config>,
-        probe: Probed,
         run: impl FnOnce(&Shared) + Send + 'static,
     ) -> Result<Session> {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -277,12 +265,10 @@ impl Session {
                 protocol: Protocol::new(Arc::clone(config)),
                 writer: None,
                 trouble: None,
-                closing: false,
                 told_unknown: HashMap::new(),
                 servers_clock: (ms(since_epoch.unwrap_or_default()), Moment::now()),
             }),
             changed: Condvar::new(),
-            probe,
             config: Arc::clone(config),
         });
         let thread = thread::start("contend-zk", {
@@ -326,16 +312,18 @@ impl Session {
     ///
     /// # Errors
     /// What the network can do.
-    pub fn ask(&self, request: Request, by: Moment) -> Result<Outcome> {
-        self.one(request, by)
+    pub fn ask(&self, ask: impl Into<Ask>, by: Moment) -> Result<Outcome> {
+        let [outcome] = self.call([ask.into()], by)?;
+        Ok(outcome)
     }
 
     /// Ends the session, and with it its nodes. Waits for the server's answer, but not long for a dead
     /// one: by then this client does not keep the session alive any more.
     pub fn close(&self) {
         let mut state = self.shared.state.lock();
-        state.closing = true;
         let said = state.protocol.say_goodbye();
+        state.settle();
+        state.protocol.end(SessionState::Closed);
         state.settle();
         drop(state);
         self.shared.changed.notify_all();
@@ -354,6 +342,12 @@ impl Session {
         self.start(asks, by)?.wait(by)?.ok_or_else(|| self.late())
     }
 
+    /// The same, of so many requests.
+    pub(super) fn call<const N: usize>(&self, asks: [Ask; N], by: Moment) -> Result<[Outcome; N]> {
+        let outcomes = self.call_all(asks.into(), by)?;
+        outcomes.try_into().map_err(|_| self.late())
+    }
+
     /// Asks in one go, once a server is there.
     pub(super) fn start(&self, asks: Vec<Ask>, by: Moment) -> Result<Call> {
         let mut state = self.connected(by).map_err(Error::not_sent)?;
@@ -361,15 +355,13 @@ impl Session {
             shared: Arc::clone(&self.shared),
             progress: Arc::new(Progress {
                 requests: asks.len(),
-                answers: Mutex::default(),
-                complete: Condvar::new(),
-                given_up: AtomicBool::new(false),
+                ..Progress::default()
             }),
             done: false,
             sent: Moment::now(),
         };
         for (place, ask) in asks.into_iter().enumerate() {
-            let call = Arc::clone(&call.progress);
+            let call = Arc::downgrade(&call.progress);
             state.protocol.ask(ask, Ticket { call, place });
         }
         state.settle();
@@ -380,17 +372,11 @@ impl Session {
         self.timeout("the server did not answer in time")
     }
 
-    /// Asks one thing and waits for the answer.
-    pub(super) fn one(&self, ask: impl Into<Ask>, by: Moment) -> Result<Outcome> {
-        let outcome = self.call_all(vec![ask.into()], by)?.pop();
-        outcome.ok_or_else(|| self.late())
-    }
-
     /// Asks one thing about a node. `None` if it is not there.
     pub(super) fn find(&self, ask: impl Into<Ask>, by: Moment) -> Result<Option<Reply>> {
         let ask = ask.into();
         let path = ask.path().to_owned();
-        found(self.one(ask, by)?, &path)
+        found(self.ask(ask, by)?, &path)
     }
 
     /// Reads the contenders for a mutex. The line is empty if not even the mutex is there.
@@ -399,21 +385,31 @@ impl Session {
         Ok(read.unwrap_or_default().line)
     }
 
-    /// Reads a node that leads. `None` if it is gone.
-    pub(super) fn read(&self, path: String, by: Moment) -> Result<Option<Leader>> {
-        let outcome = self.one(Request::Data(path.clone()), by)?;
-        Leader::read(path, outcome)
+    /// Reads a node that leads, and sets `watch` on it. `None` if it is gone.
+    pub(super) fn read(
+        &self,
+        path: String,
+        watch: Option<&Arc<Watch>>,
+        by: Moment,
+    ) -> Result<Option<Leader>> {
+        let read = Ask::new(Request::Data(path.clone()), watch);
+        Leader::new(path, self.ask(read, by)?)
     }
 
-    /// Reads who leads now.
-    pub(super) fn leader(&self, mutex_path: &str, by: Moment) -> Result<Option<Leader>> {
+    /// Reads who leads now, and sets `watch` on that node.
+    pub(super) fn leader(
+        &self,
+        mutex_path: &str,
+        watch: Option<&Arc<Watch>>,
+        by: Moment,
+    ) -> Result<Option<Leader>> {
         loop {
             let line = self.line(mutex_path, by)?;
             let Some(first) = line.members.first() else {
                 return Ok(None);
             };
             // Gone between the two reads otherwise. Each round asks the server, which ends with `by`.
-            let leader = self.read(format!("{mutex_path}/{first}"), by)?;
+            let leader = self.read(format!("{mutex_path}/{first}"), watch, by)?;
             if leader.is_some() {
                 return Ok(leader);
             }
@@ -427,9 +423,9 @@ impl Session {
         fence: u64,
         by: Moment,
     ) -> Result<Option<String>> {
-        let leader = self.leader(mutex_path, by)?;
-        let leader = leader.filter(|leader| leader.stat.czxid == fence);
-        Ok(leader.map(|leader| leader.path))
+        let leader = self.leader(mutex_path, None, by)?;
+        let has_fence = |read: Outcome| read.is_ok_and(|reply| reply.stat.czxid == fence);
+        Ok(leader.and_then(|Leader { path, read }| has_fence(read).then_some(path)))
     }
 
     /// The protocol, for what needs no answer.
@@ -462,14 +458,15 @@ impl Session {
         told.saturating_add(ms(Moment::now() - sent))
     }
 
-    /// A leader of another contender, for display: how long it goes on is not known.
-    pub(super) fn owner_of(&self, leader: Option<Leader>, lease: Lease) -> MutexOwner {
-        match leader {
-            Some(Leader {
-                id: Some(id), stat, ..
-            }) => self.owner(id, stat.ctime, stat.czxid, (lease.ttl(), lease.total())),
-            _ => MutexOwner::NONE,
-        }
+    /// A leader of another contender, for display: how long it goes on is not known. An error if it may not be read.
+    pub(super) fn owner_of(&self, leader: Option<Leader>, lease: Lease) -> Result<MutexOwner> {
+        let Some(Leader { path, read }) = leader else {
+            return Ok(MutexOwner::NONE);
+        };
+        let Reply { data, stat, .. } = read.map_err(|code| code.error(&path))?;
+        let id = String::from_utf8_lossy(&data).into();
+        let left = (lease.ttl(), lease.total());
+        Ok(self.owner(id, stat.ctime, stat.czxid, left))
     }
 
     /// A snapshot for display. `ttl` and `total` are what is left, as far as one can know.
@@ -490,7 +487,7 @@ impl Session {
     pub(super) fn connected(&self, by: Moment) -> Result<MutexGuard<'_, State>> {
         let mut state = self.shared.state.lock();
         loop {
-            if state.protocol.is_over() || state.closing {
+            if state.protocol.is_over() {
                 return Err(state.protocol.over_error());
             }
             if state.protocol.is_serving() {
@@ -540,8 +537,7 @@ mod tests {
     #[test]
     fn panic_in_the_thread_ends_the_session() {
         let config = Arc::new(Builder::new("127.0.0.1:1").config().unwrap());
-        let none = Probed::default;
-        let broken = Session::open(&config, none(), |shared| {
+        let broken = Session::open(&config, |shared| {
             let _state = shared.state.lock();
             panic!("on request");
         });
@@ -550,11 +546,8 @@ mod tests {
         let error = broken.ask(Request::Sync, by).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
         assert_eq!(broken.state(), SessionState::Expired);
-        let sessions = Sessions {
-            config,
-            probe: Probed::default(),
-            current: Mutex::new(Arc::clone(&broken)),
-        };
+        let current = Mutex::new(Arc::clone(&broken));
+        let sessions = Sessions { config, current };
         let next = sessions.session().unwrap();
         assert!(!Arc::ptr_eq(&next, &broken));
         assert_eq!(next.state(), SessionState::Connecting);

@@ -6,6 +6,9 @@ use std::sync::{Arc, Weak};
 
 use crate::parker::Unparker;
 
+/// Fewer watches than this are not searched for forgotten ones.
+const MANY: usize = 128;
+
 /// A watch on one node. Fires once: when something happened to the node, or the session ended.
 /// A dropped watch is forgotten: what happens to the node wakes no thread.
 #[derive(Debug)]
@@ -14,19 +17,17 @@ pub(super) struct Watch {
     wakes: Arc<Unparker>,
 }
 
-/// The server has not said that it keeps the watch.
-const ASKED: u8 = 0;
+/// The server has not said that it keeps the watch, or something happened. Proves nothing about the node.
+const UNSET: u8 = 0;
 /// The server keeps it.
 const SET: u8 = 1;
-/// Something happened to the node, or the session ended. Proves nothing about the node.
-const CHANGED: u8 = 2;
 /// The node is gone, by a server's word.
-const GONE: u8 = 3;
+const GONE: u8 = 2;
 
 impl Watch {
     pub(super) fn new(wakes: &Arc<Unparker>) -> Arc<Watch> {
         Arc::new(Watch {
-            state: AtomicU8::new(ASKED),
+            state: AtomicU8::new(UNSET),
             wakes: Arc::clone(wakes),
         })
     }
@@ -40,7 +41,7 @@ impl Watch {
     }
 
     fn fire(&self, gone: bool) {
-        let state = if gone { GONE } else { CHANGED };
+        let state = if gone { GONE } else { UNSET };
         self.state.store(state, Ordering::Release);
         self.wakes.unpark();
     }
@@ -62,8 +63,6 @@ pub(super) enum Kind {
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     table: HashMap<String, (Kind, Vec<Weak<Watch>>)>,
-    /// The table is searched for forgotten watches when it has grown to this.
-    prune_at: usize,
 }
 
 impl Watches {
@@ -107,28 +106,21 @@ impl Watches {
     }
 
     /// The watched paths, for a server that has not heard of them.
-    pub(super) fn all(&mut self) -> impl Iterator<Item = (Kind, &str)> {
-        self.table
-            .retain(|_, (_, holders)| holders.iter().any(is_held));
+    pub(super) fn all(&self) -> impl Iterator<Item = (Kind, &str)> {
         self.table
             .iter()
             .map(|(path, (kind, _))| (*kind, path.as_str()))
     }
 
-    /// Forgets watches without a holder, if the table has doubled since the last time. Returns their nodes: the server
-    /// keeps those watches until it is told.
+    /// Forgets watches without a holder, if there are many watches. Returns their nodes: the server keeps those watches
+    /// until it is told.
     pub(super) fn prune(&mut self) -> Vec<String> {
-        if self.table.len() < self.prune_at.max(128) {
+        if self.table.len() < MANY {
             return Vec::new();
         }
         let is_unheld = |holders: &[Weak<Watch>]| !holders.iter().any(is_held);
-        let unheld = self
-            .table
-            .extract_if(|_, (_, holders)| is_unheld(holders))
-            .map(|(path, _)| path)
-            .collect();
-        self.prune_at = 2 * self.table.len();
-        unheld
+        let unheld = self.table.extract_if(|_, (_, holders)| is_unheld(holders));
+        unheld.map(|(path, _)| path).collect()
     }
 }
 
