@@ -211,10 +211,13 @@ pub(super) struct ReleaseOnce {
 
 impl Task for ReleaseOnce {
     fn run(&self) -> Option<Next> {
-        let error = self.shared.give_back(&self.grant).err()?;
-        let id = &self.grant.external_id;
-        log::debug!("request {id:?}: not released: {error}");
-        let again = error.is_not_sent() && !self.until.remaining().is_zero();
+        // One at a time: many that hang together would keep the timer from renewals.
+        if let Some(_turn) = self.shared.releasing.try_lock()
+            && !self.shared.give_back(&self.grant).err()?.is_not_sent()
+        {
+            return None;
+        }
+        let again = !self.until.remaining().is_zero();
         again.then(|| Next::at(Moment::now() + RELEASE_PAUSE))
     }
 

@@ -5,6 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::guard::PermitGuard;
 use super::holds::{Hold, Holds, ReleaseOnce};
 use super::maintenance::MaintenanceBuilder;
@@ -71,6 +73,8 @@ pub(crate) struct SharedSemaphores {
     pub(super) queue: Arc<WaitQueue>,
     /// The server tells which process is next; otherwise each wakes its own requests.
     has_lines: bool,
+    /// Held while a release is tried again.
+    pub(super) releasing: Mutex<()>,
     pub(super) probe: Probed,
     pub(super) store: Arc<dyn PermitStore>,
     pub(super) core: Arc<Core>,
@@ -420,6 +424,7 @@ impl SharedSemaphores {
             holds: Holds::default(),
             queue,
             has_lines: store.on_turn(Arc::new(on_turn)),
+            releasing: Mutex::new(()),
             probe: core.probe().clone(),
             store,
             core: Arc::clone(core),
@@ -435,8 +440,7 @@ impl SharedSemaphores {
         let sent = Moment::now();
         let outcome = call(&*self.store, sent + limit);
         let is_answer = |kind| matches!(kind, NotFound | Conflict | InvalidState);
-        let failed = outcome.as_ref().err();
-        let failed = failed.filter(|error| !is_answer(error.kind()));
+        let failed = (outcome.as_ref().err()).filter(|error| !is_answer(error.kind()));
         self.core.link.lock().note(sent, Moment::now(), failed);
         outcome
     }
@@ -481,9 +485,8 @@ impl SharedSemaphores {
             until: Moment::now() + ttl,
         });
         let next = Next::at(Moment::now() + RELEASE_PAUSE);
-        if let Err(error) = self.core.timer.add(release, next) {
-            log::debug!("no second attempt to release permits: {error}");
-        }
+        // Else they end with their ttl.
+        drop(self.core.timer.add(release, next));
     }
 
     /// Permits were given back: requests that they suffice for are called, unless the server calls the process whose

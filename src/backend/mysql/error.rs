@@ -189,6 +189,8 @@ fn kind_of(code: u16) -> ErrorKind {
         1046 | 1049 | 1054 | 1064 | 1128 | 1146 | 1149 | 1235 | 1264 | 1267 | 1292 | 1305
         | 1364 | 1366 | 1406 | 1419 | 1665 | 1690 => ErrorKind::Misconfigured,
         1062 => ErrorKind::Conflict,
+        // Interrupted, perhaps in a COMMIT: what it was to do may be done.
+        1317 | 1969 | 3024 => ErrorKind::Timeout,
         _ => ErrorKind::Unavailable,
     }
 }

@@ -111,7 +111,8 @@ impl RedisContender {
                 "{mutex}: {id}: refused: {replicas} of {wanted} replicas have the grant in time; see Builder::replicas"
             );
             // A failover could lose it.
-            self.common.release(&self.keys, id, fence, by)?;
+            let released = self.common.release(&self.keys, id, fence, by);
+            released.map_err(|error| error.perhaps_sent())?;
             return Ok(Attempt::Refused(Refusal {
                 owner: MutexOwner::NONE,
                 retry_in: lease.request_limit(),

@@ -306,8 +306,9 @@ impl<'a> Pending<'a> {
             // The server counts the writes of this connection. A release may have to follow.
             let wait = (by.remaining() / 2).as_millis().max(1) as u64;
             let question = cmd("WAIT").arg(self.request.replicas).arg(wait).to_owned();
-            let count = self.connection.ask(&question, by)?;
-            replicas = Some(integer(Some(&count)).unwrap_or(0));
+            // Without an answer it is given back: a failover could lose it.
+            let count = self.connection.ask(&question, by).ok();
+            replicas = Some(integer(count.as_ref()).unwrap_or(0));
         }
         Ok(Answer {
             value,

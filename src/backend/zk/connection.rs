@@ -116,7 +116,7 @@ pub(super) fn run(shared: &Shared) {
             }
         }
         arrange(&mut addresses, last);
-        let mut left = addresses.len();
+        let (mut left, began) = (addresses.len(), Moment::now());
         served = addresses.iter().any(|(host, address)| {
             left -= 1;
             last = Some(*address);
@@ -125,7 +125,8 @@ pub(super) fn run(shared: &Shared) {
         if shared.is_over() {
             return;
         }
-        if served {
+        // Not for a server that serves and then closes the connection, again and again.
+        if served && Moment::now() - began >= longest_pause {
             pause = FIRST_PAUSE;
         }
         // Half of it by chance, so that the clients of a server that comes back do not come at once.
