@@ -86,6 +86,34 @@ fn guard_dropped_on_a_locked_row_is_released_later() {
     });
 }
 
+/// Releases that cannot be made are tried again in the background, where renewals are made, too.
+#[test]
+fn releases_that_wait_for_a_locked_row_delay_no_renewal() {
+    on_mysql(&[("a", 300), ("b", 1)], |_, url| {
+        let here = connect(&format!("{url}?ttl=3s&transition=1s"));
+        let other = here.guard(&want("other", "b", 1).ttl(ms(3_000)), ms(0));
+        let other = other.unwrap();
+        let guards = (0..300).map(|number| want(&format!("job-{number}"), "a", 1).ttl(HOUR));
+        let guards: Vec<_> = guards.map(|it| here.guard(&it, ms(0)).unwrap()).collect();
+        let row = locked(&url, "semaphore", "name = 'a'");
+        thread::scope(|scope| {
+            for guard in guards {
+                scope.spawn(|| drop(guard));
+            }
+            let end = Instant::now() + ms(8_000);
+            while Instant::now() < end {
+                assert!(
+                    other.is_valid(),
+                    "lost {:?} before the end",
+                    end - Instant::now()
+                );
+                thread::sleep(ms(10));
+            }
+        });
+        drop(row);
+    });
+}
+
 /// A client that vanishes between the two round trips of an acquire, with its connection still open, keeps the
 /// semaphore locked for seconds.
 #[test]
