@@ -54,15 +54,19 @@ fn other_locker_waits_for_the_limit_at_most() {
         let memory = memory(10_000, 6_000);
         let other = memory.locker("m").build().unwrap();
         let shared = memory.locker("m").local_handoff(ms(50)).build().unwrap();
-        let over = AtomicBool::new(false);
+        let (over, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     while !over.load(Ordering::SeqCst) {
                         shared.with_lock(|_| thread::sleep(ms(1))).unwrap();
+                        turns.fetch_add(1, Ordering::SeqCst);
                     }
                 });
             }
+            wait_until(PATIENCE, "they take turns", || {
+                turns.load(Ordering::SeqCst) > 8
+            });
             // 50 ms, a hand-over, and what a busy machine adds.
             let bound = ms(5_000);
             let is_late = (0..10).any(|_| other.try_lock_for(bound).is_err());
