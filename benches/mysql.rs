@@ -183,7 +183,8 @@ impl Bare {
 
     /// Returns the token that the mutex was handed over to.
     fn release(&mut self, fence: u64) -> u64 {
-        let params = params! { "mutex" => &self.mutex, "id" => &self.id, "fence" => fence };
+        let params =
+            params! { "mutex" => &self.mutex, "id" => &self.id, "fence" => fence, "dead" => "" };
         update(&mut self.conn, &self.release, params).unwrap()
     }
 
@@ -228,7 +229,7 @@ impl BareHandOff {
         let hex: String = mutex.bytes().map(|byte| format!("{byte:02x}")).collect();
         let wait = statement(include_str!("../sql/mutex-wait.sql"))
             .replace(
-                "{quiet}",
+                "{each_quiet}",
                 "(mutex = {mutex} AND LOCATE(':{token}', waiters) > 0 AND NOT (transition_at < {now} \
                  AND (SUBSTRING(waiters, 2, 18) IN ('{token}') OR transition_at + 500 < {now})))",
             )
@@ -277,6 +278,8 @@ fn hold(conn: &mut Conn, name: &str) {
 
 /// A file of `sql/` for the table that `sql/init-mutex.sql` makes.
 fn statement(sql: &str) -> String {
+    const OWNED: &str = "fencing_token = :fence AND owner_id <> '' AND owner_id NOT LIKE '~%' \
+        AND transition_at >= {clock}";
     const TAKEABLE: &str = "(owner_id = :id OR owner_id = CONCAT('~', :token) OR (transition_at < {now} \
         AND (waiters = '' OR SUBSTRING(waiters, 2, 18) = :token OR transition_at + {claim} < {now})))";
     let lines: Vec<&str> = sql
@@ -287,12 +290,9 @@ fn statement(sql: &str) -> String {
         .join("\n")
         .trim()
         .replace("{takeable}", TAKEABLE)
-        .replace("{first}", "")
         .replace("{changed}", "IF(version < 2147483647, version + 1, 1)")
-        .replace(
-            "{whose}",
-            "owner_id = :id AND fencing_token = :fence AND transition_at >= {clock}",
-        )
+        .replace("{owned}", OWNED)
+        .replace("{room}", "3971")
         .replace("{table}", "`simba_mutex`")
         .replace("{claim}", "500")
         .replace(
