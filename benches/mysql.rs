@@ -183,8 +183,7 @@ impl Bare {
 
     /// Returns the token that the mutex was handed over to.
     fn release(&mut self, fence: u64) -> u64 {
-        let params =
-            params! { "mutex" => &self.mutex, "id" => &self.id, "fence" => fence, "dead" => "" };
+        let params = params! { "mutex" => &self.mutex, "id" => &self.id, "fence" => fence };
         update(&mut self.conn, &self.release, params).unwrap()
     }
 
@@ -291,6 +290,7 @@ fn statement(sql: &str) -> String {
         .trim()
         .replace("{takeable}", TAKEABLE)
         .replace("{changed}", "IF(version < 2147483647, version + 1, 1)")
+        .replace("{first}", "")
         .replace("{owned}", OWNED)
         .replace("{room}", "3971")
         .replace("{table}", "`simba_mutex`")

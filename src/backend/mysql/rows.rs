@@ -133,26 +133,26 @@ impl Call<'_> {
     /// Ends an ownership or a hand-over. Returns the token that the mutex was handed over to, which may be
     /// [`Token::NONE`]; `None` if it was not so.
     pub(super) fn release(&mut self, mutex: &str, whose: Whose<'_>) -> Result<Option<Token>> {
-        let (id, fence, dead) = match whose {
-            Whose::Owner(id, fence) => (Some(id.to_owned()), Some(fence), None),
-            Whose::Id(id) => (Some(id.to_owned()), None, None),
-            Whose::Fence(fence) => (None, Some(fence), None),
-            Whose::Handed(token, dead) => {
-                let dead = dead.then(|| token.process().to_string());
-                (Some(format!("~{token}")), None, dead)
-            }
+        let (id, fence) = match whose {
+            Whose::Owner(id, fence) => (Some(id.to_owned()), Some(fence)),
+            Whose::Id(id) => (Some(id.to_owned()), None),
+            Whose::Fence(fence) => (None, Some(fence)),
+            Whose::Handed(token, _) => (Some(format!("~{token}")), None),
         };
-        let dead = dead.unwrap_or_default();
-        let params = params! { mutex, id, fence, dead };
-        let next = self.update(&self.sql.release, params)?;
+        let next = if let Whose::Handed(token, true) = whose {
+            let dead = token.process().to_string();
+            self.update(&self.sql.release_dead, params! { mutex, id, fence, dead })?
+        } else {
+            self.update(&self.sql.release, params! { mutex, id, fence })?
+        };
         Ok(next.map(Token))
     }
 
     /// Puts a token at the end of the list, unless it is there or there is no room.
     pub(super) fn register(&mut self, mutex: &str, token: Token) -> Result<()> {
         self.expect_time()?;
-        let registered = self.update(&self.sql.register, params! { mutex, token });
-        registered.map(drop)
+        let params = params! { mutex, token };
+        self.update(&self.sql.register, params).map(drop)
     }
 
     /// Takes a token out of the list. Returns `false` if it was not there.

@@ -23,6 +23,11 @@ pub const UPGRADE_SQL: &str = include_str!("../../../sql/upgrade-mutex.sql");
 /// The statement that wakes a process.
 pub(super) const WAKE: &str = include_str!("../../../sql/mutex-wake.sql");
 
+const RELEASE: &str = include_str!("../../../sql/mutex-release.sql");
+
+/// Takes all tokens of a dead process out of the list. A release without it is quicker.
+const WITHOUT_DEAD: &str = "waiters = REGEXP_REPLACE(waiters, CONCAT(':', :dead, '[0-9]*'), ''),";
+
 /// The table's name in those files.
 pub(super) const DEFAULT_NAME: &str = "simba_mutex";
 
@@ -70,6 +75,7 @@ pub(super) struct Statements {
     pub(super) acquire: String,
     pub(super) renew: String,
     pub(super) release: String,
+    pub(super) release_dead: String,
     pub(super) register: String,
     pub(super) unregister: String,
     pub(super) look: String,
@@ -239,7 +245,8 @@ impl Statements {
         Statements {
             acquire: fill(include_str!("../../../sql/mutex-acquire.sql")),
             renew: fill(include_str!("../../../sql/mutex-renew.sql")),
-            release: fill(include_str!("../../../sql/mutex-release.sql")),
+            release: fill(&RELEASE.replace("{first}", "")),
+            release_dead: fill(&RELEASE.replace("{first}", WITHOUT_DEAD)),
             register: fill(include_str!("../../../sql/mutex-register.sql")),
             unregister: fill(include_str!("../../../sql/mutex-unregister.sql")),
             look: fill(include_str!("../../../sql/mutex-look.sql")),
