@@ -1,4 +1,4 @@
-//! `Parker` and `Unparker`: how one thread wakes another, leaves it a message, or asks it to stop.
+//! `Parker` and `Unparker`: how one thread wakes another, or asks it to stop.
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,7 +37,6 @@ struct Inner {
 #[derive(Clone, Copy, Default)]
 struct Calls {
     woken: bool,
-    message: bool,
     stopped_at: Option<Moment>,
 }
 
@@ -46,8 +45,6 @@ struct Calls {
 pub enum Unparked {
     /// It was asked to stop. Stays so until the parker is thrown away.
     Stop,
-    /// It has a message.
-    Message,
     /// The backend says that something changed.
     Wake,
     /// Nothing happened in time.
@@ -71,8 +68,14 @@ impl Parker {
 
     /// Asks the thread to stop.
     pub fn stop(&self) {
-        (self.inner.calls.lock().stopped_at).get_or_insert_with(Moment::now);
+        self.mark_stopped();
         self.inner.changed.notify_all();
+    }
+
+    /// Has the thread see that it is to stop when it looks next. Returns when it was stopped first.
+    pub(crate) fn mark_stopped(&self) -> Moment {
+        let mut calls = self.inner.calls.lock();
+        *calls.stopped_at.get_or_insert_with(Moment::now)
     }
 
     /// Returns when it was stopped first.
@@ -92,9 +95,6 @@ impl Parker {
         loop {
             if calls.stopped_at.is_some() {
                 return Unparked::Stop;
-            }
-            if std::mem::take(&mut calls.message) {
-                return Unparked::Message;
             }
             if std::mem::take(&mut calls.woken) {
                 return Unparked::Wake;
@@ -116,12 +116,6 @@ impl Unparker {
             // Not with the lock held: the thread that wakes up needs it first of all.
             self.inner.changed.notify_all();
         }
-    }
-
-    /// Tells the thread that it has a message.
-    pub fn message(&self) {
-        self.inner.calls.lock().message = true;
-        self.inner.changed.notify_all();
     }
 
     /// Returns `true` if both ends belong to the same parker.
@@ -152,8 +146,6 @@ mod tests {
         let parker = Parker::new();
         parker.unparker().unpark();
         parker.unparker().unpark();
-        parker.unparker().message();
-        assert_eq!(parker.park(Moment::now()), Unparked::Message);
         assert_eq!(parker.park(Moment::now()), Unparked::Wake);
         assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
     }

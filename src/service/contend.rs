@@ -1,12 +1,10 @@
 //! `MutexContendService`: contends for a mutex on a thread of its own for as long as it runs.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::callbacks::MutexContender;
 use super::delivery::{Delivery, DeliverySettings, Recipient, abandoned, delivery_setters};
@@ -26,7 +24,7 @@ use crate::probe::LossReason;
 use crate::runner::{Done, Runner};
 use crate::shared::Shared;
 use crate::thread::Local;
-use crate::virtual_time::recv_timeout;
+use crate::virtual_time::try_lock_for;
 
 /// Contends for one mutex, as one contender, from `start` to `stop`.
 ///
@@ -65,18 +63,25 @@ pub(crate) struct Inner {
     recipient: Recipient,
     shared: Arc<Shared>,
     lifecycle: Lifecycle,
-    inbox: Arc<Inbox>,
+    run: Arc<Run>,
     /// Keeps the id from being used twice for as long as the service lives.
     live: Arc<LiveId>,
 }
 
-/// What the worker is asked to do. `None` while there is no worker to answer.
-type Inbox = Mutex<Option<VecDeque<Resign>>>;
+/// What the worker's thread shares with those that stop the service or resign.
+#[derive(Default)]
+struct Run {
+    /// Locked by its thread for each step, and by a caller that gives up in its own thread: one change of threads less
+    /// until the release is sent. `None` while there is none.
+    worker: Mutex<Option<Worker>>,
+    /// What a callback asked for: it cannot wait for itself.
+    resign: Mutex<Option<Resign>>,
+}
 
+#[derive(Clone, Copy)]
 struct Resign {
     asked_at: Moment,
     rest: Duration,
-    done: Sender<Result<()>>,
 }
 
 impl MutexContendService {
@@ -96,7 +101,7 @@ impl MutexContendService {
                 return Err(abandoned(&inner.contender.mutex));
             }
             inner.shared.clear();
-            *inner.inbox.lock() = Some(VecDeque::new());
+            inner.run.resign.lock().take();
             let delivery = inner.recipient.open(&inner.contender.mutex)?;
             let callbacks = delivery.number();
             let worker = Worker {
@@ -110,11 +115,13 @@ impl MutexContendService {
                 )?,
                 shared: Arc::clone(&inner.shared),
                 delivery,
-                inbox: Arc::clone(&inner.inbox),
                 lead_without_listener: inner.lead_without_listener,
+                has_given_up: false,
                 _live: Arc::clone(&inner.live),
             };
-            Ok((move |parker: Parker| worker.run(&parker), callbacks))
+            *inner.run.worker.lock() = Some(worker);
+            let run = Arc::clone(&inner.run);
+            Ok((move |parker: Parker| run.work(&parker), callbacks))
         })
     }
 
@@ -135,8 +142,7 @@ impl MutexContendService {
     /// `Timeout` if a callback hangs beyond the end of the lease: the thread then ends when the callback
     /// does.
     pub fn stop(&self) -> Result<()> {
-        let inner = self.inner.get()?;
-        inner.stop_by(Moment::now() + inner.stop_bound())
+        self.inner.get()?.stop()
     }
 
     /// Gives up the mutex as [`stop`](MutexContendService::stop) does, but stays started and rejoins the
@@ -170,26 +176,26 @@ impl MutexContendService {
     /// As [`resign`](MutexContendService::resign).
     pub fn resign_for(&self, rest: Duration) -> Result<()> {
         let inner = self.inner.get()?;
-        let (done, over) = bounded(1);
-        let asked_at = Moment::now();
-        inner.send(Resign {
-            asked_at,
+        let asked = Resign {
+            asked_at: Moment::now(),
             rest,
-            done,
-        })?;
+        };
+        let unparker = inner.lifecycle.unparker();
+        let unparker = unparker.ok_or_else(|| inner.not_started())?;
         if inner.lifecycle.is_inside() {
+            *inner.run.resign.lock() = Some(asked);
+            unparker.unpark();
             return Ok(());
         }
-        recv_timeout(&over, inner.stop_bound()).map_err(|failed| match failed {
-            RecvTimeoutError::Disconnected => inner.not_started(),
-            RecvTimeoutError::Timeout => Error::new(
-                ErrorKind::Timeout,
-                format!(
-                    "{}: still resigning; a callback or the backend hangs",
-                    self.mutex()
-                ),
-            ),
-        })?
+        let mut worker = inner.run.lock(inner.stop_bound()).ok_or_else(|| {
+            let mutex = self.mutex();
+            let message = format!("{mutex}: still resigning; a callback or the backend hangs");
+            Error::new(ErrorKind::Timeout, message)
+        })?;
+        let worker = worker.as_mut().filter(|worker| !worker.has_given_up);
+        let released = worker.ok_or_else(|| inner.not_started())?.resign(asked);
+        unparker.unpark();
+        released
     }
 
     /// Returns the mutex that this service contends for.
@@ -252,30 +258,28 @@ impl MutexContendService {
     /// Asks the worker to stop, and does not wait for it.
     pub(crate) fn request_stop(&self) {
         if let Some(inner) = self.inner.here() {
-            let _ = inner.stop_by(Moment::now());
+            let mutex = &inner.contender.mutex;
+            let _ = inner.lifecycle.stop(mutex, Moment::now(), |_| {});
         }
     }
 }
 
 impl Inner {
-    fn stop_by(&self, deadline: Moment) -> Result<()> {
-        self.lifecycle.stop(&self.contender.mutex, deadline)
+    /// Gives up in the calling thread if the worker sleeps; otherwise the worker does when its call is over.
+    fn stop(&self) -> Result<()> {
+        let deadline = Moment::now() + self.stop_bound();
+        let mutex = &self.contender.mutex;
+        self.lifecycle.stop(mutex, deadline, |asked_at| {
+            if let Some(worker) = self.run.lock(Duration::ZERO).as_deref_mut() {
+                worker.iter_mut().for_each(|it| it.finish(asked_at));
+            }
+        })
     }
 
     /// The running call, the callbacks up to the end of the lease, and the way out.
     fn stop_bound(&self) -> Duration {
         let lease = self.contender.lease;
         lease.total() + lease.drift_allowance() + 2 * lease.request_limit() + Duration::from_secs(1)
-    }
-
-    fn send(&self, message: Resign) -> Result<()> {
-        let unparker = self.lifecycle.unparker();
-        let unparker = unparker.ok_or_else(|| self.not_started())?;
-        let mut inbox = self.inbox.lock();
-        let inbox = inbox.as_mut().ok_or_else(|| self.not_started())?;
-        inbox.push_back(message);
-        unparker.message();
-        Ok(())
     }
 
     fn not_started(&self) -> Error {
@@ -288,7 +292,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Err(error) = self.stop_by(Moment::now() + self.stop_bound()) {
+        if let Err(error) = self.stop() {
             log::warn!(
                 "{}: dropped without a clean stop: {error}",
                 self.contender.mutex
@@ -418,7 +422,7 @@ impl ContendBuilder {
             recipient,
             shared: Arc::default(),
             lifecycle: Lifecycle::default(),
-            inbox: Arc::default(),
+            run: Arc::default(),
             live: Arc::new(live),
             factory,
         };
@@ -428,53 +432,93 @@ impl ContendBuilder {
     }
 }
 
-/// The state of one run. It belongs to the worker thread alone.
+/// The state of one run.
 struct Worker {
     runner: Runner,
     shared: Arc<Shared>,
     delivery: Delivery,
-    inbox: Arc<Inbox>,
     lead_without_listener: bool,
+    /// For the last time: it does not contend any more.
+    has_given_up: bool,
     /// The id is taken for as long as the worker lives, even if the service was dropped.
     _live: Arc<LiveId>,
 }
 
-impl Worker {
-    fn run(mut self, parker: &Parker) {
-        while !parker.is_stopped() && (self.lead_without_listener || !self.delivery.is_abandoned())
+impl Run {
+    /// What the worker's thread does.
+    fn work(&self, parker: &Parker) {
+        let mut woken = false;
+        while let Some(mut slot) = self.lock(Moment::FAR.remaining())
+            && let Some(worker) = slot.as_mut()
+            && worker.is_to_go_on(parker)
         {
-            if let Some(resign) = self.next_message() {
-                let released = self.give_up(resign.asked_at);
-                let at = Moment::now() + resign.rest;
-                self.runner.contend_at(at, OnRefusal::Enqueue);
-                let _ = resign.done.send(released);
-                continue;
-            }
-            match self.runner.step() {
-                Done::Called { change, .. } => self.announce(change),
-                Done::Wait(until) => {
-                    if parker.park(until) == Unparked::Wake {
-                        self.runner.woken();
-                    }
+            let until = match self.resign.lock().take() {
+                Some(asked) => {
+                    worker
+                        .resign(asked)
+                        .unwrap_or_else(|error| log::warn!("{error}"));
+                    None
                 }
-            }
-            self.report();
-            self.delivery.catch_up();
+                None => worker.step(woken),
+            };
+            drop(slot);
+            woken = until.is_some_and(|until| parker.park(until) == Unparked::Wake);
         }
-        if let Err(error) = self.give_up(parker.stopped_at().unwrap_or_else(Moment::now)) {
-            log::warn!("{error}");
-        }
+        let mut slot = self.lock(Moment::FAR.remaining());
+        let Some(mut worker) = slot.as_mut().and_then(|slot| slot.take()) else {
+            return;
+        };
+        drop(slot);
+        worker.finish(parker.stopped_at().unwrap_or_else(Moment::now));
         if !parker.is_stopped() {
-            self.say_abandoned();
+            worker.say_abandoned();
         }
-        // Callers that wait for an answer are told at once that there will be none.
-        self.inbox.lock().take();
         // The runner is dropped after this: on ZooKeeper its drop gives up the place in the queue.
-        self.delivery.close();
+        worker.delivery.close();
     }
 
-    fn next_message(&self) -> Option<Resign> {
-        self.inbox.lock().as_mut()?.pop_front()
+    fn lock(&self, patience: Duration) -> Option<MutexGuard<'_, Option<Worker>>> {
+        try_lock_for(&self.worker, patience)
+    }
+}
+
+impl Worker {
+    fn is_to_go_on(&self, parker: &Parker) -> bool {
+        let has_listener = self.lead_without_listener || !self.delivery.is_abandoned();
+        has_listener && !self.has_given_up && !parker.is_stopped()
+    }
+
+    /// Takes one step. Returns until when there is nothing to do.
+    fn step(&mut self, woken: bool) -> Option<Moment> {
+        if woken {
+            self.runner.woken();
+        }
+        let until = match self.runner.step() {
+            Done::Called { change, .. } => {
+                self.announce(change);
+                None
+            }
+            Done::Wait(until) => Some(until),
+        };
+        self.report();
+        self.delivery.catch_up();
+        until
+    }
+
+    fn resign(&mut self, asked: Resign) -> Result<()> {
+        let released = self.give_up(asked.asked_at);
+        let at = Moment::now() + asked.rest;
+        self.runner.contend_at(at, OnRefusal::Enqueue);
+        released
+    }
+
+    /// Gives up for the last time.
+    fn finish(&mut self, asked_at: Moment) {
+        if !std::mem::replace(&mut self.has_given_up, true)
+            && let Err(error) = self.give_up(asked_at)
+        {
+            log::warn!("{error}");
+        }
     }
 
     /// Released is delivered and its callback has returned before the release is sent, up to the end of the lease. A

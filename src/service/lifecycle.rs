@@ -183,19 +183,31 @@ impl Lifecycle {
         delivery::is_inside(run.callbacks) || run.worker == Some(std::thread::current().id())
     }
 
-    /// Asks the worker to stop, and waits for it until `deadline`; not from inside one of its callbacks,
-    /// nor on its own thread.
-    pub(crate) fn stop(&self, name: &str, deadline: Moment) -> Result<()> {
+    /// Asks the worker to stop, lets the caller `help` before the worker hears of it, and waits for it until `deadline`;
+    /// not from inside one of its callbacks, nor on its own thread.
+    pub(crate) fn stop(
+        &self,
+        name: &str,
+        deadline: Moment,
+        help: impl FnOnce(Moment),
+    ) -> Result<()> {
         let inside = self.is_inside();
         let mut run = self.stage.run.lock();
+        let number = run.number;
         if run.status != Status::Initial {
             run.status = Status::Stopping;
-            run.parker.stop();
+            let parker = run.parker.clone();
+            let asked_at = parker.mark_stopped();
+            drop(run);
+            if !inside {
+                help(asked_at);
+            }
+            parker.stop();
             if inside {
                 return Ok(());
             }
+            run = self.stage.run.lock();
         }
-        let number = run.number;
         while run.status != Status::Initial && run.number == number {
             let left = deadline.remaining();
             if left.is_zero() {

@@ -16,7 +16,7 @@ use crate::factory;
 use crate::machine::period::ContendPeriod;
 use crate::name::check_mutex;
 use crate::owner::{MutexOwner, MutexState};
-use crate::parker::{Parker, Unparked, Unparker};
+use crate::parker::{Parker, Unparker};
 use crate::shared::Shared;
 use crate::thread::Local;
 
@@ -110,7 +110,8 @@ impl MutexRetrievalService {
 impl Inner {
     fn stop(&self) -> Result<()> {
         let bound = self.factory.lease.total() + Duration::from_secs(2);
-        self.lifecycle.stop(&self.mutex, Moment::now() + bound)
+        let deadline = Moment::now() + bound;
+        self.lifecycle.stop(&self.mutex, deadline, |_| {})
     }
 }
 
@@ -230,7 +231,7 @@ impl Worker {
         while !parker.is_stopped() && !self.delivery.is_abandoned() {
             let look_again = self.observe();
             self.delivery.catch_up();
-            while parker.park(look_again) == Unparked::Message {}
+            parker.park(look_again);
         }
         if !parker.is_stopped() {
             let error = abandoned(format_args!("{}: observer", self.mutex));
