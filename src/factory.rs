@@ -50,26 +50,14 @@ pub(crate) struct Core {
     queues: Mutex<HashMap<Arc<str>, Weak<ThreadQueue>>>,
     /// Shared by all handles on the semaphores.
     semaphores: Mutex<Weak<SharedSemaphores>>,
-    initial_delay: Mutex<Duration>,
-    executor: OnceLock<Executor>,
-    probe: Probed,
+    pub(crate) initial_delay: Mutex<Duration>,
+    pub(crate) executor: OnceLock<Executor>,
+    pub(crate) probe: Probed,
     pub(crate) lease: Lease,
     pub(crate) backend: Arc<dyn Backend>,
 }
 
 impl Core {
-    pub(crate) fn probe(&self) -> &Probed {
-        &self.probe
-    }
-
-    pub(crate) fn executor(&self) -> Option<Executor> {
-        self.executor.get().cloned()
-    }
-
-    pub(crate) fn initial_delay(&self) -> Duration {
-        *self.initial_delay.lock()
-    }
-
     /// Notes how a call that `who` sent at `sent` ended, and logs when trouble begins and ends. `true`: it began.
     pub(crate) fn note(
         &self,
@@ -121,13 +109,7 @@ impl Factory {
         Factory::over(backend, lease)
     }
 
-    /// Makes a factory on a backend of this crate.
-    #[cfg(not(feature = "unstable"))]
-    pub(crate) fn new(backend: Arc<dyn Backend>, lease: Lease) -> Factory {
-        Factory::over(backend, lease)
-    }
-
-    fn over(backend: Arc<dyn Backend>, lease: Lease) -> Factory {
+    pub(crate) fn over(backend: Arc<dyn Backend>, lease: Lease) -> Factory {
         Factory {
             core: Local::new(Arc::new(Core {
                 timer: Timer::new(lease.request_limit()),
@@ -174,13 +156,6 @@ impl Factory {
             inner.backend.set_probe(probe);
         }
         self
-    }
-
-    /// Returns the delay before a service's first attempt.
-    #[must_use]
-    pub fn initial_delay(&self) -> Duration {
-        self.core()
-            .map_or(Duration::ZERO, |inner| inner.initial_delay())
     }
 
     /// Returns the location of the mutexes, without credentials.

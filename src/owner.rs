@@ -125,12 +125,6 @@ impl MutexOwner {
         }
     }
 
-    /// Returns the backend's clock when this snapshot was taken.
-    #[must_use]
-    pub fn observed_ms(&self) -> Option<u64> {
-        self.observed.map(|observed| observed.backend_ms)
-    }
-
     /// Returns `true` if the ttl is still running.
     #[must_use]
     pub fn is_in_ttl(&self) -> bool {
@@ -197,8 +191,7 @@ impl fmt::Debug for MutexOwner {
             .field("ttl_at", &self.ttl_at)
             .field("transition_at", &self.transition_at)
             .field("fence", &self.fence)
-            .field("observed_ms", &self.observed_ms())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

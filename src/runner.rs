@@ -91,10 +91,10 @@ impl Runner {
 
     /// The backend woke this contender.
     pub(crate) fn woken(&mut self) {
-        if self.machine.belief().is_none() {
-            self.woken_at = Some(Moment::now());
+        let now = Moment::now();
+        if self.machine.woken(now) {
+            self.woken_at = Some(now);
         }
-        self.machine.woken(Moment::now());
     }
 
     /// Contends from `at` on. `first`: what a refusal of the first attempt leaves.
@@ -190,7 +190,7 @@ impl Runner {
             Ok(None) => self.call(|raw| raw.acquire(on_refusal, by)),
             Err(error) => Err(error),
         };
-        self.factory.probe().tell(|probe| {
+        self.factory.probe.tell(|probe| {
             let outcome = match &attempt {
                 Ok(Attempt::Granted(_)) => AcquireOutcome::Granted,
                 Ok(Attempt::Refused(_)) => AcquireOutcome::Refused,
@@ -229,7 +229,7 @@ impl Runner {
     fn renew(&mut self, fence: u64, by: Moment) -> Done {
         let sent = Moment::now();
         let renewal = self.call(|raw| raw.renew(fence, by));
-        self.factory.probe().tell(|probe| {
+        self.factory.probe.tell(|probe| {
             let outcome = match &renewal {
                 Ok(Renewal::Renewed(_)) => RenewOutcome::Renewed,
                 Ok(Renewal::Lost(_)) => RenewOutcome::Lost,
@@ -296,7 +296,7 @@ impl Runner {
         let Contender {
             mutex, id, purpose, ..
         } = &self.contender;
-        let probe = self.factory.probe();
+        let probe = &self.factory.probe;
         let level = match purpose {
             Purpose::Lead => log::Level::Info,
             Purpose::Lock => log::Level::Debug,

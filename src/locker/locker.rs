@@ -263,7 +263,7 @@ impl Inner {
         let hold = Hold::new(&self.factory.registry, &self.contender.mutex)?;
         let cancels: Vec<&Cancel> = cancel.into_iter().chain(&self.cancel).collect();
         let tenure = self.lock_in_turn(start, wait, &cancels, &loss);
-        self.factory.probe().tell(|probe| {
+        self.factory.probe.tell(|probe| {
             let waited = Moment::now() - start;
             probe.waited(&self.contender.mutex, waited, tenure.is_ok());
         });

@@ -176,12 +176,16 @@ impl Contention {
         }
     }
 
-    /// The backend woke this contender: a waiter tries, an owner checks.
-    pub fn woken(&mut self, now: Moment) {
-        match &mut self.belief {
-            Some(belief) => belief.renew_at = belief.renew_at.min(now.max(belief.not_before)),
-            None => self.next_try = self.next_try.min(now.max(self.rest_until)),
+    /// The backend woke this contender: a waiter tries, an owner checks. Returns `true` if that brings its next attempt
+    /// forward.
+    pub fn woken(&mut self, now: Moment) -> bool {
+        if let Some(belief) = &mut self.belief {
+            belief.renew_at = belief.renew_at.min(now.max(belief.not_before));
+            return false;
         }
+        let before = self.next_try;
+        self.next_try = before.min(now.max(self.rest_until));
+        self.next_try < before
     }
 
     /// An `acquire` that was sent at `sent` ended at `now`.

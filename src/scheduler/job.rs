@@ -309,7 +309,7 @@ impl ScheduledJob {
         let ended = Clocks::read();
         let report = RunReport::new(context, took, result);
         report.log();
-        self.factory.probe().tell(|probe| {
+        self.factory.probe.tell(|probe| {
             probe.scheduled_run(&report.mutex, report.kind, report.late, took);
         });
         if catch_unwind(AssertUnwindSafe(|| (work.on_outcome)(&report))).is_err() {

@@ -425,7 +425,7 @@ impl SharedSemaphores {
             queue,
             has_lines: store.on_turn(Arc::new(on_turn)),
             releasing: Mutex::new(()),
-            probe: core.probe().clone(),
+            probe: core.probe.clone(),
             store,
             core: Arc::clone(core),
         }))

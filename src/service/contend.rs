@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::callbacks::MutexContender;
 use super::delivery::{Delivery, DeliverySettings, Recipient, abandoned, delivery_setters};
@@ -71,14 +71,13 @@ pub(crate) struct Inner {
 /// What the worker's thread shares with those that stop the service or resign.
 #[derive(Default)]
 struct Run {
-    /// Locked by its thread for each step, and by a caller that gives up in its own thread: one change of threads less
-    /// until the release is sent. `None` while there is none.
+    /// Locked by its thread for each step. A caller that stops the service or resigns locks it to give up in its own
+    /// thread, which sends the release without a change of threads. `None` once the run is over.
     worker: Mutex<Option<Worker>>,
-    /// What a callback asked for: it cannot wait for itself.
+    /// What a callback asked for. It cannot wait for the worker, which waits for it.
     resign: Mutex<Option<Resign>>,
 }
 
-#[derive(Clone, Copy)]
 struct Resign {
     asked_at: Moment,
     rest: Duration,
@@ -103,13 +102,12 @@ impl MutexContendService {
             inner.shared.clear();
             inner.run.resign.lock().take();
             let delivery = inner.recipient.open(&inner.contender.mutex)?;
-            let callbacks = delivery.number();
             let worker = Worker {
                 runner: Runner::new(
                     &inner.factory,
                     &inner.contender,
                     inner.period,
-                    Moment::now() + inner.factory.initial_delay(),
+                    Moment::now() + *inner.factory.initial_delay.lock(),
                     &inner.shared,
                     parker.unparker(),
                 )?,
@@ -121,7 +119,7 @@ impl MutexContendService {
             };
             *inner.run.worker.lock() = Some(worker);
             let run = Arc::clone(&inner.run);
-            Ok((move |parker: Parker| run.work(&parker), callbacks))
+            Ok(move |parker: Parker| run.work(&parker))
         })
     }
 
@@ -187,7 +185,7 @@ impl MutexContendService {
             unparker.unpark();
             return Ok(());
         }
-        let mut worker = inner.run.lock(inner.stop_bound()).ok_or_else(|| {
+        let mut worker = try_lock_for(&inner.run.worker, inner.stop_bound()).ok_or_else(|| {
             let mutex = self.mutex();
             let message = format!("{mutex}: still resigning; a callback or the backend hangs");
             Error::new(ErrorKind::Timeout, message)
@@ -270,7 +268,7 @@ impl Inner {
         let deadline = Moment::now() + self.stop_bound();
         let mutex = &self.contender.mutex;
         self.lifecycle.stop(mutex, deadline, |asked_at| {
-            if let Some(worker) = self.run.lock(Duration::ZERO).as_deref_mut() {
+            if let Some(worker) = try_lock_for(&self.run.worker, Duration::ZERO).as_deref_mut() {
                 worker.iter_mut().for_each(|it| it.finish(asked_at));
             }
         })
@@ -386,7 +384,7 @@ impl ContendBuilder {
     /// this process already contends under, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexContendService> {
         let executor = self.settings.factory.as_ref().ok();
-        let executor = executor.and_then(|factory| factory.executor());
+        let executor = executor.and_then(|factory| factory.executor.get().cloned());
         let recipient = std::mem::take(&mut self.delivery).callbacks(executor)?;
         self.finish(recipient)
     }
@@ -419,9 +417,9 @@ impl ContendBuilder {
             contender,
             period,
             lead_without_listener: self.lead_without_listener,
+            lifecycle: Lifecycle::new(&recipient),
             recipient,
             shared: Arc::default(),
-            lifecycle: Lifecycle::default(),
             run: Arc::default(),
             live: Arc::new(live),
             factory,
@@ -438,7 +436,7 @@ struct Worker {
     shared: Arc<Shared>,
     delivery: Delivery,
     lead_without_listener: bool,
-    /// For the last time: it does not contend any more.
+    /// It gave up for the last time.
     has_given_up: bool,
     /// The id is taken for as long as the worker lives, even if the service was dropped.
     _live: Arc<LiveId>,
@@ -448,9 +446,9 @@ impl Run {
     /// What the worker's thread does.
     fn work(&self, parker: &Parker) {
         let mut woken = false;
-        while let Some(mut slot) = self.lock(Moment::FAR.remaining())
+        while let Some(mut slot) = try_lock_for(&self.worker, Duration::MAX)
             && let Some(worker) = slot.as_mut()
-            && worker.is_to_go_on(parker)
+            && worker.continues(parker)
         {
             let until = match self.resign.lock().take() {
                 Some(asked) => {
@@ -464,11 +462,8 @@ impl Run {
             drop(slot);
             woken = until.is_some_and(|until| parker.park(until) == Unparked::Wake);
         }
-        let mut slot = self.lock(Moment::FAR.remaining());
-        let Some(mut worker) = slot.as_mut().and_then(|slot| slot.take()) else {
-            return;
-        };
-        drop(slot);
+        let taken = try_lock_for(&self.worker, Duration::MAX).and_then(|mut slot| slot.take());
+        let Some(mut worker) = taken else { return };
         worker.finish(parker.stopped_at().unwrap_or_else(Moment::now));
         if !parker.is_stopped() {
             worker.say_abandoned();
@@ -476,16 +471,11 @@ impl Run {
         // The runner is dropped after this: on ZooKeeper its drop gives up the place in the queue.
         worker.delivery.close();
     }
-
-    fn lock(&self, patience: Duration) -> Option<MutexGuard<'_, Option<Worker>>> {
-        try_lock_for(&self.worker, patience)
-    }
 }
 
 impl Worker {
-    fn is_to_go_on(&self, parker: &Parker) -> bool {
-        let has_listener = self.lead_without_listener || !self.delivery.is_abandoned();
-        has_listener && !self.has_given_up && !parker.is_stopped()
+    fn continues(&self, parker: &Parker) -> bool {
+        !parker.is_stopped() && (self.lead_without_listener || !self.delivery.is_abandoned())
     }
 
     /// Takes one step. Returns until when there is nothing to do.

@@ -7,7 +7,6 @@
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
@@ -104,11 +103,7 @@ impl Default for DeliverySettings {
 
 impl fmt::Debug for DeliverySettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeliverySettings")
-            .field("capacity", &self.capacity)
-            .field("failures", &self.failures)
-            .field("callbacks", &self.callbacks.len())
-            .finish_non_exhaustive()
+        f.debug_struct("DeliverySettings").finish_non_exhaustive()
     }
 }
 
@@ -169,6 +164,14 @@ impl Recipient {
         matches!(self, Recipient::Channel(_, listener) if listener.strong_count() == 0)
     }
 
+    /// Tells its callbacks from those of others; 0 without any.
+    pub(crate) fn number(&self) -> usize {
+        match self {
+            Recipient::Callbacks(callbacks) => callbacks.number(),
+            Recipient::Channel(..) | Recipient::Nobody => 0,
+        }
+    }
+
     pub(crate) fn open(&self, mutex: &str) -> Result<Delivery> {
         Ok(match self {
             Recipient::Channel(queue, listener) => Delivery {
@@ -190,11 +193,6 @@ impl Recipient {
 }
 
 impl Delivery {
-    /// Tells this run's callbacks from others; 0 without any.
-    pub(crate) fn number(&self) -> u64 {
-        self.thread.as_ref().map_or(0, |thread| thread.number)
-    }
-
     pub(crate) fn deliver(&self, event: Event) {
         if let Some(queue) = &self.queue {
             queue.lock().push(event);
@@ -355,7 +353,6 @@ impl EventQueue {
 
 /// The thread on which the callbacks of one run are called, or from which they are given to an executor.
 struct CallbackThread {
-    number: u64,
     thread: Thread,
     progress: Arc<Progress>,
 }
@@ -369,12 +366,12 @@ struct Progress {
 }
 
 thread_local! {
-    /// The run whose callback this thread is in.
-    static INSIDE: Cell<u64> = const { Cell::new(0) };
+    /// The number of the callbacks of which this thread runs one.
+    static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether the calling thread runs a callback of the run with this number.
-pub(crate) fn is_inside(number: u64) -> bool {
+/// Whether the calling thread runs one of the callbacks with this number.
+pub(crate) fn is_inside(number: usize) -> bool {
     number != 0 && INSIDE.get() == number
 }
 
@@ -384,22 +381,16 @@ impl CallbackThread {
         events: Receiver<Event>,
         callbacks: &Arc<Callbacks>,
     ) -> Result<CallbackThread> {
-        static NUMBERS: AtomicU64 = AtomicU64::new(1);
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let progress = Arc::<Progress>::default();
         let (callbacks, told) = (Arc::clone(callbacks), Arc::clone(&progress));
         let thread = thread::start(format!("callbacks of {mutex}"), move || {
             while let Some(event) = told.next(&events) {
-                callbacks.call(number, Arc::new(event));
+                callbacks.call(Arc::new(event));
                 *told.done.lock() += 1;
                 told.changed.notify_all();
             }
         })?;
-        Ok(CallbackThread {
-            number,
-            thread,
-            progress,
-        })
+        Ok(CallbackThread { thread, progress })
     }
 }
 
@@ -441,12 +432,12 @@ pub(crate) struct Callbacks {
 
 impl Callbacks {
     /// Calls the callbacks and returns when they have.
-    fn call(self: &Arc<Callbacks>, number: u64, event: Arc<Event>) {
+    fn call(self: &Arc<Callbacks>, event: Arc<Event>) {
         if let Some(executor) = &self.executor {
             let (ran, over) = bounded(1);
             let (callbacks, its_event) = (Arc::clone(self), Arc::clone(&event));
             let job = Box::new(move || {
-                callbacks.run(number, &its_event);
+                callbacks.run(&its_event);
                 let _ = ran.send(());
             });
             if catch_unwind(AssertUnwindSafe(|| executor(job))).is_err() {
@@ -457,11 +448,15 @@ impl Callbacks {
             }
             // The executor dropped the job: every event has its callback.
         }
-        self.run(number, &event);
+        self.run(&event);
     }
 
-    fn run(&self, number: u64, event: &Event) {
-        let outer = INSIDE.replace(number);
+    fn number(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn run(&self, event: &Event) {
+        let outer = INSIDE.replace(self.number());
         if catch_unwind(AssertUnwindSafe(|| (self.target)(event))).is_err() {
             log::error!("{}: a callback panicked at {}", event.mutex, event.kind);
         }

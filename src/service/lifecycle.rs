@@ -6,7 +6,7 @@ use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 
-use super::delivery;
+use super::delivery::{self, Recipient};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::parker::{Parker, Unparker};
@@ -85,10 +85,11 @@ macro_rules! service_getters {
 }
 pub(crate) use service_getters;
 
-#[derive(Default)]
 pub(crate) struct Lifecycle {
     stage: Arc<Stage>,
     thread: Mutex<Option<Thread>>,
+    /// Tells its callbacks from those of others.
+    callbacks: usize,
 }
 
 /// What a worker and its handle share.
@@ -104,8 +105,6 @@ struct Run {
     /// Counts the starts: a wait for the end of one run is not held up by the next.
     number: u64,
     parker: Parker,
-    /// The number of this run's callbacks.
-    callbacks: u64,
     /// The worker's thread, once it runs: known from the inside, before `start` has its handle.
     worker: Option<ThreadId>,
 }
@@ -121,16 +120,23 @@ impl Drop for Over {
 }
 
 impl Lifecycle {
+    pub(crate) fn new(recipient: &Recipient) -> Lifecycle {
+        Lifecycle {
+            stage: Arc::default(),
+            thread: Mutex::default(),
+            callbacks: recipient.number(),
+        }
+    }
+
     pub(crate) fn status(&self) -> Status {
         self.stage.run.lock().status
     }
 
-    /// Runs what `prepare` returns on a thread called `name`. It comes with the number of
-    /// the run's callbacks.
+    /// Runs what `prepare` returns on a thread called `name`.
     pub(crate) fn start<W>(
         &self,
         name: String,
-        prepare: impl FnOnce(&Parker) -> Result<(W, u64)>,
+        prepare: impl FnOnce(&Parker) -> Result<W>,
     ) -> Result<()>
     where
         W: FnOnce(Parker) + Send + 'static,
@@ -154,8 +160,7 @@ impl Lifecycle {
             run.parker.clone()
         };
         let over = Over(Arc::clone(&self.stage));
-        let (work, callbacks) = prepare(&parker)?;
-        self.stage.run.lock().callbacks = callbacks;
+        let work = prepare(&parker)?;
         let thread = thread::start(name, move || {
             {
                 let mut run = over.0.run.lock();
@@ -179,8 +184,8 @@ impl Lifecycle {
 
     /// Whether the calling thread is the worker, or runs one of its callbacks.
     pub(crate) fn is_inside(&self) -> bool {
-        let run = self.stage.run.lock();
-        delivery::is_inside(run.callbacks) || run.worker == Some(std::thread::current().id())
+        delivery::is_inside(self.callbacks)
+            || self.stage.run.lock().worker == Some(std::thread::current().id())
     }
 
     /// Asks the worker to stop, lets the caller `help` before the worker hears of it, and waits for it until `deadline`;

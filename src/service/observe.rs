@@ -73,7 +73,6 @@ impl MutexRetrievalService {
             }
             inner.shared.clear();
             let delivery = inner.recipient.open(&inner.mutex)?;
-            let callbacks = delivery.number();
             let worker = Worker {
                 raw: inner
                     .factory
@@ -87,7 +86,7 @@ impl MutexRetrievalService {
                 seen: None,
                 failures: 0,
             };
-            Ok((move |parker: Parker| worker.run(&parker), callbacks))
+            Ok(move |parker: Parker| worker.run(&parker))
         })
     }
 
@@ -178,7 +177,7 @@ impl ObserveBuilder {
     /// `InvalidInput` for a name that is not allowed, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexRetrievalService> {
         let executor = self.factory.as_ref().ok();
-        let executor = executor.and_then(|factory| factory.executor());
+        let executor = executor.and_then(|factory| factory.executor.get().cloned());
         let recipient = std::mem::take(&mut self.delivery).callbacks(executor)?;
         self.finish(recipient)
     }
@@ -203,9 +202,9 @@ impl ObserveBuilder {
         let inner = Inner {
             factory,
             mutex: self.mutex,
+            lifecycle: Lifecycle::new(&recipient),
             recipient,
             shared: Arc::default(),
-            lifecycle: Lifecycle::default(),
         };
         Ok(MutexRetrievalService {
             inner: Local::new(Arc::new(inner)),

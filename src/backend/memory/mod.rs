@@ -81,7 +81,7 @@ pub fn factory(name: &str, lease: Lease) -> Factory {
         realm: format!("memory://{name}"),
         registry: registry(name),
     };
-    Factory::new(Arc::new(backend), lease)
+    Factory::over(Arc::new(backend), lease)
 }
 
 /// Returns a handle on the registry called `name`, for tests.

@@ -169,7 +169,7 @@ impl Builder {
             database: Arc::new(self.database(lease)?),
             statements,
         };
-        Ok(Factory::new(Arc::new(backend), lease).with_initial_delay(delay))
+        Ok(Factory::over(Arc::new(backend), lease).with_initial_delay(delay))
     }
 
     /// Builds a [`Repository`] for operations on single rows, with its own pool.

@@ -235,7 +235,7 @@ impl Builder {
             simba: self.simba,
             replicas: self.replicas,
         });
-        let factory = Factory::new(Arc::new(common), lease);
+        let factory = Factory::over(Arc::new(common), lease);
         Ok(factory.with_initial_delay(self.initial_delay))
     }
 

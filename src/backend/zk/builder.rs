@@ -138,7 +138,7 @@ impl Builder {
         let config = self.config()?;
         let (lease, initial_delay) = (config.lease, self.initial_delay);
         let sessions = Arc::new(Sessions::open(config)?);
-        Ok(Factory::new(Arc::new(Zk { sessions }), lease).with_initial_delay(initial_delay))
+        Ok(Factory::over(Arc::new(Zk { sessions }), lease).with_initial_delay(initial_delay))
     }
 
     /// Opens a session of its own, for what the factory does not do: the client without the mutexes.
