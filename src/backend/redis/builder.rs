@@ -9,7 +9,6 @@ use std::time::Duration;
 use super::Common;
 use super::cluster::Cluster;
 use super::connection::{Address, Connector, Target};
-use super::script::Scripts;
 use super::sentinel::Sentinels;
 use super::server::{Deployment, Server, ServerSettings};
 use crate::error::{Error, Result};
@@ -217,7 +216,7 @@ impl Builder {
             At::One(address) => one(Target::At(address))?,
             At::Cluster(seeds) => {
                 let seeds = seeds.into_iter().map(tcp).collect();
-                Deployment::Cluster(Box::new(Cluster::new(settings.clone(), seeds)?))
+                Deployment::Cluster(Box::new(Cluster::new(settings.clone(), seeds)))
             }
             At::Sentinel(sentinels, name) => one(Target::Master(Sentinels {
                 name,
@@ -230,7 +229,6 @@ impl Builder {
             realm,
             deployment,
             settings,
-            scripts: Scripts::new(),
             lease,
             simba: self.simba,
             replicas: self.replicas,

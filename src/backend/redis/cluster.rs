@@ -54,8 +54,8 @@ struct Look {
 type Range = (u16, u16, Address);
 
 impl Cluster {
-    pub(super) fn new(settings: ServerSettings, seeds: Vec<Address>) -> Result<Cluster> {
-        Ok(Cluster {
+    pub(super) fn new(settings: ServerSettings, seeds: Vec<Address>) -> Cluster {
+        Cluster {
             settings,
             seeds,
             map: Mutex::new(Map {
@@ -64,7 +64,7 @@ impl Cluster {
             }),
             look: Mutex::default(),
             stale: Arc::new(AtomicBool::new(true)),
-        })
+        }
     }
 
     /// The master of a slot, as far as known.

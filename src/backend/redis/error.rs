@@ -50,7 +50,7 @@ pub(super) struct Failure {
 /// What a caller can do about a failure.
 pub(super) enum Reason {
     /// The slot lives elsewhere.
-    Moved(Option<Address>),
+    Moved(Address),
     /// The slot is on its way there: ask there, this once.
     Ask(Address),
     /// The slot is on its way, and its keys are on both sides.
@@ -75,9 +75,11 @@ impl From<Error> for Failure {
 impl Failure {
     /// Reads an error of the request that was sent to `server` `waited` ago.
     pub(super) fn new(error: &RedisError, server: &Address, waited: Duration) -> Failure {
+        let to =
+            |reason: fn(Address) -> Reason| redirected(error, server).map_or(Reason::Other, reason);
         let reason = match error.kind() {
-            Kind::Server(Code::Moved) => Reason::Moved(redirected(error, server)),
-            Kind::Server(Code::Ask) => redirected(error, server).map_or(Reason::Other, Reason::Ask),
+            Kind::Server(Code::Moved) => to(Reason::Moved),
+            Kind::Server(Code::Ask) => to(Reason::Ask),
             Kind::Server(Code::TryAgain) => Reason::TryAgain,
             Kind::Server(Code::ClusterDown | Code::MasterDown | Code::BusyLoading) => {
                 Reason::NotServing
@@ -92,13 +94,6 @@ impl Failure {
             _ => read(error, server, waited).not_sent(),
         };
         Failure { error, reason }
-    }
-
-    /// Returns `true` if another node may serve the slot by now.
-    pub(super) fn suggests_new_map(&self) -> bool {
-        let kind = self.error.kind();
-        matches!(kind, ErrorKind::Unreachable | ErrorKind::Timeout)
-            || matches!(self.reason, Reason::ReadOnly | Reason::NotServing)
     }
 }
 

@@ -4,7 +4,6 @@
 //! and only a checked fence keeps the two apart. `min-replicas-to-write 1` on the servers makes an isolated
 //! master stop granting.
 
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ::redis::{ConnectionLike, ProtocolVersion, Value, cmd};
@@ -96,11 +95,4 @@ fn open(
     Err(unavailable(format!(
         "redis at {master}: the sentinels call it the master, but it is a replica; a failover may be under way"
     )))
-}
-
-impl fmt::Display for Sentinels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hosts: Vec<_> = self.addresses.iter().map(Address::to_string).collect();
-        write!(f, "{:?} (by sentinels at {})", self.name, hosts.join(","))
-    }
 }
