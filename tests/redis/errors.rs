@@ -49,7 +49,7 @@ fn other_kinds_of_servers_are_recognised() {
     within(HANG, || {
         let redis = RedisServer::start();
         let asks = "is this a Redis server?";
-        let closing = "closed the connection without an answer; is this a Redis server?";
+        let closing = "closed the connection: did it restart? is it a Redis server?";
         let [closes, http] = [&b""[..], b"HTTP/1.1 400 Bad Request\r\n\r\n"].map(stranger);
         let mysql = testbed::MariaDbServer::start();
         for (url, kind, says) in [

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ::redis::Value;
@@ -28,14 +28,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 const NODE_LIMIT: Duration = Duration::from_millis(500);
 
 pub(super) struct Cluster {
-    settings: ServerSettings,
+    settings: Arc<ServerSettings>,
     /// The nodes that the user named.
     seeds: Vec<Address>,
     map: Mutex<Map>,
     /// The last look. Locked while a caller looks.
     look: Mutex<Look>,
-    /// A call found the map wrong, or a node that does not serve.
-    stale: Arc<AtomicBool>,
 }
 
 struct Map {
@@ -54,7 +52,7 @@ struct Look {
 type Range = (u16, u16, Address);
 
 impl Cluster {
-    pub(super) fn new(settings: ServerSettings, seeds: Vec<Address>) -> Cluster {
+    pub(super) fn new(settings: Arc<ServerSettings>, seeds: Vec<Address>) -> Cluster {
         Cluster {
             settings,
             seeds,
@@ -63,7 +61,6 @@ impl Cluster {
                 servers: HashMap::new(),
             }),
             look: Mutex::default(),
-            stale: Arc::new(AtomicBool::new(true)),
         }
     }
 
@@ -103,15 +100,14 @@ impl Cluster {
 
     /// Has the next call look at the slots.
     pub(super) fn mark_stale(&self) {
-        self.stale.store(true, Ordering::Relaxed);
+        self.settings.map_stale.store(true, Ordering::Relaxed);
     }
 
     fn server_at(&self, map: &mut Map, address: Address) -> Result<Arc<Server>> {
         if let Some(known) = map.servers.get(&address) {
             return Ok(Arc::clone(known));
         }
-        let server = Server::new(&self.settings, Target::At(address.clone()), &self.stale)?;
-        let server = Arc::new(server);
+        let server = Arc::new(Server::new(&self.settings, Target::At(address.clone()))?);
         map.servers.insert(address, Arc::clone(&server));
         Ok(server)
     }
@@ -122,7 +118,7 @@ impl Cluster {
     /// # Errors
     /// Any, while there is no map at all.
     fn refresh(&self, by: Moment) -> Result<()> {
-        if !self.stale.load(Ordering::Relaxed) {
+        if !self.settings.map_stale.load(Ordering::Relaxed) {
             return Ok(());
         }
         let has_map = self.map.lock().masters.iter().any(Option::is_some);
@@ -140,10 +136,12 @@ impl Cluster {
             }
         };
         let is_due = look.at.is_none_or(|at| Moment::now() - at >= PAUSE);
-        if self.stale.load(Ordering::Relaxed) && is_due {
+        if self.settings.map_stale.load(Ordering::Relaxed) && is_due {
             look.failure = self.ask_nodes(by).err();
             // Not before: a node that does not answer this says no more.
-            self.stale.store(look.failure.is_some(), Ordering::Relaxed);
+            self.settings
+                .map_stale
+                .store(look.failure.is_some(), Ordering::Relaxed);
             look.at = Some(Moment::now());
         }
         match &look.failure {

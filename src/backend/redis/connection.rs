@@ -12,8 +12,9 @@ use ::redis::{
     ProtocolVersion, RedisConnectionInfo, RedisResult, ServerErrorKind, Value, cmd,
 };
 
-use super::error::read_opening;
+use super::error::read;
 use super::sentinel::Sentinels;
+use super::server::ServerSettings;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Connect, Pooled};
@@ -79,7 +80,7 @@ impl Connector {
         let login = self.login.credentials();
         let login = login.map_err(|error| error.context(format_args!("redis at {address}")))?;
         self.try_open(address, protocol, &login).map_err(|error| {
-            let error = read_opening(&error, address, self.timeout);
+            let error = read(&error, address, self.timeout);
             match &login {
                 (Some(user), _) if error.kind() == ErrorKind::Denied && !user.is_empty() => {
                     error.context(format_args!("user {user:?}"))
@@ -171,23 +172,22 @@ impl fmt::Display for Target {
 
 /// Opens the connections to one server, for its pool and for messages.
 pub(super) struct Opener {
-    pub(super) connector: Arc<Connector>,
+    pub(super) settings: Arc<ServerSettings>,
     pub(super) target: Target,
     /// A warning that the server may evict locks was logged.
     pub(super) warned: AtomicBool,
-    /// In a cluster: another server may have taken the place of this one.
-    pub(super) map_stale: Arc<AtomicBool>,
 }
 
 impl Opener {
     /// Opens a connection, and checks that the master of the sentinels knows that it is one.
     pub(super) fn open(&self, protocol: ProtocolVersion) -> Result<(Address, ::redis::Connection)> {
+        let connector = &self.settings.connector;
         match &self.target {
             Target::At(address) => {
-                let connection = self.connector.open(address, protocol)?;
+                let connection = connector.open(address, protocol)?;
                 Ok((address.clone(), connection))
             }
-            Target::Master(sentinels) => sentinels.open_master(&self.connector, protocol),
+            Target::Master(sentinels) => sentinels.open_master(connector, protocol),
         }
     }
 
@@ -215,12 +215,12 @@ impl Connect for Arc<Opener> {
         let mut connection = Connection {
             driver,
             address,
-            timeout: self.connector.timeout,
+            timeout: self.settings.connector.timeout,
             last_reply_at: opened_at,
             broken: false,
         };
         // A server without room, or of another kind, shows itself at the first command.
-        let by = opened_at + self.connector.timeout;
+        let by = opened_at + self.settings.connector.timeout;
         match connection.ask(cmd("INFO").arg("memory"), by) {
             Ok(Value::BulkString(info)) => self.warn_of_eviction(&info, &connection.address),
             Ok(_) => {}
@@ -228,7 +228,7 @@ impl Connect for Arc<Opener> {
             Err(error) if error.kind() == Kind::Server(ServerErrorKind::NoPerm) => {}
             Err(error) => {
                 let waited = Moment::now() - opened_at;
-                return Err(read_opening(&error, &connection.address, waited));
+                return Err(read(&error, &connection.address, waited));
             }
         }
         Ok(connection)

@@ -126,7 +126,7 @@ use crate::probe::Probe;
 struct Common {
     realm: String,
     deployment: Deployment,
-    settings: ServerSettings,
+    settings: Arc<ServerSettings>,
     /// What is assumed of an owner that does not tell its lease.
     lease: Lease,
     /// Simba contenders of 3.2 or later share the mutexes.

@@ -42,12 +42,13 @@ const ROUNDS: u32 = 16;
 const UNKNOWN_SCRIPT: Kind = Kind::Server(ServerErrorKind::NoScript);
 
 /// What all servers of a factory have in common.
-#[derive(Clone)]
 pub(super) struct ServerSettings {
-    pub(super) connector: Arc<Connector>,
+    pub(super) connector: Connector,
     pub(super) pool_size: u32,
     pub(super) prefix: String,
     pub(super) probe: Probed,
+    /// In a cluster: another server may have taken the place of one.
+    pub(super) map_stale: AtomicBool,
 }
 
 /// One server: a pool, and a subscriber.
@@ -78,20 +79,15 @@ pub(super) struct Pending<'a> {
 }
 
 impl Server {
-    pub(super) fn new(
-        settings: &ServerSettings,
-        target: Target,
-        map_stale: &Arc<AtomicBool>,
-    ) -> Result<Server> {
+    pub(super) fn new(settings: &Arc<ServerSettings>, target: Target) -> Result<Server> {
         let opener = Arc::new(Opener {
-            connector: Arc::clone(&settings.connector),
+            settings: Arc::clone(settings),
             target,
             warned: AtomicBool::new(false),
-            map_stale: Arc::clone(map_stale),
         });
         let (size, probe) = (settings.pool_size, settings.probe.clone());
         Ok(Server {
-            subscriber: Subscriber::new(&opener, &settings.prefix),
+            subscriber: Subscriber::new(&opener),
             pool: Pool::new(opener, "contend-redis", size, IDLE, probe)?,
             skew: AtomicI64::default(),
         })
@@ -130,7 +126,7 @@ impl Server {
                     continue;
                 }
                 // The sentinels may know a new master by now.
-                (Reason::ReadOnly, _) if server.is_watched() => continue,
+                (Reason::ReadOnly, _) if rounds == 1 && server.is_watched() => continue,
                 (Reason::Moved(to), Some(cluster)) => cluster.set_master(request.slot, to),
                 (Reason::Ask(to), Some(cluster)) => cluster.at(to),
                 (Reason::TryAgain, Some(cluster)) if by.remaining() > TRY_AGAIN * 2 => {
@@ -192,8 +188,8 @@ impl Server {
         if matches!(kind, ErrorKind::Unreachable | ErrorKind::Timeout)
             || matches!(failure.reason, Reason::ReadOnly | Reason::NotServing)
         {
-            let opener = self.pool.connector();
-            opener.map_stale.store(true, Ordering::Relaxed);
+            let settings = &self.pool.connector().settings;
+            settings.map_stale.store(true, Ordering::Relaxed);
         }
         failure
     }
@@ -204,10 +200,11 @@ impl Server {
         recipient: &Arc<Recipient>,
         by: Moment,
     ) -> Result<()> {
-        if self.subscriber.add(recipient)? {
+        let (batch, wakes) = self.subscriber.add(recipient)?;
+        if wakes {
             self.command(&self.subscriber.wake, by)?;
         }
-        self.subscriber.wait(recipient, by)
+        self.subscriber.wait(batch, by)
     }
 
     /// Returns `true` if sentinels say which server this is.
@@ -256,10 +253,9 @@ impl<'a> Pending<'a> {
             asking,
             sent: Moment::now(),
         };
-        match pending.write(false, by) {
-            Ok(()) => Ok(pending),
-            Err(error) => Err(pending.failed(&error)),
-        }
+        let written = pending.write(false, by);
+        written.map_err(|error| pending.failed(&error))?;
+        Ok(pending)
     }
 
     /// Reads the reply before `by`.
@@ -278,10 +274,7 @@ impl<'a> Pending<'a> {
 
     fn read(&mut self, by: Moment) -> RedisResult<Answer> {
         let mut reply = self.connection.receive(by);
-        if reply
-            .as_ref()
-            .is_err_and(|error| error.kind() == UNKNOWN_SCRIPT)
-        {
+        if matches!(&reply, Err(error) if error.kind() == UNKNOWN_SCRIPT) {
             self.write(true, by)?;
             reply = self.connection.receive(by);
         }

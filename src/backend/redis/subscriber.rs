@@ -254,8 +254,14 @@ struct State {
     /// Channels to subscribe, or to unsubscribe if they have no route. Only while there is a connection: a new one
     /// begins with all routes.
     unsent: Vec<Vec<u8>>,
-    /// How many batches the server has acknowledged on this connection.
+    /// The last batch of channels that was sent, on this connection or an earlier one.
+    sent: u64,
+    /// How many batches of this connection the server has not acknowledged. It answers in order.
+    pending: u64,
+    /// The last batch that was acknowledged.
     acknowledged: u64,
+    /// This connection has acknowledged something.
+    works: bool,
     /// Messages were missed: all look again once the next connection is subscribed.
     interrupted: bool,
     wakeups: Wakeups,
@@ -270,16 +276,12 @@ struct State {
 struct Route {
     channel: Channel,
     recipients: Vec<Arc<Recipient>>,
-    /// The batch in which it was subscribed on this connection; `UNSENT` before. The server answers in order, so what
-    /// it says of an earlier subscription of this channel is not taken for the present one's.
-    batch: u64,
 }
 
-const UNSENT: u64 = u64::MAX;
-
 impl Subscriber {
-    pub(super) fn new(opener: &Arc<Opener>, prefix: &str) -> Arc<Subscriber> {
+    pub(super) fn new(opener: &Arc<Opener>) -> Arc<Subscriber> {
         // Without a brace, so no mutex has it; random, so no other factory has it.
+        let prefix = &opener.settings.prefix;
         let control = format!("{prefix}:!control:{:032x}", rand::random::<u128>());
         Arc::new(Subscriber {
             opener: Arc::clone(opener),
@@ -290,8 +292,9 @@ impl Subscriber {
         })
     }
 
-    /// Queues the channels for subscription. Returns `true` if the caller is to wake the reader.
-    pub(super) fn add(self: &Arc<Self>, recipient: &Arc<Recipient>) -> Result<bool> {
+    /// Queues the channels for subscription. Returns the batch with which they are subscribed, and whether the caller
+    /// is to wake the reader for it.
+    pub(super) fn add(self: &Arc<Self>, recipient: &Arc<Recipient>) -> Result<(u64, bool)> {
         let mut state = self.state.lock();
         if state.thread.is_none() {
             let reader = Arc::clone(self);
@@ -302,23 +305,24 @@ impl Subscriber {
             let route = state.routes.entry(name.clone()).or_insert_with(|| Route {
                 channel: *channel,
                 recipients: Vec::new(),
-                batch: UNSENT,
             });
             route.recipients.push(Arc::clone(recipient));
             if route.recipients.len() == 1 {
                 state.queue(name);
             }
         }
-        Ok(!state.unsent.is_empty())
+        let is_queued = !state.unsent.is_empty();
+        let is_sent = state.wakeups == Wakeups::Working && !is_queued;
+        Ok((state.sent + u64::from(!is_sent), is_queued))
     }
 
-    /// Waits until the server has acknowledged all channels: from then on no message is missed.
-    pub(super) fn wait(&self, recipient: &Recipient, by: Moment) -> Result<()> {
+    /// Waits until the server has acknowledged the batch: from then on no message is missed.
+    pub(super) fn wait(&self, batch: u64, by: Moment) -> Result<()> {
         let mut state = self.state.lock();
-        let is_pending = |state: &mut State| state.failure.is_none() && !state.serves(recipient);
+        let is_pending = |state: &mut State| state.acknowledged < batch && state.failure.is_none();
         (self.changed).wait_while_for(&mut state, is_pending, by.remaining());
         match &state.failure {
-            _ if state.serves(recipient) => Ok(()),
+            _ if state.acknowledged >= batch => Ok(()),
             Some(failure) => Err(failure.clone()),
             None => {
                 let server = &self.opener.target;
@@ -376,14 +380,6 @@ impl State {
         }
     }
 
-    /// Returns `true` if the server has acknowledged all channels of the recipient.
-    fn serves(&self, recipient: &Recipient) -> bool {
-        let is_acknowledged = |(name, _): &(Vec<u8>, Channel)| {
-            (self.routes.get(name)).is_some_and(|route| route.batch <= self.acknowledged)
-        };
-        recipient.channels.iter().all(is_acknowledged)
-    }
-
     /// A connection begins, with all routes.
     fn begin(&mut self) {
         self.wakeups = Wakeups::Working;
@@ -394,7 +390,7 @@ impl State {
     /// The connection has ended, or could not be opened. Waiters hear of it now, and once more when the next one is
     /// subscribed. Returns whether it ever was.
     fn end(&mut self, error: Error) -> bool {
-        let worked = std::mem::take(&mut self.acknowledged) > 0;
+        let worked = std::mem::take(&mut self.works);
         if worked {
             self.interrupted = true;
             self.look();
@@ -402,9 +398,7 @@ impl State {
         self.wakeups = Wakeups::Polling(error.to_string().into());
         self.failure = (!worked || !error.is_transient()).then_some(error);
         self.unsent.clear();
-        for route in self.routes.values_mut() {
-            route.batch = UNSENT;
-        }
+        self.pending = 0;
         worked
     }
 
@@ -426,16 +420,14 @@ impl Subscriber {
             });
             let Err(error) = ended else { return };
             log::debug!("redis subscriber: {error}");
-            self.opener.map_stale.store(true, Ordering::Relaxed);
+            let settings = &self.opener.settings;
+            settings.map_stale.store(true, Ordering::Relaxed);
             let longest_pause = self.opener.longest_pause(&error);
             let mut state = self.state.lock();
-            let pause = if state.end(error) {
-                PAUSE
-            } else {
-                longest_pause
-            };
+            let worked = state.end(error);
             self.changed.notify_all();
             let is_open = |state: &mut State| !state.closed;
+            let pause = if worked { PAUSE } else { longest_pause };
             self.changed.wait_while_for(&mut state, is_open, pause);
             if state.closed {
                 return;
@@ -450,7 +442,6 @@ impl Subscriber {
         let mut connection = PushConnection {
             reader: self,
             driver,
-            batches: 0,
             heard_at: Moment::now(),
             looks: HashMap::new(),
             timeout: Duration::ZERO,
@@ -462,7 +453,7 @@ impl Subscriber {
     /// How long a connection may be silent. A sign of life is waited for as long as any other answer: a round trip may
     /// take longer than a heartbeat.
     fn longest_silence(&self) -> Duration {
-        HEARTBEAT + HEARTBEAT.max(self.opener.connector.timeout)
+        HEARTBEAT + HEARTBEAT.max(self.opener.settings.connector.timeout)
     }
 }
 
@@ -470,8 +461,6 @@ impl Subscriber {
 struct PushConnection<'a> {
     reader: &'a Subscriber,
     driver: ::redis::Connection,
-    /// How many batches were sent.
-    batches: u64,
     heard_at: Moment,
     /// When one waiter of a mutex looks again although no message came; by the channel of its changes.
     looks: HashMap<Vec<u8>, Moment>,
@@ -480,9 +469,19 @@ struct PushConnection<'a> {
 }
 
 impl PushConnection<'_> {
-    /// Reads until the connection is to end.
+    /// Reads until the factory has ended.
     fn run(&mut self) -> RedisResult<()> {
-        while self.send_unsent()? {
+        self.send_batch()?;
+        loop {
+            let state = self.reader.state.lock();
+            let (is_closed, has_unsent) = (state.closed, !state.unsent.is_empty());
+            drop(state);
+            if is_closed {
+                return Ok(());
+            }
+            if has_unsent {
+                self.send_batch()?;
+            }
             let wait = self.wake_one_of_each().max(Duration::from_millis(1));
             // A system call, and with every message the wait begins anew: to wake a little early is
             // cheaper than to set the clock each time.
@@ -502,40 +501,32 @@ impl PushConnection<'_> {
                     if !is_timeout(&error) || silence >= self.reader.longest_silence() {
                         return Err(error);
                     }
-                    let is_asked = self.batches > self.reader.state.lock().acknowledged;
+                    let is_asked = self.reader.state.lock().pending > 0;
                     if silence >= HEARTBEAT && !is_asked {
-                        self.end_batch()?;
+                        self.send_batch()?;
                     }
                 }
             }
         }
-        Ok(())
     }
 
-    /// Sends what was queued. `false`: the factory has ended.
-    fn send_unsent(&mut self) -> RedisResult<bool> {
-        let batch = self.batches + 1;
-        let (subscribe, unsubscribe): (Vec<_>, Vec<_>) = {
-            let mut state = self.reader.state.lock();
-            if state.closed {
-                return Ok(false);
-            }
-            let unsent = std::mem::take(&mut state.unsent);
-            unsent.into_iter().partition(|name| {
-                let route = state.routes.get_mut(name);
-                route.map(|route| route.batch = batch).is_some()
-            })
-        };
-        for (verb, channels) in [("UNSUBSCRIBE", &unsubscribe), ("SUBSCRIBE", &subscribe)] {
-            if !channels.is_empty() {
-                let command = cmd(verb).arg(channels).get_packed_command();
-                self.driver.send_packed_command(&command)?;
-            }
+    /// Sends what was queued. A batch may be empty: its last channel is the control channel, so its acknowledgement is a
+    /// sign of life, too. Not PING: its reply is no push, and after a timeout the driver swallows a reply that is none.
+    fn send_batch(&mut self) -> RedisResult<()> {
+        let mut state = self.reader.state.lock();
+        state.sent += 1;
+        state.pending += 1;
+        let unsent = std::mem::take(&mut state.unsent);
+        let (mut subscribe, unsubscribe): (Vec<_>, Vec<_>) =
+            (unsent.into_iter()).partition(|name| state.routes.contains_key(name));
+        drop(state);
+        if !unsubscribe.is_empty() {
+            let command = cmd("UNSUBSCRIBE").arg(unsubscribe).get_packed_command();
+            self.driver.send_packed_command(&command)?;
         }
-        if batch == 1 || !subscribe.is_empty() {
-            self.end_batch()?;
-        }
-        Ok(true)
+        subscribe.push(self.reader.control.clone());
+        let command = cmd("SUBSCRIBE").arg(subscribe).get_packed_command();
+        self.driver.send_packed_command(&command)
     }
 
     /// Wakes one waiter of each mutex whose time has come, and says for how long to wait for a message.
@@ -554,15 +545,6 @@ impl PushConnection<'_> {
         next.map_or(HEARTBEAT, |at| (*at - now).min(HEARTBEAT))
     }
 
-    /// Ends a batch, which may be empty: subscribes (again) to the control channel. That is a sign of life, too. Not
-    /// PING: its reply is no push, and after a timeout the driver swallows a reply that is none.
-    fn end_batch(&mut self) -> RedisResult<()> {
-        self.batches += 1;
-        let control = &self.reader.control[..];
-        let command = cmd("SUBSCRIBE").arg(control).get_packed_command();
-        self.driver.send_packed_command(&command)
-    }
-
     /// Takes what has arrived.
     fn take(&mut self, kind: &PushKind, data: &[Value]) {
         let Some(Value::BulkString(name)) = data.first() else {
@@ -571,7 +553,9 @@ impl PushConnection<'_> {
         let mut state = self.reader.state.lock();
         match (kind, data.get(1)) {
             (PushKind::Subscribe, _) if *name == self.reader.control => {
-                state.acknowledged += 1;
+                state.works = true;
+                state.pending = state.pending.saturating_sub(1);
+                state.acknowledged = state.sent - state.pending;
                 if std::mem::take(&mut state.interrupted) {
                     state.look();
                 }
@@ -617,22 +601,29 @@ mod tests {
 
     use super::super::connection::{Address, Connector, Target};
     use super::super::error::unavailable;
+    use super::super::server::ServerSettings;
     use super::*;
 
     fn subscriber(server: SocketAddr) -> Arc<Subscriber> {
-        let connector = Arc::new(Connector {
+        let connector = Connector {
             login: Default::default(),
             database: 0,
             tls: None,
             timeout: Duration::from_millis(100),
-        });
-        let opener = Opener {
+        };
+        let settings = ServerSettings {
             connector,
+            pool_size: 1,
+            prefix: "simba".to_owned(),
+            probe: Default::default(),
+            map_stale: AtomicBool::new(false),
+        };
+        let opener = Opener {
+            settings: Arc::new(settings),
             target: Target::At(Address::Tcp(server.ip().to_string(), server.port())),
             warned: AtomicBool::new(false),
-            map_stale: Arc::default(),
         };
-        Subscriber::new(&Arc::new(opener), "simba")
+        Subscriber::new(&Arc::new(opener))
     }
 
     fn recipient(channel: &str) -> Arc<Recipient> {
@@ -706,7 +697,7 @@ mod tests {
         let mut state = State::default();
         assert_eq!(state.wakeups, Wakeups::Untried);
         state.begin();
-        state.acknowledged = 1;
+        state.works = true;
         state.end(unavailable("closed"));
         assert_eq!(state.wakeups, Wakeups::Polling("closed".into()));
         // A subscription waits for the next one, which is under way.
