@@ -22,6 +22,7 @@ use crate::backend::PoolUse;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::probe::Probed;
+use crate::url::ensure;
 
 /// The largest pool: r2d2 makes room for all of its connections at once.
 const LARGEST: u32 = 1_000;
@@ -362,12 +363,8 @@ impl Drop for Permit {
 /// # Errors
 /// `InvalidInput`, with the limits.
 pub(crate) fn check_size(size: u32) -> Result<()> {
-    if (1..=LARGEST).contains(&size) {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "a pool_size of {size} is not possible; it must be from 1 to {LARGEST}"
-    )))
+    let is_possible = (1..=LARGEST).contains(&size);
+    ensure(is_possible, "a pool_size must be from 1 to 1000")
 }
 
 fn nanos(at: Moment) -> u64 {

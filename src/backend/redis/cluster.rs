@@ -77,7 +77,12 @@ impl Cluster {
     /// The masters, as far as known.
     pub(super) fn masters(&self, by: Moment) -> Result<Vec<Arc<Server>>> {
         self.refresh(by)?;
-        Ok(self.map.lock().masters())
+        let map = self.map.lock();
+        let is_master = |server: &&Arc<Server>| {
+            let mut masters = map.masters.iter().flatten();
+            masters.any(|master| Arc::ptr_eq(master, server))
+        };
+        Ok(map.servers.values().filter(is_master).cloned().collect())
     }
 
     /// The servers that were met so far. Asks none.
@@ -194,16 +199,6 @@ impl Cluster {
 }
 
 impl Map {
-    fn masters(&self) -> Vec<Arc<Server>> {
-        let mut masters: Vec<Arc<Server>> = Vec::new();
-        for master in self.masters.iter().flatten() {
-            if !masters.iter().any(|known| Arc::ptr_eq(known, master)) {
-                masters.push(Arc::clone(master));
-            }
-        }
-        masters
-    }
-
     fn set(&mut self, slot: u16, server: &Arc<Server>) {
         if let Some(master) = self.masters.get_mut(usize::from(slot)) {
             *master = Some(Arc::clone(server));

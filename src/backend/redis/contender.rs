@@ -56,7 +56,7 @@ impl RedisContender {
 
     fn acquire_request(&self, place: &[u8]) -> Command {
         let (common, keys) = (&self.common, &self.keys);
-        let names: [&str; 4] = [&keys.mutex, &keys.token, &keys.fence, &keys.queue];
+        let names = [&keys.mutex, &keys.token, &keys.fence, &keys.queue];
         let total = ms(self.contender.lease.total());
         let mut request = Command::script(&ACQUIRE, keys.slot, &names)
             .arg((&*self.contender.id, total, ms(CLAIM_TIME)))
@@ -168,8 +168,7 @@ impl RawContender for RedisContender {
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
         let (common, keys, lease) = (&self.common, &self.keys, self.contender.lease);
-        let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.fence];
-        let request = Command::script(&RENEW, keys.slot, &names);
+        let request = Command::script(&RENEW, keys.slot, &[&keys.mutex, &keys.token, &keys.fence]);
         let request = request.arg((&*self.contender.id, ms(lease.total()), self.keep(), fence));
         let reply = Reply::read(common.deployment.ask(Lane::Owner, by, &request)?)?;
         if reply.outcome == 0 {
@@ -202,7 +201,7 @@ impl RawContender for RedisContender {
             // The turn had just come. If this fails, the lease runs out.
             let _ = common.release(keys, id, reply.outcome, by);
         }
-        let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.queue];
+        let names = [&keys.mutex, &keys.token, &keys.queue];
         let request = Command::script(&WITHDRAW, keys.slot, &names);
         let request = request.arg((id, ms(CLAIM_TIME), !common.is_cluster()));
         common.deployment.call(Lane::Other, by, &request).map(drop)

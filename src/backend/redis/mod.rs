@@ -147,14 +147,13 @@ impl Common {
 
     /// Reads who owns a mutex.
     fn look(&self, keys: &Keys, by: Moment) -> Result<Reply> {
-        let names: [&str; 2] = [&keys.mutex, &keys.token];
-        let request = Command::script(&OBSERVE, keys.slot, &names);
+        let request = Command::script(&OBSERVE, keys.slot, &[&keys.mutex, &keys.token]);
         Reply::read(self.deployment.ask(Lane::Other, by, &request)?)
     }
 
     /// Ends the ownership with this fence; 0 for an owner that has none (Simba before 4).
     fn release(&self, keys: &Keys, id: &str, fence: u64, by: Moment) -> Result<bool> {
-        let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.queue];
+        let names = [&keys.mutex, &keys.token, &keys.queue];
         let fence = Some(fence).filter(|fence| *fence > 0);
         let fence = fence.map_or_else(String::new, |fence| fence.to_string());
         let request = Command::script(&RELEASE, keys.slot, &names)

@@ -78,9 +78,8 @@ impl RedisPermits {
         let slot = common.keys(prefix).slot;
         let keys = ["counts", "requests", "held", "released", "queue", "history"];
         let keys = keys.map(|name| format!("{tagged}:{name}"));
-        let keys = keys.each_ref().map(String::as_str);
         RedisPermits {
-            script: Command::script(&PERMITS, slot, &keys),
+            script: Command::script(&PERMITS, slot, &keys.each_ref()),
             tagged,
             slot,
             process: format!("{:032x}", rand::random::<u128>()),

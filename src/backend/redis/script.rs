@@ -58,10 +58,10 @@ pub(super) struct Command {
 
 impl Command {
     /// A script with its keys, which all lie in `slot`.
-    pub(super) fn script(script: &'static Script, slot: u16, keys: &[&str]) -> Command {
+    pub(super) fn script(script: &'static Script, slot: u16, keys: &[&String]) -> Command {
         Command {
             script: Some(script),
-            keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+            keys: keys.iter().map(|key| (*key).clone()).collect(),
             ..Command::plain(slot, &[])
         }
     }
@@ -245,9 +245,9 @@ mod tests {
 
     #[test]
     fn request_is_sent_by_hash_by_text_and_without_queue() {
-        let request = Command::script(&SCRIPT, 7, &["m", "t", "q"])
-            .arg("id")
-            .arg(5);
+        let keys = ["m", "t", "q"].map(str::to_owned);
+        let request = Command::script(&SCRIPT, 7, &keys.each_ref());
+        let request = request.arg(("id", 5));
         let sha = &*SCRIPT.sha;
         let by_hash = packed(&["EVALSHA", sha, "3", "m", "t", "q", "id", "5"]);
         assert_eq!(request.packed(false, 9), by_hash);
