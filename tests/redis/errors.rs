@@ -288,19 +288,6 @@ fn unix_socket_serves() {
     });
 }
 
-/// A server says which arguments came with an unknown command: a mutex's name is no error of the server.
-#[test]
-fn server_without_scripts_is_misconfigured() {
-    within(HANG, || {
-        let server = RedisServer::start_with(&["--rename-command", "EVALSHA", ""]);
-        let factory = connect(&server.url()).unwrap();
-        let mut contender = Driven::at(&factory, "LOADING-OOM", "a").raw;
-        let error = contender.acquire(OnRefusal::Leave, soon()).unwrap_err();
-        check(&error, ErrorKind::Misconfigured, "all commands enabled");
-        assert!(!error.to_string().contains("LOADING"), "{error}");
-    });
-}
-
 /// The first reply was lost with its connection, and the second says that there was nothing to release.
 #[test]
 fn release_in_doubt_says_so() {
