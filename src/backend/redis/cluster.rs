@@ -69,7 +69,7 @@ impl Cluster {
         self.refresh(by)?;
         let master = self.map.lock().masters.get(usize::from(slot)).cloned();
         master.flatten().ok_or_else(|| {
-            self.mark_stale();
+            self.settings.map_stale.store(true, Ordering::Relaxed);
             unavailable(format!("redis cluster: no master has slot {slot}"))
         })
     }
@@ -101,11 +101,6 @@ impl Cluster {
         let server = self.server_at(&mut map, address)?;
         map.set(slot, &server);
         Ok(server)
-    }
-
-    /// Has the next call look at the slots.
-    pub(super) fn mark_stale(&self) {
-        self.settings.map_stale.store(true, Ordering::Relaxed);
     }
 
     fn server_at(&self, map: &mut Map, address: Address) -> Result<Arc<Server>> {

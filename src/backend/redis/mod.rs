@@ -156,9 +156,9 @@ impl Common {
         let names = [&keys.mutex, &keys.token, &keys.queue];
         let fence = Some(fence).filter(|fence| *fence > 0);
         let fence = fence.map_or_else(String::new, |fence| fence.to_string());
-        let request = Command::script(&RELEASE, keys.slot, &names)
-            .arg((id, ms(CLAIM_TIME), !self.is_cluster(), self.simba, fence))
-            .optional_queue();
+        let arguments = (id, ms(CLAIM_TIME), !self.is_cluster(), self.simba, fence);
+        let mut request = Command::script(&RELEASE, keys.slot, &names).arg(arguments);
+        request.optional_queue = true;
         let answer = self.deployment.ask(Lane::Owner, by, &request)?;
         let released: bool = read(answer.value)?;
         match answer.doubt {

@@ -51,7 +51,8 @@ pub(super) struct Command {
     keys: Arc<[String]>,
     arguments: Vec<Vec<u8>>,
     not_after: bool,
-    optional_queue: bool,
+    /// The last key, the queue, may be left out.
+    pub(super) optional_queue: bool,
     /// How many replicas must have a grant.
     pub(super) replicas: u32,
 }
@@ -89,12 +90,6 @@ impl Command {
     /// not known.
     pub(super) fn not_after(mut self) -> Command {
         self.not_after = true;
-        self
-    }
-
-    /// Marks the last key, the queue: it may be left out.
-    pub(super) fn optional_queue(mut self) -> Command {
-        self.optional_queue = true;
         self
     }
 
@@ -254,7 +249,8 @@ mod tests {
         let by_text = packed(&["EVAL", "return 1", "3", "m", "t", "q", "id", "5"]);
         assert_eq!(request.packed(true, 9), by_text);
         assert!(request.without_queue().is_none());
-        let request = request.optional_queue().not_after();
+        let mut request = request.not_after();
+        request.optional_queue = true;
         let shorter = packed(&["EVALSHA", sha, "2", "m", "t", "id", "5", "9"]);
         let without = request.without_queue().unwrap();
         assert_eq!(without.packed(false, 9), shorter);

@@ -13,7 +13,7 @@ use super::connection::{Connector, LEAST, Opener, Target};
 use super::error::{Failure, Reason, unavailable};
 use super::permits::read;
 use super::script::Command;
-use super::subscriber::{Recipient, Subscriber};
+use super::subscriber::Subscriber;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Checkout, Connect, Lane, Pool};
@@ -192,19 +192,6 @@ impl Server {
             settings.map_stale.store(true, Ordering::Relaxed);
         }
         failure
-    }
-
-    /// Subscribes, and returns once the server has acknowledged it.
-    pub(super) fn subscribe(
-        self: &Arc<Self>,
-        recipient: &Arc<Recipient>,
-        by: Moment,
-    ) -> Result<()> {
-        let (batch, wakes) = self.subscriber.add(recipient)?;
-        if wakes {
-            self.command(&self.subscriber.wake, by)?;
-        }
-        self.subscriber.wait(batch, by)
     }
 
     /// Returns `true` if sentinels say which server this is.

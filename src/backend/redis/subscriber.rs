@@ -178,19 +178,22 @@ impl Subscription {
     /// Subscribes on the server that has the slot now, which in a cluster may change. Takes at most half of the
     /// time: the rest is for the request that follows.
     pub(super) fn ensure(&mut self, common: &Common, by: Moment) -> Result<()> {
-        if self.server.is_some() && !common.is_cluster() {
-            return Ok(());
-        }
-        let half = by - by.remaining() / 2;
-        let server = common.deployment.server(self.slot, half)?;
+        let server = common.deployment.server(self.slot, by)?;
         if (self.server.as_ref()).is_some_and(|present| Arc::ptr_eq(present, &server)) {
             return Ok(());
         }
-        self.leave();
-        let server = self.server.insert(server);
-        let subscribed = server.subscribe(&self.recipient, half);
+        self.close();
+        let by = by - by.remaining() / 2;
+        let subscriber = &server.subscriber;
+        let subscribed = subscriber.add(&self.recipient).and_then(|(batch, wakes)| {
+            if wakes {
+                server.command(&subscriber.wake, by)?;
+            }
+            subscriber.wait(batch, by)
+        });
+        self.server = Some(Arc::clone(&server));
         if subscribed.is_err() {
-            self.leave();
+            self.close();
         }
         subscribed
     }
@@ -219,14 +222,10 @@ impl Subscription {
 
     /// Ends the subscription.
     pub(super) fn close(&mut self) {
-        self.leave();
-        drop(self.take_early());
-    }
-
-    fn leave(&mut self) {
         if let Some(server) = self.server.take() {
             server.subscriber.remove(&self.recipient);
         }
+        drop(self.take_early());
     }
 }
 
