@@ -118,16 +118,16 @@ impl Cluster {
     /// # Errors
     /// Any, while there is no map at all.
     fn refresh(&self, by: Moment) -> Result<()> {
-        if !self.settings.map_stale.load(Ordering::Relaxed) {
+        let is_stale = &self.settings.map_stale;
+        if !is_stale.load(Ordering::Relaxed) {
             return Ok(());
         }
         let has_map = self.map.lock().masters.iter().any(Option::is_some);
-        let wait = if has_map {
-            Duration::ZERO
-        } else {
-            by.remaining()
+        let look = match has_map {
+            true => self.look.try_lock(),
+            false => self.look.try_lock_for(by.remaining()),
         };
-        let mut look = match self.look.try_lock_for(wait) {
+        let mut look = match look {
             Some(look) => look,
             None if has_map => return Ok(()),
             None => {
@@ -136,12 +136,10 @@ impl Cluster {
             }
         };
         let is_due = look.at.is_none_or(|at| Moment::now() - at >= PAUSE);
-        if self.settings.map_stale.load(Ordering::Relaxed) && is_due {
+        if is_stale.load(Ordering::Relaxed) && is_due {
             look.failure = self.ask_nodes(by).err();
             // Not before: a node that does not answer this says no more.
-            self.settings
-                .map_stale
-                .store(look.failure.is_some(), Ordering::Relaxed);
+            is_stale.store(look.failure.is_some(), Ordering::Relaxed);
             look.at = Some(Moment::now());
         }
         match &look.failure {
