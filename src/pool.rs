@@ -7,7 +7,6 @@
 //!
 //! No connection is pinged: it is good until a request on it fails.
 
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,6 +22,7 @@ use crate::backend::PoolUse;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::probe::Probed;
+use crate::url::ensure;
 
 /// The largest pool: r2d2 makes room for all of its connections at once.
 const LARGEST: u32 = 1_000;
@@ -79,19 +79,6 @@ pub(crate) enum Lane {
     Other,
 }
 
-/// How a pool is set up.
-#[derive(Clone, Debug)]
-pub(crate) struct PoolSettings {
-    /// The name of the pool's thread.
-    pub(crate) name: &'static str,
-    /// The most connections.
-    pub(crate) size: u32,
-    /// An idle connection is closed after this long, or up to 30 s later.
-    pub(crate) idle_timeout: Duration,
-    /// Hears of connections.
-    pub(crate) probe: Probed,
-}
-
 /// A pool of connections to one server.
 pub(crate) struct Pool<C: Connect> {
     inner: r2d2::Pool<Manager<C>>,
@@ -105,7 +92,7 @@ pub(crate) struct Pool<C: Connect> {
 pub(crate) struct Checkout<C: Connect> {
     // Dropped first: the connection is back before the next caller is let in.
     connection: PooledConnection<Manager<C>>,
-    _permit: Option<Permit>,
+    _permit: Permit,
 }
 
 /// r2d2's side of a pool.
@@ -127,30 +114,38 @@ struct Failure {
     next_attempt_at: Moment,
 }
 
-/// The right of a caller without an ownership to use a connection.
-struct Permit(Sender<()>);
+/// The right to use a connection. That of a caller without an ownership goes back when dropped.
+struct Permit(Option<Sender<()>>);
 
 impl<C: Connect> Pool<C> {
-    /// Makes a pool and starts to open a first connection. The server may be away.
+    /// Makes a pool and starts to open a first connection. The server may be away. `thread` is the name of the thread
+    /// that opens connections, `size` the most of them. An idle one is closed after `idle_timeout`, or up to 30 s
+    /// later.
     ///
     /// # Errors
     /// `Unavailable` where the system allows no more threads.
-    pub(crate) fn new(connect: C, settings: PoolSettings) -> Result<Pool<C>> {
-        let size = settings.size.max(1);
+    pub(crate) fn new(
+        connect: C,
+        thread: &str,
+        size: u32,
+        idle_timeout: Duration,
+        probe: Probed,
+    ) -> Result<Pool<C>> {
+        let size = size.max(1);
         let shared = Arc::new(Shared {
             connect,
-            probe: settings.probe,
+            probe,
             failure: Mutex::default(),
             stale_before: AtomicU64::new(0),
         });
         let others = size - size.div_ceil(4).min(size - 1);
         let (freed, free) = bounded(others as usize);
-        (0..others).for_each(|_| drop(Permit(freed.clone())));
+        (0..others).for_each(|_| drop(Permit(Some(freed.clone()))));
         let build = || {
             let opener = ScheduledThreadPool::builder()
                 // One, so that there is one attempt to connect at a time.
                 .num_threads(1)
-                .thread_name_pattern(settings.name)
+                .thread_name_pattern(thread)
                 // Otherwise the thread of a dropped pool lives on until r2d2's next look at idle connections.
                 .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
                 .build();
@@ -159,7 +154,7 @@ impl<C: Connect> Pool<C> {
                 .min_idle(Some(0))
                 // Not a request: see `is_valid`.
                 .test_on_check_out(true)
-                .idle_timeout(Some(settings.idle_timeout))
+                .idle_timeout(Some(idle_timeout))
                 // Its only use here: r2d2 pauses for half of it between attempts to connect.
                 .connection_timeout(RETRY * 2)
                 .error_handler(Box::new(NopErrorHandler))
@@ -190,37 +185,17 @@ impl<C: Connect> Pool<C> {
     /// # Errors
     /// Any; nothing was sent.
     pub(crate) fn checkout(&self, lane: Lane, by: Moment) -> Result<Checkout<C>> {
-        let permit = match lane {
-            Lane::Owner => None,
-            Lane::Other => {
-                let since = Moment::now();
-                let free = self.free.recv_timeout(by.remaining());
-                free.map_err(|_| self.exhausted(since))?;
-                Some(Permit(self.freed.clone()))
-            }
-        };
-        let found = match self.inner.try_get() {
-            Some(connection) => connection,
-            None => self.wait(by)?,
-        };
-        Ok(Checkout {
-            connection: found,
-            _permit: permit,
-        })
+        match self.try_checkout(lane) {
+            Some(idle) => Ok(idle),
+            None => self.wait(lane, by),
+        }
     }
 
     /// Returns an idle connection that `lane` may use now, or nothing. Never waits.
     pub(crate) fn try_checkout(&self, lane: Lane) -> Option<Checkout<C>> {
-        let permit = match lane {
-            Lane::Owner => None,
-            Lane::Other => {
-                self.free.try_recv().ok()?;
-                Some(Permit(self.freed.clone()))
-            }
-        };
         Some(Checkout {
+            _permit: self.permit(lane, Duration::ZERO)?,
             connection: self.inner.try_get()?,
-            _permit: permit,
         })
     }
 
@@ -252,12 +227,17 @@ impl<C: Connect> Pool<C> {
     }
 
     /// Waits for a connection that comes back or is opened, and has one more opened if there may be more.
-    fn wait(&self, by: Moment) -> Result<PooledConnection<Manager<C>>> {
+    fn wait(&self, lane: Lane, by: Moment) -> Result<Checkout<C>> {
         let since = Moment::now();
+        let permit = self.permit(lane, by - since);
+        let permit = permit.ok_or_else(|| self.exhausted(since))?;
         let mut look = Duration::ZERO;
         loop {
             if let Ok(connection) = self.inner.get_timeout(look) {
-                return Ok(connection);
+                return Ok(Checkout {
+                    connection,
+                    _permit: permit,
+                });
             }
             // With connections in use, one of them will come back.
             if self.inner.state().connections == 0
@@ -271,6 +251,15 @@ impl<C: Connect> Pool<C> {
             }
             look = (look * 4).clamp(FIRST_LOOK, LAST_LOOK).min(left);
         }
+    }
+
+    /// Waits for the right to use a connection.
+    fn permit(&self, lane: Lane, wait: Duration) -> Option<Permit> {
+        if lane == Lane::Owner {
+            return Some(Permit(None));
+        }
+        self.free.recv_timeout(wait).ok()?;
+        Some(Permit(Some(self.freed.clone())))
     }
 
     /// Why no connection came since `since`.
@@ -292,12 +281,6 @@ impl<C: Connect> Pool<C> {
     }
 }
 
-impl<C: Connect> fmt::Debug for Pool<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pool({})", self.shared.connect.server())
-    }
-}
-
 impl<C: Connect> Deref for Checkout<C> {
     type Target = C::Connection;
 
@@ -309,12 +292,6 @@ impl<C: Connect> Deref for Checkout<C> {
 impl<C: Connect> DerefMut for Checkout<C> {
     fn deref_mut(&mut self) -> &mut C::Connection {
         &mut self.connection
-    }
-}
-
-impl<C: Connect> fmt::Debug for Checkout<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Checkout")
     }
 }
 
@@ -377,7 +354,7 @@ impl<C: Connect> Shared<C> {
 impl Drop for Permit {
     fn drop(&mut self) {
         // There is room for all.
-        let _ = self.0.try_send(());
+        let _ = self.0.take().map(|freed| freed.try_send(()));
     }
 }
 
@@ -386,12 +363,8 @@ impl Drop for Permit {
 /// # Errors
 /// `InvalidInput`, with the limits.
 pub(crate) fn check_size(size: u32) -> Result<()> {
-    if (1..=LARGEST).contains(&size) {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "a pool_size of {size} is not possible; it must be from 1 to {LARGEST}"
-    )))
+    let is_possible = (1..=LARGEST).contains(&size);
+    ensure(is_possible, "a pool_size must be from 1 to 1000")
 }
 
 fn nanos(at: Moment) -> u64 {
@@ -470,13 +443,8 @@ mod tests {
     }
 
     fn pool(fake: &Fake, size: u32) -> Pool<Fake> {
-        let settings = PoolSettings {
-            name: "fake",
-            size,
-            idle_timeout: Duration::from_secs(600),
-            probe: Probed::default(),
-        };
-        Pool::new(fake.clone(), settings).unwrap()
+        let idle_timeout = Duration::from_secs(600);
+        Pool::new(fake.clone(), "fake", size, idle_timeout, Probed::default()).unwrap()
     }
 
     fn soon() -> Moment {
@@ -494,7 +462,7 @@ mod tests {
             .map(|_| pool.checkout(Lane::Other, soon()).unwrap())
             .collect();
         drop(pool.checkout(Lane::Owner, soon()).unwrap());
-        let error = pool.checkout(Lane::Other, Moment::now()).unwrap_err();
+        let error = pool.checkout(Lane::Other, Moment::now()).err().unwrap();
         let says = "fake: no connection came free in 0.0 s (4 open, 3 in use); the server is slow, or pool_size (4) \
                     too small";
         assert_eq!(error.to_string(), says);
@@ -511,7 +479,7 @@ mod tests {
         let fake = Fake::default();
         fake.0.panics.store(true, Ordering::SeqCst);
         let pool = pool(&fake, 4);
-        let error = pool.checkout(Lane::Other, soon()).unwrap_err();
+        let error = pool.checkout(Lane::Other, soon()).err().unwrap();
         assert_eq!(error.to_string(), "fake: connecting panicked");
         assert!(error.is_transient() && error.is_not_sent(), "{error:?}");
         fake.0.panics.store(false, Ordering::SeqCst);
@@ -529,7 +497,7 @@ mod tests {
         let pool = pool(&fake, 4);
         let start = Moment::now();
         for _ in 0..20 {
-            let error = pool.checkout(Lane::Other, soon()).unwrap_err();
+            let error = pool.checkout(Lane::Other, soon()).err().unwrap();
             assert_eq!(error.to_string(), "fake: connection refused");
             assert_eq!(error.kind(), ErrorKind::Unreachable);
             assert!(error.is_not_sent());

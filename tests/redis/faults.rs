@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use contend::backend::{Attempt, OnRefusal, Renewal};
+use contend::backend::{OnRefusal, Renewal};
 use contend::redis::Builder;
 use contend::{Error, ErrorKind, EventKind, Factory, Lease, Moment, Probe};
 use testbed::{Proxy, RedisServer, wait_until, within};
 
 use crate::conformance::{lease, next, outage, started, wait_for_owner};
-use crate::driven::{Driven, HANG, PATIENCE, factory, listeners, ms, soon};
+use crate::driven::{Driven, HANG, PATIENCE, factory, ms, soon};
 
 /// What a machine that has other things to do may add to any time.
 const SLOW: Duration = Duration::from_secs(5);
@@ -202,14 +202,33 @@ fn lost_reply_is_adopted_by_the_next_lock() {
     });
 }
 
-/// A call on a connection that was closed meanwhile is made on another one.
+/// What a probe is told of connections: opened ones, and broken ones.
+#[derive(Default)]
+struct Counts(AtomicUsize, AtomicUsize);
+
+impl Probe for Counts {
+    fn connected(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn disconnected(&self, _: &Error) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A call on a connection that was closed meanwhile is made on another one. A probe hears of both.
 #[test]
 fn closed_connections_fail_no_call() {
     within(HANG, || {
         let server = RedisServer::start_with(&["--timeout", "1"]);
         // One connection: no other one is being opened when all are killed.
         let factory = Builder::new(server.addr().to_string()).pool_size(1);
-        let mut a = Driven::at(&factory.build().unwrap(), "m", "a");
+        let (factory, counts) = (factory.build().unwrap(), Arc::new(Counts::default()));
+        factory
+            .backend()
+            .unwrap()
+            .set_probe(Arc::clone(&counts) as Arc<_>);
+        let mut a = Driven::at(&factory, "m", "a");
         let mut fence = a.own();
         let kill = || server.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         let renews = |a: &mut Driven, fence| {
@@ -226,6 +245,8 @@ fn closed_connections_fail_no_call() {
             assert!(next > fence);
             fence = next;
         }
+        let (opened, broken) = (&counts.0, &counts.1);
+        assert!(opened.load(Ordering::SeqCst) >= 9 && broken.load(Ordering::SeqCst) >= 9);
         // The server closes what idles for a second.
         wait_until(PATIENCE, "it has closed all of them", || {
             let list = server.cli(&["CLIENT", "LIST", "TYPE", "normal"]);
@@ -235,92 +256,5 @@ fn closed_connections_fail_no_call() {
         server.restart();
         assert!(!renews(&mut a, fence));
         assert!(a.own() > fence);
-    });
-}
-
-/// The idle connections to a server that became a replica are thrown away together, and not one with each call.
-#[test]
-fn server_that_became_a_replica_costs_one_failed_call() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let other = RedisServer::start();
-        let factory = factory(server.addr());
-        thread::scope(|scope| {
-            for number in 0..4 {
-                let factory = &factory;
-                scope.spawn(move || {
-                    let mut one = Driven::at(factory, &format!("m{number}"), "a");
-                    let fence = one.own();
-                    one.release(fence);
-                });
-            }
-        });
-        let mut a = Driven::at(&factory, "m", "a");
-        let fence = a.own();
-        server.cli(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
-        let error = a.raw.renew(fence, soon()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-        assert!(error.is_not_sent(), "a replica did nothing");
-        server.cli(&["REPLICAOF", "NO", "ONE"]);
-        let attempt = a.raw.acquire(OnRefusal::Leave, soon()).unwrap();
-        assert!(matches!(attempt, Attempt::Granted(_)));
-        let idle = factory.backend().unwrap().condition().pool.unwrap();
-        assert!(idle.open <= 2, "{idle:?}");
-    });
-}
-
-/// A service that leads is woken when it is revoked; only its fence protects until then.
-#[test]
-fn revoked_leader_steps_down_at_once() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let lease = Lease::new(ms(60_000), ms(10_000)).unwrap();
-        let factory = with_lease(server.addr(), lease);
-        let (leader, events) = started(&factory, "m", "leader");
-        let fence = next(&events, EventKind::Acquired).fence().unwrap();
-        wait_until(PATIENCE, "it listens", || {
-            listeners(&server, "simba:{m}") == 1
-        });
-        let began = Instant::now();
-        let backend = factory.backend().unwrap();
-        assert!(backend.revoke(&"m".into(), fence, soon()).unwrap());
-        next(&events, EventKind::Released);
-        assert!(began.elapsed() < ms(15_000), "{:?}", began.elapsed());
-        assert!(next(&events, EventKind::Acquired).fence().unwrap() > fence);
-        assert!(leader.is_owner());
-    });
-}
-
-/// What a probe is told of connections: opened ones, and broken ones.
-#[derive(Default)]
-struct Counts(AtomicUsize, AtomicUsize);
-
-impl Probe for Counts {
-    fn connected(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn disconnected(&self, _: &Error) {
-        self.1.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-#[test]
-fn probe_hears_of_connections() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let proxy = Proxy::to(server.addr());
-        let factory = factory(proxy.addr());
-        let counts = Arc::new(Counts::default());
-        let backend = factory.backend().unwrap();
-        backend.set_probe(Arc::clone(&counts) as Arc<_>);
-        Driven::at(&factory, "m", "a").own();
-        proxy.cut();
-        wait_until(PATIENCE, "it was told", || {
-            // The proxy may cut one that is just being opened, too.
-            let mut one = Driven::at(&factory, "m", "a");
-            let _ = one.raw.acquire(OnRefusal::Leave, soon());
-            counts.0.load(Ordering::SeqCst) > 0 && counts.1.load(Ordering::SeqCst) > 0
-        });
     });
 }

@@ -60,21 +60,6 @@ fn grant_counts_once_the_replicas_have_it() {
     });
 }
 
-/// One that asks for one of two does not wait for the paused one.
-#[test]
-fn paused_replica_is_not_waited_for_if_others_suffice() {
-    within(HANG, || {
-        let (master, replicas, _) = two_replicas();
-        let url = format!("{}?replicas=1", master.url());
-        let factory = contend::connect(&url).unwrap();
-        replicas[1].pause();
-        let mut contender = Driven::with(&factory, "m", "a", short());
-        let fence = contender.own();
-        contender.release(fence);
-        replicas[1].resume();
-    });
-}
-
 /// Off, it asks nothing, and takes no right to `WAIT`.
 #[test]
 fn replicas_are_not_asked_unless_wanted() {

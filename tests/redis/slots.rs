@@ -181,16 +181,11 @@ fn node_that_forgot_the_others_stops_no_mutex() {
 
 /// How many connections the nodes have accepted, those of this question included.
 fn accepted(cluster: &RedisCluster) -> usize {
-    let of = |node: &testbed::RedisServer| {
+    let of = |node: &testbed::RedisServer| -> usize {
         let stats = node.cli(&["INFO", "stats"]);
-        let count = stats.split("total_connections_received:").nth(1).unwrap();
-        count
-            .lines()
-            .next()
-            .unwrap()
-            .trim()
-            .parse::<usize>()
-            .unwrap()
+        let mut lines = stats.lines();
+        let count = lines.find_map(|line| line.strip_prefix("total_connections_received:"));
+        count.unwrap().trim().parse().unwrap()
     };
     cluster.nodes().iter().map(of).sum()
 }

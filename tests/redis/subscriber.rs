@@ -64,41 +64,6 @@ fn acknowledgement_is_that_of_the_present_subscription() {
     });
 }
 
-/// A wait that is shorter than the network is no reason to replace a connection, and to have all waiters look again.
-#[test]
-fn short_wait_on_a_slow_network_replaces_no_connection() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        let proxy = Proxy::to(server.addr());
-        let factory = factory(proxy.addr());
-        let mut waiter = Driven::at(&factory, "other", "a");
-        waiter.attempt(OnRefusal::Enqueue);
-        let connection = || message_connection(&server);
-        let first = connection();
-        assert!(first.starts_with("id="), "{first:?}");
-        let mut holder = Driven::at(&self::factory(server.addr()), "m", "holder");
-        holder.own();
-        proxy.delay(ms(60));
-        let locker = factory.locker("m").build().unwrap();
-        for _ in 0..8 {
-            let error = locker.try_lock_for(ms(400)).map(drop).unwrap_err();
-            assert!(
-                matches!(error.kind(), ErrorKind::Held | ErrorKind::Timeout),
-                "{error:?}"
-            );
-        }
-        proxy.pass();
-        // The pool may fill while the first connection is opened; and one for messages.
-        assert!(proxy.accepted() <= 9, "{} connections", proxy.accepted());
-        // What is about to be replaced is, at the latest, when the next message comes.
-        subscribe(&factory, "late", soon()).unwrap();
-        wait_until(PATIENCE, "there is a connection", || {
-            connection().starts_with("id=")
-        });
-        assert_eq!(connection(), first);
-    });
-}
-
 /// A panic of the caller's own closure, in the thread that reads messages, would end every wake-up for good;
 /// and releases would count the waiters of this process as dead.
 #[test]

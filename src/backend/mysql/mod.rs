@@ -89,7 +89,7 @@ use crate::error::Result;
 use crate::factory::Factory;
 use crate::owner::MutexOwner;
 use crate::parker::Unparker;
-use crate::pool::{Lane, PoolSettings};
+use crate::pool::Lane;
 use crate::probe::{Probe, Probed};
 use crate::url::Url;
 
@@ -129,15 +129,9 @@ impl Database {
         wakeups: bool,
     ) -> Result<Database> {
         let probe = Probed::default();
-        let settings = PoolSettings {
-            name: "contend-mysql",
-            size: pool_size,
-            idle_timeout: IDLE,
-            probe: probe.clone(),
-        };
         let rows = Arc::new(Rows {
             table: Arc::clone(&connector.table),
-            pool: MysqlPool::new(connector, settings)?,
+            pool: MysqlPool::new(connector, "contend-mysql", pool_size, IDLE, probe.clone())?,
         });
         let wakeups = match wakeups {
             true => Wakeups::Untried,

@@ -18,7 +18,6 @@ use crate::owner::MutexOwner;
 use crate::pool::{Checkout, Lane};
 
 /// The table, and the pool through which it is reached.
-#[derive(Debug)]
 pub(super) struct Rows {
     pub(super) pool: MysqlPool,
     pub(super) table: Arc<Table>,

@@ -3,13 +3,12 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use super::Common;
 use super::cluster::Cluster;
 use super::connection::{Address, Connector, Target};
-use super::script::Scripts;
 use super::sentinel::Sentinels;
 use super::server::{Deployment, Server, ServerSettings};
 use crate::error::{Error, Result};
@@ -202,14 +201,15 @@ impl Builder {
             tls: tls.clone(),
             timeout: self.connect_timeout,
         };
-        let settings = ServerSettings {
-            connector: Arc::new(connector(self.login, self.database)),
+        let settings = Arc::new(ServerSettings {
+            connector: connector(self.login, self.database),
             pool_size: self.pool_size,
             prefix: self.prefix,
             probe: Probed::default(),
-        };
+            map_stale: AtomicBool::new(true),
+        });
         let one = |target| -> Result<Deployment> {
-            let server = Server::new(&settings, target, &Arc::default())?;
+            let server = Server::new(&settings, target)?;
             Ok(Deployment::One(Arc::new(server)))
         };
         let tcp = |(host, port)| Address::Tcp(host, port);
@@ -217,7 +217,7 @@ impl Builder {
             At::One(address) => one(Target::At(address))?,
             At::Cluster(seeds) => {
                 let seeds = seeds.into_iter().map(tcp).collect();
-                Deployment::Cluster(Box::new(Cluster::new(settings.clone(), seeds)?))
+                Deployment::Cluster(Box::new(Cluster::new(Arc::clone(&settings), seeds)))
             }
             At::Sentinel(sentinels, name) => one(Target::Master(Sentinels {
                 name,
@@ -230,7 +230,6 @@ impl Builder {
             realm,
             deployment,
             settings,
-            scripts: Scripts::new(),
             lease,
             simba: self.simba,
             replicas: self.replicas,

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ::redis::Value;
@@ -28,14 +28,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 const NODE_LIMIT: Duration = Duration::from_millis(500);
 
 pub(super) struct Cluster {
-    settings: ServerSettings,
+    settings: Arc<ServerSettings>,
     /// The nodes that the user named.
     seeds: Vec<Address>,
     map: Mutex<Map>,
     /// The last look. Locked while a caller looks.
     look: Mutex<Look>,
-    /// A call found the map wrong, or a node that does not serve.
-    stale: Arc<AtomicBool>,
 }
 
 struct Map {
@@ -54,8 +52,8 @@ struct Look {
 type Range = (u16, u16, Address);
 
 impl Cluster {
-    pub(super) fn new(settings: ServerSettings, seeds: Vec<Address>) -> Result<Cluster> {
-        Ok(Cluster {
+    pub(super) fn new(settings: Arc<ServerSettings>, seeds: Vec<Address>) -> Cluster {
+        Cluster {
             settings,
             seeds,
             map: Mutex::new(Map {
@@ -63,8 +61,7 @@ impl Cluster {
                 servers: HashMap::new(),
             }),
             look: Mutex::default(),
-            stale: Arc::new(AtomicBool::new(true)),
-        })
+        }
     }
 
     /// The master of a slot, as far as known.
@@ -72,7 +69,7 @@ impl Cluster {
         self.refresh(by)?;
         let master = self.map.lock().masters.get(usize::from(slot)).cloned();
         master.flatten().ok_or_else(|| {
-            self.mark_stale();
+            self.settings.map_stale.store(true, Ordering::Relaxed);
             unavailable(format!("redis cluster: no master has slot {slot}"))
         })
     }
@@ -80,7 +77,12 @@ impl Cluster {
     /// The masters, as far as known.
     pub(super) fn masters(&self, by: Moment) -> Result<Vec<Arc<Server>>> {
         self.refresh(by)?;
-        Ok(self.map.lock().masters())
+        let map = self.map.lock();
+        let is_master = |server: &&Arc<Server>| {
+            let mut masters = map.masters.iter().flatten();
+            masters.any(|master| Arc::ptr_eq(master, server))
+        };
+        Ok(map.servers.values().filter(is_master).cloned().collect())
     }
 
     /// The servers that were met so far. Asks none.
@@ -101,17 +103,11 @@ impl Cluster {
         Ok(server)
     }
 
-    /// Has the next call look at the slots.
-    pub(super) fn mark_stale(&self) {
-        self.stale.store(true, Ordering::Relaxed);
-    }
-
     fn server_at(&self, map: &mut Map, address: Address) -> Result<Arc<Server>> {
         if let Some(known) = map.servers.get(&address) {
             return Ok(Arc::clone(known));
         }
-        let server = Server::new(&self.settings, Target::At(address.clone()), &self.stale)?;
-        let server = Arc::new(server);
+        let server = Arc::new(Server::new(&self.settings, Target::At(address.clone()))?);
         map.servers.insert(address, Arc::clone(&server));
         Ok(server)
     }
@@ -122,16 +118,16 @@ impl Cluster {
     /// # Errors
     /// Any, while there is no map at all.
     fn refresh(&self, by: Moment) -> Result<()> {
-        if !self.stale.load(Ordering::Relaxed) {
+        let is_stale = &self.settings.map_stale;
+        if !is_stale.load(Ordering::Relaxed) {
             return Ok(());
         }
         let has_map = self.map.lock().masters.iter().any(Option::is_some);
-        let wait = if has_map {
-            Duration::ZERO
-        } else {
-            by.remaining()
+        let look = match has_map {
+            true => self.look.try_lock(),
+            false => self.look.try_lock_for(by.remaining()),
         };
-        let mut look = match self.look.try_lock_for(wait) {
+        let mut look = match look {
             Some(look) => look,
             None if has_map => return Ok(()),
             None => {
@@ -140,10 +136,10 @@ impl Cluster {
             }
         };
         let is_due = look.at.is_none_or(|at| Moment::now() - at >= PAUSE);
-        if self.stale.load(Ordering::Relaxed) && is_due {
+        if is_stale.load(Ordering::Relaxed) && is_due {
             look.failure = self.ask_nodes(by).err();
             // Not before: a node that does not answer this says no more.
-            self.stale.store(look.failure.is_some(), Ordering::Relaxed);
+            is_stale.store(look.failure.is_some(), Ordering::Relaxed);
             look.at = Some(Moment::now());
         }
         match &look.failure {
@@ -196,16 +192,6 @@ impl Cluster {
 }
 
 impl Map {
-    fn masters(&self) -> Vec<Arc<Server>> {
-        let mut masters: Vec<Arc<Server>> = Vec::new();
-        for master in self.masters.iter().flatten() {
-            if !masters.iter().any(|known| Arc::ptr_eq(known, master)) {
-                masters.push(Arc::clone(master));
-            }
-        }
-        masters
-    }
-
     fn set(&mut self, slot: u16, server: &Arc<Server>) {
         if let Some(master) = self.masters.get_mut(usize::from(slot)) {
             *master = Some(Arc::clone(server));

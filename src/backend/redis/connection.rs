@@ -12,8 +12,9 @@ use ::redis::{
     ProtocolVersion, RedisConnectionInfo, RedisResult, ServerErrorKind, Value, cmd,
 };
 
-use super::error::read_opening;
+use super::error::read;
 use super::sentinel::Sentinels;
+use super::server::ServerSettings;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Connect, Pooled};
@@ -79,7 +80,7 @@ impl Connector {
         let login = self.login.credentials();
         let login = login.map_err(|error| error.context(format_args!("redis at {address}")))?;
         self.try_open(address, protocol, &login).map_err(|error| {
-            let error = read_opening(&error, address, self.timeout);
+            let error = read(&error, address, self.timeout);
             match &login {
                 (Some(user), _) if error.kind() == ErrorKind::Denied && !user.is_empty() => {
                     error.context(format_args!("user {user:?}"))
@@ -130,26 +131,19 @@ impl Connector {
         Ok(connection)
     }
 
-    #[cfg(feature = "tls")]
     fn client(&self, info: ConnectionInfo) -> RedisResult<Client> {
-        match &self.tls {
-            Some(tls) if tls.ca.is_some() || tls.own.is_some() => {
-                let own = |(client_cert, client_key)| ::redis::ClientTlsConfig {
-                    client_cert,
-                    client_key,
-                };
-                let certificates = ::redis::TlsCertificates {
-                    client_tls: tls.own.clone().map(own),
-                    root_cert: tls.ca.clone(),
-                };
-                Client::build_with_tls(info, certificates)
-            }
-            _ => Client::open(info),
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            let own = |(client_cert, client_key)| ::redis::ClientTlsConfig {
+                client_cert,
+                client_key,
+            };
+            let certificates = ::redis::TlsCertificates {
+                client_tls: tls.own.clone().map(own),
+                root_cert: tls.ca.clone(),
+            };
+            return Client::build_with_tls(info, certificates);
         }
-    }
-
-    #[cfg(not(feature = "tls"))]
-    fn client(&self, info: ConnectionInfo) -> RedisResult<Client> {
         Client::open(info)
     }
 }
@@ -166,30 +160,34 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::At(address) => address.fmt(f),
-            Target::Master(sentinels) => sentinels.fmt(f),
+            Target::Master(Sentinels {
+                name, addresses, ..
+            }) => {
+                let hosts: Vec<_> = addresses.iter().map(Address::to_string).collect();
+                write!(f, "{name:?} (by sentinels at {})", hosts.join(","))
+            }
         }
     }
 }
 
 /// Opens the connections to one server, for its pool and for messages.
 pub(super) struct Opener {
-    pub(super) connector: Arc<Connector>,
+    pub(super) settings: Arc<ServerSettings>,
     pub(super) target: Target,
     /// A warning that the server may evict locks was logged.
     pub(super) warned: AtomicBool,
-    /// In a cluster: another server may have taken the place of this one.
-    pub(super) map_stale: Arc<AtomicBool>,
 }
 
 impl Opener {
     /// Opens a connection, and checks that the master of the sentinels knows that it is one.
     pub(super) fn open(&self, protocol: ProtocolVersion) -> Result<(Address, ::redis::Connection)> {
+        let connector = &self.settings.connector;
         match &self.target {
             Target::At(address) => {
-                let connection = self.connector.open(address, protocol)?;
+                let connection = connector.open(address, protocol)?;
                 Ok((address.clone(), connection))
             }
-            Target::Master(sentinels) => sentinels.open_master(&self.connector, protocol),
+            Target::Master(sentinels) => sentinels.open_master(connector, protocol),
         }
     }
 
@@ -217,13 +215,12 @@ impl Connect for Arc<Opener> {
         let mut connection = Connection {
             driver,
             address,
-            timeout: self.connector.timeout,
+            timeout: self.settings.connector.timeout,
             last_reply_at: opened_at,
-            reply_pending: false,
             broken: false,
         };
         // A server without room, or of another kind, shows itself at the first command.
-        let by = opened_at + self.connector.timeout;
+        let by = opened_at + self.settings.connector.timeout;
         match connection.ask(cmd("INFO").arg("memory"), by) {
             Ok(Value::BulkString(info)) => self.warn_of_eviction(&info, &connection.address),
             Ok(_) => {}
@@ -231,26 +228,21 @@ impl Connect for Arc<Opener> {
             Err(error) if error.kind() == Kind::Server(ServerErrorKind::NoPerm) => {}
             Err(error) => {
                 let waited = Moment::now() - opened_at;
-                return Err(read_opening(&error, &connection.address, waited));
+                return Err(read(&error, &connection.address, waited));
             }
         }
         Ok(connection)
     }
 
     fn longest_pause(&self, error: &Error) -> Duration {
-        longest_pause(error)
+        match error.kind() {
+            ErrorKind::Denied | ErrorKind::Misconfigured => REFUSED,
+            _ => UNREACHABLE,
+        }
     }
 
     fn server(&self) -> String {
         format!("redis at {}", self.target)
-    }
-}
-
-/// The longest pause between two attempts to connect.
-pub(super) fn longest_pause(error: &Error) -> Duration {
-    match error.kind() {
-        ErrorKind::Denied | ErrorKind::Misconfigured => REFUSED,
-        _ => UNREACHABLE,
     }
 }
 
@@ -262,14 +254,13 @@ pub(super) struct Connection {
     timeout: Duration,
     /// When the last reply was read, or it was opened.
     last_reply_at: Moment,
-    /// A reply was not read: it would be taken for that of the next request.
-    reply_pending: bool,
-    broken: bool,
+    /// A reply was not read, which would be taken for that of the next request; or the server is not what it was.
+    pub(super) broken: bool,
 }
 
 impl Pooled for Connection {
     fn is_broken(&self) -> bool {
-        self.broken || self.reply_pending
+        self.broken
     }
 
     fn last_reply_at(&self) -> Moment {
@@ -278,11 +269,6 @@ impl Pooled for Connection {
 }
 
 impl Connection {
-    /// Keeps the connection from being used again.
-    pub(super) fn poison(&mut self) {
-        self.broken = true;
-    }
-
     /// Sends a command and reads its reply before `by`.
     pub(super) fn ask(&mut self, command: &Cmd, by: Moment) -> RedisResult<Value> {
         self.send(&command.get_packed_command())?;
@@ -292,7 +278,7 @@ impl Connection {
     /// Sends one packed command. Does not wait on a connection without a pending reply: all that was sent before has
     /// arrived, so there is room for a command in the socket.
     pub(super) fn send(&mut self, command: &[u8]) -> RedisResult<()> {
-        self.reply_pending = true;
+        self.broken = true;
         self.driver.send_packed_command(command)
     }
 
@@ -323,7 +309,7 @@ impl Connection {
         {
             return reply;
         }
-        self.reply_pending = false;
+        self.broken = false;
         self.last_reply_at = Moment::now();
         reply
     }

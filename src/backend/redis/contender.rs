@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::Common;
 use super::keys::Keys;
-use super::script::{Command, Reply, ms};
-use super::subscriber::{Role, Subscription, Wake};
+use super::script::{ACQUIRE, Command, RENEW, Reply, WITHDRAW, ms};
+use super::subscriber::{Role, Subscription};
 use crate::backend::{
     Attempt, CLAIM_TIME, Contender, Grant, OnRefusal, Purpose, RawContender, Refusal, Renewal,
 };
@@ -43,10 +43,10 @@ impl RedisContender {
         wake: &Unparker,
     ) -> RedisContender {
         let keys = common.keys(&contender.mutex);
-        let (id, wake) = (&*contender.id, Wake::Contender(wake.clone()));
+        let (id, wake) = (&*contender.id, wake.clone());
         let channels = keys.channels(Some(id));
         RedisContender {
-            subscription: Subscription::new(id, wake, Role::Waiting, channels, keys.slot),
+            subscription: Subscription::new(id, move |_| wake.unpark(), channels, keys.slot),
             common: Arc::clone(common),
             contender: contender.clone(),
             keys,
@@ -56,11 +56,11 @@ impl RedisContender {
 
     fn acquire_request(&self, place: &[u8]) -> Command {
         let (common, keys) = (&self.common, &self.keys);
-        let names: [&str; 4] = [&keys.mutex, &keys.token, &keys.fence, &keys.queue];
+        let names = [&keys.mutex, &keys.token, &keys.fence, &keys.queue];
         let total = ms(self.contender.lease.total());
-        let mut request = Command::script(&common.scripts.acquire, keys.slot, &names)
+        let mut request = Command::script(&ACQUIRE, keys.slot, &names)
             .arg((&*self.contender.id, total, ms(CLAIM_TIME)))
-            .arg((self.keep(), common.counts_all(), place))
+            .arg((self.keep(), !common.is_cluster(), place))
             .not_after();
         request.replicas = common.replicas;
         request
@@ -168,8 +168,7 @@ impl RawContender for RedisContender {
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
         let (common, keys, lease) = (&self.common, &self.keys, self.contender.lease);
-        let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.fence];
-        let request = Command::script(&common.scripts.renew, keys.slot, &names);
+        let request = Command::script(&RENEW, keys.slot, &[&keys.mutex, &keys.token, &keys.fence]);
         let request = request.arg((&*self.contender.id, ms(lease.total()), self.keep(), fence));
         let reply = Reply::read(common.deployment.ask(Lane::Owner, by, &request)?)?;
         if reply.outcome == 0 {
@@ -202,9 +201,9 @@ impl RawContender for RedisContender {
             // The turn had just come. If this fails, the lease runs out.
             let _ = common.release(keys, id, reply.outcome, by);
         }
-        let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.queue];
-        let request = Command::script(&common.scripts.withdraw, keys.slot, &names);
-        let request = request.arg((id, ms(CLAIM_TIME), common.counts_all()));
+        let names = [&keys.mutex, &keys.token, &keys.queue];
+        let request = Command::script(&WITHDRAW, keys.slot, &names);
+        let request = request.arg((id, ms(CLAIM_TIME), !common.is_cluster()));
         common.deployment.call(Lane::Other, by, &request).map(drop)
     }
 }

@@ -12,14 +12,16 @@ use crate::error::{Error, ErrorKind};
 const RIGHTS: &str =
     "the user needs the rights that the documentation of contend::redis lists under \"Rights\"";
 const DATABASE: &str = "there is no such database, or the user may not SELECT it";
+const CLOSED: &str = "the server closed the connection: did it restart? is it a Redis server?";
 const SERVER: &str = "is this a Redis server, 6.2 or newer, with all commands enabled?";
 
 /// What the server or the driver says, what it means, and what to do. The first line that matches counts.
 #[rustfmt::skip]
 const MEANINGS: &[(&[&str], ErrorKind, &str)] = &[
     (&["ertificate", "fatal alert"], ErrorKind::Misconfigured, "check tls, tls_ca, tls_cert and tls_key"),
-    // A server that restarts closes a connection in its handshake, too.
+    // A server that restarts closes a connection in its handshake, too: that is transient.
     (&["handshake", "corrupt message"], ErrorKind::Unreachable, "does this port speak TLS?"),
+    (&["unexpected end of file", "roken pipe", "reset by peer"], ErrorKind::Unreachable, CLOSED),
     (&["answer is not Redis's"], ErrorKind::Misconfigured, "is this a Redis server?"),
     // Redis 6.2 wraps what a script's command says into a sentence of its own.
     (&["READONLY"], ErrorKind::Unavailable, "this server is a read-only replica: connect to the master"),
@@ -50,7 +52,7 @@ pub(super) struct Failure {
 /// What a caller can do about a failure.
 pub(super) enum Reason {
     /// The slot lives elsewhere.
-    Moved(Option<Address>),
+    Moved(Address),
     /// The slot is on its way there: ask there, this once.
     Ask(Address),
     /// The slot is on its way, and its keys are on both sides.
@@ -75,9 +77,11 @@ impl From<Error> for Failure {
 impl Failure {
     /// Reads an error of the request that was sent to `server` `waited` ago.
     pub(super) fn new(error: &RedisError, server: &Address, waited: Duration) -> Failure {
+        let to =
+            |reason: fn(Address) -> Reason| redirected(error, server).map_or(Reason::Other, reason);
         let reason = match error.kind() {
-            Kind::Server(Code::Moved) => Reason::Moved(redirected(error, server)),
-            Kind::Server(Code::Ask) => redirected(error, server).map_or(Reason::Other, Reason::Ask),
+            Kind::Server(Code::Moved) => to(Reason::Moved),
+            Kind::Server(Code::Ask) => to(Reason::Ask),
             Kind::Server(Code::TryAgain) => Reason::TryAgain,
             Kind::Server(Code::ClusterDown | Code::MasterDown | Code::BusyLoading) => {
                 Reason::NotServing
@@ -92,13 +96,6 @@ impl Failure {
             _ => read(error, server, waited).not_sent(),
         };
         Failure { error, reason }
-    }
-
-    /// Returns `true` if another node may serve the slot by now.
-    pub(super) fn suggests_new_map(&self) -> bool {
-        let kind = self.error.kind();
-        matches!(kind, ErrorKind::Unreachable | ErrorKind::Timeout)
-            || matches!(self.reason, Reason::ReadOnly | Reason::NotServing)
     }
 }
 
@@ -124,22 +121,6 @@ pub(super) fn read(error: &RedisError, server: &Address, waited: Duration) -> Er
     let link = if advice.is_empty() { "" } else { "; " };
     // Neither the driver nor the server repeats a password in an error.
     Error::new(kind, format!("redis at {server}: {text}{link}{advice}"))
-}
-
-/// Reads an error of `server` to which a connection is being opened.
-pub(super) fn read_opening(error: &RedisError, server: &Address, waited: Duration) -> Error {
-    let meaning = read(error, server, waited);
-    let is_closed = error.is_connection_dropped() && !error.is_connection_refusal();
-    // What is said of TLS says more.
-    if is_closed && !meaning.to_string().contains("TLS") {
-        // As servers of other kinds do. One that restarts does so, too: it may pass.
-        let closed = "closed the connection without an answer; is this a Redis server?";
-        return Error::new(
-            ErrorKind::Unreachable,
-            format!("redis at {server}: {closed}"),
-        );
-    }
-    meaning
 }
 
 /// Returns `true` for a timeout, or for the interruption that a paused and resumed process sees in its stead.

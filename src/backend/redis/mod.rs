@@ -108,7 +108,7 @@ use self::contender::RedisContender;
 use self::keys::Keys;
 use self::observer::RedisObserver;
 use self::permits::{RedisPermits, read};
-use self::script::{Command, Reply, Scripts, ms};
+use self::script::{Command, OBSERVE, RECORD_RUN, RELEASE, Reply, ms};
 use self::server::{Deployment, ServerSettings};
 use super::{
     Backend, CLAIM_TIME, Condition, Contender, Participant, PermitStore, PoolUse, RawContender,
@@ -126,8 +126,7 @@ use crate::probe::Probe;
 struct Common {
     realm: String,
     deployment: Deployment,
-    settings: ServerSettings,
-    scripts: Scripts,
+    settings: Arc<ServerSettings>,
     /// What is assumed of an owner that does not tell its lease.
     lease: Lease,
     /// Simba contenders of 3.2 or later share the mutexes.
@@ -137,13 +136,9 @@ struct Common {
 }
 
 impl Common {
+    /// There, a slot may move, and PUBLISH does not count every receiver.
     fn is_cluster(&self) -> bool {
         matches!(self.deployment, Deployment::Cluster(_))
-    }
-
-    /// Whether PUBLISH counts every receiver.
-    fn counts_all(&self) -> bool {
-        !self.is_cluster()
     }
 
     fn keys(&self, mutex: &str) -> Keys {
@@ -152,19 +147,18 @@ impl Common {
 
     /// Reads who owns a mutex.
     fn look(&self, keys: &Keys, by: Moment) -> Result<Reply> {
-        let names: [&str; 2] = [&keys.mutex, &keys.token];
-        let request = Command::script(&self.scripts.observe, keys.slot, &names);
+        let request = Command::script(&OBSERVE, keys.slot, &[&keys.mutex, &keys.token]);
         Reply::read(self.deployment.ask(Lane::Other, by, &request)?)
     }
 
     /// Ends the ownership with this fence; 0 for an owner that has none (Simba before 4).
     fn release(&self, keys: &Keys, id: &str, fence: u64, by: Moment) -> Result<bool> {
-        let names: [&str; 3] = [&keys.mutex, &keys.token, &keys.queue];
+        let names = [&keys.mutex, &keys.token, &keys.queue];
         let fence = Some(fence).filter(|fence| *fence > 0);
         let fence = fence.map_or_else(String::new, |fence| fence.to_string());
-        let request = Command::script(&self.scripts.release, keys.slot, &names)
-            .arg((id, ms(CLAIM_TIME), self.counts_all(), self.simba, fence))
-            .optional_queue();
+        let arguments = (id, ms(CLAIM_TIME), !self.is_cluster(), self.simba, fence);
+        let mut request = Command::script(&RELEASE, keys.slot, &names).arg(arguments);
+        request.optional_queue = true;
         let answer = self.deployment.ask(Lane::Owner, by, &request)?;
         let released: bool = read(answer.value)?;
         match answer.doubt {
@@ -250,14 +244,14 @@ impl Backend for Arc<Common> {
 
     fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
         let keys = self.keys(mutex);
-        let request = Command::script(&self.scripts.run, keys.slot, &[&keys.run]);
+        let request = Command::script(&RECORD_RUN, keys.slot, &[&keys.run]);
         let age: i64 = read(self.deployment.call(Lane::Owner, by, &request)?)?;
         Ok(u64::try_from(age).ok().map(Duration::from_millis))
     }
 
     fn record_run(&self, mutex: &Arc<str>, fence: u64, keep: Duration, by: Moment) -> Result<bool> {
         let keys = self.keys(mutex);
-        let request = Command::script(&self.scripts.run, keys.slot, &[&keys.run, &keys.token]);
+        let request = Command::script(&RECORD_RUN, keys.slot, &[&keys.run, &keys.token]);
         let request = request.arg((fence, ms(keep)));
         read(self.deployment.call(Lane::Owner, by, &request)?)
     }

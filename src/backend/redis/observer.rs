@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Common;
 use super::contender::TICK;
 use super::keys::Keys;
-use super::subscriber::{Role, Subscription, Wake};
+use super::subscriber::Subscription;
 use crate::backend::{RawObserver, View};
 use crate::clock::Moment;
 use crate::error::Result;
@@ -25,9 +25,9 @@ impl RedisObserver {
     pub(super) fn new(common: &Arc<Common>, mutex: &str, wake: &Unparker) -> RedisObserver {
         let keys = common.keys(mutex);
         let channels = keys.channels(None);
-        let wake = Wake::Contender(wake.clone());
+        let wake = wake.clone();
         RedisObserver {
-            subscription: Subscription::new("", wake, Role::Observing, channels, keys.slot),
+            subscription: Subscription::new("", move |_| wake.unpark(), channels, keys.slot),
             common: Arc::clone(common),
             keys,
         }

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 use super::Common;
 use super::error::not_understood;
-use super::script::{Command, Script, ms};
+use super::script::{Command, PERMITS, ms};
 use super::subscriber::Subscription;
 use crate::backend::permit_store::{
     CapacityChange, Counts, Discrepancy, Exhausted, Grant, GrantId, Holder, OnTurn, Outcome,
@@ -34,7 +34,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Lane;
 
 /// One script: the first argument of a call says which part of it runs.
-const SCRIPT: &str = concat!(
+pub(super) const SCRIPT: &str = concat!(
     include_str!("../../../lua/permits-prelude.lua"),
     include_str!("../../../lua/permits-acquire.lua"),
     include_str!("../../../lua/permits-leave.lua"),
@@ -78,9 +78,8 @@ impl RedisPermits {
         let slot = common.keys(prefix).slot;
         let keys = ["counts", "requests", "held", "released", "queue", "history"];
         let keys = keys.map(|name| format!("{tagged}:{name}"));
-        let keys = keys.each_ref().map(String::as_str);
         RedisPermits {
-            script: Command::script(&Script::new(SCRIPT.to_owned()), slot, &keys),
+            script: Command::script(&PERMITS, slot, &keys.each_ref()),
             tagged,
             slot,
             process: format!("{:032x}", rand::random::<u128>()),

@@ -1,16 +1,31 @@
 //! The scripts, a request as it goes over the wire, and what comes back.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use ::redis::{Cmd, ToRedisArgs, Value};
 
 use super::error::not_understood;
+use super::permits::{self, read};
 use super::server::Answer;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::owner::MutexOwner;
+
+pub(super) static ACQUIRE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("../../../lua/acquire.lua")));
+pub(super) static RENEW: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("../../../lua/renew.lua")));
+pub(super) static RELEASE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("../../../lua/release.lua")));
+pub(super) static WITHDRAW: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("../../../lua/withdraw.lua")));
+pub(super) static OBSERVE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("../../../lua/observe.lua")));
+pub(super) static RECORD_RUN: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("../../../lua/record_run.lua")));
+pub(super) static PERMITS: LazyLock<Script> = LazyLock::new(|| Script::new(permits::SCRIPT));
 
 /// One script: its text and the SHA1 by which a server that has it knows it.
 #[derive(Debug)]
@@ -20,37 +35,11 @@ pub(super) struct Script {
 }
 
 impl Script {
-    pub(super) fn new(text: String) -> Arc<Script> {
+    fn new(text: &str) -> Script {
+        let hand_over = include_str!("../../../lua/hand_over.lua");
+        let text = text.replace("--@hand_over\n", hand_over);
         let sha = ::redis::Script::new(&text).get_hash().to_owned();
-        Arc::new(Script { text, sha })
-    }
-}
-
-/// The scripts for mutexes, hashed once per factory.
-#[derive(Debug)]
-pub(super) struct Scripts {
-    pub(super) acquire: Arc<Script>,
-    pub(super) renew: Arc<Script>,
-    pub(super) release: Arc<Script>,
-    pub(super) withdraw: Arc<Script>,
-    pub(super) observe: Arc<Script>,
-    pub(super) run: Arc<Script>,
-}
-
-impl Scripts {
-    pub(super) fn new() -> Scripts {
-        let script = |text: &str| {
-            let hand_over = include_str!("../../../lua/hand_over.lua");
-            Script::new(text.replace("--@hand_over\n", hand_over))
-        };
-        Scripts {
-            acquire: script(include_str!("../../../lua/acquire.lua")),
-            renew: script(include_str!("../../../lua/renew.lua")),
-            release: script(include_str!("../../../lua/release.lua")),
-            withdraw: script(include_str!("../../../lua/withdraw.lua")),
-            observe: script(include_str!("../../../lua/observe.lua")),
-            run: script(include_str!("../../../lua/record_run.lua")),
-        }
+        Script { text, sha }
     }
 }
 
@@ -58,21 +47,22 @@ impl Scripts {
 #[derive(Clone, Debug)]
 pub(super) struct Command {
     pub(super) slot: u16,
-    script: Option<Arc<Script>>,
+    script: Option<&'static Script>,
     keys: Arc<[String]>,
     arguments: Vec<Vec<u8>>,
     not_after: bool,
-    optional_queue: bool,
+    /// The last key, the queue, may be left out.
+    pub(super) optional_queue: bool,
     /// How many replicas must have a grant.
     pub(super) replicas: u32,
 }
 
 impl Command {
     /// A script with its keys, which all lie in `slot`.
-    pub(super) fn script(script: &Arc<Script>, slot: u16, keys: &[&str]) -> Command {
+    pub(super) fn script(script: &'static Script, slot: u16, keys: &[&String]) -> Command {
         Command {
-            script: Some(Arc::clone(script)),
-            keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+            script: Some(script),
+            keys: keys.iter().map(|key| (*key).clone()).collect(),
             ..Command::plain(slot, &[])
         }
     }
@@ -103,17 +93,11 @@ impl Command {
         self
     }
 
-    /// Marks the last key, the queue: it may be left out.
-    pub(super) fn optional_queue(mut self) -> Command {
-        self.optional_queue = true;
-        self
-    }
-
     /// The same request without the queue, if that is optional. Where a slot is on its way, a script may name only
     /// keys that exist.
     pub(super) fn without_queue(&self) -> Option<Command> {
-        let (_, keys) = self.keys.split_last()?;
-        self.optional_queue.then(|| Command {
+        let (_, keys) = self.keys.split_last().filter(|_| self.optional_queue)?;
+        Some(Command {
             keys: keys.into(),
             optional_queue: false,
             ..self.clone()
@@ -122,13 +106,12 @@ impl Command {
 
     /// The bytes to send. A server that does not know the script yet is sent its text, and remembers it from then on:
     /// one round trip, and no right to `SCRIPT LOAD` needed.
-    pub(super) fn packed(&self, as_text: bool, not_after: u64) -> Vec<u8> {
+    pub(super) fn packed(&self, as_text: bool, not_after: i64) -> Vec<u8> {
         let mut command = Cmd::new();
         if let Some(script) = &self.script {
-            let (verb, code) = if as_text {
-                ("EVAL", &script.text)
-            } else {
-                ("EVALSHA", &script.sha)
+            let (verb, code) = match as_text {
+                true => ("EVAL", &script.text),
+                false => ("EVALSHA", &script.sha),
             };
             command.arg(verb).arg(code);
             command.arg(self.keys.len()).arg(&*self.keys);
@@ -148,7 +131,7 @@ pub(super) struct Reply {
     /// The server's time, in milliseconds.
     now: u64,
     /// Who owns; empty for none.
-    id: Arc<str>,
+    id: Vec<u8>,
     /// `None` for an owner that has none (Simba before 4), 0 where the mutex is only handed over.
     fence: Option<u64>,
     /// How long the lease or hand-over lasts, in milliseconds; negative if it has no end (an operator's doing).
@@ -166,32 +149,33 @@ impl Reply {
     /// # Errors
     /// `Timeout` if the request was late, or the server's clock was set. The next one knows the clock.
     pub(super) fn read(answer: Answer) -> Result<Reply> {
-        let Value::Array(fields) = answer.value else {
+        type Text = Option<Vec<u8>>;
+        type Fields = (i64, u64, Text, Option<String>, Option<i64>, Text);
+        let Value::Array(mut fields) = answer.value else {
             return Err(not_understood());
         };
-        let Ok(outcome) = u64::try_from(integer(fields.first())?) else {
+        // What the script did not say.
+        fields.resize(6, Value::Nil);
+        let fields: Fields = read(Value::Array(fields))?;
+        let (outcome, micros, id, fence, left, place) = fields;
+        let Ok(outcome) = u64::try_from(outcome) else {
             let error = Error::new(ErrorKind::Timeout, "redis: the request came too late");
             return Err(match answer.doubt {
                 Some(_) => error,
                 None => error.not_sent(),
             });
         };
-        let text = |at: usize| match fields.get(at) {
-            Some(Value::BulkString(text)) => Ok(&text[..]),
-            None => Ok(&b""[..]),
-            _ => Err(not_understood()),
-        };
-        let fence = match text(3)? {
-            b"" => None,
-            _ => Some(unsigned(fields.get(3))?),
+        let fence = match fence.as_deref() {
+            None | Some("") => None,
+            Some(fence) => Some(fence.parse().map_err(|_| not_understood())?),
         };
         Ok(Reply {
             outcome,
-            now: unsigned(fields.get(1))? / 1000,
-            id: String::from_utf8_lossy(text(2)?).into(),
+            now: micros / 1000,
+            id: id.unwrap_or_default(),
             fence,
-            left: integer(fields.get(4).or(Some(&Value::Int(0))))?,
-            place: text(5)?.to_vec(),
+            left: left.unwrap_or_default(),
+            place: place.unwrap_or_default(),
             received: Moment::now(),
             replicas: answer.replicas,
         })
@@ -199,14 +183,7 @@ impl Reply {
 
     /// The owner that this contender became, or is still.
     pub(super) fn granted(&self, id: &Arc<str>, fence: u64, lease: Lease) -> MutexOwner {
-        MutexOwner::new(
-            Arc::clone(id),
-            acquired_at(fence, self.now).unwrap_or(self.now),
-            self.now + ms(lease.ttl()),
-            self.now + ms(lease.total()),
-            fence,
-        )
-        .observed_at(self.now, self.received)
+        self.snapshot(Arc::clone(id), fence, lease.total(), lease)
     }
 
     /// The owner that the script saw; `NONE` where the mutex is only handed over. An owner does not tell
@@ -215,21 +192,23 @@ impl Reply {
         if self.id.is_empty() || self.fence == Some(0) {
             return MutexOwner::NONE;
         }
-        let fence = self.fence.unwrap_or(0);
-        let transition_at = self.now + ms(self.left().unwrap_or(lease.total()));
-        let acquired_at = acquired_at(fence, self.now).unwrap_or_else(|| {
-            let at = transition_at.saturating_sub(ms(lease.total()));
-            at.min(self.now)
-        });
+        let id = String::from_utf8_lossy(&self.id).into();
+        let left = self.left().unwrap_or(lease.total());
+        self.snapshot(id, self.fence.unwrap_or(0), left, lease)
+    }
+
+    fn snapshot(&self, id: Arc<str>, fence: u64, left: Duration, lease: Lease) -> MutexOwner {
+        const IN_2001: u64 = 1_000_000_000_000;
+        let transition_at = self.now + ms(left);
+        // A fence is the server's time of the acquisition in microseconds, unless the last one was higher or Simba
+        // counted it.
+        let acquired_at = match fence / 1000 {
+            at if at > IN_2001 => at,
+            _ => transition_at.saturating_sub(ms(lease.total())),
+        };
         let ttl_at = transition_at.saturating_sub(ms(lease.transition()));
-        MutexOwner::new(
-            Arc::clone(&self.id),
-            acquired_at,
-            ttl_at,
-            transition_at,
-            fence,
-        )
-        .observed_at(self.now, self.received)
+        MutexOwner::new(id, acquired_at.min(self.now), ttl_at, transition_at, fence)
+            .observed_at(self.now, self.received)
     }
 
     /// How long the lease or hand-over lasts; `None` if it has no end.
@@ -243,29 +222,6 @@ impl Reply {
     }
 }
 
-/// A fence is the server's time of the acquisition in microseconds, unless the last one was higher or
-/// Simba counted it.
-fn acquired_at(fence: u64, now: u64) -> Option<u64> {
-    const IN_2001: u64 = 1_000_000_000_000;
-    let at = fence / 1000;
-    (at > IN_2001).then_some(at.min(now))
-}
-
-pub(super) fn integer(value: Option<&Value>) -> Result<i64> {
-    match value {
-        Some(Value::Int(number)) => Ok(*number),
-        Some(Value::BulkString(text)) => std::str::from_utf8(text)
-            .ok()
-            .and_then(|text| text.parse().ok())
-            .ok_or_else(not_understood),
-        _ => Err(not_understood()),
-    }
-}
-
-fn unsigned(value: Option<&Value>) -> Result<u64> {
-    u64::try_from(integer(value)?).map_err(|_| not_understood())
-}
-
 pub(super) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -273,6 +229,8 @@ pub(super) fn ms(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
 
     fn packed(words: &[&str]) -> Vec<u8> {
         let mut command = Cmd::new();
@@ -282,17 +240,17 @@ mod tests {
 
     #[test]
     fn request_is_sent_by_hash_by_text_and_without_queue() {
-        let script = Script::new("return 1".into());
-        let request = Command::script(&script, 7, &["m", "t", "q"])
-            .arg("id")
-            .arg(5);
-        let sha = &*script.sha;
+        let keys = ["m", "t", "q"].map(str::to_owned);
+        let request = Command::script(&SCRIPT, 7, &keys.each_ref());
+        let request = request.arg(("id", 5));
+        let sha = &*SCRIPT.sha;
         let by_hash = packed(&["EVALSHA", sha, "3", "m", "t", "q", "id", "5"]);
         assert_eq!(request.packed(false, 9), by_hash);
         let by_text = packed(&["EVAL", "return 1", "3", "m", "t", "q", "id", "5"]);
         assert_eq!(request.packed(true, 9), by_text);
         assert!(request.without_queue().is_none());
-        let request = request.optional_queue().not_after();
+        let mut request = request.not_after();
+        request.optional_queue = true;
         let shorter = packed(&["EVALSHA", sha, "2", "m", "t", "id", "5", "9"]);
         let without = request.without_queue().unwrap();
         assert_eq!(without.packed(false, 9), shorter);
@@ -303,8 +261,7 @@ mod tests {
 
     #[test]
     fn hand_over_is_in_the_scripts_that_name_it() {
-        let scripts = Scripts::new();
-        for script in [&scripts.acquire, &scripts.release, &scripts.withdraw] {
+        for script in [&ACQUIRE, &RELEASE, &WITHDRAW] {
             assert!(script.text.contains("local function hand_over"));
             assert!(!script.text.contains("--@"));
         }

@@ -4,13 +4,12 @@
 //! and only a checked fence keeps the two apart. `min-replicas-to-write 1` on the servers makes an isolated
 //! master stop granting.
 
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ::redis::{ConnectionLike, ProtocolVersion, Value, cmd};
 
 use super::connection::{Address, Connector};
-use super::error::{not_understood, read_opening, unavailable};
+use super::error::{not_understood, read, unavailable};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The sentinels that watch one master.
@@ -64,7 +63,7 @@ impl Sentinels {
                     .arg(&self.name),
             )
             .and_then(Value::extract_error)
-            .map_err(|error| read_opening(&error, sentinel, self.connector.timeout))?;
+            .map_err(|error| read(&error, sentinel, self.connector.timeout))?;
         let fields: Vec<String> = ::redis::from_redis_value(answer).unwrap_or_default();
         if let [host, port] = fields.as_slice() {
             let port = port.parse().map_err(|_| not_understood())?;
@@ -87,7 +86,7 @@ fn open(
     let role = connection
         .req_command(&cmd("ROLE"))
         .and_then(Value::extract_error)
-        .map_err(|error| read_opening(&error, master, connector.timeout))?;
+        .map_err(|error| read(&error, master, connector.timeout))?;
     if let Value::Array(fields) = role
         && matches!(fields.first(), Some(Value::BulkString(role)) if role == b"master")
     {
@@ -96,11 +95,4 @@ fn open(
     Err(unavailable(format!(
         "redis at {master}: the sentinels call it the master, but it is a replica; a failover may be under way"
     )))
-}
-
-impl fmt::Display for Sentinels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hosts: Vec<_> = self.addresses.iter().map(Address::to_string).collect();
-        write!(f, "{:?} (by sentinels at {})", self.name, hosts.join(","))
-    }
 }

@@ -11,11 +11,12 @@ use ::redis::{ErrorKind as Kind, RedisError, RedisResult, ServerErrorKind, Value
 use super::cluster::Cluster;
 use super::connection::{Connector, LEAST, Opener, Target};
 use super::error::{Failure, Reason, unavailable};
-use super::script::{Command, integer};
-use super::subscriber::{Recipient, Subscriber};
+use super::permits::read;
+use super::script::Command;
+use super::subscriber::Subscriber;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Checkout, Connect, Lane, Pool, PoolSettings};
+use crate::pool::{Checkout, Connect, Lane, Pool};
 use crate::probe::Probed;
 
 /// A connection that was idle for longer is not trusted: servers, firewalls and address translators
@@ -37,20 +38,24 @@ const TRY_AGAIN: Duration = Duration::from_millis(10);
 /// How many redirections and repetitions one call follows.
 const ROUNDS: u32 = 16;
 
+/// The server does not know the script yet.
+const UNKNOWN_SCRIPT: Kind = Kind::Server(ServerErrorKind::NoScript);
+
 /// What all servers of a factory have in common.
-#[derive(Clone)]
 pub(super) struct ServerSettings {
-    pub(super) connector: Arc<Connector>,
+    pub(super) connector: Connector,
     pub(super) pool_size: u32,
     pub(super) prefix: String,
     pub(super) probe: Probed,
+    /// In a cluster: another server may have taken the place of one.
+    pub(super) map_stale: AtomicBool,
 }
 
 /// One server: a pool, and a subscriber.
 pub(super) struct Server {
     pub(super) subscriber: Arc<Subscriber>,
     pub(super) pool: Pool<Arc<Opener>>,
-    /// The server's clock less the local one, in milliseconds; `i64::MIN` until a reply told.
+    /// The server's clock less the local one, in milliseconds; 0 until a reply told.
     skew: AtomicI64,
 }
 
@@ -74,27 +79,17 @@ pub(super) struct Pending<'a> {
 }
 
 impl Server {
-    pub(super) fn new(
-        settings: &ServerSettings,
-        target: Target,
-        map_stale: &Arc<AtomicBool>,
-    ) -> Result<Server> {
+    pub(super) fn new(settings: &Arc<ServerSettings>, target: Target) -> Result<Server> {
         let opener = Arc::new(Opener {
-            connector: Arc::clone(&settings.connector),
+            settings: Arc::clone(settings),
             target,
             warned: AtomicBool::new(false),
-            map_stale: Arc::clone(map_stale),
         });
-        let pool = PoolSettings {
-            name: "contend-redis",
-            size: settings.pool_size,
-            idle_timeout: IDLE,
-            probe: settings.probe.clone(),
-        };
+        let (size, probe) = (settings.pool_size, settings.probe.clone());
         Ok(Server {
-            subscriber: Subscriber::new(&opener, &settings.prefix),
-            pool: Pool::new(opener, pool)?,
-            skew: AtomicI64::new(i64::MIN),
+            subscriber: Subscriber::new(&opener),
+            pool: Pool::new(opener, "contend-redis", size, IDLE, probe)?,
+            skew: AtomicI64::default(),
         })
     }
 
@@ -112,67 +107,48 @@ impl Server {
         by: Moment,
         request: &Command,
     ) -> Result<Answer> {
-        let mut doubt = None;
-        match self.follow(cluster, lane, by, request, &mut doubt) {
-            Ok(answer) => Ok(Answer { doubt, ..answer }),
-            // The last try was not sent; the one before it was.
-            Err(error) if doubt.is_some() => Err(error.perhaps_sent()),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn follow(
-        self: &Arc<Self>,
-        cluster: Option<&Cluster>,
-        lane: Lane,
-        by: Moment,
-        request: &Command,
-        doubt: &mut Option<Error>,
-    ) -> Result<Answer> {
-        let mut server = Arc::clone(self);
-        let mut request = Cow::Borrowed(request);
-        let (mut asking, mut repeated, mut rounds) = (false, false, 0);
-        while rounds < ROUNDS {
+        let (mut server, mut request) = (Arc::clone(self), Cow::Borrowed(request));
+        let (mut doubt, mut asking, mut rounds) = (None, false, 0);
+        let error = loop {
             let Failure { error, reason } = match server.send(&request, lane, asking, by) {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => return Ok(Answer { doubt, ..answer }),
                 Err(failure) => failure,
             };
-            asking = false;
             rounds += 1;
-            match (reason, cluster) {
+            if rounds == ROUNDS {
+                break unavailable("redis cluster: the nodes do not agree on who has the mutex");
+            }
+            asking = matches!(reason, Reason::Ask(_));
+            let next = match (reason, cluster) {
                 // An idle connection was closed. Acquire is idempotent, renew and release name their fence.
-                (Reason::Closed, _) if !repeated => {
-                    repeated = true;
-                    *doubt = Some(error);
+                (Reason::Closed, _) if doubt.is_none() => {
+                    doubt = Some(error);
+                    continue;
                 }
                 // The sentinels may know a new master by now.
-                (Reason::ReadOnly, _) if !repeated && server.is_watched() => repeated = true,
-                (Reason::Moved(Some(to)), Some(cluster)) => {
-                    server = cluster.set_master(request.slot, to)?;
-                }
-                (Reason::Moved(None), Some(cluster)) => {
-                    cluster.mark_stale();
-                    server = cluster.server(request.slot, by)?;
-                }
-                (Reason::Ask(to), Some(cluster)) => {
-                    asking = true;
-                    server = cluster.at(to)?;
-                }
-                (Reason::TryAgain, Some(cluster)) => {
+                (Reason::ReadOnly, _) if rounds == 1 && server.is_watched() => continue,
+                (Reason::Moved(to), Some(cluster)) => cluster.set_master(request.slot, to),
+                (Reason::Ask(to), Some(cluster)) => cluster.at(to),
+                (Reason::TryAgain, Some(cluster)) if by.remaining() > TRY_AGAIN * 2 => {
                     rounds = 0;
                     match request.without_queue() {
                         Some(shorter) => request = Cow::Owned(shorter),
-                        None if by.remaining() < TRY_AGAIN * 2 => return Err(error),
                         None => std::thread::sleep(TRY_AGAIN),
                     }
-                    server = cluster.server(request.slot, by)?;
+                    cluster.server(request.slot, by)
                 }
-                _ => return Err(error),
+                _ => break error,
+            };
+            match next {
+                Ok(next) => server = next,
+                Err(error) => break error,
             }
-        }
-        Err(unavailable(
-            "redis cluster: the nodes do not agree on which of them has the mutex",
-        ))
+        };
+        // The last try was perhaps not sent; the one before it was.
+        Err(match doubt {
+            Some(_) => error.perhaps_sent(),
+            None => error,
+        })
     }
 
     /// Sends a request once and reads the reply before `by`. `asking`: its slot is on its way here.
@@ -186,7 +162,10 @@ impl Server {
         let connection = self.pool.checkout(lane, by);
         let connection = connection.map_err(|error| self.noted(error.into()))?;
         if by.remaining() < LEAST {
-            let message = format!("{}: no time was left to ask", self.opener().server());
+            let message = format!(
+                "{}: no time was left to ask",
+                self.pool.connector().server()
+            );
             return Err(Error::new(ErrorKind::Timeout, message).not_sent().into());
         }
         let request = Cow::Borrowed(request);
@@ -203,40 +182,28 @@ impl Server {
         Pending::send(self, connection, Cow::Owned(request), false, not_after).ok()
     }
 
-    /// Has the next call look at the slots, if the failure suggests it.
+    /// Has the next call look at the slots, if another node may serve them by now.
     fn noted(&self, failure: Failure) -> Failure {
-        if failure.suggests_new_map() {
-            self.opener().map_stale.store(true, Ordering::Relaxed);
+        let kind = failure.error.kind();
+        if matches!(kind, ErrorKind::Unreachable | ErrorKind::Timeout)
+            || matches!(failure.reason, Reason::ReadOnly | Reason::NotServing)
+        {
+            let settings = &self.pool.connector().settings;
+            settings.map_stale.store(true, Ordering::Relaxed);
         }
         failure
     }
 
-    /// Subscribes, and returns once the server has acknowledged it.
-    pub(super) fn subscribe(
-        self: &Arc<Self>,
-        recipient: &Arc<Recipient>,
-        by: Moment,
-    ) -> Result<()> {
-        if self.subscriber.add(recipient)? {
-            self.command(&self.subscriber.wake, by)?;
-        }
-        self.subscriber.wait(recipient, by)
-    }
-
-    fn opener(&self) -> &Arc<Opener> {
-        self.pool.connector()
-    }
-
     /// Returns `true` if sentinels say which server this is.
     fn is_watched(&self) -> bool {
-        matches!(self.opener().target, Target::Master(_))
+        matches!(self.pool.connector().target, Target::Master(_))
     }
 
     /// Returns the server's clock at `at`, in milliseconds; 0 while it is not known.
-    fn server_ms(&self, at: Moment) -> u64 {
+    fn server_ms(&self, at: Moment) -> i64 {
         match self.skew.load(Ordering::Relaxed) {
-            i64::MIN => 0,
-            skew => u64::try_from(local_ms(at).saturating_add(skew)).unwrap_or(0),
+            0 => 0,
+            skew => local_ms(at).saturating_add(skew),
         }
     }
 
@@ -273,10 +240,9 @@ impl<'a> Pending<'a> {
             asking,
             sent: Moment::now(),
         };
-        match pending.write(false, by) {
-            Ok(()) => Ok(pending),
-            Err(error) => Err(pending.failed(&error)),
-        }
+        let written = pending.write(false, by);
+        written.map_err(|error| pending.failed(&error))?;
+        Ok(pending)
     }
 
     /// Reads the reply before `by`.
@@ -295,20 +261,22 @@ impl<'a> Pending<'a> {
 
     fn read(&mut self, by: Moment) -> RedisResult<Answer> {
         let mut reply = self.connection.receive(by);
-        if reply.as_ref().is_err_and(is_unknown_script) {
+        if matches!(&reply, Err(error) if error.kind() == UNKNOWN_SCRIPT) {
             self.write(true, by)?;
             reply = self.connection.receive(by);
         }
         let value = reply?;
         self.server.learn(&value, self.sent);
+        let is_grant =
+            matches!(&value, Value::Array(fields) if matches!(fields[..], [Value::Int(1..), ..]));
         let mut replicas = None;
-        if self.request.replicas > 0 && is_grant(&value) {
+        if self.request.replicas > 0 && is_grant {
             // The server counts the writes of this connection. A release may have to follow.
             let wait = (by.remaining() / 2).as_millis().max(1) as u64;
             let question = cmd("WAIT").arg(self.request.replicas).arg(wait).to_owned();
             // Without an answer it is given back: a failover could lose it.
             let count = self.connection.ask(&question, by).ok();
-            replicas = Some(integer(count.as_ref()).unwrap_or(0));
+            replicas = Some(count.map_or(Ok(0), read::<i64>).unwrap_or(0));
         }
         Ok(Answer {
             value,
@@ -322,13 +290,9 @@ impl<'a> Pending<'a> {
         let (server, waited) = (&self.server, Moment::now() - self.sent);
         let failure = Failure::new(error, &self.connection.address, waited);
         let is_timeout = failure.error.kind() == ErrorKind::Timeout;
-        let is_silent = is_timeout && server.is_watched() && waited >= SILENT;
         // The next connection asks the sentinels.
-        let is_outdated = is_silent || matches!(failure.reason, Reason::ReadOnly);
-        let is_gone = is_outdated || matches!(failure.reason, Reason::Closed);
-        if is_outdated {
-            server.subscriber.reconnect();
-        }
+        let is_silent = is_timeout && server.is_watched() && waited >= SILENT;
+        let is_gone = is_silent || matches!(failure.reason, Reason::ReadOnly | Reason::Closed);
         if is_gone {
             // The idle ones are as it is, more often than not.
             server.pool.discard_idle(self.sent);
@@ -339,7 +303,7 @@ impl<'a> Pending<'a> {
         // The next connection logs in anew, or is another server's.
         let is_refused = matches!(failure.reason, Reason::Other) && !failure.error.is_transient();
         if is_gone || is_refused {
-            self.connection.poison();
+            self.connection.broken = true;
         }
         server.noted(failure)
     }
@@ -411,15 +375,6 @@ impl Drop for Deployment {
             server.subscriber.join(deadline);
         }
     }
-}
-
-fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == Kind::Server(ServerErrorKind::NoScript)
-}
-
-/// Reads the reply to an acquire.
-fn is_grant(value: &Value) -> bool {
-    matches!(value, Value::Array(fields) if matches!(fields.first(), Some(Value::Int(fence)) if *fence > 0))
 }
 
 fn local_ms(at: Moment) -> i64 {

@@ -14,15 +14,15 @@ use ::redis::{ProtocolVersion, PushKind, RedisResult, Value, cmd};
 use parking_lot::{Condvar, Mutex};
 
 use super::Common;
-use super::connection::{Opener, longest_pause};
-use super::error::{is_timeout, read, unavailable};
+use super::connection::Opener;
+use super::error::{is_timeout, read};
 use super::script::Command;
 use super::server::{Pending, Server};
 use crate::backend::permit_store::OnTurn;
 use crate::backend::{CLAIM_TIME, Wakeups};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::parker::Unparker;
+use crate::pool::Connect;
 use crate::thread::{self, Thread};
 
 /// The pause before a lost connection is replaced.
@@ -83,18 +83,13 @@ fn concerns(role: Role, id: &[u8], channel: Channel, said: &[u8]) -> bool {
 
 /// One contender or observer, or the semaphores of a factory, as the subscriber sees it.
 pub(super) struct Recipient {
-    /// The contender's id; empty for an observer.
+    /// The contender's id; empty for others.
     id: Vec<u8>,
     channels: Vec<(Vec<u8>, Channel)>,
-    wake: Wake,
+    /// Takes what was said; nothing where it is to look again although no message came.
+    wake: Box<dyn Fn(&[u8]) + Send + Sync>,
     role: Mutex<Role>,
     early: Mutex<Early>,
-}
-
-/// Whom a recipient wakes.
-pub(super) enum Wake {
-    Contender(Unparker),
-    Semaphores(OnTurn),
 }
 
 /// An early acquire, between the message that a waiter's turn has come and the waiter's own attempt. The thread that
@@ -113,30 +108,18 @@ enum Early {
 
 impl Recipient {
     fn hear(&self, channel: Channel, said: &[u8]) {
-        let role = *self.role.lock();
-        match &self.wake {
-            Wake::Semaphores(on_turn) => {
-                let said = std::str::from_utf8(said).unwrap_or_default();
-                if let Some((free, semaphore)) = said.split_once("@@") {
-                    on_turn(semaphore, free.parse().unwrap_or(0));
-                }
+        if concerns(*self.role.lock(), &self.id, channel, said) {
+            if channel == Channel::Turn {
+                self.send_early();
             }
-            Wake::Contender(unparker) if concerns(role, &self.id, channel, said) => {
-                if channel == Channel::Turn {
-                    self.send_early();
-                }
-                unparker.unpark();
-            }
-            Wake::Contender(_) => {}
+            (self.wake)(said);
         }
     }
 
     /// Has it look again, although no message came.
     fn look(&self) {
-        if let Wake::Contender(unparker) = &self.wake
-            && *self.role.lock() != Role::Idle
-        {
-            unparker.unpark();
+        if *self.role.lock() != Role::Idle {
+            (self.wake)(b"");
         }
     }
 
@@ -159,19 +142,18 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    /// A subscription that [`Subscription::ensure`] begins. `id` is empty for an observer.
+    /// A subscription that [`Subscription::ensure`] begins. `id` is empty where there is no contender.
     pub(super) fn new(
         id: &str,
-        wake: Wake,
-        role: Role,
+        wake: impl Fn(&[u8]) + Send + Sync + 'static,
         channels: Vec<(Vec<u8>, Channel)>,
         slot: u16,
     ) -> Subscription {
         let recipient = Recipient {
             id: id.as_bytes().to_vec(),
             channels,
-            wake,
-            role: Mutex::new(role),
+            wake: Box::new(wake),
+            role: Mutex::new(Role::Observing),
             early: Mutex::default(),
         };
         Subscription {
@@ -183,27 +165,35 @@ impl Subscription {
 
     /// A subscription to the turns of this process in the lines of the semaphores.
     pub(super) fn of_permits(channel: &str, slot: u16, on_turn: OnTurn) -> Subscription {
+        let wake = move |said: &[u8]| {
+            let said = std::str::from_utf8(said).unwrap_or_default();
+            if let Some((free, semaphore)) = said.split_once("@@") {
+                on_turn(semaphore, free.parse().unwrap_or(0));
+            }
+        };
         let channels = vec![(channel.as_bytes().to_vec(), Channel::Permits)];
-        let wake = Wake::Semaphores(on_turn);
-        Subscription::new("", wake, Role::Observing, channels, slot)
+        Subscription::new("", wake, channels, slot)
     }
 
     /// Subscribes on the server that has the slot now, which in a cluster may change. Takes at most half of the
     /// time: the rest is for the request that follows.
     pub(super) fn ensure(&mut self, common: &Common, by: Moment) -> Result<()> {
-        if self.server.is_some() && !common.is_cluster() {
-            return Ok(());
-        }
-        let half = by - by.remaining() / 2;
-        let server = common.deployment.server(self.slot, half)?;
+        let server = common.deployment.server(self.slot, by)?;
         if (self.server.as_ref()).is_some_and(|present| Arc::ptr_eq(present, &server)) {
             return Ok(());
         }
-        self.leave();
-        let server = self.server.insert(server);
-        let subscribed = server.subscribe(&self.recipient, half);
+        self.close();
+        let by = by - by.remaining() / 2;
+        let subscriber = &server.subscriber;
+        let subscribed = subscriber.add(&self.recipient).and_then(|(batch, wakes)| {
+            if wakes {
+                server.command(&subscriber.wake, by)?;
+            }
+            subscriber.wait(batch, by)
+        });
+        self.server = Some(Arc::clone(&server));
         if subscribed.is_err() {
-            self.leave();
+            self.close();
         }
         subscribed
     }
@@ -232,14 +222,10 @@ impl Subscription {
 
     /// Ends the subscription.
     pub(super) fn close(&mut self) {
-        self.leave();
-        drop(self.take_early());
-    }
-
-    fn leave(&mut self) {
         if let Some(server) = self.server.take() {
             server.subscriber.remove(&self.recipient);
         }
+        drop(self.take_early());
     }
 }
 
@@ -259,8 +245,6 @@ pub(super) struct Subscriber {
     state: Mutex<State>,
     /// Channels were acknowledged, the connection ended, or the end has come.
     changed: Condvar,
-    /// Started by the first subscription: many factories never wait.
-    thread: Mutex<Option<Thread>>,
 }
 
 #[derive(Default)]
@@ -269,32 +253,34 @@ struct State {
     /// Channels to subscribe, or to unsubscribe if they have no route. Only while there is a connection: a new one
     /// begins with all routes.
     unsent: Vec<Vec<u8>>,
-    /// How many batches the server has acknowledged on this connection.
+    /// The last batch of channels that was sent, on this connection or an earlier one.
+    sent: u64,
+    /// How many batches of this connection the server has not acknowledged. It answers in order.
+    pending: u64,
+    /// The last batch that was acknowledged.
     acknowledged: u64,
-    /// They missed messages, and look again once the next connection is subscribed.
-    interrupted: Vec<Arc<Recipient>>,
+    /// This connection has acknowledged something.
+    works: bool,
+    /// Messages were missed: all look again once the next connection is subscribed.
+    interrupted: bool,
     wakeups: Wakeups,
     /// Why a connection could not be opened. None while one that worked is being replaced.
     failure: Option<Error>,
-    /// The connection is to be replaced: the server is a replica now.
-    outdated: bool,
     closed: bool,
+    /// Started by the first subscription: many factories never wait.
+    thread: Option<Thread>,
 }
 
 /// Where the messages of one channel go.
 struct Route {
     channel: Channel,
     recipients: Vec<Arc<Recipient>>,
-    /// The batch in which it was subscribed on this connection; `UNSENT` before. The server answers in order, so what
-    /// it says of an earlier subscription of this channel is not taken for the present one's.
-    batch: u64,
 }
 
-const UNSENT: u64 = u64::MAX;
-
 impl Subscriber {
-    pub(super) fn new(opener: &Arc<Opener>, prefix: &str) -> Arc<Subscriber> {
+    pub(super) fn new(opener: &Arc<Opener>) -> Arc<Subscriber> {
         // Without a brace, so no mutex has it; random, so no other factory has it.
+        let prefix = &opener.settings.prefix;
         let control = format!("{prefix}:!control:{:032x}", rand::random::<u128>());
         Arc::new(Subscriber {
             opener: Arc::clone(opener),
@@ -302,55 +288,46 @@ impl Subscriber {
             control: control.into_bytes(),
             state: Mutex::default(),
             changed: Condvar::new(),
-            thread: Mutex::default(),
         })
     }
 
-    /// Queues the channels for subscription. Returns `true` if the caller is to wake the reader.
-    pub(super) fn add(self: &Arc<Self>, recipient: &Arc<Recipient>) -> Result<bool> {
-        let mut thread = self.thread.lock();
-        if thread.is_none() {
-            let reader = Arc::clone(self);
-            *thread = Some(thread::start("contend-redis-sub", move || {
-                reader.read_for_ever();
-            })?);
-        }
-        drop(thread);
+    /// Queues the channels for subscription. Returns the batch with which they are subscribed, and whether the caller
+    /// is to wake the reader for it.
+    pub(super) fn add(self: &Arc<Self>, recipient: &Arc<Recipient>) -> Result<(u64, bool)> {
         let mut state = self.state.lock();
+        if state.thread.is_none() {
+            let reader = Arc::clone(self);
+            let read = move || reader.read_for_ever();
+            state.thread = Some(thread::start("contend-redis-sub", read)?);
+        }
         for (name, channel) in &recipient.channels {
             let route = state.routes.entry(name.clone()).or_insert_with(|| Route {
                 channel: *channel,
                 recipients: Vec::new(),
-                batch: UNSENT,
             });
             route.recipients.push(Arc::clone(recipient));
             if route.recipients.len() == 1 {
                 state.queue(name);
             }
         }
-        Ok(!state.unsent.is_empty())
+        let is_queued = !state.unsent.is_empty();
+        let is_sent = state.wakeups == Wakeups::Working && !is_queued;
+        Ok((state.sent + u64::from(!is_sent), is_queued))
     }
 
-    /// Waits until the server has acknowledged all channels: from then on no message is missed.
-    pub(super) fn wait(&self, recipient: &Recipient, by: Moment) -> Result<()> {
+    /// Waits until the server has acknowledged the batch: from then on no message is missed.
+    pub(super) fn wait(&self, batch: u64, by: Moment) -> Result<()> {
         let mut state = self.state.lock();
-        loop {
-            let is_acknowledged = |(name, _): &(Vec<u8>, Channel)| {
-                (state.routes.get(name)).is_some_and(|route| route.batch <= state.acknowledged)
-            };
-            if recipient.channels.iter().all(is_acknowledged) {
-                return Ok(());
-            }
-            if let Some(failure) = &state.failure {
-                return Err(failure.clone());
-            }
-            let left = by.remaining();
-            if left.is_zero() {
+        let is_pending = |state: &mut State| state.acknowledged < batch && state.failure.is_none();
+        (self.changed).wait_while_for(&mut state, is_pending, by.remaining());
+        match &state.failure {
+            _ if state.acknowledged >= batch => Ok(()),
+            Some(failure) => Err(failure.clone()),
+            None => {
                 let server = &self.opener.target;
                 let message = format!("redis at {server}: no answer while subscribing");
-                return Err(Error::new(ErrorKind::Timeout, message).not_sent());
+                Err(Error::new(ErrorKind::Timeout, message).not_sent())
             }
-            self.changed.wait_for(&mut state, left);
         }
     }
 
@@ -371,11 +348,6 @@ impl Subscriber {
         }
     }
 
-    /// Has the reader open another connection, soon: the server is not what it was.
-    pub(super) fn reconnect(&self) {
-        self.state.lock().outdated = true;
-    }
-
     /// Returns how wake-ups work: not tried, working, or why not.
     pub(super) fn condition(&self) -> Wakeups {
         self.state.lock().wakeups.clone()
@@ -384,14 +356,16 @@ impl Subscriber {
     /// Tells the reader to end. It does so at the next message, or within a heartbeat.
     /// Returns whether there is one to be waited for.
     pub(super) fn close(&self) -> bool {
-        self.state.lock().closed = true;
+        let mut state = self.state.lock();
+        state.closed = true;
         self.changed.notify_all();
-        self.thread.lock().is_some()
+        state.thread.is_some()
     }
 
     /// Waits until the reader has ended.
     pub(super) fn join(&self, deadline: Moment) {
-        if let Some(mut thread) = self.thread.lock().take() {
+        let thread = self.state.lock().thread.take();
+        if let Some(mut thread) = thread {
             thread.join(deadline);
         }
     }
@@ -409,24 +383,28 @@ impl State {
     fn begin(&mut self) {
         self.wakeups = Wakeups::Working;
         self.failure = None;
-        self.outdated = false;
-        self.acknowledged = 0;
         self.unsent = self.routes.keys().cloned().collect();
     }
 
     /// The connection has ended, or could not be opened. Waiters hear of it now, and once more when the next one is
-    /// subscribed.
-    fn end(&mut self, error: Error, worked: bool) {
+    /// subscribed. Returns whether it ever was.
+    fn end(&mut self, error: Error) -> bool {
+        let worked = std::mem::take(&mut self.works);
+        if worked {
+            self.interrupted = true;
+            self.look();
+        }
         self.wakeups = Wakeups::Polling(error.to_string().into());
         self.failure = (!worked || !error.is_transient()).then_some(error);
         self.unsent.clear();
-        for route in self.routes.values_mut() {
-            if route.batch <= self.acknowledged {
-                route.recipients.iter().for_each(|it| it.look());
-                self.interrupted.extend_from_slice(&route.recipients);
-            }
-            route.batch = UNSENT;
-        }
+        self.pending = 0;
+        worked
+    }
+
+    /// Has all recipients look again.
+    fn look(&self) {
+        let recipients = self.routes.values().flat_map(|route| &route.recipients);
+        recipients.for_each(|it| it.look());
     }
 }
 
@@ -435,56 +413,46 @@ impl Subscriber {
     fn read_for_ever(&self) {
         loop {
             let ended = catch_unwind(AssertUnwindSafe(|| self.read()));
-            let (worked, error) = ended.unwrap_or_else(|_| {
+            let ended = ended.unwrap_or_else(|_| {
                 let message = format!("redis at {}: reading messages panicked", self.opener.target);
-                (false, Error::new(ErrorKind::Panicked, message))
+                Err(Error::new(ErrorKind::Panicked, message))
             });
+            let Err(error) = ended else { return };
             log::debug!("redis subscriber: {error}");
-            let pause = if worked { PAUSE } else { longest_pause(&error) };
+            let settings = &self.opener.settings;
+            settings.map_stale.store(true, Ordering::Relaxed);
+            let longest_pause = self.opener.longest_pause(&error);
             let mut state = self.state.lock();
-            state.end(error, worked);
+            let worked = state.end(error);
             self.changed.notify_all();
-            self.opener.map_stale.store(true, Ordering::Relaxed);
-            let until = Moment::now() + pause;
-            while !state.closed && !until.remaining().is_zero() {
-                self.changed.wait_for(&mut state, until.remaining());
-            }
+            let is_open = |state: &mut State| !state.closed;
+            let pause = if worked { PAUSE } else { longest_pause };
+            self.changed.wait_while_for(&mut state, is_open, pause);
             if state.closed {
                 return;
             }
         }
     }
 
-    /// Opens a connection and reads until its end, or that of the factory. Returns whether the server acknowledged
-    /// anything, and why it ended.
-    fn read(&self) -> (bool, Error) {
-        let opened = self.opener.open(ProtocolVersion::RESP3);
-        let (address, driver) = match opened {
-            Ok(opened) => opened,
-            Err(error) => return (false, error),
-        };
+    /// Opens a connection and reads until the end of the factory, or until it fails.
+    fn read(&self) -> Result<()> {
+        let (address, driver) = self.opener.open(ProtocolVersion::RESP3)?;
         self.state.lock().begin();
         let mut connection = PushConnection {
             reader: self,
             driver,
-            worked: false,
-            batches: 0,
             heard_at: Moment::now(),
-            asked_at: None,
             looks: HashMap::new(),
             timeout: Duration::ZERO,
         };
-        let error = match connection.run() {
-            Ok(()) => unavailable(format!("redis at {address}: is not the master any more")),
-            Err(error) => read(&error, &address, self.patience()),
-        };
-        (connection.worked, error)
+        let ended = connection.run();
+        ended.map_err(|error| read(&error, &address, self.longest_silence()))
     }
 
-    /// How long a sign of life is waited for. As long as any other answer: a round trip may take longer than
-    /// a heartbeat.
-    fn patience(&self) -> Duration {
-        HEARTBEAT.max(self.opener.connector.timeout)
+    /// How long a connection may be silent. A sign of life is waited for as long as any other answer: a round trip may
+    /// take longer than a heartbeat.
+    fn longest_silence(&self) -> Duration {
+        HEARTBEAT + HEARTBEAT.max(self.opener.settings.connector.timeout)
     }
 }
 
@@ -492,13 +460,7 @@ impl Subscriber {
 struct PushConnection<'a> {
     reader: &'a Subscriber,
     driver: ::redis::Connection,
-    /// The server acknowledged a subscription.
-    worked: bool,
-    /// How many batches were sent.
-    batches: u64,
     heard_at: Moment,
-    /// When a sign of life was asked for, if nothing was heard since.
-    asked_at: Option<Moment>,
     /// When one waiter of a mutex looks again although no message came; by the channel of its changes.
     looks: HashMap<Vec<u8>, Moment>,
     /// What the socket's timeout is set to.
@@ -506,9 +468,19 @@ struct PushConnection<'a> {
 }
 
 impl PushConnection<'_> {
-    /// Reads until the connection is to end.
+    /// Reads until the factory has ended.
     fn run(&mut self) -> RedisResult<()> {
-        while self.send_unsent()? {
+        self.send_batch()?;
+        loop {
+            let state = self.reader.state.lock();
+            let (is_closed, has_unsent) = (state.closed, !state.unsent.is_empty());
+            drop(state);
+            if is_closed {
+                return Ok(());
+            }
+            if has_unsent {
+                self.send_batch()?;
+            }
             let wait = self.wake_one_of_each().max(Duration::from_millis(1));
             // A system call, and with every message the wait begins anew: to wake a little early is
             // cheaper than to set the clock each time.
@@ -518,50 +490,42 @@ impl PushConnection<'_> {
             }
             match self.driver.recv_response() {
                 Ok(Value::Push { kind, data }) => {
-                    (self.heard_at, self.asked_at) = (Moment::now(), None);
-                    self.worked |= kind == PushKind::Subscribe;
+                    self.heard_at = Moment::now();
                     self.take(&kind, &data);
                 }
                 Ok(Value::ServerError(error)) => return Err(error.into()),
                 Ok(_) => {}
-                Err(error) if is_timeout(&error) => {
-                    let now = Moment::now();
-                    match self.asked_at {
-                        Some(at) if now - at >= self.reader.patience() => return Err(error),
-                        None if now - self.heard_at >= HEARTBEAT => self.ask_for_life()?,
-                        _ => {}
+                Err(error) => {
+                    let silence = Moment::now() - self.heard_at;
+                    if !is_timeout(&error) || silence >= self.reader.longest_silence() {
+                        return Err(error);
+                    }
+                    let is_asked = self.reader.state.lock().pending > 0;
+                    if silence >= HEARTBEAT && !is_asked {
+                        self.send_batch()?;
                     }
                 }
-                Err(error) => return Err(error),
             }
         }
-        Ok(())
     }
 
-    /// Sends what was queued. `false`: this connection is to end.
-    fn send_unsent(&mut self) -> RedisResult<bool> {
-        let batch = self.batches + 1;
-        let (subscribe, unsubscribe): (Vec<_>, Vec<_>) = {
-            let mut state = self.reader.state.lock();
-            if state.closed || state.outdated {
-                return Ok(false);
-            }
-            let unsent = std::mem::take(&mut state.unsent);
-            unsent.into_iter().partition(|name| {
-                let route = state.routes.get_mut(name);
-                route.map(|route| route.batch = batch).is_some()
-            })
-        };
-        for (verb, channels) in [("UNSUBSCRIBE", &unsubscribe), ("SUBSCRIBE", &subscribe)] {
-            if !channels.is_empty() {
-                let command = cmd(verb).arg(channels).get_packed_command();
-                self.driver.send_packed_command(&command)?;
-            }
+    /// Sends what was queued. A batch may be empty: its last channel is the control channel, so its acknowledgement is a
+    /// sign of life, too. Not PING: its reply is no push, and after a timeout the driver swallows a reply that is none.
+    fn send_batch(&mut self) -> RedisResult<()> {
+        let mut state = self.reader.state.lock();
+        state.sent += 1;
+        state.pending += 1;
+        let unsent = std::mem::take(&mut state.unsent);
+        let (mut subscribe, unsubscribe): (Vec<_>, Vec<_>) =
+            (unsent.into_iter()).partition(|name| state.routes.contains_key(name));
+        drop(state);
+        if !unsubscribe.is_empty() {
+            let command = cmd("UNSUBSCRIBE").arg(unsubscribe).get_packed_command();
+            self.driver.send_packed_command(&command)?;
         }
-        if batch == 1 || !subscribe.is_empty() {
-            self.ask_for_life()?;
-        }
-        Ok(true)
+        subscribe.push(self.reader.control.clone());
+        let command = cmd("SUBSCRIBE").arg(subscribe).get_packed_command();
+        self.driver.send_packed_command(&command)
     }
 
     /// Wakes one waiter of each mutex whose time has come, and says for how long to wait for a message.
@@ -580,16 +544,6 @@ impl PushConnection<'_> {
         next.map_or(HEARTBEAT, |at| (*at - now).min(HEARTBEAT))
     }
 
-    /// Ends a batch, which may be empty: subscribes (again) to the control channel. Not PING: its reply is no push, and
-    /// after a timeout the driver swallows a reply that is none.
-    fn ask_for_life(&mut self) -> RedisResult<()> {
-        self.batches += 1;
-        self.asked_at = Some(Moment::now());
-        let control = &self.reader.control[..];
-        let command = cmd("SUBSCRIBE").arg(control).get_packed_command();
-        self.driver.send_packed_command(&command)
-    }
-
     /// Takes what has arrived.
     fn take(&mut self, kind: &PushKind, data: &[Value]) {
         let Some(Value::BulkString(name)) = data.first() else {
@@ -598,9 +552,12 @@ impl PushConnection<'_> {
         let mut state = self.reader.state.lock();
         match (kind, data.get(1)) {
             (PushKind::Subscribe, _) if *name == self.reader.control => {
-                state.acknowledged += 1;
-                let interrupted = std::mem::take(&mut state.interrupted);
-                interrupted.iter().for_each(|it| it.look());
+                state.works = true;
+                state.pending = state.pending.saturating_sub(1);
+                state.acknowledged = state.sent - state.pending;
+                if std::mem::take(&mut state.interrupted) {
+                    state.look();
+                }
                 // Once for a batch: a thousand that start together must not wake each other.
                 self.reader.changed.notify_all();
             }
@@ -642,29 +599,35 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::super::connection::{Address, Connector, Target};
+    use super::super::error::unavailable;
+    use super::super::server::ServerSettings;
     use super::*;
-    use crate::parker::Parker;
 
     fn subscriber(server: SocketAddr) -> Arc<Subscriber> {
-        let connector = Arc::new(Connector {
+        let connector = Connector {
             login: Default::default(),
             database: 0,
             tls: None,
             timeout: Duration::from_millis(100),
-        });
-        let opener = Opener {
+        };
+        let settings = ServerSettings {
             connector,
+            pool_size: 1,
+            prefix: "simba".to_owned(),
+            probe: Default::default(),
+            map_stale: AtomicBool::new(false),
+        };
+        let opener = Opener {
+            settings: Arc::new(settings),
             target: Target::At(Address::Tcp(server.ip().to_string(), server.port())),
             warned: AtomicBool::new(false),
-            map_stale: Arc::default(),
         };
-        Subscriber::new(&Arc::new(opener), "simba")
+        Subscriber::new(&Arc::new(opener))
     }
 
     fn recipient(channel: &str) -> Arc<Recipient> {
-        let wake = Wake::Contender(Parker::new().unparker());
         let channels = vec![(channel.as_bytes().to_vec(), Channel::Turn)];
-        let subscription = Subscription::new("a", wake, Role::Waiting, channels, 0);
+        let subscription = Subscription::new("a", |_| {}, channels, 0);
         Arc::clone(&subscription.recipient)
     }
 
@@ -733,11 +696,12 @@ mod tests {
         let mut state = State::default();
         assert_eq!(state.wakeups, Wakeups::Untried);
         state.begin();
-        state.end(unavailable("closed"), true);
+        state.works = true;
+        state.end(unavailable("closed"));
         assert_eq!(state.wakeups, Wakeups::Polling("closed".into()));
         // A subscription waits for the next one, which is under way.
         assert!(state.failure.is_none());
-        state.end(unavailable("refused"), false);
+        state.end(unavailable("refused"));
         assert!(state.failure.is_some());
     }
 
