@@ -157,6 +157,25 @@ mod tests {
         assert_eq!(watches.all().count(), 0);
     }
 
+    /// Events that were missed come one by one: what was told before says nothing about order any more.
+    #[test]
+    fn watch_of_a_lost_connection_still_tells_of_a_deletion() {
+        let parker = Parker::new();
+        let mut watches = Watches::default();
+        let watch = Watch::new(&Arc::new(parker.unparker()));
+        add(&mut watches, Kind::Data, "/a", &watch);
+        assert!(watch.is_set() && watch.is_kept());
+        for woken in [Unparked::Wake, Unparked::Timeout] {
+            watches.disconnected();
+            assert!(!watch.is_set() && watch.is_kept() && !watch.is_gone());
+            assert_eq!(parker.park(Moment::now()), woken);
+        }
+        assert_eq!(watches.all().count(), 1);
+        watches.fire("/a", true);
+        assert!(watch.is_gone() && !watch.is_kept());
+        assert_eq!(parker.park(Moment::now()), Unparked::Wake);
+    }
+
     #[test]
     fn dropped_watches_do_not_pile_up() {
         let wake = Arc::new(Parker::new().unparker());
