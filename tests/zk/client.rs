@@ -137,7 +137,7 @@ fn closed_session_ends_its_connection_without_an_answer() {
             }
         });
         wait_for(&session, SessionState::Connected);
-        session.close();
+        drop(session);
         wait_until(PATIENCE, "the connection is closed", || {
             server.is_finished()
         });

@@ -8,8 +8,8 @@ use crate::support::{
     soon, woken_seat,
 };
 use contend::backend::{Attempt, OnRefusal, Purpose, Renewal};
-use contend::{ErrorKind, EventKind, Moment, Unparked};
-use testbed::{Direction, Proxy, ZooKeeperServer, wait_until, within};
+use contend::{ErrorKind, Moment, Unparked};
+use testbed::{Proxy, ZooKeeperServer, wait_until, within};
 
 static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start);
 
@@ -108,69 +108,6 @@ fn ghost_of_an_unanswered_attempt_is_deleted() {
         let left = line(&reader, &mutex);
         assert!(left.len() == 1 && left != ghost, "{left:?}");
         assert!(grant.owner.fence() > fence);
-    });
-}
-
-#[test]
-fn unanswered_release_is_made_up_for() {
-    within(HANG, || {
-        let mutex = name("release");
-        let proxy = Proxy::to(SERVER.addr());
-        let cut = factory(proxy.addr(), LONG);
-        let reader = session(SERVER.addr(), LONG);
-        let mut contender = long_seat(&cut, &mutex, "a");
-        let mut last = 0;
-        for lose_the_request in [false, true, false, true] {
-            let fence = granted(&mut *contender, OnRefusal::Enqueue).owner.fence();
-            assert!(fence > last);
-            last = fence;
-            let by = if lose_the_request {
-                proxy.black_hole(Direction::ToServer);
-                Moment::now() + Duration::from_millis(100)
-            } else {
-                proxy.lose_reply_to(b"latch-0");
-                soon()
-            };
-            assert!(contender.release(fence, by).is_err());
-            if lose_the_request {
-                proxy.cut();
-                proxy.pass();
-            }
-            wait_until(PATIENCE, "the node is gone", || {
-                line(&reader, &mutex).is_empty()
-            });
-            assert!(matches!(
-                contender.renew(fence, soon()).unwrap(),
-                Renewal::Lost(_)
-            ));
-        }
-    });
-}
-
-#[test]
-fn owner_steps_down_when_its_node_is_deleted() {
-    within(HANG, || {
-        let mutex = name("deleted");
-        let operator = session(SERVER.addr(), LONG);
-        let (service, events) = factory(SERVER.addr(), LONG)
-            .contend(&mutex)
-            .id("a")
-            .channel()
-            .unwrap();
-        service.start().unwrap();
-        let mut last = 0;
-        for _ in 0..3 {
-            let acquired = events.recv_timeout(PATIENCE).unwrap();
-            assert_eq!(acquired.kind, EventKind::Acquired);
-            assert!(acquired.fence().unwrap() > last);
-            last = acquired.fence().unwrap();
-            let node = line(&operator, &mutex).remove(0);
-            operator
-                .delete(&format!("/simba/{mutex}/{node}"), soon())
-                .unwrap();
-            let released = events.recv_timeout(PATIENCE).unwrap();
-            assert_eq!(released.kind, EventKind::Released);
-        }
     });
 }
 
@@ -327,50 +264,6 @@ fn services_contend_again_after_their_session_expired() {
         wait_until(PATIENCE, "the observer sees a leader", || {
             observer.state().after().has_owner()
         });
-    });
-}
-
-#[test]
-fn suspended_owner_owns_until_its_bound() {
-    within(HANG, || {
-        let mutex = name("suspended");
-        let proxy = Proxy::to(SERVER.addr());
-        let far = factory(proxy.addr(), T * 2);
-        let reader = session(SERVER.addr(), LONG);
-        let service = far.contend(&mutex).id("a").build().unwrap();
-        service.start().unwrap();
-        wait_until(PATIENCE, "it leads", || service.is_owner());
-        let fence = service.fence();
-        proxy.refuse();
-        proxy.cut();
-        wait_until(PATIENCE, "it says that it is in trouble", || {
-            service.last_error().is_some()
-        });
-        assert_eq!(service.fence(), fence, "still owner inside the bound");
-        let (mut last_led, mut down) = (Moment::now(), false);
-        let mut unsure = false;
-        wait_until(PATIENCE, "the node is gone", || {
-            let now = Moment::now();
-            unsure |= !service.is_in_ttl() && service.is_owner();
-            if service.is_owner() {
-                assert!(!down, "it led again");
-                last_led = now;
-            } else {
-                down = true;
-                assert!(!service.is_in_ttl());
-            }
-            line(&reader, &mutex).is_empty()
-        });
-        assert!(unsure, "it never said that it was not sure");
-        assert!(!service.is_owner(), "it stepped down before its node went");
-        let before = Moment::now() - last_led;
-        assert!(
-            before >= far.lease().transition() / 2,
-            "only {before:?} before"
-        );
-        proxy.pass();
-        wait_until(PATIENCE, "it leads again", || service.is_owner());
-        assert!(service.fence() > fence);
     });
 }
 

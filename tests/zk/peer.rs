@@ -86,22 +86,3 @@ fn written_node_makes_no_waiter_lead() {
         granted(&mut *contender, OnRefusal::Enqueue);
     });
 }
-
-/// What a client of an expired session may still see of its own past: in line before us it leads, whatever it is
-/// called.
-#[test]
-fn node_of_our_id_in_another_session_leads_first() {
-    within(HANG, || {
-        let (peer, mutex) = peer("namesake");
-        let node = enter(&peer, &mutex, "ours");
-        let ours = factory(SERVER.addr(), LONG);
-        let service = ours.contend(&mutex).id("ours").build().unwrap();
-        service.start().unwrap();
-        wait_until(PATIENCE, "both are in line", || {
-            line(&peer, &mutex).len() == 2
-        });
-        assert!(!service.is_owner());
-        peer.delete(&node, soon()).unwrap();
-        wait_until(PATIENCE, "ours leads", || service.is_owner());
-    });
-}

@@ -214,7 +214,7 @@ fn connect(shared: &Shared, host: &str, address: SocketAddr) -> Result<()> {
     }
     state.protocol.begin(Moment::now(), began + patience);
     state.writer = Some(writer);
-    state.settle();
+    state.send();
     drop(state);
     let mut chunk = vec![0; CHUNK];
     let mut bytes = Vec::new();
@@ -254,7 +254,7 @@ impl Shared {
         let (now, served) = (Moment::now(), state.protocol.is_serving());
         let received = state.protocol.received(&plain, now);
         let ticked = received.and_then(|()| state.protocol.tick(now));
-        state.settle();
+        state.send();
         let expired = state.protocol.state() == SessionState::Expired;
         let wake_at = (!expired).then_some(state.protocol.wake_at());
         if !served && state.protocol.is_serving() {

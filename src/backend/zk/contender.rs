@@ -8,7 +8,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::message::{Code, Mode, Reply, Request, Stat, found};
+use super::message::{Code, Mode, Outcome, Reply, Request, Stat, found};
 use super::path::{Line, ROOT, ancestry, node_path};
 use super::protocol::Ask;
 use super::session::{Call, Leader, Session, Sessions};
@@ -51,14 +51,13 @@ struct Node {
     acquired_at: Option<u64>,
 }
 
-/// The node before a contender's, as it was seen over the connection with the number `epoch`.
+/// The node before a contender's.
 struct Before {
     watch: Arc<Watch>,
     /// The path of the node that led.
     leader: String,
     /// It led itself: when it is gone, the contender leads.
     leads: bool,
-    epoch: u64,
 }
 
 impl Node {
@@ -70,22 +69,15 @@ impl Node {
         self.own.as_ref().is_some_and(|own| own.is_gone()) || self.session.protocol().is_over()
     }
 
-    fn is_watched(&self) -> bool {
-        self.own.as_ref().is_some_and(|own| own.is_set())
-    }
-
     fn holds(&self, fence: u64) -> bool {
         self.acquired_at.is_some() && self.stat.czxid == fence
     }
 
-    /// The node before this one, if all that happened to the two was told. Only over the same connection: after
-    /// another one events come one by one, and the line must be read.
+    /// The node before this one, if all that happened to this one was told: then it is there. After another connection
+    /// the line must be read.
     fn before(&self) -> Option<&Before> {
-        let serves = |before: &&Before| self.session.protocol().serves(before.epoch);
-        self.before
-            .as_ref()
-            .filter(serves)
-            .filter(|_| self.is_watched())
+        let is_there = self.own.as_ref().is_some_and(|own| own.is_set());
+        self.before.as_ref().filter(|_| is_there)
     }
 
     /// Whether this node leads by what was told: the leader before it is gone, and it is not.
@@ -96,45 +88,40 @@ impl Node {
 
     /// Watches the node itself, unless that is done. Returns `false` if it is gone.
     fn watch_own(&mut self, wake: &Arc<Unparker>, by: Moment) -> Result<bool> {
-        if self.is_watched() {
+        if self.own.as_ref().is_some_and(|own| own.is_kept()) {
             return Ok(true);
         }
-        let own = Watch::new(wake);
-        let read = Ask::new(Request::Data(self.path.clone()), Some(&own));
-        let outcome = self.session.ask(read, by)?;
         // Where the server refuses, the next renewal asks again.
-        self.own = Some(own);
-        Ok(outcome != Err(Code::NO_NODE))
+        let own = self.own.insert(Watch::new(wake));
+        let read = Ask::new(Request::Data(self.path.clone()), Some(own));
+        Ok(self.session.ask(read, by)? != Err(Code::NO_NODE))
     }
 
-    /// Watches the node at `before` and this one, and reads the leader. `None` if one of the three is gone.
+    /// Watches the node at `before` and this one, and reads the leader, which may be gone by then. `None` if one of the
+    /// two is gone.
     fn stand_behind(
         &mut self,
         before: String,
-        leader: String,
-        epoch: u64,
+        leader: &str,
         wake: &Arc<Unparker>,
         by: Moment,
-    ) -> Result<Option<Leader>> {
+    ) -> Result<Option<Outcome>> {
         let (watch, own) = (Watch::new(wake), Watch::new(wake));
         let asks = [
             Ask::new(Request::Data(before.clone()), Some(&watch)),
             Ask::new(Request::Data(self.path.clone()), Some(&own)),
-            Request::Data(leader.clone()).into(),
+            Request::Data(leader.to_owned()).into(),
         ];
         // Before the answers are there: if they come late, the next look need not ask for all of it again.
         self.own = Some(own);
         self.before = Some(Before {
             watch,
             leads: before == leader,
-            leader: leader.clone(),
-            epoch,
+            leader: leader.to_owned(),
         });
         let [to_before, to_own, to_leader] = self.session.call(asks, by)?;
-        if found(to_before, &before)?.is_none() || found(to_own, &self.path)?.is_none() {
-            return Ok(None);
-        }
-        Leader::new(leader, to_leader)
+        let before = found(to_before, &before)?;
+        Ok(before.and(found(to_own, &self.path)?).map(|_| to_leader))
     }
 
     /// Until when an owner may believe: the session certainly lives, and the transition is left. A sixth of the
@@ -159,11 +146,8 @@ impl Node {
     fn grant(&mut self, contender: &Contender) -> Result<Option<Grant>> {
         let transition = contender.lease.transition();
         let until = self.belief(contender.lease)?;
-        let now = Moment::now();
-        let held = self
-            .session
-            .protocol()
-            .hold(&self.path, until + transition, now);
+        let (now, end) = (Moment::now(), until + transition);
+        let held = self.session.protocol().hold(&self.path, end, now);
         if !held {
             return Ok(None);
         }
@@ -217,10 +201,7 @@ impl ZkContender {
     ) -> Result<Attempt> {
         self.entering.take_if(|call| !call.is_of(session));
         // The next node stands behind one with which this contender owned, until its lease ends.
-        self.node.take_if(|node| {
-            let is_past = !Arc::ptr_eq(&node.session, session);
-            is_past || node.is_gone() || node.acquired_at.is_some()
-        });
+        (self.node).take_if(|node| node.is_gone() || node.acquired_at.is_some());
         // Looks before it writes, so that a try that fails makes no node. Not where the mutex was free the last time:
         // then a look would only double the cost of a lock without rivals.
         if on_refusal == OnRefusal::Leave
@@ -247,8 +228,6 @@ impl ZkContender {
         by: Moment,
     ) -> Result<Option<Attempt>> {
         let leaves = on_refusal == OnRefusal::Leave;
-        // Taken before anything is read: one that is too old only costs a question.
-        let epoch = session.protocol().epoch;
         let line = match &self.node {
             Some(node) if node.takes_over() => return self.lead(by),
             Some(node) => {
@@ -284,17 +263,27 @@ impl ZkContender {
             let leader = session.read(first, None, by)?;
             return Ok(Some(self.refused(session, leader)));
         }
-        let leader = node.stand_behind(before, first, epoch, &self.wake, by)?;
-        Ok(leader.map(|leader| self.refused(session, Some(leader))))
+        let Some(read) = node.stand_behind(before, &first, &self.wake, by)? else {
+            return Ok(None);
+        };
+        let leader = Leader::new(first, read)?;
+        // A lock may change hands faster than one can ask who holds it. A service asks again, to tell it.
+        if leader.is_none() && self.contender.purpose == Purpose::Lead {
+            return Ok(None);
+        }
+        Ok(Some(self.refused(session, leader)))
     }
 
     /// Makes a node and reads the line, in one round trip.
     fn enter(&mut self, session: &Arc<Session>, by: Moment) -> Result<Arc<Line>> {
-        let mut with_parents = false;
+        let mut parents = Vec::new();
         loop {
             let mut call = match self.entering.take() {
                 Some(call) => call,
-                None => self.ask_to_enter(session, with_parents, by)?,
+                None => {
+                    let asks = parents.into_iter().chain(self.entry(session));
+                    session.start(asks.map(Ask::from).collect(), by)?
+                }
             };
             let Some(mut outcomes) = call.wait(by)? else {
                 self.entering = Some(call);
@@ -319,29 +308,22 @@ impl ZkContender {
             }
             // A refused parent is an error only if the node then finds none to be under: a user that may not
             // create in the root is told so even where the node below it exists.
-            for (parent, outcome) in self.parents().iter().zip(outcomes) {
+            parents = self.parents();
+            for (parent, outcome) in parents.iter().zip(outcomes) {
                 match outcome {
                     Ok(_) | Err(Code::NODE_EXISTS | Code::NO_NODE) => {}
                     Err(code) => return Err(code.error(parent.path())),
                 }
             }
-            with_parents = true;
         }
     }
 
-    fn ask_to_enter(&self, session: &Session, with_parents: bool, by: Moment) -> Result<Call> {
+    fn entry(&self, session: &Session) -> [Request; 2] {
         let acl = self.sessions.config.acl.permissions();
         let path = node_path(&self.mutex_path, &session.protocol().protection);
         let id = self.contender.id.as_bytes();
         let create = Request::create(&path, id, Mode::EphemeralSequential, acl);
-        let line = Request::Children(self.mutex_path.to_string());
-        let mut asks = if with_parents {
-            self.parents()
-        } else {
-            Vec::new()
-        };
-        asks.extend([create, line]);
-        session.start(asks.into_iter().map(Ask::from).collect(), by)
+        [create, Request::Children(self.mutex_path.to_string())]
     }
 
     /// Curator's containers; the nodes above them, of the chroot, are not the mutexes' own.
@@ -363,25 +345,20 @@ impl ZkContender {
     fn lead(&mut self, by: Moment) -> Result<Option<Attempt>> {
         self.likely_free = true;
         // A service is told at once when an operator deletes its node; for the length of a lock that would cost too much.
-        let grant = self.grant(self.contender.purpose != Purpose::Lock, by)?;
+        let grant = self.grant(self.contender.purpose == Purpose::Lead, by)?;
         Ok(grant.map(Attempt::Granted))
     }
 
     /// Founds or prolongs the ownership; `watched`: of a node that is watched. `None`: the node is gone.
     fn grant(&mut self, watched: bool, by: Moment) -> Result<Option<Grant>> {
-        let Some(node) = &mut self.node else {
-            return Ok(None);
-        };
-        let there = !watched || node.watch_own(&self.wake, by)?;
-        let grant = if there {
-            node.grant(&self.contender)?
-        } else {
-            None
-        };
-        if grant.is_none() {
-            self.node = None;
+        if let Some(node) = &mut self.node
+            && (!watched || node.watch_own(&self.wake, by)?)
+            && let Some(grant) = node.grant(&self.contender)?
+        {
+            return Ok(Some(grant));
         }
-        Ok(grant)
+        self.node = None;
+        Ok(None)
     }
 
     fn refused(&mut self, session: &Session, leader: Option<Leader>) -> Attempt {

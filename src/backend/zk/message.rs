@@ -237,16 +237,13 @@ impl Request {
 /// its own code, the others have `OK` or `RUNTIME_INCONSISTENCY`.
 fn operations(body: &mut Decoder<'_>) -> Result<Outcome> {
     let mut outcome = Ok(Reply::default());
-    loop {
-        let (op, done, _code) = (body.int()?, body.bool()?, body.int()?);
-        if done || op != -1 {
-            return Ok(outcome);
-        }
+    while let (-1, false, _code) = (body.int()?, body.bool()?, body.int()?) {
         match Code(body.int()?) {
             Code::OK | Code::RUNTIME_INCONSISTENCY => outcome = Err(Code::RUNTIME_INCONSISTENCY),
             code => return Ok(Err(code)),
         }
     }
+    Ok(outcome)
 }
 
 fn stat(body: &mut Decoder<'_>) -> Result<Stat> {

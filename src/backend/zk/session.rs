@@ -39,7 +39,7 @@ const GOODBYE: Duration = Duration::from_millis(500);
 /// outcome unknown. Dropping the session closes it.
 pub struct Session {
     shared: Arc<Shared>,
-    thread: Mutex<Thread>,
+    thread: Thread,
 }
 
 /// What the contenders of one factory share: a session, and another one when that is over.
@@ -103,17 +103,14 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Hands out what the protocol has to say, to the server and to the callers.
-    pub(super) fn settle(&mut self) {
+    /// Sends what the protocol has to say.
+    pub(super) fn send(&mut self) {
         let bytes = self.protocol.take_output();
         if let Some(writer) = &mut self.writer
             && let Err(error) = writer.send(&bytes)
         {
             let what = format!("cannot write to the server: {error}");
-            return self.disconnect(&Error::new(ErrorKind::Unreachable, what));
-        }
-        while let Some((ticket, answer)) = self.protocol.next_answer() {
-            ticket.answer(answer);
+            self.disconnect(&Error::new(ErrorKind::Unreachable, what));
         }
     }
 
@@ -123,7 +120,6 @@ impl State {
             writer.close();
         }
         self.protocol.disconnected(why);
-        self.settle();
     }
 
     pub(super) fn end(&mut self, how: SessionState) {
@@ -174,10 +170,8 @@ impl Caller for Ticket {
     fn waits(&self) -> bool {
         self.call.strong_count() > 0
     }
-}
 
-impl Ticket {
-    fn answer(self, answer: Result<Outcome>) {
+    fn answer(&self, answer: Result<Outcome>) {
         let Some(call) = self.call.upgrade() else {
             return;
         };
@@ -205,14 +199,13 @@ impl Call {
             let complete = &self.progress.complete;
             complete.wait_for(&mut answers, left.min(SLICE));
         }
-        if let Some(failure) = answers.iter().find_map(|(_, answer)| answer.as_ref().err()) {
-            return Err(failure.clone());
-        }
-        self.done = true;
         // Callers that share a list may get it before an earlier answer.
         answers.sort_by_key(|(place, _)| *place);
-        let outcomes = answers.drain(..).map(|(_, answer)| answer);
-        outcomes.collect::<Result<_>>().map(Some)
+        // Where one failed, the others go with the call.
+        let outcomes = answers.iter().map(|(_, answer)| answer.clone());
+        let outcomes = outcomes.collect::<Result<_>>()?;
+        self.done = true;
+        Ok(Some(outcomes))
     }
 }
 
@@ -230,7 +223,7 @@ impl Drop for Call {
             }
         }
         drop(progress);
-        state.settle();
+        state.send();
     }
 }
 
@@ -288,10 +281,7 @@ impl Session {
                 shared.changed.notify_all();
             }
         })?;
-        Ok(Session {
-            shared,
-            thread: Mutex::new(thread),
-        })
+        Ok(Session { shared, thread })
     }
 
     /// Returns how the session stands.
@@ -315,25 +305,6 @@ impl Session {
     pub fn ask(&self, ask: impl Into<Ask>, by: Moment) -> Result<Outcome> {
         let [outcome] = self.call([ask.into()], by)?;
         Ok(outcome)
-    }
-
-    /// Ends the session, and with it its nodes. Waits for the server's answer, but not long for a dead
-    /// one: by then this client does not keep the session alive any more.
-    pub fn close(&self) {
-        let mut state = self.shared.state.lock();
-        let said = state.protocol.say_goodbye();
-        state.settle();
-        state.protocol.end(SessionState::Closed);
-        state.settle();
-        drop(state);
-        self.shared.changed.notify_all();
-        let mut thread = self.thread.lock();
-        // A server that has ended the session ends the connection, and the thread is over.
-        if !said || !thread.join(Moment::now() + GOODBYE) {
-            self.shared.state.lock().end(SessionState::Closed);
-            // A thread that still waits for a server to accept a connection ends when that does.
-            thread.join(Moment::now() + GOODBYE);
-        }
     }
 
     /// Asks in one go and waits for all the answers: one round trip. The server works on the requests in
@@ -364,7 +335,7 @@ impl Session {
             let call = Arc::downgrade(&call.progress);
             state.protocol.ask(ask, Ticket { call, place });
         }
-        state.settle();
+        state.send();
         Ok(call)
     }
 
@@ -437,7 +408,7 @@ impl Session {
     pub(super) fn discard(&self, path: &str) {
         let mut state = self.shared.state.lock();
         state.protocol.discard(path);
-        state.settle();
+        state.send();
     }
 
     /// Unparks `wake` when the session serves again, or is over: for a caller that was told "unknown".
@@ -517,8 +488,21 @@ fn ms(duration: Duration) -> u64 {
 }
 
 impl Drop for Session {
+    /// Ends the session, and with it its nodes. Waits for the server's answer, but not long for a dead one: by then this
+    /// client does not keep the session alive any more.
     fn drop(&mut self) {
-        self.close();
+        let mut state = self.shared.state.lock();
+        let said = state.protocol.say_goodbye();
+        state.send();
+        state.protocol.end(SessionState::Closed);
+        drop(state);
+        self.shared.changed.notify_all();
+        // A server that has ended the session ends the connection, and the thread is over.
+        if !said || !self.thread.join(Moment::now() + GOODBYE) {
+            self.shared.state.lock().end(SessionState::Closed);
+            // A thread that still waits for a server to accept a connection ends when that does.
+            self.thread.join(Moment::now() + GOODBYE);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::parker::Unparker;
 /// Fewer watches than this are not searched for forgotten ones.
 const MANY: usize = 128;
 
-/// A watch on one node. Fires once: when something happened to the node, or the session ended.
+/// A watch on one node. Fires once, when something happened to the node.
 /// A dropped watch is forgotten: what happens to the node wakes no thread.
 #[derive(Debug)]
 pub(super) struct Watch {
@@ -21,8 +21,10 @@ pub(super) struct Watch {
 const UNSET: u8 = 0;
 /// The server keeps it.
 const SET: u8 = 1;
+/// It was set over an earlier connection. What happened meanwhile is told watch by watch, in any order.
+const RESUMED: u8 = 2;
 /// The node is gone, by a server's word.
-const GONE: u8 = 2;
+const GONE: u8 = 3;
 
 impl Watch {
     pub(super) fn new(wakes: &Arc<Unparker>) -> Arc<Watch> {
@@ -34,6 +36,11 @@ impl Watch {
 
     pub(super) fn is_set(&self) -> bool {
         self.state.load(Ordering::Acquire) == SET
+    }
+
+    /// Whether the holder will be told when the node goes.
+    pub(super) fn is_kept(&self) -> bool {
+        matches!(self.state.load(Ordering::Acquire), SET | RESUMED)
     }
 
     pub(super) fn is_gone(&self) -> bool {
@@ -89,20 +96,13 @@ impl Watches {
         }
     }
 
-    /// The session is over, and with it every watch.
-    pub(super) fn end(&mut self) {
-        self.held().for_each(|watch| watch.fire(false));
-        self.table.clear();
-    }
-
-    /// Wakes every holder without firing its watch.
-    pub(super) fn unpark_all(&self) {
-        self.held().for_each(|watch| watch.wakes.unpark());
-    }
-
-    fn held(&self) -> impl Iterator<Item = Arc<Watch>> {
+    /// The connection is lost. Wakes every holder; the nodes are watched on over the next connection.
+    pub(super) fn disconnected(&self) {
         let holders = self.table.values().flat_map(|(_, holders)| holders);
-        holders.filter_map(Weak::upgrade)
+        for watch in holders.filter_map(Weak::upgrade).filter(|it| it.is_set()) {
+            watch.state.store(RESUMED, Ordering::Release);
+            watch.wakes.unpark();
+        }
     }
 
     /// The watched paths, for a server that has not heard of them.
@@ -155,6 +155,25 @@ mod tests {
         watches.fire("/a", true);
         assert_eq!(parker.park(Moment::now()), Unparked::Timeout);
         assert_eq!(watches.all().count(), 0);
+    }
+
+    /// Events that were missed come one by one: what was told before says nothing about order any more.
+    #[test]
+    fn watch_of_a_lost_connection_still_tells_of_a_deletion() {
+        let parker = Parker::new();
+        let mut watches = Watches::default();
+        let watch = Watch::new(&Arc::new(parker.unparker()));
+        add(&mut watches, Kind::Data, "/a", &watch);
+        assert!(watch.is_set() && watch.is_kept());
+        for woken in [Unparked::Wake, Unparked::Timeout] {
+            watches.disconnected();
+            assert!(!watch.is_set() && watch.is_kept() && !watch.is_gone());
+            assert_eq!(parker.park(Moment::now()), woken);
+        }
+        assert_eq!(watches.all().count(), 1);
+        watches.fire("/a", true);
+        assert!(watch.is_gone() && !watch.is_kept());
+        assert_eq!(parker.park(Moment::now()), Unparked::Wake);
     }
 
     #[test]
