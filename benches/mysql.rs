@@ -170,14 +170,14 @@ impl Bare {
 
     fn acquire(&mut self, token: &str) -> Option<u64> {
         let params = params! {
-            "mutex" => &self.mutex, "id" => &self.id, "ttl" => 10_000, "total" => 16_000,
+            "mutex" => &self.mutex, "id" => &self.id, "ttl" => 10_000, "transition" => 6_000,
             "token" => token, "not_after" => u64::MAX >> 1,
         };
         update(&mut self.conn, &self.acquire, params)
     }
 
     fn renew(&mut self, fence: u64) {
-        let params = params! { "mutex" => &self.mutex, "id" => &self.id, "fence" => fence, "ttl" => 10_000, "total" => 16_000 };
+        let params = params! { "mutex" => &self.mutex, "id" => &self.id, "fence" => fence, "ttl" => 10_000, "transition" => 6_000 };
         update(&mut self.conn, &self.renew, params).unwrap();
     }
 
@@ -277,10 +277,9 @@ fn hold(conn: &mut Conn, name: &str) {
 
 /// A file of `sql/` for the table that `sql/init-mutex.sql` makes.
 fn statement(sql: &str) -> String {
-    const OWNED: &str = "fencing_token = :fence AND owner_id <> '' AND owner_id NOT LIKE '~%' \
-        AND transition_at >= {clock}";
-    const TAKEABLE: &str = "(owner_id = :id OR owner_id = CONCAT('~', :token) OR (transition_at < {now} \
-        AND (waiters = '' OR SUBSTRING(waiters, 2, 18) = :token OR transition_at + {claim} < {now})))";
+    const BY_OWNER: &str = "owner_id = :id AND fencing_token = :fence AND transition_at >= {clock}";
+    const TAKEABLE: &str = "(owner_id IN (:id, CONCAT('~', :token)) \
+        OR transition_at + IF(SUBSTRING(waiters, 2, 18) IN ('', :token), 0, {claim}) < {now})";
     let lines: Vec<&str> = sql
         .lines()
         .filter(|line| !line.trim_start().starts_with("--"))
@@ -289,9 +288,9 @@ fn statement(sql: &str) -> String {
         .join("\n")
         .trim()
         .replace("{takeable}", TAKEABLE)
-        .replace("{changed}", "IF(version < 2147483647, version + 1, 1)")
+        .replace("{changed}", "version % 2147483647 + 1")
         .replace("{first}", "")
-        .replace("{owned}", OWNED)
+        .replace("{whose}", BY_OWNER)
         .replace("{room}", "3971")
         .replace("{table}", "`simba_mutex`")
         .replace("{claim}", "500")

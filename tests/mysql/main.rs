@@ -7,7 +7,6 @@
 #[path = "../conformance/mod.rs"]
 mod conformance;
 mod faults;
-mod locker;
 mod one_server;
 mod processes;
 mod server;

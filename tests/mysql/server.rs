@@ -48,18 +48,6 @@ pub fn status(conn: &mut Conn, name: &str) -> u64 {
         .1
 }
 
-/// How many connections of this database wait for a name.
-pub fn waiting(conn: &mut Conn, url: &str) -> usize {
-    let database = url.rsplit('/').next().unwrap();
-    let count: Option<usize> = conn
-        .exec_first(
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND state = 'User lock'",
-            (database,),
-        )
-        .unwrap();
-    count.unwrap()
-}
-
 /// A new database with our table in it; its URL.
 pub fn database() -> String {
     let url = empty_database();

@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::conformance::{PATIENCE, next, started};
+use crate::conformance::{PATIENCE, elsewhere, next, started};
 use crate::server::{
     HANG, SEEDS_TABLE, create_users, database, empty_database, ms, operator, own_server, status,
     through,
 };
 use contend::backend::{Attempt, Contender, OnRefusal, Purpose, RawContender, Wakeups};
-use contend::{AcquireOutcome, EventKind, Factory, Guard, Locker, Moment, Parker, Probe};
+use contend::{
+    AcquireOutcome, ErrorKind, EventKind, Factory, Guard, Locker, Moment, Parker, Probe,
+};
 use mysql::Conn;
 use mysql::prelude::Queryable;
 use testbed::{Proxy, cpu_time, wait_until, within};
@@ -178,8 +180,34 @@ fn closed_idle_connections_cost_no_waiter_its_place() {
         assert_eq!(holders(&mut conn), before);
         assert_eq!(wait_for_tokens(&url, "m", 2), tokens);
         guard.unlock().unwrap();
+        let released = Instant::now();
         next(events, EventKind::Acquired);
+        // Well below the poll interval, at which a lost wake-up would be made up for.
+        assert!(released.elapsed() < ms(800), "{:?}", released.elapsed());
         assert!(first.is_owner());
+    });
+}
+
+/// Its patience is shorter than the lease that people use.
+#[test]
+fn short_timeout_is_enough_to_lock_and_to_learn_the_holder() {
+    within(HANG, || {
+        let url = database();
+        let parameters = "ttl=60s&transition=30s";
+        let (ours, theirs) = (connect(&url, parameters), connect(&url, parameters));
+        // The subject is a statement's time, not that of the first log-in.
+        theirs.ping(PATIENCE).unwrap();
+        let locker = theirs.locker("m").id("theirs").build().unwrap();
+        for timeout in [1, 100, 700] {
+            let guard = locker.try_lock_for(ms(timeout)).unwrap();
+            guard.unlock().unwrap();
+        }
+        let _guard = ours.locker("m").id("ours").build().unwrap().lock().unwrap();
+        for timeout in [1, 100, 700] {
+            let error = elsewhere(|| locker.try_lock_for(ms(timeout)).map(drop).unwrap_err());
+            assert_eq!(error.kind(), ErrorKind::Held, "{timeout} ms: {error}");
+            assert!(error.to_string().contains("\"ours\""), "{error}");
+        }
     });
 }
 

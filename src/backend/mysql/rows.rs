@@ -41,8 +41,8 @@ pub(super) enum Whose<'a> {
     Id(&'a str),
     /// That with this fence, whatever its id.
     Fence(u64),
-    /// What was handed over to this token; and whether its process is dead.
-    Handed(Token, bool),
+    /// What was handed over to this token; and the process that is dead with it, or 0.
+    Handed(Token, u64),
 }
 
 /// A row as it was read.
@@ -85,9 +85,7 @@ impl Rows {
         let sql = self.table.create_statement();
         let mut connection = self.pool.checkout(Lane::Owner, by)?;
         let created = connection.run(by, |conn| conn.query_drop(sql));
-        created.map_err(|error| self.table.explain(error))?;
-        self.table.forget();
-        Ok(())
+        created.map_err(|error| self.table.explain(error))
     }
 
     /// Returns the longest that an answer may take.
@@ -99,11 +97,11 @@ impl Rows {
 impl Call<'_> {
     /// Tries to make a contender the owner, with its token or [`Token::NONE`].
     pub(super) fn acquire(&mut self, who: &Contender, token: Token) -> Result<Option<MutexOwner>> {
-        let (ttl, total) = millis(who.lease);
+        let (ttl, transition) = millis(who.lease);
         let clock = Arc::clone(&self.rows.pool.connector().clock);
         let (mutex, id, not_after) = (&*who.mutex, &*who.id, clock.millis_at(self.by));
         let sent = Moment::now();
-        let params = params! { mutex, id, ttl, total, token, not_after };
+        let params = params! { mutex, id, ttl, transition, token, not_after };
         let fence = self.update(&self.sql.acquire, params)?;
         Ok(fence.map(|fence| {
             let now = clock.millis_at(sent);
@@ -121,9 +119,9 @@ impl Call<'_> {
         acquired_at: u64,
         fence: u64,
     ) -> Result<Option<MutexOwner>> {
-        let (ttl, total) = millis(who.lease);
+        let (ttl, transition) = millis(who.lease);
         let (mutex, id, sent) = (&*who.mutex, &*who.id, Moment::now());
-        let params = params! { mutex, id, fence, ttl, total };
+        let params = params! { mutex, id, fence, ttl, transition };
         let ttl_at = self.update(&self.sql.renew, params)?;
         let owner = |ttl_at: u64| owner(who, acquired_at, ttl_at.saturating_sub(ttl), fence, sent);
         Ok(ttl_at.map(owner))
@@ -132,19 +130,17 @@ impl Call<'_> {
     /// Ends an ownership or a hand-over. Returns the token that the mutex was handed over to, which may be
     /// [`Token::NONE`]; `None` if it was not so.
     pub(super) fn release(&mut self, mutex: &str, whose: Whose<'_>) -> Result<Option<Token>> {
-        let (id, fence) = match whose {
-            Whose::Owner(id, fence) => (Some(id.to_owned()), Some(fence)),
-            Whose::Id(id) => (Some(id.to_owned()), None),
-            Whose::Fence(fence) => (None, Some(fence)),
-            Whose::Handed(token, _) => (Some(format!("~{token}")), None),
+        let (id, fence, dead) = match whose {
+            Whose::Owner(id, fence) => (Some(id.to_owned()), Some(fence), 0),
+            Whose::Id(id) => (Some(id.to_owned()), None, 0),
+            Whose::Fence(fence) => (None, Some(fence), 0),
+            Whose::Handed(token, dead) => (Some(format!("~{token}")), None, dead),
         };
-        let next = if let Whose::Handed(token, true) = whose {
-            let dead = token.process().to_string();
-            self.update(&self.sql.release_dead, params! { mutex, id, fence, dead })?
-        } else {
-            self.update(&self.sql.release, params! { mutex, id, fence })?
+        let next = match whose {
+            Whose::Owner(..) => self.update(&self.sql.release, params! { mutex, id, fence }),
+            _ => self.update(&self.sql.release_any, params! { mutex, id, fence, dead }),
         };
-        Ok(next.map(Token))
+        Ok(next?.map(Token))
     }
 
     /// Puts a token at the end of the list, unless it is there or there is no room.
@@ -323,14 +319,17 @@ impl Row {
 
 /// The snapshot of an owner whose lease is full at `now` on the server's clock.
 fn owner(who: &Contender, acquired_at: u64, now: u64, fence: u64, sent: Moment) -> MutexOwner {
-    let (ttl, total) = millis(who.lease);
-    let (ttl_at, end) = (now.saturating_add(ttl), now.saturating_add(total));
+    let (ttl, transition) = millis(who.lease);
+    let (ttl_at, end) = (
+        now.saturating_add(ttl),
+        now.saturating_add(ttl + transition),
+    );
     let owner = MutexOwner::new(Arc::clone(&who.id), acquired_at, ttl_at, end, fence);
     owner.observed_at(now, sent)
 }
 
-/// Returns ttl, and ttl + transition, in milliseconds.
+/// Returns ttl and transition in milliseconds.
 fn millis(lease: Lease) -> (u64, u64) {
     let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-    (millis(lease.ttl()), millis(lease.total()))
+    (millis(lease.ttl()), millis(lease.transition()))
 }

@@ -18,7 +18,7 @@ pub(super) const DEFAULT_PORT: u16 = 3306;
 /// connection.
 pub(super) const MAX_PACKET: usize = 4 << 20;
 
-/// A MySQL or MariaDB server and the database on it. Its `Debug` shows no credential.
+/// A MySQL or MariaDB server and the database on it.
 #[derive(Clone)]
 pub(crate) struct Server {
     pub(crate) address: Address,
@@ -149,11 +149,5 @@ impl fmt::Display for Server {
             }
             Address::Socket(path) => write!(f, "mysql:///{}?socket={path}", self.database),
         }
-    }
-}
-
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }

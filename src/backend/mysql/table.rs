@@ -25,7 +25,7 @@ pub(super) const WAKE: &str = include_str!("../../../sql/mutex-wake.sql");
 
 const RELEASE: &str = include_str!("../../../sql/mutex-release.sql");
 
-/// Takes all tokens of a dead process out of the list. A release without it is quicker.
+/// Takes all tokens of a dead process out of the list.
 const WITHOUT_DEAD: &str = "waiters = REGEXP_REPLACE(waiters, CONCAT(':', :dead, '[0-9]*'), ''),";
 
 /// The table's name in those files.
@@ -41,12 +41,18 @@ const NOW: &str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
 const CLOCK: &str = "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS UNSIGNED)";
 
 /// A contender may take the mutex.
-const TAKEABLE: &str = "(owner_id = :id OR owner_id = CONCAT('~', :token) OR (transition_at < {now} \
-    AND (waiters = '' OR SUBSTRING(waiters, 2, 18) = :token OR transition_at + {claim} < {now})))";
+const TAKEABLE: &str = "(owner_id IN (:id, CONCAT('~', :token)) \
+    OR transition_at + IF(SUBSTRING(waiters, 2, 18) IN ('', :token), 0, {claim}) < {now})";
 
 /// No token of those waited for has anything to do.
 const QUIET: &str = "(mutex = {mutex} AND {listed} AND NOT (transition_at < {now} \
     AND (SUBSTRING(waiters, 2, 18) IN ({tokens}) OR transition_at + {claim} < {now})))";
+
+/// The owner with this id has this fence.
+const BY_OWNER: &str = "owner_id = :id AND fencing_token = :fence AND transition_at >= {clock}";
+
+/// The mutex has this owner or hand-over, and its owner this fence; each of them unless it is NULL.
+const BY_ANY: &str = "(:id IS NULL OR owner_id = :id) AND (:fence IS NULL OR ({owned}))";
 
 /// An owner has this fence.
 const OWNED: &str = "fencing_token = :fence AND owner_id <> '' AND owner_id NOT LIKE '~%' \
@@ -75,7 +81,7 @@ pub(super) struct Statements {
     pub(super) acquire: String,
     pub(super) renew: String,
     pub(super) release: String,
-    pub(super) release_dead: String,
+    pub(super) release_any: String,
     pub(super) register: String,
     pub(super) unregister: String,
     pub(super) look: String,
@@ -124,11 +130,6 @@ impl Table {
         strip(INIT_SQL).replace(DEFAULT_NAME, &self.name)
     }
 
-    /// The table is not what it was: look again next time.
-    pub(super) fn forget(&self) {
-        self.checked.lock().take();
-    }
-
     /// Looks at the table and its server, once per factory.
     pub(super) fn check(&self, connection: &mut Connection, by: Moment) -> Result<WakeupsOff> {
         if let Some(checked) = *self.checked.lock() {
@@ -163,7 +164,8 @@ impl Table {
     /// Maps the error of a statement on this table.
     pub(super) fn explain(&self, error: RequestError) -> Error {
         if error.is_schema() {
-            self.forget();
+            // The table is not what it was: the next call looks at it again.
+            self.checked.lock().take();
         }
         if !error.is_missing_grant() {
             return error.into();
@@ -236,17 +238,19 @@ impl Statements {
                 .replace("{table}", &table)
                 .replace("{takeable}", TAKEABLE)
                 .replace("{owned}", OWNED)
-                .replace("{changed}", "IF(version < 2147483647, version + 1, 1)")
+                .replace("{changed}", "version % 2147483647 + 1")
                 .replace("{now}", NOW)
                 .replace("{clock}", CLOCK)
                 .replace("{claim}", &claim)
                 .replace("{room}", &room)
         };
+        let release =
+            |first, whose| fill(&RELEASE.replace("{first}", first).replace("{whose}", whose));
         Statements {
             acquire: fill(include_str!("../../../sql/mutex-acquire.sql")),
             renew: fill(include_str!("../../../sql/mutex-renew.sql")),
-            release: fill(&RELEASE.replace("{first}", "")),
-            release_dead: fill(&RELEASE.replace("{first}", WITHOUT_DEAD)),
+            release: release("", BY_OWNER),
+            release_any: release(WITHOUT_DEAD, BY_ANY),
             register: fill(include_str!("../../../sql/mutex-register.sql")),
             unregister: fill(include_str!("../../../sql/mutex-unregister.sql")),
             look: fill(include_str!("../../../sql/mutex-look.sql")),

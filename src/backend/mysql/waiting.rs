@@ -217,7 +217,7 @@ impl Waiting {
     /// Takes a token out of the row. What was handed over to it is passed on.
     fn take_out(&self, mut call: Call<'_>, mutex: &str, token: Token) -> Result<()> {
         if !call.unregister(mutex, token)?
-            && let Some(next) = call.release(mutex, Whose::Handed(token, false))?
+            && let Some(next) = call.release(mutex, Whose::Handed(token, 0))?
         {
             self.wake(&mut call, mutex, next);
         }
@@ -227,15 +227,15 @@ impl Waiting {
     /// Wakes the contender that `mutex` was handed over to, and passes on what a dead or left one was handed.
     pub(super) fn wake(&self, call: &mut Call<'_>, mutex: &str, mut token: Token) {
         for _ in 0..MAX_DEAD {
-            let is_ours = token.process() == self.process;
-            let is_awake = match is_ours {
-                true => self.tell(token),
-                false => token == Token::NONE || call.kill(token.process()),
+            // Of a process that is dead, all tokens leave the list.
+            let (is_awake, dead) = match token.process() {
+                ours if ours == self.process => (self.tell(token), 0),
+                other => (token == Token::NONE || call.kill(other), other),
             };
             if is_awake || call.expect_time().is_err() {
                 return;
             }
-            match call.release(mutex, Whose::Handed(token, !is_ours)) {
+            match call.release(mutex, Whose::Handed(token, dead)) {
                 Ok(Some(next)) => token = next,
                 _ => return,
             }
