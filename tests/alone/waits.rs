@@ -117,7 +117,7 @@ fn cpu() -> Duration {
 #[cfg(feature = "redis")]
 alone! {
     /// Else those that wait in an outage would keep each other from working on after it.
-    fn thousand_waiters_for_a_connection_use_little_cpu() {
+    fn thousand_waiters_use_little_cpu() {
         within(HANG, || {
             let server = testbed::RedisServer::start();
             let factory = contend::connect(&format!("{}?ttl=60s", server.url())).unwrap();

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn growth_is_seen_and_what_comes_and_goes_is_not() {
+    fn growth_alone_is_reported() {
         let soaked = |value: fn(u32) -> u32| Soaked {
             series: vec![Series {
                 name: "threads",

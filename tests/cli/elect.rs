@@ -39,7 +39,7 @@ fn printed_leaderships_do_not_overlap() {
 
 /// The command takes the signal too, but it was meant for contend: the command is not started again.
 #[test]
-fn signal_while_command_is_ended_ends_election() {
+fn signal_ends_an_ending_election() {
     within(HANG, || {
         let server = RedisServer::start();
         let folder = TempDir::new();

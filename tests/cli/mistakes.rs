@@ -79,7 +79,7 @@ fn mistakes_on_zookeeper() {
 
 /// What a retry cannot fix ends `elect`, `schedule` and `observe` at once: a supervisor would see a healthy process.
 #[test]
-fn refusal_for_good_ends_what_runs_for_long() {
+fn permanent_errors_end_long_runs() {
     within(HANG, || {
         let no_table = empty_database();
         let stranger = format!("redis://nobody:wrong@{}", redis().addr);

@@ -167,7 +167,7 @@ fn killed_leader_is_followed(url: &str, takes: Duration, dies_after: Duration) {
 }
 
 /// A server that keeps what it acknowledged is restarted in the middle: the beat goes on.
-fn a_restarted_server_does_not_run_twice(url: &str, restart: impl Fn()) {
+fn restarted_server_does_not_run_twice(url: &str, restart: impl Fn()) {
     let fleet = Fleet::new(url, "restart", PERIOD);
     let processes = [fleet.start(Duration::ZERO), fleet.start(Duration::ZERO)];
     let last = fleet.run_after(1);
@@ -225,7 +225,7 @@ fn restarted_server() {
     let redis = || {
         let server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
         let url = with_lease(&server.url());
-        a_restarted_server_does_not_run_twice(&url, || {
+        restarted_server_does_not_run_twice(&url, || {
             server.kill();
             thread::sleep(Duration::from_secs(1));
             server.restart();
@@ -235,14 +235,14 @@ fn restarted_server() {
         let server = MariaDbServer::start();
         let url = server.create_database("schedule");
         let url = with_lease(&format!("{url}?create_table=true"));
-        a_restarted_server_does_not_run_twice(&url, || {
+        restarted_server_does_not_run_twice(&url, || {
             server.kill();
             server.restart();
         });
     };
     let zookeeper = || {
         let server = ZooKeeperServer::start();
-        a_restarted_server_does_not_run_twice(&with_lease(&server.url()), || {
+        restarted_server_does_not_run_twice(&with_lease(&server.url()), || {
             server.kill();
             server.restart();
         });

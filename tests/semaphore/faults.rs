@@ -53,7 +53,7 @@ fn opposite_requests_do_not_deadlock() {
 /// Naive: the answer to COMMIT is lost, the client asks again, and holds two permits.
 /// Here: the external id is found, and the grant is the one that there is.
 #[test]
-fn lost_commit_reply_and_retry_are_one_grant() {
+fn lost_commit_reply_grants_once() {
     on_mysql(&[("a", 1)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&through(&url, proxy.addr()));
@@ -135,7 +135,7 @@ fn many_threads_need_few_connections() {
 /// Naive: the connection is reset, and the operation fails.
 /// Here: it is tried again, which the external id makes safe.
 #[test]
-fn lost_connection_and_lock_wait_are_tried_again() {
+fn lost_connections_are_tried_again() {
     on_mysql(&[("a", 100)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&through(&url, proxy.addr()));
@@ -164,7 +164,7 @@ fn lost_connection_and_lock_wait_are_tried_again() {
 
 /// A connection on which a call waits for a row is not given up before the server gives up the wait.
 #[test]
-fn locked_row_ends_in_a_clear_error_and_in_time() {
+fn locked_row_is_a_clear_error() {
     on_mysql(&[("a", 1)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&format!("{}?pool_size=1", through(&url, proxy.addr())));
@@ -195,7 +195,7 @@ fn locked_row_ends_in_a_clear_error_and_in_time() {
 
 /// A call that its caller gave up is granted something: what the next call under its id was told it holds stays held.
 #[test]
-fn retry_after_a_timeout_holds_what_it_was_told() {
+fn retry_keeps_what_it_was_told() {
     on_mysql(&[("a", 1)], |here, url| {
         let beside = connect(&url);
         operator(&url)
@@ -222,7 +222,7 @@ fn retry_after_a_timeout_holds_what_it_was_told() {
 /// An external id that another program is just inserting blocks the request that wants it, and with it the
 /// transaction that it shares with its neighbours.
 #[test]
-fn request_that_blocks_does_not_fail_its_neighbours() {
+fn blocked_request_fails_no_neighbour() {
     on_mysql(&[("a", 1_000)], |direct, url| {
         let client = connect(&url);
         let mut blocker = operator(&url);

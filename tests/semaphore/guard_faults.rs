@@ -11,7 +11,7 @@ use testbed::{Direction, Proxy, wait_until};
 /// A permit is granted to another holder only after the first one, which could not renew it, has stopped believing and
 /// had a quarter of the ttl to stop in.
 #[test]
-fn holder_that_cannot_renew_stops_believing_first() {
+fn unrenewed_holder_stops_believing_first() {
     on_mysql(&[("a", 1)], |here, url| {
         let proxy = Proxy::to(addr_of(&url));
         let cut_off = connect(&through(&url, proxy.addr()));
@@ -70,7 +70,7 @@ fn locked_rows_hold_up_no_other_renewal() {
 }
 
 #[test]
-fn guard_dropped_on_a_locked_row_is_released_later() {
+fn dropped_guard_is_released_later() {
     on_mysql(&[("a", 1)], |here, url| {
         let guard = here.guard(&want("job", "a", 1).ttl(HOUR), ms(0)).unwrap();
         let row = locked(&url, "semaphore", "TRUE");
@@ -88,7 +88,7 @@ fn guard_dropped_on_a_locked_row_is_released_later() {
 
 /// Releases that cannot be made are tried again in the background, where renewals are made, too.
 #[test]
-fn releases_that_wait_for_a_locked_row_delay_no_renewal() {
+fn waiting_releases_delay_no_renewal() {
     on_mysql(&[("a", 300), ("b", 1)], |_, url| {
         let here = connect(&format!("{url}?ttl=3s&transition=1s"));
         let other = here.guard(&want("other", "b", 1).ttl(ms(3_000)), ms(0));
@@ -117,7 +117,7 @@ fn releases_that_wait_for_a_locked_row_delay_no_renewal() {
 /// A client that vanishes between the two round trips of an acquire, with its connection still open, keeps the
 /// semaphore locked for seconds.
 #[test]
-fn vanished_client_holds_its_locks_for_seconds_only() {
+fn vanished_client_holds_locks_for_seconds() {
     on_mysql(&[("a", 2)], |direct, url| {
         let proxy = Proxy::to(addr_of(&url));
         let client = connect(&through(&url, proxy.addr()));

@@ -55,7 +55,7 @@ impl Stage {
 
 /// The process whose call was not answered does not release what another process was told that it holds.
 #[test]
-fn retry_in_another_process_holds_what_it_was_told() {
+fn other_process_keeps_what_it_retried() {
     within(HANG, || {
         let stage = Stage::new();
         let request = want("job", "a", 1);
@@ -78,7 +78,7 @@ fn retry_in_another_process_holds_what_it_was_told() {
 
 /// A guard has no id to repeat: one attempt in the background gives back what it may have been granted.
 #[test]
-fn unheard_grant_of_a_guard_is_given_back() {
+fn unheard_grant_is_given_back() {
     within(HANG, || {
         let stage = Stage::new();
         let request = PermitRequest::generated().permits("a", 1).ttl(ms(600_000));

@@ -230,7 +230,7 @@ fn request_that_comes_too_late_grants_nothing() {
 
 /// Fences are at least the server's time, and grow where its clock was set back or the counter was broken.
 #[test]
-fn fences_grow_over_a_clock_set_back_and_lost_data() {
+fn fences_grow_over_lost_data() {
     within(HANG, || {
         let server = RedisServer::start();
         let store = store(&server);
@@ -403,7 +403,7 @@ fn silent_process_loses_its_place() {
 
 /// A call returns within its own timeout and one request limit, leaving the line included.
 #[test]
-fn giving_up_on_a_hanging_server_is_bounded() {
+fn giving_up_is_bounded() {
     within(HANG, || {
         let server = RedisServer::start();
         let here = connect(&server.url());
