@@ -243,7 +243,8 @@ fn unrecorded_work_runs() {
         let schedule = Schedule::every(ms(1_000));
         let (scheduler, runs) = telling(factory.scheduler("m"), schedule, |_| Instant::now());
         let (first, second) = (next(&runs), next(&runs));
-        assert!(second - first >= ms(900), "{:?}", second - first);
+        // The work may begin late, by what a busy machine adds; unrecorded, it would run again at once.
+        assert!(second - first >= ms(500), "{:?}", second - first);
         scheduler.stop().unwrap();
     });
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::ground::{
-    PATIENCE, SHORT, acquired, addr_of, connect, exhausted, locked, number, on_mysql, through, want,
+    PATIENCE, SHORT, acquired, connect, exhausted, locked, number, on_mysql, want,
 };
 use crate::mysql_ground::{HANG, ms, operator, status};
 use contend::semaphore::{Acquisition, PermitRequest, Release};
@@ -55,8 +55,8 @@ fn opposite_requests_do_not_deadlock() {
 #[test]
 fn lost_commit_reply_grants_once() {
     on_mysql(&[("a", 1)], |direct, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
+        let proxy = Proxy::before(&url);
+        let client = connect(&proxy.url(&url));
         client.usage("a").unwrap();
         proxy.lose_reply_to(b"INSERT INTO `contend_permit_request`");
         // The library's own retry finds the grant.
@@ -104,8 +104,8 @@ fn failure_in_the_middle_leaves_nothing() {
 #[test]
 fn many_threads_need_few_connections() {
     on_mysql(&[("a", 1_000), ("other", 1)], |direct, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&format!("{}?pool_size=3", through(&url, proxy.addr())));
+        let proxy = Proxy::before(&url);
+        let client = connect(&format!("{}?pool_size=3", proxy.url(&url)));
         let row = locked(&url, "semaphore", "name = 'a'");
         thread::scope(|scope| {
             let waiting: Vec<_> = (0..64)
@@ -137,8 +137,8 @@ fn many_threads_need_few_connections() {
 #[test]
 fn lost_connections_are_tried_again() {
     on_mysql(&[("a", 100)], |direct, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
+        let proxy = Proxy::before(&url);
+        let client = connect(&proxy.url(&url));
         for round in 0..6 {
             match round % 2 {
                 0 => proxy.cut(),
@@ -166,8 +166,8 @@ fn lost_connections_are_tried_again() {
 #[test]
 fn locked_row_is_a_clear_error() {
     on_mysql(&[("a", 1)], |direct, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&format!("{}?pool_size=1", through(&url, proxy.addr())));
+        let proxy = Proxy::before(&url);
+        let client = connect(&format!("{}?pool_size=1", proxy.url(&url)));
         client.usage("a").unwrap();
         let opened = proxy.accepted();
         let row = locked(&url, "semaphore", "name = 'a'");
@@ -176,10 +176,8 @@ fn locked_row_is_a_clear_error() {
             let request = want(&format!("job-{round}"), "a", 1);
             let error = client.acquire_for(&request, ms(timeout)).unwrap_err();
             let late = start.elapsed().saturating_sub(ms(timeout));
-            assert!(
-                late < ms(2_500 + 2_000 * u64::from(timeout == 0)),
-                "{late:?}"
-            );
+            // A request limit (two lock waits at most), and what a busy machine adds: the row is never free.
+            assert!(late < ms(4_500), "{late:?}");
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
             let text = error.to_string();
             assert!(text.contains("1205") && text.contains("\"job-"), "{text}");
@@ -310,8 +308,8 @@ fn acquire_and_release_need_few_statements() {
 #[test]
 fn hanging_server_shows_in_health() {
     on_mysql(&[("a", 1)], |_, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let factory = contend::connect(&through(&url, proxy.addr())).unwrap();
+        let proxy = Proxy::before(&url);
+        let factory = contend::connect(&proxy.url(&url)).unwrap();
         let here = factory.semaphores().unwrap();
         let is_fine = || assert!(factory.health().is_fine(), "{:?}", factory.health());
         let guard = here.guard(&want("held", "a", 1).ttl(SHORT), ms(0)).unwrap();

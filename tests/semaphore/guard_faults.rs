@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::ground::{HOUR, PATIENCE, SHORT, addr_of, connect, locked, on_mysql, through, want};
+use crate::ground::{HOUR, PATIENCE, SHORT, connect, locked, on_mysql, want};
 use crate::mysql_ground::ms;
 use contend::ErrorKind;
 use testbed::{Direction, Proxy, wait_until};
@@ -13,8 +13,8 @@ use testbed::{Direction, Proxy, wait_until};
 #[test]
 fn unrenewed_holder_stops_believing_first() {
     on_mysql(&[("a", 1)], |here, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let cut_off = connect(&through(&url, proxy.addr()));
+        let proxy = Proxy::before(&url);
+        let cut_off = connect(&proxy.url(&url));
         let guard = cut_off.guard(&want("job", "a", 1).ttl(SHORT), ms(0));
         let guard = guard.unwrap();
         let lost = guard.lost();
@@ -77,7 +77,8 @@ fn dropped_guard_is_released_later() {
         let start = Instant::now();
         drop(guard);
         let took = start.elapsed();
-        assert!(took < ms(1_600), "{took:?}");
+        // A request limit, and what a busy machine adds. Without a bound it waits for the row.
+        assert!(took < ms(2_000 + 1_500), "{took:?}");
         drop(row);
         wait_until(PATIENCE, "it is released", || {
             here.usage("a").unwrap().held == 0
@@ -119,8 +120,8 @@ fn waiting_releases_delay_no_renewal() {
 #[test]
 fn vanished_client_holds_locks_for_seconds() {
     on_mysql(&[("a", 2)], |direct, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
+        let proxy = Proxy::before(&url);
+        let client = connect(&proxy.url(&url));
         client.usage("a").unwrap();
         let row = locked(&url, "semaphore", "TRUE");
         thread::scope(|scope| {
@@ -144,8 +145,8 @@ fn vanished_client_holds_locks_for_seconds() {
 #[test]
 fn late_renewal_does_not_revive_a_guard() {
     on_mysql(&[("a", 1)], |here, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
+        let proxy = Proxy::before(&url);
+        let client = connect(&proxy.url(&url));
         let guard = client.guard(&want("job", "a", 1).ttl(SHORT), ms(0));
         let guard = guard.unwrap();
         proxy.black_hole(Direction::ToClient);

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use crate::ground::{PATIENCE, addr_of, already_acquired, connect, semaphores, through, want};
+use crate::ground::{PATIENCE, already_acquired, connect, semaphores, want};
 use crate::mysql_ground::{HANG, ms};
 use contend::Error;
 use contend::semaphore::{PermitRequest, Release, Semaphores};
@@ -18,8 +18,8 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let (direct, url) = semaphores(&[("a", 1)]);
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&format!("{}?pool_size=1", through(&url, proxy.addr())));
+        let proxy = Proxy::before(&url);
+        let client = connect(&format!("{}?pool_size=1", proxy.url(&url)));
         wait_until(PATIENCE, "it is connected", || client.usage("a").is_ok());
         Stage {
             direct,

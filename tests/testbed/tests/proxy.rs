@@ -130,23 +130,6 @@ tests! {
         }
     }
 
-    fn black_hole_hides_a_clients_end() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let proxy = Proxy::to(listener.local_addr().unwrap());
-        let stream = client(&proxy);
-        let (server, _) = listener.accept().unwrap();
-        server.set_read_timeout(Some(LIMIT)).unwrap();
-        says(&server, "a");
-        hears(&stream, "a");
-        proxy.black_hole(Direction::Both);
-        says(&server, "b");
-        drop(stream);
-        hears_nothing(&server);
-        assert_eq!(proxy.live(), 1);
-        proxy.cut();
-        is_closed(&server);
-    }
-
     fn black_hole_keeps_new_connections() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -157,16 +140,6 @@ tests! {
         assert!(listener.accept().is_err());
         proxy.pass();
         wait_until(LIMIT, "it came through", || listener.accept().is_ok());
-    }
-
-    fn full_black_hole_blocks_the_writer() {
-        let proxy = echo();
-        let stream = client(&proxy);
-        proxy.black_hole(Direction::ToServer);
-        stream.set_write_timeout(Some(SILENCE)).unwrap();
-        let block = vec![0; 1_000_000];
-        let blocked = (0..100).find_map(|_| (&stream).write_all(&block).err());
-        assert_eq!(blocked.unwrap().kind(), ErrorKind::WouldBlock);
     }
 
     fn delay_is_added_in_order() {
