@@ -71,6 +71,7 @@ alone! {
                 // Until all have begun, and have looked a few times.
                 thread::sleep(Duration::from_millis(1_500));
                 let (began, used) = (Instant::now(), cpu());
+                // While they wait: their time is not over yet.
                 thread::sleep(Duration::from_millis(1_000));
                 let (took, used) = (began.elapsed(), cpu() - used);
                 assert!(used < took / 2, "{used:?} in {took:?}");

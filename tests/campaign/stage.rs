@@ -21,14 +21,14 @@ use crate::memory_weather::MemoryWeather;
 /// The servers and the proxies.
 pub struct Stage {
     ground: Ground,
-    pub servers: Servers,
+    servers: Servers,
     /// For each process, its way to each server.
     proxies: Vec<Vec<Proxy>>,
     /// What an operator has, without a proxy in between.
     operator: Factory,
 }
 
-pub enum Servers {
+enum Servers {
     Memory(Vec<MemoryWeather>),
     Redis(RedisServer),
     RedisCluster(RedisCluster),

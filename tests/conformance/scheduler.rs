@@ -24,6 +24,7 @@ pub fn one_leader_works_and_fails_over(subject: &Subject) {
             let scheduler = often(&subject.factory(), &mutex, move |context| {
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                 working.store(true, Ordering::SeqCst);
+                // So that two that work at once meet.
                 thread::sleep(ms(3));
                 working.store(false, Ordering::SeqCst);
                 inside.fetch_sub(1, Ordering::SeqCst);
@@ -56,6 +57,7 @@ pub fn one_leader_works_and_fails_over(subject: &Subject) {
         assert!(!scheduler.is_leader());
         let after = runs.len();
         assert!(!works.load(Ordering::SeqCst), "stop waited for it");
+        // Six periods.
         thread::sleep(ms(30));
         assert_eq!(runs.len(), after, "nothing runs after stop");
     }
@@ -128,6 +130,7 @@ pub fn lost_leadership_cancels_work(subject: &Subject) {
         began.elapsed()
     );
     let before = runs.load(Ordering::SeqCst);
+    // Twenty periods.
     thread::sleep(ms(100));
     assert_eq!(
         runs.load(Ordering::SeqCst),
@@ -164,6 +167,7 @@ pub fn new_leader_keeps_the_beat(subject: &Subject) {
         // The first leader may have waited for the servers to start.
         let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
         assert!(Instant::now() < deadline, "only {} runs", runs.len());
+        // Far less than a period: several processes lead in each.
         thread::sleep(ms(300));
         scheduler.stop().unwrap();
     }
@@ -185,6 +189,7 @@ pub fn new_leader_rests_after_last_run(subject: &Subject) {
     let first = first
         .scheduler(&mutex)
         .start(Schedule::with_delay(delay), move |_| {
+            // Counted from its begin, the delay would be over so much earlier.
             thread::sleep(ms(700));
             sender.send(Instant::now())
         })

@@ -173,6 +173,7 @@ fn lock_all_keeps_its_timeout() {
         let memory = memory(20_000, 2_000);
         let slow = hooked::around(&memory, |when, _, _, _| {
             if when == When::Before {
+                // Sixty of these take longer than the timeout.
                 thread::sleep(ms(50));
             }
             Ok(())

@@ -270,6 +270,7 @@ fn passed_deadline_does_not_revive() {
         slow.on();
         closed(&guard.lost());
         wait_until(PATIENCE, "a renewal came through", || renewed.is_on());
+        // For a while, in which a late renewal would be believed.
         for _ in 0..50 {
             assert!(!guard.is_valid() && guard.valid_for().is_zero());
             thread::sleep(ms(2));
@@ -283,6 +284,7 @@ fn lost_lock_fails_its_work() {
     within(HANG, || {
         let factory = memory(200, 200);
         let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
+        // Far longer than it may be held.
         let failed = locker.with_lock(|_| thread::sleep(ms(500))).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Lost);
         let told = failed.to_string();

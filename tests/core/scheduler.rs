@@ -128,6 +128,7 @@ fn stop_after_loss_spares_running_work() {
         broken.on();
         wait_until(PATIENCE, "leadership is lost", || !scheduler.is_leader());
         scheduler.stop().unwrap_err();
+        // A release would be sent by now.
         thread::sleep(ms(300));
         assert_eq!(released.load(Ordering::SeqCst), 0);
         let locker = memory.locker("m").build().unwrap();
@@ -174,6 +175,7 @@ fn fixed_delay_rests_between_runs() {
         let schedule = Schedule::with_delay(ms(100)).initial_delay(ms(200));
         let (scheduler, begun) = telling(factory.scheduler("m"), schedule, |_| {
             let began = Instant::now();
+            // A delay counts from the end of a run.
             thread::sleep(ms(50));
             began
         });
@@ -305,6 +307,7 @@ fn nothing_begins_after_the_deadline() {
             let renews = (when, call) == (When::Before, Call::Renew);
             if renews && hangs.take() {
                 let began = Instant::now();
+                // Twice the lease.
                 thread::sleep(ms(2_000));
                 says.send((began, Instant::now())).unwrap();
             }
@@ -387,6 +390,7 @@ fn every_outcome_is_reported() {
         let (begin, begun) = unbounded();
         let mut number = 0;
         let work = move |context: &Context| {
+            // The probe hears how long a run took.
             thread::sleep(ms(10));
             number += 1;
             match number {

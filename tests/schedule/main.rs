@@ -135,16 +135,18 @@ impl Fleet {
     }
 }
 
-/// Six processes, one after the other, 1.5 s each: before, a run each.
+/// Processes one after the other, 1.5 s each: without a record of runs, a run each.
 fn rolling_restarts_keep_the_period(url: &str) {
     let fleet = Fleet::new(url, "rolling", Duration::from_secs(4));
-    for _ in 0..6 {
+    // Of 1.5 s, a busy machine may leave a process none to lead in.
+    let deadline = Instant::now() + PATIENCE;
+    while fleet.runs().len() < 3 {
+        assert!(Instant::now() < deadline, "{:?}", fleet.runs());
         let process = fleet.start(Duration::ZERO);
         thread::sleep(Duration::from_millis(1_500));
         Fleet::stop(&process);
     }
-    fleet.check("six processes of 1.5 s each, period 4 s");
-    assert!(fleet.runs().len() >= 2);
+    fleet.check("processes of 1.5 s each, period 4 s");
 }
 
 /// The next leader goes on where the dead one was: a period after its last run, or as soon as it leads. A run is
@@ -227,6 +229,7 @@ fn restarted_server() {
         let url = with_lease(&server.url());
         restarted_server_does_not_run_twice(&url, || {
             server.kill();
+            // As long as the others take to start.
             thread::sleep(Duration::from_secs(1));
             server.restart();
         });

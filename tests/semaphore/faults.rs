@@ -152,8 +152,8 @@ fn lost_connections_are_tried_again() {
         }
         let row = locked(&url, "semaphore", "name = 'a'");
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| client.acquire(&want("slow", "a", 1)));
-            thread::sleep(ms(1_600)); // longer than a lock wait, shorter than two
+            let waiting = scope.spawn(|| client.acquire_for(&want("slow", "a", 1), PATIENCE));
+            thread::sleep(ms(1_600)); // longer than a lock wait
             drop(row);
             acquired(waiting.join().unwrap().unwrap());
         });

@@ -50,7 +50,13 @@ pub fn database() -> String {
 
 /// A factory of its own, as another process has.
 pub fn connect(url: &str) -> Semaphores {
-    let semaphores = contend::connect(url).unwrap().semaphores().unwrap();
+    let factory = contend::connect(url).unwrap();
+    // On a busy machine the first connection may take longer than a call may. The table of mutexes is not there.
+    testbed::wait_until(PATIENCE, "the server answers", || {
+        let answer = factory.ping(Duration::from_secs(5));
+        !answer.is_err_and(|error| error.is_transient())
+    });
+    let semaphores = factory.semaphores().unwrap();
     semaphores.with_ttl(Duration::from_secs(7)).unwrap()
 }
 

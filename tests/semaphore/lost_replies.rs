@@ -20,7 +20,6 @@ impl Stage {
         let (direct, url) = semaphores(&[("a", 1)]);
         let proxy = Proxy::before(&url);
         let client = connect(&format!("{}?pool_size=1", proxy.url(&url)));
-        wait_until(PATIENCE, "it is connected", || client.usage("a").is_ok());
         Stage {
             direct,
             proxy,

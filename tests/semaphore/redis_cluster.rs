@@ -18,12 +18,12 @@ fn use_it(here: &Semaphores, elsewhere: &Semaphores) {
     let both = PermitRequest::generated()
         .permits("a", 1)
         .permits("b", 1)
-        .ttl(ms(1_000));
+        .ttl(ms(2_000));
     let held = here.guard(&both, PATIENCE).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| elsewhere.guard(&both, PATIENCE).unwrap());
         // Longer than the ttl: it is renewed.
-        thread::sleep(ms(1_500));
+        thread::sleep(ms(2_500));
         assert!(held.is_valid() && !waiting.is_finished());
         let fence = held.fence("b");
         held.release().unwrap();
@@ -42,7 +42,7 @@ fn cluster_acquires_renews_and_releases() {
         let here = connect(&cluster.url());
         use_it(&here, &connect(&cluster.url()));
         // The slot moves while a guard holds a permit, and the message still comes.
-        let guard = here.guard(&want("moved", "a", 1).ttl(ms(1_000)), PATIENCE);
+        let guard = here.guard(&want("moved", "a", 1).ttl(ms(2_000)), PATIENCE);
         let guard = guard.unwrap();
         let elsewhere = connect(&cluster.url());
         thread::scope(|scope| {
@@ -54,7 +54,7 @@ fn cluster_acquires_renews_and_releases() {
             // Time for the renewals to meet it on its way, with all keys here and with all keys there.
             cluster.move_slot(KEY, to, || thread::sleep(ms(500)));
             assert_eq!(cluster.master_of(KEY, from), to);
-            thread::sleep(ms(1_500)); // longer than the ttl: it is renewed
+            thread::sleep(ms(2_500)); // longer than the ttl: it is renewed
             assert!(guard.is_valid(), "the permits were lost with the slot");
             guard.release().unwrap();
             waiting.join().unwrap().release().unwrap();
