@@ -128,7 +128,7 @@ mod tests {
     use crate::parker::{Parker, Unparked};
 
     #[test]
-    fn a_cancel_reaches_who_waits_and_who_comes_later_and_no_one_else() {
+    fn cancel_reaches_its_waiters_alone() {
         let cancel = Cancel::new();
         let (left, waits, late) = (Parker::new(), Parker::new(), Parker::new());
         drop(cancel.watch(&left.unparker()));

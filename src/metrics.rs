@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn each_call_of_the_probe_is_counted_under_its_name_and_mutex() {
+    fn probe_calls_are_counted_by_mutex() {
         let sums = Sums::default();
         with_local_recorder(&sums, || {
             let probe = MetricsProbe::new();

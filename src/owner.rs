@@ -275,7 +275,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn time_goes_on_from_the_moment_of_looking_on_the_boot_clock() {
+    fn owner_ages_on_the_boot_clock() {
         let looked = Moment::now() - Duration::from_secs(5);
         let owner = MutexOwner::new("a", 0, 10_000, 16_000, 1).observed_at(6_000, looked);
         // 6 s on the backend's clock when looked at, 5 s ago: now 11 s.

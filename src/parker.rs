@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unpark_before_the_wait_is_kept_and_many_count_as_one() {
+    fn early_unparks_count_as_one() {
         let parker = Parker::new();
         parker.unparker().unpark();
         parker.unparker().unpark();

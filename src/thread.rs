@@ -221,7 +221,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_join_has_an_end_and_a_panic_ends_the_thread() {
+    fn join_has_an_end() {
         let (send, receive) = crossbeam_channel::bounded::<()>(0);
         let mut waits = start("waits", move || {
             let _ = receive.recv();
@@ -236,7 +236,7 @@ mod tests {
 
     /// A real `fork` needs `unsafe`; what a child sees is another pid.
     #[test]
-    fn a_child_neither_uses_nor_drops_what_is_its_parents() {
+    fn child_does_not_use_its_parents() {
         let shared = Arc::new(());
         let mut local = Local::new(Arc::clone(&shared));
         assert!(local.get().is_ok());

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_pass_in_the_order_in_which_they_came() {
+    fn threads_pass_in_order() {
         let queue = Arc::new(ThreadQueue::default());
         let order = Arc::new(Mutex::new(Vec::new()));
         let turn = queue.enter(0, soon(), &[]).unwrap().0;

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_renews_at_a_third_and_a_contender_after_the_end() {
+    fn owner_renews_at_a_third() {
         let period = ContendPeriod::new(Lease::default());
         let now = Moment::now();
         assert_eq!(
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn extreme_settings_are_refused_with_the_limit_named() {
+    fn extreme_settings_are_refused() {
         let period = ContendPeriod::new(Lease::default());
         let error = period.jitter(Duration::MAX).unwrap_err();
         assert!(
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn backoff_grows_to_its_cap_and_no_further() {
+    fn backoff_grows_to_its_cap() {
         let period = ContendPeriod::new(Lease::default());
         for failures in 1..40 {
             for roll in [0.0, 0.5, 0.999] {

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn release_calls_those_it_suffices_for_in_order() {
+    fn release_calls_waiters_in_order() {
         let queue = WaitQueue::default();
         let (one, two) = (request(&[("a", 1)]), request(&[("a", 2)]));
         let places = [&one, &two, &one].map(|it| waits(&queue, it, "a"));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn moving_keeps_the_number_and_frees_the_line() {
+    fn moving_keeps_the_number() {
         let queue = WaitQueue::default();
         let (both, other) = (request(&[("a", 1), ("b", 1)]), request(&[("b", 1)]));
         let mut first = waits(&queue, &both, "a");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn giving_up_calls_the_next_and_a_grant_only_if_permits_are_left() {
+    fn giving_up_calls_the_next() {
         let (queue, one) = (WaitQueue::default(), request(&[("a", 1)]));
         let [first, second, third, fourth] = [(); 4].map(|()| waits(&queue, &one, "a"));
         first.granted(&[0]);

@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_refused_before_anything_is_sent() {
+    fn senseless_request_is_not_sent() {
         let long = "x".repeat(256);
         let base = || PermitRequest::new("id").permits("a", 1);
         for (request, says) in [
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_sorted_by_name_and_every_guard_has_a_ttl_and_an_id() {
+    fn request_is_sorted_and_completed() {
         let request = PermitRequest::generated().permits("b", 2).permits("a", 1);
         let default = Duration::from_secs(30);
         let checked = request.check(Some(default)).unwrap();

@@ -1,12 +1,10 @@
 //! The threads behind the fronts. It counts those of the process.
 
-use std::fs;
 use std::time::Instant;
 
 use crate::conformance::hooked::{self, Call};
 use crate::conformance::{HANG, PATIENCE, ms};
-use contend::{ErrorKind, Guard, Lease, Locker, Status};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use contend::{Guard, Lease, Locker};
 use testbed::{threads, wait_until, within};
 
 /// A thread that was joined is counted for a moment longer.
@@ -16,40 +14,8 @@ fn has_threads(count: usize) {
     wait_until(PATIENCE, "so many threads", || threads(me) == count);
 }
 
-/// Does something while no thread can be started: its stack does not fit in the memory that the process may map.
-fn without_threads<T>(work: impl FnOnce() -> T) -> T {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let mapped = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
-    let mapped = mapped.and_then(|size| size.trim().strip_suffix(" kB"));
-    let mapped: u64 = mapped.unwrap().parse().unwrap();
-    let before = getrlimit(Resource::As);
-    let tight = Rlimit {
-        current: Some((mapped + 1_024) * 1_024),
-        ..before
-    };
-    setrlimit(Resource::As, tight).unwrap();
-    let done = work();
-    setrlimit(Resource::As, before).unwrap();
-    done
-}
-
 alone! {
-    fn service_without_a_thread_names_its_mutex() {
-        let factory = contend::memory::factory("no-threads", Lease::default());
-        let service = factory.contend("reports").on_acquired(|_| {}).build().unwrap();
-        let error = without_threads(|| service.start()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        let message = error.to_string();
-        assert!(message.starts_with("callbacks of reports: cannot start a thread"), "{message}");
-        // It can be started once there is room.
-        assert_eq!(service.status(), Status::Initial);
-        service.start().unwrap();
-        wait_until(PATIENCE, "it leads", || service.is_owner());
-    }
-}
-
-alone! {
-    fn two_threads_renew_all_guards_and_none_is_left_behind() {
+    fn two_threads_renew_all_guards() {
         within(HANG, || {
             let me = std::process::id();
             let before = threads(me);

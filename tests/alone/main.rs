@@ -10,5 +10,4 @@ mod conformance;
 mod process;
 mod dropped;
 mod front_threads;
-mod scale;
 mod waits;

@@ -17,7 +17,6 @@ use crate::history::{self, ALL, Journal, Kind, Record, now};
 use crate::masters::Watch;
 use crate::planted::Bug;
 use crate::register::RegisterServer;
-use crate::soak::Soaked;
 use crate::stage::Stage;
 
 /// What is to be done.
@@ -31,8 +30,6 @@ pub struct Plan {
     pub seed: u64,
     pub processes: usize,
     pub plant: Option<Bug>,
-    /// Light faults only, and what grows is watched.
-    pub soak: bool,
 }
 
 /// What came of it.
@@ -40,15 +37,14 @@ pub struct Plan {
 pub struct Outcome {
     pub plan: Plan,
     pub verdict: Verdict,
-    pub soaked: Soaked,
     /// Where the journals are.
     pub folder: PathBuf,
 }
 
 impl Outcome {
-    /// Whether all rules held, and nothing grew.
+    /// Whether all rules held.
     pub fn held(&self) -> bool {
-        self.verdict.violations.is_empty() && self.soaked.grown(self.plan.ground).is_empty()
+        self.verdict.violations.is_empty()
     }
 }
 
@@ -92,16 +88,7 @@ impl fmt::Display for Outcome {
             it.owner_after.as_secs_f64(),
             plan.seed,
             if self.held() { "held" } else { "BROKEN" },
-        )?;
-        if plan.soak {
-            let grown = self.soaked.grown(plan.ground);
-            write!(
-                f,
-                "\nsoak {}, what grew: {grown:?}\n{}",
-                plan.ground, self.soaked
-            )?;
-        }
-        Ok(())
+        )
     }
 }
 
@@ -149,15 +136,14 @@ pub fn run(plan: &Plan) -> Outcome {
         journal: &journal,
         end: Instant::now() + plan.ground.lease().ttl() + plan.lasts,
     };
-    let soaked = Watch::new(&stage, &journal).during(|| {
+    Watch::new(&stage, &journal).during(|| {
         let fleet = Fleet::start(plan, &stage, &registers, &folder, &journal);
-        let soaked = nemesis.torment(&fleet);
+        nemesis.torment(&fleet);
         fleet.stop();
         drop(fleet);
         if let Err(what) = stage.permits_are_back() {
             journal.misbehaved("semaphores", &what);
         }
-        soaked
     });
     let records = history::read(&folder).expect("the journals can be read");
     let verdict = checker::check(&records, &registers.chains(), &promise(plan.ground));
@@ -167,7 +153,6 @@ pub fn run(plan: &Plan) -> Outcome {
     Outcome {
         plan: plan.clone(),
         verdict,
-        soaked,
         folder,
     }
 }
@@ -187,17 +172,14 @@ fn ms(random: &mut StdRng, from: u64, to: u64) -> Duration {
 
 impl Nemesis<'_> {
     /// Lets the faults come, and waits until the processes have recovered.
-    fn torment(&self, fleet: &Fleet<'_>) -> Soaked {
+    fn torment(&self, fleet: &Fleet<'_>) {
         let plan = self.plan;
-        let mut soaked = Soaked::default();
         // In the quiet first all processes find their places.
         thread::sleep(plan.ground.lease().ttl());
         thread::scope(|scope| {
             scope.spawn(|| self.torment_servers());
-            if plan.soak {
-                soaked = Soaked::watch(self.stage, fleet, self.end);
-            } else if plan.plant != Some(Bug::LeaseFromReply) {
-                // That bug shows in a moment between two healthy processes, which are left alone.
+            // That bug shows in a moment between two healthy processes, which are left alone.
+            if plan.plant != Some(Bug::LeaseFromReply) {
                 self.torment_processes(fleet);
             }
         });
@@ -208,7 +190,6 @@ impl Nemesis<'_> {
             let recovery = plan.ground.lease().total() * 2 + Duration::from_secs(2);
             thread::sleep(owner_within(plan.ground).min(recovery));
         }
-        soaked
     }
 
     /// The process that most likely owns one of the mutexes.
@@ -223,8 +204,7 @@ impl Nemesis<'_> {
         {
             return provoking;
         }
-        let mut faults = self.plan.ground.faults();
-        faults.retain(|(fault, _)| !self.plan.soak || fault.is_light());
+        let faults = self.plan.ground.faults();
         let weight: u32 = faults.iter().map(|(_, weight)| weight).sum();
         let mut roll = random.random_range(0..weight);
         let drawn = faults.into_iter().find(|(_, weight)| {
@@ -250,12 +230,7 @@ impl Nemesis<'_> {
                 let record = Record::new(kind, &fault.name(), hit).at(begin);
                 self.journal.write(&record.until(now()));
             }
-            let (least, most) = if self.plan.soak {
-                (2_000, 8_000)
-            } else {
-                (50, 900)
-            };
-            thread::sleep(ms(&mut random, least, most));
+            thread::sleep(ms(&mut random, 50, 900));
         }
     }
 

@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn older_owner_that_believes_is_an_overlap() {
+    fn older_believer_is_an_overlap() {
         for records in [
             vec![belief("a/l", 1, 10, 21), belief("b/l", 2, 20, 30)],
             // The newer one is over before the older one is.
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn belief_ends_where_it_is_given_up_or_dies() {
+    fn belief_ends_with_its_process() {
         let at = 19 * MS;
         for end in [
             Record::new(Kind::GaveUp, "a/l", "m").fence(1).at(at),
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn handed_on_lease_has_one_holder_at_a_time() {
+    fn handed_on_lease_has_one_holder() {
         let turns = [belief("a/l#1", 5, 10, 20), belief("a/l#2", 5, 20, 30)];
         assert_eq!(broken(&turns), []);
         assert_eq!(judge(&turns).handed_on, 1);
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn smaller_fence_is_seen_even_where_overlaps_are_excused() {
+    fn smaller_fence_is_never_excused() {
         let (first, fault) = (belief("a/l", 7, 10, 12), fence_only(5, 12));
         let fell = [fault, first.clone(), belief("b/l", 3, 30, 40)];
         assert_eq!(broken(&fell), [FenceGrows]);
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn fence_only_fault_excuses_an_overlap_for_one_ttl() {
+    fn fence_only_fault_excuses_one_ttl() {
         let overlap = [belief("a/l", 1, 10, 60), belief("b/l", 2, 20, 30)];
         // Either may be the one that stays; if both believe for longer than a ttl, neither noticed.
         let stays = [belief("a/l", 1, 10, 200), belief("b/l", 2, 20, 30)];
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn change_of_masters_excuses_overlaps_in_its_time_only() {
+    fn change_of_masters_excuses_its_time() {
         // From 100 to 200, and a ttl of 100 for what was granted in it.
         for (older, newer, rules) in [
             // Granted by the old master, and by the new one at once, in the middle, and at the end.
@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_write_counts_against_the_fenced_register_only() {
+    fn fenced_register_must_keep_writes() {
         let wrote = |register, token| Record::new(Kind::Acknowledged, "", register).number(token);
         let records = [
             wrote("fenced-m", 1),
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn owner_comes_back_in_time_after_the_faults() {
+    fn owner_comes_back_in_time() {
         let healed = Record::new(Kind::Healed, "", "").at(100 * MS);
         for (from, until, after) in [
             (90, 120, Some(0)),
@@ -648,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_a_period_apart_unless_a_fault_touched_them() {
+    fn runs_are_a_period_apart() {
         let run = |fence, at: u64| Record::new(Kind::Run, "a/s", "t").fence(fence).at(at * MS);
         let recorded = |at: u64| Record::new(Kind::Recorded, "", "t").fence(1).at(at * MS);
         let step = Record {

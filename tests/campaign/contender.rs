@@ -643,7 +643,7 @@ mod tests {
     use crate::history;
 
     #[test]
-    fn service_that_does_not_own_yet_may_have_asked_a_ttl_before() {
+    fn unowned_service_may_have_asked() {
         let folder = testbed::TempDir::new();
         let journal = Journal::open(&folder.path().join("a.log")).unwrap();
         let mut witness = Witness {

@@ -73,16 +73,6 @@ impl<'a> Fleet<'a> {
         self.members.len()
     }
 
-    /// The numbers of the processes that run. None on memory.
-    pub fn pids(&self) -> Vec<u32> {
-        let members = self.members.iter();
-        let pids = members.filter_map(|member| match &member.lock().running {
-            Some(Running::Process { process, .. }) => Some(process.pid()),
-            _ => None,
-        });
-        pids.collect()
-    }
-
     /// Kills a process and starts another in its place after `down`. On memory, where nothing can be
     /// killed, it is stopped.
     pub fn kill(&self, number: usize, down: Duration) {

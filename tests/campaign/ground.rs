@@ -71,6 +71,8 @@ impl Ground {
             (Fade, 3),
             (LoseReply, 4),
         ];
+        // Clients go to the members themselves, so no proxy stands between.
+        const MEMBERS: &[(Fault, u32)] = &[(Cut, 3), (KillSubscribers, 3), (FlushScripts, 2)];
         let (network, own): (&[_], &[_]) = match self {
             Ground::Memory => (
                 &[(HoleToServer, 3), (Delay, 3), (Fade, 3), (LoseReply, 4)],
@@ -89,7 +91,7 @@ impl Ground {
                 ],
             ),
             Ground::RedisCluster => (
-                &[(Cut, 3), (KillSubscribers, 3), (FlushScripts, 2)],
+                MEMBERS,
                 &[
                     (Pause, 3),
                     (Kill, 2),
@@ -99,7 +101,7 @@ impl Ground {
                 ],
             ),
             Ground::RedisSentinel => (
-                &[(Cut, 3), (KillSubscribers, 3), (FlushScripts, 2)],
+                MEMBERS,
                 &[
                     (Pause, 3),
                     (Kill, 2),
@@ -193,15 +195,6 @@ impl Fault {
     /// [`Watch`](crate::masters::Watch) writes down: a kill or a pause may bring one about, or not.
     pub fn is_fence_only(self) -> bool {
         matches!(self, Fault::OperatorDelete | Fault::Revoke | Fault::Wipe)
-    }
-
-    /// Whether it costs connections and time, and no lease.
-    pub fn is_light(self) -> bool {
-        use Fault::*;
-        matches!(
-            self,
-            Cut | Reset | Delay | LoseReply | HoleToClient | FlushScripts | KillSubscribers
-        )
     }
 
     /// Its name in the records.

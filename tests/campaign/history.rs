@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn journal_is_read_up_to_where_it_was_cut() {
+    fn journal_is_read_to_its_cut() {
         let folder = testbed::TempDir::new();
         let journal = Journal::open(&folder.path().join("a.log")).unwrap();
         journal.remark("hello");

@@ -19,7 +19,6 @@ mod masters;
 mod memory_weather;
 mod planted;
 mod register;
-mod soak;
 mod stage;
 
 use std::fs::OpenOptions;
@@ -93,27 +92,31 @@ fn short(ground: Ground) -> Plan {
         seed: rand::random_range(0..1_000_000),
         processes: PROCESSES,
         plant: None,
-        soak: false,
     }
 }
 
 fn holds(ground: Ground) {
     let _place = place();
-    let outcome = run(&short(ground));
-    let verdict = &outcome.verdict;
-    assert!(outcome.held(), "{outcome}");
-    assert!(
-        verdict.acquisitions > 20 && verdict.handed_on > 0,
-        "{outcome}"
-    );
-    let worked = [verdict.recorded, verdict.fenced.0, verdict.unfenced.0];
-    assert!(worked.iter().all(|count| *count > 0), "{outcome}");
-    // Sentinel's nemesis does not go on before the master was replaced; a node of a cluster may be back earlier.
-    let had = |fault: &str| verdict.faults.contains_key(fault);
-    let replaced = had(&Fault::FailOver.name()) || had(&Fault::Kill.name());
-    if ground == Ground::RedisSentinel && replaced {
-        assert!(had(masters::MASTER_CHANGE), "{outcome}");
-    }
+    // In the same time, less happens on a busy machine: it is given more then.
+    let is_enough = (1..=3).any(|times| {
+        let plan = Plan {
+            lasts: SECONDS * times,
+            ..short(ground)
+        };
+        let outcome = run(&plan);
+        let verdict = &outcome.verdict;
+        assert!(outcome.held(), "{outcome}");
+        // Sentinel's nemesis does not go on before the master was replaced; a node of a cluster may be back earlier.
+        let had = |fault: &str| verdict.faults.contains_key(fault);
+        let replaced = had(&Fault::FailOver.name()) || had(&Fault::Kill.name());
+        if ground == Ground::RedisSentinel && replaced {
+            assert!(had(masters::MASTER_CHANGE), "{outcome}");
+        }
+        let (fenced, unfenced) = (verdict.fenced.0, verdict.unfenced.0);
+        let worked = [verdict.handed_on, verdict.recorded, fenced, unfenced];
+        verdict.acquisitions > 20 && worked.iter().all(|count| *count > 0)
+    });
+    assert!(is_enough, "{ground}: too little happens to prove anything");
 }
 
 /// Runs campaigns with a bug in the backend until the checker has seen it, and says how many it took.
@@ -190,7 +193,6 @@ struct Asked {
     lasts: Duration,
     seed: u64,
     beside: usize,
-    soak: bool,
 }
 
 fn asked() -> Asked {
@@ -201,7 +203,6 @@ fn asked() -> Asked {
         lasts: Duration::from_secs(60),
         seed: rand::random_range(0..1_000_000),
         beside: 2,
-        soak: false,
     };
     for pair in words.chunks(2) {
         let [option, value] = pair else {
@@ -213,7 +214,6 @@ fn asked() -> Asked {
             "--minutes" => asked.lasts = Duration::from_secs_f64(number() * 60.0),
             "--seed" => asked.seed = value.parse().expect("a number as seed"),
             "--beside" => asked.beside = value.parse().expect("a number of campaigns"),
-            "--soak" => asked.soak = *value == "yes",
             other => panic!("unknown option {other}"),
         }
     }
@@ -238,7 +238,6 @@ fn by_hand() {
                     let plan = Plan {
                         lasts: asked.lasts,
                         seed: asked.seed,
-                        soak: asked.soak,
                         ..short(ground)
                     };
                     if !run(&plan).held() {

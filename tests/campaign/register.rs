@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn fenced_register_loses_no_write_and_plain_one_does() {
+    fn fenced_register_alone_loses_no_write() {
         let (acknowledged, chain) = race(Register::named("fenced-m"));
         assert_eq!(acknowledged, [22]);
         assert!(chain.contains(&22));

@@ -21,14 +21,14 @@ use crate::memory_weather::MemoryWeather;
 /// The servers and the proxies.
 pub struct Stage {
     ground: Ground,
-    pub servers: Servers,
+    servers: Servers,
     /// For each process, its way to each server.
     proxies: Vec<Vec<Proxy>>,
     /// What an operator has, without a proxy in between.
     operator: Factory,
 }
 
-pub enum Servers {
+enum Servers {
     Memory(Vec<MemoryWeather>),
     Redis(RedisServer),
     RedisCluster(RedisCluster),
@@ -440,44 +440,18 @@ impl Stage {
         owner.has_owner() && revoke().unwrap_or(true)
     }
 
-    /// Moves the slot of a mutex to another master, with a pause in the middle.
+    /// Moves the slot of a mutex to another master, with pauses in the middle.
     fn reshard(&self, random: &mut StdRng) {
         let Servers::RedisCluster(cluster) = &self.servers else {
             return;
         };
         cluster.wait_whole();
         let key = key([LED, LOCKED][random.random_range(0..2)]);
-        let slot = cluster.node(0).cli(&["CLUSTER", "KEYSLOT", &key]);
         let from = cluster.master_of(&key, 0);
         let mut others = cluster.masters();
         others.retain(|node| *node != from);
         let to = others[random.random_range(0..others.len())];
-        let id = |node: usize| cluster.node(node).cli(&["CLUSTER", "MYID"]);
-        let (from_id, to_id) = (id(from), id(to));
-        let set = |node: usize, state: &str, id: &str| {
-            let args = ["CLUSTER", "SETSLOT", &slot, state, id];
-            cluster.node(node).cli(&args);
-        };
-        set(to, "IMPORTING", &from_id);
-        set(from, "MIGRATING", &to_id);
-        nap(random, 50, 800);
-        let port = cluster.node(to).port().to_string();
-        for _ in 0..20 {
-            let keys = ["CLUSTER", "GETKEYSINSLOT", &slot, "100"];
-            let keys = cluster.node(from).cli(&keys);
-            let keys: Vec<&str> = keys.lines().filter(|key| !key.is_empty()).collect();
-            if keys.is_empty() {
-                break;
-            }
-            let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "2000", "KEYS"];
-            migrate.extend(&keys);
-            cluster.node(from).cli(&migrate);
-            nap(random, 0, 100);
-        }
-        // First the two. A replica refuses, and learns it from its master.
-        for node in [to, from].into_iter().chain(0..cluster.nodes().len()) {
-            set(node, "NODE", &to_id);
-        }
+        cluster.move_slot(&key, to, || nap(random, 0, 400));
     }
 }
 

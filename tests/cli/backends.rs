@@ -1,6 +1,5 @@
 //! What every command does, on every backend: the same facts, on real servers.
 
-use std::net::SocketAddr;
 use std::sync::LazyLock;
 use std::time::Instant;
 
@@ -12,58 +11,40 @@ use crate::program::{PATIENCE, Program, field, number, run, run_script};
 
 /// One kind of server, shared by the tests of this process.
 pub struct Backend {
-    pub addr: SocketAddr,
+    /// Its URL, without parameters.
+    pub plain: String,
     /// Parameters for a lease that ends soon enough for a test.
-    pub lease: &'static str,
-    /// The URL of a server at this address.
-    pub url: Box<dyn Fn(SocketAddr) -> String + Send + Sync>,
+    lease: &'static str,
 }
 
 impl Backend {
-    /// Its URL, with a lease.
-    pub fn url(&self) -> String {
-        format!("{}?{}", (self.url)(self.addr), self.lease)
+    fn new(plain: String, lease: &'static str) -> Backend {
+        Backend { plain, lease }
     }
 
-    /// Its URL through a proxy.
-    pub fn through(&self, proxy: &Proxy) -> String {
-        format!("{}?{}", (self.url)(proxy.addr()), self.lease)
+    /// Its URL, with a lease.
+    pub fn url(&self) -> String {
+        format!("{}?{}", self.plain, self.lease)
     }
 }
 
 pub fn redis() -> &'static Backend {
     static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
-    static BACKEND: LazyLock<Backend> = LazyLock::new(|| Backend {
-        addr: SERVER.addr(),
-        lease: "ttl=2s&transition=1s",
-        url: Box::new(|addr| format!("redis://{addr}")),
-    });
+    static BACKEND: LazyLock<Backend> =
+        LazyLock::new(|| Backend::new(SERVER.url(), "ttl=4s&transition=1s"));
     &BACKEND
 }
 
 pub fn mysql() -> &'static Backend {
-    static BACKEND: LazyLock<Backend> = LazyLock::new(|| {
-        let url = mysql_ground::database();
-        let (before, rest) = url.split_once('@').expect("a user");
-        let (addr, database) = rest.split_once('/').expect("a database");
-        let (before, database) = (before.to_owned(), database.to_owned());
-        let addr = addr.replace("localhost", "127.0.0.1");
-        Backend {
-            addr: addr.parse().expect("an address"),
-            lease: "ttl=2s&transition=1s",
-            url: Box::new(move |addr| format!("{before}@{addr}/{database}")),
-        }
-    });
+    static BACKEND: LazyLock<Backend> =
+        LazyLock::new(|| Backend::new(mysql_ground::database(), "ttl=4s&transition=1s"));
     &BACKEND
 }
 
 pub fn zk() -> &'static Backend {
     static SERVER: LazyLock<ZooKeeperServer> = LazyLock::new(ZooKeeperServer::start);
-    static BACKEND: LazyLock<Backend> = LazyLock::new(|| Backend {
-        addr: SERVER.addr(),
-        lease: "session_timeout=4s",
-        url: Box::new(|addr| format!("zk://{addr}")),
-    });
+    static BACKEND: LazyLock<Backend> =
+        LazyLock::new(|| Backend::new(SERVER.url(), "session_timeout=4s"));
     &BACKEND
 }
 
@@ -121,9 +102,9 @@ fn revoke(url: &str, mutex: &str, fence: u64) -> (i32, String) {
 fn unreachable_server_has_its_code(backend: &Backend) {
     let (code, out, _) = run(&backend.url(), "ping --json");
     assert_eq!((code, field(&out, "reachable")), (0, "true"), "{out}");
-    let gone = Proxy::to(backend.addr);
+    let gone = Proxy::before(&backend.plain);
     gone.refuse();
-    let url = backend.through(&gone);
+    let url = gone.url(&backend.url());
     let (code, out, _) = run(&url, "ping --json --timeout 1s");
     let said = ["reachable", "code"].map(|name| field(&out, name));
     assert_eq!((code, said), (69, ["false", "69"]), "{out}");
@@ -194,14 +175,14 @@ fn observer_follows_owners(backend: &Backend) {
 
 fn waiting_lock_names_the_holder(backend: &Backend) {
     // A lease whose request limit has room for the first connection on a busy machine.
-    let url = (backend.url)(backend.addr);
+    let url = &*backend.plain;
     let holding = "lock waited --id the-holder";
-    let mut holder = Program::start_script(&url, holding, "echo in; exec sleep 600");
+    let mut holder = Program::start_script(url, holding, "echo in; exec sleep 600");
     holder.says("in");
-    let mut waiting = Program::start(&url, "lock waited -- echo mine");
+    let mut waiting = Program::start(url, "lock waited -- echo mine");
     waiting.says("waiting: waited: held by \"the-holder\"");
     // A signal ends the wait at once, and nothing is held.
-    let mut cancelled = Program::start(&url, "lock waited -- echo never");
+    let mut cancelled = Program::start(url, "lock waited -- echo never");
     cancelled.says("waiting");
     let (code, lines) = cancelled.terminate();
     assert_eq!(code, 128 + 15, "{lines:#?}");
@@ -274,11 +255,11 @@ fn elected_leader_runs_its_command(backend: &Backend) {
 /// The guardian's work, for all that run a command: one that is deaf to SIGTERM, and its children.
 fn killed_parent_ends_command(backend: &Backend) {
     // A lease that is not lost on a busy machine, which would end the command too.
-    let url = (backend.url)(backend.addr);
+    let url = &*backend.plain;
     let script =
         "trap '' TERM; sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 1; done'; true";
     for line in ["lock g1", "elect g2", "schedule g3 --every 1s"] {
-        let mut parent = Program::start_script(&url, line, script);
+        let mut parent = Program::start_script(url, line, script);
         let child = u32::try_from(parent.says_number("pid ")).unwrap();
         assert!(is_alive(child));
         let killed = Instant::now();

@@ -4,7 +4,6 @@ use rustix::process::Signal;
 use testbed::{RedisServer, TempDir, within};
 
 use crate::program::{HANG, Program, field, number, run};
-use crate::unread;
 
 /// By the times that are printed, no process leads before the last leader has released.
 #[test]
@@ -39,7 +38,7 @@ fn printed_leaderships_do_not_overlap() {
 
 /// The command takes the signal too, but it was meant for contend: the command is not started again.
 #[test]
-fn signal_while_command_is_ended_ends_election() {
+fn signal_ends_an_ending_election() {
     within(HANG, || {
         let server = RedisServer::start();
         let folder = TempDir::new();
@@ -61,16 +60,5 @@ fn signal_while_command_is_ended_ends_election() {
         assert_eq!(code, 0, "{lines:#?}");
         let runs = lines.iter().filter(|line| *line == "runs").count();
         assert_eq!(runs, 1, "{lines:#?}");
-    });
-}
-
-/// A leader whose lines are not read any more steps down, in order.
-#[test]
-fn unread_election_ends() {
-    within(HANG, || {
-        let server = RedisServer::start();
-        unread(&server.url(), "elect unread");
-        let (_, out, _) = run(&server.url(), "status unread --json");
-        assert_eq!(field(&out, "owner"), "null", "{out}");
     });
 }

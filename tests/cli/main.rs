@@ -15,12 +15,3 @@ mod semaphore;
 
 /// The command, which cargo has built with the features of these tests.
 const CONTEND: &str = env!("CARGO_BIN_EXE_contend");
-
-/// Runs the command until it finds that its lines are not read any more.
-fn unread(url: &str, line: &str) {
-    let script = format!("{CONTEND} {line} | head -n 1");
-    let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", &script]).env("CONTEND_URL", url);
-    // The shell waits for both sides of the pipe.
-    assert!(shell.output().unwrap().status.success());
-}

@@ -6,7 +6,7 @@ use testbed::{Direction, Proxy, RedisServer, within};
 
 use crate::backends::{Backend, mysql, redis, zk};
 use crate::mysql_ground::{empty_database, operator};
-use crate::program::{HANG, contend, field, run};
+use crate::program::{HANG, field, run};
 
 /// Asserts that a URL is refused with this code, by a line that contains these words.
 fn fails(url: &str, code: i32, says: &str) {
@@ -19,13 +19,14 @@ fn fails(url: &str, code: i32, says: &str) {
 
 /// Mistakes that are the same everywhere. `other` is a server of another kind.
 fn make_mistakes(backend: &Backend, other: &Backend, code_of_other: i32) {
-    let proxy = Proxy::to(backend.addr);
+    let proxy = Proxy::before(&backend.plain);
     proxy.refuse();
-    fails(&backend.through(&proxy), 69, "refused");
-    fails(&(backend.url)(other.addr), code_of_other, "not locked");
-    let proxy = Proxy::to(backend.addr);
+    fails(&proxy.url(&backend.url()), 69, "refused");
+    proxy.pass();
     proxy.black_hole(Direction::Both);
-    fails(&backend.through(&proxy), 69, "not locked");
+    fails(&proxy.url(&backend.url()), 69, "not locked");
+    let proxy = Proxy::before(&other.plain);
+    fails(&proxy.url(&backend.plain), code_of_other, "not locked");
     let (code, _, err) = run(&backend.url(), "lock m --ttl 1ms -- true");
     assert_eq!(code, 64, "{err}");
     assert!(err.contains("at least"), "{err}");
@@ -35,7 +36,7 @@ fn make_mistakes(backend: &Backend, other: &Backend, code_of_other: i32) {
 fn mistakes_on_redis() {
     within(HANG, || {
         make_mistakes(redis(), mysql(), 78);
-        let wrong = format!("redis://bob:wrong@{}", redis().addr);
+        let wrong = redis().plain.replace("://", "://bob:wrong@");
         fails(&wrong, 77, "\"bob\"");
         let server = RedisServer::start();
         // May do everything but listen.
@@ -50,12 +51,12 @@ fn mistakes_on_redis() {
 fn mistakes_on_mysql() {
     within(HANG, || {
         make_mistakes(mysql(), redis(), 69);
-        let url = (mysql().url)(mysql().addr);
+        let url = &mysql().plain;
         let (_, rest) = url.split_once('@').unwrap();
         let (_, database) = rest.split_once('/').unwrap();
         let create = "CREATE USER IF NOT EXISTS reader IDENTIFIED BY 'pw'";
         let grant = format!("GRANT SELECT ON {database}.* TO reader");
-        let mut operator = operator(&url);
+        let mut operator = operator(url);
         operator.query_drop(create).unwrap();
         operator.query_drop(grant).unwrap();
         fails(&format!("mysql://reader:wrong@{rest}"), 77, "'reader'");
@@ -69,8 +70,8 @@ fn mistakes_on_zookeeper() {
         make_mistakes(zk(), redis(), 69);
         // A digest is never wrong by itself: it is another user, to whom the nodes do not belong.
         let url = |password| {
-            let addr = zk().addr;
-            format!("zk://alice:{password}@{addr}/mine?acl=creator_all")
+            let alice = zk().plain.replace("://", &format!("://alice:{password}@"));
+            format!("{alice}/mine?acl=creator_all")
         };
         assert_eq!(run(&url("pw"), "lock m -- true").0, 0);
         fails(&url("wrong"), 77, "ACL");
@@ -79,10 +80,10 @@ fn mistakes_on_zookeeper() {
 
 /// What a retry cannot fix ends `elect`, `schedule` and `observe` at once: a supervisor would see a healthy process.
 #[test]
-fn refusal_for_good_ends_what_runs_for_long() {
+fn permanent_errors_end_long_runs() {
     within(HANG, || {
         let no_table = empty_database();
-        let stranger = format!("redis://nobody:wrong@{}", redis().addr);
+        let stranger = redis().plain.replace("://", "://stranger:wrong@");
         for (url, expected, kind) in [(&no_table, 78, "misconfigured"), (&stranger, 77, "denied")] {
             for line in [
                 "elect m",
@@ -154,21 +155,4 @@ fn no_password_is_shown() {
         let (_, out, err) = run(url, line);
         assert!(!format!("{out}{err}").contains("open-sesame"), "{out}{err}");
     }
-}
-
-#[test]
-fn unwritable_output_has_its_code() {
-    let full = || std::fs::File::options().write(true).open("/dev/full");
-    let output = contend("memory://", "ping")
-        .stdout(full().unwrap())
-        .output();
-    let output = output.unwrap();
-    let err = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(74), "{err}");
-    let says = "contend: cannot write the output: ";
-    assert!(err.starts_with(says), "{err}");
-    let mut help = contend("memory://", "--help");
-    let help = help.stdout(full().unwrap()).output().unwrap();
-    let err = String::from_utf8(help.stderr).unwrap();
-    assert!(!err.contains("panicked"), "{err}");
 }

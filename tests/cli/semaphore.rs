@@ -123,10 +123,8 @@ fn killed_parent_ends_command_under_permits() {
 fn hanging_server_at_release_keeps_exit_code() {
     within(HANG, || {
         let shell = Shell::new("gpu 1");
-        let (before, rest) = shell.url.split_once('@').unwrap();
-        let (addr, database) = rest.split_once('/').unwrap();
-        let proxy = Proxy::to(addr.replace("localhost", "127.0.0.1").parse().unwrap());
-        let through = format!("{before}@{}/{database}", proxy.addr());
+        let proxy = Proxy::before(&shell.url);
+        let through = proxy.url(&shell.url);
         let folder = TempDir::new();
         let end = folder.path().join("end");
         let script = "echo in; until [ -e END ]; do sleep 0.05; done; exit 7";
@@ -164,35 +162,6 @@ fn create_keeps_capacity() {
         assert!(code == 65 && err.contains(help), "{code}: {err}");
         shell.says("usage gpu", 0, "capacity=3");
         shell.says("set-capacity gpu 5", 0, "before=3 capacity=5");
-    });
-}
-
-/// Whether or not the tables are there: this user cannot see it.
-#[test]
-fn user_without_a_grant_is_denied() {
-    within(HANG, || {
-        let url = empty_database();
-        let (before, rest) = url.split_once('@').unwrap();
-        let (_, database) = rest.split_once('/').unwrap();
-        let user = format!("sem_{database}");
-        let theirs = format!("{}://{user}:pw@{rest}", before.split_once("://").unwrap().0);
-        let mut operator = operator(&url);
-        for statement in [
-            format!("CREATE USER {user} IDENTIFIED BY 'pw'"),
-            // To log in with.
-            format!("CREATE TABLE {database}.other (id INT)"),
-            format!("GRANT SELECT ON {database}.other TO {user}"),
-        ] {
-            operator.query_drop(statement).unwrap();
-        }
-        for tables in ["absent", "present"] {
-            for line in ["create gpu 1", "usage", "run gpu -- true"] {
-                let (code, out, err) = run(&theirs, &format!("semaphore {line}"));
-                assert_eq!(code, 77, "{tables}: {line}: {out}{err}");
-                assert!(err.contains("grant SELECT"), "{err}");
-            }
-            assert_eq!(run(&url, "semaphore create gpu 1").0, 0);
-        }
     });
 }
 

@@ -337,7 +337,7 @@ pub fn departed_waiter_is_passed_over(subject: &Subject) {
 }
 
 /// By mistake, two processes have one id: they must not take the mutex from each other for ever.
-pub fn processes_with_one_id_do_not_alternate(subject: &Subject) {
+pub fn doubles_do_not_alternate(subject: &Subject) {
     let mutex = name("one-id");
     let both = [(); 2].map(|()| {
         let factory = subject.factory();

@@ -55,7 +55,12 @@ pub fn around(
             hook: Arc::clone(&its),
         })
     };
-    over(factory, "", hook, Arc::new(wrap))
+    let hooked = Hooked {
+        hook,
+        wrap: Arc::new(wrap),
+        ..Hooked::plain(factory)
+    };
+    Factory::new(Arc::new(hooked), factory.lease())
 }
 
 /// The same factory, with what `wrap` makes of its contenders.
@@ -63,7 +68,11 @@ pub fn wrapping(
     factory: &Factory,
     wrap: impl Fn(Box<dyn RawContender>, &Contender) -> Box<dyn RawContender> + Send + Sync + 'static,
 ) -> Factory {
-    over(factory, "", Arc::new(|_, _, _, _| Ok(())), Arc::new(wrap))
+    let hooked = Hooked {
+        wrap: Arc::new(wrap),
+        ..Hooked::plain(factory)
+    };
+    Factory::new(Arc::new(hooked), factory.lease())
 }
 
 /// What a test turns on and off while a hook looks.
@@ -120,6 +129,32 @@ pub fn hanging(
     (factory, hung)
 }
 
+/// The same factory: while the switch is on, renewals have no answer.
+pub fn renewing_in_vain(factory: &Factory) -> (Factory, Switch) {
+    let broken = Switch::default();
+    let is_broken = broken.clone();
+    let factory = around(factory, move |when, call, _, _| {
+        if (when, call) == (When::Before, Call::Renew) && is_broken.is_on() {
+            return Err(no_answer());
+        }
+        Ok(())
+    });
+    (factory, broken)
+}
+
+/// The same factory: the next grant after the switch is turned on takes effect, and its reply is lost.
+pub fn losing_a_grant(factory: &Factory) -> (Factory, Switch) {
+    let lossy = Switch::default();
+    let loses = lossy.clone();
+    let factory = around(factory, move |when, call, _, _| {
+        if when == When::After && matches!(call, Call::Acquire(_)) && loses.take() {
+            return Err(no_answer());
+        }
+        Ok(())
+    });
+    (factory, lossy)
+}
+
 /// What a call without an answer ends with.
 pub fn no_answer() -> Error {
     Error::new(ErrorKind::Timeout, "no answer on request")
@@ -128,24 +163,15 @@ pub fn no_answer() -> Error {
 /// The same mutexes as another process sees them: what this process knows of ids and threads does not
 /// hold there.
 pub fn as_another_process(factory: &Factory) -> Factory {
-    let hook = Arc::new(|_, _, _: &_, _| Ok(()));
-    over(
-        factory,
-        " of another process",
-        hook,
-        Arc::new(|inner, _| inner),
-    )
+    let mut hooked = Hooked::plain(factory);
+    hooked.realm.push_str(" of another process");
+    Factory::new(Arc::new(hooked), factory.lease())
 }
 
-fn over(factory: &Factory, suffix: &str, hook: Hook, wrap: Wrap) -> Factory {
-    let inner = factory.backend().unwrap();
-    let realm = format!("{}{suffix}", inner.realm());
-    let hooked = Hooked {
-        inner,
-        realm,
-        hook,
-        wrap,
-    };
+/// The same factory, whose lockers queue in the process.
+pub fn one_per_process(factory: &Factory) -> Factory {
+    let mut hooked = Hooked::plain(factory);
+    hooked.one_per_process = true;
     Factory::new(Arc::new(hooked), factory.lease())
 }
 
@@ -165,6 +191,7 @@ pub fn counting(factory: &Factory) -> (Factory, Arc<Mutex<Vec<Call>>>) {
 struct Hooked {
     inner: Arc<dyn Backend>,
     realm: String,
+    one_per_process: bool,
     hook: Hook,
     wrap: Wrap,
 }
@@ -178,6 +205,10 @@ impl fmt::Debug for Hooked {
 impl Backend for Hooked {
     fn realm(&self) -> &str {
         &self.realm
+    }
+
+    fn one_per_process(&self) -> bool {
+        self.one_per_process
     }
 
     fn contender(&self, place: &Contender, wake: &Unparker) -> Result<Box<dyn RawContender>> {
@@ -237,6 +268,18 @@ impl Backend for Hooked {
 }
 
 impl Hooked {
+    /// Changes nothing yet.
+    fn plain(factory: &Factory) -> Hooked {
+        let inner = factory.backend().unwrap();
+        Hooked {
+            realm: inner.realm().to_owned(),
+            inner,
+            one_per_process: false,
+            hook: Arc::new(|_, _, _, _| Ok(())),
+            wrap: Arc::new(|inner, _| inner),
+        }
+    }
+
     /// What a hook is told of a call that no contender makes.
     fn place(&self, mutex: &Arc<str>) -> Contender {
         Contender {

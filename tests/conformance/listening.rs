@@ -155,7 +155,7 @@ impl MutexContender for Own {
     }
 }
 
-pub fn executor_runs_callbacks_of_an_own_type(subject: &Subject) {
+pub fn executor_runs_own_callbacks(subject: &Subject) {
     let (jobs, queue) = crossbeam_channel::unbounded::<Job>();
     let pool = std::thread::Builder::new()
         .name("the pool".into())

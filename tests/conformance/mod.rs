@@ -69,6 +69,12 @@ pub fn lease() -> Lease {
     Lease::new(ms(3_000), ms(2_000)).unwrap()
 }
 
+/// A registry in memory that no other test has, with this lease in milliseconds.
+pub fn memory(ttl: u64, transition: u64) -> Factory {
+    let lease = Lease::new(ms(ttl), ms(transition)).unwrap();
+    contend::memory::factory(&name("registry"), lease)
+}
+
 /// A mutex name that no other test has.
 pub fn name(fact: &str) -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
@@ -168,7 +174,7 @@ facts! {
         dropped_service_releases,
         service_stops_at_any_time,
         departed_waiter_is_passed_over,
-        processes_with_one_id_do_not_alternate,
+        doubles_do_not_alternate,
         stop_ends_delivery,
         every_name_is_itself;
     contract:
@@ -186,7 +192,7 @@ facts! {
         panicking_callback_stops_no_other,
         next_owner_waits_for_the_callback,
         callback_can_stop_its_service,
-        executor_runs_callbacks_of_an_own_type,
+        executor_runs_own_callbacks,
         full_channel_drops_whole_pairs;
     locker:
         lock_excludes_until_unlocked,
@@ -205,11 +211,11 @@ facts! {
         locker_and_service_take_turns,
         fronts_share_ids;
     scheduler:
-        scheduled_work_runs_on_one_leader_and_fails_over,
-        stop_keeps_leading_until_running_work_has_ended,
-        work_is_cancelled_when_leadership_is_lost,
-        a_new_leader_goes_on_where_the_last_one_was,
-        a_new_leader_rests_after_the_last_ones_run,
-        work_of_a_lost_leadership_does_not_go_on_in_the_next,
-        a_new_leader_skips_what_was_missed;
+        one_leader_works_and_fails_over,
+        stop_leads_until_work_has_ended,
+        lost_leadership_cancels_work,
+        new_leader_keeps_the_beat,
+        new_leader_rests_after_last_run,
+        lost_work_ends_with_its_leadership,
+        new_leader_skips_what_was_missed;
 }

@@ -93,6 +93,11 @@ pub fn calls_end(backend: &str, factory: Factory, pause: impl FnOnce()) {
         row(what, short, &mut || error(first.try_lock_for(short)));
     }
     row("try_lock", ms(0), &mut || error(second.try_lock()));
+    row("owner", ms(0), &mut || format!("{:?}", factory.owner("m")));
+    row("list", ms(0), &mut || format!("{:?}", factory.list()));
+    row("revoke", ms(0), &mut || {
+        format!("{:?}", factory.revoke("m", 1))
+    });
     let [stopped, dropped] = services;
     row("stop of a leader", ms(0), &mut || {
         format!("{:?}", stopped.stop())

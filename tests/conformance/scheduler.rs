@@ -12,7 +12,7 @@ use testbed::wait_until;
 use super::hooked::failing;
 use super::{PATIENCE, Subject, ms, name};
 
-pub fn scheduled_work_runs_on_one_leader_and_fails_over(subject: &Subject) {
+pub fn one_leader_works_and_fails_over(subject: &Subject) {
     let mutex = name("fail-over");
     let inside = Arc::new(AtomicI64::new(0));
     let schedulers: Vec<(Scheduler, Receiver<u64>, Arc<AtomicBool>)> = (0..3)
@@ -24,6 +24,7 @@ pub fn scheduled_work_runs_on_one_leader_and_fails_over(subject: &Subject) {
             let scheduler = often(&subject.factory(), &mutex, move |context| {
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                 working.store(true, Ordering::SeqCst);
+                // So that two that work at once meet.
                 thread::sleep(ms(3));
                 working.store(false, Ordering::SeqCst);
                 inside.fetch_sub(1, Ordering::SeqCst);
@@ -56,13 +57,14 @@ pub fn scheduled_work_runs_on_one_leader_and_fails_over(subject: &Subject) {
         assert!(!scheduler.is_leader());
         let after = runs.len();
         assert!(!works.load(Ordering::SeqCst), "stop waited for it");
+        // Six periods.
         thread::sleep(ms(30));
         assert_eq!(runs.len(), after, "nothing runs after stop");
     }
 }
 
 /// The next leader would work beside it, were leadership given back before the work has ended.
-pub fn stop_keeps_leading_until_running_work_has_ended(subject: &Subject) {
+pub fn stop_leads_until_work_has_ended(subject: &Subject) {
     let mutex = name("stop-waits");
     let lease = subject.factory().lease();
     let inside = Arc::new(AtomicI64::new(0));
@@ -98,7 +100,7 @@ pub fn stop_keeps_leading_until_running_work_has_ended(subject: &Subject) {
 }
 
 /// Rule 2, for work: it is told at the end of the ttl, and begins no more until it leads again.
-pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
+pub fn lost_leadership_cancels_work(subject: &Subject) {
     let mutex = name("cancelled");
     let (factory, broken) = failing(&subject.factory());
     let (sender, begun) = unbounded();
@@ -128,6 +130,7 @@ pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
         began.elapsed()
     );
     let before = runs.load(Ordering::SeqCst);
+    // Twenty periods.
     thread::sleep(ms(100));
     assert_eq!(
         runs.load(Ordering::SeqCst),
@@ -143,7 +146,7 @@ pub fn work_is_cancelled_when_leadership_is_lost(subject: &Subject) {
 }
 
 /// The schedule belongs to the mutex. Three processes, rolled over within a period.
-pub fn a_new_leader_goes_on_where_the_last_one_was(subject: &Subject) {
+pub fn new_leader_keeps_the_beat(subject: &Subject) {
     let mutex = name("goes-on");
     let period = Duration::from_secs(2);
     let (sender, runs) = unbounded();
@@ -164,6 +167,7 @@ pub fn a_new_leader_goes_on_where_the_last_one_was(subject: &Subject) {
         // The first leader may have waited for the servers to start.
         let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
         assert!(Instant::now() < deadline, "only {} runs", runs.len());
+        // Far less than a period: several processes lead in each.
         thread::sleep(ms(300));
         scheduler.stop().unwrap();
     }
@@ -177,7 +181,7 @@ pub fn a_new_leader_goes_on_where_the_last_one_was(subject: &Subject) {
 }
 
 /// The same with a fixed delay: counted from the end of the last leader's run.
-pub fn a_new_leader_rests_after_the_last_ones_run(subject: &Subject) {
+pub fn new_leader_rests_after_last_run(subject: &Subject) {
     let mutex = name("rests");
     let delay = ms(1_500);
     let (sender, ends) = unbounded();
@@ -185,6 +189,7 @@ pub fn a_new_leader_rests_after_the_last_ones_run(subject: &Subject) {
     let first = first
         .scheduler(&mutex)
         .start(Schedule::with_delay(delay), move |_| {
+            // Counted from its begin, the delay would be over so much earlier.
             thread::sleep(ms(700));
             sender.send(Instant::now())
         })
@@ -206,7 +211,7 @@ pub fn a_new_leader_rests_after_the_last_ones_run(subject: &Subject) {
 
 /// A run's leadership is its own: an earlier run neither sees the next one nor goes on in it, and what
 /// begins in it has its fence.
-pub fn work_of_a_lost_leadership_does_not_go_on_in_the_next(subject: &Subject) {
+pub fn lost_work_ends_with_its_leadership(subject: &Subject) {
     let mutex = name("later");
     let factory = subject.factory();
     let (sender, contexts) = unbounded();
@@ -241,7 +246,7 @@ pub fn work_of_a_lost_leadership_does_not_go_on_in_the_next(subject: &Subject) {
 }
 
 /// What [`Missed::Skip`] leaves out, a new leader leaves out too.
-pub fn a_new_leader_skips_what_was_missed(subject: &Subject) {
+pub fn new_leader_skips_what_was_missed(subject: &Subject) {
     let mutex = name("skips");
     let period = Duration::from_secs(3);
     let schedule = Schedule::every(period).missed(Missed::Skip);

@@ -4,17 +4,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{self, Call, Switch, When, no_answer};
-use crate::conformance::{HANG, PATIENCE, closed, elsewhere, ms, name, next, outage};
-use contend::{Cancel, Error, ErrorKind, EventKind, Factory, Lease};
+use crate::conformance::{HANG, PATIENCE, closed, elsewhere, memory, ms, next, outage};
+use contend::{Cancel, Error, ErrorKind, EventKind, Factory};
 use testbed::{wait_until, within};
 
 /// What a loaded machine may add to a bound; far below what a missing bound costs.
 const SLACK: Duration = ms(4_000);
-
-fn memory(ttl: u64, transition: u64) -> Factory {
-    let lease = Lease::new(ms(ttl), ms(transition)).unwrap();
-    contend::memory::factory(&name("deadlines"), lease)
-}
 
 fn none_is_left(memory: &Factory) {
     let is_empty = || memory.list().unwrap().is_empty();
@@ -22,7 +17,7 @@ fn none_is_left(memory: &Factory) {
 }
 
 #[test]
-fn calls_end_under_a_long_ttl_while_the_backend_hangs() {
+fn calls_end_while_the_backend_hangs() {
     within(HANG, || {
         let (factory, hung) = hooked::hanging(&memory(60_000, 60_000), |_, _| true);
         outage::calls_end("memory", factory, move || hung.on());
@@ -53,7 +48,7 @@ fn resigning_while_calls_hang_says_not_released() {
 
 /// A panic in a backend is announced like any loss.
 #[test]
-fn panicking_renewal_ends_belief_and_the_service_goes_on() {
+fn panicking_renewal_ends_belief_alone() {
     within(HANG, || {
         let panics = Switch::default();
         let panicking = panics.clone();
@@ -124,7 +119,7 @@ fn cancel_ends_every_wait_at_once() {
 
 /// A request that was sent is waited for: else each try would be cut off, and leave a lease to the next.
 #[test]
-fn cancellable_wait_gives_a_slow_server_its_time() {
+fn cancellable_wait_lets_requests_finish() {
     within(HANG, || {
         let factory = hooked::around(&memory(60_000, 1_000), |when, call, _, by| {
             if when == When::After && matches!(call, Call::Acquire(_)) {
@@ -144,7 +139,7 @@ fn cancellable_wait_gives_a_slow_server_its_time() {
 }
 
 #[test]
-fn lock_all_is_all_or_none_and_lost_with_the_first() {
+fn lock_all_is_lost_with_one() {
     within(HANG, || {
         let memory = memory(2_000, 2_000);
         let fails = Switch::default();
@@ -173,11 +168,12 @@ fn lock_all_is_all_or_none_and_lost_with_the_first() {
 }
 
 #[test]
-fn lock_all_keeps_its_timeout_however_many_there_are() {
+fn lock_all_keeps_its_timeout() {
     within(HANG, || {
         let memory = memory(20_000, 2_000);
         let slow = hooked::around(&memory, |when, _, _, _| {
             if when == When::Before {
+                // Sixty of these take longer than the timeout.
                 thread::sleep(ms(50));
             }
             Ok(())

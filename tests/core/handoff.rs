@@ -4,15 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::conformance::hooked::{self, Call, When};
-use crate::conformance::{HANG, PATIENCE, closed, elsewhere, ms, name};
-use contend::{Cancel, ErrorKind, Factory, Lease, Locker};
+use crate::conformance::{HANG, PATIENCE, closed, elsewhere, hooked, memory, ms};
+use contend::{Cancel, ErrorKind, Locker};
 use testbed::{wait_until, within};
-
-fn memory(ttl: u64, transition: u64) -> Factory {
-    let lease = Lease::new(ms(ttl), ms(transition)).unwrap();
-    contend::memory::factory(&name("handoff"), lease)
-}
 
 /// How often eight threads got one locker.
 fn locks(locker: &Locker) -> usize {
@@ -49,7 +43,7 @@ fn threads_pass_the_lease_on() {
 }
 
 #[test]
-fn other_locker_waits_for_the_limit_at_most() {
+fn other_locker_waits_for_the_limit() {
     within(HANG, || {
         let memory = memory(10_000, 6_000);
         let other = memory.locker("m").build().unwrap();
@@ -80,7 +74,7 @@ fn other_locker_waits_for_the_limit_at_most() {
 const QUEUES: Duration = ms(200);
 
 #[test]
-fn heir_shares_the_fence_and_is_lost_alone() {
+fn heir_shares_fence_and_is_lost_alone() {
     within(HANG, || {
         let memory = memory(2_500, 500);
         let locker = memory.locker("m").local_handoff(PATIENCE).build().unwrap();
@@ -126,20 +120,11 @@ fn cancelled_heir_releases() {
 
 /// The transition is the holder's, also from threads of the same locker, which would adopt the lease at once.
 #[test]
-fn own_locker_leaves_the_transition_to_a_lost_guard() {
+fn lost_guard_keeps_its_transition() {
     within(HANG, || {
         for limit in [ms(0), PATIENCE] {
             let memory = memory(600, 1_500);
-            let broken = hooked::Switch::default();
-            let breaks = broken.clone();
-            let factory = hooked::around(&memory, move |when, call, _, _| {
-                let fails = (when, call) == (When::Before, Call::Renew) && breaks.is_on();
-                if fails {
-                    Err(hooked::no_answer())
-                } else {
-                    Ok(())
-                }
-            });
+            let (factory, broken) = hooked::renewing_in_vain(&memory);
             let locker = factory.locker("m").local_handoff(limit).build().unwrap();
             let guard = locker.lock().unwrap();
             broken.on();

@@ -41,7 +41,7 @@ fn ping_is_enough_to_know() {
 
 /// Neither a stop nor a start ends it.
 #[test]
-fn trouble_of_a_service_shows_while_it_lasts() {
+fn service_trouble_shows_while_it_lasts() {
     within(HANG, || {
         let (factory, handle) = registry();
         let service = factory.contend("m").build().unwrap();
@@ -65,7 +65,7 @@ fn trouble_of_a_service_shows_while_it_lasts() {
 
 /// It is not forgotten with the locker that met it. To be refused is no trouble.
 #[test]
-fn trouble_of_a_locker_shows_until_the_next_answer() {
+fn locker_trouble_shows_until_an_answer() {
     let (factory, handle) = registry();
     let locker = factory.locker("m").build().unwrap();
     let other = factory.locker("m").build().unwrap();

@@ -3,16 +3,15 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::conformance::hooked::{self, Call, Switch, When, as_another_process, no_answer};
+use crate::conformance::hooked::{self, as_another_process};
 use crate::conformance::{
-    HANG, PATIENCE, closed, elsewhere, ms, name, next, started, wait_for_owner,
+    HANG, PATIENCE, closed, elsewhere, memory, ms, next, started, wait_for_owner,
 };
-use contend::{ErrorKind, EventKind, Factory, Lease};
+use contend::{ErrorKind, EventKind, Factory};
 use testbed::{wait_until, within};
 
 fn factory() -> Factory {
-    let lease = Lease::new(ms(2_000), ms(1_000)).unwrap();
-    contend::memory::factory(&name("identity"), lease)
+    memory(2_000, 1_000)
 }
 
 /// What stands there under its own id may be the other's; after a lost reply, too, and whether a renewal has noticed or
@@ -22,17 +21,9 @@ fn unlocking_leaves_a_double_its_lock() {
     for (loses_reply, notices) in [(false, false), (true, false), (false, true)] {
         within(HANG, || {
             let there = factory();
-            let lost = Switch::default();
-            let loses = lost.clone();
-            let here = hooked::around(&there, move |when, call, _, _| {
-                let acquired = when == When::After && matches!(call, Call::Acquire(_));
-                if acquired && loses.take() {
-                    return Err(no_answer());
-                }
-                Ok(())
-            });
+            let (here, lossy) = hooked::losing_a_grant(&there);
             if loses_reply {
-                lost.on();
+                lossy.on();
             }
             let there = as_another_process(&there);
             let ours = here.locker("m").id("host-1").renew_after(ms(1_400));
@@ -87,7 +78,7 @@ fn leader_without_receiver_steps_down_for_good() {
 }
 
 #[test]
-fn resigner_is_released_first_and_rejoins_the_queue() {
+fn resigner_releases_and_rejoins() {
     within(HANG, || {
         let factory = factory();
         let (a, a_events) = started(&factory, "m", "a");
@@ -109,7 +100,7 @@ fn resigner_is_released_first_and_rejoins_the_queue() {
 }
 
 #[test]
-fn refused_double_does_not_cost_the_live_one_its_place() {
+fn refused_double_costs_no_place() {
     within(HANG, || {
         let factory = factory();
         let _guard = factory.locker("m").build().unwrap().lock().unwrap();
@@ -125,7 +116,7 @@ fn refused_double_does_not_cost_the_live_one_its_place() {
 }
 
 #[test]
-fn resigning_beside_another_or_a_stop_is_answered() {
+fn concurrent_resigns_are_answered() {
     within(HANG, || {
         let factory = factory();
         let (told, events) = crossbeam_channel::unbounded();

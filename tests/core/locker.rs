@@ -6,20 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{self, Call, Switch, When, no_answer};
-use crate::conformance::{HANG, PATIENCE, closed, elsewhere, ms, name};
+use crate::conformance::{HANG, PATIENCE, closed, elsewhere, memory, ms};
 use contend::backend::OnRefusal;
-use contend::{Error, ErrorKind, Factory, Lease, Locker, Moment};
+use contend::{Error, ErrorKind, Factory, Locker, Moment};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
-
-fn memory() -> Factory {
-    contend::memory::factory(&name("locker"), Lease::default())
-}
-
-fn with_lease(ttl: u64, transition: u64) -> Factory {
-    let lease = Lease::new(ms(ttl), ms(transition)).unwrap();
-    contend::memory::factory(&name("locker"), lease)
-}
 
 fn locker(factory: &Factory) -> Locker {
     factory.locker("m").build().unwrap()
@@ -28,7 +19,7 @@ fn locker(factory: &Factory) -> Locker {
 #[test]
 fn uncontended_cycle_is_two_calls() {
     within(HANG, || {
-        let (factory, calls) = hooked::counting(&memory());
+        let (factory, calls) = hooked::counting(&memory(10_000, 6_000));
         let locker = locker(&factory);
         assert!(calls.lock().is_empty(), "building asks nothing");
         let cycle = [Call::Acquire(OnRefusal::Leave), Call::Release];
@@ -55,9 +46,9 @@ fn uncontended_cycle_is_two_calls() {
 }
 
 #[test]
-fn refused_try_is_one_call_and_a_wait_queues_and_withdraws() {
+fn refused_wait_queues_and_withdraws() {
     within(HANG, || {
-        let memory = memory();
+        let memory = memory(10_000, 6_000);
         let (factory, calls) = hooked::counting(&memory);
         let waits = locker(&factory);
         let guard = locker(&memory).lock().unwrap();
@@ -86,7 +77,7 @@ fn late_grant_is_not_returned() {
     within(HANG, || {
         let (slow, granted) = (Switch::default(), Arc::new(AtomicUsize::new(0)));
         let (is_slow, counted) = (slow.clone(), Arc::clone(&granted));
-        let factory = hooked::around(&with_lease(3_000, 10_000), move |when, call, _, _| {
+        let factory = hooked::around(&memory(3_000, 10_000), move |when, call, _, _| {
             if when == When::After && matches!(call, Call::Acquire(_)) {
                 counted.fetch_add(1, Ordering::SeqCst);
                 if is_slow.take() {
@@ -108,18 +99,10 @@ fn late_grant_is_not_returned() {
 }
 
 #[test]
-fn lost_reply_is_adopted_by_the_next_lock() {
+fn next_lock_adopts_lost_reply() {
     within(HANG, || {
-        let memory = memory();
-        let lossy = Switch::default();
-        let loses = lossy.clone();
-        let factory = hooked::around(&memory, move |when, call, _, _| {
-            let acquired = when == When::After && matches!(call, Call::Acquire(_));
-            if acquired && loses.take() {
-                return Err(no_answer());
-            }
-            Ok(())
-        });
+        let memory = memory(10_000, 6_000);
+        let (factory, lossy) = hooked::losing_a_grant(&memory);
         let ours = locker(&factory);
         lossy.on();
         let failed = ours.try_lock().unwrap_err();
@@ -140,7 +123,7 @@ fn lost_reply_is_adopted_by_the_next_lock() {
 #[test]
 fn unanswered_wait_leaves_no_place() {
     within(HANG, || {
-        let memory = memory();
+        let memory = memory(10_000, 6_000);
         let factory = hooked::around(&memory, |when, call, _, _| {
             let queues = (when, call) == (When::After, Call::Acquire(OnRefusal::Enqueue));
             if queues { Err(no_answer()) } else { Ok(()) }
@@ -153,12 +136,12 @@ fn unanswered_wait_leaves_no_place() {
 }
 
 #[test]
-fn lock_outlasts_what_passes_and_gives_up_on_what_does_not() {
+fn lock_outlasts_transient_errors_alone() {
     within(HANG, || {
         // How many calls fail, and how.
         let failures = Arc::new(Mutex::new((0, ErrorKind::Unreachable)));
         let left = Arc::clone(&failures);
-        let factory = hooked::around(&memory(), move |when, _, _, _| {
+        let factory = hooked::around(&memory(10_000, 6_000), move |when, _, _, _| {
             let (left, kind) = &mut *left.lock();
             if when == When::Before && *left > 0 {
                 *left -= 1;
@@ -185,7 +168,7 @@ fn lock_outlasts_what_passes_and_gives_up_on_what_does_not() {
 #[test]
 fn unanswered_release_is_repeated_and_not_guessed() {
     within(HANG, || {
-        let memory = memory();
+        let memory = memory(10_000, 6_000);
         let fails = Arc::new(Mutex::new(None));
         let once = Arc::clone(&fails);
         let factory = hooked::around(&memory, move |when, call, _, _| {
@@ -213,11 +196,11 @@ fn unanswered_release_is_repeated_and_not_guessed() {
 
 /// A renewal that hangs must not keep the timer from telling others in time.
 #[test]
-fn hung_renewal_does_not_delay_the_loss_of_another_guard() {
+fn hung_renewal_delays_no_other_loss() {
     within(HANG, || {
         let stuck = Switch::default();
         let is_stuck = stuck.clone();
-        let factory = hooked::around(&memory(), move |when, call, place, by| {
+        let factory = hooked::around(&memory(10_000, 6_000), move |when, call, place, by| {
             if when == When::Before && call == Call::Renew && is_stuck.is_on() {
                 if &*place.mutex == "slow" {
                     thread::sleep(by.remaining());
@@ -243,9 +226,9 @@ fn hung_renewal_does_not_delay_the_loss_of_another_guard() {
 
 /// The timer sleeps for the long one, and is woken for the short one.
 #[test]
-fn short_lease_is_renewed_beside_a_long_one() {
+fn short_lease_is_renewed_beside_long() {
     within(HANG, || {
-        let factory = memory();
+        let factory = memory(10_000, 6_000);
         let lock = |mutex: &str, ttl| {
             let locker = factory.locker(mutex).ttl(ms(ttl)).build().unwrap();
             // The timer falls asleep meanwhile, for what it has.
@@ -275,7 +258,7 @@ fn passed_deadline_does_not_revive() {
     within(HANG, || {
         let (slow, renewed) = (Switch::default(), Switch::default());
         let (is_slow, comes) = (slow.clone(), renewed.clone());
-        let factory = hooked::around(&with_lease(1_000, 10_000), move |when, call, _, _| {
+        let factory = hooked::around(&memory(1_000, 10_000), move |when, call, _, _| {
             if (when, call) == (When::After, Call::Renew) && is_slow.is_on() {
                 // Longer than the ttl.
                 thread::sleep(ms(1_500));
@@ -287,6 +270,7 @@ fn passed_deadline_does_not_revive() {
         slow.on();
         closed(&guard.lost());
         wait_until(PATIENCE, "a renewal came through", || renewed.is_on());
+        // For a while, in which a late renewal would be believed.
         for _ in 0..50 {
             assert!(!guard.is_valid() && guard.valid_for().is_zero());
             thread::sleep(ms(2));
@@ -296,10 +280,11 @@ fn passed_deadline_does_not_revive() {
 }
 
 #[test]
-fn work_under_a_lost_lock_is_an_error() {
+fn lost_lock_fails_its_work() {
     within(HANG, || {
-        let factory = with_lease(200, 200);
+        let factory = memory(200, 200);
         let locker = factory.locker("m").max_hold(ms(10)).build().unwrap();
+        // Far longer than it may be held.
         let failed = locker.with_lock(|_| thread::sleep(ms(500))).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Lost);
         let told = failed.to_string();
@@ -309,11 +294,11 @@ fn work_under_a_lost_lock_is_an_error() {
 }
 
 #[test]
-fn panicking_backend_costs_one_guard_and_no_turn() {
+fn panicking_backend_costs_one_guard() {
     within(HANG, || {
         let broken = Switch::default();
         let panics = broken.clone();
-        let factory = hooked::around(&memory(), move |_, _, place, _| {
+        let factory = hooked::around(&memory(10_000, 6_000), move |_, _, place, _| {
             if &*place.mutex == "bad" && panics.is_on() {
                 std::panic::resume_unwind(Box::new("on purpose"));
             }
@@ -340,7 +325,7 @@ fn panicking_backend_costs_one_guard_and_no_turn() {
 /// The error names the limit.
 #[test]
 fn bad_settings_are_refused_with_the_limit() {
-    let factory = memory();
+    let factory = memory(10_000, 6_000);
     let (long_name, long_id) = ("m".repeat(67), "i".repeat(129));
     for bad in ["", " a", "a ", "a\nb", "a\0b", "{a}", "a}", &long_name] {
         for error in [

@@ -121,7 +121,7 @@ impl Probe for Holds {
 
 /// Not to the moment of noticing: after a pause it would look as if two had held.
 #[test]
-fn hold_is_counted_to_the_end_of_belief() {
+fn hold_is_counted_to_beliefs_end() {
     within(HANG, || {
         let lease = Lease::new(ms(1_000), ms(500)).unwrap();
         let memory = memory::factory(&name("probe"), lease);

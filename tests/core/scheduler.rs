@@ -1,35 +1,21 @@
 //! What a scheduler does with work that is slow, stuck or calls back.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::conformance::hooked::{self, Call, When};
+use crate::conformance::hooked::{self, Call, Switch, When};
+use crate::conformance::{HANG, PATIENCE, memory, ms};
 use contend::{
-    Context, Error, ErrorKind, Factory, Lease, Probe, RunOutcomeKind, Schedule, Scheduler,
-    SchedulerBuilder, Status,
+    Context, Error, ErrorKind, Probe, RunOutcomeKind, Schedule, Scheduler, SchedulerBuilder, Status,
 };
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
 
-/// When a hung test is ended.
-const HANG: Duration = Duration::from_secs(120);
-
-/// How long a condition may take to come true on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(40);
-
 /// The period of a schedule whose second run never comes.
 const HOUR: Duration = Duration::from_secs(3600);
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn memory(name: &str, ttl: u64, transition: u64) -> Factory {
-    contend::memory::factory(name, Lease::new(ms(ttl), ms(transition)).unwrap())
-}
 
 /// Starts work that tells what it finds.
 fn telling<T: Send + 'static>(
@@ -71,7 +57,7 @@ fn fails<T>() -> Result<T, Error> {
 #[test]
 fn stop_gives_up_on_stuck_work() {
     within(HANG, || {
-        let memory = memory("stuck-work", 1_000, 1_000);
+        let memory = memory(1_000, 1_000);
         let started = Instant::now();
         let (scheduler, begun, let_go) = stuck(memory.scheduler("m").stop_within(ms(100)));
         let fence = next(&begun);
@@ -107,7 +93,7 @@ fn stop_gives_up_on_stuck_work() {
 #[test]
 fn late_end_of_work_releases() {
     within(HANG, || {
-        let factory = memory("late-end", 20_000, 20_000);
+        let factory = memory(20_000, 20_000);
         let (scheduler, begun, let_go) = stuck(factory.scheduler("m").stop_within(ms(50)));
         next(&begun);
         scheduler.stop().unwrap_err();
@@ -125,29 +111,30 @@ fn late_end_of_work_releases() {
 #[test]
 fn stop_after_loss_spares_running_work() {
     within(HANG, || {
-        let memory = memory("loss", 2_000, 60_000);
-        let (broken, released) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let (is_broken, counted) = (Arc::clone(&broken), Arc::clone(&released));
+        let memory = memory(2_000, 60_000);
+        let (broken, released) = <(Switch, Arc<AtomicUsize>)>::default();
+        let (is_broken, counted) = (broken.clone(), Arc::clone(&released));
         let factory = hooked::around(&memory, move |when, call, _, _| {
             if when == When::After && call == Call::Release {
-                AtomicUsize::fetch_add(&counted, 1, Ordering::SeqCst);
+                counted.fetch_add(1, Ordering::SeqCst);
             }
             match call {
-                Call::Renew | Call::Acquire(_) if is_broken.load(Ordering::SeqCst) => fails(),
+                Call::Renew | Call::Acquire(_) if is_broken.is_on() => fails(),
                 _ => Ok(()),
             }
         });
         let (scheduler, begun, let_go) = stuck(factory.scheduler("m").stop_within(ms(300)));
         next(&begun);
-        broken.store(true, Ordering::SeqCst);
+        broken.on();
         wait_until(PATIENCE, "leadership is lost", || !scheduler.is_leader());
         scheduler.stop().unwrap_err();
+        // A release would be sent by now.
         thread::sleep(ms(300));
         assert_eq!(released.load(Ordering::SeqCst), 0);
         let locker = memory.locker("m").build().unwrap();
         assert_eq!(locker.try_lock().unwrap_err().kind(), ErrorKind::Held);
         // The release adopts what the failed attempts may have left.
-        broken.store(false, Ordering::SeqCst);
+        broken.off();
         drop(let_go);
         scheduler.stop().unwrap();
         assert_eq!(released.load(Ordering::SeqCst), 1);
@@ -158,7 +145,7 @@ fn stop_after_loss_spares_running_work() {
 #[test]
 fn stop_inside_work_takes_effect_after_it() {
     within(HANG, || {
-        let factory = memory("inside", 10_000, 6_000);
+        let factory = memory(10_000, 6_000);
         let slot: Arc<Mutex<Option<Arc<Scheduler>>>> = Arc::default();
         let own = Arc::clone(&slot);
         let (sender, stopped) = unbounded();
@@ -183,11 +170,12 @@ fn stop_inside_work_takes_effect_after_it() {
 #[test]
 fn fixed_delay_rests_between_runs() {
     within(HANG, || {
-        let factory = memory("rest", 10_000, 6_000);
+        let factory = memory(10_000, 6_000);
         let started = Instant::now();
         let schedule = Schedule::with_delay(ms(100)).initial_delay(ms(200));
         let (scheduler, begun) = telling(factory.scheduler("m"), schedule, |_| {
             let began = Instant::now();
+            // A delay counts from the end of a run.
             thread::sleep(ms(50));
             began
         });
@@ -202,7 +190,7 @@ fn fixed_delay_rests_between_runs() {
 #[test]
 fn drop_stops() {
     within(HANG, || {
-        let factory = memory("drop", 10_000, 6_000);
+        let factory = memory(10_000, 6_000);
         let kept = Arc::new(());
         let own = Arc::clone(&kept);
         let work = move |_: &Context| drop(Arc::clone(&own));
@@ -216,7 +204,7 @@ fn drop_stops() {
 
 #[test]
 fn mistakes_are_refused() {
-    let factory = memory("inputs", 10_000, 6_000);
+    let factory = memory(10_000, 6_000);
     for (mutex, period) in [("m", ms(0)), ("{m}", HOUR)] {
         let schedule = Schedule::every(period);
         let refused = factory.scheduler(mutex).build(schedule, |_| {});
@@ -228,7 +216,7 @@ fn mistakes_are_refused() {
 #[test]
 fn run_is_recorded_once() {
     within(HANG, || {
-        let memory = memory("writes", 10_000, 6_000);
+        let memory = memory(10_000, 6_000);
         for (schedule, recorded) in [
             (Schedule::every(ms(1_000)), true),
             (Schedule::with_delay(ms(1_000)), true),
@@ -249,7 +237,7 @@ fn run_is_recorded_once() {
 #[test]
 fn unrecorded_work_runs() {
     within(HANG, || {
-        let memory = memory("no-record", 10_000, 6_000);
+        let memory = memory(10_000, 6_000);
         let factory = hooked::around(&memory, |when, call, _, _| match (when, call) {
             (When::Before, Call::RecordRun) => fails(),
             _ => Ok(()),
@@ -257,7 +245,8 @@ fn unrecorded_work_runs() {
         let schedule = Schedule::every(ms(1_000));
         let (scheduler, runs) = telling(factory.scheduler("m"), schedule, |_| Instant::now());
         let (first, second) = (next(&runs), next(&runs));
-        assert!(second - first >= ms(900), "{:?}", second - first);
+        // The work may begin late, by what a busy machine adds; unrecorded, it would run again at once.
+        assert!(second - first >= ms(500), "{:?}", second - first);
         scheduler.stop().unwrap();
     });
 }
@@ -266,7 +255,7 @@ fn unrecorded_work_runs() {
 #[test]
 fn leader_asks_again_for_the_last_run() {
     within(HANG, || {
-        let memory = memory("no-answer", 10_000, 6_000);
+        let memory = memory(10_000, 6_000);
         let asked = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&asked);
         let factory = hooked::around(&memory, move |when, call, _, _| match (when, call) {
@@ -284,17 +273,16 @@ fn leader_asks_again_for_the_last_run() {
 #[test]
 fn refused_record_begins_no_run() {
     within(HANG, || {
-        let memory = memory("refused", 10_000, 6_000);
-        let handle = contend::memory::handle("refused");
-        let once = AtomicBool::new(true);
+        let memory = memory(10_000, 6_000);
+        let once = Switch::default();
+        once.on();
         let (sender, revoked) = unbounded();
         let looks = memory.clone();
         let factory = hooked::around(&memory, move |when, call, _, _| {
-            if (when, call) == (When::Before, Call::RecordRun) && once.swap(false, Ordering::SeqCst)
-            {
-                let owner = looks.owner("m")?;
-                assert!(handle.revoke("m"));
-                sender.send(owner.fence()).unwrap();
+            if (when, call) == (When::Before, Call::RecordRun) && once.take() {
+                let fence = looks.owner("m")?.fence();
+                assert!(looks.revoke("m", fence)?);
+                sender.send(fence).unwrap();
             }
             Ok(())
         });
@@ -311,14 +299,15 @@ fn refused_record_begins_no_run() {
 #[test]
 fn nothing_begins_after_the_deadline() {
     within(HANG, || {
-        let memory = memory("hangs", 500, 500);
-        let hang = Arc::new(AtomicBool::new(false));
-        let hangs = Arc::clone(&hang);
+        let memory = memory(500, 500);
+        let hang = Switch::default();
+        let hangs = hang.clone();
         let (says, hung) = unbounded();
         let factory = hooked::around(&memory, move |when, call, _, _| {
             let renews = (when, call) == (When::Before, Call::Renew);
-            if renews && hangs.swap(false, Ordering::SeqCst) {
+            if renews && hangs.take() {
                 let began = Instant::now();
+                // Twice the lease.
                 thread::sleep(ms(2_000));
                 says.send((began, Instant::now())).unwrap();
             }
@@ -327,7 +316,7 @@ fn nothing_begins_after_the_deadline() {
         let schedule = Schedule::every(ms(5));
         let (scheduler, runs) = telling(factory.scheduler("m"), schedule, |_| Instant::now());
         next(&runs);
-        hang.store(true, Ordering::SeqCst);
+        hang.on();
         let (began, ended) = next(&hung);
         let hung = began + memory.lease().ttl()..ended;
         let late = runs.try_iter().filter(|begun| hung.contains(begun));
@@ -340,16 +329,16 @@ fn nothing_begins_after_the_deadline() {
 /// A run that is not made is not recorded: the next leader would take it for made. The service's worker hangs
 /// in a call, so that nothing says that the leadership is over when the run comes due.
 #[test]
-fn run_due_after_the_deadline_is_not_recorded() {
+fn run_after_deadline_is_not_recorded() {
     within(HANG, || {
-        let (period, memory) = (ms(1_000), memory("unrecorded", 400, 20_000));
-        let hang = Arc::new(AtomicBool::new(false));
-        let hangs = Arc::clone(&hang);
+        let (period, memory) = (ms(1_000), memory(400, 20_000));
+        let hang = Switch::default();
+        let hangs = hang.clone();
         let (says, hung) = unbounded();
         let (let_go, goes_on) = unbounded::<()>();
         let (sends, calls) = unbounded();
         let factory = hooked::around(&memory, move |when, call, _, _| {
-            if when == When::Before && call == Call::Renew && hangs.swap(false, Ordering::SeqCst) {
+            if when == When::Before && call == Call::Renew && hangs.take() {
                 says.send(()).unwrap();
                 let _ = goes_on.recv();
             } else if when == When::Before {
@@ -360,7 +349,7 @@ fn run_due_after_the_deadline_is_not_recorded() {
         let schedule = Schedule::every(period);
         let (scheduler, runs) = telling(factory.scheduler("m"), schedule, |_| Instant::now());
         let first = next(&runs);
-        hang.store(true, Ordering::SeqCst);
+        hang.on();
         next(&hung);
         calls.try_iter().for_each(drop);
         // Long enough for belief to end, and for the next run to come due after that.
@@ -391,8 +380,7 @@ fn every_outcome_is_reported() {
     }
     within(HANG, || {
         let (sender, probed) = unbounded();
-        let factory = memory("outcomes", 10_000, 6_000).with_probe(Arc::new(Kinds(sender)));
-        let handle = contend::memory::handle("outcomes");
+        let factory = memory(10_000, 6_000).with_probe(Arc::new(Kinds(sender)));
         let (tell, reports) = unbounded();
         let builder = factory.scheduler("m").on_outcome(move |report| {
             let error = report.error.as_ref().map(ToString::to_string);
@@ -402,13 +390,14 @@ fn every_outcome_is_reported() {
         let (begin, begun) = unbounded();
         let mut number = 0;
         let work = move |context: &Context| {
+            // The probe hears how long a run took.
             thread::sleep(ms(10));
             number += 1;
             match number {
                 1 => return Ok(()),
                 2 => return Err("it failed"),
                 3 => panic!("on purpose"),
-                _ => begin.send(()).unwrap(),
+                _ => begin.send(context.fence()).unwrap(),
             }
             // The channel alone tells.
             let _ = context.cancelled().recv();
@@ -419,8 +408,7 @@ fn every_outcome_is_reported() {
         assert_eq!(next(&reports), (Done, None));
         assert_eq!(next(&reports), (Failed, Some("it failed".to_owned())));
         assert_eq!(next(&reports), (Panicked, Some("on purpose".to_owned())));
-        next(&begun);
-        assert!(handle.revoke("m"));
+        assert!(factory.revoke("m", next(&begun)).unwrap());
         assert_eq!(next(&reports), (Lost, None));
         next(&begun);
         scheduler.stop().unwrap();
@@ -434,7 +422,7 @@ fn every_outcome_is_reported() {
 #[test]
 fn requested_run_changes_no_other() {
     within(HANG, || {
-        let (factory, calls) = hooked::counting(&memory("asked", 10_000, 6_000));
+        let (factory, calls) = hooked::counting(&memory(10_000, 6_000));
         let (sender, runs) = unbounded();
         let look = move |context: &Context| sender.send((context.due(), context.late()));
         let scheduler = factory.scheduler("m");
@@ -466,7 +454,7 @@ fn requested_run_changes_no_other() {
 #[test]
 fn backend_panic_does_not_end_a_schedule() {
     within(HANG, || {
-        let memory = memory("panics", 600, 300);
+        let memory = memory(600, 300);
         let panicked = Arc::new(Mutex::new(Vec::new()));
         let noted = Arc::clone(&panicked);
         let factory = hooked::around(&memory, move |when, call, _, _| {

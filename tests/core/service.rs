@@ -6,15 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::conformance::hooked::{self, Call, Switch, When, no_answer};
-use crate::conformance::{HANG, PATIENCE, ms, name};
-use contend::{ErrorKind, EventKind, Executor, Factory, Job, Lease, MutexContendService, Status};
+use crate::conformance::{HANG, PATIENCE, memory, ms};
+use contend::{ErrorKind, EventKind, Executor, Job, MutexContendService, Status};
 use parking_lot::Mutex;
 use testbed::{wait_until, within};
-
-fn memory(ttl: u64, transition: u64) -> Factory {
-    let lease = Lease::new(ms(ttl), ms(transition)).unwrap();
-    contend::memory::factory(&name("service"), lease)
-}
 
 fn start(service: &MutexContendService) {
     service.start().unwrap();
@@ -118,7 +113,7 @@ fn failing_executor_costs_no_event() {
 }
 
 #[test]
-fn id_is_free_when_its_worker_is_over() {
+fn id_is_free_after_its_worker() {
     within(HANG, || {
         let factory = memory(1_000, 500);
         let slot: Arc<Mutex<Option<MutexContendService>>> = Arc::default();
@@ -147,7 +142,7 @@ fn id_is_free_when_its_worker_is_over() {
 
 /// Each callback waits for the other's service, which waits for its own callback.
 #[test]
-fn callbacks_that_stop_each_other_end_within_the_bound_of_a_stop() {
+fn callbacks_that_stop_each_other_end() {
     within(HANG, || {
         let factory = memory(1_000, 500);
         // The lease, its drift, a ttl for the call under way, a second for the way out, and three for a busy machine.

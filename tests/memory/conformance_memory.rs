@@ -23,6 +23,26 @@ conformance!(Subject {
     ordered: true,
 });
 
+/// The same, with lockers that queue in the process.
+mod one_per_process {
+    use super::*;
+    use crate::conformance::hooked;
+
+    static SERVER: LazyLock<Factory> = LazyLock::new(factory);
+
+    fn factory() -> Factory {
+        contend::memory::factory("one-per-process", lease())
+    }
+
+    conformance!(Subject {
+        factory: Box::new(|| {
+            LazyLock::force(&SERVER);
+            hooked::one_per_process(&factory())
+        }),
+        ordered: true,
+    });
+}
+
 #[test]
 fn registries_of_different_names_are_apart() {
     let one = contend::connect("memory://one").unwrap();
@@ -52,7 +72,7 @@ fn fences_grow_over_a_dropped_registry() {
 }
 
 #[test]
-fn wrong_urls_are_refused_with_what_is_right() {
+fn wrong_urls_are_refused_with_help() {
     for (url, says) in [
         ("memory://?tll=2s", "known are: ttl, transition"),
         ("memory://?ttl=2", "a number and a unit"),

@@ -7,4 +7,3 @@
 #[path = "../conformance/mod.rs"]
 mod conformance;
 mod conformance_memory;
-mod toy_backend;

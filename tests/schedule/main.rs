@@ -135,16 +135,18 @@ impl Fleet {
     }
 }
 
-/// Six processes, one after the other, 1.5 s each: before, a run each.
+/// Processes one after the other, 1.5 s each: without a record of runs, a run each.
 fn rolling_restarts_keep_the_period(url: &str) {
     let fleet = Fleet::new(url, "rolling", Duration::from_secs(4));
-    for _ in 0..6 {
+    // Of 1.5 s, a busy machine may leave a process none to lead in.
+    let deadline = Instant::now() + PATIENCE;
+    while fleet.runs().len() < 3 {
+        assert!(Instant::now() < deadline, "{:?}", fleet.runs());
         let process = fleet.start(Duration::ZERO);
         thread::sleep(Duration::from_millis(1_500));
         Fleet::stop(&process);
     }
-    fleet.check("six processes of 1.5 s each, period 4 s");
-    assert!(fleet.runs().len() >= 2);
+    fleet.check("processes of 1.5 s each, period 4 s");
 }
 
 /// The next leader goes on where the dead one was: a period after its last run, or as soon as it leads. A run is
@@ -167,7 +169,7 @@ fn killed_leader_is_followed(url: &str, takes: Duration, dies_after: Duration) {
 }
 
 /// A server that keeps what it acknowledged is restarted in the middle: the beat goes on.
-fn a_restarted_server_does_not_run_twice(url: &str, restart: impl Fn()) {
+fn restarted_server_does_not_run_twice(url: &str, restart: impl Fn()) {
     let fleet = Fleet::new(url, "restart", PERIOD);
     let processes = [fleet.start(Duration::ZERO), fleet.start(Duration::ZERO)];
     let last = fleet.run_after(1);
@@ -225,8 +227,9 @@ fn restarted_server() {
     let redis = || {
         let server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
         let url = with_lease(&server.url());
-        a_restarted_server_does_not_run_twice(&url, || {
+        restarted_server_does_not_run_twice(&url, || {
             server.kill();
+            // As long as the others take to start.
             thread::sleep(Duration::from_secs(1));
             server.restart();
         });
@@ -235,14 +238,14 @@ fn restarted_server() {
         let server = MariaDbServer::start();
         let url = server.create_database("schedule");
         let url = with_lease(&format!("{url}?create_table=true"));
-        a_restarted_server_does_not_run_twice(&url, || {
+        restarted_server_does_not_run_twice(&url, || {
             server.kill();
             server.restart();
         });
     };
     let zookeeper = || {
         let server = ZooKeeperServer::start();
-        a_restarted_server_does_not_run_twice(&with_lease(&server.url()), || {
+        restarted_server_does_not_run_twice(&with_lease(&server.url()), || {
             server.kill();
             server.restart();
         });

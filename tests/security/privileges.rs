@@ -73,7 +73,7 @@ fn use_everything(factory: &Factory) {
 
 /// `SELECT`, `INSERT`, `UPDATE` on the table of mutexes; for semaphores `DELETE` too, on theirs.
 #[test]
-fn mysql_needs_what_the_readme_says_and_no_more() {
+fn mysql_needs_the_listed_grants_alone() {
     within(LIMIT, || {
         let server = MariaDbServer::start();
         let url = server.create_database("d");
@@ -111,7 +111,7 @@ fn mysql_needs_what_the_readme_says_and_no_more() {
 
 /// With a digest the nodes belong to it: others can neither read nor delete them.
 #[test]
-fn zookeeper_nodes_belong_to_the_digest_that_made_them() {
+fn zookeeper_nodes_belong_to_their_digest() {
     within(LIMIT, || {
         let server = ZooKeeperServer::start();
         let hosts = server.addr();

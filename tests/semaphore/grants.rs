@@ -3,28 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::ground::{HOUR, PLACES, connect};
+use crate::ground::{self, HOUR, PLACES, by, connect};
 use crate::mysql_ground::HANG;
-use contend::Moment;
-use contend::backend::permit_store::{Grant, GrantId, Outcome, Purge, Request};
+use contend::backend::permit_store::{GrantId, Outcome, Purge, Request};
 use contend::semaphore::{PermitRenewal, Release};
 use testbed::within;
-
-fn by() -> Moment {
-    Moment::now() + Duration::from_secs(20)
-}
-
-fn request(token: u64, take_over: bool) -> Arc<Request> {
-    Arc::new(Request {
-        external_id: Arc::from("job"),
-        owner: None,
-        ttl: Some(HOUR),
-        permits: vec![(Arc::from("a"), 2)],
-        token,
-        take_over,
-        generated: false,
-    })
-}
 
 /// What an earlier grant of a request sent, and is delayed, finds nothing, though request and external id are the
 /// same.
@@ -37,14 +20,15 @@ fn delayed_call_touches_no_later_grant() {
             assert!(here.create("a", 3).unwrap());
             let factory = contend::connect(&url).unwrap();
             let store = factory.backend().unwrap().permits().unwrap();
-            let granted = |request: &Arc<Request>| -> Grant {
-                match store.acquire(request, None, by()).unwrap() {
-                    Outcome::Granted(grant) => grant,
-                    other => panic!("{other:?}"),
-                }
-            };
+            let granted = |request| ground::granted(store.acquire(request, None, by()).unwrap());
             let [first, second, third] =
-                [(1, false), (2, true), (3, false)].map(|(token, over)| request(token, over));
+                [(1, false), (2, true), (3, false)].map(|(token, take_over)| {
+                    Arc::new(Request {
+                        ttl: Some(HOUR),
+                        take_over,
+                        ..ground::request("job", token, &[("a", 2)])
+                    })
+                });
             let ids = [&first, &second, &third].map(|it| it.grant_id());
             let before = granted(&first).permits[0].fence;
             assert_eq!(granted(&first).permits[0].fence, before, "a retry");

@@ -1,10 +1,11 @@
 //! Where the semaphores of these tests are: on every backend that has them.
 
-use std::net::SocketAddr;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use contend::Moment;
+use contend::backend::permit_store::{Grant, Outcome, Request};
 use contend::semaphore::{Acquisition, Exhausted, Permit, PermitRequest, Semaphores, Swept};
 use mysql::prelude::Queryable;
 use testbed::{RedisServer, within};
@@ -49,7 +50,13 @@ pub fn database() -> String {
 
 /// A factory of its own, as another process has.
 pub fn connect(url: &str) -> Semaphores {
-    let semaphores = contend::connect(url).unwrap().semaphores().unwrap();
+    let factory = contend::connect(url).unwrap();
+    // On a busy machine the first connection may take longer than a call may. The table of mutexes is not there.
+    testbed::wait_until(PATIENCE, "the server answers", || {
+        let answer = factory.ping(Duration::from_secs(5));
+        !answer.is_err_and(|error| error.is_transient())
+    });
+    let semaphores = factory.semaphores().unwrap();
     semaphores.with_ttl(Duration::from_secs(7)).unwrap()
 }
 
@@ -116,6 +123,32 @@ pub fn exhausted(answer: Acquisition) -> Exhausted {
     }
 }
 
+/// For the store's own contract: what a call of the front would send.
+pub fn request(external_id: &str, token: u64, permits: &[(&str, u32)]) -> Request {
+    Request {
+        external_id: Arc::from(external_id),
+        owner: None,
+        ttl: None,
+        permits: permits.iter().map(|(n, c)| (Arc::from(*n), *c)).collect(),
+        token,
+        take_over: false,
+        generated: false,
+    }
+}
+
+#[track_caller]
+pub fn granted(outcome: Outcome) -> Grant {
+    match outcome {
+        Outcome::Granted(grant) => grant,
+        other => panic!("{other:?} is not Granted"),
+    }
+}
+
+/// Until when a call to a store may take.
+pub fn by() -> Moment {
+    Moment::now() + Duration::from_secs(30)
+}
+
 /// The external ids of what was taken back.
 pub fn ids(swept: Vec<Swept>) -> Vec<String> {
     let ids = swept.iter().map(|one| one.external_id.to_string());
@@ -134,21 +167,4 @@ pub fn locked(url: &str, table: &str, which: &str) -> mysql::Conn {
     let lock = format!("SELECT * FROM contend_{table} WHERE {which} FOR UPDATE");
     conn.query_drop(lock).unwrap();
     conn
-}
-
-/// The same URL through another address, such as a proxy's.
-pub fn through(url: &str, addr: SocketAddr) -> String {
-    let (head, rest) = url.split_once("://").unwrap();
-    let (authority, path) = rest.split_once('/').unwrap();
-    match authority.rsplit_once('@') {
-        Some((user, _)) => format!("{head}://{user}@{addr}/{path}"),
-        None => format!("{head}://{addr}/{path}"),
-    }
-}
-
-/// Where the server of a URL is.
-pub fn addr_of(url: &str) -> SocketAddr {
-    let rest = url.split_once("://").unwrap().1;
-    let authority = rest.split('/').next().unwrap();
-    authority.rsplit('@').next().unwrap().parse().unwrap()
 }

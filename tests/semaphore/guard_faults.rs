@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::ground::{HOUR, PATIENCE, SHORT, addr_of, connect, locked, on_mysql, through, want};
+use crate::ground::{HOUR, PATIENCE, SHORT, connect, locked, on_mysql, want};
 use crate::mysql_ground::ms;
 use contend::ErrorKind;
 use testbed::{Direction, Proxy, wait_until};
@@ -11,10 +11,10 @@ use testbed::{Direction, Proxy, wait_until};
 /// A permit is granted to another holder only after the first one, which could not renew it, has stopped believing and
 /// had a quarter of the ttl to stop in.
 #[test]
-fn holder_that_cannot_renew_stops_believing_first() {
+fn unrenewed_holder_stops_believing_first() {
     on_mysql(&[("a", 1)], |here, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let cut_off = connect(&through(&url, proxy.addr()));
+        let proxy = Proxy::before(&url);
+        let cut_off = connect(&proxy.url(&url));
         let guard = cut_off.guard(&want("job", "a", 1).ttl(SHORT), ms(0));
         let guard = guard.unwrap();
         let lost = guard.lost();
@@ -70,14 +70,15 @@ fn locked_rows_hold_up_no_other_renewal() {
 }
 
 #[test]
-fn guard_dropped_on_a_locked_row_is_released_later() {
+fn dropped_guard_is_released_later() {
     on_mysql(&[("a", 1)], |here, url| {
         let guard = here.guard(&want("job", "a", 1).ttl(HOUR), ms(0)).unwrap();
         let row = locked(&url, "semaphore", "TRUE");
         let start = Instant::now();
         drop(guard);
         let took = start.elapsed();
-        assert!(took < ms(1_600), "{took:?}");
+        // A request limit, and what a busy machine adds. Without a bound it waits for the row.
+        assert!(took < ms(2_000 + 1_500), "{took:?}");
         drop(row);
         wait_until(PATIENCE, "it is released", || {
             here.usage("a").unwrap().held == 0
@@ -88,7 +89,7 @@ fn guard_dropped_on_a_locked_row_is_released_later() {
 
 /// Releases that cannot be made are tried again in the background, where renewals are made, too.
 #[test]
-fn releases_that_wait_for_a_locked_row_delay_no_renewal() {
+fn waiting_releases_delay_no_renewal() {
     on_mysql(&[("a", 300), ("b", 1)], |_, url| {
         let here = connect(&format!("{url}?ttl=3s&transition=1s"));
         let other = here.guard(&want("other", "b", 1).ttl(ms(3_000)), ms(0));
@@ -117,10 +118,10 @@ fn releases_that_wait_for_a_locked_row_delay_no_renewal() {
 /// A client that vanishes between the two round trips of an acquire, with its connection still open, keeps the
 /// semaphore locked for seconds.
 #[test]
-fn vanished_client_holds_its_locks_for_seconds_only() {
+fn vanished_client_holds_locks_for_seconds() {
     on_mysql(&[("a", 2)], |direct, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
+        let proxy = Proxy::before(&url);
+        let client = connect(&proxy.url(&url));
         client.usage("a").unwrap();
         let row = locked(&url, "semaphore", "TRUE");
         thread::scope(|scope| {
@@ -144,8 +145,8 @@ fn vanished_client_holds_its_locks_for_seconds_only() {
 #[test]
 fn late_renewal_does_not_revive_a_guard() {
     on_mysql(&[("a", 1)], |here, url| {
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&through(&url, proxy.addr()));
+        let proxy = Proxy::before(&url);
+        let client = connect(&proxy.url(&url));
         let guard = client.guard(&want("job", "a", 1).ttl(SHORT), ms(0));
         let guard = guard.unwrap();
         proxy.black_hole(Direction::ToClient);

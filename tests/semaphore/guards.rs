@@ -35,7 +35,7 @@ fn guard_renews_and_releases_on_drop() {
 /// The new guard has new permits with higher fences and its own ttl, and the count does not change. The one before
 /// learns of it, and can end nothing.
 #[test]
-fn taken_over_request_belongs_to_the_new_guard() {
+fn taken_over_request_changes_guards() {
     everywhere(&[("a", 3), ("b", 1)], |here, elsewhere| {
         let request = want("job", "a", 2).permits("b", 1);
         let short = request.clone().ttl(SHORT);
@@ -78,7 +78,7 @@ fn guard_learns_of_a_release_elsewhere() {
 }
 
 #[test]
-fn release_and_sweep_end_guards_of_their_factory() {
+fn release_and_sweep_end_guards() {
     everywhere(&[("a", 3)], |here, _| {
         let guard = |id: &str, owner: &str| {
             let request = want(id, "a", 1).owner(owner).ttl(HOUR);
@@ -205,7 +205,7 @@ impl Probe for Held {
 }
 
 #[test]
-fn permits_of_guards_are_counted_to_their_end() {
+fn guards_permits_are_counted() {
     within(HANG, || {
         let probe = Arc::new(Held::default());
         let factory = || memory::factory("counted", Lease::default());

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::ground::{PATIENCE, addr_of, connect, database, number, through};
+use crate::ground::{PATIENCE, connect, database, number};
 use crate::mysql_ground::{ms, operator};
 use contend::semaphore::{Acquisition, Permit, PermitRequest, Release, Semaphores};
 use mysql::prelude::Queryable;
@@ -111,7 +111,7 @@ fn release(semaphores: &Semaphores, id: &str, is_over: &dyn Fn() -> bool) {
 }
 
 #[test]
-fn commits_stay_within_capacity_and_grants_are_accounted_for() {
+fn commits_stay_within_capacity() {
     let seconds = std::env::var("CONTEND_HISTORY_SECONDS");
     let length = Duration::from_secs(seconds.map_or(8, |text| text.parse().unwrap()));
     within(length + PATIENCE * 3, || {
@@ -123,8 +123,8 @@ fn commits_stay_within_capacity_and_grants_are_accounted_for() {
         for (name, capacity) in CAPACITIES {
             direct.create(name, capacity).unwrap();
         }
-        let proxies: Vec<Proxy> = (0..CLIENTS).map(|_| Proxy::to(addr_of(&url))).collect();
-        let clients = proxies.iter().map(|it| connect(&through(&url, it.addr())));
+        let proxies: Vec<Proxy> = (0..CLIENTS).map(|_| Proxy::before(&url)).collect();
+        let clients = proxies.iter().map(|it| connect(&it.url(&url)));
         let clients: Vec<Semaphores> = clients.collect();
         let over = AtomicBool::new(false);
         let journal: Vec<Entry> = thread::scope(|scope| {

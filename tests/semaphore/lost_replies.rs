@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use crate::ground::{PATIENCE, addr_of, already_acquired, connect, semaphores, through, want};
+use crate::ground::{PATIENCE, already_acquired, connect, semaphores, want};
 use crate::mysql_ground::{HANG, ms};
 use contend::Error;
 use contend::semaphore::{PermitRequest, Release, Semaphores};
@@ -18,9 +18,8 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let (direct, url) = semaphores(&[("a", 1)]);
-        let proxy = Proxy::to(addr_of(&url));
-        let client = connect(&format!("{}?pool_size=1", through(&url, proxy.addr())));
-        wait_until(PATIENCE, "it is connected", || client.usage("a").is_ok());
+        let proxy = Proxy::before(&url);
+        let client = connect(&format!("{}?pool_size=1", proxy.url(&url)));
         Stage {
             direct,
             proxy,
@@ -55,7 +54,7 @@ impl Stage {
 
 /// The process whose call was not answered does not release what another process was told that it holds.
 #[test]
-fn retry_in_another_process_holds_what_it_was_told() {
+fn other_process_keeps_what_it_retried() {
     within(HANG, || {
         let stage = Stage::new();
         let request = want("job", "a", 1);
@@ -78,7 +77,7 @@ fn retry_in_another_process_holds_what_it_was_told() {
 
 /// A guard has no id to repeat: one attempt in the background gives back what it may have been granted.
 #[test]
-fn unheard_grant_of_a_guard_is_given_back() {
+fn unheard_grant_is_given_back() {
     within(HANG, || {
         let stage = Stage::new();
         let request = PermitRequest::generated().permits("a", 1).ttl(ms(600_000));

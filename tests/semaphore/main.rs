@@ -6,15 +6,15 @@
 //! |---|---|
 //! | Concurrent access | `front::combined_requests_fill_the_capacity_exactly`, `history` |
 //! | Multi-resource acquire | `faults::opposite_requests_do_not_deadlock` |
-//! | Network retry | `faults::lost_commit_reply_and_retry_are_one_grant`, `lost_replies` |
+//! | Network retry | `faults::lost_commit_reply_grants_once`, `lost_replies` |
 //! | Partial failure | `faults::failure_in_the_middle_leaves_nothing` |
-//! | Client crash | `sweeps::what_a_crashed_client_held_comes_back`, the campaign |
-//! | Timing-based expiry | `guard_faults::holder_that_cannot_renew_stops_believing_first`, the campaign |
+//! | Client crash | `sweeps::crashed_clients_permits_come_back`, the campaign |
+//! | Timing-based expiry | `guard_faults::unrenewed_holder_stops_believing_first`, the campaign |
 //! | DB contention | `faults::many_threads_need_few_connections` |
-//! | DB transient failure | `faults::lost_connection_and_lock_wait_are_tried_again` |
-//! | Orphan release | `sweeps::each_sweep_takes_its_own_and_says_why`, `sweeps::maintenance_is_done_by_the_leader` |
+//! | DB transient failure | `faults::lost_connections_are_tried_again` |
+//! | Orphan release | `sweeps::each_sweep_says_why`, `sweeps::maintenance_is_done_by_the_leader` |
 //! | Request and history clean-up | `sweeps::old_requests_are_deleted_in_batches`, `front::lowered_capacity_...` |
-//! | Idempotency key | `front::same_id_gets_the_same_permits_or_a_conflict` |
+//! | Idempotency key | `front::same_id_gets_the_same_permits` |
 //! | One-way state machine | `front::permit_is_taken_shown_and_given_back`, `history` |
 //!
 //! `front`, `guards`, `waiting`, `sweeps` and `grants` run on every backend of `ground::PLACES`, `redis` and

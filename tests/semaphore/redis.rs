@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use contend::backend::permit_store::{
-    Grant, GrantId, Outcome, Permit, PermitStore, Purge, Request, RequestStatus, Standing, Sweep,
+    GrantId, Outcome, Permit, PermitStore, Purge, RequestStatus, Standing, Sweep,
 };
 use contend::semaphore::{Acquisition, Holder, PermitRequest};
 use contend::{ErrorKind, Factory, Moment};
@@ -15,14 +15,8 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use testbed::{Proxy, RedisServer, wait_until, within};
 
-use crate::ground::{acquired, connect, through, want};
+use crate::ground::{PATIENCE, acquired, by, connect, granted, request, want};
 use crate::mysql_ground::{HANG, ms};
-
-const PATIENCE: Duration = Duration::from_secs(30);
-
-fn by() -> Moment {
-    Moment::now() + PATIENCE
-}
 
 fn factory(server: &RedisServer) -> Factory {
     contend::connect(&server.url()).unwrap()
@@ -30,25 +24,6 @@ fn factory(server: &RedisServer) -> Factory {
 
 fn store(server: &RedisServer) -> Arc<dyn PermitStore> {
     factory(server).backend().unwrap().permits().unwrap()
-}
-
-fn request(external_id: &str, token: u64, permits: &[(&str, u32)]) -> Request {
-    Request {
-        external_id: Arc::from(external_id),
-        owner: None,
-        ttl: None,
-        permits: permits.iter().map(|(n, c)| (Arc::from(*n), *c)).collect(),
-        token,
-        take_over: false,
-        generated: false,
-    }
-}
-
-fn grant(outcome: Outcome) -> Grant {
-    match outcome {
-        Outcome::Granted(grant) => grant,
-        other => panic!("{other:?}"),
-    }
 }
 
 /// Memory decides what is right: random calls are answered alike. Fences and times are compared by what is promised.
@@ -230,7 +205,7 @@ fn request_that_comes_too_late_grants_nothing() {
 
 /// Fences are at least the server's time, and grow where its clock was set back or the counter was broken.
 #[test]
-fn fences_grow_over_a_clock_set_back_and_lost_data() {
+fn fences_grow_over_lost_data() {
     within(HANG, || {
         let server = RedisServer::start();
         let store = store(&server);
@@ -240,7 +215,7 @@ fn fences_grow_over_a_clock_set_back_and_lost_data() {
         let mut fence = || {
             number += 1;
             let request = Arc::new(request(&number.to_string(), 1, &[("a", 1)]));
-            grant(store.acquire(&request, None, by()).unwrap()).permits[0].fence
+            granted(store.acquire(&request, None, by()).unwrap()).permits[0].fence
         };
         let first = fence();
         let ahead = first + 1_000_000_000_000;
@@ -310,8 +285,8 @@ fn lost_reply_is_found_by_a_retry() {
         let server = RedisServer::start();
         let direct = connect(&server.url());
         direct.create("a", 2).unwrap();
-        let proxy = Proxy::to(server.addr());
-        let here = connect(&through(&format!("{}/0", server.url()), proxy.addr()));
+        let proxy = Proxy::before(&server.url());
+        let here = connect(&proxy.url(&server.url()));
         for round in 0..3 {
             let request = want(&format!("job-{round}"), "a", 1);
             here.usage("a").unwrap();
@@ -346,7 +321,7 @@ fn processes_take_turns() {
         processes[0].create("a", 1).unwrap();
         let held = processes[0].guard(&want("held", "a", 1), ms(0)).unwrap();
         let (told, grants) = mpsc::channel();
-        let (first, took) = thread::scope(|scope| {
+        let grants: Vec<(usize, Instant)> = thread::scope(|scope| {
             for (number, process) in processes.iter().enumerate() {
                 for _ in 0..3 {
                     let told = told.clone();
@@ -354,7 +329,7 @@ fn processes_take_turns() {
                         for _ in 0..20 {
                             let request = PermitRequest::generated().permits("a", 1);
                             let guard = process.guard(&request, PATIENCE).unwrap();
-                            told.send(number).unwrap();
+                            told.send((number, Instant::now())).unwrap();
                             thread::sleep(ms(1)); // the others of its process wait by then
                             drop(guard);
                         }
@@ -363,15 +338,15 @@ fn processes_take_turns() {
             }
             // Both stand in line.
             wait_until(PATIENCE, "both processes wait", || lines(&server) == 2);
-            let began = Instant::now();
             drop(held);
-            let first: Vec<usize> = (0..40).map(|_| grants.recv().unwrap()).collect();
-            (first, began.elapsed())
+            (0..120).map(|_| grants.recv().unwrap()).collect()
         });
-        let turns = first.windows(2).filter(|pair| pair[0] != pair[1]).count();
-        assert!(turns > 30, "{first:?}");
-        // Without messages each would wait for a poll, 100 ms on average.
-        assert!(took < ms(2_500), "{took:?}");
+        let changes = grants[..40].windows(2).filter(|it| it[0].0 != it[1].0);
+        assert!(changes.count() > 30, "{grants:?}");
+        // Without messages each would wait for a poll, 100 ms on average. Twenty in a row are a matter of 20 ms, which a
+        // busy machine has now and then.
+        let quickest = grants.windows(20).map(|it| it[19].1 - it[0].1).min();
+        assert!(quickest.unwrap() < ms(1_000), "{quickest:?}");
         wait_until(PATIENCE, "nothing is left of the lines", || {
             lines(&server) == 0
         });
@@ -387,23 +362,22 @@ fn silent_process_loses_its_place() {
         here.create("a", 1).unwrap();
         acquired(here.acquire(&want("held", "a", 1)).unwrap());
         let waits = Arc::new(request("silent", 1, &[("a", 1)]));
-        let place = Standing::default();
+        let (place, stands) = (Standing::default(), Instant::now());
         let outcome = silent.acquire(&waits, Some(&place), by()).unwrap();
         assert!(matches!(outcome, Outcome::Exhausted(_)), "{outcome:?}");
         here.release("held").unwrap();
         // A call that does not wait may overtake; one that waits may not.
         acquired(here.acquire(&want("quick", "a", 1)).unwrap());
         here.release("quick").unwrap();
-        let began = Instant::now();
         acquired(here.acquire_for(&want("next", "a", 1), PATIENCE).unwrap());
-        let took = began.elapsed();
-        assert!(took > ms(50) && took < ms(5_000), "{took:?}");
+        let took = stands.elapsed();
+        assert!(took > ms(450) && took < ms(10_000), "{took:?}");
     });
 }
 
 /// A call returns within its own timeout and one request limit, leaving the line included.
 #[test]
-fn giving_up_on_a_hanging_server_is_bounded() {
+fn giving_up_is_bounded() {
     within(HANG, || {
         let server = RedisServer::start();
         let here = connect(&server.url());
@@ -422,7 +396,8 @@ fn giving_up_on_a_hanging_server_is_bounded() {
             took
         });
         server.resume();
-        assert!(took < ms(3_500), "{took:?}");
+        // Leaving the line without a bound would take another limit of 2 s.
+        assert!(took < ms(1_000 + 2_000 + 1_500), "{took:?}");
     });
 }
 

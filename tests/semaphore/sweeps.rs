@@ -14,7 +14,7 @@ use testbed::{wait_until, within};
 
 /// Part 6 of the seed: expiry, liveness and staleness.
 #[test]
-fn each_sweep_takes_its_own_and_says_why() {
+fn each_sweep_says_why() {
     everywhere(&[("a", 10), ("b", 10)], |here, elsewhere| {
         for (id, owner, ttl) in [
             ("expired", "x", SHORT),
@@ -72,7 +72,7 @@ fn each_sweep_takes_its_own_and_says_why() {
 
 /// A client crashes; its permits come back by a sweep, or to the request that needs them.
 #[test]
-fn what_a_crashed_client_held_comes_back() {
+fn crashed_clients_permits_come_back() {
     everywhere(&[("a", 1)], |here, crashed| {
         acquired(crashed.acquire(&want("job", "a", 1).ttl(SHORT)).unwrap());
         drop(crashed);
@@ -95,7 +95,7 @@ fn what_a_crashed_client_held_comes_back() {
 }
 
 #[test]
-fn expired_permit_is_shown_and_can_be_renewed() {
+fn expired_permit_can_be_renewed() {
     everywhere(&[("a", 10), ("b", 10)], |here, elsewhere| {
         let soon = want("soon", "a", 2).permits("b", 1).ttl(SHORT);
         acquired(here.acquire(&soon).unwrap());
@@ -202,7 +202,7 @@ fn maintenance_is_done_by_the_leader() {
 
 /// More than one transaction or script takes back.
 #[test]
-fn sweep_and_acquire_take_back_all_that_has_expired() {
+fn all_expired_permits_are_taken_back() {
     everywhere(&[("a", 350)], |here, elsewhere| {
         for swept in [true, false] {
             thread::scope(|scope| {

@@ -10,7 +10,7 @@ use contend::semaphore::{PermitRequest, Wait};
 use contend::{Cancel, ErrorKind};
 
 #[test]
-fn waiter_gets_what_is_released_here_or_elsewhere() {
+fn waiter_gets_what_is_released() {
     everywhere(&[("a", 1)], |here, elsewhere| {
         for (round, releaser) in [&here, &elsewhere].into_iter().enumerate() {
             let (holder, waiter) = (format!("h{round}"), format!("w{round}"));
@@ -65,7 +65,7 @@ fn waiters_are_served_in_order() {
 }
 
 #[test]
-fn waiter_for_two_semaphores_does_not_block_the_free_one() {
+fn waiter_for_two_blocks_neither() {
     everywhere(&[("a", 1), ("b", 1)], |here, _| {
         let a = here.guard(&want("a", "a", 1), ms(0)).unwrap();
         thread::scope(|scope| {
@@ -86,7 +86,7 @@ fn waiter_for_two_semaphores_does_not_block_the_free_one() {
 }
 
 #[test]
-fn replay_behind_a_waiter_gets_what_it_holds() {
+fn replay_passes_waiters() {
     everywhere(&[("a", 1)], |here, _| {
         let permits = acquired(here.acquire(&want("job", "a", 1)).unwrap());
         let cancel = Cancel::new();
@@ -104,7 +104,7 @@ fn replay_behind_a_waiter_gets_what_it_holds() {
 }
 
 #[test]
-fn wish_beyond_the_capacity_waits_for_it_to_grow() {
+fn wish_beyond_capacity_waits() {
     everywhere(&[("a", 0)], |here, _| {
         let error = here.guard(&want("one", "a", 2), ms(50)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Exhausted);

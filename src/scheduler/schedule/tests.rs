@@ -222,7 +222,7 @@ fn times_of_day_are_those_of_the_zone() {
 }
 
 #[test]
-fn missed_time_of_day_is_made_up_or_skipped() {
+fn missed_times_are_made_up_or_skipped() {
     let clocks = |hours: f64| Clocks {
         boot: BEFORE_BOOT + Duration::from_secs_f64(hours * 3600.0),
         wall: Duration::from_secs_f64(MARCH as f64 + hours * 3600.0),

@@ -62,7 +62,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn held_port_is_given_to_none_and_can_be_listened_on() {
+    fn held_port_is_kept_for_its_server() {
         let (port, other) = (Port::free(), Port::free());
         assert_ne!(port.number(), other.number());
         for _ in 0..3 {

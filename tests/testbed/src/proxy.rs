@@ -65,6 +65,23 @@ impl Proxy {
         proxy
     }
 
+    /// Starts a proxy in front of the server of a URL.
+    pub fn before(url: &str) -> Self {
+        let (_, authority, _) = parts(url);
+        let addr = authority.rsplit('@').next().unwrap_or(authority);
+        Self::to(addr.parse().expect("the URL of one server by its address"))
+    }
+
+    /// The same URL through this proxy.
+    pub fn url(&self, url: &str) -> String {
+        let (scheme, authority, rest) = parts(url);
+        let user = authority
+            .rsplit_once('@')
+            .map(|(user, _)| format!("{user}@"));
+        let user = user.unwrap_or_default();
+        format!("{scheme}://{user}{}{rest}", self.addr())
+    }
+
     /// The port that clients connect to.
     pub fn port(&self) -> u16 {
         self.port.number()
@@ -221,6 +238,14 @@ impl fmt::Debug for Proxy {
             self.live()
         )
     }
+}
+
+/// The scheme of a URL, its authority, and what follows.
+fn parts(url: &str) -> (&str, &str, &str) {
+    let (scheme, rest) = url.split_once("://").expect("a URL has a scheme");
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, rest) = rest.split_at(end);
+    (scheme, authority, rest)
 }
 
 /// Accepts until the socket is shut down.

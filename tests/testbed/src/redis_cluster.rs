@@ -130,6 +130,36 @@ impl RedisCluster {
         });
     }
 
+    /// Moves the slot of `key` from its master to `to`. Calls `between` when the slot is on its way with all keys at
+    /// the old master, and after each lot of keys that has moved.
+    pub fn move_slot(&self, key: &str, to: usize, mut between: impl FnMut()) {
+        let from = self.master_of(key, 0);
+        let slot = self.cli(0, &["CLUSTER", "KEYSLOT", key]);
+        let [from_id, to_id] = [from, to].map(|node| self.cli(node, &["CLUSTER", "MYID"]));
+        let set = |node, state, id: &str| {
+            self.cli(node, &["CLUSTER", "SETSLOT", &slot, state, id]);
+        };
+        set(to, "IMPORTING", &from_id);
+        set(from, "MIGRATING", &to_id);
+        between();
+        let port = self.nodes[to].port().to_string();
+        for _ in 0..20 {
+            let keys = self.cli(from, &["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+            let keys: Vec<&str> = keys.lines().filter(|key| !key.is_empty()).collect();
+            if keys.is_empty() {
+                break;
+            }
+            let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+            migrate.extend(&keys);
+            self.cli(from, &migrate);
+            between();
+        }
+        // First the two. A replica refuses, and learns it from its master.
+        for node in [to, from].into_iter().chain(0..NODES) {
+            set(node, "NODE", &to_id);
+        }
+    }
+
     fn nodes_up(args: &[&str]) -> Result<Self, StartFailure> {
         let nodes: Vec<RedisServer> = (0..NODES).map(|_| RedisServer::of(node(args))).collect();
         // All at once, then wait: six starts take hardly longer than one.

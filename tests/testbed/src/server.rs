@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "Bad directive or wrong number of arguments")]
-    fn server_that_does_not_start_shows_its_log() {
+    fn failed_server_shows_its_log() {
         redis::server(&["--no-such-option", "x"]).start();
     }
 }

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_go_with_their_content_and_with_their_process() {
+    fn folders_go_with_their_process() {
         let folder = TempDir::new();
         let path = folder.path().to_owned();
         fs::create_dir(path.join("sub")).unwrap();

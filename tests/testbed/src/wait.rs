@@ -64,7 +64,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(20);
 
     #[test]
-    fn time_that_does_not_count_makes_it_wait_for_longer() {
+    fn uncounted_time_prolongs_a_wait() {
         let start = Instant::now();
         let is_late = || start.elapsed() > 5 * SHORT;
         wait_counted(SHORT, "it is late", is_late, || !is_late());
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "waited 20ms in vain until pigs fly")]
-    fn time_that_does_not_count_ends() {
+    fn uncounted_time_ends() {
         let mut looks = 0..3;
         wait_counted(SHORT, "pigs fly", || false, || looks.next().is_some());
     }

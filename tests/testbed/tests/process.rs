@@ -34,7 +34,7 @@ fn servers_die_with_their_killed_parent() {
 }
 
 #[test]
-fn paused_process_stands_still_until_it_is_resumed() {
+fn paused_process_stands_still() {
     within(2 * LIMIT, || {
         let victim = victim("echo");
         let mut stdin = victim.take_stdin().unwrap();
@@ -79,7 +79,7 @@ fn paused_process_can_be_terminated_and_killed() {
 }
 
 #[test]
-fn hung_test_ends_by_itself_and_says_where() {
+fn hung_test_ends_and_says_where() {
     assert_eq!(within(LIMIT, || 42), 42);
     let mut command = Command::new(env!("CARGO_BIN_EXE_ground-victim"));
     let output = command.arg("hang").output().unwrap();

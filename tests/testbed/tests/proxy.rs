@@ -91,7 +91,7 @@ tests! {
         assert_eq!(proxy.accepted(), 2);
     }
 
-    fn cut_closes_live_connections_and_welcomes_new_ones() {
+    fn cut_closes_live_connections_alone() {
         let (proxy, stream) = connected();
         proxy.cut();
         is_closed(&stream);
@@ -106,7 +106,7 @@ tests! {
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     }
 
-    fn refuse_refuses_new_connections_and_leaves_live_ones() {
+    fn refuse_refuses_new_connections_alone() {
         let (proxy, stream) = connected();
         for _ in 0..3 {
             proxy.refuse();
@@ -118,7 +118,7 @@ tests! {
         }
     }
 
-    fn black_hole_holds_one_way_until_it_is_mended() {
+    fn black_hole_holds_one_way() {
         for (direction, arrives) in [(Direction::ToServer, 1), (Direction::ToClient, 2)] {
             let (proxy, stream) = connected();
             proxy.black_hole(direction);
@@ -130,24 +130,7 @@ tests! {
         }
     }
 
-    fn black_hole_both_ways_hides_the_end_of_a_client() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let proxy = Proxy::to(listener.local_addr().unwrap());
-        let stream = client(&proxy);
-        let (server, _) = listener.accept().unwrap();
-        server.set_read_timeout(Some(LIMIT)).unwrap();
-        says(&server, "a");
-        hears(&stream, "a");
-        proxy.black_hole(Direction::Both);
-        says(&server, "b");
-        drop(stream);
-        hears_nothing(&server);
-        assert_eq!(proxy.live(), 1);
-        proxy.cut();
-        is_closed(&server);
-    }
-
-    fn new_connection_into_a_black_hole_stays_at_the_proxy() {
+    fn black_hole_keeps_new_connections() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let proxy = Proxy::to(listener.local_addr().unwrap());
@@ -159,17 +142,7 @@ tests! {
         wait_until(LIMIT, "it came through", || listener.accept().is_ok());
     }
 
-    fn full_black_hole_blocks_the_writer() {
-        let proxy = echo();
-        let stream = client(&proxy);
-        proxy.black_hole(Direction::ToServer);
-        stream.set_write_timeout(Some(SILENCE)).unwrap();
-        let block = vec![0; 1_000_000];
-        let blocked = (0..100).find_map(|_| (&stream).write_all(&block).err());
-        assert_eq!(blocked.unwrap().kind(), ErrorKind::WouldBlock);
-    }
-
-    fn delay_is_added_each_way_and_keeps_the_order() {
+    fn delay_is_added_in_order() {
         let (proxy, stream) = connected();
         let each_way = Duration::from_millis(100);
         proxy.delay(each_way);
@@ -201,7 +174,7 @@ tests! {
         assert!(back >= Duration::from_millis(300) && back > there, "{there:?} {back:?}");
     }
 
-    fn reply_is_lost_once_and_its_connection_with_it() {
+    fn reply_is_lost_once() {
         let proxy = echo();
         let (one, two) = (client(&proxy), client(&proxy));
         proxy.lose_reply_to(b"COMMIT");

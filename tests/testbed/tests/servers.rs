@@ -69,7 +69,7 @@ fn zookeeper_comes_back() {
 }
 
 #[test]
-fn paused_redis_does_not_answer_until_it_is_resumed() {
+fn paused_redis_does_not_answer() {
     within(3 * LIMIT, || {
         let redis = RedisServer::start();
         redis.pause();
