@@ -203,10 +203,17 @@ pub fn connect(url: &str) -> Result<Factory> {
     backend::connect(url)
 }
 
-#[doc = include_str!("promises.md")]
-pub mod promises {}
+// On GitHub, the links of this page lead to files. Here they lead to modules: the first definition of a link counts.
+#[cfg_attr(feature = "redis", doc = "[redis]: crate::redis")]
+#[cfg_attr(feature = "mysql", doc = "[mysql]: crate::mysql")]
+#[cfg_attr(feature = "zk", doc = "[zk]: crate::zk")]
+#[doc = "[memory]: crate::memory"]
+#[doc = "[What we promise]: crate::promises\n"]
 #[doc = include_str!("design.md")]
 pub mod design {}
+
+#[doc = include_str!("promises.md")]
+pub mod promises {}
 
 #[doc = include_str!("operations.md")]
 pub mod operations {}
