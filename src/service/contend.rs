@@ -497,7 +497,7 @@ impl ContendBuilder {
     ///
     /// # Errors
     /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id that
-    /// this process already contends under, `Forked` in a child process.
+    /// this factory already contends under, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexContendService> {
         let executor = self.settings.factory.as_ref().ok();
         let executor = executor.and_then(|factory| factory.executor());

@@ -142,8 +142,10 @@ macro_rules! contender_setters {
         /// use std::time::Duration;
         ///
         /// let factory = contend::connect("memory://transition-doc")?;
-        /// let locker = factory.locker("reports").transition(Duration::from_secs(1)).build()?;
-        /// println!("after a crash, {:?} is free again in 11 s", locker.mutex());
+        /// let guard = factory.locker("reports").transition(Duration::from_secs(1)).build()?.lock()?;
+        /// let owner = factory.owner("reports")?;
+        /// assert_eq!(owner.transition_at() - owner.ttl_at(), 1_000);
+        /// # drop(guard);
         /// # Ok::<(), contend::Error>(())
         /// ```
         pub fn transition(mut self, transition: std::time::Duration) -> Self {

@@ -85,6 +85,16 @@ pub fn factory(name: &str, lease: Lease) -> Factory {
 }
 
 /// Returns a handle on the registry called `name`, for tests.
+///
+/// ```
+/// use contend::memory;
+///
+/// let factory = contend::connect("memory://handle-fn-doc")?;
+/// let guard = factory.locker("invoices").build()?.lock()?;
+/// assert!(memory::handle("handle-fn-doc").revoke("invoices"));
+/// assert!(guard.unlock().is_err()); // lost
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[must_use]
 pub fn handle(name: &str) -> Handle {
     Handle {
@@ -104,6 +114,16 @@ impl Handle {
     ///
     /// A service is notified and steps down at once. A guard learns of it at its next renewal, after a third of
     /// its ttl: in a test, give its locker a short one and wait for [`Guard::lost`](crate::Guard::lost).
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://handle-revoke-doc?ttl=300ms")?;
+    /// let guard = factory.locker("invoices").build()?.lock()?;
+    /// let handle = contend::memory::handle("handle-revoke-doc");
+    /// assert!(handle.revoke("invoices"));
+    /// assert!(!handle.revoke("invoices")); // free by now
+    /// assert!(guard.lost().recv().is_err());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn revoke(&self, mutex: &str) -> bool {
         let revoke = self.registry.look(&mutex.into(), |entry, now| {
@@ -114,6 +134,17 @@ impl Handle {
 
     /// Makes every call to the registry fail as [`Unreachable`](crate::ErrorKind::Unreachable), or makes
     /// them work again. Leases run on meanwhile, as on a server that cannot be reached.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://set-unreachable-doc")?;
+    /// let locker = factory.locker("invoices").build()?;
+    /// let handle = contend::memory::handle("set-unreachable-doc");
+    /// handle.set_unreachable(true);
+    /// assert!(locker.try_lock().is_err());
+    /// handle.set_unreachable(false);
+    /// assert!(locker.try_lock().is_ok());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn set_unreachable(&self, unreachable: bool) {
         self.registry.set_unreachable(unreachable);
     }
