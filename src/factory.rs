@@ -199,7 +199,7 @@ impl Factory {
     /// struct Losses;
     ///
     /// impl Probe for Losses {
-    ///     fn lost(&self, mutex: &str, _id: &str, _fence: u64, held: Duration, why: LossReason) {
+    ///     fn lost(&self, mutex: &str, _id: &str, _: u64, held: Duration, why: LossReason) {
     ///         println!("{mutex}: held for {held:?}, {why}");
     ///     }
     /// }

@@ -84,8 +84,8 @@ impl Health {
     ///
     /// let factory = contend::connect("memory://is-fine-within-doc")?;
     /// let second = Duration::from_secs(1);
-    /// let is_ready = factory.health().is_fine_within(10 * second) || factory.ping(second).is_ok();
-    /// assert!(is_ready);
+    /// let is_fine = factory.health().is_fine_within(10 * second);
+    /// assert!(is_fine || factory.ping(second).is_ok());
     /// # Ok::<(), contend::Error>(())
     /// ```
     #[must_use]

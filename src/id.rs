@@ -63,7 +63,8 @@ impl ContenderIdGenerator {
     /// ```
     /// use contend::ContenderIdGenerator;
     ///
-    /// assert_ne!(ContenderIdGenerator::Uuid.generate(), ContenderIdGenerator::Uuid.generate());
+    /// let ids = ContenderIdGenerator::Uuid;
+    /// assert_ne!(ids.generate(), ids.generate());
     /// ```
     #[must_use]
     pub fn generate(&self) -> String {

@@ -43,7 +43,8 @@ impl Lease {
     ///
     /// let lease = Lease::new(Duration::from_secs(5), Duration::from_secs(1))?;
     /// assert_eq!(lease.to_string(), "5s+1s");
-    /// assert!(Lease::new(Duration::from_millis(5), Duration::ZERO).is_err()); // too short to renew in
+    /// let too_short = Lease::new(Duration::from_millis(5), Duration::ZERO);
+    /// assert!(too_short.is_err()); // no renewal could be done in time
     /// # Ok::<(), contend::Error>(())
     /// ```
     ///
@@ -91,7 +92,8 @@ impl Lease {
     /// use contend::Lease;
     /// use std::time::Duration;
     ///
-    /// assert_eq!(Lease::default().total(), Duration::from_secs(16)); // without an owner after a crash
+    /// // So long is a mutex without an owner after a crash.
+    /// assert_eq!(Lease::default().total(), Duration::from_secs(16));
     /// ```
     #[must_use]
     pub fn total(self) -> Duration {

@@ -88,7 +88,7 @@ impl Guard {
     /// let locker = factory.locker("reports").build()?;
     /// let guard = locker.lock()?;
     /// let fence = guard.fence();
-    /// println!("UPDATE report SET body = ?, fence = {fence} WHERE id = 1 AND fence <= {fence}");
+    /// println!("UPDATE report SET fence = {fence} WHERE id = 1 AND fence <= {fence}");
     /// drop(guard);
     /// assert!(locker.lock()?.fence() > fence);
     /// # Ok::<(), contend::Error>(())

@@ -54,7 +54,7 @@ use crate::virtual_time::try_lock_for;
 /// assert!(locker.try_lock().is_err()); // already ours: an error, not a deadlock
 /// drop(guard);
 ///
-/// let fence = locker.with_lock(|guard| guard.fence())?; // locks, runs the closure, unlocks
+/// let fence = locker.with_lock(|guard| guard.fence())?; // locks and unlocks
 /// println!("done, fence {fence}");
 /// # Ok::<(), contend::Error>(())
 /// ```
@@ -146,7 +146,8 @@ impl Locker {
     /// let theirs = factory.locker("reports").id("b").build()?;
     ///
     /// let guard = ours.try_lock()?;
-    /// let error = thread::spawn(move || theirs.try_lock().map(drop).unwrap_err()).join().unwrap();
+    /// let refused = thread::spawn(move || theirs.try_lock().map(drop).unwrap_err());
+    /// let error = refused.join().unwrap();
     /// assert_eq!(error.kind(), ErrorKind::Held);
     /// assert_eq!(error.to_string(), r#"reports: held by "a""#);
     /// # Ok::<(), contend::Error>(())
@@ -171,7 +172,8 @@ impl Locker {
     /// let theirs = factory.locker("reports").id("b").build()?;
     ///
     /// let guard = ours.lock()?;
-    /// let waits = thread::spawn(move || theirs.try_lock_for(Duration::from_millis(20)).map(drop));
+    /// let timeout = Duration::from_millis(20);
+    /// let waits = thread::spawn(move || theirs.try_lock_for(timeout).map(drop));
     /// let error = waits.join().unwrap().unwrap_err();
     /// let message = r#"reports: held by "a", and was not free within 20ms"#;
     /// assert_eq!(error.to_string(), message);

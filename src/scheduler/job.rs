@@ -81,7 +81,7 @@ impl Context {
     ///
     /// fn write_report(context: &Context) {
     ///     let fence = context.fence();
-    ///     println!("UPDATE report SET body = ?, fence = {fence} WHERE id = 1 AND fence <= {fence}");
+    ///     println!("UPDATE report SET fence = {fence} WHERE id = 1 AND fence <= {fence}");
     /// }
     /// ```
     #[must_use]

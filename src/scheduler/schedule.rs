@@ -76,11 +76,11 @@ const DAY: u64 = 24 * 3600;
 ///   leader, as the run of that time, even if it made up for an earlier one.
 /// - If the backend does not answer when the last run was, a new leader asks again every second and runs nothing
 ///   before. If the backend refuses to tell, that counts as "no run yet".
-/// - On ZooKeeper the record is removed with the node of the mutex, which the servers remove about a minute
-///   after the last contender has left: if all processes were stopped for that long, they begin as if there had
-///   been no run. The age of a run is measured by the hosts' wall clocks and by the clock of the ZooKeeper
-///   leader, and the smaller age counts: one wrong clock makes a new leader's first run late, by at most a
-///   period; it is early only if both are wrong.
+/// - On ZooKeeper the servers remove the node of the mutex, and with it the record, about a minute after the last
+///   contender has left. If all processes were stopped for that long, they begin as if there had been no run.
+/// - On ZooKeeper the age of a run is measured by the hosts' wall clocks and by the clock of the ZooKeeper leader. The
+///   smaller age counts. So one wrong clock makes a new leader's first run late, by at most a period; it is early only
+///   if both are wrong.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct Schedule {
@@ -168,7 +168,8 @@ impl Schedule {
     /// ```
     /// use contend::{Schedule, Weekday};
     ///
-    /// let payday = Schedule::weekly_at([Weekday::Monday, Weekday::Thursday], "06:00", "+01:00")?;
+    /// let days = [Weekday::Monday, Weekday::Thursday];
+    /// let twice_a_week = Schedule::weekly_at(days, "06:00", "+01:00")?;
     /// # Ok::<(), contend::Error>(())
     /// ```
     ///
@@ -246,7 +247,8 @@ impl Schedule {
     /// use std::time::Duration;
     ///
     /// // A run that makes up for a missed one keeps six hours from the next.
-    /// let nightly = Schedule::daily_at("02:30", "UTC")?.at_least(Duration::from_secs(6 * 3600));
+    /// let six_hours = Duration::from_secs(6 * 3600);
+    /// let nightly = Schedule::daily_at("02:30", "UTC")?.at_least(six_hours);
     /// # Ok::<(), contend::Error>(())
     /// ```
     pub fn at_least(mut self, at_least: Duration) -> Schedule {

@@ -66,7 +66,8 @@ impl Scheduler {
     ///
     /// let factory = contend::connect("memory://scheduler-start-doc")?;
     /// let hourly = Schedule::every(Duration::from_secs(3600));
-    /// let scheduler = factory.scheduler("clean-up").build(hourly, |_| println!("cleaning up"))?;
+    /// let builder = factory.scheduler("clean-up");
+    /// let scheduler = builder.build(hourly, |_| println!("cleaning up"))?;
     /// scheduler.start()?;
     /// scheduler.stop()?;
     /// scheduler.start()?; // the next run is due an hour after the last one

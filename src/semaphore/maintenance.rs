@@ -76,7 +76,8 @@ impl MaintenanceBuilder {
     ///
     /// ```
     /// let factory = contend::connect("memory://maintenance-mutex-doc")?;
-    /// let maintenance = factory.semaphores()?.maintenance().mutex("keep-jobs").start(&factory)?;
+    /// let maintenance = factory.semaphores()?.maintenance().mutex("keep-jobs");
+    /// let maintenance = maintenance.start(&factory)?;
     /// # drop(maintenance);
     /// # Ok::<(), contend::Error>(())
     /// ```

@@ -51,12 +51,13 @@ pub(super) const MAX_TRIES: u32 = 3;
 /// use contend::semaphore::PermitRequest;
 /// use std::time::Duration;
 ///
-/// let semaphores = contend::connect("mysql://worker:secret@db.internal/jobs")?.semaphores()?;
+/// let factory = contend::connect("mysql://worker:secret@db.internal/jobs")?;
+/// let semaphores = factory.semaphores()?;
 /// semaphores.create_tables()?;
 /// semaphores.create("backup", 2)?;
 ///
 /// let request = PermitRequest::new("job-123").permits("backup", 1);
-/// let guard = semaphores.guard(&request, Duration::from_secs(5))?; // waits up to five seconds
+/// let guard = semaphores.guard(&request, Duration::from_secs(5))?; // waits for up to 5 s
 /// println!("working with fence {:?}", guard.fence("backup"));
 /// drop(guard); // released
 /// # Ok::<(), contend::Error>(())
@@ -100,7 +101,7 @@ impl Semaphores {
     /// use std::time::Duration;
     ///
     /// let semaphores = contend::connect("memory://with-ttl-doc")?.semaphores()?;
-    /// let semaphores = semaphores.with_ttl(Duration::from_secs(5))?; // free 6.25 s after a crash
+    /// let semaphores = semaphores.with_ttl(Duration::from_secs(8))?; // free 10 s after a crash
     /// semaphores.create("downloads", 5)?;
     /// # Ok::<(), contend::Error>(())
     /// ```

@@ -282,7 +282,7 @@ impl MutexContendService {
     /// service.start()?;
     /// events.recv().unwrap(); // Acquired
     /// if let Some(fence) = service.fence() {
-    ///     println!("UPDATE report SET body = ?, fence = {fence} WHERE id = 1 AND fence <= {fence}");
+    ///     println!("UPDATE report SET fence = {fence} WHERE id = 1 AND fence <= {fence}");
     /// }
     /// # Ok::<(), contend::Error>(())
     /// ```

@@ -110,8 +110,8 @@ macro_rules! contender_setters {
         /// use contend::ContenderIdGenerator;
         ///
         /// let factory = contend::connect("memory://id-generator-doc")?;
-        /// let locker = factory.locker("reports").id_generator(ContenderIdGenerator::Uuid).build()?;
-        /// assert_eq!(locker.id().len(), 32);
+        /// let builder = factory.locker("reports").id_generator(ContenderIdGenerator::Uuid);
+        /// assert_eq!(builder.build()?.id().len(), 32);
         /// # Ok::<(), contend::Error>(())
         /// ```
         pub fn id_generator(mut self, ids: $crate::ContenderIdGenerator) -> Self {
@@ -142,7 +142,8 @@ macro_rules! contender_setters {
         /// use std::time::Duration;
         ///
         /// let factory = contend::connect("memory://transition-doc")?;
-        /// let guard = factory.locker("reports").transition(Duration::from_secs(1)).build()?.lock()?;
+        /// let locker = factory.locker("reports").transition(Duration::from_secs(1)).build()?;
+        /// let guard = locker.lock()?;
         /// let owner = factory.owner("reports")?;
         /// assert_eq!(owner.transition_at() - owner.ttl_at(), 1_000);
         /// # drop(guard);

@@ -10,8 +10,17 @@
 //! `memory://` is one registry for the whole process, `memory://NAME` another one. A registry lives
 //! as long as a factory, service, locker or [`Handle`] uses it. The URL parameters are `ttl` and `transition`.
 //!
-//! A release hands the mutex to the contender that has waited longest, and wakes it. For the claim time of 500 ms only
-//! that one can take it.
+//! # How a mutex changes hands
+//!
+//! ```text
+//!  A                        registry                                      B
+//!  acquire ───────────────► free: A owns, fence 7
+//!                           owned: B is queued ◄─────────────────── acquire
+//!  release 7 ─────────────► handed to B for 500 ms ──────────────────► wakes
+//!                           B owns, fence 8 ◄────────────────────── acquire
+//! ```
+//!
+//! A release hands the mutex to the contender that has waited longest. For the claim time only that one can take it.
 //!
 //! # In your own tests
 //! A [`Handle`] takes a lock away from its owner, or makes the registry unreachable, so that a test can
@@ -30,8 +39,8 @@
 //! assert_eq!(events.recv().unwrap().kind, EventKind::Released);
 //! assert_eq!(events.recv().unwrap().kind, EventKind::Acquired); // it contends again
 //!
-//! let locker = factory.locker("other").ttl(std::time::Duration::from_millis(100)).build()?;
-//! let guard = locker.lock()?;
+//! let ttl = std::time::Duration::from_millis(100);
+//! let guard = factory.locker("other").ttl(ttl).build()?.lock()?;
 //! assert!(handle.revoke("other"));
 //! assert!(guard.lost().recv().is_err()); // closed when its next renewal has failed
 //! assert!(!guard.is_valid());
