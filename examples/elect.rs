@@ -40,7 +40,7 @@ fn main() -> Result<(), contend::Error> {
             leader.start()?; // and this one queues up behind the others
         }
     }
-    drop(contenders); // dropping a service stops it
+    drop(contenders); // dropping a service stops it, and the next one leads until it is dropped too
     println!("\nEach time with a higher fence.");
     Ok(())
 }

@@ -54,6 +54,15 @@ impl Cancel {
     }
 
     /// Ends every wait that was given this `Cancel` or a clone of it, now and later.
+    ///
+    /// ```
+    /// use contend::Cancel;
+    ///
+    /// let cancel = Cancel::new();
+    /// let clone = cancel.clone(); // for another thread
+    /// clone.cancel();
+    /// assert!(cancel.is_cancelled());
+    /// ```
     pub fn cancel(&self) {
         let waiting = {
             let mut state = self.state.lock();

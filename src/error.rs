@@ -36,7 +36,7 @@ pub enum ErrorKind {
     InvalidInput,
     /// The URL names a backend whose Cargo feature is off.
     FeatureDisabled,
-    /// Another live service or locker of this process contends for the same mutex under the same id.
+    /// Another live service or locker of this factory contends for the same mutex under the same id.
     DuplicateContender,
     /// The call is not allowed in the current state, such as starting a running service.
     InvalidState,
@@ -67,9 +67,9 @@ pub enum ErrorKind {
     Conflict,
     /// The factory belongs to the parent process: connect again after a `fork`.
     Forked,
-    /// The factory, session or service was closed.
+    /// The session with the backend was closed, because its factory was dropped.
     Closed,
-    /// The wait was ended by a `Cancel`, or by dropping its factory.
+    /// The wait was ended by a [`Cancel`](crate::Cancel).
     Cancelled,
     /// This backend does not support the operation.
     Unsupported,
@@ -117,6 +117,13 @@ impl Error {
     }
 
     /// Returns the same error with its message prefixed by `what`, such as the mutex that it is about.
+    ///
+    /// ```
+    /// use contend::{Error, ErrorKind};
+    ///
+    /// let error = Error::new(ErrorKind::Timeout, "no answer within 2s").context("reports");
+    /// assert_eq!(error.to_string(), "reports: no answer within 2s");
+    /// ```
     #[must_use]
     pub fn context(mut self, what: impl fmt::Display) -> Error {
         self.message = format!("{what}: {}", self.message).into_boxed_str();
@@ -124,12 +131,33 @@ impl Error {
     }
 
     /// Returns the kind of this error.
+    ///
+    /// ```
+    /// use contend::ErrorKind;
+    ///
+    /// let factory = contend::connect("memory://kind-doc")?;
+    /// let guard = factory.locker("reports").build()?.lock()?.detach();
+    /// match factory.locker("reports").build()?.try_lock() {
+    ///     Ok(_) => println!("locked"),
+    ///     Err(error) if error.kind() == ErrorKind::Held => println!("{error}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # drop(guard);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
     /// Returns `true` if the same call may succeed later without any change of program, server or settings.
+    ///
+    /// ```
+    /// use contend::{Error, ErrorKind};
+    ///
+    /// assert!(Error::new(ErrorKind::Unreachable, "connection refused").is_transient());
+    /// assert!(!Error::new(ErrorKind::Denied, "wrong password").is_transient());
+    /// ```
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(

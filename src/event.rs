@@ -40,8 +40,8 @@ pub enum EventKind {
     /// it may learn of a new owner only when the lease of the previous one would have ended. If that is too
     /// late, follow the mutex with [`Factory::observe`](crate::Factory::observe).
     OwnerChanged,
-    /// The backend cannot be used, or another process uses this contender's id; the service keeps
-    /// trying. Only sent if the service was built to report failures.
+    /// The backend cannot be used; the service keeps trying. Only sent if the service was built to
+    /// [report failures](crate::ContendBuilder::failures).
     Failed,
 }
 
@@ -57,6 +57,17 @@ impl Event {
     }
 
     /// Returns the fence of the ownership that began, ended or was seen.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://event-fence-doc")?;
+    /// let (service, events) = factory.contend("demo").channel()?;
+    /// service.start()?;
+    /// let acquired = events.recv().unwrap();
+    /// service.stop()?;
+    /// let released = events.recv().unwrap();
+    /// assert!(acquired.fence().is_some() && acquired.fence() == released.fence());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         let owner = match self.kind {

@@ -127,6 +127,16 @@ impl Factory {
     }
 
     /// Sets the delay before a service's first attempt. Defaults to zero.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// // A process that was just started leaves the mutex to one whose caches are warm.
+    /// let factory = contend::connect("memory://with-initial-delay-doc")?;
+    /// let factory = factory.with_initial_delay(Duration::from_secs(30));
+    /// assert_eq!(factory.initial_delay(), Duration::from_secs(30));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn with_initial_delay(self, initial_delay: Duration) -> Factory {
         if let Ok(inner) = self.core() {
@@ -137,6 +147,20 @@ impl Factory {
 
     /// Sets the executor that runs the callbacks of all services. Defaults to a thread for each service.
     /// Only the first call has an effect.
+    ///
+    /// ```
+    /// use contend::{Executor, Job};
+    /// use std::sync::Arc;
+    ///
+    /// let (jobs, queue) = contend::crossbeam_channel::unbounded::<Job>();
+    /// std::thread::spawn(move || queue.iter().for_each(|job| job())); // a pool of one thread
+    /// let executor: Executor = Arc::new(move |job| jobs.send(job).unwrap_or_default());
+    ///
+    /// let factory = contend::connect("memory://with-executor-doc")?.with_executor(executor);
+    /// let service = factory.contend("demo").on_acquired(|_| println!("leading")).build()?;
+    /// service.start()?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn with_executor(self, executor: Executor) -> Factory {
         if let Ok(inner) = self.core() {
@@ -148,6 +172,24 @@ impl Factory {
     /// Sets the probe that is notified of what this factory's services, lockers, schedulers and
     /// semaphores do. Defaults to none. Set it before creating any of them; only the first call has an
     /// effect.
+    ///
+    /// ```
+    /// use contend::{LossReason, Probe};
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    ///
+    /// struct Losses;
+    ///
+    /// impl Probe for Losses {
+    ///     fn lost(&self, mutex: &str, _id: &str, _: u64, held: Duration, why: LossReason) {
+    ///         println!("{mutex}: held for {held:?}, {why}");
+    ///     }
+    /// }
+    ///
+    /// let factory = contend::connect("memory://with-probe-doc")?.with_probe(Arc::new(Losses));
+    /// factory.locker("reports").build()?.lock()?.unlock()?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn with_probe(self, probe: Arc<dyn Probe>) -> Factory {
         if let Ok(inner) = self.core()
@@ -159,12 +201,26 @@ impl Factory {
     }
 
     /// Returns the location of the mutexes, without credentials.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://realm-doc")?;
+    /// assert_eq!(factory.realm(), "memory://realm-doc");
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn realm(&self) -> &str {
         self.core.here().map_or("", |core| core.backend.realm())
     }
 
     /// Returns the lease that contenders of this factory use by default.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://lease-doc?ttl=5s&transition=1s")?;
+    /// assert_eq!(factory.lease().total(), Duration::from_secs(6));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn lease(&self) -> Lease {
         self.core()
@@ -350,6 +406,16 @@ impl Factory {
 
     /// Reads who waits for `mutex`, in order, as far as the backend knows.
     ///
+    /// ```
+    /// let factory = contend::connect("memory://participants-doc")?;
+    /// let guard = factory.locker("invoices").build()?.lock()?;
+    /// for waiter in factory.participants("invoices")? {
+    ///     println!("{} waits since {:?}", waiter.id, waiter.since);
+    /// }
+    /// # drop(guard);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`owner`](Factory::owner).
     pub fn participants(&self, mutex: impl AsRef<str>) -> Result<Vec<Participant>> {
@@ -357,6 +423,16 @@ impl Factory {
     }
 
     /// Reads the names of the mutexes that have an owner or a waiter, sorted.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://list-doc")?;
+    /// let guard = factory.locker("invoices").build()?.lock()?;
+    /// for mutex in factory.list()? {
+    ///     println!("{mutex}: owned by {:?}", factory.owner(&mutex)?.owner_id());
+    /// }
+    /// # drop(guard);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Any error of the backend.

@@ -63,6 +63,14 @@ impl Health {
     }
 
     /// Returns `true` if the last call to the backend was answered.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://is-fine-doc")?;
+    /// assert!(!factory.health().is_fine()); // not tried yet
+    /// factory.ping(std::time::Duration::from_secs(1))?;
+    /// assert!(factory.health().is_fine());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn is_fine(&self) -> bool {
         matches!(self.contact, Contact::Fine)
@@ -76,8 +84,8 @@ impl Health {
     ///
     /// let factory = contend::connect("memory://is-fine-within-doc")?;
     /// let second = Duration::from_secs(1);
-    /// let is_ready = factory.health().is_fine_within(10 * second) || factory.ping(second).is_ok();
-    /// assert!(is_ready);
+    /// let is_fine = factory.health().is_fine_within(10 * second);
+    /// assert!(is_fine || factory.ping(second).is_ok());
     /// # Ok::<(), contend::Error>(())
     /// ```
     #[must_use]
@@ -88,6 +96,13 @@ impl Health {
     /// Returns one JSON object on one line: `realm`, `contact` (`"untried"`, `"fine"`, `"failing"`),
     /// `error`, `failing_ms`, `last_contact_ms` (how long ago), `wakeups` (`"untried"`, `"working"`,
     /// `"polling"`), `polling_because` and `pool` (`open`, `idle`, `size`, or null).
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://to-json-doc")?;
+    /// let json = factory.health().to_json();
+    /// assert!(json.starts_with(r#"{"realm":"memory://to-json-doc","contact":"untried""#));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
         let (wakeups, why) = match &self.wakeups {

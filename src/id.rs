@@ -1,5 +1,5 @@
-//! `ContenderIdGenerator`: names for contenders that have none; and the registry of the ids that live
-//! contenders of this process have.
+//! `ContenderIdGenerator`: names for contenders that have none; and a factory's registry of the ids of its live
+//! contenders.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -19,8 +19,8 @@ const WIDTH: usize = 32;
 /// Generates ids that no other contender has.
 ///
 /// Two live contenders of one mutex must never share an id: each would take the other's lease for its
-/// own, and both would believe that they own. The library refuses this within one process; across
-/// processes, only unique ids prevent it.
+/// own, and both would believe that they own, for up to a ttl. A factory refuses this among its own
+/// contenders; across processes, only unique ids prevent it.
 ///
 /// ```
 /// use contend::ContenderIdGenerator;
@@ -59,6 +59,13 @@ impl ContenderIdGenerator {
     }
 
     /// Returns a new id, of at most 32 bytes unless a closure generates it.
+    ///
+    /// ```
+    /// use contend::ContenderIdGenerator;
+    ///
+    /// let ids = ContenderIdGenerator::Uuid;
+    /// assert_ne!(ids.generate(), ids.generate());
+    /// ```
     #[must_use]
     pub fn generate(&self) -> String {
         match self {

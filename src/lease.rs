@@ -37,6 +37,17 @@ impl Lease {
 
     /// Creates a lease of `ttl` and `transition`.
     ///
+    /// ```
+    /// use contend::Lease;
+    /// use std::time::Duration;
+    ///
+    /// let lease = Lease::new(Duration::from_secs(5), Duration::from_secs(1))?;
+    /// assert_eq!(lease.to_string(), "5s+1s");
+    /// let too_short = Lease::new(Duration::from_millis(5), Duration::ZERO);
+    /// assert!(too_short.is_err()); // no renewal could be done in time
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` for a ttl of zero or too short to be renewed, and for a sum above
     /// [`Lease::MAX_TOTAL`]. Backends count whole milliseconds, so a finer value is refused too.
@@ -76,6 +87,14 @@ impl Lease {
     }
 
     /// Returns `ttl + transition`: how long the backend keeps the mutex for its owner.
+    ///
+    /// ```
+    /// use contend::Lease;
+    /// use std::time::Duration;
+    ///
+    /// // So long is a mutex without an owner after a crash.
+    /// assert_eq!(Lease::default().total(), Duration::from_secs(16));
+    /// ```
     #[must_use]
     pub fn total(self) -> Duration {
         self.ttl + self.transition
@@ -83,6 +102,16 @@ impl Lease {
 
     /// Returns how long after *sending* the request that was granted the owner may believe that it owns:
     /// the ttl, less the clock drift that the transition does not absorb.
+    ///
+    /// ```
+    /// use contend::Lease;
+    /// use std::time::Duration;
+    ///
+    /// let ttl = Duration::from_secs(10);
+    /// assert_eq!(Lease::new(ttl, Duration::from_secs(6))?.belief(), ttl);
+    /// assert!(Lease::new(ttl, Duration::ZERO)?.belief() < ttl); // nothing absorbs the drift
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn belief(self) -> Duration {
         self.ttl.saturating_sub(self.drift_beyond_transition())
@@ -90,6 +119,16 @@ impl Lease {
 
     /// Returns how long one request to the backend may take, from asking for a connection to the reply: a
     /// quarter of the ttl, at most 2 s. The only time limit on requests.
+    ///
+    /// ```
+    /// use contend::Lease;
+    /// use std::time::Duration;
+    ///
+    /// assert_eq!(Lease::default().request_limit(), Duration::from_secs(2));
+    /// let short = Lease::new(Duration::from_secs(1), Duration::from_secs(1))?;
+    /// assert_eq!(short.request_limit(), Duration::from_millis(250));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn request_limit(self) -> Duration {
         (self.ttl / 4).min(Duration::from_secs(2))

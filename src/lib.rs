@@ -70,7 +70,7 @@
 //! - [What we promise](promises): every guarantee, what it assumes, what breaks it, and the tests that hold it.
 //! - [Operations](operations): symptoms and causes, choosing ttl, connections, privileges, sharing a mutex with
 //!   Simba or Curator.
-//! - The page of each backend's module has its options and its protocol.
+//! - The page of each backend's module has its protocol, and its builder with all options.
 
 // docs.rs shows which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -183,9 +183,9 @@ pub use url::parse_duration;
 /// | `mysql://user:password@host:3306/database` | MySQL or MariaDB, feature `mysql` |
 /// | `zk://a:2181,b:2181/chroot` | ZooKeeper, feature `zk` |
 ///
-/// Options are URL parameters, such as `?ttl=5s&transition=1s`; the page of each backend lists its own, and
-/// an unknown parameter is an error that lists the valid ones. In a user name, password or path, `/`, `?`,
-/// `@` and `%` must be percent-encoded.
+/// Options are URL parameters, such as `?ttl=5s&transition=1s`, named after the methods of the backend's builder. An
+/// unknown parameter is an error that lists the valid ones. In a user name, password or path, `/`, `?`, `@` and `%` must
+/// be percent-encoded.
 ///
 /// Validates the URL and returns without blocking; connections are opened in the background. A server
 /// that cannot be reached, or that refuses access, is reported by [`Factory::ping`], by the first lock,
@@ -203,10 +203,17 @@ pub fn connect(url: &str) -> Result<Factory> {
     backend::connect(url)
 }
 
-#[doc = include_str!("promises.md")]
-pub mod promises {}
+// On GitHub, the links of this page lead to files. Here they lead to modules: the first definition of a link counts.
+#[cfg_attr(feature = "redis", doc = "[redis]: crate::redis")]
+#[cfg_attr(feature = "mysql", doc = "[mysql]: crate::mysql")]
+#[cfg_attr(feature = "zk", doc = "[zk]: crate::zk")]
+#[doc = "[memory]: crate::memory"]
+#[doc = "[What we promise]: crate::promises\n"]
 #[doc = include_str!("design.md")]
 pub mod design {}
+
+#[doc = include_str!("promises.md")]
+pub mod promises {}
 
 #[doc = include_str!("operations.md")]
 pub mod operations {}

@@ -82,12 +82,28 @@ impl MutexOwner {
     }
 
     /// Returns the owner's contender id; empty without an owner.
+    ///
+    /// ```
+    /// use contend::MutexOwner;
+    ///
+    /// assert_eq!(MutexOwner::new("a", 1_000, 11_000, 17_000, 42).owner_id(), "a");
+    /// assert_eq!(MutexOwner::NONE.owner_id(), "");
+    /// ```
     #[must_use]
     pub fn owner_id(&self) -> &str {
         self.id.as_deref().unwrap_or("")
     }
 
     /// Returns when the mutex was acquired.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://acquired-at-doc")?;
+    /// let guard = factory.locker("invoices").build()?.lock()?;
+    /// let owner = factory.owner("invoices")?;
+    /// println!("owned for {} ms", owner.backend_now() - owner.acquired_at());
+    /// # drop(guard);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn acquired_at(&self) -> u64 {
         self.acquired_at
@@ -132,6 +148,13 @@ impl MutexOwner {
     }
 
     /// Returns `true` if the ttl is still running at `now_ms`.
+    ///
+    /// ```
+    /// use contend::MutexOwner;
+    ///
+    /// let owner = MutexOwner::new("a", 1_000, 11_000, 17_000, 42);
+    /// assert!(owner.is_in_ttl_at(10_999) && !owner.is_in_ttl_at(11_000));
+    /// ```
     #[must_use]
     pub fn is_in_ttl_at(&self, now_ms: u64) -> bool {
         self.ttl_at > now_ms
@@ -144,18 +167,41 @@ impl MutexOwner {
     }
 
     /// Returns `true` if the ttl or the transition is still running at `now_ms`.
+    ///
+    /// ```
+    /// use contend::MutexOwner;
+    ///
+    /// let owner = MutexOwner::new("a", 1_000, 11_000, 17_000, 42);
+    /// assert!(owner.is_in_transition_at(17_000) && !owner.is_in_transition_at(17_001));
+    /// ```
     #[must_use]
     pub fn is_in_transition_at(&self, now_ms: u64) -> bool {
         self.id.is_some() && self.transition_at >= now_ms
     }
 
     /// Returns `true` if the mutex has an owner. It still has one during the transition.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://has-owner-doc")?;
+    /// assert!(!factory.owner("invoices")?.has_owner());
+    /// let guard = factory.locker("invoices").build()?.lock()?;
+    /// assert!(factory.owner("invoices")?.has_owner());
+    /// # drop(guard);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn has_owner(&self) -> bool {
         self.is_in_transition()
     }
 
     /// Returns `true` if `id` is named as the owner, whether or not its lease has ended.
+    ///
+    /// ```
+    /// use contend::MutexOwner;
+    ///
+    /// let owner = MutexOwner::new("a", 1_000, 11_000, 17_000, 42);
+    /// assert!(owner.is_owner("a") && !owner.is_owner("b"));
+    /// ```
     #[must_use]
     pub fn is_owner(&self, id: &str) -> bool {
         self.id.as_deref() == Some(id)
@@ -239,12 +285,29 @@ impl MutexState {
     }
 
     /// Returns `true` if the owner's id changed; a renewal changes nothing.
+    ///
+    /// ```
+    /// use contend::{MutexOwner, MutexState};
+    ///
+    /// let a = MutexOwner::new("a", 1_000, 11_000, 17_000, 42);
+    /// let renewed = MutexOwner::new("a", 1_000, 14_000, 20_000, 42);
+    /// assert!(MutexState::new(MutexOwner::NONE, a.clone()).is_changed());
+    /// assert!(!MutexState::new(a, renewed).is_changed());
+    /// ```
     #[must_use]
     pub fn is_changed(&self) -> bool {
         self.before.owner_id() != self.after.owner_id()
     }
 
     /// Returns `true` if `id` became the owner.
+    ///
+    /// ```
+    /// use contend::{MutexOwner, MutexState};
+    ///
+    /// let (a, b) = (MutexOwner::new("a", 1_000, 11_000, 17_000, 42), MutexOwner::NONE);
+    /// let change = MutexState::new(b, a);
+    /// assert!(change.is_acquired("a") && !change.is_released("a"));
+    /// ```
     #[must_use]
     pub fn is_acquired(&self, id: &str) -> bool {
         self.is_changed() && self.after.is_owner(id)

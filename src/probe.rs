@@ -20,7 +20,7 @@ use crate::error::Error;
 /// struct Losses;
 ///
 /// impl Probe for Losses {
-///     fn lost(&self, mutex: &str, _id: &str, _fence: u64, held: Duration, why: LossReason) {
+///     fn lost(&self, mutex: &str, _id: &str, _: u64, held: Duration, why: LossReason) {
 ///         println!("{mutex}: held for {held:?}, {why}");
 ///     }
 /// }
@@ -59,10 +59,8 @@ pub trait Probe: Send + Sync {
     /// Called when a scheduled run of `mutex` ended.
     fn scheduled_run(&self, mutex: &str, outcome: RunOutcomeKind, late: Duration, took: Duration) {}
 
-    /// Called when this process holds `count` more permits of `semaphore`, or fewer if it is negative. Permits of a
-    /// guard count from its grant to its end, lost or not; permits acquired without a guard count, for at most 10
-    /// 000 requests, until this process releases or sweeps them, takes them over with a guard, or finds them
-    /// released.
+    /// Called when guards of this process hold `count` more permits of `semaphore`, or fewer if it is negative. Permits
+    /// count from the grant of their guard to its end, lost or not. Those acquired without a guard do not count.
     fn permits(&self, semaphore: &str, count: i64) {}
 
     /// Called when an acquire found `semaphore` exhausted.

@@ -65,6 +65,13 @@ impl Guard {
     }
 
     /// Returns the mutex that is locked.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://guard-mutex-doc")?;
+    /// let guard = factory.locker("reports").build()?.lock()?;
+    /// assert_eq!(guard.mutex(), "reports");
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn mutex(&self) -> &str {
         &self.mutex
@@ -75,6 +82,17 @@ impl Guard {
     /// Pass it to the resource that you protect, and let it reject any write whose fence is lower than
     /// the highest it has seen. The resource is then protected even if this library's assumptions about
     /// clocks and servers do not hold.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://guard-fence-doc")?;
+    /// let locker = factory.locker("reports").build()?;
+    /// let guard = locker.lock()?;
+    /// let fence = guard.fence();
+    /// println!("UPDATE report SET fence = {fence} WHERE id = 1 AND fence <= {fence}");
+    /// drop(guard);
+    /// assert!(locker.lock()?.fence() > fence);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.fence
@@ -83,12 +101,36 @@ impl Guard {
     /// Returns `true` if the lock is certainly held at the moment of the call. This is correct even while
     /// renewal is blocked or the backend is unreachable, and after the machine was suspended. Once
     /// `false`, it stays `false`.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://guard-is-valid-doc")?;
+    /// let guard = factory.locker("reports").build()?.lock()?;
+    /// for page in 0..3 {
+    ///     if !guard.is_valid() {
+    ///         break; // it was lost: the transition is the time to stop
+    ///     }
+    ///     println!("page {page}");
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn is_valid(&self) -> bool {
         !self.valid_for().is_zero()
     }
 
     /// Returns how long the lock is certainly held without another renewal; zero once it is not.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://guard-valid-for-doc")?;
+    /// let guard = factory.locker("reports").build()?.lock()?;
+    /// let step = Duration::from_secs(2);
+    /// if guard.valid_for() > step {
+    ///     println!("there is time for one more step");
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         self.locked()
@@ -124,6 +166,16 @@ impl Guard {
     }
 
     /// Releases the lock.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://unlock-doc")?;
+    /// let guard = factory.locker("reports").build()?.lock()?;
+    /// match guard.unlock() {
+    ///     Ok(()) => println!("alone to the end"),
+    ///     Err(error) => println!("perhaps not: {error}"),
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Lost` if the lease had ended or been taken away before: the work under the lock may not have been
@@ -212,6 +264,14 @@ impl GuardAll {
     }
 
     /// Returns the fence of one of the mutexes; `None` if it is not among them.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://guard-all-fence-doc")?;
+    /// let both = factory.lock_all(["account-7", "account-3"]).lock()?;
+    /// assert!(both.fence("account-7").is_some());
+    /// assert!(both.fence("account-8").is_none());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn fence(&self, mutex: &str) -> Option<u64> {
         let guard = self.guards.iter().find(|guard| guard.mutex() == mutex);
@@ -219,6 +279,15 @@ impl GuardAll {
     }
 
     /// Returns the mutexes in sorted order, each with its fence.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://guard-all-fences-doc")?;
+    /// let both = factory.lock_all(["account-7", "account-3"]).lock()?;
+    /// for (mutex, fence) in both.fences() {
+    ///     println!("{mutex}: fence {fence}");
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn fences(&self) -> Vec<(&str, u64)> {
         let fences = self.guards.iter();
@@ -239,6 +308,15 @@ impl GuardAll {
     }
 
     /// Returns a receiver that is closed when the first of the locks is lost. See [`Guard::lost`].
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://guard-all-lost-doc?ttl=300ms")?;
+    /// let both = factory.lock_all(["account-7", "account-3"]).lock()?;
+    /// assert!(contend::memory::handle("guard-all-lost-doc").revoke("account-7"));
+    /// assert!(both.lost().recv().is_err()); // one loss ends both
+    /// assert!(!both.is_valid());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
         self.loss.receiver()

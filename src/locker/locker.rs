@@ -54,8 +54,8 @@ use crate::virtual_time::try_lock_for;
 /// assert!(locker.try_lock().is_err()); // already ours: an error, not a deadlock
 /// drop(guard);
 ///
-/// let sum = locker.with_lock(|guard| 40 + 2 * u64::from(guard.is_valid()))?;
-/// assert_eq!(sum, 42);
+/// let fence = locker.with_lock(|guard| guard.fence())?; // locks and unlocks
+/// println!("done, fence {fence}");
 /// # Ok::<(), contend::Error>(())
 /// ```
 #[derive(Clone)]
@@ -146,7 +146,8 @@ impl Locker {
     /// let theirs = factory.locker("reports").id("b").build()?;
     ///
     /// let guard = ours.try_lock()?;
-    /// let error = thread::spawn(move || theirs.try_lock().map(drop).unwrap_err()).join().unwrap();
+    /// let refused = thread::spawn(move || theirs.try_lock().map(drop).unwrap_err());
+    /// let error = refused.join().unwrap();
     /// assert_eq!(error.kind(), ErrorKind::Held);
     /// assert_eq!(error.to_string(), r#"reports: held by "a""#);
     /// # Ok::<(), contend::Error>(())
@@ -171,7 +172,8 @@ impl Locker {
     /// let theirs = factory.locker("reports").id("b").build()?;
     ///
     /// let guard = ours.lock()?;
-    /// let waits = thread::spawn(move || theirs.try_lock_for(Duration::from_millis(20)).map(drop));
+    /// let timeout = Duration::from_millis(20);
+    /// let waits = thread::spawn(move || theirs.try_lock_for(timeout).map(drop));
     /// let error = waits.join().unwrap().unwrap_err();
     /// let message = r#"reports: held by "a", and was not free within 20ms"#;
     /// assert_eq!(error.to_string(), message);
@@ -207,6 +209,13 @@ impl Locker {
     }
 
     /// Returns the mutex that this locker locks.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://locker-mutex-doc")?;
+    /// let locker = factory.locker("reports").id("host-7").build()?;
+    /// assert_eq!((locker.mutex(), locker.id()), ("reports", "host-7"));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn mutex(&self) -> &str {
         self.inner.here().map_or("", |inner| &inner.contender.mutex)
@@ -528,6 +537,17 @@ impl LockerBuilder {
     /// Sets how long a guard is renewed. After that its lease runs out, and the guard is [lost](Guard::lost) at
     /// the end of the ttl. A stuck holder then blocks others for a limited time. Defaults to as long as the guard
     /// lives.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://max-hold-doc?ttl=300ms")?;
+    /// let limit = Duration::from_millis(1);
+    /// let guard = factory.locker("reports").max_hold(limit).build()?.lock()?;
+    /// assert!(guard.lost().recv().is_err()); // closed at the end of the ttl
+    /// assert!(!guard.is_valid());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn max_hold(mut self, max_hold: Duration) -> LockerBuilder {
         self.max_hold = Some(max_hold);
         self
@@ -555,6 +575,17 @@ impl LockerBuilder {
     }
 
     /// Ends every blocked call of the locker when `cancel` is cancelled.
+    ///
+    /// ```
+    /// use contend::{Cancel, ErrorKind};
+    ///
+    /// let factory = contend::connect("memory://locker-cancel-doc")?;
+    /// let stopping = Cancel::new(); // for all lockers of the program
+    /// let locker = factory.locker("reports").cancel(&stopping).build()?;
+    /// stopping.cancel();
+    /// assert_eq!(locker.lock().unwrap_err().kind(), ErrorKind::Cancelled);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn cancel(mut self, cancel: &Cancel) -> LockerBuilder {
         self.cancel = Some(cancel.clone());
         self
@@ -562,9 +593,17 @@ impl LockerBuilder {
 
     /// Builds the locker.
     ///
+    /// ```
+    /// let factory = contend::connect("memory://locker-build-doc")?;
+    /// let locker = factory.locker("reports").build()?;
+    /// assert!(factory.locker("a name with {braces}").build().is_err());
+    /// # drop(locker);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id that
-    /// this process already contends under, `Forked` in a child process.
+    /// this factory already contends under, `Forked` in a child process.
     pub fn build(self) -> Result<Locker> {
         if self.max_hold.is_some_and(|max_hold| max_hold.is_zero()) {
             return Err(Error::invalid(
@@ -671,6 +710,13 @@ impl LockAllBuilder {
 
     /// Waits for all locks, for as long as it takes.
     ///
+    /// ```
+    /// let factory = contend::connect("memory://lock-all-doc")?;
+    /// let both = factory.lock_all(["account-7", "account-3"]).lock()?;
+    /// println!("{:?}", both.fences());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Locker::lock`], for the first mutex that fails; then none is locked.
     pub fn lock(self) -> Result<GuardAll> {
@@ -679,6 +725,15 @@ impl LockAllBuilder {
 
     /// Takes all locks if all are free.
     ///
+    /// ```
+    /// let factory = contend::connect("memory://try-lock-all-doc")?;
+    /// let taken = factory.locker("account-7").build()?.lock()?.detach();
+    /// assert!(factory.lock_all(["account-3", "account-7"]).try_lock().is_err());
+    /// assert!(!factory.owner("account-3")?.has_owner()); // none was kept
+    /// # drop(taken);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Locker::try_lock`], for the first mutex that fails; then none is locked.
     pub fn try_lock(self) -> Result<GuardAll> {
@@ -686,6 +741,16 @@ impl LockAllBuilder {
     }
 
     /// Waits for all locks, for at most `timeout`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://try-lock-all-for-doc")?;
+    /// let both = factory.lock_all(["account-7", "account-3"]);
+    /// let both = both.try_lock_for(Duration::from_secs(5))?; // for both together
+    /// # drop(both);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Locker::try_lock_for`], for the first mutex that fails; then none is locked.

@@ -17,7 +17,7 @@ use crate::lease::Lease;
 /// use std::time::Duration;
 ///
 /// let period = ContendPeriod::new(Lease::default()).renew_after(Duration::from_secs(2))?;
-/// assert!(period.renew_after(Duration::from_secs(10)).is_err()); // the ttl would have ended
+/// assert!(period.renew_after(Duration::from_secs(10)).is_err()); // the end of the ttl
 /// # Ok::<(), contend::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]

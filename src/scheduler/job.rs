@@ -75,6 +75,15 @@ impl Context {
 
     /// Returns the fence of the leadership that this run began in: larger than that of every earlier
     /// leader.
+    ///
+    /// ```
+    /// use contend::Context;
+    ///
+    /// fn write_report(context: &Context) {
+    ///     let fence = context.fence();
+    ///     println!("UPDATE report SET fence = {fence} WHERE id = 1 AND fence <= {fence}");
+    /// }
+    /// ```
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.ownership.fence()
@@ -90,6 +99,19 @@ impl Context {
 
     /// Returns `true` if the work should stop: leadership was lost, or the scheduler is being stopped and
     /// waits for this run.
+    ///
+    /// ```
+    /// use contend::Context;
+    ///
+    /// fn clean_up(context: &Context) {
+    ///     for table in ["a", "b", "c"] {
+    ///         if context.is_cancelled() {
+    ///             return; // the rest is left for the next run
+    ///         }
+    ///         println!("cleaning up {table}");
+    ///     }
+    /// }
+    /// ```
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         !self.is_leader() || self.cancelled.try_recv() == Err(TryRecvError::Disconnected)

@@ -76,11 +76,11 @@ const DAY: u64 = 24 * 3600;
 ///   leader, as the run of that time, even if it made up for an earlier one.
 /// - If the backend does not answer when the last run was, a new leader asks again every second and runs nothing
 ///   before. If the backend refuses to tell, that counts as "no run yet".
-/// - On ZooKeeper the record is removed with the node of the mutex, which the servers remove about a minute
-///   after the last contender has left: if all processes were stopped for that long, they begin as if there had
-///   been no run. The age of a run is measured by the hosts' wall clocks and by the clock of the ZooKeeper
-///   leader, and the smaller age counts: one wrong clock makes a new leader's first run late, by at most a
-///   period; it is early only if both are wrong.
+/// - On ZooKeeper the servers remove the node of the mutex, and with it the record, about a minute after the last
+///   contender has left. If all processes were stopped for that long, they begin as if there had been no run.
+/// - On ZooKeeper the age of a run is measured by the hosts' wall clocks and by the clock of the ZooKeeper leader. The
+///   smaller age counts. So one wrong clock makes a new leader's first run late, by at most a period; it is early only
+///   if both are wrong.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct Schedule {
@@ -114,11 +114,25 @@ pub enum Missed {
 impl Schedule {
     /// Creates a schedule whose runs begin `period` apart, at a fixed rate. A run that is late by more than a
     /// tenth of the period (at most 1 s) shifts the following ones, unless missed runs are skipped.
+    ///
+    /// ```
+    /// use contend::Schedule;
+    /// use std::time::Duration;
+    ///
+    /// let hourly = Schedule::every(Duration::from_secs(3600));
+    /// ```
     pub fn every(period: Duration) -> Schedule {
         Schedule::new(Times::Every(period))
     }
 
     /// Creates a schedule whose runs begin `period` after the last one ended.
+    ///
+    /// ```
+    /// use contend::Schedule;
+    /// use std::time::Duration;
+    ///
+    /// let five_minutes_after_each = Schedule::with_delay(Duration::from_secs(300));
+    /// ```
     pub fn with_delay(period: Duration) -> Schedule {
         Schedule::new(Times::WithDelay(period))
     }
@@ -133,6 +147,14 @@ impl Schedule {
     /// are set back past it, the run begins the first time and not the second. So there is one run a day.
     /// Times are those of the wall clock of the process that leads.
     ///
+    /// ```
+    /// use contend::Schedule;
+    ///
+    /// let nightly = Schedule::daily_at("02:30", "UTC")?;
+    /// assert!(Schedule::daily_at("25:00", "UTC").is_err());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` for an invalid time or zone, `FeatureDisabled` for a name without the feature
     /// `timezones`.
@@ -142,6 +164,14 @@ impl Schedule {
 
     /// Creates a schedule with a run on each of `days` at `time` in `zone`; see
     /// [`daily_at`](Schedule::daily_at).
+    ///
+    /// ```
+    /// use contend::{Schedule, Weekday};
+    ///
+    /// let days = [Weekday::Monday, Weekday::Thursday];
+    /// let twice_a_week = Schedule::weekly_at(days, "06:00", "+01:00")?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`daily_at`](Schedule::daily_at), and `InvalidInput` if `days` is empty.
@@ -166,6 +196,14 @@ impl Schedule {
 
     /// Sets how long after becoming the leader a process begins the first run, if no run is recorded.
     /// Defaults to zero. With times of day, the first run is at the first such time after the delay.
+    ///
+    /// ```
+    /// use contend::Schedule;
+    /// use std::time::Duration;
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let after_the_start = Schedule::every(60 * minute).initial_delay(minute);
+    /// ```
     pub fn initial_delay(mut self, initial_delay: Duration) -> Schedule {
         self.initial_delay = initial_delay;
         self
@@ -174,6 +212,14 @@ impl Schedule {
     /// Sets the maximum random delay of runs: each is delayed by a different time between zero and
     /// `jitter`, so that many schedules do not begin at once. Must be shorter than the period. Defaults
     /// to zero.
+    ///
+    /// ```
+    /// use contend::Schedule;
+    /// use std::time::Duration;
+    ///
+    /// let spread = Schedule::daily_at("00:00", "UTC")?.jitter(Duration::from_secs(600));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn jitter(mut self, jitter: Duration) -> Schedule {
         self.jitter = jitter;
         self
@@ -181,6 +227,13 @@ impl Schedule {
 
     /// Sets what happens to missed runs. Defaults to [`Missed::Once`]. A fixed delay has no times that
     /// could be missed: its next run begins as soon as it can.
+    ///
+    /// ```
+    /// use contend::{Missed, Schedule};
+    ///
+    /// let at_night_or_not_at_all = Schedule::daily_at("02:30", "UTC")?.missed(Missed::Skip);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn missed(mut self, missed: Missed) -> Schedule {
         self.missed = missed;
         self
@@ -188,6 +241,16 @@ impl Schedule {
 
     /// Sets the minimum time between two runs, whatever else is set, counted from the beginning of the
     /// last one (with a fixed delay, from its end). Defaults to zero.
+    ///
+    /// ```
+    /// use contend::Schedule;
+    /// use std::time::Duration;
+    ///
+    /// // A run that makes up for a missed one keeps six hours from the next.
+    /// let six_hours = Duration::from_secs(6 * 3600);
+    /// let nightly = Schedule::daily_at("02:30", "UTC")?.at_least(six_hours);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn at_least(mut self, at_least: Duration) -> Schedule {
         self.at_least = at_least;
         self

@@ -60,6 +60,20 @@ pub struct Scheduler {
 impl Scheduler {
     /// Starts contending for leadership. Returns at once.
     ///
+    /// ```
+    /// use contend::Schedule;
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://scheduler-start-doc")?;
+    /// let hourly = Schedule::every(Duration::from_secs(3600));
+    /// let builder = factory.scheduler("clean-up");
+    /// let scheduler = builder.build(hourly, |_| println!("cleaning up"))?;
+    /// scheduler.start()?;
+    /// scheduler.stop()?;
+    /// scheduler.start()?; // the next run is due an hour after the last one
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidState` unless the status is `Initial`; `Unavailable` if the system cannot start another
     /// thread; `Forked` in a child process.
@@ -80,6 +94,24 @@ impl Scheduler {
     /// Running work sees that it is [cancelled](Context::is_cancelled), and continues as the leader until
     /// it returns. If called from inside the work, this returns at once, and the scheduler stops after
     /// the work has returned. Stopping a scheduler that is not started does nothing.
+    ///
+    /// ```
+    /// use contend::{Context, Schedule};
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://scheduler-stop-doc")?;
+    /// let (begun, begins) = contend::crossbeam_channel::bounded(1);
+    /// let work = move |context: &Context| {
+    ///     let _ = begun.send(());
+    ///     let _ = context.cancelled().recv(); // closed by the stop
+    ///     println!("leaving the rest for the next run");
+    /// };
+    /// let hourly = Schedule::every(Duration::from_secs(3600));
+    /// let scheduler = factory.scheduler("clean-up").start(hourly, work)?;
+    /// begins.recv().unwrap();
+    /// scheduler.stop()?; // the work has ended when this returns
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Timeout` if the work did not end within [`stop_within`](SchedulerBuilder::stop_within): from then
@@ -142,6 +174,18 @@ impl Scheduler {
     }
 
     /// Returns when the next run is due; `None` unless this process leads.
+    ///
+    /// ```
+    /// use contend::Schedule;
+    ///
+    /// let factory = contend::connect("memory://next-run-doc")?;
+    /// let nightly = Schedule::daily_at("02:30", "UTC")?;
+    /// let scheduler = factory.scheduler("report").start(nightly, |_| {})?;
+    /// if let Some(next_run) = scheduler.next_run() {
+    ///     println!("leading; the next run is due at {next_run:?}");
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn next_run(&self) -> Option<SystemTime> {
         self.job.here()?.control.lock().next_run
@@ -230,6 +274,19 @@ impl SchedulerBuilder {
     }
 
     /// Sets how long [`Scheduler::stop`] waits for running work. Defaults to 30 s.
+    ///
+    /// ```
+    /// use contend::Schedule;
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://stop-within-doc")?;
+    /// let hourly = Schedule::every(Duration::from_secs(3600));
+    /// let scheduler = factory
+    ///     .scheduler("clean-up")
+    ///     .stop_within(Duration::from_secs(300)) // for work that takes minutes
+    ///     .start(hourly, |_| println!("cleaning up"))?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn stop_within(mut self, stop_within: Duration) -> SchedulerBuilder {
         self.stop_within = stop_within;
         self
@@ -237,6 +294,22 @@ impl SchedulerBuilder {
 
     /// Sets a callback that is called after each run, on the thread that runs the work. A stop waits for it too.
     /// Failures are logged with or without it. Defaults to none.
+    ///
+    /// ```
+    /// use contend::{RunOutcomeKind, Schedule};
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://on-outcome-doc")?;
+    /// let hourly = Schedule::every(Duration::from_secs(3600));
+    /// let scheduler = factory
+    ///     .scheduler("clean-up")
+    ///     .on_outcome(|report| match report.kind {
+    ///         RunOutcomeKind::Ok => println!("ran for {:?}", report.took),
+    ///         kind => println!("{kind:?}: {:?}", report.error),
+    ///     })
+    ///     .start(hourly, |_| println!("cleaning up"))?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn on_outcome(mut self, on_outcome: impl FnMut(&RunReport) + Send + 'static) -> Self {
         self.on_outcome = Box::new(on_outcome);
         self
@@ -245,9 +318,23 @@ impl SchedulerBuilder {
     /// Builds a scheduler for `work`, without starting it. Errors and panics of the work are logged and
     /// reported, and the schedule continues.
     ///
+    /// ```
+    /// use contend::Schedule;
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://scheduler-build-doc")?;
+    /// let hourly = Schedule::every(Duration::from_secs(3600));
+    /// let scheduler = factory.scheduler("clean-up").build(hourly, |context| {
+    ///     println!("cleaning up with fence {}", context.fence());
+    ///     Ok::<(), std::io::Error>(()) // an error would be logged and reported
+    /// })?;
+    /// assert!(!scheduler.is_leader()); // not started
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` for a name, id, duration or schedule that is not allowed, `DuplicateContender` for
-    /// an id that this process already contends under, `Forked` in a child process.
+    /// an id that this factory already contends under, `Forked` in a child process.
     pub fn build<R: WorkResult>(
         self,
         schedule: Schedule,
@@ -279,6 +366,19 @@ impl SchedulerBuilder {
     }
 
     /// Builds a scheduler for `work` and starts it.
+    ///
+    /// ```
+    /// use contend::Schedule;
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://scheduler-builder-start-doc")?;
+    /// let hourly = Schedule::every(Duration::from_secs(3600));
+    /// let scheduler = factory.scheduler("clean-up").start(hourly, |context| {
+    ///     println!("cleaning up with fence {}", context.fence());
+    /// })?;
+    /// scheduler.stop()?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`build`](SchedulerBuilder::build) and [`Scheduler::start`].

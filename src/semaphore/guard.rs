@@ -66,6 +66,18 @@ impl PermitGuard {
     }
 
     /// Returns the permits, in the order of the semaphores' names.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://guard-permits-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// let request = PermitRequest::generated().permits("downloads", 2);
+    /// let guard = semaphores.guard(&request, Duration::ZERO)?;
+    /// assert_eq!(guard.permits()[0].count, 2);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn permits(&self) -> Vec<Permit> {
         self.hold.permits.clone()
@@ -76,6 +88,18 @@ impl PermitGuard {
     /// With a capacity of 1, reject any write whose fence is lower than the highest seen, as with a lock.
     /// With a larger capacity that check would reject valid holders, whose fences differ: there a fence only
     /// identifies the grant.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://permit-fence-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// let request = PermitRequest::generated().permits("downloads", 2);
+    /// let guard = semaphores.guard(&request, Duration::ZERO)?;
+    /// assert!(guard.fence("downloads").is_some() && guard.fence("network").is_none());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn fence(&self, semaphore: &str) -> Option<u64> {
         let mut permits = self.hold.permits.iter();
@@ -92,6 +116,23 @@ impl PermitGuard {
     /// Returns `true` if the permits are certainly held at the moment of the call. This is correct even
     /// while renewal is blocked or the server is unreachable, and after the machine was suspended. Once
     /// `false`, it stays `false`.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://permit-is-valid-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// let request = PermitRequest::generated().permits("downloads", 2);
+    /// let guard = semaphores.guard(&request, Duration::ZERO)?;
+    /// for file in 0..3 {
+    ///     if !guard.is_valid() {
+    ///         break; // they were lost: a quarter of the ttl is left to stop in
+    ///     }
+    ///     println!("file {file}");
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn is_valid(&self) -> bool {
         !self.valid_for().is_zero()
@@ -110,12 +151,40 @@ impl PermitGuard {
     /// failed, or as soon as the server reports that they were released or taken over. In the first case,
     /// a quarter of the ttl is left to stop. No message is ever sent. All receivers are disconnected, also
     /// when the guard ends.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://permit-lost-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// let request = PermitRequest::generated().permits("downloads", 2);
+    /// let guard = semaphores.guard(&request, Duration::ZERO)?;
+    /// semaphores.release(&guard.external_id())?; // as an operator does
+    /// assert!(guard.lost().recv().is_err()); // disconnected
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
         self.hold.lost()
     }
 
     /// Gives the permits back.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://permit-release-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// let request = PermitRequest::generated().permits("downloads", 2);
+    /// let guard = semaphores.guard(&request, Duration::ZERO)?;
+    /// match guard.release() {
+    ///     Ok(()) => println!("held to the end"),
+    ///     Err(error) => println!("perhaps not: {error}"),
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Lost` if they were not held to the end, so that more holders than the capacity allows may have

@@ -23,6 +23,24 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Permits of a crashed process come back without it when they are needed: an acquire that finds a
 /// semaphore exhausted takes back what has expired. Maintenance is for permits without a ttl, for
 /// semaphores without requests, and for rows that are no longer needed.
+///
+/// ```
+/// use contend::semaphore::Liveness;
+/// use std::time::Duration;
+///
+/// let factory = contend::connect("memory://maintenance-builder-doc")?;
+/// let maintenance = factory
+///     .semaphores()?
+///     .maintenance()
+///     .orphan_interval(Duration::from_secs(60))
+///     .liveness(|owner| match owner {
+///         "host-7" => Liveness::Dead, // as the inventory says
+///         _ => Liveness::Unknown,
+///     })
+///     .start(&factory)?;
+/// # drop(maintenance);
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[must_use]
 pub struct MaintenanceBuilder {
     semaphores: Semaphores,
@@ -55,6 +73,14 @@ impl MaintenanceBuilder {
 
     /// Sets the mutex whose owner does the work. Defaults to `contend-semaphore-maintenance`. Processes
     /// that maintain the semaphores of different databases with one factory need different mutexes.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://maintenance-mutex-doc")?;
+    /// let maintenance = factory.semaphores()?.maintenance().mutex("keep-jobs");
+    /// let maintenance = maintenance.start(&factory)?;
+    /// # drop(maintenance);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn mutex(mut self, mutex: &str) -> MaintenanceBuilder {
         self.mutex = mutex.to_owned();
         self
@@ -107,6 +133,21 @@ impl MaintenanceBuilder {
 
     /// Sets the function that is called for each owner of a held permit, on the maintenance thread. If it
     /// panics, that owner's permits are left alone. Defaults to none.
+    ///
+    /// ```
+    /// use contend::semaphore::Liveness;
+    ///
+    /// let factory = contend::connect("memory://liveness-doc")?;
+    /// let hosts = ["host-7", "host-8"]; // as the inventory says
+    /// let maintenance = factory.semaphores()?.maintenance();
+    /// let maintenance = maintenance.liveness(move |owner| match hosts.contains(&owner) {
+    ///     true => Liveness::Alive,
+    ///     false => Liveness::Dead,
+    /// });
+    /// let maintenance = maintenance.start(&factory)?;
+    /// # drop(maintenance);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn liveness(
         mut self,
         liveness: impl FnMut(&str) -> Liveness + Send + 'static,

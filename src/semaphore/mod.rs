@@ -9,13 +9,13 @@
 //! use contend::semaphore::PermitRequest;
 //! use std::time::Duration;
 //!
-//! let factory = contend::connect("memory://semaphore-doc")?; // or mysql://user:password@host/database
+//! let factory = contend::connect("memory://semaphore-doc")?; // or mysql://.., redis://..
 //! let semaphores = factory.semaphores()?;
 //! semaphores.create_tables()?;
 //! semaphores.create("backup", 2)?;
 //!
 //! let request = PermitRequest::generated().permits("backup", 1);
-//! let guard = semaphores.guard(&request, Duration::from_secs(5))?; // waits up to five seconds
+//! let guard = semaphores.guard(&request, Duration::from_secs(5))?; // waits for up to 5 s
 //! println!("working with fence {:?}", guard.fence("backup"));
 //! drop(guard); // released
 //! # Ok::<(), contend::Error>(())
@@ -37,9 +37,13 @@
 //! # Waiting
 //! Requests of one factory are served in the order in which they came, each as soon as its own
 //! semaphores allow it; a request that waits for one semaphore does not block requests for another.
-//! On Redis, processes take turns, and a release tells the next one. Elsewhere there is no order between processes: the
-//! first request of each process polls, after 50 ms and then less often, at
-//! least every 250 ms.
+//! On Redis, processes take turns, and a release tells the next one. Elsewhere there is no order between
+//! processes: the first request of each process polls, after 50 ms and then less often, at least every 250 ms.
+//!
+//! # Time limits
+//! A request to the server takes 2 s at most, and 4 s with its retries; on MySQL, where rows are locked, up to 6 s. That
+//! is also how far a call may go beyond its timeout. A step of `create_tables`, of a sweep, of a removal or of a check
+//! may take 20 s, and 40 s with its retries.
 //!
 //! # Lost replies
 //! A retry with the same external id is the answer: it finds what was granted. What is not asked for again ends with

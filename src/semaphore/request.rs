@@ -50,6 +50,13 @@ pub struct PermitRequest {
 
 impl PermitRequest {
     /// Creates a request under `external_id`, without any permits yet.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    ///
+    /// let request = PermitRequest::new("job-123").permits("backup", 1);
+    /// assert_eq!(request.external_id(), Some("job-123"));
+    /// ```
     pub fn new(external_id: impl Into<Arc<str>>) -> PermitRequest {
         PermitRequest {
             external_id: Some(external_id.into()),
@@ -60,6 +67,13 @@ impl PermitRequest {
     }
 
     /// Creates a request for guards only, each of which gets its own external id.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    ///
+    /// let request = PermitRequest::generated().permits("backup", 1);
+    /// assert_eq!(request.external_id(), None);
+    /// ```
     pub fn generated() -> PermitRequest {
         PermitRequest {
             external_id: None,
@@ -68,12 +82,25 @@ impl PermitRequest {
     }
 
     /// Adds `count` permits of `semaphore`, which must not have been added before.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    ///
+    /// // One slot and two shares of the network, or neither.
+    /// let request = PermitRequest::generated().permits("backup", 1).permits("network", 2);
+    /// ```
     pub fn permits(mut self, semaphore: impl Into<Arc<str>>, count: u32) -> PermitRequest {
         self.permits.push((semaphore.into(), count));
         self
     }
 
     /// Sets the owner of the permits, which liveness checks are called with. Defaults to none.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    ///
+    /// let request = PermitRequest::new("job-123").permits("backup", 1).owner("host-7");
+    /// ```
     pub fn owner(mut self, owner: impl Into<Arc<str>>) -> PermitRequest {
         self.owner = Some(owner.into());
         self
@@ -81,6 +108,14 @@ impl PermitRequest {
 
     /// Sets how long the permits last without a renewal. Defaults to 30 s for a guard, which renews them;
     /// without a guard they do not expire by default, and only maintenance takes them back after a crash.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    /// use std::time::Duration;
+    ///
+    /// let request = PermitRequest::new("job-123").permits("backup", 1);
+    /// let request = request.ttl(Duration::from_secs(60)); // free 75 s after the last renewal
+    /// ```
     pub fn ttl(mut self, ttl: Duration) -> PermitRequest {
         self.ttl = Some(ttl);
         self
@@ -189,6 +224,18 @@ pub enum Acquisition {
 impl Acquisition {
     /// Returns the permits if they are held, whether this call or an earlier one acquired them.
     ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    ///
+    /// let semaphores = contend::connect("memory://into-permits-doc")?.semaphores()?;
+    /// semaphores.create("backup", 2)?;
+    /// let request = PermitRequest::new("job-123").permits("backup", 1);
+    /// for permit in semaphores.acquire(&request)?.into_permits()? {
+    ///     println!("{} of {}, fence {}", permit.count, permit.semaphore, permit.fence);
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Exhausted`; `Conflict` if the external id is used up; `Lost` if the ttl of what an earlier call
     /// acquired has passed.
@@ -256,6 +303,14 @@ pub struct Wait {
 
 impl Wait {
     /// Waits for as long as it takes.
+    ///
+    /// ```
+    /// use contend::Cancel;
+    /// use contend::semaphore::Wait;
+    ///
+    /// let stopping = Cancel::new();
+    /// let wait = Wait::forever().cancel(&stopping);
+    /// ```
     pub fn forever() -> Wait {
         Wait {
             timeout: None,
@@ -265,6 +320,15 @@ impl Wait {
 
     /// Waits for at most `timeout`. Zero does not wait for permits: it makes one request, which may take 4 s,
     /// retries included, if the server does not answer.
+    ///
+    /// ```
+    /// use contend::semaphore::Wait;
+    /// use std::time::Duration;
+    ///
+    /// let wait = Wait::at_most(Duration::from_secs(60));
+    /// let same: Wait = Duration::from_secs(60).into();
+    /// # drop((wait, same));
+    /// ```
     pub fn at_most(timeout: Duration) -> Wait {
         Wait {
             timeout: Some(timeout),

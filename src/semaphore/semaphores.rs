@@ -51,12 +51,13 @@ pub(super) const MAX_TRIES: u32 = 3;
 /// use contend::semaphore::PermitRequest;
 /// use std::time::Duration;
 ///
-/// let semaphores = contend::connect("mysql://worker:secret@db.internal/jobs")?.semaphores()?;
+/// let factory = contend::connect("mysql://worker:secret@db.internal/jobs")?;
+/// let semaphores = factory.semaphores()?;
 /// semaphores.create_tables()?;
 /// semaphores.create("backup", 2)?;
 ///
 /// let request = PermitRequest::new("job-123").permits("backup", 1);
-/// let guard = semaphores.guard(&request, Duration::from_secs(5))?; // waits up to five seconds
+/// let guard = semaphores.guard(&request, Duration::from_secs(5))?; // waits for up to 5 s
 /// println!("working with fence {:?}", guard.fence("backup"));
 /// drop(guard); // released
 /// # Ok::<(), contend::Error>(())
@@ -96,6 +97,15 @@ impl Semaphores {
 
     /// Sets the ttl of guards whose request sets none. Defaults to 30 s.
     ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://with-ttl-doc")?.semaphores()?;
+    /// let semaphores = semaphores.with_ttl(Duration::from_secs(8))?; // free 10 s after a crash
+    /// semaphores.create("downloads", 5)?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` if it is too short to be renewed, or too long.
     pub fn with_ttl(mut self, ttl: Duration) -> Result<Semaphores> {
@@ -114,6 +124,13 @@ impl Semaphores {
 
     /// Creates the tables if they are missing. Does nothing on memory and Redis.
     ///
+    /// ```
+    /// let semaphores = contend::connect("memory://create-tables-doc")?.semaphores()?;
+    /// semaphores.create_tables()?; // does nothing if they are there
+    /// semaphores.create("downloads", 5)?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Misconfigured` if tables of the same names exist that are not contend's or are of another
     /// version; `Denied` if the user may not create tables; `Unreachable` and the like.
@@ -125,6 +142,14 @@ impl Semaphores {
     /// Creates a semaphore if there is none of that name. Returns `true` if it was created, and `false` if
     /// it already exists. An existing semaphore **keeps its capacity**, whatever is requested here: only
     /// [`set_capacity`](Semaphores::set_capacity) changes it. So every process may call this when it starts.
+    ///
+    /// ```
+    /// let semaphores = contend::connect("memory://semaphores-create-doc")?.semaphores()?;
+    /// assert!(semaphores.create("downloads", 5)?);
+    /// assert!(!semaphores.create("downloads", 9)?); // it is there, and stays as it is
+    /// assert_eq!(semaphores.usage("downloads")?.capacity, 5);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `InvalidInput` for a name or capacity that is not allowed; `Misconfigured` if the tables are
@@ -139,6 +164,13 @@ impl Semaphores {
     /// Changes the capacity of a semaphore and records who changed it. Returns the previous capacity. If
     /// it is lowered below what is held, nothing is taken away, but nothing is granted until enough is
     /// released.
+    ///
+    /// ```
+    /// let semaphores = contend::connect("memory://set-capacity-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// assert_eq!(semaphores.set_capacity("downloads", 9, Some("anna"))?, 5);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
@@ -159,6 +191,16 @@ impl Semaphores {
 
     /// Returns the capacity changes of a semaphore, oldest first.
     ///
+    /// ```
+    /// let semaphores = contend::connect("memory://history-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// semaphores.set_capacity("downloads", 9, Some("anna"))?;
+    /// for change in semaphores.history("downloads")? {
+    ///     println!("{:?}: from {} to {}", change.changed_by, change.from, change.to);
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`create`](Semaphores::create).
     pub fn history(&self, name: &str) -> Result<Vec<CapacityChange>> {
@@ -168,6 +210,14 @@ impl Semaphores {
 
     /// Deletes a semaphore of which no permits are held. Returns `false` if it does not exist. Permits that have
     /// expired count as held until [`sweep_expired`](Semaphores::sweep_expired) takes them back.
+    ///
+    /// ```
+    /// let semaphores = contend::connect("memory://semaphores-delete-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// assert!(semaphores.delete("downloads")?);
+    /// assert!(!semaphores.delete("downloads")?); // it is gone
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `InvalidState` while it is in use; otherwise as [`create`](Semaphores::create).
@@ -179,6 +229,15 @@ impl Semaphores {
 
     /// Returns all semaphores by name, and how full they are.
     ///
+    /// ```
+    /// let semaphores = contend::connect("memory://semaphores-list-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// for usage in semaphores.list()? {
+    ///     println!("{}: {} of {} held", usage.semaphore, usage.held, usage.capacity);
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Misconfigured` without tables; `Unreachable` and the like.
     pub fn list(&self) -> Result<Vec<Usage>> {
@@ -186,6 +245,20 @@ impl Semaphores {
     }
 
     /// Returns how full a semaphore is.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://usage-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// let request = PermitRequest::generated().permits("downloads", 2);
+    /// let guard = semaphores.guard(&request, Duration::ZERO)?;
+    /// let usage = semaphores.usage("downloads")?;
+    /// assert_eq!((usage.held, usage.free), (2, 3));
+    /// # drop(guard);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
@@ -196,6 +269,17 @@ impl Semaphores {
     }
 
     /// Returns who holds permits of a semaphore, oldest grant first.
+    ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    ///
+    /// let semaphores = contend::connect("memory://holders-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// semaphores.acquire(&PermitRequest::new("job-123").permits("downloads", 2))?;
+    /// let holders = semaphores.holders("downloads")?;
+    /// assert_eq!((&*holders[0].external_id, holders[0].count), ("job-123", 2));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `NotFound`; otherwise as [`create`](Semaphores::create).
@@ -218,6 +302,20 @@ impl Semaphores {
     /// [`sweep_dead`](Semaphores::sweep_dead), [`sweep_stale`](Semaphores::sweep_stale) or
     /// [`maintenance`](Semaphores::maintenance) takes it back.
     ///
+    /// ```
+    /// use contend::semaphore::{PermitRequest, Release};
+    ///
+    /// let semaphores = contend::connect("memory://acquire-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// let request = PermitRequest::new("job-123").permits("downloads", 2);
+    /// let permits = semaphores.acquire(&request)?.into_permits()?;
+    ///
+    /// // Another process may repeat the request: it has the same permits.
+    /// assert_eq!(semaphores.acquire(&request)?.into_permits()?, permits);
+    /// assert_eq!(semaphores.release("job-123")?, Release::Released);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` for an invalid request; `NotFound`; `Conflict` if the external id holds something
     /// else; `Timeout`, `Unreachable` and the like.
@@ -227,6 +325,23 @@ impl Semaphores {
 
     /// As [`acquire`](Semaphores::acquire), but waits while a semaphore is exhausted, also while the server is
     /// unreachable or a capacity is smaller than what is requested; the latter is logged once, as a warning.
+    ///
+    /// ```
+    /// use contend::semaphore::{Acquisition, PermitRequest};
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://acquire-for-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 1)?;
+    /// let request = PermitRequest::new("job-123").permits("downloads", 1);
+    /// semaphores.acquire(&request)?;
+    ///
+    /// let other = PermitRequest::new("job-124").permits("downloads", 1);
+    /// match semaphores.acquire_for(&other, Duration::from_millis(10))? {
+    ///     Acquisition::Exhausted(short) => println!("{short}"),
+    ///     acquired => println!("{acquired:?}"),
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`acquire`](Semaphores::acquire); `Cancelled`.
@@ -261,6 +376,21 @@ impl Semaphores {
     /// taken over: one transaction releases them and grants as many new ones, with higher fences. Another
     /// live guard of the request in this factory is never taken over.
     ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://semaphores-guard-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 1)?;
+    /// let request = PermitRequest::generated().permits("downloads", 1);
+    /// let guard = semaphores.guard(&request, Duration::from_secs(5))?; // waits for up to 5 s
+    ///
+    /// let error = semaphores.guard(&request, Duration::ZERO).unwrap_err(); // does not wait
+    /// assert_eq!(error.kind(), contend::ErrorKind::Exhausted);
+    /// # drop(guard);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Exhausted` after the timeout; `Conflict` for an external id that was released or holds something
     /// else; `DuplicateContender` for one with a live guard of this factory; `Cancelled`; otherwise as
@@ -285,6 +415,17 @@ impl Semaphores {
 
     /// Gives back the permits held under an external id. Safe to repeat, from any process. A guard that
     /// holds them is lost: at once in this factory, at its next renewal in another one.
+    ///
+    /// ```
+    /// use contend::semaphore::{PermitRequest, Release};
+    ///
+    /// let semaphores = contend::connect("memory://semaphores-release-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// semaphores.acquire(&PermitRequest::new("job-123").permits("downloads", 2))?;
+    /// assert_eq!(semaphores.release("job-123")?, Release::Released);
+    /// assert_eq!(semaphores.release("job-123")?, Release::AlreadyReleased);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `InvalidInput` for an external id that is not allowed; `Unreachable` and the like.
@@ -312,6 +453,18 @@ impl Semaphores {
     /// Restarts the ttl of the permits held under an external id, even after it has ended, if they were
     /// not taken back. Without a ttl, this keeps the request from becoming stale.
     ///
+    /// ```
+    /// use contend::semaphore::{PermitRenewal, PermitRequest};
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://semaphores-renew-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// let request = PermitRequest::new("job-123").permits("downloads", 2);
+    /// semaphores.acquire(&request.ttl(Duration::from_secs(60)))?;
+    /// assert_eq!(semaphores.renew("job-123")?, PermitRenewal::Renewed); // 60 s more from now
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`release`](Semaphores::release).
     pub fn renew(&self, external_id: &str) -> Result<PermitRenewal> {
@@ -330,6 +483,17 @@ impl Semaphores {
 
     /// Returns the status of a request; `None` if it does not exist, or was deleted because of its age.
     ///
+    /// ```
+    /// use contend::semaphore::PermitRequest;
+    ///
+    /// let semaphores = contend::connect("memory://semaphores-status-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// semaphores.acquire(&PermitRequest::new("job-123").permits("downloads", 2))?;
+    /// assert!(semaphores.status("job-123")?.is_some_and(|status| status.held));
+    /// assert!(semaphores.status("job-124")?.is_none());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`release`](Semaphores::release).
     pub fn status(&self, external_id: &str) -> Result<Option<RequestStatus>> {
@@ -339,6 +503,14 @@ impl Semaphores {
 
     /// Takes back all permits whose ttl plus a quarter has passed on the store's clock. An acquire that
     /// finds a semaphore exhausted does this for its own semaphores.
+    ///
+    /// ```
+    /// let semaphores = contend::connect("memory://sweep-expired-doc")?.semaphores()?;
+    /// for swept in semaphores.sweep_expired()? {
+    ///     println!("{:?}: {:?}", swept.external_id, swept.reason);
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Misconfigured` if the tables are missing; `Unreachable` and the like. If an error occurs after
@@ -352,6 +524,21 @@ impl Semaphores {
     /// acquires or renews after that call is left alone; a call that panics counts as [`Liveness::Unknown`]. A
     /// guard of a dead owner is lost with its permits if it is of this factory, and at its next renewal otherwise.
     ///
+    /// ```
+    /// use contend::semaphore::{Liveness, PermitRequest};
+    ///
+    /// let semaphores = contend::connect("memory://sweep-dead-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// let request = PermitRequest::new("job-123").permits("downloads", 2).owner("host-7");
+    /// semaphores.acquire(&request)?;
+    /// let swept = semaphores.sweep_dead(|owner| match owner {
+    ///     "host-7" => Liveness::Dead, // as the inventory says
+    ///     _ => Liveness::Unknown,
+    /// })?;
+    /// assert_eq!(&*swept[0].external_id, "job-123");
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn sweep_dead(&self, mut liveness: impl FnMut(&str) -> Liveness) -> Result<Vec<Swept>> {
@@ -361,6 +548,15 @@ impl Semaphores {
     /// Takes back all permits that were acquired and last renewed longer ago than `age`, except those whose ttl
     /// plus a quarter has not passed yet: their holder may still believe that it has them.
     ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://sweep-stale-doc")?.semaphores()?;
+    /// let day = Duration::from_secs(24 * 3600);
+    /// assert!(semaphores.sweep_stale(day)?.is_empty());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn sweep_stale(&self, age: Duration) -> Result<Vec<Swept>> {
@@ -369,6 +565,15 @@ impl Semaphores {
 
     /// Deletes requests that were released longer ago than `age`, `batch` at a time. Returns how many
     /// were deleted. The external id of a deleted request is forgotten.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let semaphores = contend::connect("memory://delete-requests-doc")?.semaphores()?;
+    /// let week = Duration::from_secs(7 * 24 * 3600);
+    /// println!("{} requests deleted", semaphores.delete_requests(week, 800)?);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `InvalidInput` for a batch of zero; otherwise as [`sweep_expired`](Semaphores::sweep_expired).
@@ -389,6 +594,13 @@ impl Semaphores {
     /// A counter changes in the transaction that changes the permits, so a crash leaves both or neither.
     /// This finds changes made to the tables by hand. It reads every held permit.
     ///
+    /// ```
+    /// let semaphores = contend::connect("memory://check-doc")?.semaphores()?;
+    /// semaphores.create("downloads", 5)?;
+    /// assert!(semaphores.check()?.is_empty());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`sweep_expired`](Semaphores::sweep_expired).
     pub fn check(&self) -> Result<Vec<Discrepancy>> {
@@ -405,6 +617,14 @@ impl Semaphores {
 
     /// Returns a builder for maintenance in the background: sweeps and removals, by one process at a
     /// time.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://maintenance-doc")?;
+    /// let maintenance = factory.semaphores()?.maintenance().start(&factory)?;
+    /// // It works for as long as `maintenance` lives.
+    /// # drop(maintenance);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn maintenance(&self) -> MaintenanceBuilder {
         MaintenanceBuilder::new(self.clone())
     }

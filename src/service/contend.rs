@@ -89,6 +89,15 @@ impl MutexContendService {
     /// Starts contending. Returns at once: if the backend cannot be reached, the service keeps trying;
     /// see [`last_error`](MutexContendService::last_error).
     ///
+    /// ```
+    /// let factory = contend::connect("memory://start-doc")?;
+    /// let service = factory.contend("demo").build()?;
+    /// service.start()?;
+    /// assert!(service.is_active());
+    /// assert!(service.start().is_err()); // it is started already
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidState` unless the status is `Initial`, or if the receiver of its events was dropped;
     /// `Unavailable` if the system cannot start another thread; `Forked` in a child process.
@@ -136,6 +145,19 @@ impl MutexContendService {
     /// If called from one of the service's own callbacks, it returns at once, and the service stops after
     /// the callback has returned. Stopping a service that is not started does nothing.
     ///
+    /// ```
+    /// let factory = contend::connect("memory://stop-doc")?;
+    /// let (service, events) = factory.contend("demo").channel()?;
+    /// service.start()?;
+    /// let first = events.recv().unwrap().fence();
+    ///
+    /// service.stop()?;
+    /// assert_eq!(events.recv().unwrap().fence(), first); // Released
+    /// service.start()?; // contends anew
+    /// assert!(events.recv().unwrap().fence() > first);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Timeout` if a callback hangs beyond the end of the lease: the thread then ends when the callback
     /// does.
@@ -170,6 +192,18 @@ impl MutexContendService {
     /// Gives up the mutex as [`resign`](MutexContendService::resign) does, and rejoins the queue after
     /// `rest`.
     ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://resign-for-doc")?;
+    /// let (service, events) = factory.contend("demo").channel()?;
+    /// service.start()?;
+    /// events.recv().unwrap(); // Acquired
+    /// service.resign_for(Duration::from_secs(60))?; // time for another contender
+    /// assert!(service.is_active() && !service.is_owner());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`resign`](MutexContendService::resign).
     pub fn resign_for(&self, rest: Duration) -> Result<()> {
@@ -197,6 +231,13 @@ impl MutexContendService {
     }
 
     /// Returns the mutex that this service contends for.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://service-mutex-doc")?;
+    /// let service = factory.contend("nightly-report").id("host-7").build()?;
+    /// assert_eq!((service.mutex(), service.id()), ("nightly-report", "host-7"));
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn mutex(&self) -> &str {
         self.inner.here().map_or("", |inner| &inner.contender.mutex)
@@ -210,6 +251,16 @@ impl MutexContendService {
 
     /// Returns `true` if this contender owns the mutex at the moment of the call. This is correct even
     /// while the worker is blocked or the backend is unreachable, and after the machine was suspended.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://is-owner-doc")?;
+    /// let (service, events) = factory.contend("demo").channel()?;
+    /// assert!(!service.is_owner());
+    /// service.start()?;
+    /// events.recv().unwrap(); // Acquired
+    /// assert!(service.is_owner());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn is_owner(&self) -> bool {
         self.fence().is_some()
@@ -228,6 +279,17 @@ impl MutexContendService {
     /// Pass it to the resource that you protect, and let it reject any write whose fence is lower than
     /// the highest it has seen. The resource is then protected even if this library's assumptions about
     /// clocks and servers do not hold.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://fence-doc")?;
+    /// let (service, events) = factory.contend("demo").channel()?;
+    /// service.start()?;
+    /// events.recv().unwrap(); // Acquired
+    /// if let Some(fence) = service.fence() {
+    ///     println!("UPDATE report SET fence = {fence} WHERE id = 1 AND fence <= {fence}");
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         self.inner.here()?.shared.fence()
@@ -235,6 +297,20 @@ impl MutexContendService {
 
     /// Returns how long this contender certainly owns the mutex without another renewal; zero if it does
     /// not own it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let factory = contend::connect("memory://valid-for-doc")?;
+    /// let (service, events) = factory.contend("demo").channel()?;
+    /// service.start()?;
+    /// events.recv().unwrap(); // Acquired
+    /// let step = Duration::from_secs(2);
+    /// if service.valid_for() > step {
+    ///     println!("there is time for one more step");
+    /// }
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         self.inner
@@ -359,12 +435,30 @@ impl ContendBuilder {
 
     /// Sets whether the service keeps leading after the receiver of its events was dropped. Defaults to
     /// `false`: the service then steps down for good, because the program cannot act on its events.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://lead-without-listener-doc")?;
+    /// let (service, events) = factory.contend("demo").lead_without_listener(true).channel()?;
+    /// service.start()?;
+    /// drop(events); // from here on, the program asks `is_owner`
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn lead_without_listener(mut self, lead: bool) -> ContendBuilder {
         self.lead_without_listener = lead;
         self
     }
 
     /// Calls `callback` when this contender becomes the owner.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://on-acquired-doc")?;
+    /// let service = factory
+    ///     .contend("demo")
+    ///     .on_acquired(|event| println!("leading with fence {:?}", event.fence()))
+    ///     .build()?;
+    /// service.start()?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn on_acquired(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
         self.delivery.on(EventKind::Acquired, callback);
         self
@@ -372,6 +466,22 @@ impl ContendBuilder {
 
     /// Calls `callback` when this contender stops being the owner. As long as the lease lasts, no other contender
     /// becomes the owner before it returns.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    ///
+    /// let factory = contend::connect("memory://on-released-doc")?;
+    /// let leads = Arc::new(AtomicBool::new(false)); // the work looks at this
+    /// let (begin, end) = (Arc::clone(&leads), leads);
+    /// let service = factory
+    ///     .contend("demo")
+    ///     .on_acquired(move |_| begin.store(true, Ordering::Release))
+    ///     .on_released(move |_| end.store(false, Ordering::Release))
+    ///     .build()?;
+    /// service.start()?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn on_released(mut self, callback: impl FnMut(&Event) + Send + 'static) -> ContendBuilder {
         self.delivery.on(EventKind::Released, callback);
         self
@@ -379,9 +489,17 @@ impl ContendBuilder {
 
     /// Builds the service with the callbacks that were set, if any.
     ///
+    /// ```
+    /// let factory = contend::connect("memory://contend-build-doc")?;
+    /// let service = factory.contend("demo").build()?; // without callbacks: ask `is_owner`
+    /// let error = factory.contend("demo").id(service.id()).build().unwrap_err();
+    /// assert_eq!(error.kind(), contend::ErrorKind::DuplicateContender);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` for a name, id or duration that is not allowed, `DuplicateContender` for an id that
-    /// this process already contends under, `Forked` in a child process.
+    /// this factory already contends under, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexContendService> {
         let executor = self.settings.factory.as_ref().ok();
         let executor = executor.and_then(|factory| factory.executor.get().cloned());
@@ -398,6 +516,18 @@ impl ContendBuilder {
     /// Builds the service and returns it with the receiver of its events, which can be used in
     /// crossbeam's `select!`. The receiver survives restarts and is disconnected when the service is
     /// dropped.
+    ///
+    /// ```
+    /// use contend::EventKind;
+    ///
+    /// let factory = contend::connect("memory://contend-channel-doc")?;
+    /// let (service, events) = factory.contend("demo").channel()?;
+    /// service.start()?;
+    /// assert_eq!(events.recv().unwrap().kind, EventKind::Acquired);
+    /// service.stop()?;
+    /// assert_eq!(events.recv().unwrap().kind, EventKind::Released);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`build`](ContendBuilder::build); and `InvalidInput` if callbacks were set too.

@@ -112,18 +112,50 @@ macro_rules! delivery_setters {
     () => {
         /// Sets how many events are queued for a receiver or callback that is slow: from 2 to 1048576, the nearest
         /// of them otherwise. Defaults to 256.
+        ///
+        /// ```
+        /// let factory = contend::connect("memory://event-capacity-doc")?;
+        /// // A reader that comes late misses whole pairs of Acquired and Released.
+        /// let (service, events) = factory.contend("demo").event_capacity(16).channel()?;
+        /// service.start()?;
+        /// assert_eq!(events.recv().unwrap().missed, 0);
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         pub fn event_capacity(mut self, capacity: usize) -> Self {
             self.delivery.capacity = capacity;
             self
         }
 
         /// Sets whether errors of the backend are also sent as events. Defaults to `false`.
+        ///
+        /// ```
+        /// use contend::{EventKind, memory};
+        ///
+        /// let factory = contend::connect("memory://failures-doc")?;
+        /// memory::handle("failures-doc").set_unreachable(true);
+        /// let (service, events) = factory.contend("demo").failures(true).channel()?;
+        /// service.start()?;
+        /// let event = events.recv().unwrap();
+        /// assert_eq!(event.kind, EventKind::Failed);
+        /// println!("{:?}", event.error);
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         pub fn failures(mut self, failures: bool) -> Self {
             self.delivery.failures = failures;
             self
         }
 
         /// Calls `callback` when another owner was seen, or the mutex was seen to be free.
+        ///
+        /// ```
+        /// let factory = contend::connect("memory://on-owner-changed-doc")?;
+        /// let service = factory
+        ///     .contend("demo")
+        ///     .on_owner_changed(|event| println!("{:?} leads", event.state.after().owner_id()))
+        ///     .build()?;
+        /// service.start()?;
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         pub fn on_owner_changed(
             mut self,
             callback: impl FnMut(&$crate::Event) + Send + 'static,
@@ -133,6 +165,16 @@ macro_rules! delivery_setters {
         }
 
         /// Calls `callback` when the error of the backend changes.
+        ///
+        /// ```
+        /// let factory = contend::connect("memory://on-failure-doc")?;
+        /// let service = factory
+        ///     .contend("demo")
+        ///     .on_failure(|event| println!("{:?}", event.error))
+        ///     .build()?;
+        /// service.start()?;
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         pub fn on_failure(mut self, callback: impl FnMut(&$crate::Event) + Send + 'static) -> Self {
             self.delivery.on($crate::EventKind::Failed, callback);
             self

@@ -30,6 +30,12 @@ pub enum Status {
 
 impl Status {
     /// Returns `true` for `Starting` and `Running`.
+    ///
+    /// ```
+    /// use contend::Status;
+    ///
+    /// assert!(Status::Running.is_active() && !Status::Stopping.is_active());
+    /// ```
     #[must_use]
     pub fn is_active(self) -> bool {
         matches!(self, Status::Starting | Status::Running)
@@ -40,6 +46,17 @@ impl Status {
 macro_rules! service_getters {
     () => {
         /// Returns the status of the service.
+        ///
+        /// ```
+        /// use contend::Status;
+        ///
+        /// let factory = contend::connect("memory://status-doc")?;
+        /// let service = factory.contend("demo").build()?;
+        /// assert_eq!(service.status(), Status::Initial);
+        /// service.start()?;
+        /// assert!(matches!(service.status(), Status::Starting | Status::Running));
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         #[must_use]
         pub fn status(&self) -> $crate::Status {
             self.inner
@@ -60,6 +77,15 @@ macro_rules! service_getters {
         }
 
         /// Returns the last change of ownership that the service saw.
+        ///
+        /// ```
+        /// let factory = contend::connect("memory://state-doc")?;
+        /// let (service, events) = factory.contend("demo").id("a").channel()?;
+        /// service.start()?;
+        /// events.recv().unwrap(); // Acquired
+        /// assert!(service.state().is_owner("a"));
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         #[must_use]
         pub fn state(&self) -> $crate::MutexState {
             self.inner
@@ -69,12 +95,34 @@ macro_rules! service_getters {
 
         /// Returns the error of the backend, or why the service stepped down for good. Returns `None` once that has
         /// passed, and before the first call (see [`contact`](Self::contact)).
+        ///
+        /// ```
+        /// let factory = contend::connect("memory://last-error-doc")?;
+        /// let service = factory.contend("demo").build()?;
+        /// service.start()?;
+        /// if let Some(error) = service.last_error() {
+        ///     println!("not leading, because {error}");
+        /// }
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         #[must_use]
         pub fn last_error(&self) -> Option<$crate::Error> {
             self.inner.here()?.shared.last_error()
         }
 
         /// Returns whether the service's calls are answered. Distinguishes "not tried yet" from "fine".
+        ///
+        /// ```
+        /// use contend::Contact;
+        ///
+        /// let factory = contend::connect("memory://contact-doc")?;
+        /// let service = factory.contend("demo").build()?;
+        /// match service.contact() {
+        ///     Contact::Failing { error, lasting } => println!("{error}, for {lasting:?} now"),
+        ///     contact => println!("{contact:?}"),
+        /// }
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         #[must_use]
         pub fn contact(&self) -> $crate::Contact {
             self.inner

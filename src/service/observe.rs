@@ -61,6 +61,16 @@ impl MutexRetrievalService {
 
     /// Starts following the owner. Returns at once.
     ///
+    /// ```
+    /// let factory = contend::connect("memory://observe-start-doc")?;
+    /// let observer = factory
+    ///     .observe("demo")
+    ///     .on_owner_changed(|event| println!("owned by {:?}", event.state.after().owner_id()))
+    ///     .build()?;
+    /// observer.start()?;
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidState` unless the status is `Initial`, or if the receiver of its events was dropped;
     /// `Unavailable` if the system cannot start another thread; `Forked` in a child process.
@@ -92,6 +102,16 @@ impl MutexRetrievalService {
 
     /// Stops following the owner and ends the thread; nothing is delivered after this returns. If called
     /// from one of the service's own callbacks, it returns at once.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://observe-stop-doc")?;
+    /// let (observer, owners) = factory.observe("demo").channel()?;
+    /// observer.start()?;
+    /// owners.recv().unwrap(); // the first look
+    /// observer.stop()?;
+    /// assert!(owners.is_empty());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Timeout` if a callback hangs: the thread then ends when the callback does.
@@ -173,6 +193,14 @@ impl ObserveBuilder {
 
     /// Builds the service with the callbacks that were set, if any.
     ///
+    /// ```
+    /// let factory = contend::connect("memory://observe-build-doc")?;
+    /// let observer = factory.observe("demo").build()?; // without callbacks: ask `state`
+    /// observer.start()?;
+    /// println!("owned by {:?}", observer.state().after().owner_id());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` for a name that is not allowed, `Forked` in a child process.
     pub fn build(mut self) -> Result<MutexRetrievalService> {
@@ -185,6 +213,17 @@ impl ObserveBuilder {
     /// Builds the service and returns it with the receiver of its events, which can be used in
     /// crossbeam's `select!`. The receiver survives restarts and is disconnected when the service is
     /// dropped.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://observe-channel-doc")?;
+    /// let (observer, owners) = factory.observe("demo").channel()?;
+    /// observer.start()?;
+    /// let guard = factory.locker("demo").id("a").build()?.lock()?;
+    /// let owner = owners.iter().find(|event| event.state.after().has_owner()).unwrap();
+    /// assert_eq!(owner.state.after().owner_id(), "a");
+    /// # drop(guard);
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`build`](ObserveBuilder::build); and `InvalidInput` if callbacks were set too.

@@ -90,6 +90,14 @@ macro_rules! contender_setters {
     ($($settings:ident).+) => {
         /// Sets the id to contend under. Defaults to a generated one. No other contender of the mutex, in
         /// any process, may use it.
+        ///
+        /// ```
+        /// let factory = contend::connect("memory://id-doc")?;
+        /// let guard = factory.locker("reports").id("host-7/importer").build()?.lock()?;
+        /// assert_eq!(factory.owner("reports")?.owner_id(), "host-7/importer");
+        /// # drop(guard);
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         pub fn id(mut self, id: impl AsRef<str>) -> Self {
             self.$($settings).+.id = Some(id.as_ref().into());
             self
@@ -97,6 +105,15 @@ macro_rules! contender_setters {
 
         /// Sets how the id is generated. Defaults to
         /// [`ContenderIdGenerator::Host`](crate::ContenderIdGenerator::Host).
+        ///
+        /// ```
+        /// use contend::ContenderIdGenerator;
+        ///
+        /// let factory = contend::connect("memory://id-generator-doc")?;
+        /// let builder = factory.locker("reports").id_generator(ContenderIdGenerator::Uuid);
+        /// assert_eq!(builder.build()?.id().len(), 32);
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         pub fn id_generator(mut self, ids: $crate::ContenderIdGenerator) -> Self {
             self.$($settings).+.ids = ids;
             self
@@ -104,6 +121,15 @@ macro_rules! contender_setters {
 
         /// Sets how long an owner may believe that it owns without a renewal. Defaults to that of the
         /// factory, which defaults to 10 s.
+        ///
+        /// ```
+        /// use std::time::Duration;
+        ///
+        /// let factory = contend::connect("memory://ttl-doc")?;
+        /// let guard = factory.locker("reports").ttl(Duration::from_secs(30)).build()?.lock()?;
+        /// assert!(guard.valid_for() > Duration::from_secs(20));
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
             self.$($settings).+.ttl = ttl;
             self
@@ -111,12 +137,35 @@ macro_rules! contender_setters {
 
         /// Sets how long after the ttl no other contender can own: the time to wind down work. Defaults to
         /// that of the factory, which defaults to 6 s.
+        ///
+        /// ```
+        /// use std::time::Duration;
+        ///
+        /// let factory = contend::connect("memory://transition-doc")?;
+        /// let locker = factory.locker("reports").transition(Duration::from_secs(1)).build()?;
+        /// let guard = locker.lock()?;
+        /// let owner = factory.owner("reports")?;
+        /// assert_eq!(owner.transition_at() - owner.ttl_at(), 1_000);
+        /// # drop(guard);
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         pub fn transition(mut self, transition: std::time::Duration) -> Self {
             self.$($settings).+.transition = transition;
             self
         }
 
         /// Sets how long after a grant the lease is renewed. Defaults to a third of the ttl.
+        ///
+        /// ```
+        /// use std::time::Duration;
+        ///
+        /// let factory = contend::connect("memory://renew-after-doc")?;
+        /// let locker = factory.locker("reports").renew_after(Duration::from_secs(2)).build()?;
+        /// let late = factory.locker("reports").renew_after(Duration::from_secs(10)).build();
+        /// assert!(late.is_err()); // the ttl of 10 s would have ended
+        /// # drop(locker);
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         pub fn renew_after(mut self, renew_after: std::time::Duration) -> Self {
             self.$($settings).+.renew_after = Some(renew_after);
             self
@@ -124,6 +173,15 @@ macro_rules! contender_setters {
 
         /// Sets the time over which contenders spread their attempts when a lease has ended. Defaults to
         /// a twentieth of the ttl, at most 50 ms.
+        ///
+        /// ```
+        /// use std::time::Duration;
+        ///
+        /// let factory = contend::connect("memory://jitter-doc")?;
+        /// let locker = factory.locker("reports").jitter(Duration::from_millis(500)).build()?;
+        /// # drop(locker);
+        /// # Ok::<(), contend::Error>(())
+        /// ```
         pub fn jitter(mut self, jitter: std::time::Duration) -> Self {
             self.$($settings).+.jitter = Some(jitter);
             self

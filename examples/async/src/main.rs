@@ -5,8 +5,8 @@
 //! cargo run -p contend-example-async --features redis -- redis://127.0.0.1
 //! ```
 //!
-//! - A wait for the lock ends when its future is dropped.
-//! - The loss of the lock cancels a token that the tasks under the lock listen to.
+//! - Dropping the future of a wait ends the wait.
+//! - The loss of the lock cancels a token, which the tasks under the lock listen to.
 
 use std::thread;
 use std::time::Duration;
@@ -60,15 +60,16 @@ impl AsyncGuard {
     /// Waits for the lock. Dropping the future ends the wait.
     async fn lock(locker: Locker) -> Result<AsyncGuard, AnyError> {
         let cancel = Cancel::new();
-        let _on_drop = CancelOnDrop(cancel.clone());
+        let _on_drop = CancelOnDrop(cancel.clone()); // ends the wait if the future is dropped
         // Detached: the thread that locks goes back to its pool, and may lock for another task.
         let lock = move || locker.lock_until_cancelled(&cancel).map(Guard::detach);
         let guard = spawn_blocking(lock).await??;
-        let lost = CancellationToken::new();
-        let (receiver, token) = (guard.lost(), lost.clone());
-        // Ends with the guard. Not on tokio's threads: it may wait for as long as the lock is held.
+
+        let (receiver, lost) = (guard.lost(), CancellationToken::new());
+        let token = lost.clone();
+        // Not one of tokio's threads: it waits for as long as the lock is held.
         thread::spawn(move || {
-            let _ = receiver.recv();
+            let _ = receiver.recv(); // returns when the lock is lost or given up
             token.cancel();
         });
         Ok(AsyncGuard {

@@ -10,8 +10,17 @@
 //! `memory://` is one registry for the whole process, `memory://NAME` another one. A registry lives
 //! as long as a factory, service, locker or [`Handle`] uses it. The URL parameters are `ttl` and `transition`.
 //!
-//! A release hands the mutex to the contender that has waited longest, and wakes it. For the claim time of 500 ms only
-//! that one can take it.
+//! # How a mutex changes hands
+//!
+//! ```text
+//!  A                        registry                                      B
+//!  acquire ───────────────► free: A owns, fence 7
+//!                           owned: B is queued ◄─────────────────── acquire
+//!  release 7 ─────────────► handed to B for 500 ms ──────────────────► wakes
+//!                           B owns, fence 8 ◄────────────────────── acquire
+//! ```
+//!
+//! A release hands the mutex to the contender that has waited longest. For the claim time only that one can take it.
 //!
 //! # In your own tests
 //! A [`Handle`] takes a lock away from its owner, or makes the registry unreachable, so that a test can
@@ -30,8 +39,8 @@
 //! assert_eq!(events.recv().unwrap().kind, EventKind::Released);
 //! assert_eq!(events.recv().unwrap().kind, EventKind::Acquired); // it contends again
 //!
-//! let locker = factory.locker("other").ttl(std::time::Duration::from_millis(100)).build()?;
-//! let guard = locker.lock()?;
+//! let ttl = std::time::Duration::from_millis(100);
+//! let guard = factory.locker("other").ttl(ttl).build()?.lock()?;
 //! assert!(handle.revoke("other"));
 //! assert!(guard.lost().recv().is_err()); // closed when its next renewal has failed
 //! assert!(!guard.is_valid());
@@ -85,6 +94,16 @@ pub fn factory(name: &str, lease: Lease) -> Factory {
 }
 
 /// Returns a handle on the registry called `name`, for tests.
+///
+/// ```
+/// use contend::memory;
+///
+/// let factory = contend::connect("memory://handle-fn-doc")?;
+/// let guard = factory.locker("invoices").build()?.lock()?;
+/// assert!(memory::handle("handle-fn-doc").revoke("invoices"));
+/// assert!(guard.unlock().is_err()); // lost
+/// # Ok::<(), contend::Error>(())
+/// ```
 #[must_use]
 pub fn handle(name: &str) -> Handle {
     Handle {
@@ -104,6 +123,16 @@ impl Handle {
     ///
     /// A service is notified and steps down at once. A guard learns of it at its next renewal, after a third of
     /// its ttl: in a test, give its locker a short one and wait for [`Guard::lost`](crate::Guard::lost).
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://handle-revoke-doc?ttl=300ms")?;
+    /// let guard = factory.locker("invoices").build()?.lock()?;
+    /// let handle = contend::memory::handle("handle-revoke-doc");
+    /// assert!(handle.revoke("invoices"));
+    /// assert!(!handle.revoke("invoices")); // free by now
+    /// assert!(guard.lost().recv().is_err());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     #[must_use]
     pub fn revoke(&self, mutex: &str) -> bool {
         let revoke = self.registry.look(&mutex.into(), |entry, now| {
@@ -114,6 +143,17 @@ impl Handle {
 
     /// Makes every call to the registry fail as [`Unreachable`](crate::ErrorKind::Unreachable), or makes
     /// them work again. Leases run on meanwhile, as on a server that cannot be reached.
+    ///
+    /// ```
+    /// let factory = contend::connect("memory://set-unreachable-doc")?;
+    /// let locker = factory.locker("invoices").build()?;
+    /// let handle = contend::memory::handle("set-unreachable-doc");
+    /// handle.set_unreachable(true);
+    /// assert!(locker.try_lock().is_err());
+    /// handle.set_unreachable(false);
+    /// assert!(locker.try_lock().is_ok());
+    /// # Ok::<(), contend::Error>(())
+    /// ```
     pub fn set_unreachable(&self, unreachable: bool) {
         self.registry.set_unreachable(unreachable);
     }
