@@ -108,7 +108,7 @@ use self::contender::RedisContender;
 use self::keys::Keys;
 use self::observer::RedisObserver;
 use self::permits::{RedisPermits, read};
-use self::script::{Command, OBSERVE, RECORD_RUN, RELEASE, Reply, ms};
+use self::script::{Command, OBSERVE, Queue, RECORD_RUN, RELEASE, Reply, ms};
 use self::server::{Deployment, ServerSettings};
 use super::{
     Backend, CLAIM_TIME, Condition, Contender, Participant, PermitStore, PoolUse, RawContender,
@@ -158,7 +158,7 @@ impl Common {
         let fence = fence.map_or_else(String::new, |fence| fence.to_string());
         let arguments = (id, ms(CLAIM_TIME), !self.is_cluster(), self.simba, fence);
         let mut request = Command::script(&RELEASE, keys.slot, &names).arg(arguments);
-        request.optional_queue = true;
+        request.queue = Queue::Optional;
         let answer = self.deployment.ask(Lane::Owner, by, &request)?;
         let released: bool = read(answer.value)?;
         match answer.doubt {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use ::redis::{Cmd, ToRedisArgs, Value};
+use ::redis::{Arg, Cmd, ToRedisArgs, Value};
 
 use super::error::not_understood;
 use super::permits::{self, read};
@@ -43,16 +43,24 @@ impl Script {
     }
 }
 
+/// Whether a request names its last key, the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    Needed,
+    Optional,
+    LeftOut,
+}
+
 /// A script with its keys and arguments, or a plain command, for the server that has a slot. May be sent twice.
 #[derive(Clone, Debug)]
 pub(super) struct Command {
     pub(super) slot: u16,
     script: Option<&'static Script>,
-    keys: Arc<[String]>,
-    arguments: Vec<Vec<u8>>,
+    /// How many of the words are keys: the first ones.
+    keys: usize,
+    words: Cmd,
     not_after: bool,
-    /// The last key, the queue, may be left out.
-    pub(super) optional_queue: bool,
+    pub(super) queue: Queue,
     /// How many replicas must have a grant.
     pub(super) replicas: u32,
 }
@@ -60,29 +68,32 @@ pub(super) struct Command {
 impl Command {
     /// A script with its keys, which all lie in `slot`.
     pub(super) fn script(script: &'static Script, slot: u16, keys: &[&String]) -> Command {
-        Command {
+        let command = Command {
             script: Some(script),
-            keys: keys.iter().map(|key| (*key).clone()).collect(),
+            keys: keys.len(),
             ..Command::plain(slot, &[])
-        }
+        };
+        command.arg(keys)
     }
 
     /// A plain command.
     pub(super) fn plain(slot: u16, words: &[&[u8]]) -> Command {
-        Command {
+        let command = Command {
             slot,
             script: None,
-            keys: Arc::default(),
-            arguments: words.to_redis_args(),
+            keys: 0,
+            // Room for a whole request, so that it is allocated once.
+            words: Cmd::with_capacity(16, 512),
             not_after: false,
-            optional_queue: false,
+            queue: Queue::Needed,
             replicas: 0,
-        }
+        };
+        command.arg(words)
     }
 
     /// Appends one argument, or several.
     pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Command {
-        self.arguments.extend(argument.to_redis_args());
+        self.words.arg(argument);
         self
     }
 
@@ -96,27 +107,33 @@ impl Command {
     /// The same request without the queue, if that is optional. Where a slot is on its way, a script may name only
     /// keys that exist.
     pub(super) fn without_queue(&self) -> Option<Command> {
-        let (_, keys) = self.keys.split_last().filter(|_| self.optional_queue)?;
-        Some(Command {
-            keys: keys.into(),
-            optional_queue: false,
+        let shorter = Command {
+            queue: Queue::LeftOut,
             ..self.clone()
-        })
+        };
+        (self.queue == Queue::Optional).then_some(shorter)
     }
 
     /// The bytes to send. A server that does not know the script yet is sent its text, and remembers it from then on:
     /// one round trip, and no right to `SCRIPT LOAD` needed.
     pub(super) fn packed(&self, as_text: bool, not_after: i64) -> Vec<u8> {
-        let mut command = Cmd::new();
+        let mut command = Cmd::with_capacity(16, 512);
+        let left_out = (self.queue == Queue::LeftOut).then(|| self.keys - 1);
         if let Some(script) = &self.script {
             let (verb, code) = match as_text {
                 true => ("EVAL", &script.text),
                 false => ("EVALSHA", &script.sha),
             };
             command.arg(verb).arg(code);
-            command.arg(self.keys.len()).arg(&*self.keys);
+            command.arg(left_out.unwrap_or(self.keys));
         }
-        command.arg(&self.arguments);
+        for (at, word) in self.words.args_iter().enumerate() {
+            if let Arg::Simple(word) = word
+                && left_out != Some(at)
+            {
+                command.arg(word);
+            }
+        }
         if self.not_after {
             command.arg(not_after);
         }
@@ -250,7 +267,7 @@ mod tests {
         assert_eq!(request.packed(true, 9), by_text);
         assert!(request.without_queue().is_none());
         let mut request = request.not_after();
-        request.optional_queue = true;
+        request.queue = Queue::Optional;
         let shorter = packed(&["EVALSHA", sha, "2", "m", "t", "id", "5", "9"]);
         let without = request.without_queue().unwrap();
         assert_eq!(without.packed(false, 9), shorter);
