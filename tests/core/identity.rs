@@ -26,12 +26,13 @@ fn unlocking_leaves_a_double_its_lock() {
                 lossy.on();
             }
             let there = as_another_process(&there);
-            let ours = here.locker("m").id("host-1").renew_after(ms(1_400));
-            let ours = ours.build().unwrap();
+            // Long enough for both to keep it on a busy machine: it is a renewal that notices.
+            let lasting = |factory: &Factory| {
+                let locker = factory.locker("m").id("host-1").ttl(ms(20_000));
+                locker.renew_after(ms(1_400)).build().unwrap()
+            };
+            let (ours, theirs) = (lasting(&here), lasting(&there));
             let guard = ours.lock().unwrap();
-            // Long enough for it to keep the mutex on a busy machine.
-            let theirs = there.locker("m").id("host-1").ttl(ms(20_000));
-            let theirs = theirs.build().unwrap();
             let taken = elsewhere(|| theirs.lock().unwrap());
             if notices {
                 closed(&guard.lost());
