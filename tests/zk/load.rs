@@ -53,7 +53,7 @@ fn more_mutexes_cost_no_more_each() {
 fn dropped_observer_leaves_no_watch() {
     within(HANG * 2, || {
         let server = ZooKeeperServer::start();
-        let ours = factory(server.addr(), Duration::from_secs(6));
+        let ours = factory(server.addr(), LONG);
         let (backend, wake) = (ours.backend().unwrap(), Parker::new().unparker());
         for number in 0..1_500 {
             let mutex = format!("never-{number}").into();
