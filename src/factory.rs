@@ -24,6 +24,9 @@ use crate::shared::{Link, Shared};
 use crate::thread::Local;
 use crate::timer::Timer;
 
+/// How long inspection waits for an answer.
+const INSPECTION_LIMIT: Duration = Duration::from_secs(2);
+
 /// Creates services, lockers, schedulers and semaphores on one backend, with a common lease. Cheap to
 /// clone; shared by any number of services and lockers, which keep working when it is dropped.
 ///
@@ -438,7 +441,7 @@ impl Factory {
     /// Any error of the backend.
     pub fn list(&self) -> Result<Vec<Arc<str>>> {
         let inner = self.core()?;
-        inner.backend.list(inner.inspection_by())
+        inner.backend.list(Moment::now() + INSPECTION_LIMIT)
     }
 
     /// Frees `mutex` at once if its owner has this `fence`, for operators who must remove an owner.
@@ -470,7 +473,7 @@ impl Factory {
         let inner = self.core()?;
         let mutex: Arc<str> = mutex.as_ref().into();
         check_mutex(&mutex)?;
-        look(&*inner.backend, &mutex, inner.inspection_by())
+        look(&*inner.backend, &mutex, Moment::now() + INSPECTION_LIMIT)
     }
 
     /// Returns the backend, to wrap it or to drive it by hand.
@@ -485,13 +488,6 @@ impl Factory {
     /// What everything that this factory makes shares.
     pub(crate) fn core(&self) -> Result<Arc<Core>> {
         self.core.get().map(Arc::clone)
-    }
-}
-
-impl Core {
-    /// When an inspection must be over. Not the request limit: an operator may wait longer than a short lease.
-    fn inspection_by(&self) -> Moment {
-        Moment::now() + Duration::from_secs(2)
     }
 }
 
