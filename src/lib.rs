@@ -203,7 +203,7 @@ pub fn connect(url: &str) -> Result<Factory> {
     backend::connect(url)
 }
 
-// On GitHub, the links of this page lead to files. Here they lead to modules: the first definition of a link counts.
+// On GitHub, the links of these pages lead to files. Here they lead to modules: the first definition of a link counts.
 #[cfg_attr(feature = "redis", doc = "[redis]: crate::redis")]
 #[cfg_attr(feature = "mysql", doc = "[mysql]: crate::mysql")]
 #[cfg_attr(feature = "zk", doc = "[zk]: crate::zk")]
@@ -212,6 +212,7 @@ pub fn connect(url: &str) -> Result<Factory> {
 #[doc = include_str!("design.md")]
 pub mod design {}
 
+#[doc = "[Operations]: crate::operations\n"]
 #[doc = include_str!("promises.md")]
 pub mod promises {}
 

@@ -1,7 +1,7 @@
 //! What a mutex may be called, and a contender.
 //!
-//! One rule for all backends, so that a name that works on one works on every one; and so narrow
-//! that a name can never become a key, a channel, a path or SQL of something else.
+//! One rule for all backends, so that a name that works on one works on every one. It is so narrow that a name
+//! can never become a key, a channel, a path or SQL of something else.
 
 use crate::error::{Error, Result};
 

@@ -21,8 +21,8 @@ pub struct Parker {
 
 /// The other end of a [`Parker`]: "something changed, look again".
 ///
-/// Unparking never blocks and may happen from any thread, at any time, any number of times: calls that
-/// were not answered yet count as one, and one that comes while the thread is busy is kept for it.
+/// Unparking never blocks, and may happen from any thread at any time. A call that comes while the thread is
+/// busy is kept for it; several count as one.
 #[derive(Clone)]
 pub struct Unparker {
     inner: Arc<Inner>,

@@ -306,8 +306,8 @@ pub enum Purge {
 pub enum Sweep {
     /// Those whose end plus a quarter of their ttl has passed.
     Expired,
-    /// Those acquired and last renewed longer ago than this, unless their ttl, or the quarter after it, still runs: a holder may
-    /// believe in them.
+    /// Those acquired and last renewed longer ago than this, unless their ttl, or the quarter after it, still runs: a
+    /// holder may believe in them.
     Stale(Duration),
     /// Those of an owner that were acquired and last renewed before a time.
     Owner(Arc<str>, StoreTime),
@@ -334,7 +334,7 @@ pub struct Permit {
     /// How many of its permits.
     pub count: u32,
     /// Larger than that of every earlier grant of the same semaphore. With a capacity of 1, pass it to the
-    /// resource that you protect, and reject any write whose fence is lower than the highest seen: a holder
+    /// resource that you protect, and reject any write whose fence is lower than the highest seen. A holder
     /// whose ttl ran out may not know it yet. With a larger capacity that check would reject valid holders,
     /// whose fences differ: there it only identifies the grant.
     pub fence: u64,

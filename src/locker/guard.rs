@@ -310,7 +310,7 @@ impl GuardAll {
     /// Returns a receiver that is closed when the first of the locks is lost. See [`Guard::lost`].
     ///
     /// ```
-    /// let factory = contend::connect("memory://guard-all-lost-doc?ttl=300ms")?;
+    /// let factory = contend::connect("memory://guard-all-lost-doc?ttl=1500ms")?;
     /// let both = factory.lock_all(["account-7", "account-3"]).lock()?;
     /// assert!(contend::memory::handle("guard-all-lost-doc").revoke("account-7"));
     /// assert!(both.lost().recv().is_err()); // one loss ends both

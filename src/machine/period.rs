@@ -28,8 +28,8 @@ pub struct ContendPeriod {
 }
 
 impl ContendPeriod {
-    /// Creates the defaults for `lease`: renewal at a third of the time that an owner may believe, which is
-    /// the ttl unless the transition is very short; a jitter of a twentieth of the ttl, at most 50 ms.
+    /// Creates the defaults for `lease`. An owner renews after a third of the time that it may believe, which is
+    /// the ttl unless the transition is very short. The jitter is a twentieth of the ttl, at most 50 ms.
     #[must_use]
     pub fn new(lease: Lease) -> ContendPeriod {
         ContendPeriod {

@@ -69,8 +69,8 @@ const DAY: u64 = 24 * 3600;
 ///   is logged. The same holds if a leader dies in a run with a fixed delay.
 /// - If leadership is lost, or the process dies, after a run was recorded and before it began, that run is
 ///   skipped: the next one begins a period later.
-/// - A new leader may begin a run early by the time that the answer to the record took: the record has the
-///   server's time of the write, and the work begins after the answer.
+/// - A new leader may begin a run early by the time that the answer to the record took. The record has the server's
+///   time of the write, and the work begins after the answer.
 /// - [`Missed::Skip`] skips runs.
 /// - Clocks of two hosts may differ. A run recorded less than a minute before a time of day counts, for a new
 ///   leader, as the run of that time, even if it made up for an earlier one.

@@ -30,13 +30,13 @@
 //!   takes back what has expired.
 //! - Every grant has a [fence](PermitGuard::fence), larger than those of all earlier grants of the same
 //!   semaphore. With a capacity of 1, pass it to the resource that you protect, and reject any write whose
-//!   fence is lower than the highest seen, as with a lock. With a larger capacity several valid holders have
-//!   different fences, and that check would reject all but the newest: there a fence identifies a grant, for
-//!   example in a log, or to distinguish a later grant of the same request from an earlier one.
+//!   fence is lower than the highest seen, as with a lock. With a larger capacity, several valid holders have
+//!   different fences, and that check would reject all but the newest. There a fence only identifies a grant:
+//!   in a log, or to tell a later grant of a request from an earlier one.
 //!
 //! # Waiting
 //! Requests of one factory are served in the order in which they came, each as soon as its own
-//! semaphores allow it; a request that waits for one semaphore does not block requests for another.
+//! semaphores allow it. A request that waits for one semaphore does not block requests for another.
 //! On Redis, processes take turns, and a release tells the next one. Elsewhere there is no order between
 //! processes: the first request of each process polls, after 50 ms and then less often, at least every 250 ms.
 //!

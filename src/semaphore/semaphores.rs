@@ -290,9 +290,9 @@ impl Semaphores {
 
     /// Acquires the permits, all of them or none, and does not wait if there are not enough.
     ///
-    /// Nothing renews them, and nothing releases them when the process ends: they are held until
-    /// [`release`](Semaphores::release), until their ttl and a quarter of it have passed, if the request has one,
-    /// or until maintenance takes them back. Use this for operations that outlive the process, and a
+    /// Nothing renews them, and nothing releases them when the process ends. They are held until
+    /// [`release`](Semaphores::release), or until maintenance takes them back. If the request has a ttl, they end
+    /// when that and a quarter of it have passed. Use this for operations that outlive the process, and a
     /// [`guard`](Semaphores::guard) otherwise.
     ///
     /// Repeating the call with the same request is safe, from any process: it gets the same permits and no more.

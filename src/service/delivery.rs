@@ -297,10 +297,10 @@ pub(crate) fn abandoned(who: impl fmt::Display) -> Error {
 
 /// The bounded way out of a worker: it never blocks, never breaks a pair, and counts what it drops.
 ///
-/// A crossbeam channel cannot be edited from its sending side without racing the receiver, so what is
-/// dropped is dropped *before* it enters: an Acquired goes in only where there is room for its Released
-/// too. For a receiver that does not read, whole pairs are left out until there is room again, and the
-/// next event says how many were missed.
+/// A crossbeam channel cannot be edited from its sending side without racing the receiver. So what is dropped
+/// is dropped *before* it enters: an Acquired goes in only where there is room for its Released too. For a
+/// receiver that does not read, whole pairs are left out until there is room again, and the next event says
+/// how many were missed.
 #[derive(Debug)]
 pub(crate) struct EventQueue {
     sender: Sender<Event>,

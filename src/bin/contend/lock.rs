@@ -15,8 +15,8 @@ use crate::signals;
 
 /// Runs a command under a lock, like flock, but across machines.
 ///
-/// The environment variable CONTEND_FENCE tells the command the fence of its lock, and CONTEND_MUTEX the mutex;
-/// with several mutexes, both list all of them, in the order in which the mutexes are given, separated by
+/// The environment variable CONTEND_FENCE tells the command the fence of its lock, and CONTEND_MUTEX the mutex.
+/// With several mutexes, both list all of them, in the order in which the mutexes are given, separated by
 /// commas. If the lock is lost while the command runs, the command is ended: SIGTERM at the end of the ttl,
 /// SIGKILL before the transition ends. It is also ended if contend is killed. If contend has to wait, it says on
 /// standard error for what.
