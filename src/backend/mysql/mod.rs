@@ -19,11 +19,11 @@
 //! ```text
 //!  A                        row of the mutex                              B
 //!  UPDATE acquire ────────► A owns, fence 7
-//!                           B's token is queued ◄────── UPDATE register
-//!                                          B's process runs WAIT: blocks
+//!                           B's token is queued ◄──────── UPDATE register
+//!                                                         WAIT (it blocks)
 //!  UPDATE release 7 ──────► handed to B's token for 500 ms
-//!  KILL QUERY ────────────────────────────► WAIT ends, B wakes
-//!                           B owns, fence 8 ◄────────── UPDATE acquire
+//!  KILL QUERY ──────────────────────────────────────────► WAIT ends: wakes
+//!                           B owns, fence 8 ◄───────────── UPDATE acquire
 //! ```
 //!
 //! A mutex is one row (`sql/init-mutex.sql`), with the columns of Simba 4, so contenders of both libraries take turns.
@@ -38,16 +38,23 @@
 //! mutexes:
 //!
 //! ```text
-//!  blocker   holds the lock contend:wait:PROCESS, idle      its end is noticed at once if the process dies
-//!  waiter    holds the lock contend:PROCESS, runs WAIT      KILL QUERY IS_USED_LOCK('contend:PROCESS') ends it
+//!  blocker   idle, holds the named lock contend:wait:PROCESS
+//!  waiter    holds the named lock contend:PROCESS, and runs WAIT
+//!  releaser  KILL QUERY IS_USED_LOCK('contend:PROCESS') ends the WAIT
 //! ```
 //!
-//! WAIT looks at the rows and then blocks on the lock of the blocker. It finds a hand-over that came before it.
+//! WAIT looks at the rows and then blocks on the lock of the blocker. It finds a hand-over that came before it. If the
+//! process dies, the server notices the end of the idle connection at once, and with it ends the WAIT.
 //! Lockers of one process and mutex pass one at a time, so only one of them stands in the row.
 //!
 //! Contenders poll where they cannot be woken: on a Galera cluster, with multi-primary replication, behind a proxy that
 //! shares connections, on a server that refuses `GET_LOCK`, and with `wakeups=off`. This is logged, and
 //! `Factory::health` says why.
+//!
+//! # URL parameters
+//! Those of [`Builder`], by name: `ttl`, `transition`, `initial_delay`, `socket`, `table`, `create_table`,
+//! `table_prefix`, `pool_size`, `connect_timeout`, `wakeups` (`on`, `off`), `poll_interval`, `tls`, `tls_ca`,
+//! `tls_cert`, `tls_key`.
 //!
 //! # Order
 //! First come, first served within a process; processes take turns. Without wake-ups there is no order

@@ -51,9 +51,9 @@
 //! An ACL user needs the keys and channels under the prefix and these commands:
 //!
 //! ```text
-//! ACL SETUSER app on >secret ~simba:* resetchannels &simba:* +eval +evalsha +publish +subscribe
-//!     +unsubscribe +hello +ping +time +mget +get +set +psetex +del +exists +pttl +pexpire +zadd +zrem
-//!     +zpopmin
+//! ACL SETUSER app on >secret ~simba:* resetchannels &simba:* +eval +evalsha +publish
+//!     +subscribe +unsubscribe +hello +ping +time +mget +get +set +psetex +del +exists
+//!     +pttl +pexpire +zadd +zrem +zpopmin
 //! ```
 //!
 //! and `+select` for a database other than 0, `+cluster|slots` for a cluster, `+role` with Sentinel, `+wait` with
@@ -61,8 +61,8 @@
 //! list mutexes and their waiters. Semaphores need these, too:
 //!
 //! ```text
-//! +hget +hmget +hset +hsetnx +hdel +hkeys +zscore +zcard +zrange +zrangebyscore +zrangebylex +zscan
-//!     +persist +xadd +xrange +xdel
+//! +hget +hmget +hset +hsetnx +hdel +hkeys +zscore +zcard +zrange +zrangebyscore
+//!     +zrangebylex +zscan +persist +xadd +xrange +xdel
 //! ```
 //!
 //! # What it assumes

@@ -43,6 +43,10 @@
 //!
 //! The client is part of this crate, on `std::net` and one thread.
 //!
+//! # URL parameters
+//! Those of [`Builder`], by name: `ttl`, `transition`, `session_timeout`, `connect_timeout`, `initial_delay`, `acl`
+//! (`open`, `creator_all`), `tls`, `tls_ca`, `tls_cert`, `tls_key`.
+//!
 //! # Sharing a mutex with Curator
 //! Curator counts every child of the mutex as a contender, and sorts the sequence as text. So do not nest a mutex below
 //! one that Curator contends for if its name sorts before digits. Expect a wrong order while the 31-bit sequence wraps
