@@ -143,6 +143,8 @@ fn session_of_a_cut_off_follower_ends_after_belief() {
         let ensemble = ensemble();
         let mut judged = 0;
         for age in [0, 350] {
+            // A busy ensemble may have elected anew.
+            ensemble.wait_whole();
             let leader = ensemble.wait_leader();
             let follower = ensemble.followers()[0];
             // The first rival leads, and knows the follower only.
