@@ -440,8 +440,7 @@ impl Factory {
     /// # Errors
     /// Any error of the backend.
     pub fn list(&self) -> Result<Vec<Arc<str>>> {
-        let inner = self.core()?;
-        inner.backend.list(Moment::now() + INSPECTION_LIMIT)
+        self.core()?.backend.list(Moment::now() + INSPECTION_LIMIT)
     }
 
     /// Frees `mutex` at once if its owner has this `fence`, for operators who must remove an owner.
