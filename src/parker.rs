@@ -72,10 +72,9 @@ impl Parker {
         self.inner.changed.notify_all();
     }
 
-    /// Has the thread see that it is to stop when it looks next. Returns when it was stopped first.
-    pub(crate) fn mark_stopped(&self) -> Moment {
-        let mut calls = self.inner.calls.lock();
-        *calls.stopped_at.get_or_insert_with(Moment::now)
+    /// Marks the thread as stopped without waking it.
+    pub(crate) fn mark_stopped(&self) {
+        (self.inner.calls.lock().stopped_at).get_or_insert_with(Moment::now);
     }
 
     /// Returns when it was stopped first.

@@ -101,12 +101,6 @@ impl Shared {
         belief.map_or(Duration::ZERO, |(until, _)| until.remaining())
     }
 
-    /// How long the present ownership certainly lasts; zero if there is none.
-    pub(crate) fn remaining(&self) -> Duration {
-        let belief = self.belief();
-        belief.map_or(Duration::ZERO, |(until, _)| until.remaining())
-    }
-
     /// The ownership with this fence, if it lasts.
     pub(crate) fn ownership(self: &Arc<Shared>, fence: u64) -> Option<Ownership> {
         let loss = Arc::clone(&self.parts.lock().loss);

@@ -122,6 +122,7 @@ impl MutexContendService {
                 )?,
                 shared: Arc::clone(&inner.shared),
                 delivery,
+                parker: parker.clone(),
                 lead_without_listener: inner.lead_without_listener,
                 has_given_up: false,
                 _live: Arc::clone(&inner.live),
@@ -182,9 +183,9 @@ impl MutexContendService {
     /// Called from one of the service's own callbacks, it returns at once, as `stop` does.
     ///
     /// # Errors
-    /// `InvalidState` unless it is started; `Timeout` if a callback hangs. An error of the backend if the release
-    /// was not answered: the service no longer owns the mutex, and the next owner may have to wait for the lease to
-    /// end.
+    /// `InvalidState` unless it is started; `Timeout` if an earlier call to the backend hangs. An error of the backend if
+    /// the release was not answered: the service no longer owns the mutex, and the next owner may have to wait for the
+    /// lease to end. A callback that hangs is waited for until then.
     pub fn resign(&self) -> Result<()> {
         self.resign_for(Duration::ZERO)
     }
@@ -219,15 +220,17 @@ impl MutexContendService {
             unparker.unpark();
             return Ok(());
         }
-        let mut worker = try_lock_for(&inner.run.worker, inner.stop_bound()).ok_or_else(|| {
-            let mutex = self.mutex();
-            let message = format!("{mutex}: still resigning; a callback or the backend hangs");
+        let mut slot = try_lock_for(&inner.run.worker, inner.stop_bound()).ok_or_else(|| {
+            let message = format!("{}: not resigned; an earlier call hangs", self.mutex());
             Error::new(ErrorKind::Timeout, message)
         })?;
-        let worker = worker.as_mut().filter(|worker| !worker.has_given_up);
-        let released = worker.ok_or_else(|| inner.not_started())?.resign(asked);
-        unparker.unpark();
-        released
+        match slot.as_mut() {
+            Some(worker) if !worker.parker.is_stopped() => {
+                worker.parker.unparker().unpark();
+                worker.resign(asked)
+            }
+            _ => Err(inner.not_started()),
+        }
     }
 
     /// Returns the mutex that this service contends for.
@@ -313,9 +316,8 @@ impl MutexContendService {
     /// ```
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        self.inner
-            .here()
-            .map_or(Duration::ZERO, |inner| inner.shared.remaining())
+        let ownership = self.fence().and_then(|fence| self.ownership(fence));
+        ownership.map_or(Duration::ZERO, |ownership| ownership.valid_for())
     }
 
     /// The ownership with this fence, if it lasts.
@@ -333,7 +335,7 @@ impl MutexContendService {
     pub(crate) fn request_stop(&self) {
         if let Some(inner) = self.inner.here() {
             let mutex = &inner.contender.mutex;
-            let _ = inner.lifecycle.stop(mutex, Moment::now(), |_| {});
+            let _ = inner.lifecycle.stop(mutex, Moment::now(), || {});
         }
     }
 }
@@ -343,9 +345,12 @@ impl Inner {
     fn stop(&self) -> Result<()> {
         let deadline = Moment::now() + self.stop_bound();
         let mutex = &self.contender.mutex;
-        self.lifecycle.stop(mutex, deadline, |asked_at| {
-            if let Some(worker) = try_lock_for(&self.run.worker, Duration::ZERO).as_deref_mut() {
-                worker.iter_mut().for_each(|it| it.finish(asked_at));
+        self.lifecycle.stop(mutex, deadline, || {
+            // By now it may be the worker of the next run.
+            if let Some(mut slot) = try_lock_for(&self.run.worker, Duration::ZERO)
+                && let Some(worker) = slot.as_mut().filter(|it| it.parker.is_stopped())
+            {
+                worker.finish();
             }
         })
     }
@@ -565,6 +570,7 @@ struct Worker {
     runner: Runner,
     shared: Arc<Shared>,
     delivery: Delivery,
+    parker: Parker,
     lead_without_listener: bool,
     /// It gave up for the last time.
     has_given_up: bool,
@@ -578,23 +584,23 @@ impl Run {
         let mut woken = false;
         while let Some(mut slot) = try_lock_for(&self.worker, Duration::MAX)
             && let Some(worker) = slot.as_mut()
-            && worker.continues(parker)
+            && worker.continues()
         {
-            let until = match self.resign.lock().take() {
-                Some(asked) => {
-                    worker
-                        .resign(asked)
-                        .unwrap_or_else(|error| log::warn!("{error}"));
-                    None
-                }
-                None => worker.step(woken),
-            };
+            // Not locked meanwhile: a callback that the worker waits for may resign again.
+            let resign = self.resign.lock().take();
+            if let Some(asked) = resign {
+                let _ = worker
+                    .resign(asked)
+                    .inspect_err(|error| log::warn!("{error}"));
+                continue;
+            }
+            let until = worker.step(woken);
             drop(slot);
             woken = until.is_some_and(|until| parker.park(until) == Unparked::Wake);
         }
         let taken = try_lock_for(&self.worker, Duration::MAX).and_then(|mut slot| slot.take());
         let Some(mut worker) = taken else { return };
-        worker.finish(parker.stopped_at().unwrap_or_else(Moment::now));
+        worker.finish();
         if !parker.is_stopped() {
             worker.say_abandoned();
         }
@@ -604,8 +610,8 @@ impl Run {
 }
 
 impl Worker {
-    fn continues(&self, parker: &Parker) -> bool {
-        !parker.is_stopped() && (self.lead_without_listener || !self.delivery.is_abandoned())
+    fn continues(&self) -> bool {
+        !self.parker.is_stopped() && (self.lead_without_listener || !self.delivery.is_abandoned())
     }
 
     /// Takes one step. Returns until when there is nothing to do.
@@ -633,7 +639,8 @@ impl Worker {
     }
 
     /// Gives up for the last time.
-    fn finish(&mut self, asked_at: Moment) {
+    fn finish(&mut self) {
+        let asked_at = self.parker.stopped_at().unwrap_or_else(Moment::now);
         if !std::mem::replace(&mut self.has_given_up, true)
             && let Err(error) = self.give_up(asked_at)
         {

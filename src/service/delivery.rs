@@ -209,7 +209,7 @@ impl Recipient {
     /// Tells its callbacks from those of others; 0 without any.
     pub(crate) fn number(&self) -> usize {
         match self {
-            Recipient::Callbacks(callbacks) => callbacks.number(),
+            Recipient::Callbacks(callbacks) => Arc::as_ptr(callbacks).addr(),
             Recipient::Channel(..) | Recipient::Nobody => 0,
         }
     }
@@ -276,11 +276,21 @@ impl Delivery {
 
     /// Ends delivery, and waits for the callbacks of what was delivered, however long they run.
     pub(crate) fn close(mut self) {
-        self.queue = None;
-        self.notify();
+        self.end();
         if let Some(thread) = &mut self.thread {
             thread.thread.join(Moment::FAR);
         }
+    }
+
+    fn end(&mut self) {
+        self.queue = None;
+        self.notify();
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -493,12 +503,8 @@ impl Callbacks {
         self.run(&event);
     }
 
-    fn number(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
     fn run(&self, event: &Event) {
-        let outer = INSIDE.replace(self.number());
+        let outer = INSIDE.replace(std::ptr::from_ref(self).addr());
         if catch_unwind(AssertUnwindSafe(|| (self.target)(event))).is_err() {
             log::error!("{}: a callback panicked at {}", event.mutex, event.kind);
         }

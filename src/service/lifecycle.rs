@@ -238,27 +238,21 @@ impl Lifecycle {
 
     /// Asks the worker to stop, lets the caller `help` before the worker hears of it, and waits for it until `deadline`;
     /// not from inside one of its callbacks, nor on its own thread.
-    pub(crate) fn stop(
-        &self,
-        name: &str,
-        deadline: Moment,
-        help: impl FnOnce(Moment),
-    ) -> Result<()> {
+    pub(crate) fn stop(&self, name: &str, deadline: Moment, help: impl FnOnce()) -> Result<()> {
         let inside = self.is_inside();
         let mut run = self.stage.run.lock();
         let number = run.number;
         if run.status != Status::Initial {
             run.status = Status::Stopping;
             let parker = run.parker.clone();
-            let asked_at = parker.mark_stopped();
-            drop(run);
-            if !inside {
-                help(asked_at);
-            }
-            parker.stop();
             if inside {
+                parker.stop();
                 return Ok(());
             }
+            parker.mark_stopped();
+            drop(run);
+            help();
+            parker.stop();
             run = self.stage.run.lock();
         }
         while run.status != Status::Initial && run.number == number {

@@ -130,7 +130,7 @@ impl Inner {
     fn stop(&self) -> Result<()> {
         let bound = self.factory.lease.total() + Duration::from_secs(2);
         let deadline = Moment::now() + bound;
-        self.lifecycle.stop(&self.mutex, deadline, |_| {})
+        self.lifecycle.stop(&self.mutex, deadline, || {})
     }
 }
 
