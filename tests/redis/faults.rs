@@ -11,7 +11,7 @@ use contend::{Error, ErrorKind, EventKind, Factory, Lease, Moment, Probe};
 use testbed::{Proxy, RedisServer, wait_until, within};
 
 use crate::conformance::{lease, next, outage, started, wait_for_owner};
-use crate::driven::{Driven, HANG, PATIENCE, factory, ms, soon};
+use crate::driven::{Driven, HANG, PATIENCE, factory, listeners, ms, soon};
 
 /// What a machine that has other things to do may add to any time.
 const SLOW: Duration = Duration::from_secs(5);
@@ -199,6 +199,30 @@ fn lost_reply_is_adopted_by_the_next_lock() {
         let guard = locker.try_lock_for(ms(30_000)).unwrap();
         guard.unlock().unwrap();
         assert_eq!(server.cli(&["EXISTS", "simba:{m}"]).trim(), "0");
+    });
+}
+
+/// A waiter must hear of the next release, which another server publishes by then.
+#[test]
+fn subscription_leaves_a_server_that_became_a_replica() {
+    within(HANG, || {
+        let (server, other) = (RedisServer::start(), RedisServer::start());
+        let factory = factory(server.addr());
+        let mut owner = Driven::at(&factory, "m", "a");
+        let fence = owner.own();
+        let _waiter = started(&factory, "m", "b");
+        wait_until(PATIENCE, "it listens", || {
+            listeners(&server, "simba:{m}") == 1
+        });
+        let listener = || server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        let id = |list: String| list.split_once(' ').map(|(id, _)| id.to_owned());
+        let before = id(listener());
+        server.cli(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
+        assert!(owner.raw.renew(fence, soon()).is_err());
+        wait_until(PATIENCE, "another connection listens", || {
+            let present = id(listener());
+            present.is_some() && present != before
+        });
     });
 }
 

@@ -336,6 +336,7 @@ mod tests {
             &statements.acquire,
             &statements.renew,
             &statements.release,
+            &statements.release_any,
             &statements.register,
             &statements.unregister,
             &statements.look,

@@ -227,14 +227,17 @@ impl Waiting {
     /// Wakes the contender that `mutex` was handed over to, and passes on what a dead or left one was handed.
     pub(super) fn wake(&self, call: &mut Call<'_>, mutex: &str, mut token: Token) {
         for _ in 0..MAX_DEAD {
-            // Of a process that is dead, all tokens leave the list.
-            let (is_awake, dead) = match token.process() {
-                ours if ours == self.process => (self.tell(token), 0),
-                other => (token == Token::NONE || call.kill(other), other),
+            let is_ours = token.process() == self.process;
+            let is_awake = if is_ours {
+                self.tell(token)
+            } else {
+                token == Token::NONE || call.kill(token.process())
             };
             if is_awake || call.expect_time().is_err() {
                 return;
             }
+            // Of a process that is dead, all tokens leave the list.
+            let dead = if is_ours { 0 } else { token.process() };
             match call.release(mutex, Whose::Handed(token, dead)) {
                 Ok(Some(next)) => token = next,
                 _ => return,

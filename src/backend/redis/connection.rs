@@ -290,11 +290,7 @@ impl Connection {
         if left < LEAST {
             return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
         }
-        // Never beyond `by`, although the kernel's timers end up to an eighth late, and for a slow server not
-        // far below it: a call after one with the same budget sets nothing. (An uncontended cycle sets it
-        // twice, as unlock has less time than lock; but the request is on its way by now, so that takes none
-        // of its time. To read with the shorter one first is no way out: after a timeout the driver skips the
-        // next reply.)
+        // Below `by`, as the kernel's timers end up to an eighth late. Set anew only when far off: it is a system call.
         if self.timeout > left - left / 8 || self.timeout < left - left / 4 {
             self.timeout = (left - left / 6).max(LEAST);
             self.driver.set_read_timeout(Some(self.timeout))?;

@@ -290,9 +290,13 @@ impl<'a> Pending<'a> {
         let (server, waited) = (&self.server, Moment::now() - self.sent);
         let failure = Failure::new(error, &self.connection.address, waited);
         let is_timeout = failure.error.kind() == ErrorKind::Timeout;
-        // The next connection asks the sentinels.
         let is_silent = is_timeout && server.is_watched() && waited >= SILENT;
-        let is_gone = is_silent || matches!(failure.reason, Reason::ReadOnly | Reason::Closed);
+        // The next connection asks the sentinels, or leads to another server of that name.
+        let is_replaced = is_silent || matches!(failure.reason, Reason::ReadOnly);
+        let is_gone = is_replaced || matches!(failure.reason, Reason::Closed);
+        if is_replaced {
+            server.subscriber.reconnect();
+        }
         if is_gone {
             // The idle ones are as it is, more often than not.
             server.pool.discard_idle(self.sent);

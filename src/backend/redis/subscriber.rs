@@ -266,6 +266,8 @@ struct State {
     wakeups: Wakeups,
     /// Why a connection could not be opened. None while one that worked is being replaced.
     failure: Option<Error>,
+    /// The server is not the master any more: another connection is to be opened.
+    outdated: bool,
     closed: bool,
     /// Started by the first subscription: many factories never wait.
     thread: Option<Thread>,
@@ -312,7 +314,8 @@ impl Subscriber {
         }
         let is_queued = !state.unsent.is_empty();
         let is_sent = state.wakeups == Wakeups::Working && !is_queued;
-        Ok((state.sent + u64::from(!is_sent), is_queued))
+        let batch = if is_sent { state.sent } else { state.sent + 1 };
+        Ok((batch, is_queued))
     }
 
     /// Waits until the server has acknowledged the batch: from then on no message is missed.
@@ -346,6 +349,11 @@ impl Subscriber {
                 }
             }
         }
+    }
+
+    /// Has the reader open another connection, soon: the server is not what it was.
+    pub(super) fn reconnect(&self) {
+        self.state.lock().outdated = true;
     }
 
     /// Returns how wake-ups work: not tried, working, or why not.
@@ -383,11 +391,12 @@ impl State {
     fn begin(&mut self) {
         self.wakeups = Wakeups::Working;
         self.failure = None;
+        self.outdated = false;
         self.unsent = self.routes.keys().cloned().collect();
     }
 
     /// The connection has ended, or could not be opened. Waiters hear of it now, and once more when the next one is
-    /// subscribed. Returns whether it ever was.
+    /// subscribed. Returns `true` if the server acknowledged a subscription.
     fn end(&mut self, error: Error) -> bool {
         let worked = std::mem::take(&mut self.works);
         if worked {
@@ -473,6 +482,9 @@ impl PushConnection<'_> {
         self.send_batch()?;
         loop {
             let state = self.reader.state.lock();
+            if state.outdated {
+                return Err(std::io::Error::other("not the master any more").into());
+            }
             let (is_closed, has_unsent) = (state.closed, !state.unsent.is_empty());
             drop(state);
             if is_closed {

@@ -167,14 +167,14 @@ fn failed(what: &str, error: io::Error) -> Error {
 
 /// Connects to one server and stays with it. Returns `true` if it served, or the session is over.
 fn converse(shared: &Shared, host: &str, address: SocketAddr, is_last: bool) -> bool {
-    let epoch = shared.state.lock().protocol.epoch;
+    let before = shared.state.lock().protocol.connections_served;
     let Err(error) = connect(shared, host, address) else {
         return true;
     };
     let error = error.context(format!("{host} ({address})"));
     let mut state = shared.state.lock();
     state.disconnect(&error);
-    let served = state.protocol.epoch != epoch;
+    let served = state.protocol.connections_served != before;
     drop(state);
     if shared.is_over() {
         return true;
@@ -261,7 +261,7 @@ impl Shared {
             state.trouble = None;
             state.wake();
             self.changed.notify_all();
-            if state.protocol.epoch > 1 {
+            if state.protocol.connections_served > 1 {
                 log::info!("{}: connected", self.config.realm);
             }
             drop(state);

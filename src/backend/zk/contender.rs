@@ -120,8 +120,9 @@ impl Node {
             leader: leader.to_owned(),
         });
         let [to_before, to_own, to_leader] = self.session.call(asks, by)?;
-        let before = found(to_before, &before)?;
-        Ok(before.and(found(to_own, &self.path)?).map(|_| to_leader))
+        let before_is_there = found(to_before, &before)?.is_some();
+        let own_is_there = found(to_own, &self.path)?.is_some();
+        Ok((before_is_there && own_is_there).then_some(to_leader))
     }
 
     /// Until when an owner may believe: the session certainly lives, and the transition is left. A sixth of the
@@ -405,8 +406,7 @@ impl RawContender for ZkContender {
     }
 
     fn renew(&mut self, fence: u64, by: Moment) -> Result<Renewal> {
-        let node = self.node.as_ref();
-        let held = node.filter(|node| node.holds(fence) && !node.is_gone());
+        let held = (self.node.as_ref()).filter(|node| node.holds(fence) && !node.is_gone());
         let Some(node) = held else {
             return Ok(Renewal::Lost(MutexOwner::NONE));
         };

@@ -195,10 +195,9 @@ impl Backend for Zk {
     fn last_run(&self, mutex: &Arc<str>, by: Moment) -> Result<Option<Duration>> {
         let (session, path) = self.at(mutex)?;
         let read = session.find(Request::Data(path.to_string()), by)?;
-        Ok(read.filter(|reply| !reply.data.is_empty()).map(|reply| {
-            let age = session.servers_ms().saturating_sub(reply.stat.mtime);
-            Duration::from_millis(age)
-        }))
+        let run = read.filter(|reply| !reply.data.is_empty());
+        let age = run.map(|run| session.servers_ms().saturating_sub(run.stat.mtime));
+        Ok(age.map(Duration::from_millis))
     }
 
     fn record_run(
@@ -214,8 +213,7 @@ impl Backend for Zk {
         };
         // The server notes the time of the write by itself.
         let write = Some((path.to_string(), b"run".to_vec()));
-        let run = Request::Multi { check, write };
-        Ok(session.find(run, by)?.is_some())
+        Ok(session.find(Request::Multi { check, write }, by)?.is_some())
     }
 
     fn condition(&self) -> Condition {

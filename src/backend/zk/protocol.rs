@@ -148,8 +148,8 @@ pub(super) struct Protocol<C> {
     /// Since when servers end the connection instead of answering the handshake.
     refused_since: Option<Moment>,
     heartbeat: Heartbeat,
-    /// Counts connections that served: what was read over an earlier one may be behind.
-    pub(super) epoch: u64,
+    /// How many connections have served.
+    pub(super) connections_served: u64,
     xid: i32,
     queue: VecDeque<Pending<C>>,
     sent: VecDeque<Pending<C>>,
@@ -175,7 +175,7 @@ impl<C: Caller> Protocol<C> {
             pass: Pass::default(),
             last_zxid: 0,
             refused_since: None,
-            epoch: 0,
+            connections_served: 0,
             xid: 0,
             queue: VecDeque::new(),
             sent: VecDeque::new(),
@@ -193,7 +193,7 @@ impl<C: Caller> Protocol<C> {
         match self.stage {
             Stage::Over(how) => how,
             Stage::Serving => SessionState::Connected,
-            _ if self.epoch == 0 => SessionState::Connecting,
+            _ if self.connections_served == 0 => SessionState::Connecting,
             _ => SessionState::Suspended,
         }
     }
@@ -499,9 +499,10 @@ impl<C: Caller> Protocol<C> {
         self.watched(&ask, &outcome);
         match (&ask.request, &outcome) {
             (Request::Create { mode, .. }, Ok(reply)) if *mode == Mode::EphemeralSequential => {
-                match to.is_wanted() {
-                    true => _ = self.held.insert(reply.path.clone(), None),
-                    false => self.remove(&reply.path),
+                if to.is_wanted() {
+                    self.held.insert(reply.path.clone(), None);
+                } else {
+                    self.remove(&reply.path);
                 }
             }
             (Request::Delete(path), Err(code)) if *code != Code::NO_NODE => {
@@ -524,7 +525,7 @@ impl<C: Caller> Protocol<C> {
                     self.heartbeat.acknowledged(now);
                     if !self.is_serving() {
                         self.stage = Stage::Serving;
-                        self.epoch += 1;
+                        self.connections_served += 1;
                         self.sweep();
                     }
                 }
@@ -602,7 +603,7 @@ impl<C: Caller> Protocol<C> {
         }
         match to {
             To::Callers(callers) => callers.iter().for_each(|it| it.answer(Err(why.clone()))),
-            To::Sweep => _ = self.suspects.insert(ask.path().to_owned()),
+            To::Sweep => self.sweep_later(ask.path()),
             To::Heartbeat | To::Cleanup => {}
         }
     }
@@ -618,8 +619,13 @@ impl<C: Caller> Protocol<C> {
         if let Some((mutex, name)) = path.rsplit_once('/')
             && name.starts_with(&self.protection)
         {
-            self.suspects.insert(mutex.to_owned());
+            self.sweep_later(mutex);
         }
+    }
+
+    /// Has the nodes of a mutex looked through at the next beat.
+    fn sweep_later(&mut self, mutex: &str) {
+        self.suspects.insert(mutex.to_owned());
     }
 
     fn end_leases(&mut self, now: Moment) {
@@ -646,7 +652,7 @@ impl<C: Caller> Protocol<C> {
                 left.iter().for_each(|path| self.remove(path));
             }
             Err(Code::NO_NODE) => {}
-            Err(_) => _ = self.suspects.insert(mutex.to_owned()),
+            Err(_) => self.sweep_later(mutex),
         }
     }
 }

@@ -77,7 +77,7 @@ impl Sessions {
         let state = session.shared.state.lock();
         match &state.trouble {
             Some(trouble) => Wakeups::Polling(trouble.to_string().into()),
-            None if state.protocol.epoch > 0 => Wakeups::Working,
+            None if state.protocol.connections_served > 0 => Wakeups::Working,
             None => Wakeups::Untried,
         }
     }
