@@ -137,7 +137,9 @@ impl Factory {
     /// // A process that was just started leaves the mutex to one whose caches are warm.
     /// let factory = contend::connect("memory://with-initial-delay-doc")?;
     /// let factory = factory.with_initial_delay(Duration::from_secs(30));
-    /// assert_eq!(factory.initial_delay(), Duration::from_secs(30));
+    /// let service = factory.contend("demo").build()?;
+    /// service.start()?;
+    /// assert!(!service.is_owner());
     /// # Ok::<(), contend::Error>(())
     /// ```
     #[must_use]
