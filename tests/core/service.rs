@@ -16,6 +16,32 @@ fn start(service: &MutexContendService) {
     wait_until(PATIENCE, "it owns", || service.is_owner());
 }
 
+/// The worker waits for Released's callback while it serves the first resign.
+#[test]
+fn callback_of_a_resign_may_resign() {
+    within(HANG, || {
+        let service = Arc::new(OnceLock::<MutexContendService>::new());
+        let took = Arc::new(Mutex::new(Vec::new()));
+        let resign = {
+            let (service, took) = (Arc::clone(&service), Arc::clone(&took));
+            move |rest| {
+                let began = Instant::now();
+                service.get().unwrap().resign_for(rest).unwrap();
+                took.lock().push(began.elapsed());
+            }
+        };
+        let again = resign.clone();
+        let builder = memory(60_000, 1_000).contend("m");
+        let builder = builder.on_acquired(move |_| resign(Duration::ZERO));
+        let builder = builder.on_released(move |_| again(ms(3_600_000)));
+        let service = service.get_or_init(|| builder.build().unwrap());
+        service.start().unwrap();
+        wait_until(PATIENCE, "both have resigned", || took.lock().len() >= 2);
+        service.stop().unwrap();
+        assert!(took.lock().iter().all(|it| *it < ms(10_000)), "{took:?}");
+    });
+}
+
 /// The owner missed its deadline, its Released callback winds down, the worker is about to own again, and then the
 /// service is stopped.
 #[test]
