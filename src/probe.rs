@@ -10,7 +10,7 @@ use crate::error::Error;
 ///
 /// Every method does nothing by default, so an implementation defines only the methods that it needs.
 /// Methods are called from worker threads and from callers' threads, between requests: they must return
-/// at once. A panic in one is caught and logged.
+/// at once, and neither stop a service nor have it resign. A panic in one is caught and logged.
 ///
 /// ```
 /// use contend::{LossReason, Probe};

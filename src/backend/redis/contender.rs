@@ -149,7 +149,8 @@ impl RawContender for RedisContender {
             None => {
                 let mut place = NO_QUEUE;
                 if on_refusal == OnRefusal::Enqueue {
-                    is_deaf = self.subscription.ensure(&self.common, by).is_err();
+                    let _ = self.subscription.ensure(&self.common, by);
+                    is_deaf = self.subscription.is_deaf();
                     place = &self.place;
                 }
                 (self.ask(&self.acquire_request(place), by)?, None)

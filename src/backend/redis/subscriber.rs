@@ -198,6 +198,12 @@ impl Subscription {
         subscribed
     }
 
+    /// Returns `true` while no message can come.
+    pub(super) fn is_deaf(&self) -> bool {
+        let server = self.server.as_ref();
+        server.is_none_or(|server| matches!(server.subscriber.condition(), Wakeups::Polling(_)))
+    }
+
     /// Says what is listened for from now on.
     pub(super) fn set_role(&self, role: Role) {
         *self.recipient.role.lock() = role;
