@@ -10,15 +10,19 @@ use crate::program::{HANG, field, run};
 
 /// Asserts that a URL is refused with this code, by a line that contains these words.
 fn fails(url: &str, code: i32, says: &str) {
+    fails_with(url, &[code], says);
+}
+
+fn fails_with(url: &str, codes: &[i32], says: &str) {
     let (exit, out, err) = run(url, "lock m --no-wait -- true");
-    assert_eq!(exit, code, "{url}: {out}{err}");
+    assert!(codes.contains(&exit), "{url}: {exit}: {out}{err}");
     assert!(err.starts_with("contend: "), "{err}");
     assert!(err.contains(says), "{url}: no {says:?} in {err}");
     assert_eq!(err.lines().count(), 1, "{err}");
 }
 
 /// Mistakes that are the same everywhere. `other` is a server of another kind.
-fn make_mistakes(backend: &Backend, other: &Backend, code_of_other: i32) {
+fn make_mistakes(backend: &Backend, other: &Backend, codes_of_other: &[i32]) {
     let proxy = Proxy::before(&backend.plain);
     proxy.refuse();
     fails(&proxy.url(&backend.url()), 69, "refused");
@@ -26,7 +30,7 @@ fn make_mistakes(backend: &Backend, other: &Backend, code_of_other: i32) {
     proxy.black_hole(Direction::Both);
     fails(&proxy.url(&backend.url()), 69, "not locked");
     let proxy = Proxy::before(&other.plain);
-    fails(&proxy.url(&backend.plain), code_of_other, "not locked");
+    fails_with(&proxy.url(&backend.plain), codes_of_other, "not locked");
     let (code, _, err) = run(&backend.url(), "lock m --ttl 1ms -- true");
     assert_eq!(code, 64, "{err}");
     assert!(err.contains("at least"), "{err}");
@@ -35,7 +39,8 @@ fn make_mistakes(backend: &Backend, other: &Backend, code_of_other: i32) {
 #[test]
 fn mistakes_on_redis() {
     within(HANG, || {
-        make_mistakes(redis(), mysql(), 78);
+        // It greets, or closes the connection before its greeting was read.
+        make_mistakes(redis(), mysql(), &[78, 69]);
         let wrong = redis().plain.replace("://", "://bob:wrong@");
         fails(&wrong, 77, "\"bob\"");
         let server = RedisServer::start();
@@ -50,7 +55,7 @@ fn mistakes_on_redis() {
 #[test]
 fn mistakes_on_mysql() {
     within(HANG, || {
-        make_mistakes(mysql(), redis(), 69);
+        make_mistakes(mysql(), redis(), &[69]);
         let url = &mysql().plain;
         let (_, rest) = url.split_once('@').unwrap();
         let (_, database) = rest.split_once('/').unwrap();
@@ -67,7 +72,7 @@ fn mistakes_on_mysql() {
 #[test]
 fn mistakes_on_zookeeper() {
     within(HANG, || {
-        make_mistakes(zk(), redis(), 69);
+        make_mistakes(zk(), redis(), &[69]);
         // A digest is never wrong by itself: it is another user, to whom the nodes do not belong.
         let url = |password| {
             let alice = zk().plain.replace("://", &format!("://alice:{password}@"));
