@@ -10,4 +10,5 @@ mod conformance;
 mod process;
 mod dropped;
 mod front_threads;
+#[cfg(any(feature = "redis", feature = "mysql", feature = "zk"))]
 mod waits;

@@ -1,7 +1,10 @@
 //! Waits that end on a server that is paused, with a long ttl. Prints what each took; with `--nocapture` as a table.
 
+#[cfg(feature = "redis")]
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+#[cfg(feature = "redis")]
+use std::time::Instant;
 
 use testbed::within;
 
